@@ -1,0 +1,1 @@
+"""everflow: Kafka Streams for PySpark."""

@@ -1,0 +1,1 @@
+"""The test kit: an embedded broker, and waiting for conditions."""
