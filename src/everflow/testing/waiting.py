@@ -1,0 +1,57 @@
+"""Wait for a condition instead of sleeping: the test says for what, and a failure shows what happened."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from threading import Event
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_POLL_S = 0.02
+_HISTORY_SHOWN = 30
+
+
+def wait_until(
+    condition: Callable[[], T | None],
+    timeout_s: float,
+    what: str,
+    history: Iterable[object] | Callable[[], Iterable[object]] | None = None,
+) -> T:
+    """Poll ``condition`` until it returns something true, and return that.
+
+    Args:
+        condition: called about every 20 ms on the calling thread, at least once and once more at the end;
+            an exception it raises ends the wait.
+        timeout_s: seconds, on the monotonic clock.
+        what: the end of the sentence "waited 5 s for ...".
+        history: what happened meanwhile, or a function that returns it; the last 30 items are in the failure.
+
+    Raises:
+        AssertionError: the condition stayed false; the message holds its last value and the history.
+    """
+    deadline = time.monotonic() + timeout_s
+    pause = Event()
+    while True:
+        expired = time.monotonic() >= deadline
+        value = condition()
+        if value:
+            return value
+        if expired:
+            raise AssertionError(_message(timeout_s, what, value, history))
+        pause.wait(_POLL_S)
+
+
+def _message(
+    timeout_s: float,
+    what: str,
+    value: object,
+    history: Iterable[object] | Callable[[], Iterable[object]] | None,
+) -> str:
+    lines = [f"waited {timeout_s:g} s for {what}; last value: {value!r}"]
+    if history is not None:
+        items = list(history() if callable(history) else history)
+        lines.append(f"history, last {min(len(items), _HISTORY_SHOWN)} of {len(items)}:")
+        lines += [f"  {item}" for item in items[-_HISTORY_SHOWN:]]
+    return "\n".join(lines)
