@@ -1,0 +1,77 @@
+"""Time as a parameter: nothing below the runtime's edge reads a clock of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Wall clock and a monotonic clock, both in milliseconds."""
+
+    def now_ms(self) -> int:
+        """Wall clock, ms since the epoch; may jump."""
+
+    def monotonic_ms(self) -> float:
+        """Never goes back; only differences mean something. For deadlines and durations."""
+
+    def wait(self, event: threading.Event, timeout_ms: float) -> bool:
+        """Wait until ``event`` is set or the time has passed; True if it is set."""
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic_ms(self) -> float:
+        return time.monotonic() * 1000.0
+
+    def wait(self, event: threading.Event, timeout_ms: float) -> bool:
+        return event.wait(max(0.0, timeout_ms) / 1000.0)
+
+
+class ManualClock:
+    """A clock that moves only when told to, for tests and for the test driver.
+
+    ``wait`` never blocks: it moves the clock on by the time-out, so that a loop with a deadline ends.
+    """
+
+    def __init__(self, start_ms: int = 0) -> None:
+        self._now_ms: float = start_ms
+
+    def now_ms(self) -> int:
+        return int(self._now_ms)
+
+    def monotonic_ms(self) -> float:
+        return self._now_ms
+
+    def advance(self, milliseconds: float) -> None:
+        """Move on; ValueError for a step back."""
+        if milliseconds < 0:
+            raise ValueError(f"a clock cannot go back ({milliseconds} ms)")
+        self._now_ms += milliseconds
+
+    def wait(self, event: threading.Event, timeout_ms: float) -> bool:
+        if not event.is_set():
+            self.advance(max(0.0, timeout_ms))
+        return event.is_set()
+
+
+class Deadline:
+    """One time limit shared by all steps of an operation."""
+
+    def __init__(self, clock: Clock, timeout_ms: float) -> None:
+        self._clock = clock
+        self.timeout_ms = timeout_ms
+        self._end_ms = clock.monotonic_ms() + timeout_ms
+
+    def remaining_ms(self) -> float:
+        """Milliseconds left, 0 when expired."""
+        return max(0.0, self._end_ms - self._clock.monotonic_ms())
+
+    def expired(self) -> bool:
+        """Whether the limit has passed."""
+        return self._clock.monotonic_ms() >= self._end_ms

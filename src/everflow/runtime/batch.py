@@ -1,0 +1,185 @@
+"""What the driver and the workers of a micro-batch tell each other: plain JSON-able values, no behaviour.
+
+The request travels to the workers as one Spark local property (`REQUEST_PROPERTY`); the result comes back with the job's rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from everflow.errors import EverflowError
+
+REQUEST_PROPERTY = "everflow.batch"
+METADATA_PREFIX = "ef1"
+
+AT_LEAST_ONCE = "at_least_once"
+EXACTLY_ONCE_V2 = "exactly_once_v2"
+
+COMMITTED = "committed"
+ABORTED = "aborted"
+
+
+class BatchId(NamedTuple):
+    """``<incarnation>.<counter>.<attempt>``: one id per job, never used twice for a commit (D5)."""
+
+    incarnation: str
+    counter: int
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.incarnation}.{self.counter}.{self.attempt}"
+
+    @staticmethod
+    def parse(text: str) -> BatchId:
+        """Inverse of ``str``; ValueError for anything else."""
+        parts = text.rsplit(".", 2)
+        if len(parts) != 3 or not parts[0]:
+            raise ValueError(f"not a batch id: {text!r}")
+        return BatchId(parts[0], int(parts[1]), int(parts[2]))
+
+
+@dataclass(frozen=True)
+class TaskContext:
+    """One task as the batch's workers see it.
+
+    Attributes:
+        task: task id, ``"0_3"``.
+        incarnation: owner incarnation the stores must carry for the apply (D5).
+        last_batch: batch id the stores must carry for the apply; ``""`` when nothing was applied in this incarnation.
+        stream_times: node name -> observed stream time in ms (-1 = none yet).
+        stores: store name -> ``{"path": folder of the environment, "changelog": full topic name or None}``.
+    """
+
+    task: str
+    incarnation: str
+    last_batch: str
+    stream_times: Mapping[str, int] = field(default_factory=dict)
+    stores: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """One micro-batch of one stream thread.
+
+    ``ranges`` maps ``"topic-partition"`` to ``[start, end, log end]`` (offsets; the log end is the last stable offset or high
+    watermark known when the range was planned). ``gate`` is the path of the driver's Unix socket. ``guarantee`` is a value of
+    ``processing.guarantee``.
+    """
+
+    batch_id: str
+    thread: int
+    attempt: int
+    guarantee: str
+    transactional_id: str
+    wall_clock_ms: int
+    gate: str
+    ranges: Mapping[str, list[int]]
+    tasks: list[TaskContext]
+    application_id: str
+    producer_config: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Compact JSON text."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> BatchRequest:
+        """Inverse of `to_json`."""
+        data = json.loads(text)
+        data["tasks"] = [TaskContext(**task) for task in data["tasks"]]
+        return BatchRequest(**data)
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """What a finished job reports.
+
+    Attributes:
+        outcome: `COMMITTED` (stores applied too) or `ABORTED` (nothing happened; ``reason`` is the gate's).
+        consumed: ``"topic-partition"`` -> next offset to read, i.e. what was committed; may lie before the range's end.
+        stream_times: task -> node -> ms.
+        positions: task -> store -> next changelog offset.
+        counts: records ``in, out, changelog, dropped, dead_letters``.
+        deferred_offsets: at-least-once only: outputs are out, but the group was rebalancing and did not take the offsets;
+            they go with the next batch.
+    """
+
+    outcome: str
+    reason: str = ""
+    consumed: Mapping[str, int] = field(default_factory=dict)
+    stream_times: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    positions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    deferred_offsets: bool = False
+
+    @property
+    def committed(self) -> bool:
+        """Whether the batch's effects are in Kafka and in the stores."""
+        return self.outcome == COMMITTED
+
+    def to_json(self) -> str:
+        """Compact JSON text."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> BatchResult:
+        """Inverse of `to_json`."""
+        return BatchResult(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class BadRecord:
+    """The record a failure names: input coordinates and the node that failed."""
+
+    topic: str
+    partition: int
+    offset: int
+    node: str | None = None
+
+
+class BatchFailedError(EverflowError):
+    """A job of a micro-batch failed; whether its transaction committed is not known (D6).
+
+    Attributes:
+        kind: ``record`` (a record cannot be processed; ``record`` names it), ``worker`` (a Python worker died),
+            ``migrated`` (fenced or unknown to the group), ``generation`` (the group's generation moved on),
+            ``data-loss`` (a range is no longer, or not yet, in the log), ``other``.
+        cause: text of the cause, with the workers' traceback.
+        record: the culprit where it is known.
+    """
+
+    code = "EF-BATCH-FAILED"
+    KINDS = frozenset({"record", "worker", "migrated", "generation", "data-loss", "other"})
+
+    def __init__(self, cause: str, *, kind: str = "other", record: BadRecord | None = None) -> None:
+        if kind not in self.KINDS:
+            raise ValueError(f"unknown kind of batch failure: {kind!r}")
+        super().__init__(cause)
+        self.cause, self.kind, self.record = cause, kind, record
+
+
+class CommitMetadata(NamedTuple):
+    """What the metadata text of a committed offset says; ``batch_id`` is None for offsets that others committed."""
+
+    batch_id: str | None
+    stream_times: dict[str, int]
+
+
+def format_metadata(batch_id: str, stream_times: Mapping[str, int]) -> str:
+    """``ef1|<batch id>|<json of the task's stream times>``, written for every input partition of the task."""
+    return f"{METADATA_PREFIX}|{batch_id}|{json.dumps(dict(stream_times), separators=(',', ':'), sort_keys=True)}"
+
+
+def parse_metadata(text: str | None) -> CommitMetadata:
+    """Inverse of `format_metadata`. A trailing NUL (librdkafka adds one) is ignored; foreign text gives no batch id."""
+    parts = (text or "").rstrip("\0").split("|", 2)
+    if len(parts) != 3 or parts[0] != METADATA_PREFIX:
+        return CommitMetadata(None, {})
+    try:
+        times = json.loads(parts[2])
+    except ValueError:
+        return CommitMetadata(None, {})
+    return CommitMetadata(parts[1], {str(node): int(ms) for node, ms in times.items()})

@@ -1,0 +1,274 @@
+"""The commit gate (D6): no transaction's offsets are sent before the driver has said yes, at that moment.
+
+The decision is a pure function (`decide`); `GateBook` holds what it decides on (open batches, ownership); `CommitGate` is the
+Unix-socket server the workers ask. Why a gate: metadata taken at job start dies with every rebalance, metadata taken blindly is
+``(-1, "")`` after an eviction, and the broker accepts such an offset commit unfenced (scenarios 6-8).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import shutil
+import socketserver
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from everflow.errors import SetupError
+from everflow.records import TaskId
+from everflow.runtime.batch import EXACTLY_ONCE_V2
+
+log = logging.getLogger("everflow")
+
+MAX_SOCKET_PATH = 100  # sun_path holds 108 bytes on Linux, 104 on macOS
+
+
+class MemberMetadata(NamedTuple):
+    """Generation, member id and static instance id, as the group member knows them at one moment."""
+
+    generation: int
+    member_id: str
+    instance_id: str | None
+
+
+class Offset(NamedTuple):
+    """One offset that a worker wants to commit."""
+
+    topic: str
+    partition: int
+    offset: int
+    metadata: str
+
+
+@dataclass(frozen=True)
+class OpenBatch:
+    """A batch in flight. ``epochs``: ownership epoch of each of its tasks when the batch began."""
+
+    batch_id: str
+    thread: int
+    guarantee: str
+    epochs: Mapping[TaskId, int]
+
+
+class Decision(NamedTuple):
+    """``reason`` says why not, for the log; one word of `REASONS` before the colon."""
+
+    ok: bool
+    reason: str = ""
+
+
+REASONS = frozenset({"unknown-batch", "already-answered", "not-a-member", "ownership-changed", "driver gone"})
+
+
+def decide(
+    batch_id: str,
+    batch: OpenBatch | None,
+    answered: bool,
+    member: MemberMetadata,
+    epochs_now: Mapping[TaskId, int],
+) -> Decision:
+    """May the batch commit? Yes only if it is the open one (its id carries the attempt), was not answered before, the member
+    stands in a generation, and every task has been owned without a break since the batch began."""
+    if batch is None:
+        return Decision(False, f"unknown-batch: {batch_id} is not in flight (an older attempt?)")
+    if answered:
+        return Decision(False, f"already-answered: {batch_id} has asked before")
+    if member.generation < 0 or not member.member_id:
+        return Decision(False, f"not-a-member: generation {member.generation}, member id {member.member_id!r}")
+    for task, epoch in sorted(batch.epochs.items()):
+        now = epochs_now.get(task)
+        if now != epoch:
+            return Decision(False, f"ownership-changed: task {task} is not owned as when the batch began")
+    return Decision(True)
+
+
+class GateBook:
+    """Ownership of tasks and the batches in flight. Every method may be called from any thread and returns at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._epoch = 0
+        self._epochs: dict[TaskId, int] = {}
+        self._open: dict[str, OpenBatch] = {}
+        self._answered: set[str] = set()
+        self._pids: dict[int, dict[str, int]] = {}
+
+    def own(self, tasks: Iterable[TaskId]) -> None:
+        """These tasks became ours; those owned already keep their epoch."""
+        with self._lock:
+            self._epoch += 1
+            for task in tasks:
+                self._epochs.setdefault(task, self._epoch)
+
+    def disown(self, tasks: Iterable[TaskId]) -> None:
+        """These tasks are no longer ours: batches that hold one of them abort from now on."""
+        with self._lock:
+            for task in tasks:
+                self._epochs.pop(task, None)
+
+    def disown_all(self) -> None:
+        """The member was lost. Called from the membership's listener, before a new generation can be seen."""
+        with self._lock:
+            self._epochs.clear()
+
+    def owned(self) -> frozenset[TaskId]:
+        """Tasks owned now."""
+        with self._lock:
+            return frozenset(self._epochs)
+
+    def begin(self, batch_id: str, thread: int, guarantee: str, tasks: Iterable[TaskId]) -> bool:
+        """Open a batch. False (and nothing opened) if one of its tasks is not owned."""
+        with self._lock:
+            epochs: dict[TaskId, int] = {}
+            for task in tasks:
+                epoch = self._epochs.get(task)
+                if epoch is None:
+                    return False
+                epochs[task] = epoch
+            self._open[batch_id] = OpenBatch(batch_id, thread, guarantee, epochs)
+            return True
+
+    def end(self, batch_id: str) -> None:
+        """Close a batch, whatever became of it; a late question about it is refused."""
+        with self._lock:
+            self._open.pop(batch_id, None)
+            self._answered.discard(batch_id)
+
+    def hello(self, batch_id: str, slot: str, pid: int) -> bool:
+        """Record the worker process of a hop; False if the batch is not in flight (the worker must stop)."""
+        with self._lock:
+            batch = self._open.get(batch_id)
+            if batch is None:
+                return False
+            self._pids.setdefault(batch.thread, {})[slot] = pid
+            return True
+
+    def take_pids(self, thread: int) -> tuple[int, ...]:
+        """Worker processes recorded for a stream thread; forgets them."""
+        with self._lock:
+            return tuple(sorted(set(self._pids.pop(thread, {}).values())))
+
+    def ask(self, batch_id: str, member: MemberMetadata) -> tuple[Decision, OpenBatch | None]:
+        """`decide` on the present facts, and note that the batch was answered. ``member`` must have been read *before* this
+        call: an eviction between the two shows as a change of ownership, one after it as an illegal generation."""
+        with self._lock:
+            batch = self._open.get(batch_id)
+            decision = decide(batch_id, batch, batch_id in self._answered, member, self._epochs)
+            if batch is not None:
+                self._answered.add(batch_id)
+            return decision, batch
+
+
+@dataclass(frozen=True)
+class GateBackend:
+    """What the gate needs from the group member.
+
+    Attributes:
+        member: metadata of the member at the moment of the call.
+        encode: the group metadata bytes librdkafka wants.
+        commit: at-least-once: commit these offsets through the member; True = taken, False = the group is rebalancing, the
+            offsets are held back and go with the next batch. May raise; then the answer is no.
+    """
+
+    member: Callable[[], MemberMetadata]
+    encode: Callable[[MemberMetadata], bytes]
+    commit: Callable[[Sequence[Offset]], bool]
+
+
+def answer(book: GateBook, backend: GateBackend, question: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer to one question of a worker (`everflow.runtime.gate_client`)."""
+    op, batch_id = question.get("op"), str(question.get("batch"))
+    if op == "hello":
+        return {"ok": book.hello(batch_id, str(question["slot"]), int(question["pid"]))}
+    if op != "commit":
+        return {"ok": False, "reason": f"unknown question {op!r}"}
+    member = backend.member()
+    decision, batch = book.ask(batch_id, member)
+    if not decision.ok or batch is None:
+        return {"ok": False, "reason": decision.reason}
+    if batch.guarantee == EXACTLY_ONCE_V2:
+        return {"ok": True, "group_metadata": base64.b64encode(backend.encode(member)).decode()}
+    offsets = [Offset(str(t), int(p), int(o), str(m)) for t, p, o, m in question["offsets"]]
+    try:
+        return {"ok": True, "deferred": not backend.commit(offsets)}
+    except Exception as error:  # whatever the client raised: the worker gets a no with the text
+        return {"ok": False, "reason": f"offset commit failed: {error}"}
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(self, path: str, book: GateBook, backend: GateBackend) -> None:
+        self.book, self.backend = book, backend
+        super().__init__(path, _Handler)
+
+
+class _Handler(socketserver.StreamRequestHandler):
+    server: _Server
+
+    def handle(self) -> None:
+        for line in self.rfile:
+            try:
+                reply = answer(self.server.book, self.server.backend, json.loads(line))
+            except Exception as error:  # one bad question must not take the gate down
+                log.exception("The commit gate could not answer a worker")
+                reply = {"ok": False, "reason": f"gate error: {error}"}
+            try:
+                self.wfile.write(json.dumps(reply, separators=(",", ":")).encode() + b"\n")
+            except OSError:
+                return  # the worker died while it waited
+
+
+@dataclass
+class CommitGate:
+    """The server: one per instance, on a Unix socket in a folder that only this user may enter.
+
+    ``folder`` is the state folder of the application; where its path is too long for a socket address, a private folder with a
+    short name is made. ``close`` ends it; workers that ask later get "driver gone".
+    """
+
+    book: GateBook
+    backend: GateBackend
+    folder: Path
+    _server: _Server | None = field(default=None, init=False)
+    _private: Path | None = field(default=None, init=False)
+
+    def start(self) -> str:
+        """Listen; gives the socket's path. SetupError if no folder with a short enough path can be made."""
+        path = self.folder / "gate.sock"
+        if len(os.fsencode(path)) >= MAX_SOCKET_PATH:
+            self._private = Path(tempfile.mkdtemp(prefix="ef-"))
+            path = self._private / "gate.sock"
+        if len(os.fsencode(path)) >= MAX_SOCKET_PATH:
+            raise SetupError(
+                f"No place for the commit gate's socket: {path} is longer than {MAX_SOCKET_PATH} bytes. "
+                "Set TMPDIR or state.dir to a folder with a shorter path."
+            )
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.unlink(missing_ok=True)  # left by an instance that was killed; the state folder's lock is ours
+        self._server = _Server(str(path), self.book, self.backend)
+        os.chmod(path, 0o600)
+        threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.5}, name="everflow-gate", daemon=True
+        ).start()
+        return str(path)
+
+    def close(self) -> None:
+        """Stop listening and remove the socket. Idempotent."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        server.shutdown()
+        server.server_close()
+        Path(str(server.server_address)).unlink(missing_ok=True)
+        if self._private is not None:
+            shutil.rmtree(self._private, ignore_errors=True)
+            self._private = None

@@ -1,0 +1,89 @@
+"""The workers' side of the commit gate: ask the driver before anything is committed (D6).
+
+Every failure to get an answer is an "abort": a worker without a driver must not commit.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class GateAnswer(NamedTuple):
+    """The driver's answer. ``group_metadata`` (exactly-once) goes into send_offsets; ``deferred`` (at-least-once): the driver
+    holds the offsets back until the group takes commits again."""
+
+    ok: bool
+    reason: str = ""
+    group_metadata: bytes | None = None
+    deferred: bool = False
+
+
+class GateClient:
+    """One connection to the gate; not shared between threads. Use as a context manager."""
+
+    def __init__(self, path: str, timeout_s: float = 30.0) -> None:
+        self._path = path
+        self._timeout_s = timeout_s
+        self._socket: socket.socket | None = None
+        self._buffer = b""
+
+    def __enter__(self) -> GateClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def hello(self, batch: str, slot: str, pid: int) -> bool:
+        """Report the process that serves a hop, so that the driver can kill it. False: the driver is gone or the batch is not
+        current; the caller must not go on."""
+        return bool(self._ask({"op": "hello", "batch": batch, "slot": slot, "pid": pid}).get("ok"))
+
+    def commit(self, batch: str, offsets: Sequence[tuple[str, int, int, str]]) -> GateAnswer:
+        """May ``batch`` commit these ``(topic, partition, offset, metadata)``? Answered once per batch id."""
+        answer = self._ask({"op": "commit", "batch": batch, "offsets": [list(offset) for offset in offsets]})
+        metadata = answer.get("group_metadata")
+        return GateAnswer(
+            ok=bool(answer.get("ok")),
+            reason=str(answer.get("reason", "")),
+            group_metadata=None if metadata is None else base64.b64decode(metadata),
+            deferred=bool(answer.get("deferred", False)),
+        )
+
+    def close(self) -> None:
+        """Close the connection; the next question opens a new one."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+            self._buffer = b""
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        try:
+            connection = self._connect()
+            connection.sendall(json.dumps(question, separators=(",", ":")).encode() + b"\n")
+            while b"\n" not in self._buffer:
+                received = connection.recv(65536)
+                if not received:
+                    raise ConnectionError("the gate closed the connection")
+                self._buffer += received
+            line, _, self._buffer = self._buffer.partition(b"\n")
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+        except (OSError, ValueError) as error:
+            self.close()
+            return {"ok": False, "reason": f"driver gone: {error}"}
+
+    def _connect(self) -> socket.socket:
+        if self._socket is None:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.settimeout(self._timeout_s)
+            try:
+                connection.connect(self._path)
+            except OSError:
+                connection.close()
+                raise
+            self._socket = connection
+        return self._socket
