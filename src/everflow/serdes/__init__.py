@@ -1,0 +1,82 @@
+"""Serdes: how keys and values become bytes, and the Arrow type of each.
+
+``serdes.string()``, ``serdes.long()``, ``serdes.json("carrier string, delay double")``, ...; formats are Java's,
+so that topics and changelogs can be shared with Kafka Streams applications.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from everflow.serdes.base import Serde, SerdeError
+from everflow.serdes.json_serde import JsonSerde
+from everflow.serdes.primitives import BytesSerde, DoubleSerde, IntegerSerde, StringSerde
+from everflow.serdes.schema import arrow_type
+
+__all__ = [
+    "BytesSerde",
+    "DoubleSerde",
+    "IntegerSerde",
+    "JsonSerde",
+    "Serde",
+    "SerdeError",
+    "StringSerde",
+    "arrow_type",
+    "bytes_",
+    "double",
+    "from_type",
+    "int_",
+    "json",
+    "long",
+    "string",
+]
+
+
+def bytes_() -> Serde:
+    """Bytes as they are; Arrow ``binary``."""
+    return BytesSerde()
+
+
+def string() -> Serde:
+    """UTF-8 text; Arrow ``string``."""
+    return StringSerde()
+
+
+def int_() -> Serde:
+    """4 bytes, big endian (Java's IntegerSerializer); Arrow ``int32``."""
+    return IntegerSerde("int", 32)
+
+
+def long() -> Serde:
+    """8 bytes, big endian (Java's LongSerializer); Arrow ``int64``."""
+    return IntegerSerde("long", 64)
+
+
+def double() -> Serde:
+    """8 bytes, IEEE 754 big endian (Java's DoubleSerializer); Arrow ``double``."""
+    return DoubleSerde()
+
+
+def json(schema: Any) -> Serde:
+    """JSON text of ``schema``: Spark DDL text, a pyspark StructType, or an Arrow type.
+
+    Raises SerdeError naming the place in the text if the schema cannot be read.
+    """
+    return JsonSerde(arrow_type(schema))
+
+
+def from_type(type_: pa.DataType) -> Serde:
+    """The default serde of an Arrow type: Java's format for string, int32, int64, double and binary, else JSON."""
+    if pa.types.is_string(type_) or pa.types.is_large_string(type_):
+        return string()
+    if pa.types.is_binary(type_) or pa.types.is_large_binary(type_):
+        return bytes_()
+    if type_ == pa.int32():
+        return int_()
+    if type_ == pa.int64():
+        return long()
+    if type_ == pa.float64():
+        return double()
+    return json(type_)

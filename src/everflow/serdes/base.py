@@ -1,0 +1,117 @@
+"""What a serde is, its error, and the two Arrow moves all fixed-width serdes share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from everflow.errors import EverflowError
+
+
+class SerdeError(EverflowError):
+    """A value cannot be written or bytes cannot be read.
+
+    Attributes:
+        index: row of the first bad value in the array that was given; None for a scalar.
+    """
+
+    code = "EF-SERDE"
+
+    def __init__(self, message: str, *, index: int | None = None) -> None:
+        super().__init__(message)
+        self.index = index
+
+
+class Serde(Protocol):
+    """Bytes <-> values, one at a time and a column at a time.
+
+    Implementations are frozen, comparable, picklable and safe from any thread.
+    None / null means "no bytes" both ways.
+    """
+
+    @property
+    def kind(self) -> str:
+        """``bytes``, ``string``, ``int``, ``long``, ``double``, ``json``, ``time_windowed`` or ``packed``."""
+
+    @property
+    def type(self) -> pa.DataType:
+        """Arrow type of the decoded value."""
+
+    def encode(self, value: Any) -> bytes | None:
+        """Bytes of one value; SerdeError if it does not fit the type."""
+
+    def decode(self, data: bytes | None) -> Any:
+        """The value of ``data`` as ``pa.Scalar.as_py`` gives it (dict for a struct); SerdeError if unreadable."""
+
+    def encode_array(self, values: pa.Array) -> pa.Array:
+        """``pa.binary()`` of the same length, null where ``values`` is null."""
+
+    def decode_array(self, data: pa.Array) -> pa.Array:
+        """Values of type ``type``; SerdeError with the index of the first unreadable row."""
+
+
+def flat(values: pa.Array | pa.ChunkedArray, type_: pa.DataType) -> pa.Array:
+    """``values`` as one contiguous array of ``type_`` (cast where it differs, e.g. large_string)."""
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if values.type != type_:
+        try:
+            values = values.cast(type_)
+        except pa.ArrowException as error:
+            raise SerdeError(f"a column of {values.type} cannot be written as {type_}: {error}") from error
+    return values
+
+
+def binary_from_matrix(rows: npt.NDArray[np.uint8]) -> pa.Array:
+    """One binary value per row of a C-contiguous ``(n, width)`` byte matrix, without copying."""
+    count, width = rows.shape
+    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(width)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(rows).reshape(-1))]
+    return pa.Array.from_buffers(pa.binary(), count, buffers)
+
+
+def matrix_from_binary(data: pa.Array, width: int) -> npt.NDArray[np.uint8]:
+    """The bytes of ``data`` (``pa.binary()``) as a read-only ``(n, width)`` matrix; rows of nulls are zero.
+
+    Raises SerdeError with the first row that has another length.
+    """
+    if data.null_count:
+        data = data.fill_null(b"\x00" * width)
+    count = len(data)
+    if count == 0:
+        return np.zeros((0, width), np.uint8)
+    buffers = data.buffers()
+    offsets = np.frombuffer(buffers[1], np.int32)[data.offset : data.offset + count + 1]
+    wrong = np.flatnonzero(np.diff(offsets) != width)
+    if len(wrong):
+        index = int(wrong[0])
+        length = int(offsets[index + 1] - offsets[index])
+        raise SerdeError(f"expected {width} bytes, found {length}", index=index)
+    if width == 0 or buffers[2] is None:
+        return np.zeros((count, width), np.uint8)
+    flat_bytes = np.frombuffer(buffers[2], np.uint8)[offsets[0] : offsets[-1]]
+    return flat_bytes.reshape(count, width)
+
+
+def with_nulls_of(values: pa.Array, source: pa.Array) -> pa.Array:
+    """``values`` with null wherever ``source`` is null."""
+    if source.null_count == 0:
+        return values
+    return pc.if_else(source.is_valid(), values, pa.scalar(None, values.type))
+
+
+def first_bad(data: pa.Array, read: Callable[[bytes], Any]) -> SerdeError | None:
+    """The error of the first row that ``read`` refuses, with its index (slow path, after a failure)."""
+    for index, item in enumerate(data.to_pylist()):
+        if item is None:
+            continue
+        try:
+            read(item)
+        except SerdeError as error:
+            return SerdeError(f"row {index}: {error}", index=index)
+    return None
