@@ -1,6 +1,7 @@
 """What the driver and the workers of a micro-batch tell each other: plain JSON-able values, no behaviour.
 
-The request travels to the workers as one Spark local property (`REQUEST_PROPERTY`); the result comes back with the job's rows.
+The request travels to the workers as one Spark local property (`REQUEST_PROPERTY`); the result comes back
+with the job's rows.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class TaskContext:
     Attributes:
         task: task id, ``"0_3"``.
         incarnation: owner incarnation the stores must carry for the apply (D5).
-        last_batch: batch id the stores must carry for the apply; ``""`` when nothing was applied in this incarnation.
+        last_batch: batch id the stores must carry for the apply; ``""`` when nothing was applied in this
+            incarnation.
         stream_times: node name -> observed stream time in ms (-1 = none yet).
         stores: store name -> ``{"path": folder of the environment, "changelog": full topic name or None}``.
     """
@@ -64,9 +66,9 @@ class TaskContext:
 class BatchRequest:
     """One micro-batch of one stream thread.
 
-    ``ranges`` maps ``"topic-partition"`` to ``[start, end, log end]`` (offsets; the log end is the last stable offset or high
-    watermark known when the range was planned). ``gate`` is the path of the driver's Unix socket. ``guarantee`` is a value of
-    ``processing.guarantee``.
+    ``ranges`` maps ``"topic-partition"`` to ``[start, end, log end]`` (offsets; the log end is the last
+    stable offset or high watermark known when the range was planned). ``gate`` is the path of the driver's
+    Unix socket. ``guarantee`` is a value of ``processing.guarantee``.
     """
 
     batch_id: str
@@ -99,12 +101,13 @@ class BatchResult:
 
     Attributes:
         outcome: `COMMITTED` (stores applied too) or `ABORTED` (nothing happened; ``reason`` is the gate's).
-        consumed: ``"topic-partition"`` -> next offset to read, i.e. what was committed; may lie before the range's end.
+        consumed: ``"topic-partition"`` -> next offset to read, i.e. what was committed; may lie before the
+            range's end.
         stream_times: task -> node -> ms.
         positions: task -> store -> next changelog offset.
         counts: records ``in, out, changelog, dropped, dead_letters``.
-        deferred_offsets: at-least-once only: outputs are out, but the group was rebalancing and did not take the offsets;
-            they go with the next batch.
+        deferred_offsets: at-least-once only: outputs are out, but the group was rebalancing and did not
+            take the offsets; they go with the next batch.
     """
 
     outcome: str
@@ -144,7 +147,8 @@ class BatchFailedError(EverflowError):
     """A job of a micro-batch failed; whether its transaction committed is not known (D6).
 
     Attributes:
-        kind: ``record`` (a record cannot be processed; ``record`` names it), ``worker`` (a Python worker died),
+        kind: ``record`` (a record cannot be processed; ``record`` names it), ``worker`` (a Python
+            worker died),
             ``migrated`` (fenced or unknown to the group), ``generation`` (the group's generation moved on),
             ``data-loss`` (a range is no longer, or not yet, in the log), ``other``.
         cause: text of the cause, with the workers' traceback.
@@ -162,7 +166,7 @@ class BatchFailedError(EverflowError):
 
 
 class CommitMetadata(NamedTuple):
-    """What the metadata text of a committed offset says; ``batch_id`` is None for offsets that others committed."""
+    """What the metadata of a committed offset says; ``batch_id`` is None for offsets others committed."""
 
     batch_id: str | None
     stream_times: dict[str, int]
@@ -170,11 +174,13 @@ class CommitMetadata(NamedTuple):
 
 def format_metadata(batch_id: str, stream_times: Mapping[str, int]) -> str:
     """``ef1|<batch id>|<json of the task's stream times>``, written for every input partition of the task."""
-    return f"{METADATA_PREFIX}|{batch_id}|{json.dumps(dict(stream_times), separators=(',', ':'), sort_keys=True)}"
+    times = json.dumps(dict(stream_times), separators=(",", ":"), sort_keys=True)
+    return f"{METADATA_PREFIX}|{batch_id}|{times}"
 
 
 def parse_metadata(text: str | None) -> CommitMetadata:
-    """Inverse of `format_metadata`. A trailing NUL (librdkafka adds one) is ignored; foreign text gives no batch id."""
+    """Inverse of `format_metadata`. A trailing NUL (librdkafka adds one) is ignored; foreign text gives no
+    batch id."""
     parts = (text or "").rstrip("\0").split("|", 2)
     if len(parts) != 3 or parts[0] != METADATA_PREFIX:
         return CommitMetadata(None, {})

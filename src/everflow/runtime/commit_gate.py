@@ -1,8 +1,9 @@
 """The commit gate (D6): no transaction's offsets are sent before the driver has said yes, at that moment.
 
-The decision is a pure function (`decide`); `GateBook` holds what it decides on (open batches, ownership); `CommitGate` is the
-Unix-socket server the workers ask. Why a gate: metadata taken at job start dies with every rebalance, metadata taken blindly is
-``(-1, "")`` after an eviction, and the broker accepts such an offset commit unfenced (scenarios 6-8).
+The decision is a pure function (`decide`); `GateBook` holds what it decides on (open batches, ownership);
+`CommitGate` is the Unix-socket server the workers ask. Why a gate: metadata taken at job start dies with
+every rebalance, metadata taken blindly is ``(-1, "")`` after an eviction, and the broker accepts such an
+offset commit unfenced (scenarios 6-8).
 """
 
 from __future__ import annotations
@@ -73,14 +74,17 @@ def decide(
     member: MemberMetadata,
     epochs_now: Mapping[TaskId, int],
 ) -> Decision:
-    """May the batch commit? Yes only if it is the open one (its id carries the attempt), was not answered before, the member
-    stands in a generation, and every task has been owned without a break since the batch began."""
+    """May the batch commit? Yes only if it is the open one (its id carries the attempt), was not answered
+    before, the member stands in a generation, and every task has been owned without a break since the batch
+    began."""
     if batch is None:
         return Decision(False, f"unknown-batch: {batch_id} is not in flight (an older attempt?)")
     if answered:
         return Decision(False, f"already-answered: {batch_id} has asked before")
     if member.generation < 0 or not member.member_id:
-        return Decision(False, f"not-a-member: generation {member.generation}, member id {member.member_id!r}")
+        return Decision(
+            False, f"not-a-member: generation {member.generation}, member id {member.member_id!r}"
+        )
     for task, epoch in sorted(batch.epochs.items()):
         now = epochs_now.get(task)
         if now != epoch:
@@ -89,7 +93,7 @@ def decide(
 
 
 class GateBook:
-    """Ownership of tasks and the batches in flight. Every method may be called from any thread and returns at once."""
+    """Ownership of tasks and the batches in flight. Any thread may call; every method returns at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -132,6 +136,7 @@ class GateBook:
                     return False
                 epochs[task] = epoch
             self._open[batch_id] = OpenBatch(batch_id, thread, guarantee, epochs)
+            self._pids.pop(thread, None)  # a pid of an older batch may be another process's by now
             return True
 
     def end(self, batch_id: str) -> None:
@@ -155,8 +160,9 @@ class GateBook:
             return tuple(sorted(set(self._pids.pop(thread, {}).values())))
 
     def ask(self, batch_id: str, member: MemberMetadata) -> tuple[Decision, OpenBatch | None]:
-        """`decide` on the present facts, and note that the batch was answered. ``member`` must have been read *before* this
-        call: an eviction between the two shows as a change of ownership, one after it as an illegal generation."""
+        """`decide` on the present facts, and note that the batch was answered. ``member`` must have been read
+        *before* this call: an eviction between the two shows as a change of ownership, one after it as an
+        illegal generation."""
         with self._lock:
             batch = self._open.get(batch_id)
             decision = decide(batch_id, batch, batch_id in self._answered, member, self._epochs)
@@ -172,7 +178,8 @@ class GateBackend:
     Attributes:
         member: metadata of the member at the moment of the call.
         encode: the group metadata bytes librdkafka wants.
-        commit: at-least-once: commit these offsets through the member; True = taken, False = the group is rebalancing, the
+        commit: at-least-once: commit these offsets through the member; True = taken, False = the group is
+        rebalancing, the
             offsets are held back and go with the next batch. May raise; then the answer is no.
     """
 
@@ -231,8 +238,8 @@ class _Handler(socketserver.StreamRequestHandler):
 class CommitGate:
     """The server: one per instance, on a Unix socket in a folder that only this user may enter.
 
-    ``folder`` is the state folder of the application; where its path is too long for a socket address, a private folder with a
-    short name is made. ``close`` ends it; workers that ask later get "driver gone".
+    ``folder`` is the state folder of the application; where its path is too long for a socket address, a
+    private folder with a short name is made. ``close`` ends it; workers that ask later get "driver gone".
     """
 
     book: GateBook
@@ -257,7 +264,10 @@ class CommitGate:
         self._server = _Server(str(path), self.book, self.backend)
         os.chmod(path, 0o600)
         threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.5}, name="everflow-gate", daemon=True
+            target=self._server.serve_forever,
+            kwargs={"poll_interval": 0.5},
+            name="everflow-gate",
+            daemon=True,
         ).start()
         return str(path)
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 
 class GateAnswer(NamedTuple):
-    """The driver's answer. ``group_metadata`` (exactly-once) goes into send_offsets; ``deferred`` (at-least-once): the driver
-    holds the offsets back until the group takes commits again."""
+    """The driver's answer. ``group_metadata`` (exactly-once) goes into send_offsets; ``deferred``
+    (at-least-once): the driver holds the offsets back until the group takes commits again."""
 
     ok: bool
     reason: str = ""
@@ -38,8 +38,8 @@ class GateClient:
         self.close()
 
     def hello(self, batch: str, slot: str, pid: int) -> bool:
-        """Report the process that serves a hop, so that the driver can kill it. False: the driver is gone or the batch is not
-        current; the caller must not go on."""
+        """Report the process that serves a hop, so that the driver can kill it. False: the driver is gone or
+        the batch is not current; the caller must not go on."""
         return bool(self._ask({"op": "hello", "batch": batch, "slot": slot, "pid": pid}).get("ok"))
 
     def commit(self, batch: str, offsets: Sequence[tuple[str, int, int, str]]) -> GateAnswer:

@@ -1,0 +1,329 @@
+"""`StreamsConfig`: one frozen, validated record of everything that can be set; carved into small records per
+folder.
+
+Names and defaults are Kafka Streams' where it has the key (D11); keys of our own are marked. Keys may be
+written dotted (``{"commit.interval.ms": 100}``) or in snake_case (``commit_interval_ms=100``); a key with a
+client prefix goes to that client as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from everflow.errors import ConfigError
+
+AT_LEAST_ONCE = "at_least_once"
+EXACTLY_ONCE_V2 = "exactly_once_v2"
+
+CLIENT_PREFIXES = ("main.consumer.", "restore.consumer.", "consumer.", "producer.", "admin.", "topic.")
+SHARED_PREFIXES = ("security.", "sasl.", "ssl.")
+
+# Client settings that are everflow's own business: exactly-once and the membership stand on them.
+FIXED_BY_EVERFLOW = frozenset(
+    {
+        "enable.auto.commit",
+        "isolation.level",
+        "transactional.id",
+        "group.id",
+        "enable.idempotence",
+        "partition.assignment.strategy",
+        "allow.auto.create.topics",
+    }
+)
+
+Check = Callable[[Any], str | None]
+
+
+def _at_least(minimum: float) -> Check:
+    return lambda value: None if value >= minimum else f"must be at least {minimum:g}"
+
+
+def _one_of(*choices: str) -> Check:
+    return lambda value: None if value in choices else f"must be one of {', '.join(choices)}"
+
+
+def _name(value: Any) -> str | None:
+    legal = re.fullmatch(r"[A-Za-z0-9._-]{1,200}", value)
+    return None if legal else "may hold letters, digits, '.', '_' and '-' only, at most 200 (it names topics)"
+
+
+def _not_empty(value: Any) -> str | None:
+    return None if value else "must not be empty"
+
+
+def _key(default: Any, check: Check | None = None) -> Any:
+    return field(default=default, metadata={"check": check})
+
+
+def default_state_dir() -> str:
+    """``$XDG_STATE_HOME/everflow`` or ``~/.local/state/everflow``: a folder that survives reboots, never a
+    temp folder."""
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return str(Path(base) / "everflow")
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """Bounds of one micro-batch (D1): records, raw bytes, and the time it should take (ms)."""
+
+    max_records: int
+    max_bytes: int
+    target_ms: int
+
+
+@dataclass(frozen=True)
+class MemberSettings:
+    """What the group member needs; times in ms. ``client`` holds settings for the Kafka client, dotted
+    keys."""
+
+    group_id: str
+    bootstrap_servers: str
+    instance_id: str | None
+    rack: str
+    session_timeout_ms: int
+    heartbeat_interval_ms: int
+    rebalance_timeout_ms: int
+    client: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StateSettings:
+    """Where state lives and how safely it is written. ``sync``: ``none`` or ``commit`` (D4)."""
+
+    folder: Path
+    sync: str
+    cleanup_delay_ms: int
+
+
+@dataclass(frozen=True, init=False)
+class StreamsConfig:
+    """All settings of an application; ConfigError for an unknown key (with the nearest right name) or a wrong
+    value.
+
+    Durations are in ms, sizes in bytes. Our own keys stand last, below the marker.
+    """
+
+    application_id: str = _key("", _name)
+    bootstrap_servers: str = _key("", _not_empty)
+    processing_guarantee: str = _key(AT_LEAST_ONCE, _one_of(AT_LEAST_ONCE, EXACTLY_ONCE_V2))
+    num_stream_threads: int = _key(0, _at_least(0))  # 0 = one per core (ours; Kafka Streams: 1)
+    state_dir: str = _key("", None)
+    application_server: str = _key("")
+    client_id: str = _key("")
+    client_rack: str = _key("")
+    group_instance_id: str | None = _key(None)
+    group_protocol: str = _key("classic", _one_of("classic"))
+    commit_interval_ms: int = _key(100, _at_least(0))
+    replication_factor: int = _key(-1, _at_least(-1))
+    task_timeout_ms: int = _key(300_000, _at_least(0))
+    max_poll_interval_ms: int = _key(300_000, _at_least(1_000))
+    session_timeout_ms: int = _key(45_000, _at_least(1_000))
+    heartbeat_interval_ms: int = _key(500, _at_least(50))
+    request_timeout_ms: int = _key(40_000, _at_least(1_000))
+    retry_backoff_ms: int = _key(100, _at_least(1))
+    transaction_timeout_ms: int = _key(10_000, _at_least(1_000))
+    auto_offset_reset: str = _key("earliest", _one_of("earliest", "latest", "none"))
+    max_task_idle_ms: int = _key(0, _at_least(-1))
+    acceptable_recovery_lag: int = _key(10_000, _at_least(0))
+    max_warmup_replicas: int = _key(2, _at_least(1))
+    num_standby_replicas: int = _key(0, _at_least(0))
+    probing_rebalance_interval_ms: int = _key(600_000, _at_least(60_000))
+    scheduled_rebalance_max_delay_ms: int = _key(0, _at_least(0))  # Connect's (KIP-415), off
+    rack_aware_assignment_tags: str = _key("")
+    rack_aware_assignment_strategy: str = _key("none", _one_of("none", "min_traffic", "balance_subtopology"))
+    deserialization_exception_handler: str = _key("fail", _one_of("fail", "continue"))
+    processing_exception_handler: str = _key("fail", _one_of("fail", "continue"))
+    production_exception_handler: str = _key("fail", _one_of("fail", "continue"))
+    errors_dead_letter_queue_topic_name: str | None = _key(None, None)
+    statestore_cache_max_bytes: int = _key(10 << 20, _at_least(0))
+    state_cleanup_delay_ms: int = _key(600_000, _at_least(0))
+    repartition_purge_interval_ms: int = _key(30_000, _at_least(100))
+    windowstore_changelog_additional_retention_ms: int = _key(86_400_000, _at_least(0))
+    topology_optimization: str = _key("none", _one_of("none"))
+    ensure_explicit_internal_resource_naming: bool = _key(True)
+    # --- keys of our own -------------------------------------------------------------------------
+    max_batch_records: int = _key(500_000, _at_least(1))
+    max_batch_bytes: int = _key(256 << 20, _at_least(1_024))
+    max_batch_ms: int = _key(3_000, _at_least(10))
+    poll_interval_ms: int = _key(15, _at_least(1))  # how often ends of topics are asked for when idle
+    keep_alive_ms: int = _key(30_000, _at_least(1_000))
+    rebalance_timeout_ms: int = _key(30_000, _at_least(1_000))
+    drain_timeout_ms: int = _key(60_000, _at_least(0))
+    emit_every_update: bool = _key(False)
+    state_sync: str = _key("none", _one_of("none", "commit"))
+    prepared_source: bool = _key(True)  # False: Spark's public reader (D1's fallback)
+    clients: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata={"key": False})
+
+    def __init__(self, **keys: Any) -> None:
+        fields = {f.name: f for f in dataclasses.fields(self) if f.metadata.get("key", True)}
+        clients: dict[str, dict[str, Any]] = {}
+        values: dict[str, Any] = {}
+        for given, raw in keys.items():
+            name = given.replace(".", "_").replace("-", "_")
+            if name in fields:
+                if name in values:
+                    raise ConfigError(f"{_dotted(name)} is given twice.")
+                values[name] = raw
+                continue
+            client, key = _client_key(given)
+            if client is None:
+                raise ConfigError(_unknown(given, [*fields]))
+            clients.setdefault(client, {})[key] = raw
+        for name, spec in fields.items():
+            value = _typed(name, values[name], str(spec.type)) if name in values else spec.default
+            object.__setattr__(self, name, self._default(name, value))
+        frozen = {client: MappingProxyType(settings) for client, settings in clients.items()}
+        object.__setattr__(self, "clients", MappingProxyType(frozen))
+        for name, spec in fields.items():
+            self._check(name, spec.metadata["check"])
+        if self.heartbeat_interval_ms * 3 > self.session_timeout_ms:
+            raise ConfigError(
+                f"heartbeat.interval.ms ({self.heartbeat_interval_ms}) must be at most a third of "
+                f"session.timeout.ms ({self.session_timeout_ms}): one lost heartbeat must not end the "
+                "membership."
+            )
+
+    def _default(self, name: str, value: Any) -> Any:
+        """Defaults that depend on the machine."""
+        if name == "num_stream_threads" and value == 0:
+            return os.cpu_count() or 1
+        if name == "state_dir" and value == "":
+            return default_state_dir()
+        return value
+
+    def _check(self, name: str, check: Check | None) -> None:
+        value = getattr(self, name)
+        if check is None or value is None:
+            return
+        problem = check(value)
+        if problem is None:
+            return
+        if value == "" and name in ("application_id", "bootstrap_servers"):
+            raise ConfigError(f"{_dotted(name)} is missing: pass {name}=... (it has no default).")
+        raise ConfigError(f"{_dotted(name)} = {value!r} {problem}.")
+
+    @property
+    def exactly_once(self) -> bool:
+        """Whether ``processing.guarantee`` is ``exactly_once_v2``."""
+        return self.processing_guarantee == EXACTLY_ONCE_V2
+
+    def shared_client(self) -> dict[str, Any]:
+        """Settings that every Kafka client gets: brokers and security (dotted keys)."""
+        return {"bootstrap.servers": self.bootstrap_servers, **self.clients.get("shared", {})}
+
+    def producer(self) -> dict[str, Any]:
+        """librdkafka settings of the sink's producer, JSON-able. D6: a short transaction time-out, so that an
+        orphaned transaction blocks readers for seconds only."""
+        settings = {**self.shared_client(), **self.clients.get("producer", {})}
+        if self.exactly_once:
+            settings["transaction.timeout.ms"] = self.transaction_timeout_ms
+        return settings
+
+    def consumer(self) -> dict[str, Any]:
+        """librdkafka settings of readers (restoration, recovery)."""
+        settings = {**self.shared_client(), **self.clients.get("consumer", {})}
+        return {**settings, **self.clients.get("restore.consumer", {})}
+
+    def main_consumer(self) -> dict[str, Any]:
+        """Settings of Spark's Kafka source."""
+        settings = {**self.shared_client(), **self.clients.get("consumer", {})}
+        return {**settings, **self.clients.get("main.consumer", {})}
+
+    def admin(self) -> dict[str, Any]:
+        """Settings of the admin client."""
+        return {**self.shared_client(), **self.clients.get("admin", {})}
+
+    def topic(self) -> dict[str, str]:
+        """Overrides for internal topics (``topic.`` prefix)."""
+        return {key: str(value) for key, value in self.clients.get("topic", {}).items()}
+
+    def batches(self) -> BatchLimits:
+        """Bounds of a micro-batch. Under exactly-once well below the transaction's time-out."""
+        target = self.max_batch_ms
+        if self.exactly_once:
+            target = min(target, self.transaction_timeout_ms // 2)
+        return BatchLimits(self.max_batch_records, self.max_batch_bytes, target)
+
+    def member(self) -> MemberSettings:
+        """Settings of the group member."""
+        return MemberSettings(
+            self.application_id,
+            self.bootstrap_servers,
+            self.group_instance_id,
+            self.client_rack,
+            self.session_timeout_ms,
+            self.heartbeat_interval_ms,
+            self.rebalance_timeout_ms,
+            MappingProxyType(self.main_consumer()),
+        )
+
+    def state(self) -> StateSettings:
+        """Where this application's state lives."""
+        return StateSettings(
+            Path(self.state_dir).expanduser() / self.application_id,
+            self.state_sync,
+            self.state_cleanup_delay_ms,
+        )
+
+
+def _dotted(name: str) -> str:
+    return name.replace("_", ".")
+
+
+def _client_key(given: str) -> tuple[str | None, str]:
+    """Client and key of ``consumer.fetch.min.bytes`` or ``consumer_fetch_min_bytes``; (None, "") for no
+    client's key."""
+    dotted = given if "." in given else _dotted(given)
+    for prefix in CLIENT_PREFIXES:
+        if dotted.startswith(prefix) and len(dotted) > len(prefix):
+            key = dotted[len(prefix) :]
+            if prefix != "topic." and key in FIXED_BY_EVERFLOW:
+                raise ConfigError(
+                    f"{dotted} cannot be set: everflow's guarantees stand on its value. "
+                    "Use processing.guarantee and application.id instead."
+                )
+            return prefix[:-1], key
+    if dotted.startswith(SHARED_PREFIXES):
+        return "shared", dotted
+    return None, ""
+
+
+def _unknown(given: str, known: list[str]) -> str:
+    dotted = _dotted(given)
+    near = difflib.get_close_matches(dotted, [_dotted(name) for name in known], n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]} ({near[0].replace('.', '_')}=...)?" if near else "no known key is near."
+    prefixes = "Client settings take a prefix: consumer., producer., admin., topic."
+    return f"Unknown configuration key {given!r}: {hint} {prefixes}"
+
+
+def _typed(name: str, raw: Any, annotation: str) -> Any:
+    """``raw`` as the field's type; text (from a file or the shell) is parsed. ConfigError names the right
+    type."""
+    base, _, optional = annotation.partition(" | ")
+    if raw is None and optional == "None":
+        return None
+    if base == "bool":
+        if isinstance(raw, bool):
+            return raw
+        if isinstance(raw, str) and raw.lower() in ("true", "false"):
+            return raw.lower() == "true"
+    elif base == "int":
+        if isinstance(raw, int) and not isinstance(raw, bool):
+            return raw
+        if isinstance(raw, str) and re.fullmatch(r"[+-]?\d+", raw.strip()):
+            return int(raw)
+    elif base == "str":
+        if isinstance(raw, (list, tuple)) and name == "bootstrap_servers":
+            return ",".join(str(server) for server in raw)
+        if isinstance(raw, (str, os.PathLike)):
+            return os.fspath(raw)
+    wanted = {"bool": "true or false", "int": "a whole number", "str": "text"}[base]
+    raise ConfigError(f"{_dotted(name)} must be {wanted}, not {raw!r} ({type(raw).__name__}).")

@@ -1,0 +1,83 @@
+"""States of an instance, as in Kafka Streams (`KafkaStreams.State`), with checked transitions."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+from collections.abc import Callable, Mapping
+
+from everflow.runtime.task import IllegalTransitionError
+
+log = logging.getLogger("everflow")
+
+
+class ClientState(enum.Enum):
+    """CREATED -> REBALANCING <-> RUNNING -> PENDING_SHUTDOWN -> NOT_RUNNING; a failure: -> PENDING_ERROR ->
+    ERROR."""
+
+    CREATED = "CREATED"
+    REBALANCING = "REBALANCING"
+    RUNNING = "RUNNING"
+    PENDING_SHUTDOWN = "PENDING_SHUTDOWN"
+    NOT_RUNNING = "NOT_RUNNING"
+    PENDING_ERROR = "PENDING_ERROR"
+    ERROR = "ERROR"
+
+
+_S = ClientState
+CLIENT_TRANSITIONS: Mapping[ClientState, frozenset[ClientState]] = {
+    _S.CREATED: frozenset({_S.REBALANCING, _S.PENDING_SHUTDOWN, _S.PENDING_ERROR}),
+    _S.REBALANCING: frozenset({_S.RUNNING, _S.PENDING_SHUTDOWN, _S.PENDING_ERROR}),
+    _S.RUNNING: frozenset({_S.REBALANCING, _S.PENDING_SHUTDOWN, _S.PENDING_ERROR}),
+    _S.PENDING_SHUTDOWN: frozenset({_S.NOT_RUNNING}),
+    _S.NOT_RUNNING: frozenset(),
+    _S.PENDING_ERROR: frozenset({_S.ERROR}),
+    _S.ERROR: frozenset(),
+}
+STOPPING = frozenset({_S.PENDING_SHUTDOWN, _S.NOT_RUNNING, _S.PENDING_ERROR, _S.ERROR})
+ENDED = frozenset({_S.NOT_RUNNING, _S.ERROR})
+
+StateListener = Callable[[ClientState, ClientState], None]
+
+
+class StateMachine:
+    """The present state; any thread may ask for a change. The listener gets ``(new, old)``, one call at a
+    time and in order."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._state = ClientState.CREATED
+        self.listener: StateListener | None = None
+
+    @property
+    def state(self) -> ClientState:
+        """The state now."""
+        with self._lock:
+            return self._state
+
+    def to(self, state: ClientState) -> bool:
+        """Change; False if it is the state already, or if the instance is on its way out and ``state`` is not
+        (a late event of a thread that still runs). IllegalTransitionError for any other step the machine does
+        not have."""
+        with self._lock:
+            old = self._state
+            if state is old or (old in STOPPING and state not in CLIENT_TRANSITIONS[old]):
+                return False
+            if state not in CLIENT_TRANSITIONS[old]:
+                raise IllegalTransitionError(f"An instance cannot go from {old.name} to {state.name}.")
+            self._state = state
+            log.info("State %s -> %s", old.name, state.name)
+            self._changed.notify_all()
+            if self.listener is not None:
+                try:
+                    self.listener(state, old)
+                except Exception:  # the user's code must not stop the instance
+                    log.exception("The state listener failed")
+            return True
+
+    def wait_ended(self, timeout_s: float | None) -> bool:
+        """Wait for NOT_RUNNING or ERROR; False when the time ran out first."""
+        with self._lock:
+            return self._changed.wait_for(lambda: self._state in ENDED, timeout_s)
