@@ -1,0 +1,1 @@
+"""The topologies the benchmarks run with `everflow run`."""

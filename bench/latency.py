@@ -1,0 +1,176 @@
+"""Latency: from sending a record to reading its committed count, live at the tail of the topic.
+
+A sender process keeps the pace and notes send times, a probe process reads the output as a read_committed
+consumer and notes arrival times; both use the machine's monotonic clock. One start of the application serves
+all rates.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from confluent_kafka.admin import AdminClient
+
+from bench.latency_schedule import Phase, schedule, write_schedule
+from bench.results import Measurement
+from bench.systems import ROOT, CountJob, Launcher, RunningSystem
+from bench.topics import GroupProgress, create_topics, delete_topics, end_offsets, warm_broker
+from bench.verify import WrongOutputError
+
+PARTITIONS = 4
+RUNNING_TIMEOUT_S = 180.0
+DRAIN_TIMEOUT_S = 120.0
+POLL_INTERVAL_S = 0.5
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class LatencyPlan:
+    """What to measure; rates in records/s, times in s."""
+
+    guarantees: Sequence[str]
+    rates: Sequence[int] = (100, 1_000, 10_000)
+    keys: int = 100_000
+    threads: int = 2
+    runs: int = 1
+    warm_up_s: float = 20.0
+    measured_s: float = 30.0
+    idle_s: float = 70.0
+
+
+def measure(
+    plan: LatencyPlan, bootstrap_servers: str, launchers: Mapping[str, Launcher], log_folder: Path
+) -> Iterator[Measurement]:
+    """One start per system, guarantee and run; yields all its cases when it has ended."""
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    warm_broker(admin, bootstrap_servers)
+    for guarantee in plan.guarantees:
+        for run in range(plan.runs):
+            for system, launcher in launchers.items():
+                yield from _run_once(plan, admin, bootstrap_servers, system, launcher, guarantee, run, log_folder)
+
+
+def _run_once(
+    plan: LatencyPlan,
+    admin: AdminClient,
+    bootstrap_servers: str,
+    system: str,
+    launcher: Launcher,
+    guarantee: str,
+    run: int,
+    log_folder: Path,
+) -> Iterator[Measurement]:
+    application_id = f"bench-latency-{system}-{guarantee.replace('_', '-')}-{run}"
+    state_dir = Path(tempfile.mkdtemp(prefix="bench-state-"))
+    job = CountJob(
+        bootstrap_servers=bootstrap_servers,
+        application_id=application_id,
+        guarantee=guarantee,
+        threads=plan.threads,
+        input_topic=f"{application_id}-input",
+        output_topic=f"{application_id}-output",
+        state_dir=state_dir,
+    )
+    create_topics(admin, [job.input_topic, job.output_topic], PARTITIONS)
+    phases = schedule(plan.rates, plan.warm_up_s, plan.measured_s, plan.idle_s)
+    files = log_folder / application_id
+    files.mkdir()
+    write_schedule(phases, files / "schedule.json")
+    try:
+        with RunningSystem(system, launcher(job), files / "system.log") as process:
+            process.wait_running(RUNNING_TIMEOUT_S)
+            _send_and_probe(job, process, admin, plan.keys, files)
+        delete_topics(admin, application_id)
+    finally:
+        shutil.rmtree(state_dir, ignore_errors=True)
+    sent_ns = np.fromfile(files / "sent", dtype=np.int64)
+    seen = np.fromfile(files / "seen", dtype=np.int64).reshape(-1, 2)
+    for case, latencies_ms in _latencies(phases, sent_ns, seen):
+        p50, p99 = np.percentile(latencies_ms, [50, 99])
+        print(
+            f"{guarantee}, run {run + 1}: {system}, {case}: p50 {p50:.0f} ms, p99 {p99:.0f} ms, "
+            f"largest {latencies_ms.max():.0f} ms of {len(latencies_ms):,} records",
+            flush=True,
+        )
+        for metric, value in (("latency_p50", p50), ("latency_p99", p99)):
+            yield Measurement("latency", case, system, guarantee, metric, "ms", float(value))
+
+
+def _send_and_probe(job: CountJob, process: RunningSystem, admin: AdminClient, keys: int, files: Path) -> None:
+    """Run sender and probe to the end of the schedule, until every record is committed."""
+    common = ["--bootstrap-servers", job.bootstrap_servers, "--keys", str(keys)]
+    probe_command = [sys.executable, "-m", "bench.latency_probe", *common, "--topic", job.output_topic]
+    probe_command += ["--partitions", str(PARTITIONS), "--seen-file", str(files / "seen")]
+    sender_command = [sys.executable, "-m", "bench.latency_sender", *common, "--topic", job.input_topic]
+    sender_command += ["--schedule", str(files / "schedule.json"), "--sent-file", str(files / "sent")]
+    with subprocess.Popen(probe_command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as probe:
+        try:
+            assert probe.stdout is not None
+            if probe.stdout.readline() != "READY\n":
+                raise RuntimeError("the latency probe did not start")
+            with subprocess.Popen(sender_command, cwd=ROOT) as sender:
+                try:
+                    _wait_for_sender(sender, probe, process)
+                finally:
+                    sender.kill()
+            _wait_until_committed(job, process, admin)
+            # Closing its input ends the probe once it polled what the last commit made visible.
+            time.sleep(POLL_INTERVAL_S)
+        except BaseException:
+            probe.kill()
+            raise
+        probe.communicate()
+        if probe.returncode != 0:
+            raise RuntimeError(f"the latency probe ended with exit code {probe.returncode}")
+
+
+def _wait_for_sender(sender: subprocess.Popen[bytes], probe: subprocess.Popen[str], process: RunningSystem) -> None:
+    while sender.poll() is None:
+        process.check_alive()
+        if probe.poll() is not None:
+            raise RuntimeError(f"the latency probe ended with exit code {probe.returncode}")
+        time.sleep(POLL_INTERVAL_S)
+    if sender.returncode != 0:
+        raise RuntimeError(f"the latency sender ended with exit code {sender.returncode}")
+
+
+def _wait_until_committed(job: CountJob, process: RunningSystem, admin: AdminClient) -> None:
+    ends = end_offsets(job.bootstrap_servers, job.input_topic)
+    progress = GroupProgress(admin, job.application_id, job.input_topic, ends)
+    deadline = time.monotonic() + DRAIN_TIMEOUT_S
+    while (committed := progress.committed_records()) < progress.total_records():
+        process.check_alive()
+        if time.monotonic() > deadline:
+            raise process.failure(f"committed {committed:,} of {progress.total_records():,} records sent")
+        time.sleep(POLL_INTERVAL_S)
+
+
+def _latencies(phases: Sequence[Phase], sent_ns: Int64Array, seen: Int64Array) -> Iterator[tuple[str, npt.NDArray[np.float64]]]:
+    """Each case with its latencies in ms; raises `WrongOutputError` if an output is missing or came twice."""
+    seen_ns = np.zeros(len(sent_ns), dtype=np.int64)
+    numbers = seen[:, 0]
+    if len(np.unique(numbers)) != len(numbers):
+        raise WrongOutputError(f"{len(numbers) - len(np.unique(numbers))} counts were read twice")
+    seen_ns[numbers] = seen[:, 1]
+    first = 0
+    for phase in phases:
+        last = first + phase.records
+        if phase.case is not None:
+            missing = int(np.count_nonzero(seen_ns[first:last] == 0))
+            if missing:
+                raise WrongOutputError(
+                    f"case {phase.case}: {missing:,} of {phase.records:,} records have no own count; "
+                    "if a key came twice in one commit, use more --keys"
+                )
+            yield phase.case, (seen_ns[first:last] - sent_ns[first:last]) / 1e6
+        first = last

@@ -1,0 +1,60 @@
+"""Resident memory of a whole process tree, sampled while it runs."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+
+import psutil
+
+SAMPLE_INTERVAL_S = 0.5
+_PSS_LINE = re.compile(rb"^Pss:\s+(\d+) kB", re.MULTILINE)
+
+
+def tree_memory_mib(pid: int) -> float:
+    """MiB resident in the process and all its descendants.
+
+    Proportional set size where Linux gives it, so that pages shared by forked workers count once; else RSS.
+    """
+    try:
+        root = psutil.Process(pid)
+        processes = [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return 0.0
+    return sum(_process_memory_bytes(process) for process in processes) / 2**20
+
+
+def _process_memory_bytes(process: psutil.Process) -> int:
+    try:
+        rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_bytes()
+    except OSError:
+        rollup = b""
+    found = _PSS_LINE.search(rollup)
+    if found:
+        return int(found.group(1)) * 1024
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+class MemoryPeak:
+    """Samples one process tree every half second on a thread of its own, from construction to `stop()`."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._peak_mib = 0.0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="memory-peak", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> float:
+        """End the sampling; the largest sample in MiB."""
+        self._stopped.set()
+        self._thread.join()
+        return self._peak_mib
+
+    def _sample(self) -> None:
+        while not self._stopped.wait(SAMPLE_INTERVAL_S):
+            self._peak_mib = max(self._peak_mib, tree_memory_mib(self._pid))

@@ -1,0 +1,85 @@
+"""The rows every bench writes, and how they are printed."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure: `value` is the median of `runs`, the values of the single runs in the order they ran."""
+
+    bench: str
+    case: str
+    system: str
+    guarantee: str
+    metric: str
+    value: float
+    unit: str
+    runs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One value of one run; measurements that differ in the value alone become one row."""
+
+    bench: str
+    case: str
+    system: str
+    guarantee: str
+    metric: str
+    unit: str
+    value: float
+
+
+def summarise(measurements: Iterable[Measurement]) -> list[Row]:
+    """Group the runs of each figure, in order of first appearance, and take the median."""
+    grouped: dict[tuple[str, str, str, str, str, str], list[float]] = {}
+    for m in measurements:
+        key = (m.bench, m.case, m.system, m.guarantee, m.metric, m.unit)
+        grouped.setdefault(key, []).append(round(m.value, 3))
+    rows: list[Row] = []
+    for (bench, case, system, guarantee, metric, unit), runs in grouped.items():
+        value = round(statistics.median(runs), 3)
+        rows.append(Row(bench, case, system, guarantee, metric, value, unit, tuple(runs)))
+    return rows
+
+
+def write_json(rows: Sequence[Row], path: Path) -> None:
+    """Write the rows as one JSON list."""
+    path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+
+
+def print_rows(rows: Sequence[Row], system: str, reference: str) -> None:
+    """Print every row, then the ratio of `system` to `reference` wherever both were measured."""
+    cells = [("case", "guarantee", "metric", "system", "median", "unit", "runs")]
+    for row in rows:
+        runs = " ".join(_number(value) for value in row.runs)
+        cells.append((row.case, row.guarantee, row.metric, row.system, _number(row.value), row.unit, runs))
+    _print_table(cells)
+    values = {(row.case, row.guarantee, row.metric, row.system): row.value for row in rows}
+    ratios = [("case", "guarantee", "metric", f"{system} / {reference}")]
+    for (case, guarantee, metric, measured), value in values.items():
+        other = values.get((case, guarantee, metric, reference))
+        if measured == system and other:
+            ratios.append((case, guarantee, metric, f"{value / other:.2f}"))
+    if len(ratios) > 1:
+        print()
+        _print_table(ratios)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.1f}"
+
+
+def _print_table(cells: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
+    for line in cells:
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip(),
+            flush=True,
+        )

@@ -1,0 +1,165 @@
+"""`python -m bench.run NAME`: runs one bench on a broker of its own and prints, or writes, its figures."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+# Started by its path, Python puts this folder, not its parent, on the import path.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench import latency, throughput
+from bench.java_program import NoJavaCompilerError, java_command
+from bench.results import Measurement, print_rows, summarise, write_json
+from bench.systems import (
+    EVERFLOW,
+    KAFKA_STREAMS,
+    SYSTEMS,
+    Launcher,
+    SystemFailedError,
+    everflow_launch,
+    kafka_streams_launcher,
+)
+from bench.verify import WrongOutputError
+
+GUARANTEES = ("exactly_once_v2", "at_least_once")
+BENCHES = ("throughput", "latency")
+BROKER_HEAP = "1g"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit code 0 when every run ended with right output; 1 otherwise, with the reason on stderr."""
+    options = _parser().parse_args(arguments)
+    measurements: list[Measurement] = []
+    failure: str | None = None
+    folder = Path(tempfile.mkdtemp(prefix=f"everflow-bench-{options.bench}-"))
+    print(f"logs: {folder}", flush=True)
+    try:
+        launchers = _launchers(options.systems, folder)
+        with _broker(options.bootstrap_servers, folder) as bootstrap_servers:
+            for measurement in _measure(options, bootstrap_servers, launchers, folder):
+                measurements.append(measurement)
+    except (SystemFailedError, WrongOutputError, NoJavaCompilerError) as error:
+        failure = str(error)
+    rows = summarise(measurements)
+    if rows:
+        print()
+        print_rows(rows, EVERFLOW, KAFKA_STREAMS)
+    if options.json is not None:
+        write_json(rows, options.json)
+    if failure is not None:
+        print(f"\nbench {options.bench} failed: {failure}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__)
+    parser.add_argument("bench", choices=BENCHES, metavar="NAME", help=" | ".join(BENCHES))
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON")
+    parser.add_argument("--runs", type=_positive, help="runs of each case (throughput: 3, latency: 1)")
+    parser.add_argument("--systems", type=_one_of(SYSTEMS), default=SYSTEMS, help=f"default {','.join(SYSTEMS)}")
+    parser.add_argument(
+        "--guarantee",
+        type=_one_of(GUARANTEES),
+        help=f"default {','.join(GUARANTEES)}; latency: {GUARANTEES[0]}",
+    )
+    parser.add_argument("--keys", type=_positive, default=100_000, help="distinct keys (default %(default)s)")
+    parser.add_argument("--threads", type=_positive, default=2, help="stream threads (default %(default)s)")
+    parser.add_argument(
+        "--bootstrap-servers",
+        help="use this broker; default: an embedded one, started and deleted by the bench",
+    )
+    only_throughput = parser.add_argument_group("throughput")
+    only_throughput.add_argument("--records", type=_positive, default=2_000_000, help="default %(default)s")
+    only_throughput.add_argument("--timeout", type=float, default=600.0, help="s per run (default %(default)s)")
+    only_latency = parser.add_argument_group("latency")
+    only_latency.add_argument("--rates", type=_rates, default=(100, 1_000, 10_000), help="records/s, comma-separated")
+    only_latency.add_argument("--warm-up", type=float, default=20.0, help="s per rate, not measured")
+    only_latency.add_argument("--seconds", type=float, default=30.0, help="s per rate, measured")
+    only_latency.add_argument("--idle", type=float, default=70.0, help="s without records before the last case")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def _rates(text: str) -> tuple[int, ...]:
+    return tuple(_positive(part) for part in text.split(","))
+
+
+def _one_of(allowed: tuple[str, ...]):  # type: ignore[no-untyped-def]
+    def parse(text: str) -> tuple[str, ...]:
+        parts = tuple(text.split(","))
+        for part in parts:
+            if part not in allowed:
+                raise argparse.ArgumentTypeError(f"{part} is none of {', '.join(allowed)}")
+        return parts
+
+    return parse
+
+
+def _measure(
+    options: argparse.Namespace, bootstrap_servers: str, launchers: Mapping[str, Launcher], folder: Path
+) -> Iterator[Measurement]:
+    if options.bench == "throughput":
+        plan = throughput.ThroughputPlan(
+            guarantees=options.guarantee or GUARANTEES,
+            records=options.records,
+            keys=options.keys,
+            threads=options.threads,
+            runs=options.runs or 3,
+            timeout_s=options.timeout,
+        )
+        return throughput.measure(plan, bootstrap_servers, launchers, folder)
+    return latency.measure(
+        latency.LatencyPlan(
+            guarantees=options.guarantee or GUARANTEES[:1],
+            rates=options.rates,
+            keys=options.keys,
+            threads=options.threads,
+            runs=options.runs or 1,
+            warm_up_s=options.warm_up,
+            measured_s=options.seconds,
+            idle_s=options.idle,
+        ),
+        bootstrap_servers,
+        launchers,
+        folder,
+    )
+
+
+def _launchers(systems: tuple[str, ...], folder: Path) -> dict[str, Launcher]:
+    launchers: dict[str, Launcher] = {}
+    for system in systems:
+        if system == KAFKA_STREAMS:
+            from everflow.jvm import resolve_jars
+
+            launchers[system] = kafka_streams_launcher(java_command(resolve_jars("streams"), folder / "classes"))
+        else:
+            launchers[system] = everflow_launch
+    return launchers
+
+
+@contextlib.contextmanager
+def _broker(bootstrap_servers: str | None, folder: Path) -> Iterator[str]:
+    """The given broker, or an embedded one for as long as the context lasts."""
+    if bootstrap_servers is not None:
+        yield bootstrap_servers
+        return
+    from everflow.testing.broker import EmbeddedBroker
+
+    with EmbeddedBroker(heap=BROKER_HEAP) as broker:
+        yield broker.bootstrap_servers
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+"""The systems under test, each as a child process that runs the same count.
+
+Both are started, watched and stopped from outside in the same way; only the command line differs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from bench.apps.topic_names import INPUT_TOPIC_VARIABLE, OUTPUT_TOPIC_VARIABLE
+
+EVERFLOW = "everflow"
+KAFKA_STREAMS = "kafka-streams"
+SYSTEMS = (KAFKA_STREAMS, EVERFLOW)
+
+ROOT = Path(__file__).resolve().parent.parent
+STOP_TIMEOUT_S = 60.0
+LOG_TAIL_LINES = 40
+# `\b` keeps NOT_RUNNING out: an underscore is part of a word.
+_RUNNING = re.compile(r"\bRUNNING\b")
+
+
+class SystemFailedError(RuntimeError):
+    """A system under test ended, or did not get ready or done in time; carries the end of what it printed."""
+
+
+@dataclass(frozen=True)
+class CountJob:
+    """One start of the count: where it reads and writes, and with which settings."""
+
+    bootstrap_servers: str
+    application_id: str
+    guarantee: str
+    threads: int
+    input_topic: str
+    output_topic: str
+    state_dir: Path
+    # Kafka Streams closes after so many records (CountBench.java tells why); 0: runs until stopped.
+    stop_after: int = 0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How to start one system on a job, and how to ask it to stop."""
+
+    command: list[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    # True: standard input is closed to stop it; False: SIGTERM.
+    stops_at_end_of_input: bool = False
+
+
+Launcher = Callable[[CountJob], Launch]
+
+
+def kafka_streams_launcher(java: list[str]) -> Launcher:
+    """`java` is the command of `bench.java_program.java_command`."""
+
+    def launch(job: CountJob) -> Launch:
+        options = {
+            "bootstrap-servers": job.bootstrap_servers,
+            "application-id": job.application_id,
+            "guarantee": job.guarantee,
+            "threads": str(job.threads),
+            "input": job.input_topic,
+            "output": job.output_topic,
+            "state-dir": str(job.state_dir),
+            "stop-after": str(job.stop_after),
+        }
+        arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
+        return Launch([*java, *arguments], stops_at_end_of_input=True)
+
+    return launch
+
+
+def everflow_launch(job: CountJob) -> Launch:
+    """everflow through its own command, as a user starts it."""
+    settings = {
+        "processing.guarantee": job.guarantee,
+        "num.stream.threads": str(job.threads),
+        "state.dir": str(job.state_dir),
+    }
+    command = [
+        sys.executable,
+        "-c",
+        "from everflow.cli import main; main()",
+        "run",
+        "bench.apps.count_app:builder",
+    ]
+    command += ["--application-id", job.application_id, "--bootstrap-servers", job.bootstrap_servers]
+    command += [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+    python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    environment = {
+        INPUT_TOPIC_VARIABLE: job.input_topic,
+        OUTPUT_TOPIC_VARIABLE: job.output_topic,
+        "PYTHONPATH": python_path,
+        "PYTHONUNBUFFERED": "1",
+    }
+    return Launch(command, environment)
+
+
+class RunningSystem:
+    """One child process. Use as a context manager: leaving it stops the process and whatever it started.
+
+    A thread of its own copies what the process prints to `log_path` and notes the first line with RUNNING.
+    """
+
+    def __init__(self, name: str, launch: Launch, log_path: Path) -> None:
+        self.name = name
+        self._launch = launch
+        self._log_path = log_path
+        self._running = threading.Event()
+        self._running_at = 0.0
+        self.started_at = time.monotonic()
+        self._process = subprocess.Popen(
+            launch.command,
+            env={**os.environ, **launch.environment},
+            cwd=log_path.parent,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        self._reader = threading.Thread(target=self._read_output, name=f"{name}-output", daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> RunningSystem:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the root of the tree."""
+        return self._process.pid
+
+    @property
+    def running_at(self) -> float | None:
+        """Monotonic time at which it printed RUNNING, or None so far."""
+        return self._running_at if self._running.is_set() else None
+
+    def wait_running(self, timeout_s: float) -> float:
+        """Monotonic time of RUNNING; raises `SystemFailedError` if it ends before or takes longer."""
+        deadline = time.monotonic() + timeout_s
+        while not self._running.wait(0.05):
+            self.check_alive()
+            if time.monotonic() > deadline:
+                raise self.failure(f"not RUNNING after {timeout_s:.0f} s")
+        return self._running_at
+
+    def check_alive(self) -> None:
+        """Raise `SystemFailedError` if the process ended with an error, or before it was RUNNING."""
+        code = self._process.poll()
+        if code is not None and (code != 0 or not self._running.is_set()):
+            raise self.failure(f"ended with exit code {code}")
+
+    def failure(self, what: str) -> SystemFailedError:
+        """An error that shows the end of the log."""
+        tail = "".join(self._log_path.read_text(errors="replace").splitlines(keepends=True)[-LOG_TAIL_LINES:])
+        return SystemFailedError(f"{self.name}: {what}. The end of what it printed:\n{tail}")
+
+    def stop(self) -> None:
+        """Ask it to stop, wait, then kill what is left of its tree. Idempotent."""
+        tree = self._tree()
+        if self._process.poll() is None:
+            if self._launch.stops_at_end_of_input and self._process.stdin is not None:
+                self._process.stdin.close()
+            else:
+                self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                print(f"{self.name} did not stop in {STOP_TIMEOUT_S:.0f} s, killing it", flush=True)
+        for process in tree:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        self._process.wait()
+        self._reader.join(STOP_TIMEOUT_S)
+
+    def _tree(self) -> list[psutil.Process]:
+        try:
+            root = psutil.Process(self._process.pid)
+            return [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def _read_output(self) -> None:
+        assert self._process.stdout is not None
+        with self._log_path.open("w") as log:
+            for line in self._process.stdout:
+                log.write(line)
+                log.flush()
+                if not self._running.is_set() and _RUNNING.search(line):
+                    self._running_at = time.monotonic()
+                    self._running.set()

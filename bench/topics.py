@@ -1,0 +1,157 @@
+"""Topics of a bench: creating, loading and deleting them, and reading how far a group committed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+REQUEST_TIMEOUT_S = 30.0
+VALUE_BYTES = 100
+LOAD_SEED = 20_24
+# Java's default placement of a keyed record, so both systems see the partitions a Java producer would fill.
+JAVA_PARTITIONER = "murmur2_random"
+_COORDINATOR_NOT_READY = (
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+)
+
+
+def key_of(index: int) -> str:
+    """The key of the `index`-th distinct key."""
+    return f"key-{index:06d}"
+
+
+def create_topics(admin: AdminClient, names: Sequence[str], partitions: int) -> None:
+    """Create the topics, unreplicated; raises KafkaException if one exists."""
+    _await_all(admin.create_topics([NewTopic(name, partitions, 1) for name in names]))
+
+
+def delete_topics(admin: AdminClient, prefix: str) -> None:
+    """Delete every topic whose name starts with `prefix`, the internal ones of an application included."""
+    names = [name for name in admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics if name.startswith(prefix)]
+    if names:
+        _await_all(admin.delete_topics(names))
+
+
+def _await_all(futures: dict[Any, Future[Any]]) -> None:
+    for future in futures.values():
+        future.result(timeout=REQUEST_TIMEOUT_S)
+
+
+def warm_broker(admin: AdminClient, bootstrap_servers: str) -> None:
+    """Let a young broker create its offsets and transaction topics, or the first system would pay for it."""
+    topic = "bench-warm-up"
+    create_topics(admin, [topic], 1)
+    consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": topic})
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "transactional.id": topic})
+    producer.init_transactions(REQUEST_TIMEOUT_S)
+    producer.begin_transaction()
+    producer.produce(topic, b"")
+    metadata = consumer.consumer_group_metadata()
+    producer.send_offsets_to_transaction([TopicPartition(topic, 0, 1)], metadata, REQUEST_TIMEOUT_S)
+    producer.commit_transaction(REQUEST_TIMEOUT_S)
+    consumer.close()
+    delete_topics(admin, topic)
+
+
+def load(bootstrap_servers: str, topic: str, records: int, keys: int) -> None:
+    """Produce `records` JSON values of 100 bytes; the keys are drawn evenly, the same ones in every run."""
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "partitioner": JAVA_PARTITIONER,
+            "linger.ms": 50,
+            "batch.num.messages": 10_000,
+            "queue.buffering.max.messages": 500_000,
+            "enable.idempotence": True,
+        }
+    )
+    failures: list[str] = []
+
+    def report(error: Any, _message: Any) -> None:
+        if error is not None:
+            failures.append(str(error))
+
+    drawn = np.random.default_rng(LOAD_SEED).integers(0, keys, size=records)
+    encoded_keys = [key_of(index).encode() for index in range(keys)]
+    for number, key_index in enumerate(drawn.tolist()):
+        while True:
+            try:
+                producer.produce(topic, json_value(number), encoded_keys[key_index], on_delivery=report)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        if number % 10_000 == 0:
+            producer.poll(0)
+    left = producer.flush(REQUEST_TIMEOUT_S)
+    if left or failures:
+        raise RuntimeError(f"Loading {topic} failed: {left} records unsent, {len(failures)} refused {failures[:1]}")
+
+
+def json_value(number: int) -> bytes:
+    """A JSON object of exactly 100 bytes."""
+    head = json.dumps({"id": number, "amount": number % 1000, "text": ""})
+    return f"{head[:-2]}{'x' * (VALUE_BYTES - len(head))}{head[-2:]}".encode()
+
+
+def end_offsets(bootstrap_servers: str, topic: str) -> dict[int, int]:
+    """Partition -> end offset as a read_committed consumer sees it."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": "bench-offsets",
+            "isolation.level": "read_committed",
+        }
+    )
+    try:
+        partitions = consumer.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic].partitions
+        return {
+            partition: consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=REQUEST_TIMEOUT_S)[1]
+            for partition in sorted(partitions)
+        }
+    finally:
+        consumer.close()
+
+
+class GroupProgress:
+    """How far a consumer group committed one topic whose end offsets no longer move."""
+
+    def __init__(self, admin: AdminClient, group: str, topic: str, ends: dict[int, int]) -> None:
+        self._admin = admin
+        self._group = group
+        self._topic = topic
+        self._ends = ends
+
+    def committed_records(self) -> int:
+        """Records the committed offsets cover; 0 while it committed nothing or cannot be asked yet.
+
+        Offsets inside an open transaction do not count: the broker answers with the last stable ones.
+        """
+        wanted = ConsumerGroupTopicPartitions(self._group, [TopicPartition(self._topic, p) for p in self._ends])
+        future = self._admin.list_consumer_group_offsets([wanted])[self._group]
+        try:
+            found = future.result(timeout=REQUEST_TIMEOUT_S).topic_partitions
+        except KafkaException as error:
+            # A young broker is still creating the offsets topic; librdkafka does not retry this.
+            if error.args[0].code() in _COORDINATOR_NOT_READY:
+                return 0
+            raise
+        return sum(max(0, partition.offset) for partition in found)
+
+    def total_records(self) -> int:
+        """Records in the topic (its partitions start at offset 0)."""
+        return sum(self._ends.values())
