@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 # Started by its path, Python puts this folder, not its parent, on the import path.
@@ -96,7 +96,7 @@ def _rates(text: str) -> tuple[int, ...]:
     return tuple(_positive(part) for part in text.split(","))
 
 
-def _one_of(allowed: tuple[str, ...]):  # type: ignore[no-untyped-def]
+def _one_of(allowed: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
     def parse(text: str) -> tuple[str, ...]:
         parts = tuple(text.split(","))
         for part in parts:
