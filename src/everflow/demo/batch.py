@@ -90,9 +90,7 @@ def _compare(result: str, streamed: Mapping[Any, Any], batch: Mapping[Any, Any])
 
 def _same(got: Any, expected: Any) -> bool:
     if isinstance(got, Delay) and isinstance(expected, Delay):
-        close = math.isclose(
-            got.mean_dep_delay, expected.mean_dep_delay, rel_tol=MEAN_TOLERANCE, abs_tol=1e-12
-        )
+        close = math.isclose(got.mean_dep_delay, expected.mean_dep_delay, rel_tol=MEAN_TOLERANCE, abs_tol=1e-12)
         return got.flights == expected.flights and close
     return bool(got == expected)
 

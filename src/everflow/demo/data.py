@@ -31,8 +31,7 @@ from everflow.records import Int64
 
 FLIGHTS_TOTAL = 336_776
 VALUE_SCHEMA = (
-    "carrier string, flight int, tailnum string, origin string, dest string, "
-    "dep_delay double, arr_delay double, distance int"
+    "carrier string, flight int, tailnum string, origin string, dest string, dep_delay double, arr_delay double, distance int"
 )
 _COLUMN_TYPES = {
     "year": pa.int32(),
@@ -111,9 +110,7 @@ def load_flights(limit: int | None = None) -> pa.Table:
 def to_records(flights: pa.Table) -> Records:
     """Encode flights: key = carrier, value = JSON of `VALUE_SCHEMA`, record time = scheduled departure."""
     flights = flights.combine_chunks()
-    value = pa.StructArray.from_arrays(
-        [flights[name].combine_chunks() for name in _VALUE_FIELDS], names=list(_VALUE_FIELDS)
-    )
+    value = pa.StructArray.from_arrays([flights[name].combine_chunks() for name in _VALUE_FIELDS], names=list(_VALUE_FIELDS))
     keys = serdes.string().encode_array(flights["carrier"].combine_chunks())
     values = serdes.json(VALUE_SCHEMA).encode_array(value)
     return Records(keys.to_pylist(), values.to_pylist(), np.asarray(flights["time"], dtype=np.int64))

@@ -1,0 +1,193 @@
+"""The commands. Heavy modules (Spark, Kafka clients) are imported by the command that needs them, so that
+``everflow --help`` answers at once.
+
+Exit codes: 0 done, 1 failed while running, 2 wrong usage, configuration, program or set-up, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from everflow.cli.terminal import error_text, merge_settings, package_version, parse_settings
+from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+app = typer.Typer(
+    help="everflow: Kafka Streams for PySpark.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class Guarantee(str, Enum):
+    """Values of ``processing.guarantee``."""
+
+    at_least_once = "at_least_once"
+    exactly_once_v2 = "exactly_once_v2"
+
+
+class DescribeFormat(str, Enum):
+    """Forms of a described topology."""
+
+    text = "text"
+    json = "json"
+    mermaid = "mermaid"
+
+
+Target = Annotated[
+    str,
+    typer.Argument(metavar="MODULE:NAME", help="A StreamsBuilder, a Topology, or a function that returns one of them."),
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and everflow's own log.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="num.stream.threads; default: one per core.")]
+
+
+def main() -> None:
+    """Entry point of the ``everflow`` command."""
+    app()
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(package_version())
+
+
+@app.command()
+def run(
+    target: Target,
+    application_id: Annotated[str | None, typer.Option(help="application.id: names the group and the internal topics.")] = None,
+    bootstrap_servers: Annotated[
+        str | None, typer.Option(envvar="EVERFLOW_BOOTSTRAP_SERVERS", help="host:port of one or more brokers.")
+    ] = None,
+    guarantee: Annotated[Guarantee | None, typer.Option(help="processing.guarantee.")] = None,
+    threads: Threads = None,
+    state_dir: Annotated[Path | None, typer.Option(help="state.dir: where the stores live.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeatable.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Run a topology until it is stopped (Ctrl-C or SIGTERM commit and leave the group)."""
+    with _errors_for_people(debug):
+        try:
+            given = parse_settings(settings or [])
+        except ValueError as error:
+            raise ConfigError(f"--set {error}") from None
+        options: dict[str, object | None] = {
+            "application.id": application_id,
+            "bootstrap.servers": bootstrap_servers,
+            "processing.guarantee": guarantee.value if guarantee else None,
+            "num.stream.threads": threads,
+            "state.dir": str(state_dir) if state_dir else None,
+        }
+        from everflow.cli.run import run_program
+
+        ended_well = run_program(target, merge_settings(given, options), Console())
+    raise typer.Exit(0 if ended_well else EXIT_FAILED)
+
+
+@app.command()
+def describe(
+    target: Target,
+    form: Annotated[DescribeFormat, typer.Option("--format", help="How to print it.")] = DescribeFormat.text,
+    debug: Debug = False,
+) -> None:
+    """Print a topology (text: Kafka Streams' own format)."""
+    with _errors_for_people(debug):
+        from everflow.cli.program import load_topology
+        from everflow.spark.session import get_session
+        from everflow.topology import describe as described
+
+        forms = {
+            DescribeFormat.text: described.as_text,
+            DescribeFormat.json: described.as_json,
+            DescribeFormat.mermaid: described.as_mermaid,
+        }
+        typer.echo(forms[form](load_topology(target, start_session=get_session)))
+
+
+@app.command()
+def broker(
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Default: a free one.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Keeps topics between runs. Default: a temporary folder, deleted at the end.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Run a single-node Kafka broker for development; Ctrl-C stops it."""
+    with _errors_for_people(debug):
+        from everflow.testing.broker import EmbeddedBroker
+
+        stopped = _stop_signals()
+        with EmbeddedBroker(data_dir, port=port, progress=typer.echo) as server:
+            typer.echo(f"broker is up, bootstrap servers: {server.bootstrap_servers}")
+            typer.echo(f"data: {server.data_folder}{'' if data_dir else ' (deleted at the end)'}; Ctrl-C stops it")
+            while not stopped.wait(0.5):
+                if not server.running:
+                    raise SetupError(f"the broker ended by itself; see {server.log_path}", code="EF-BROKER")
+        typer.echo("broker stopped")
+
+
+@app.command()
+def demo(
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the results as JSON.")] = None,
+    guarantee: Annotated[Guarantee, typer.Option(help="processing.guarantee.")] = Guarantee.exactly_once_v2,
+    threads: Threads = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many flights; default: all 336,776.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Stream real flights through an embedded broker and compare every result with a plain batch."""
+    with _errors_for_people(debug):
+        from everflow.demo.run import run_demo
+
+        outcome = run_demo(guarantee=guarantee.value, threads=threads, limit=limit, json_file=json_file, console=Console())
+    raise typer.Exit(0 if outcome.matches_batch else EXIT_FAILED)
+
+
+@contextmanager
+def _errors_for_people(debug: bool) -> Iterator[None]:
+    """Turn errors into one text on stderr and an exit code; with ``debug`` let the traceback through."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if debug:
+        logging.getLogger("everflow").setLevel(logging.INFO)
+    try:
+        yield
+    except EverflowError as error:
+        if debug:
+            raise
+        typer.echo(error_text(error, error.code), err=True)
+        usage = isinstance(error, ConfigError | TopologyError | SetupError)
+        raise typer.Exit(EXIT_USAGE if usage else EXIT_FAILED) from None
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception as error:
+        if debug:
+            raise
+        text = f"{type(error).__name__}: {error}\nThis should not happen; --debug shows where."
+        typer.echo(error_text(RuntimeError(text), "EF-INTERNAL"), err=True)
+        raise typer.Exit(EXIT_FAILED) from None
+
+
+def _stop_signals() -> threading.Event:
+    """An event that SIGINT and SIGTERM set, instead of ending the process."""
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    return stopped

@@ -1,0 +1,129 @@
+"""``module:name`` -> the user's topology.
+
+The module is imported as its owner would import it: the current folder is on the path, here and in the
+Python workers that Spark starts later (they unpickle functions of that module by name).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from everflow.errors import EverflowError, TopologyError
+from everflow.topology.graph import Topology
+
+_FORM = "write it as module:name, e.g. flights:builder for the variable `builder` in flights.py"
+
+
+def load_topology(target: str, *, start_session: Callable[[], object]) -> Topology:
+    """Import ``module`` of ``target`` and return the topology that ``name`` holds, builds or returns.
+
+    ``name`` is a `Topology`, a `StreamsBuilder`, or a function without arguments that returns one of them.
+    ``start_session`` runs before the import, because ``F.col(...)`` at import time needs a Spark session.
+
+    Raises:
+        TopologyError: no such module or name, the wrong kind of object, or the module failed while being
+        imported
+            (then with file and line of the failing statement). Errors of everflow raised by the module pass
+            unchanged.
+    """
+    module_name, separator, name = target.partition(":")
+    if not (module_name and separator and name):
+        raise TopologyError(f"{target!r} does not name a topology: {_FORM}", code="EF-PROGRAM")
+    _put_current_folder_on_path()
+    start_session()
+    module = _import(module_name)
+    found = _attribute(module, name)
+    if callable(found) and not isinstance(found, type) and not hasattr(found, "build"):
+        found = _call(found, target)
+    return _as_topology(found, target)
+
+
+def _put_current_folder_on_path() -> None:
+    """For this process and, through PYTHONPATH, for Spark's Python workers; idempotent."""
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    known = os.environ.get("PYTHONPATH", "")
+    if folder not in known.split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, known)))
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except EverflowError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            hint = f"\n  {_FORM}" if name.endswith(".py") or "/" in name else ""
+            message = f"no module {error.name!r} in {Path.cwd()} or among the installed packages{hint}"
+            raise TopologyError(message, code="EF-PROGRAM") from error
+        raise _failed(f"module {name}", error) from error
+    except Exception as error:
+        raise _failed(f"module {name}", error) from error
+
+
+def _attribute(module: ModuleType, path: str) -> Any:
+    found: Any = module
+    for part in path.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            known = _candidates(module)
+            hint = f"; it has: {', '.join(known)}" if known else "; it holds no topology at all"
+            raise TopologyError(f"module {module.__name__} has no {path!r}{hint}", code="EF-PROGRAM") from None
+    return found
+
+
+def _call(function: Callable[[], Any], target: str) -> Any:
+    try:
+        return function()
+    except EverflowError:
+        raise
+    except Exception as error:
+        raise _failed(f"{target}()", error) from error
+
+
+def _as_topology(found: Any, target: str) -> Topology:
+    if isinstance(found, Topology):
+        return found
+    build = getattr(found, "build", None)
+    built = build() if callable(build) and not isinstance(found, type) else None
+    if isinstance(built, Topology):
+        return built
+    raise TopologyError(
+        f"{target} is a {type(found).__name__}, not a StreamsBuilder, a Topology or a function that returns one",
+        code="EF-PROGRAM",
+    )
+
+
+def _candidates(module: ModuleType) -> list[str]:
+    """Public names of the module that could have been meant."""
+    return sorted(
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and not isinstance(value, type) and (isinstance(value, Topology) or hasattr(value, "build"))
+    )
+
+
+def _failed(what: str, error: Exception) -> TopologyError:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if _is_users(frame.filename)]
+    last = (own or frames)[-1]
+    where = f"{last.filename}:{last.lineno}"
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        where = f"{error.filename}:{error.lineno}"
+    return TopologyError(f"{what} failed: {type(error).__name__}: {error}", where=where, code="EF-PROGRAM")
+
+
+def _is_users(filename: str) -> bool:
+    """Whether a frame is of the user's program: not importlib's, not an installed package's, not ours."""
+    ours = str(Path(__file__).parents[1])
+    return not (filename.startswith(("<", ours)) or "site-packages" in filename or "dist-packages" in filename)

@@ -1,0 +1,88 @@
+"""``everflow run``: banner, state changes, progress, around `KafkaStreams.run`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+
+from everflow import KafkaStreams
+from everflow.cli.program import load_topology
+from everflow.cli.status import StatusLine
+from everflow.cli.terminal import Banner, Progress, package_version, topology_lines
+from everflow.cli.watch import LagReader, input_topics
+from everflow.config import StreamsConfig
+from everflow.errors import EverflowError
+from everflow.kafka.admin import ClusterAdmin
+from everflow.runtime.client_state import ClientState
+from everflow.spark.session import get_session
+from everflow.topology.graph import Topology
+
+WATCH_INTERVAL_S = 1.0
+
+
+def run_program(target: str, settings: Mapping[str, object], console: Console) -> bool:
+    """Load ``target`` and run it until a signal stops it; True if it ended without an error.
+
+    ``settings`` are dotted keys of `StreamsConfig`. Must be called from the main thread (signals).
+
+    Raises:
+        ConfigError, TopologyError, SetupError: before anything runs.
+        EverflowError: what stopped the instance.
+    """
+    config = StreamsConfig(**settings)
+    topology = load_topology(target, start_session=get_session)
+    with StatusLine(console) as status:
+        status.say(banner(config, topology).text())
+        streams = KafkaStreams(topology, config)
+        streams.set_state_listener(lambda new, old: status.say(f"state {old.name} -> {new.name}"))
+        with watching(config, topology, status):
+            streams.run()
+        return streams.state is ClientState.NOT_RUNNING
+
+
+def banner(config: StreamsConfig, topology: Topology) -> Banner:
+    """What a run prints first."""
+    return Banner(
+        application_id=config.application_id,
+        version=package_version(),
+        bootstrap_servers=config.bootstrap_servers,
+        guarantee=config.processing_guarantee,
+        threads=config.num_stream_threads,
+        state_folder=str(Path(config.state_dir) / config.application_id),
+        topology=topology_lines(topology),
+    )
+
+
+class watching:
+    """Shows the progress line from a thread of its own while the block runs; brokers that are away are not its business."""
+
+    def __init__(self, config: StreamsConfig, topology: Topology, status: StatusLine) -> None:
+        self._config = config
+        self._topics = input_topics(topology, config.application_id)
+        self._status = status
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="everflow-progress", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5.0)
+
+    def _watch(self) -> None:
+        progress = Progress()
+        admin = ClusterAdmin(self._config.admin())
+        reader = LagReader(admin, self._config.application_id, self._topics)
+        while not self._stop.wait(WATCH_INTERVAL_S):
+            try:
+                sample = reader.sample(time.monotonic())
+            except EverflowError:
+                continue  # the instance itself reports brokers that are away
+            if sample is not None:
+                progress.add(sample)
+                self._status.show(progress.line())

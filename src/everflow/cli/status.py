@@ -1,0 +1,60 @@
+"""The live progress line: redrawn in place on a terminal, a plain line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from rich.console import Console
+from rich.status import Status
+
+PLAIN_INTERVAL_S = 5.0
+
+
+class StatusLine:
+    """A context manager around a run. `show` and `say` may be called from different threads.
+
+    Without a terminal a line is printed only if ``interval_s`` has passed since the last one and the text
+    differs, so that an idle instance does not fill a log file.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        *,
+        interval_s: float = PLAIN_INTERVAL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console
+        self._interval_s = interval_s
+        self._clock = clock
+        self._status: Status | None = None
+        self._printed_at: float | None = None
+        self._printed = ""
+
+    def __enter__(self) -> StatusLine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def say(self, text: str) -> None:
+        """Print a lasting line (above the live one)."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, text: str) -> None:
+        """Replace the progress line."""
+        if self._console.is_terminal:
+            if self._status is None:
+                self._status = self._console.status(text)
+                self._status.start()
+            self._status.update(text)
+            return
+        now = self._clock()
+        due = self._printed_at is None or now - self._printed_at >= self._interval_s
+        if due and text != self._printed:
+            self._printed_at, self._printed = now, text
+            self.say(text)

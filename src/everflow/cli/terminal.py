@@ -1,0 +1,155 @@
+"""What the commands print: banner, progress, errors. Text in, text out; times are passed in."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+
+from everflow.topology.graph import SinkNode, SourceNode, StatefulNode, Topology
+
+NOT_INSTALLED = "(not installed)"
+_LIST_WIDTH = 76  # topics or stores named in the banner before "and n more"
+
+
+def package_version() -> str:
+    """The installed version of everflow."""
+    try:
+        return version("everflow")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return NOT_INSTALLED
+
+
+@dataclass(frozen=True)
+class Banner:
+    """The first thing a run prints; ``topology`` is `topology_lines` of the program."""
+
+    application_id: str
+    version: str
+    bootstrap_servers: str
+    guarantee: str
+    threads: int
+    state_folder: str
+    topology: tuple[str, str, str]
+
+    def text(self) -> str:
+        """Several lines, without a final newline."""
+        rows = [
+            ("application", f"{self.application_id}   (everflow {self.version})"),
+            ("brokers", self.bootstrap_servers),
+            ("guarantee", f"{self.guarantee}, {self.threads} stream thread{'s' * (self.threads != 1)}"),
+            ("topology", self.topology[0]),
+            ("", self.topology[1]),
+            ("", self.topology[2]),
+            ("state", self.state_folder),
+        ]
+        return "\n".join(f"{label:<12} {text}" for label, text in rows)
+
+
+def topology_lines(topology: Topology) -> tuple[str, str, str]:
+    """The program in three lines: what it reads, what it keeps, what it writes."""
+    sources = [node for node in topology.nodes if isinstance(node, SourceNode)]
+    sinks = [node for node in topology.nodes if isinstance(node, SinkNode)]
+    read = [topic for node in sources if node.kind != "repartition" for topic in node.topics]
+    stores = [spec.name for node in topology.nodes if isinstance(node, StatefulNode) for spec in node.stores]
+    written = [
+        node.topic if isinstance(node.topic, str) else "(a topic per record)" for node in sinks if node.kind != "repartition"
+    ]
+    rekeyed = len({topic for node in sources if node.kind == "repartition" for topic in node.topics})
+    keeps = _listed(stores) if stores else "nothing (stateless)"
+    if rekeyed:
+        keeps += f"; re-keys through {rekeyed} repartition topic{'s' * (rekeyed != 1)}"
+    return (f"reads  {_listed(read)}", f"keeps  {keeps}", f"writes {_listed(written) or 'nothing'}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    unique = list(dict.fromkeys(names))
+    shown, width = [], 0
+    for name in unique:
+        width += len(name) + 2
+        if shown and width > _LIST_WIDTH:
+            return f"{', '.join(shown)} and {len(unique) - len(shown)} more"
+        shown.append(name)
+    return ", ".join(shown)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One look at a running instance.
+
+    ``consumed`` and ``log_end`` are offsets summed over its input partitions, repartition topics included;
+    ``restoring`` is the restored share of the stores being restored, 0 to 1, or None when none is.
+    """
+
+    at_s: float
+    consumed: int
+    log_end: int
+    restoring: float | None = None
+
+
+@dataclass
+class Progress:
+    """Samples -> the progress line. Rates are taken over the last ``window_s`` seconds. Not thread-safe."""
+
+    window_s: float = 10.0
+    _samples: deque[Sample] = field(default_factory=deque)
+
+    def add(self, sample: Sample) -> None:
+        """Take a sample; times must not go back."""
+        self._samples.append(sample)
+        while len(self._samples) > 2 and sample.at_s - self._samples[0].at_s > self.window_s:
+            self._samples.popleft()
+
+    @property
+    def records_per_s(self) -> float:
+        """Records a second over the window; 0 before the second sample."""
+        if len(self._samples) < 2:
+            return 0.0
+        first, last = self._samples[0], self._samples[-1]
+        elapsed = last.at_s - first.at_s
+        return max(0, last.consumed - first.consumed) / elapsed if elapsed > 0 else 0.0
+
+    @property
+    def lag(self) -> int | None:
+        """Records not yet committed; None before the first sample."""
+        last = self._samples[-1] if self._samples else None
+        return None if last is None else max(0, last.log_end - last.consumed)
+
+    def line(self) -> str:
+        """``45,120 records/s · lag 12,345 · restoring 43 %``."""
+        lag = self.lag
+        parts = [f"{self.records_per_s:,.0f} records/s", "lag unknown" if lag is None else f"lag {lag:,}"]
+        last = self._samples[-1] if self._samples else None
+        if last is not None and last.restoring is not None:
+            parts.append(f"restoring {last.restoring:.0%}".replace("%", " %"))
+        return " · ".join(parts)
+
+
+def parse_settings(assignments: Sequence[str]) -> dict[str, str]:
+    """``--set key=value`` arguments as a mapping; the last of equal keys wins.
+
+    Raises:
+        ValueError: an argument without ``=`` or without a key; the message names it.
+    """
+    settings: dict[str, str] = {}
+    for assignment in assignments:
+        key, separator, value = assignment.partition("=")
+        if not separator or not key.strip():
+            raise ValueError(f"{assignment!r}: write it as key=value, e.g. commit.interval.ms=50")
+        settings[key.strip()] = value.strip()
+    return settings
+
+
+def error_text(error: BaseException, code: str) -> str:
+    """``error: [code] message``, continuation lines indented."""
+    first, *rest = str(error).splitlines() or [type(error).__name__]
+    return "\n".join([f"error: [{code}] {first}", *(f"  {line.strip()}" for line in rest)])
+
+
+def merge_settings(*layers: Mapping[str, object | None]) -> dict[str, object]:
+    """Later layers win; None means not given."""
+    merged: dict[str, object] = {}
+    for layer in layers:
+        merged.update({key: value for key, value in layer.items() if value is not None})
+    return merged

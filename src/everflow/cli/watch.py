@@ -1,0 +1,62 @@
+"""How far an application is: its committed offsets against the ends of its input topics, asked of the brokers.
+
+The same question as Kafka's own lag tools ask, so the answer does not depend on the instance being healthy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from everflow.cli.terminal import Sample
+from everflow.kafka.admin import ClusterAdmin
+from everflow.records import TopicPartition
+from everflow.topology.graph import SourceNode, Topology
+
+
+def input_topics(topology: Topology, application_id: str) -> list[str]:
+    """Full names of all topics that the application reads, its repartition topics included."""
+    topics: dict[str, None] = {}
+    for node in topology.nodes:
+        if isinstance(node, SourceNode):
+            for topic in node.topics:
+                topics[f"{application_id}-{topic}" if node.kind == "repartition" else topic] = None
+    return list(topics)
+
+
+class LagReader:
+    """Reads samples of one application. Owned by one thread; the admin client is the caller's.
+
+    Partitions are looked up once, at the first sample after all topics exist; until then nothing is known.
+    """
+
+    def __init__(self, admin: ClusterAdmin, application_id: str, topics: Sequence[str]) -> None:
+        self._admin = admin
+        self._group = application_id
+        self._topics = list(topics)
+        self._partitions: list[TopicPartition] = []
+
+    def sample(self, at_s: float, restoring: float | None = None) -> Sample | None:
+        """Committed and end offsets now; None while topics are missing.
+
+        Committed offsets are read first: records that a commit made visible downstream are then in the ends
+        read after it, so a lag of zero over all topics means that nothing is on its way between
+        sub-topologies either.
+
+        Raises:
+            RetriableError: the brokers did not answer.
+        """
+        if not self._partitions:
+            self._partitions = self._find_partitions()
+            if not self._partitions:
+                return None
+        committed = self._admin.committed(self._group, self._partitions)
+        starts = self._admin.list_offsets(self._partitions, "earliest")
+        ends = self._admin.list_offsets(self._partitions, "latest", isolation="read_uncommitted")
+        consumed = sum(max(committed[tp].offset, starts[tp]) if tp in committed else starts[tp] for tp in self._partitions)
+        return Sample(at_s, consumed, sum(ends[tp] for tp in self._partitions), restoring)
+
+    def _find_partitions(self) -> list[TopicPartition]:
+        described = self._admin.describe_topics(self._topics)
+        if any(topic not in described for topic in self._topics):
+            return []
+        return [TopicPartition(topic, partition) for topic in self._topics for partition in range(described[topic].partitions)]

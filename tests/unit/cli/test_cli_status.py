@@ -1,0 +1,25 @@
+"""The progress line where there is no terminal."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from everflow.cli.status import StatusLine
+
+
+def test_plain_lines_come_every_few_seconds_and_only_when_they_change() -> None:
+    out, now = io.StringIO(), [0.0]
+    with StatusLine(Console(file=out), interval_s=5.0, clock=lambda: now[0]) as status:
+        for at, text in [(0, "lag 3"), (1, "lag 2"), (6, "lag 2"), (7, "lag 1"), (12, "lag 2"), (13, "lag 0")]:
+            now[0] = float(at)
+            status.show(text)
+    assert out.getvalue().splitlines() == ["lag 3", "lag 2", "lag 0"]
+
+
+def test_lasting_lines_are_printed_as_they_are() -> None:
+    out = io.StringIO()
+    with StatusLine(Console(file=out, width=20)) as status:
+        status.say("state [bold] " + "x" * 40)
+    assert out.getvalue() == "state [bold] " + "x" * 40 + "\n"

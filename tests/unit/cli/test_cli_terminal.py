@@ -1,0 +1,113 @@
+"""Banner, progress line, settings and error texts."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from everflow import serdes
+from everflow.cli.terminal import (
+    Banner,
+    Progress,
+    Sample,
+    error_text,
+    merge_settings,
+    parse_settings,
+    topology_lines,
+)
+from everflow.state.store import StoreSpec
+from everflow.topology.graph import EdgeType, SinkNode, SourceNode, StatefulNode, Topology
+
+TEXT, NUMBER = serdes.string(), serdes.long()
+EDGE = EdgeType(pa.string(), pa.int64())
+
+
+def source(name: str, *topics: str, kind: str = "stream") -> SourceNode:
+    return SourceNode(name, (), EDGE, None, topics, TEXT, NUMBER, kind)
+
+
+def sink(name: str, topic: str, kind: str = "sink") -> SinkNode:
+    return SinkNode(name, ("a",), EDGE, None, topic, TEXT, NUMBER, kind)
+
+
+def counted(name: str, store: str) -> StatefulNode:
+    return StatefulNode(name, ("a",), EDGE, None, "AGGREGATE", None, (StoreSpec(store, "key_value", TEXT, NUMBER),))
+
+
+def test_topology_lines_say_what_is_read_kept_and_written() -> None:
+    topology = Topology(
+        (
+            source("a", "flights", "weather"),
+            counted("b", "by-carrier"),
+            sink("c", "by-route-repartition", "repartition"),
+            source("d", "by-route-repartition", kind="repartition"),
+            counted("e", "by-route"),
+            sink("f", "delays"),
+            sink("g", "delays"),
+        )
+    )
+    assert topology_lines(topology) == (
+        "reads  flights, weather",
+        "keeps  by-carrier, by-route; re-keys through 1 repartition topic",
+        "writes delays",
+    )
+
+
+def test_topology_lines_of_a_stateless_program_without_output() -> None:
+    assert topology_lines(Topology((source("a", "flights"),))) == (
+        "reads  flights",
+        "keeps  nothing (stateless)",
+        "writes nothing",
+    )
+
+
+def test_long_lists_are_cut_and_counted() -> None:
+    names = [f"a-topic-with-quite-a-long-name-{n}" for n in range(9)]
+    assert topology_lines(Topology((source("a", *names),)))[0] == f"reads  {names[0]}, {names[1]} and 7 more"
+
+
+def test_banner_has_everything_and_the_topology_in_three_lines() -> None:
+    text = Banner("delays", "0.1.0", "host:9092", "exactly_once_v2", 1, "/var/x", ("reads a", "keeps b", "writes c"))
+    assert text.text().splitlines() == [
+        "application  delays   (everflow 0.1.0)",
+        "brokers      host:9092",
+        "guarantee    exactly_once_v2, 1 stream thread",
+        "topology     reads a",
+        "             keeps b",
+        "             writes c",
+        "state        /var/x",
+    ]
+
+
+def test_progress_rates_are_taken_over_the_window() -> None:
+    progress = Progress(window_s=2.0)
+    assert progress.line() == "0 records/s · lag unknown"
+    for second in range(6):
+        progress.add(Sample(float(second), consumed=second * second * 1_000, log_end=30_000))
+    # 9,000 at 3 s, 25,000 at 5 s
+    assert progress.line() == "8,000 records/s · lag 5,000"
+
+
+def test_progress_shows_restoring_while_it_lasts() -> None:
+    progress = Progress()
+    progress.add(Sample(0.0, 0, 10, restoring=0.434))
+    assert progress.line() == "0 records/s · lag 10 · restoring 43 %"
+
+
+def test_settings_keep_equal_signs_of_the_value() -> None:
+    assert parse_settings(["a.b=1", "sasl.config=x=y", "a.b=2"]) == {"a.b": "2", "sasl.config": "x=y"}
+
+
+@pytest.mark.parametrize("wrong", ["commit.interval.ms", "=5"])
+def test_a_setting_without_key_or_value_is_refused_by_name(wrong: str) -> None:
+    with pytest.raises(ValueError, match="key=value") as caught:
+        parse_settings([wrong])
+    assert repr(wrong) in str(caught.value)
+
+
+def test_options_win_over_settings_and_missing_ones_do_not() -> None:
+    assert merge_settings({"a": "1", "b": "2"}, {"a": "3", "b": None}) == {"a": "3", "b": "2"}
+
+
+def test_error_text_indents_what_follows_the_first_line() -> None:
+    assert error_text(ValueError("bad\n  at x.py:3"), "EF-X") == "error: [EF-X] bad\n  at x.py:3"
