@@ -1,7 +1,7 @@
 """Serdes: how keys and values become bytes, and the Arrow type of each.
 
-``serdes.string()``, ``serdes.long()``, ``serdes.json("carrier string, delay double")``, ...; formats are Java's,
-so that topics and changelogs can be shared with Kafka Streams applications.
+``serdes.string()``, ``serdes.long()``, ``serdes.json("carrier string, delay double")``, ...; formats
+are Java's, so that topics and changelogs can be shared with Kafka Streams applications.
 """
 
 from __future__ import annotations
@@ -12,17 +12,21 @@ import pyarrow as pa
 
 from everflow.serdes.base import Serde, SerdeError
 from everflow.serdes.json_serde import JsonSerde
+from everflow.serdes.packed import PackedSerde
 from everflow.serdes.primitives import BytesSerde, DoubleSerde, IntegerSerde, StringSerde
 from everflow.serdes.schema import arrow_type
+from everflow.serdes.windowed import TimeWindowedSerde
 
 __all__ = [
     "BytesSerde",
     "DoubleSerde",
     "IntegerSerde",
     "JsonSerde",
+    "PackedSerde",
     "Serde",
     "SerdeError",
     "StringSerde",
+    "TimeWindowedSerde",
     "arrow_type",
     "bytes_",
     "double",
@@ -30,7 +34,9 @@ __all__ = [
     "int_",
     "json",
     "long",
+    "packed",
     "string",
+    "time_windowed",
 ]
 
 
@@ -67,8 +73,21 @@ def json(schema: Any) -> Serde:
     return JsonSerde(arrow_type(schema))
 
 
+def time_windowed(inner: Serde, size_ms: int) -> Serde:
+    """Keys of windowed results (Java's TimeWindowedSerializer): ``inner``'s bytes, then the window start.
+
+    Arrow ``struct<key: K, start: int64, end: int64>`` (ms); the end is not in the bytes, hence ``size_ms``.
+    """
+    return TimeWindowedSerde(inner, size_ms)
+
+
+def packed(schema: Any) -> Serde:
+    """everflow's compact layout of a struct, see `everflow.serdes.packed`; ``schema`` as in `json`."""
+    return PackedSerde(arrow_type(schema))
+
+
 def from_type(type_: pa.DataType) -> Serde:
-    """The default serde of an Arrow type: Java's format for string, int32, int64, double and binary, else JSON."""
+    """The default serde of an Arrow type: Java's for string, int32, int64, double, binary, else JSON."""
     if pa.types.is_string(type_) or pa.types.is_large_string(type_):
         return string()
     if pa.types.is_binary(type_) or pa.types.is_large_binary(type_):

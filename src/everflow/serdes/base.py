@@ -46,7 +46,7 @@ class Serde(Protocol):
         """Bytes of one value; SerdeError if it does not fit the type."""
 
     def decode(self, data: bytes | None) -> Any:
-        """The value of ``data`` as ``pa.Scalar.as_py`` gives it (dict for a struct); SerdeError if unreadable."""
+        """The value as ``pa.Scalar.as_py`` gives it (dict for a struct); SerdeError if unreadable."""
 
     def encode_array(self, values: pa.Array) -> pa.Array:
         """``pa.binary()`` of the same length, null where ``values`` is null."""

@@ -137,9 +137,7 @@ def _nested(
         item = convert(type_.item_type) or (lambda value: value)
         key = convert(type_.key_type) if not pa.types.is_integer(type_.key_type) else int
         name = key or (lambda value: value)
-        return lambda value: map_out(
-            {name(k): None if v is None else item(v) for k, v in map_in(value).items()}
-        )
+        return lambda value: map_out({name(k): None if v is None else item(v) for k, v in map_in(value).items()})
     return None
 
 

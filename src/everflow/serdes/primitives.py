@@ -52,7 +52,7 @@ class BytesSerde:
 
 @dataclass(frozen=True, repr=False)
 class StringSerde:
-    """UTF-8 text (Java's StringSerializer). Unlike Java's, invalid UTF-8 is an error, not a replacement character."""
+    """UTF-8 text (Java's StringSerializer). Unlike Java's, invalid UTF-8 is an error."""
 
     kind: str = "string"
 
@@ -127,9 +127,7 @@ class IntegerSerde:
 
     def encode_array(self, values: pa.Array) -> pa.Array:
         values = flat(values, self.type)
-        numbers = (
-            values.fill_null(0).to_numpy(zero_copy_only=False) if values.null_count else values.to_numpy()
-        )
+        numbers = values.fill_null(0).to_numpy(zero_copy_only=False) if values.null_count else values.to_numpy()
         rows = numbers.astype(f">i{self.width}").view(np.uint8).reshape(-1, self.width)
         return with_nulls_of(binary_from_matrix(rows), values)
 
@@ -173,16 +171,13 @@ class DoubleSerde:
 
     def encode_array(self, values: pa.Array) -> pa.Array:
         values = flat(values, pa.float64())
-        numbers = (
-            values.fill_null(0.0).to_numpy(zero_copy_only=False) if values.null_count else values.to_numpy()
-        )
+        numbers = values.fill_null(0.0).to_numpy(zero_copy_only=False) if values.null_count else values.to_numpy()
         big_endian = np.where(np.isnan(numbers), np.nan, numbers).astype(">f8")
         return with_nulls_of(binary_from_matrix(big_endian.view(np.uint8).reshape(-1, 8)), values)
 
     def decode_array(self, data: pa.Array) -> pa.Array:
         data = flat(data, pa.binary())
         rows = np.ascontiguousarray(matrix_from_binary(data, 8))
-        # `pa.array` would keep NaN as NaN only without a pandas mask: from_buffers semantics, so no from_pandas here
         numbers = pa.array(rows.view(">f8").reshape(-1).astype(np.float64), pa.float64())
         return with_nulls_of(numbers, data)
 

@@ -1,6 +1,6 @@
-"""Schemas -> Arrow types: Spark's DDL text (``"a string, b struct<c: array<int>>"``), a StructType, an Arrow type.
+"""Schemas -> Arrow types: Spark's DDL text (``"a string, b struct<c: array<int>>"``) or a StructType.
 
-A parser of our own because this layer may not import Spark, and a serde must be buildable in a worker without a JVM.
+A parser of our own because this layer may not import Spark, and a worker has no JVM to ask.
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ _SIMPLE: dict[str, pa.DataType] = {
     "timestamp_ntz": pa.timestamp("us"),
     "void": pa.null(),
 }
-_TOKEN = re.compile(
-    r"\s*(?:(`(?:[^`]|``)+`)|('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|([A-Za-z0-9_]+)|([<>(),:]))"
-)
+_TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|([A-Za-z0-9_]+)|([<>(),:]))")
 
 
 def arrow_type(schema: Any) -> pa.DataType:
@@ -66,9 +64,8 @@ class _Ddl:
         while position < end:
             match = _TOKEN.match(text, position)
             if match is None:
-                raise SerdeError(
-                    f"cannot read the schema {text!r}: unexpected {text[position:].strip()[:1]!r} at {position}"
-                )
+                unexpected = text[position:].strip()[:1]
+                raise SerdeError(f"cannot read the schema {text!r}: unexpected {unexpected!r} at {position}")
             self.tokens.append((match.group(match.lastindex or 0), match.start(match.lastindex or 0)))
             position = match.end()
         self.at = 0
@@ -78,7 +75,7 @@ class _Ddl:
             raise SerdeError("the schema is empty; write fields such as 'name string, amount double'")
         first = self.tokens[0][0].lower()
         single = len(self.tokens) == 1 or (
-            self.tokens[1][0] in "<(" and first in ("struct", "array", "map", "decimal")
+            self.tokens[1][0] in "<(" and first in ("struct", "array", "map", "decimal", "varchar", "char")
         )
         result = self.type() if single else pa.struct(self.fields(None))
         if self.at < len(self.tokens):
@@ -108,9 +105,7 @@ class _Ddl:
         return False
 
     def error(self, what: str) -> SerdeError:
-        place = (
-            f"{self.tokens[self.at][0]!r} (character {self.tokens[self.at][1]})" if self.peek() else "its end"
-        )
+        place = f"{self.tokens[self.at][0]!r} (character {self.tokens[self.at][1]})" if self.peek() else "its end"
         return SerdeError(f"cannot read the schema {self.text!r}: {what} at {place}")
 
     def fields(self, close: str | None) -> list[pa.Field]:
@@ -124,17 +119,15 @@ class _Ddl:
                 raise self.error("expected a field name")
             if self.peek() == ":":
                 self.at += 1
-            field_type, nullable = self.type(), True
-            if self.word("not"):
-                if not self.word("null"):
-                    raise self.error("expected NULL after NOT")
-                nullable = False
+            field_type = self.type()
+            # NOT NULL promises something about the writer, not the bytes: missing fields still decode to null
+            if self.word("not") and not self.word("null"):
+                raise self.error("expected NULL after NOT")
             if self.word("comment"):
                 self.next()
             if any(field.name == name for field in found):
                 raise self.error(f"the field {name!r} appears twice")
-            # NOT NULL is a promise of the writer, not of the bytes: missing fields decode to null all the same
-            found.append(pa.field(name, field_type, nullable=True if not nullable else nullable))
+            found.append(pa.field(name, field_type))
             if self.peek() != ",":
                 break
             self.at += 1
@@ -160,7 +153,7 @@ class _Ddl:
             self.expect(">")
             return pa.map_(key, value)
         if word in ("decimal", "dec", "numeric"):
-            precision, scale = (self.numbers() + [10, 0])[:2] if self.peek() == "(" else (10, 0)
+            precision, scale = self.numbers() if self.peek() == "(" else (10, 0)
             return pa.decimal128(precision, scale)
         if word in ("varchar", "char"):
             self.numbers()
@@ -186,9 +179,7 @@ def _from_json_value(value: Any) -> pa.DataType:
         return _Ddl(value).type()
     kind = value["type"]
     if kind == "struct":
-        return pa.struct(
-            [pa.field(field["name"], _from_json_value(field["type"])) for field in value["fields"]]
-        )
+        return pa.struct([pa.field(field["name"], _from_json_value(field["type"])) for field in value["fields"]])
     if kind == "array":
         return pa.list_(_from_json_value(value["elementType"]))
     if kind == "map":

@@ -1,0 +1,116 @@
+"""Windowed keys in Java's byte formats (TimeWindowedSerializer, WindowKeySchema)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from everflow.records import Int64
+from everflow.serdes.base import (
+    Serde,
+    SerdeError,
+    binary_from_matrix,
+    flat,
+    matrix_from_binary,
+    with_nulls_of,
+)
+
+START_BYTES = 8
+_SEQUENCE_ZERO = b"\x00\x00\x00\x00"
+STORE_SUFFIX_BYTES = START_BYTES + len(_SEQUENCE_ZERO)
+
+
+@dataclass(frozen=True, repr=False)
+class TimeWindowedSerde:
+    """``inner`` key bytes + 8-byte big-endian window start in ms; decodes to ``struct<key, start, end>``."""
+
+    inner: Serde
+    size_ms: int
+    kind: str = "time_windowed"
+
+    @property
+    def type(self) -> pa.DataType:
+        return windowed_key_type(self.inner.type)
+
+    def encode(self, value: Any) -> bytes | None:
+        if value is None:
+            return None
+        if not isinstance(value, dict) or "key" not in value or not isinstance(value.get("start"), int):
+            raise SerdeError(f"expected a windowed key {{'key', 'start', 'end'}}, found {value!r:.100}")
+        key = self.inner.encode(value["key"])
+        return None if key is None else key + _start_bytes(value["start"])
+
+    def decode(self, data: bytes | None) -> Any:
+        if data is None:
+            return None
+        if len(data) < START_BYTES:
+            raise SerdeError(f"a windowed key takes at least {START_BYTES} bytes, found {len(data)}")
+        start = int.from_bytes(data[-START_BYTES:], "big", signed=True)
+        return {"key": self.inner.decode(data[:-START_BYTES]), "start": start, "end": start + self.size_ms}
+
+    def encode_array(self, values: pa.Array) -> pa.Array:
+        values = flat(values, self.type)
+        key, start, _ = values.flatten()
+        return _join(self.inner.encode_array(key), [start_column(start.fill_null(0).to_numpy())])
+
+    def decode_array(self, data: pa.Array) -> pa.Array:
+        data = flat(data, pa.binary())
+        lengths = pc.binary_length(data).fill_null(START_BYTES).to_numpy()
+        short = np.flatnonzero(lengths < START_BYTES)
+        if len(short):
+            index = int(short[0])
+            raise SerdeError(f"row {index}: a windowed key of {lengths[index]} bytes", index=index)
+        keys = self.inner.decode_array(pc.binary_slice(data, 0, -START_BYTES))
+        starts = _starts(pc.binary_slice(data, -START_BYTES))
+        ends = starts + self.size_ms
+        fields = list(self.type)
+        whole = pa.StructArray.from_arrays([keys, pa.array(starts), pa.array(ends)], fields=fields)
+        return with_nulls_of(whole, data)
+
+    def __repr__(self) -> str:
+        return f"time_windowed({self.inner!r}, {self.size_ms} ms)"
+
+
+def windowed_key_type(key: pa.DataType) -> pa.DataType:
+    """``struct<key: K, start: int64, end: int64>``, the key of windowed results."""
+    return pa.struct([("key", key), ("start", pa.int64()), ("end", pa.int64())])
+
+
+def start_column(starts: Int64) -> pa.Array:
+    """Window starts (ms) as 8-byte big-endian values."""
+    return binary_from_matrix(np.ascontiguousarray(starts.astype(">i8")).view(np.uint8).reshape(-1, START_BYTES))
+
+
+def window_store_keys(keys: pa.Array, starts: Int64) -> pa.Array:
+    """Keys of a window store: key bytes + start + 4-byte sequence number 0. ``keys`` is ``pa.binary()``."""
+    return _join(keys, [start_column(starts), pa.scalar(_SEQUENCE_ZERO)])
+
+
+def window_store_key(key: bytes, start: int) -> bytes:
+    """One key of a window store."""
+    return key + _start_bytes(start) + _SEQUENCE_ZERO
+
+
+def split_window_store_key(stored: bytes) -> tuple[bytes, int]:
+    """Key bytes and window start (ms) of a window store's key; SerdeError if it is too short."""
+    if len(stored) < STORE_SUFFIX_BYTES:
+        raise SerdeError(f"a window store's key takes at least {STORE_SUFFIX_BYTES} bytes, found {len(stored)}")
+    start = stored[-STORE_SUFFIX_BYTES : -len(_SEQUENCE_ZERO)]
+    return stored[:-STORE_SUFFIX_BYTES], int.from_bytes(start, "big", signed=True)
+
+
+def _start_bytes(start: int) -> bytes:
+    return start.to_bytes(START_BYTES, "big", signed=True)
+
+
+def _starts(data: pa.Array) -> Int64:
+    rows = np.ascontiguousarray(matrix_from_binary(data, START_BYTES))
+    return rows.view(">i8").reshape(-1).astype(np.int64)
+
+
+def _join(keys: pa.Array, rest: list[pa.Array | pa.Scalar]) -> pa.Array:
+    return pc.binary_join_element_wise(keys, *rest, pa.scalar(b""))

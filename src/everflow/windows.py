@@ -1,0 +1,125 @@
+"""Time windows: which windows a record falls into, when a window is closed. Times are int64 ms (epoch)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from everflow.errors import TopologyError
+from everflow.records import Int64
+
+Duration: TypeAlias = "str | int | dt.timedelta"
+
+_UNITS_MS = {
+    "ms": 1,
+    "milli": 1,
+    "millisecond": 1,
+    "s": 1_000,
+    "sec": 1_000,
+    "second": 1_000,
+    "m": 60_000,
+    "min": 60_000,
+    "minute": 60_000,
+    "h": 3_600_000,
+    "hour": 3_600_000,
+    "d": 86_400_000,
+    "day": 86_400_000,
+    "week": 604_800_000,
+}
+_PART = re.compile(r"\s*(\d+)\s*([a-z]+)\s*,?", re.IGNORECASE)
+
+
+def duration_ms(duration: Duration) -> int:
+    """Milliseconds of ``"1 day 12 hours"``, ``500`` (ms) or a timedelta; TopologyError if unreadable."""
+    if isinstance(duration, dt.timedelta):
+        return duration // dt.timedelta(milliseconds=1)
+    if isinstance(duration, int) and not isinstance(duration, bool):
+        return duration
+    if not isinstance(duration, str):
+        raise TopologyError(f"a duration is text, ms or a timedelta, found {type(duration).__name__}")
+    total, at, text = 0, 0, duration.strip()
+    while at < len(text) or not text:
+        part = _PART.match(text, at)
+        unit = part.group(2).lower() if part else ""
+        factor = _UNITS_MS.get(unit) or _UNITS_MS.get(unit.removesuffix("s"))
+        if part is None or factor is None:
+            raise TopologyError(f"cannot read the duration {duration!r}; write '5 seconds' or '1 day 6 hours'")
+        total += int(part.group(1)) * factor
+        at = part.end()
+    return total
+
+
+@dataclass(frozen=True)
+class TimeWindows:
+    """Windows ``[start, start + size)`` that begin at every multiple of ``advance_ms``.
+
+    Tumbling where the advance equals the size, hopping where it is smaller. ``grace_ms`` is how long after its
+    end, in stream time, a window still takes records.
+    """
+
+    size_ms: int
+    advance_ms: int
+    grace_ms: int = 0
+
+    def __post_init__(self) -> None:
+        if self.size_ms <= 0:
+            raise TopologyError(f"a window takes a size above zero, found {self.size_ms} ms")
+        if not 0 < self.advance_ms <= self.size_ms:
+            raise TopologyError(f"windows of {self.size_ms} ms advance by 1 to {self.size_ms} ms, found {self.advance_ms} ms")
+        if self.grace_ms < 0:
+            raise TopologyError(f"a grace may not be negative, found {self.grace_ms} ms")
+
+    @staticmethod
+    def of_size(size: Duration) -> TimeWindows:
+        """Tumbling windows without grace."""
+        size_ms = duration_ms(size)
+        return TimeWindows(size_ms, size_ms)
+
+    @staticmethod
+    def of_size_with_no_grace(size: Duration) -> TimeWindows:
+        """As `of_size`; Kafka Streams' name (KIP-633)."""
+        return TimeWindows.of_size(size)
+
+    @staticmethod
+    def of_size_and_grace(size: Duration, grace: Duration) -> TimeWindows:
+        """Tumbling windows with a grace; Kafka Streams' name (KIP-633)."""
+        return TimeWindows.of_size(size).grace(grace)
+
+    def advance_by(self, advance: Duration) -> TimeWindows:
+        """Hopping windows: a new one every ``advance``."""
+        return replace(self, advance_ms=duration_ms(advance))
+
+    def grace(self, grace: Duration) -> TimeWindows:
+        """Windows that take late records until stream time reaches their end + ``grace``."""
+        return replace(self, grace_ms=duration_ms(grace))
+
+    @property
+    def retention_ms(self) -> int:
+        """The shortest retention of a store of these windows, and its default: size + grace."""
+        return self.size_ms + self.grace_ms
+
+    def expand(self, timestamps: Int64) -> tuple[Int64, Int64]:
+        """Pairs (index into ``timestamps``, window start): all windows of all records, by record, then start.
+
+        Windows that would start before 0 are left out, as in Kafka Streams.
+        """
+        per_record = -(-self.size_ms // self.advance_ms)
+        first = np.maximum(timestamps - self.size_ms + self.advance_ms, 0) // self.advance_ms * self.advance_ms
+        if per_record == 1:
+            return np.arange(len(timestamps), dtype=np.int64), first
+        starts = first[:, None] + np.arange(per_record, dtype=np.int64) * self.advance_ms
+        inside = starts <= timestamps[:, None]
+        return np.nonzero(inside)[0].astype(np.int64), starts[inside]
+
+    def is_open(self, starts: Int64, stream_times: Int64) -> npt.NDArray[np.bool_]:
+        """True where the window that starts at ``starts`` takes a record while stream time is ``stream_times``."""
+        return starts + self.size_ms > stream_times - self.grace_ms
+
+    def __str__(self) -> str:
+        hop = "" if self.advance_ms == self.size_ms else f" every {self.advance_ms} ms"
+        return f"{self.size_ms} ms{hop}, grace {self.grace_ms} ms"
