@@ -50,8 +50,8 @@ class LagReader:
             if not self._partitions:
                 return None
         committed = self._admin.committed(self._group, self._partitions)
-        starts = self._admin.list_offsets(self._partitions, "earliest")
-        ends = self._admin.list_offsets(self._partitions, "latest", isolation="read_uncommitted")
+        starts = self._admin.list_offsets(self._partitions, "earliest", "read_uncommitted")
+        ends = self._admin.list_offsets(self._partitions, "latest", "read_uncommitted")
         consumed = sum(max(committed[tp].offset, starts[tp]) if tp in committed else starts[tp] for tp in self._partitions)
         return Sample(at_s, consumed, sum(ends[tp] for tp in self._partitions), restoring)
 

@@ -136,8 +136,8 @@ def _read_results(config: StreamsConfig) -> dict[str, Iterator[Record]]:
     """Committed records of the result topics, partition after partition."""
     admin = ClusterAdmin(config.admin())
     partitions = [TopicPartition(topic, p) for topic in topology.RESULT_TOPICS for p in range(PARTITIONS)]
-    starts = admin.list_offsets(partitions, "earliest")
-    ends = admin.list_offsets(partitions, "latest", isolation="read_committed")
+    starts = admin.list_offsets(partitions, "earliest", "read_committed")
+    ends = admin.list_offsets(partitions, "latest", "read_committed")
     records: dict[str, list[Record]] = {topic: [] for topic in topology.RESULT_TOPICS}
     with LogReader(config.consumer()) as reader:
         for partition in partitions:

@@ -1,0 +1,33 @@
+"""Average price per stock in windows of five seconds.
+
+    everflow broker --port 9092
+    everflow run stock_trades:builder --application-id stock-averages --bootstrap-servers 127.0.0.1:9092
+
+(in this folder; the topics `stock-trades` and `average-prices` must exist). Sum and count are aggregated, the average is
+mapped from them, and the results carry a windowed key: the symbol and the start of its window. There is no grace: a
+trade that comes after its window has ended in stream time is dropped and counted.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import functions as F
+
+from everflow import StreamsBuilder, TimeWindows, agg, serdes
+
+builder = StreamsBuilder()
+trades = builder.stream(
+    "stock-trades", key=serdes.string(), value=serdes.json("symbol string, price double, size int")
+)
+(
+    trades.group_by_key()
+    .windowed_by(TimeWindows.of_size("5 seconds"))
+    .aggregate(total=agg.sum("value.price"), trades=agg.count(), store="trades-per-stock")
+    .to_stream()
+    .map_values(
+        F.struct(
+            (F.col("value.total") / F.col("value.trades")).alias("average_price"),
+            F.col("value.trades").alias("trades"),
+        )
+    )
+    .to("average-prices")
+)
