@@ -1,0 +1,129 @@
+"""Internal topics: created once, at the application's first start, and validated at every other (invariant
+I10).
+
+What a topic should look like comes from the topology (`topology.subtopologies.internal_topics`); here is the
+decision what to do about it, and the calls that do it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from everflow.errors import InternalTopicError, OffsetsExpiredError
+from everflow.records import TopicPartition
+
+log = logging.getLogger("everflow")
+
+
+@dataclass(frozen=True)
+class TopicSpec:
+    """An internal topic as the topology needs it; ``name`` is the full name, ``kind`` ``repartition`` or
+    ``changelog``."""
+
+    name: str
+    partitions: int
+    config: Mapping[str, str]
+    kind: str
+
+
+@dataclass(frozen=True)
+class TopicFacts:
+    """An existing topic. ``config`` may be empty where the broker does not tell."""
+
+    partitions: int
+    topic_id: str | None = None
+    config: Mapping[str, str] = field(default_factory=dict)
+
+
+class TopicAdmin(Protocol):
+    """The part of the cluster's administration that this module needs."""
+
+    def topics(self, names: Iterable[str]) -> Mapping[str, TopicFacts]:
+        """The existing ones of ``names``, with their config."""
+
+    def create(self, topics: Iterable[TopicSpec]) -> None:
+        """Create them and wait until they are usable; one that exists by now is no error."""
+
+    def spans(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, tuple[int, int]]:
+        """Log start and log end (read_uncommitted) of partitions."""
+
+    def any_committed(self, partitions: Iterable[TopicPartition]) -> bool:
+        """Whether the application's group has a committed offset on any of the partitions."""
+
+
+def problems(spec: TopicSpec, facts: TopicFacts) -> list[str]:
+    """What is wrong with an existing topic, for people; empty if it will do.
+
+    Only what would lose or mix data counts: partitions, and a clean-up that deletes what must stay. Other
+    settings are the operator's.
+    """
+    found = []
+    if facts.partitions != spec.partitions:
+        found.append(f"{spec.name} has {facts.partitions} partitions, the topology needs {spec.partitions}")
+    wanted, policy = spec.config.get("cleanup.policy"), facts.config.get("cleanup.policy")
+    if policy is not None and wanted is not None:
+        have, need = set(policy.split(",")), set(wanted.split(","))
+        if spec.kind == "repartition" and "compact" in have:
+            found.append(f"{spec.name} has cleanup.policy={policy}: compaction would lose records before they are read")
+        elif "compact" in need and "compact" not in have:
+            found.append(f"{spec.name} has cleanup.policy={policy}: it must be {wanted}, or state would be lost")
+        elif need == {"compact"} and "delete" in have:
+            found.append(f"{spec.name} has cleanup.policy={policy}: old state would be deleted, it must be compact")
+    return found
+
+
+def is_first_start(application_id: str, any_committed: bool, spans: Mapping[TopicPartition, tuple[int, int]]) -> bool:
+    """First start = neither committed offsets nor any record in an internal topic (D5).
+
+    Raises OffsetsExpiredError when internal topics hold records but the group has no offsets: counting the
+    input again from the start on top of the present state would be silent double counting (scenario 15).
+    """
+    if any_committed:
+        return False
+    filled = sorted({tp.topic for tp, (start, end) in spans.items() if end > start})
+    if filled:
+        raise OffsetsExpiredError(
+            f"The group {application_id} has no committed offsets, but its internal topics hold records "
+            f"({', '.join(filled[:5])}{', ...' if len(filled) > 5 else ''}). Either the offsets expired (the application was down "
+            "for longer than offsets.retention.minutes) or the group was deleted. Starting would count the input twice. "
+            f"To start over from the input: everflow reset {application_id}"
+        )
+    return True
+
+
+def prepare(admin: TopicAdmin, application_id: str, specs: Iterable[TopicSpec], inputs: Iterable[TopicPartition]) -> None:
+    """Create (first start) or validate (any other) the internal topics; called before the instance joins the
+    group.
+
+    ``inputs`` are the partitions of all topics the application reads that exist by now. Raises
+    InternalTopicError for a topic that is missing after the first start or that does not fit,
+    OffsetsExpiredError as `is_first_start`.
+    """
+    needed = {spec.name: spec for spec in specs}
+    existing = admin.topics(needed)
+    partitions = [TopicPartition(n, p) for n, facts in existing.items() for p in range(facts.partitions)]
+    repartition = [tp for tp in partitions if needed[tp.topic].kind == "repartition"]
+    committed = admin.any_committed([*inputs, *repartition])
+    first = is_first_start(application_id, committed, admin.spans(partitions) if partitions else {})
+    wrong = [text for name, facts in sorted(existing.items()) for text in problems(needed[name], facts)]
+    if wrong:
+        raise InternalTopicError(
+            "Internal topics do not fit the topology: "
+            + "; ".join(wrong)
+            + f". Was the topology or the number of input partitions changed? everflow reset {application_id} starts over."
+        )
+    missing = [spec for name, spec in sorted(needed.items()) if name not in existing]
+    if not missing:
+        return
+    names = ", ".join(spec.name for spec in missing)
+    if not first:
+        raise InternalTopicError(
+            f"Internal topics are missing: {names}. The application has run before, so their records are lost; they are not "
+            f"created again silently. Restore them from a backup, or start over with: everflow reset {application_id}"
+        )
+    admin.create(missing)
+    for spec in missing:
+        log.info("Created topic %s (%d partitions)", spec.name, spec.partitions)

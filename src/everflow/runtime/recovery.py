@@ -1,0 +1,213 @@
+"""Recovery of tasks: the one order in which a task becomes active, or goes on after an unknown outcome (D5,
+D6).
+
+fence -> committed offsets (require_stable) -> target = log end read_uncommitted, taken after that -> wait
+until the last stable offset reaches it -> replay [store's position, target] -> claim -> run. Each arrow
+closes a way to lose or double data: scenarios 1, 2 and 4.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeVar
+
+from everflow.clock import Clock, Deadline
+from everflow.errors import FatalError, OffsetsExpiredError, RetriableError
+from everflow.records import TopicPartition
+from everflow.runtime.batch import parse_metadata
+from everflow.runtime.retry import StoppedError, retrying
+from everflow.runtime.task import ActiveTask, TaskStore
+
+log = logging.getLogger("everflow")
+
+_T = TypeVar("_T")
+
+STABLE_POLL_MS = 10.0
+
+
+class Committed(NamedTuple):
+    """A committed offset and its metadata text."""
+
+    offset: int
+    metadata: str
+
+
+class RecoveryPorts(Protocol):
+    """What recovery needs from Kafka and from the stores. Every call may raise RetriableError."""
+
+    def fence(self, transactional_ids: Collection[str]) -> None:
+        """End whatever still writes under these ids."""
+
+    def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
+        """Stable committed offsets of the group; partitions without one are left out."""
+
+    def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Log ends, read_uncommitted."""
+
+    def stable_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Last stable offsets (read_committed)."""
+
+    def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """First offsets still in the log."""
+
+    def restore(self, task: ActiveTask, store: TaskStore, target: int) -> None:
+        """Replay ``[store's position, target)`` of its changelog; rebuilds the store first where it must not
+        be trusted. Sets the store's position to ``target``."""
+
+    def claim(self, task: ActiveTask, incarnation: str) -> None:
+        """Make ``incarnation`` the owner of all stores of the task, with no batch applied yet."""
+
+
+@dataclass(frozen=True)
+class RecoveryRules:
+    """``offset_reset``: policy per input topic (``earliest``, ``latest``, ``none``); ``application_id`` for
+    messages."""
+
+    application_id: str
+    offset_reset: Mapping[str, str]
+
+
+@dataclass
+class Recovery:
+    """Recovers tasks; used by one thread at a time. ``stop`` ends every wait with StoppedError."""
+
+    ports: RecoveryPorts
+    rules: RecoveryRules
+    clock: Clock
+    timeout_ms: float
+    stop: threading.Event
+    new_incarnation: Callable[[], str]
+
+    def recover(
+        self, tasks: Sequence[ActiveTask], fence: Collection[str]
+    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, Committed]]:
+        """Bring ``tasks`` to where the log is: positions, stream times, stores, a new incarnation.
+
+        ``fence`` are the transactional ids that may still write for them. Gives the starting offsets of
+        partitions that had no committed offset (the caller commits them before anything is processed, so that
+        a later start is never taken for a first one), and the committed offsets that were found.
+
+        Raises TaskTimeoutError, OffsetsExpiredError, StoppedError; FatalError for an offset out of range with
+        policy ``none``.
+        """
+        deadline = Deadline(self.clock, self.timeout_ms)
+        inputs = sorted({tp for task in tasks for tp in task.inputs})
+        changelogs = sorted({s.changelog for task in tasks for s in task.stores if s.changelog is not None})
+        if fence:
+            self._retry(lambda: self.ports.fence(fence), "fencing earlier writers", deadline)
+        committed = dict(self._retry(lambda: self.ports.committed(inputs), "reading committed offsets", deadline))
+        targets = self._retry(lambda: self.ports.log_ends(changelogs), "reading ends of changelogs", deadline)
+        self._wait_stable(targets, deadline)
+        spans = self._spans([*inputs, *changelogs], deadline)
+        self._refuse_expired(tasks, committed, spans)
+        started: dict[TopicPartition, int] = {}
+        for task in tasks:
+            self._restore(task, targets, deadline)
+            self._take_positions(task, committed, spans, started)
+        return started, committed
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    def _retry(self, operation: Callable[[], _T], what: str, deadline: Deadline) -> _T:
+        return retrying(operation, what, clock=self.clock, deadline=deadline, stop=self.stop)
+
+    def _wait_stable(self, targets: Mapping[TopicPartition, int], deadline: Deadline) -> None:
+        """Until no transaction is open below the targets: markers of a transaction's partitions land
+        independently (KAFKA-10167), so offsets may be committed while the changelog's end is not yet readable
+        (scenario 4)."""
+        waiting = sorted(targets)
+
+        def reached() -> None:
+            nonlocal waiting
+            while waiting:
+                stable = self.ports.stable_ends(waiting)
+                waiting = [tp for tp in waiting if stable[tp] < targets[tp]]
+                if not waiting:
+                    return
+                if self.stop.is_set():
+                    raise StoppedError("stopped while waiting for open transactions")
+                if deadline.expired():
+                    raise RetriableError(f"a transaction is still open on {', '.join(map(str, waiting[:3]))}")
+                self.clock.wait(self.stop, STABLE_POLL_MS)
+
+        self._retry(reached, "waiting for open transactions to end", deadline)
+
+    def _spans(self, partitions: Sequence[TopicPartition], deadline: Deadline) -> dict[TopicPartition, tuple[int, int]]:
+        starts = self._retry(lambda: self.ports.log_starts(partitions), "reading starts of topics", deadline)
+        ends = self._retry(lambda: self.ports.stable_ends(partitions), "reading ends of topics", deadline)
+        return {tp: (starts[tp], ends[tp]) for tp in partitions}
+
+    def _refuse_expired(
+        self,
+        tasks: Iterable[ActiveTask],
+        committed: Mapping[TopicPartition, Committed],
+        spans: Mapping[TopicPartition, tuple[int, int]],
+    ) -> None:
+        """A task commits its starting offsets before it writes anything; records without offsets mean the
+        offsets are gone."""
+        for task in tasks:
+            if any(tp in committed for tp in task.inputs):
+                continue
+            for store in task.stores:
+                if store.changelog is not None and spans[store.changelog][1] > spans[store.changelog][0]:
+                    raise OffsetsExpiredError(
+                        f"Task {task.id} has no committed offsets on {', '.join(map(str, task.inputs))}, but its changelog "
+                        f"{store.changelog} holds records: the offsets expired or were deleted. Starting would count the "
+                        f"input twice. To start over: everflow reset {self.rules.application_id}"
+                    )
+
+    def _restore(self, task: ActiveTask, targets: Mapping[TopicPartition, int], deadline: Deadline) -> None:
+        for store in task.stores:
+            if store.changelog is None:
+                continue
+            target = targets[store.changelog]
+            self._retry(
+                lambda store=store, target=target: self.ports.restore(task, store, target),  # type: ignore[misc]
+                f"restoring {store.name} of task {task.id}",
+                deadline,
+            )
+        incarnation = self.new_incarnation()
+        self.ports.claim(task, incarnation)
+        task.incarnation, task.last_batch = incarnation, ""
+
+    def _take_positions(
+        self,
+        task: ActiveTask,
+        committed: Mapping[TopicPartition, Committed],
+        spans: Mapping[TopicPartition, tuple[int, int]],
+        started: dict[TopicPartition, int],
+    ) -> None:
+        task.stream_times = {}
+        for tp in task.inputs:
+            found = committed.get(tp)
+            if found is None:
+                task.positions[tp] = started[tp] = self._reset(tp, spans[tp], "no committed offset")
+                continue
+            for node, time_ms in parse_metadata(found.metadata).stream_times.items():
+                task.stream_times[node] = max(time_ms, task.stream_times.get(node, -1))
+            start, end = spans[tp]
+            if start <= found.offset <= end:
+                task.positions[tp] = found.offset
+            elif found.offset < start:
+                task.positions[tp] = self._reset(
+                    tp, spans[tp], f"committed offset {found.offset} is below the log start {start}"
+                )
+            else:
+                # Stable committed offsets never lie beyond the stable end of an unharmed log; a lagging
+                # replica may say so
+                # for a moment, a truncated or re-created topic for ever.
+                raise FatalError(
+                    f"{tp}: the committed offset {found.offset} lies beyond the end of the log ({end}). The topic was re-created "
+                    f"or truncated. everflow reset {self.rules.application_id} starts over."
+                )
+
+    def _reset(self, tp: TopicPartition, span: tuple[int, int], why: str) -> int:
+        policy = self.rules.offset_reset.get(tp.topic, "earliest")
+        if policy == "none":
+            raise FatalError(f"{tp}: {why}, and auto.offset.reset is none. Set earliest or latest, or commit an offset.")
+        if why != "no committed offset":
+            log.warning("%s: %s; going on from the %s offset", tp, why, policy)
+        return span[1] if policy == "latest" else span[0]

@@ -1,0 +1,60 @@
+"""Retries of passing faults under one deadline (KIP-572): visible while they last, an error that says so when
+they end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from everflow.clock import Clock, Deadline
+from everflow.errors import EverflowError, RetriableError, TaskTimeoutError
+
+log = logging.getLogger("everflow")
+
+T = TypeVar("T")
+
+FIRST_PAUSE_MS = 100.0
+LONGEST_PAUSE_MS = 5_000.0
+SAY_EVERY_MS = 5_000.0
+
+
+class StoppedError(EverflowError):
+    """The instance is shutting down; what was being waited for is given up. Never shown to users."""
+
+    code = "EF-STOPPED"
+
+
+def retrying(
+    operation: Callable[[], T],
+    what: str,
+    *,
+    clock: Clock,
+    deadline: Deadline,
+    stop: threading.Event,
+) -> T:
+    """Run ``operation`` until it does not raise RetriableError.
+
+    ``what`` names it for people (``"reading committed offsets"``). Pauses double from 0.1 to 5 s. Raises
+    TaskTimeoutError when ``deadline`` is over (with time-out 0 at the first fault), StoppedError when
+    ``stop`` is set; any other error at once.
+    """
+    pause_ms = FIRST_PAUSE_MS
+    said_ms: float | None = None
+    while True:
+        try:
+            return operation()
+        except RetriableError as error:
+            if stop.is_set():
+                raise StoppedError(f"stopped while {what}") from error
+            if deadline.expired():
+                raise TaskTimeoutError(
+                    f"Gave up {what} after {deadline.timeout_ms / 1000:g} s (task.timeout.ms): {error}"
+                ) from error
+            now_ms = clock.monotonic_ms()
+            if said_ms is None or now_ms - said_ms >= SAY_EVERY_MS:
+                log.warning("Still %s: %s (giving up in %.0f s)", what, error, deadline.remaining_ms() / 1000)
+                said_ms = now_ms
+            clock.wait(stop, min(pause_ms, deadline.remaining_ms()))
+            pause_ms = min(pause_ms * 2, LONGEST_PAUSE_MS)
