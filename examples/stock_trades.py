@@ -23,11 +23,6 @@ trades = builder.stream(
     .windowed_by(TimeWindows.of_size("5 seconds"))
     .aggregate(total=agg.sum("value.price"), trades=agg.count(), store="trades-per-stock")
     .to_stream()
-    .map_values(
-        F.struct(
-            (F.col("value.total") / F.col("value.trades")).alias("average_price"),
-            F.col("value.trades").alias("trades"),
-        )
-    )
+    .map_values(average_price=F.col("value.total") / F.col("value.trades"), trades=F.col("value.trades"))
     .to("average-prices")
 )

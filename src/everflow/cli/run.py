@@ -11,6 +11,7 @@ from rich.console import Console
 
 from everflow import KafkaStreams
 from everflow.cli.program import load_topology
+from everflow.cli.restoring import RestoreWatch
 from everflow.cli.status import StatusLine
 from everflow.cli.terminal import Banner, Progress, package_version, topology_lines
 from everflow.cli.watch import LagReader, input_topics
@@ -39,7 +40,9 @@ def run_program(target: str, settings: Mapping[str, object], console: Console) -
         status.say(banner(config, topology).text())
         streams = KafkaStreams(topology, config)
         streams.set_state_listener(lambda new, old: status.say(f"state {old.name} -> {new.name}"))
-        with watching(config, topology, status):
+        restoring = RestoreWatch()
+        streams.set_restore_listener(restoring)
+        with watching(config, topology, status, restoring):
             streams.run()
         return streams.state is ClientState.NOT_RUNNING
 
@@ -58,12 +61,13 @@ def banner(config: StreamsConfig, topology: Topology) -> Banner:
 
 
 class watching:
-    """Shows the progress line from a thread of its own while the block runs; brokers that are away are not its business."""
+    """Shows the progress line from a thread of its own while the block runs."""
 
-    def __init__(self, config: StreamsConfig, topology: Topology, status: StatusLine) -> None:
+    def __init__(self, config: StreamsConfig, topology: Topology, status: StatusLine, restoring: RestoreWatch) -> None:
         self._config = config
         self._topics = input_topics(topology, config.application_id)
         self._status = status
+        self._restoring = restoring
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="everflow-progress", daemon=True)
 
@@ -80,7 +84,7 @@ class watching:
         reader = LagReader(admin, self._config.application_id, self._topics)
         while not self._stop.wait(WATCH_INTERVAL_S):
             try:
-                sample = reader.sample(time.monotonic())
+                sample = reader.sample(time.monotonic(), self._restoring.share())
             except EverflowError:
                 continue  # the instance itself reports brokers that are away
             if sample is not None:

@@ -1,0 +1,81 @@
+"""Lag from committed offsets and log ends, against a fake of the admin client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import pyarrow as pa
+
+from everflow import serdes
+from everflow.cli.watch import LagReader, input_topics
+from everflow.kafka.admin import ClusterAdmin, CommittedOffset, TopicDescription
+from everflow.records import TopicPartition
+from everflow.topology.graph import EdgeType, SourceNode, Topology
+
+FIRST, SECOND = TopicPartition("flights", 0), TopicPartition("flights", 1)
+
+
+class FakeAdmin:
+    """Answers from plain mappings and notes the order of questions."""
+
+    def __init__(self) -> None:
+        self.partitions = {"flights": 2}
+        self.offsets = {FIRST: 30}
+        self.starts = {FIRST: 10, SECOND: 5}
+        self.ends = {FIRST: 100, SECOND: 20}
+        self.asked: list[str] = []
+
+    def describe_topics(self, names: Iterable[str]) -> dict[str, TopicDescription]:
+        known = self.partitions
+        return {name: TopicDescription(name, known[name], "id") for name in names if name in known}
+
+    def committed(self, group: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, CommittedOffset]:
+        self.asked.append("committed")
+        return {tp: CommittedOffset(offset, "") for tp, offset in self.offsets.items() if tp in partitions}
+
+    def list_offsets(self, partitions: Iterable[TopicPartition], which: str, isolation: str) -> dict[TopicPartition, int]:
+        self.asked.append(f"{which} {isolation}")
+        known = self.starts if which == "earliest" else self.ends
+        return {tp: known[tp] for tp in partitions}
+
+
+def reader(admin: FakeAdmin, *topics: str) -> LagReader:
+    return LagReader(cast(ClusterAdmin, admin), "application", topics)
+
+
+def test_partitions_without_a_commit_count_from_their_start() -> None:
+    sample = reader(FakeAdmin(), "flights").sample(1.0, 0.5)
+    assert sample is not None
+    assert (sample.at_s, sample.consumed, sample.log_end, sample.restoring) == (1.0, 30 + 5, 120, 0.5)
+
+
+def test_purged_records_are_not_lag() -> None:
+    admin = FakeAdmin()
+    admin.offsets = {FIRST: 3, SECOND: 20}  # below the log's start: deleted by retention
+    sample = reader(admin, "flights").sample(0.0)
+    assert sample is not None
+    assert sample.consumed == 10 + 20
+
+
+def test_committed_offsets_are_asked_before_ends() -> None:
+    admin = FakeAdmin()
+    reader(admin, "flights").sample(0.0)
+    assert admin.asked.index("committed") < admin.asked.index("latest read_uncommitted")
+
+
+def test_nothing_is_known_until_all_topics_exist() -> None:
+    admin = FakeAdmin()
+    lag = reader(admin, "flights", "routes")
+    assert lag.sample(0.0) is None
+    admin.partitions["routes"] = 0
+    assert lag.sample(0.0) is not None
+
+
+def test_input_topics_hold_repartition_topics_by_their_full_name() -> None:
+    edge, text = EdgeType(pa.string(), pa.string()), serdes.string()
+    nodes: Any = (
+        SourceNode("a", (), edge, None, ("flights", "weather"), text, text),
+        SourceNode("b", (), edge, None, ("by-route-repartition",), text, text, "repartition"),
+    )
+    assert input_topics(Topology(nodes), "app") == ["flights", "weather", "app-by-route-repartition"]
