@@ -1,0 +1,102 @@
+"""What a Kafka client's error means for the runtime: one place that turns codes into everflow's errors.
+
+The runtime reacts to the class, never to a code: retry, run the batch again, give up the tasks, stop.
+"""
+
+from __future__ import annotations
+
+from confluent_kafka import KafkaError, KafkaException
+
+from everflow.errors import EverflowError, FatalError, RetriableError, TaskMigratedError
+
+
+class GenerationChanged(RetriableError):
+    """The group's generation moved on under a commit: abort, ask the gate again, run the same batch at once (D6).
+
+    The tasks may well still be this instance's; only the metadata was old. KIP-447.
+    """
+
+    code = "EF-GENERATION-CHANGED"
+
+
+class OffsetsUnstableError(RetriableError):
+    """A pending transaction hides the committed offsets (KIP-447 ``require_stable``); fence it or wait."""
+
+    code = "EF-OFFSETS-UNSTABLE"
+
+
+_MIGRATED = frozenset(
+    {
+        KafkaError._FENCED,
+        KafkaError.PRODUCER_FENCED,
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.INVALID_PRODUCER_ID_MAPPING,
+        KafkaError.TRANSACTION_COORDINATOR_FENCED,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.FENCED_INSTANCE_ID,
+    }
+)
+_GENERATION = frozenset({KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS})
+
+# Codes that librdkafka does not call retriable although the cause passes: the same batch is run again under
+# task.timeout.ms, and the message names the topic should it not pass.
+_PASSING = frozenset(
+    {
+        KafkaError._TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._RESOLVE,
+        KafkaError._PURGE_QUEUE,
+        KafkaError._PURGE_INFLIGHT,
+        KafkaError._GAPLESS_GUARANTEE,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError._WAIT_COORD,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.CONCURRENT_TRANSACTIONS,
+        KafkaError.NOT_ENOUGH_REPLICAS,
+        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        KafkaError.REQUEST_TIMED_OUT,
+    }
+)
+
+
+def kafka_error(failure: BaseException) -> KafkaError | None:
+    """The ``KafkaError`` inside a ``KafkaException``; None for any other exception."""
+    if isinstance(failure, KafkaException) and failure.args and isinstance(failure.args[0], KafkaError):
+        return failure.args[0]
+    return None
+
+
+def classify(error: KafkaError, doing: str) -> EverflowError:
+    """The error to raise for ``error``, met while ``doing`` (a phrase such as ``committing t1``).
+
+    Returns TaskMigratedError (ownership is gone), GenerationChanged or RetriableError (the batch is run again),
+    OffsetsUnstableError, or FatalError (trying again would meet it again).
+    """
+    code = error.code()
+    text = f"{doing}: {error.str()} ({error.name()})"
+    if code in _MIGRATED:
+        return TaskMigratedError(f"{text}. Another owner has taken over; the tasks are closed and the group rejoined.")
+    if code in _GENERATION:
+        return GenerationChanged(f"{text}. The group was rebalanced meanwhile; the batch is run again.")
+    if code == KafkaError.UNSTABLE_OFFSET_COMMIT:
+        return OffsetsUnstableError(f"{text}. A transaction on these offsets is still open.")
+    if code in _PASSING or error.retriable() or error.txn_requires_abort():
+        return RetriableError(text)
+    return FatalError(f"{text}. Trying again would not help: mend the cause named here and start again.")
+
+
+def classify_exception(failure: BaseException, doing: str) -> EverflowError:
+    """``classify`` for an exception; anything that is not a Kafka error becomes a FatalError naming it."""
+    error = kafka_error(failure)
+    if error is None:
+        return FatalError(f"{doing}: {failure!r}")
+    return classify(error, doing)

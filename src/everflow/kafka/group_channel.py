@@ -1,0 +1,276 @@
+"""kafka-python's group coordinator as a channel: join, heartbeat, commit, leave. It never fetches a record.
+
+Everything that reaches into kafka-python 3.0 is here. ``KafkaConsumer.poll`` is never called: it fetches (one
+compressed batch killed a member that lacked the codec) and it may rejoin twice in one call, past a hold. Its
+coordinator is polled instead, at most one rebalance a call. Heartbeats run on the client's own IO thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import kafka.errors as client_errors
+from kafka import KafkaConsumer
+from kafka.consumer.subscription_state import ConsumerRebalanceListener
+from kafka.coordinator.assignors.abstract import AbstractPartitionAssignor, RebalanceProtocol
+from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+from kafka.structs import MemberState, OffsetAndMetadata
+from kafka.structs import TopicPartition as ClientTopicPartition
+
+from everflow.errors import EverflowError, FatalError, RetriableError, TaskMigratedError
+from everflow.records import TopicPartition
+
+_FATAL = (
+    client_errors.FencedInstanceIdError,
+    client_errors.GroupAuthorizationFailedError,
+    client_errors.TopicAuthorizationFailedError,
+    client_errors.GroupMaxSizeReachedError,
+    client_errors.InconsistentGroupProtocolError,
+    client_errors.InvalidGroupIdError,
+    client_errors.InvalidSessionTimeoutError,
+    client_errors.UnsupportedVersionError,
+)
+
+
+class MemberMetadata(NamedTuple):
+    """A member's identity in the group right now: (-1, "") when it has none (never joined, or evicted)."""
+
+    generation: int
+    member_id: str
+    instance_id: str | None
+
+
+class GroupAssignor(Protocol):
+    """What the channel asks for when the group is rebalanced; called on the client's IO thread, so it must be quick."""
+
+    name: str
+
+    def user_data(self) -> bytes:
+        """Bytes for this member's next join; different from the ones before (scenario 20)."""
+
+    def assign(
+        self, members: Mapping[str, bytes], partition_counts: Mapping[str, int]
+    ) -> Mapping[str, Sequence[TopicPartition]]:
+        """On the leader: partitions per member id, from every member's user data."""
+
+
+class GroupListener(Protocol):
+    """Ownership changes; called on the client's IO thread: mark and return (scenario 24)."""
+
+    def on_assigned(self, partitions: frozenset[TopicPartition]) -> None: ...
+
+    def on_revoked(self, partitions: frozenset[TopicPartition]) -> None: ...
+
+    def on_lost(self, partitions: frozenset[TopicPartition]) -> None: ...
+
+
+@dataclass(frozen=True)
+class GroupSettings:
+    """Group settings in ms, D7. ``client``: further kafka-python keywords (security and the like)."""
+
+    bootstrap_servers: str
+    group_id: str
+    instance_id: str | None = None
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 500
+    rebalance_timeout_ms: int = 30_000
+    client_id: str = "everflow"
+    client: Mapping[str, Any] = field(default_factory=dict)
+
+
+class GroupChannel:
+    """One member of a consumer group. ``poll`` and ``close`` belong to one thread, the rest is safe from any.
+
+    Raises RetriableError from the constructor when no broker answers within ``bootstrap_timeout_s``.
+    """
+
+    def __init__(
+        self,
+        settings: GroupSettings,
+        topics: Iterable[str],
+        assignor: GroupAssignor,
+        listener: GroupListener,
+        bootstrap_timeout_s: float = 30.0,
+    ) -> None:
+        self._settings = settings
+        try:
+            self._consumer = KafkaConsumer(**_client_config(settings, assignor, bootstrap_timeout_s))
+        except client_errors.KafkaError as failure:
+            raise classify(failure, f"joining group {settings.group_id} at {settings.bootstrap_servers}") from failure
+        self._coordinator = self._consumer._coordinator
+        self._committing = threading.Lock()
+        wanted = sorted(set(topics))
+        self._consumer.subscribe(wanted, listener=_Listener(listener))
+        # The leader deals what the metadata cache holds: an empty one costs another rebalance (scenario 30).
+        for topic in wanted:
+            self._consumer.partitions_for_topic(topic)
+
+    def poll(self, timeout_s: float) -> None:
+        """Join or rejoin if needed, for at most ``timeout_s`` seconds; listeners run meanwhile on the IO thread.
+
+        Raises:
+            FatalError: this member cannot be in the group (fenced static id, no permission, other protocol).
+            RetriableError: passing; poll again.
+        """
+        try:
+            self._coordinator.poll(timeout_ms=int(timeout_s * 1000))
+        except client_errors.KafkaError as failure:
+            raise classify(failure, f"being a member of group {self._settings.group_id}") from failure
+        self._check_fenced()
+
+    def keep_alive(self) -> None:
+        """Say that this member lives without rejoining: heartbeats go on, ``rebalance_timeout_ms`` starts afresh."""
+        try:
+            self._coordinator.poll_heartbeat()
+        except client_errors.KafkaError as failure:
+            raise classify(failure, f"being a member of group {self._settings.group_id}") from failure
+        self._check_fenced()
+
+    @property
+    def joining(self) -> bool:
+        """True from the first JoinGroup of a rebalance until its assignment has been taken; it must not be held then."""
+        return bool(self._coordinator.rejoining)
+
+    @property
+    def stable(self) -> bool:
+        """True while a member of a completed generation that knows of no rebalance."""
+        return self._coordinator.state is MemberState.STABLE and not self._coordinator.need_rejoin()
+
+    def request_rejoin(self) -> None:
+        """Ask for a rebalance at the next poll."""
+        self._coordinator.request_rejoin()
+
+    def metadata(self) -> MemberMetadata:
+        """The identity at this moment, for the commit gate; generation -1 when there is none."""
+        now = self._consumer.group_metadata()
+        return MemberMetadata(now.generation_id, now.member_id, now.group_instance_id)
+
+    def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> bool:
+        """Commit (next offset, metadata text) once, without retrying; False = the group is being rebalanced.
+
+        After False nothing was committed: keep the offsets and commit them with the next batch (scenario 26).
+
+        Raises:
+            TaskMigratedError: evicted; the tasks are lost. RetriableError: passing. FatalError: refused for good.
+        """
+        asked = {
+            ClientTopicPartition(tp.topic, tp.partition): OffsetAndMetadata(offset, text)
+            for tp, (offset, text) in offsets.items()
+        }
+        doing = f"committing offsets of group {self._settings.group_id}"
+        try:
+            with self._committing:
+                # The single attempt below KafkaConsumer.commit, which repeats passing errors until a time-out.
+                self._consumer._net.run(self._coordinator._send_offset_commit_request, asked)
+        except client_errors.RebalanceInProgressError:
+            return False
+        except client_errors.CommitFailedError as failure:
+            if failure.args and isinstance(failure.args[0], client_errors.RebalanceInProgressError):
+                return False
+            raise TaskMigratedError(f"{doing}: this member was evicted ({failure}); its tasks are lost") from failure
+        except client_errors.KafkaError as failure:
+            raise classify(failure, doing) from failure
+        return True
+
+    def close(self, timeout_s: float) -> None:
+        """End the membership. A dynamic member leaves the group, a static one stays until its session ends."""
+        self._consumer.close(autocommit=False, timeout_ms=int(timeout_s * 1000))
+
+    def _check_fenced(self) -> None:
+        # A fenced static id only stops the heartbeats: generation and state stay as they were.
+        stopped = not self._coordinator._heartbeat_enabled
+        if stopped and self._coordinator.state is MemberState.STABLE and self._settings.instance_id is not None:
+            raise classify(
+                client_errors.FencedInstanceIdError(self._settings.instance_id),
+                f"being a member of group {self._settings.group_id}",
+            )
+
+
+def classify(failure: BaseException, doing: str) -> EverflowError:
+    """kafka-python's errors by what the runtime does about them."""
+    text = f"{doing}: {failure}"
+    if isinstance(failure, client_errors.FencedInstanceIdError):
+        return FatalError(f"{text}. Another instance runs with the same group.instance.id: give each its own.")
+    if isinstance(failure, client_errors.InconsistentGroupProtocolError):
+        return FatalError(f"{text}. Another program is in the group: application.id must be this application's own.")
+    if isinstance(failure, _FATAL):
+        return FatalError(text)
+    if isinstance(failure, (client_errors.UnknownMemberIdError, client_errors.IllegalGenerationError)):
+        return TaskMigratedError(f"{text}. This member was evicted; its tasks are lost.")
+    return RetriableError(text)
+
+
+class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
+    def __init__(self, listener: GroupListener) -> None:
+        self._listener = listener
+
+    def on_partitions_assigned(self, assigned: Iterable[Any]) -> None:
+        self._listener.on_assigned(_ours(assigned))
+
+    def on_partitions_revoked(self, revoked: Iterable[Any]) -> None:
+        self._listener.on_revoked(_ours(revoked))
+
+    def on_partitions_lost(self, lost: Iterable[Any]) -> None:
+        self._listener.on_lost(_ours(lost))
+
+
+class _Assignor(AbstractPartitionAssignor):  # type: ignore[misc]
+    """kafka-python's idea of an assignor around ours; KIP-429 cooperative protocol."""
+
+    def __init__(self, assignor: GroupAssignor) -> None:
+        self._assignor = assignor
+
+    @property
+    def name(self) -> str:
+        return self._assignor.name
+
+    def supported_protocols(self) -> list[Any]:
+        return [RebalanceProtocol.COOPERATIVE]
+
+    def metadata(self, topics: Iterable[str]) -> Any:
+        # Version 0 on purpose: what a member owns is in the user data, which the task manager answers for.
+        return ConsumerProtocolSubscription(version=0, topics=sorted(topics), user_data=self._assignor.user_data())
+
+    def assign(self, cluster: Any, members: Iterable[Any]) -> dict[str, Any]:
+        members = list(members)
+        topics = {topic for member in members for topic in member.metadata.topics}
+        counts = {topic: len(cluster.partitions_for_topic(topic) or ()) for topic in topics}
+        decided = self._assignor.assign({m.member_id: bytes(m.metadata.user_data or b"") for m in members}, counts)
+        return {member_id: _wire(partitions) for member_id, partitions in decided.items()}
+
+    def on_assignment(self, assignment: Any, generation: int) -> None:
+        pass
+
+
+def _wire(partitions: Sequence[TopicPartition]) -> Any:
+    by_topic: dict[str, list[int]] = {}
+    for tp in sorted(partitions):
+        by_topic.setdefault(tp.topic, []).append(tp.partition)
+    return ConsumerProtocolAssignment(0, sorted(by_topic.items()), b"")
+
+
+def _ours(partitions: Iterable[Any]) -> frozenset[TopicPartition]:
+    return frozenset(TopicPartition(tp.topic, tp.partition) for tp in partitions)
+
+
+def _client_config(settings: GroupSettings, assignor: GroupAssignor, bootstrap_timeout_s: float) -> dict[str, Any]:
+    return {
+        "bootstrap_servers": settings.bootstrap_servers.split(","),
+        "client_id": settings.client_id,
+        "bootstrap_timeout_ms": int(bootstrap_timeout_s * 1000),
+        **settings.client,
+        "group_id": settings.group_id,
+        "group_instance_id": settings.instance_id,
+        "partition_assignment_strategy": (_Assignor(assignor),),
+        "session_timeout_ms": settings.session_timeout_ms,
+        "heartbeat_interval_ms": settings.heartbeat_interval_ms,
+        "max_poll_interval_ms": settings.rebalance_timeout_ms,
+        "isolation_level": "read_committed",  # only then are offsets fetched with require_stable (scenario 12)
+        "enable_auto_commit": False,
+        "allow_auto_create_topics": False,
+        "auto_offset_reset": "none",
+        "metrics_enabled": False,
+    }
