@@ -1,0 +1,366 @@
+"""Restoring stores from changelogs: what to read (a pure decision), then bulk loading in chunks (D5, D9).
+
+A restore that is cut off loses nothing: every chunk is in the store together with its position, and the next
+plan goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from everflow.clock import Clock
+from everflow.records import Int64, TaskId, TopicPartition
+from everflow.state.lmdb_store import WINDOW, LmdbStore, StoreDamagedError
+from everflow.state.store import StoreSpec
+from everflow.state.store_meta import StoreMeta
+from everflow.state.task_directory import StateDirectory
+
+AGE_MARGIN_MS_MAX = 3_600_000
+AGE_MARGIN_SHARE = 10
+"""A store is too old a tenth of ``delete.retention.ms``, at most 1 h, before brokers forget deletes."""
+
+
+_NO_TIMESTAMPS: Int64 = np.empty(0, dtype=np.int64)
+
+
+# --- the decision -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ChangelogState:
+    """What the cluster says of one changelog partition when the plan is made.
+
+    ``start`` and ``end`` are its log start and log end, the end by read_uncommitted (D5). ``topic_id`` is
+    None where the brokers know none. ``limit`` is the committed offset where the changelog is a reused source
+    topic: the store must not be ahead of it.
+    """
+
+    start: int
+    end: int
+    cluster_id: str | None
+    topic_id: str | None
+    delete_retention_ms: int = 86_400_000
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class RestorePlan:
+    """Read offsets ``[start, end)``; with ``rebuild`` into a new, empty store. ``reason`` is for people."""
+
+    start: int
+    end: int
+    rebuild: bool
+    reason: str
+
+    @property
+    def records_max(self) -> int:
+        """Offsets to be read; the records among them are fewer after compaction."""
+        return max(0, self.end - self.start)
+
+
+def restore_plan(
+    meta: StoreMeta | None,
+    changelog: ChangelogState,
+    *,
+    now_ms: int,
+    kind: str,
+    retention_ms: int | None = None,
+    distrusted: str | None = None,
+) -> RestorePlan:
+    """Where to go on with a store, or why it must not be trusted and is rebuilt.
+
+    ``meta`` is None where no store exists; ``kind`` and ``retention_ms`` are what the topology wants now;
+    ``distrusted`` is the state folder's own doubt. Rules: design D5, failure scenarios 13 and 14.
+    """
+    end = changelog.end if changelog.limit is None else min(changelog.end, changelog.limit)
+    end = max(end, changelog.start)
+    if distrusted is not None:
+        return RestorePlan(changelog.start, end, True, distrusted)
+    if meta is None:
+        return RestorePlan(changelog.start, end, False, "new store")
+    doubt = _doubt(meta, changelog, now_ms, kind, retention_ms)
+    if doubt is not None:
+        return RestorePlan(changelog.start, end, True, doubt)
+    if meta.position is None:
+        return RestorePlan(changelog.start, end, False, "new store")
+    reason = "up to date" if meta.position == end else f"{end - meta.position} offsets behind"
+    return RestorePlan(meta.position, end, False, reason)
+
+
+def _doubt(meta: StoreMeta, changelog: ChangelogState, now_ms: int, kind: str, retention_ms: int | None) -> str | None:
+    if meta.kind != kind:
+        return f"the store was {meta.kind}, the topology wants {kind}"
+    if meta.retention_ms != retention_ms:
+        return f"the store's retention was {meta.retention_ms} ms, the topology wants {retention_ms} ms"
+    position = meta.position
+    if position is None:
+        return None
+    if changelog.cluster_id is not None and meta.cluster_id != changelog.cluster_id:
+        return f"it was made from cluster {meta.cluster_id}, this is cluster {changelog.cluster_id}"
+    if changelog.topic_id is not None and meta.topic_id != changelog.topic_id:
+        return (
+            f"it was made from a changelog topic with id {meta.topic_id}, the present one has id "
+            f"{changelog.topic_id}: the topic was deleted and created again"
+        )
+    if not changelog.start <= position <= changelog.end:
+        return f"its position {position} is outside the changelog's offsets {changelog.start}..{changelog.end}"
+    if changelog.limit is not None and position > changelog.limit:
+        return f"its position {position} is ahead of offset {changelog.limit}, committed for its source topic"
+    away_ms = now_ms - meta.updated_ms
+    margin_ms = min(AGE_MARGIN_MS_MAX, changelog.delete_retention_ms // AGE_MARGIN_SHARE)
+    if position < changelog.end and away_ms > changelog.delete_retention_ms - margin_ms:
+        since = "an unknown time" if meta.updated_ms < 0 else f"{away_ms / 1000:.0f} s"
+        return (
+            f"it has not followed its changelog for {since}; after delete.retention.ms = "
+            f"{changelog.delete_retention_ms} ms deletes may be gone from the changelog"
+        )
+    return None
+
+
+# --- progress -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RestoreProgress:
+    """One store's restore, as far as it is; offsets of the changelog, seconds since it began."""
+
+    task: TaskId
+    store: str
+    changelog: TopicPartition
+    start: int
+    end: int
+    position: int
+    records: int
+    elapsed_s: float
+
+    @property
+    def done(self) -> bool:
+        """Whether the whole range is in the store."""
+        return self.position >= self.end
+
+    @property
+    def fraction(self) -> float:
+        """Share of the offsets that are done, 0 to 1."""
+        return 1.0 if self.end <= self.start else (self.position - self.start) / (self.end - self.start)
+
+    @property
+    def rate(self) -> float:
+        """Records a second so far; 0 before the first chunk."""
+        return self.records / self.elapsed_s if self.elapsed_s > 0 else 0.0
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Expected seconds to the end by the offsets done so far; None before the first chunk."""
+        if self.done:
+            return 0.0
+        if self.position <= self.start or self.elapsed_s <= 0:
+            return None
+        return self.elapsed_s * (self.end - self.position) / (self.position - self.start)
+
+
+class RestoreListener(Protocol):
+    """Told in this order: start, batch (per chunk), then end or suspended (KIP-988 gave the last its name).
+
+    Called on the restoring thread; return at once.
+    """
+
+    def restore_start(self, progress: RestoreProgress) -> None:
+        """Restoring begins; ``position`` is the start."""
+
+    def batch_restored(self, progress: RestoreProgress, records: int) -> None:
+        """A chunk of ``records`` records has been stored."""
+
+    def restore_end(self, progress: RestoreProgress) -> None:
+        """The store is complete."""
+
+    def restore_suspended(self, progress: RestoreProgress, reason: str) -> None:
+        """It ended early: the task went away, or reading failed. The store keeps what it has."""
+
+
+class SilentListener:
+    """A `RestoreListener` that does nothing."""
+
+    def restore_start(self, progress: RestoreProgress) -> None:
+        """Nothing."""
+
+    def batch_restored(self, progress: RestoreProgress, records: int) -> None:
+        """Nothing."""
+
+    def restore_end(self, progress: RestoreProgress) -> None:
+        """Nothing."""
+
+    def restore_suspended(self, progress: RestoreProgress, reason: str) -> None:
+        """Nothing."""
+
+
+# --- the work -----------------------------------------------------------------------------------------------
+
+
+class LogChunk(Protocol):
+    """Committed changelog records, bounded in bytes; ``next_position`` follows the last offset it covers."""
+
+    @property
+    def keys(self) -> Sequence[bytes | None]: ...
+    @property
+    def values(self) -> Sequence[bytes | None]: ...
+    @property
+    def timestamps(self) -> Int64: ...
+    @property
+    def next_position(self) -> int: ...
+
+
+class ChangelogReader(Protocol):
+    """The part of `kafka.log_reader.LogReader` that restoring needs."""
+
+    def read(self, tp: TopicPartition, start: int, end: int) -> Iterable[LogChunk]:
+        """Committed records of offsets ``[start, end)`` in order."""
+
+
+@dataclass(frozen=True)
+class PreparedStore:
+    """A store claimed for an incarnation, and what it still has to read; ``plan`` is None without a changelog."""
+
+    store: LmdbStore
+    plan: RestorePlan | None
+
+
+def prepare_store(
+    directory: StateDirectory,
+    task: TaskId,
+    spec: StoreSpec,
+    changelog: ChangelogState | None,
+    *,
+    incarnation: str,
+    now_ms: int,
+    sync: str = "none",
+) -> PreparedStore:
+    """Open, claim and judge one store of a task that becomes active here; a store not to be trusted is
+    replaced by an empty one at a new path.
+
+    Claimed before it is judged: no batch of an earlier owner can move it in between. Call it after that owner
+    was fenced and with a ``changelog`` looked up after that (D5). ``changelog`` None: a store without logging.
+    """
+    retention_ms = spec.retention_ms if spec.kind == WINDOW else None
+    path = directory.store_path(task, spec.name)
+    distrusted = directory.distrusted(task, spec.name)
+    store: LmdbStore | None = None
+    if distrusted is None:
+        try:
+            store = LmdbStore.open(path, kind=spec.kind, retention_ms=retention_ms, sync=sync)
+            store.claim(incarnation)
+        except StoreDamagedError as error:
+            distrusted = str(error)
+    plan: RestorePlan | None = None
+    if changelog is not None:
+        meta = None if store is None else store.meta()
+        plan = restore_plan(meta, changelog, now_ms=now_ms, kind=spec.kind, retention_ms=retention_ms, distrusted=distrusted)
+    if store is None or (plan is not None and plan.rebuild):
+        LmdbStore.close_at(path)
+        path = directory.rebuild(task, spec.name)
+        store = LmdbStore.open(path, kind=spec.kind, retention_ms=retention_ms, sync=sync)
+        store.claim(incarnation)
+    if changelog is not None:
+        store.bind(changelog.cluster_id, changelog.topic_id)
+    return PreparedStore(store, plan)
+
+
+@dataclass(frozen=True)
+class RestoreJob:
+    """One store to be restored; the restore ends with an error if ``incarnation`` is not its owner any more."""
+
+    task: TaskId
+    store_name: str
+    store: LmdbStore
+    changelog: TopicPartition
+    plan: RestorePlan
+    incarnation: str | None = None
+
+
+def restore(
+    job: RestoreJob,
+    reader: ChangelogReader,
+    *,
+    clock: Clock,
+    listener: RestoreListener | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> RestoreProgress:
+    """Load the job's range into its store, a transaction a chunk; blocks the calling thread.
+
+    The position ends at the plan's end, transaction markers at the tail included. ``stopped`` is asked
+    between chunks: then the result is not ``done``. Whatever the reader or the store raises goes through
+    after the listener was told (StoreMismatchError if another owner claimed the store).
+    """
+    told: RestoreListener = SilentListener() if listener is None else listener
+    plan, began_ms = job.plan, clock.monotonic_ms()
+    progress = RestoreProgress(job.task, job.store_name, job.changelog, plan.start, plan.end, plan.start, 0, elapsed_s=0.0)
+    told.restore_start(progress)
+    try:
+        for chunk in _chunks(job, reader):
+            if stopped():
+                told.restore_suspended(progress, "stopped")
+                return progress
+            position = min(chunk.next_position, plan.end)
+            _load(job, chunk.keys, chunk.values, chunk.timestamps, position, clock)
+            progress = replace(
+                progress,
+                position=position,
+                records=progress.records + len(chunk.keys),
+                elapsed_s=(clock.monotonic_ms() - began_ms) / 1000,
+            )
+            told.batch_restored(progress, len(chunk.keys))
+        # Also where nothing was read: an empty range still says how far the store is, and that it is fresh.
+        _load(job, (), (), _NO_TIMESTAMPS, plan.end, clock)
+    except BaseException as error:
+        told.restore_suspended(progress, f"{type(error).__name__}: {error}")
+        raise
+    progress = replace(progress, position=plan.end, elapsed_s=(clock.monotonic_ms() - began_ms) / 1000)
+    told.restore_end(progress)
+    return progress
+
+
+def restore_all(
+    jobs: Iterable[RestoreJob],
+    reader: ChangelogReader,
+    *,
+    clock: Clock,
+    listener: RestoreListener | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> list[RestoreProgress]:
+    """`restore` one job after the other, shortest range first, so that tasks become ready one by one.
+
+    Ends after the first that was stopped; its progress is the last of the list.
+    """
+    results: list[RestoreProgress] = []
+    for job in sorted(jobs, key=lambda job: (job.plan.records_max, job.task, job.store_name)):
+        results.append(restore(job, reader, clock=clock, listener=listener, stopped=stopped))
+        if not results[-1].done:
+            break
+    return results
+
+
+def _chunks(job: RestoreJob, reader: ChangelogReader) -> Iterator[LogChunk]:
+    if job.plan.records_max:
+        yield from reader.read(job.changelog, job.plan.start, job.plan.end)
+
+
+def _load(
+    job: RestoreJob,
+    keys: Sequence[bytes | None],
+    values: Sequence[bytes | None],
+    timestamps: Int64,
+    position: int,
+    clock: Clock,
+) -> None:
+    at_end = position >= job.plan.end
+    job.store.load_chunk(
+        keys,
+        values,
+        timestamps,
+        position,
+        incarnation=job.incarnation,
+        now_ms=clock.now_ms() if at_end else -1,
+    )

@@ -1,0 +1,193 @@
+"""One LMDB environment shared by threads and processes: opening, growing, reading, writing.
+
+What LMDB demands and this module keeps (D4, failure scenario 18):
+
+- A file is opened once per process and never used across a fork: `forget_inherited` runs in every forked
+  child.
+- The map grows: a write that fills it is rolled back, the map doubled, the write run again. Other processes
+  then see MapResizedError and adopt the size. Changing the size invalidates the transactions of this process,
+  so it waits until its readers have left; reads are short.
+- Dead readers would pin old pages for ever: `reader_check` runs at opening and before the map grows.
+- Not flushing at commit is safe when a process is killed, as the pages are the operating system's; only a
+  crash of the operating system may lose or tear them, which the task directory detects by the boot id.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import lmdb
+
+from everflow.errors import FatalError, RetriableError
+
+MAP_BYTES_AT_FIRST = 1 << 30
+MAP_BYTES_LIMIT = 1 << 42
+READERS_MAX = 510
+READERS_LEAVE_S = 30.0
+FLUSH_MARKER = "flush-each-commit"
+"""A file of this name in the folder makes every process flush at commit (``state.sync=commit``)."""
+
+_Result = TypeVar("_Result")
+
+
+class StoreEnvironment:
+    """One open environment with named databases ``names``; used by any number of threads of one process.
+
+    A thread that holds a read must not write: the write would wait for that read if the map has to grow.
+    """
+
+    def __init__(self, path: Path, names: tuple[bytes, ...], map_bytes: int = MAP_BYTES_AT_FIRST) -> None:
+        self.path = path
+        flush = (path / FLUSH_MARKER).exists()
+        self._pid = os.getpid()
+        self._env = lmdb.open(
+            str(path),
+            map_size=map_bytes,
+            max_dbs=len(names),
+            max_readers=READERS_MAX,
+            sync=flush,
+            metasync=False,
+            readahead=False,
+            create=False,
+        )
+        self._identity = file_identity(path)
+        self._writing = threading.RLock()
+        self._gate = threading.Condition()
+        self._readers = 0
+        self._resizing = False
+        self._env.reader_check()
+        try:
+            self._databases = self._open_databases(names)
+        except BaseException:
+            self._env.close()
+            raise
+
+    def _open_databases(self, names: tuple[bytes, ...]) -> dict[bytes, Any]:
+        """A read transaction suffices for existing ones, so opening never waits for a stalled writer."""
+        try:
+            with self._reading() as txn:
+                opened = {name: self._env.open_db(name, txn=txn, create=False) for name in names}
+                txn.commit()
+                return opened
+        except lmdb.NotFoundError:
+            return self.write(lambda txn: {name: self._env.open_db(name, txn=txn) for name in names})
+
+    def database(self, name: bytes) -> Any:
+        """The handle to pass as ``db``."""
+        return self._databases[name]
+
+    @property
+    def stale(self) -> bool:
+        """Whether the file behind this is gone or another one by now, or was opened by a parent process."""
+        return self._pid != os.getpid() or file_identity(self.path) != self._identity
+
+    @contextmanager
+    def read(self) -> Iterator[lmdb.Transaction[bytes]]:
+        """A read transaction on a stable snapshot; keep it short, it pins pages."""
+        self._check_process()
+        with self._reading() as txn:
+            yield txn
+
+    def write(self, body: Callable[[lmdb.Transaction[bytes]], _Result]) -> _Result:
+        """Run ``body`` in one write transaction: all of it is stored or nothing.
+
+        ``body`` may run several times (the map was full, or was resized by another process), so it has no
+        effect outside the transaction. Blocks while another process writes. RetriableError if the map cannot
+        grow.
+        """
+        self._check_process()
+        with self._writing:
+            while True:
+                try:
+                    with self._env.begin(write=True) as txn:
+                        return body(txn)
+                except lmdb.MapResizedError:
+                    self._resize(0)
+                except lmdb.MapFullError:
+                    self._grow()
+
+    def flush(self) -> None:
+        """Force everything committed so far to the disk."""
+        self._env.sync(True)
+
+    def reader_check(self) -> int:
+        """Free the slots of dead readers; returns how many there were."""
+        return self._env.reader_check()
+
+    def close(self) -> None:
+        """Close; a transaction still open in this process becomes unusable. Idempotent."""
+        self._env.close()
+
+    @contextmanager
+    def _reading(self) -> Iterator[lmdb.Transaction[bytes]]:
+        txn = self._begin_read()
+        try:
+            yield txn
+        finally:
+            txn.abort()
+            self._leave()
+
+    def _begin_read(self) -> lmdb.Transaction[bytes]:
+        while True:
+            with self._gate:
+                self._gate.wait_for(lambda: not self._resizing)
+                self._readers += 1
+            try:
+                return self._env.begin()
+            except lmdb.MapResizedError:
+                self._leave()
+                with self._writing:
+                    self._resize(0)
+            except BaseException:
+                self._leave()
+                raise
+
+    def _leave(self) -> None:
+        with self._gate:
+            self._readers -= 1
+            self._gate.notify_all()
+
+    def _grow(self) -> None:
+        """Free what dead readers pin and double the map."""
+        self._env.reader_check()
+        size = 2 * self._env.info()["map_size"]
+        if size > MAP_BYTES_LIMIT:
+            raise FatalError(f"The store in {self.path} would need more than {MAP_BYTES_LIMIT >> 40} TiB.")
+        self._resize(size)
+
+    def _resize(self, size: int) -> None:
+        """Set the map's size (0 = as another process set it); holding ``_writing``, outside a write."""
+        with self._gate:
+            self._resizing = True
+            try:
+                if not self._gate.wait_for(lambda: self._readers == 0, READERS_LEAVE_S):
+                    raise RetriableError(
+                        f"The store in {self.path} has to grow, but a read of it has been open for more than "
+                        f"{READERS_LEAVE_S:.0f} s in this process. Close range scans and snapshots soon."
+                    )
+                self._env.set_mapsize(size)
+            finally:
+                self._resizing = False
+                self._gate.notify_all()
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise FatalError(
+                f"The store in {self.path} was opened in process {self._pid} and used in its fork "
+                f"{os.getpid()}: "
+                "open it again in the child."
+            )
+
+
+def file_identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode of an environment's data file, None where there is none."""
+    try:
+        found = os.stat(path / "data.mdb")
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino

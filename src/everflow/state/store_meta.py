@@ -1,0 +1,90 @@
+"""What a store knows of itself: whose it is, how far it follows its changelog (pure)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from typing import NamedTuple
+
+from everflow.errors import StateFormatError, StoreMismatchError
+
+FORMAT = 1
+"""Version of the bytes inside a store; a higher one was written by a later release."""
+
+
+class Owner(NamedTuple):
+    """Who may write: the owner incarnation and the last batch it applied (``""`` = none)."""
+
+    incarnation: str
+    last_batch: str
+
+
+@dataclass(frozen=True)
+class StoreMeta:
+    """Written in the same transaction as the data, so it is always as true as they are.
+
+    ``position`` is the next changelog offset to be read (None: nothing loaded yet); ``topic_id`` and
+    ``cluster_id`` name the changelog that it counts in. ``segments`` maps a window store's sub-databases to
+    the time segment that each holds; ``stream_time`` is the highest stream time or window start seen (ms, -1
+    = none). ``updated_ms`` is the wall clock at which the store was last known to have followed its changelog
+    to the end (-1 = never).
+    """
+
+    kind: str
+    retention_ms: int | None = None
+    segment_ms: int | None = None
+    position: int | None = None
+    incarnation: str | None = None
+    last_batch: str | None = None
+    topic_id: str | None = None
+    cluster_id: str | None = None
+    stream_time: int = -1
+    updated_ms: int = -1
+    segments: dict[int, int] = field(default_factory=dict)
+    format: int = FORMAT
+
+    @property
+    def owner(self) -> Owner:
+        """The part that a conditional apply compares."""
+        return Owner(self.incarnation or "", self.last_batch or "")
+
+    def encode(self) -> bytes:
+        """JSON, so that a person can read it."""
+        return json.dumps(asdict(self)).encode()
+
+    @staticmethod
+    def decode(data: bytes, where: str) -> StoreMeta:
+        """Inverse of ``encode``; ``where`` is the folder. StateFormatError if a newer release wrote it."""
+        raw = json.loads(data)
+        if raw.get("format", 0) > FORMAT:
+            raise StateFormatError(
+                f"The store in {where} has format {raw['format']}, this release reads up to {FORMAT}. Run "
+                "the release "
+                "that wrote it, or remove the folder: the store is then rebuilt from its changelog."
+            )
+        raw["segments"] = {int(slot): segment for slot, segment in raw["segments"].items()}
+        return StoreMeta(**raw)
+
+    def check_owner(self, expected: Owner, where: str) -> None:
+        """StoreMismatchError unless ``expected`` is who may write now."""
+        if self.owner != expected:
+            raise StoreMismatchError(
+                f"Nothing was written to the store in {where}: it belongs to incarnation "
+                f"{self.owner.incarnation or 'none'} after batch {self.owner.last_batch or 'none'}, but "
+                "the change comes "
+                f"from incarnation {expected.incarnation or 'none'} after batch "
+                f"{expected.last_batch or 'none'}. The task "
+                "has been taken over meanwhile; the batch is replayed from the changelog."
+            )
+
+    def moved_to(self, position: int | None, where: str) -> StoreMeta:
+        """With a later position (None keeps it). StoreMismatchError for an earlier one."""
+        if position is None:
+            return self
+        if self.position is not None and position < self.position:
+            raise StoreMismatchError(
+                f"Nothing was written to the store in {where}: it is at changelog offset {self.position} "
+                "and cannot go "
+                f"back to {position}."
+            )
+        return replace(self, position=position)

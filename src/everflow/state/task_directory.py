@@ -1,0 +1,319 @@
+"""The state folder of one instance: who owns it, which stores lie where, which of them may be trusted.
+
+    <state.dir>/<application.id>/
+        .lock                    held by the running process (fcntl; its content is the pid)
+        process-metadata         JSON: process id, transactional ids, boot id, clean close, ...
+        (`ProcessMetadata`) <task>/<store>-<n>/      one LMDB store; a rebuild goes to n + 1, as a cached
+        environment would write into the removed file (failure scenario 18)
+
+The lock is fcntl's, not flock's: a child does not inherit it, so an orphaned worker cannot keep the folder
+busy.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from everflow.errors import StateFormatError, StateLockedError
+from everflow.records import TaskId
+
+FORMAT = 1
+"""Version of this layout; a higher one was written by a later release."""
+
+_LOCK = ".lock"
+_METADATA = "process-metadata"
+_DISTRUSTED = "distrusted"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+_held: dict[Path, int] = {}
+_held_guard = threading.Lock()
+"""Folders that this process (by pid) has locked: fcntl locks do not exclude a second holder in one process."""
+
+
+@dataclass(frozen=True)
+class ProcessMetadata:
+    """What a restart has to know of the process before it.
+
+    ``process_id`` is the instance's uuid, kept over restarts. ``transactional_ids`` are all those it may have
+    open transactions under: a restart fences them first (D6). ``boot_id`` names the boot of the operating
+    system in which the folder was used last, ``clean_close`` whether everything was flushed at the end of
+    that use.
+    """
+
+    application_id: str
+    process_id: str
+    transactional_ids: tuple[str, ...] = ()
+    boot_id: str = ""
+    clean_close: bool = False
+    format: int = FORMAT
+
+
+def system_boot_id() -> str:
+    """Id of this boot of the operating system; empty where it has none: then nothing is distrusted."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+class StateDirectory:
+    """The folder of one application and instance, held exclusively from `open` until `close`.
+
+    Used by the driver only; workers get the paths of stores. Methods are not for concurrent use on one task.
+    """
+
+    def __init__(self, path: Path, lock: IO[str], found: ProcessMetadata | None, now: ProcessMetadata) -> None:
+        self.path = path
+        self.previous = found
+        """The metadata of the process before this one, None at the first start: fence its ids."""
+        self._lock = lock
+        self._metadata = now
+        self._closed = False
+
+    @staticmethod
+    def open(
+        state_dir: str | os.PathLike[str],
+        application_id: str,
+        *,
+        sync: str = "none",
+        boot_id: str | None = None,
+        new_process_id: Callable[[], str] = lambda: str(uuid.uuid4()),
+    ) -> StateDirectory:
+        """Lock the folder and take it over.
+
+        Raises StateLockedError, naming the pid, if another process or this one holds it; StateFormatError if
+        it belongs to another application or a later release, which leaves its content as it is. After a crash
+        of the operating system (another ``boot_id``, no clean close, ``sync`` = ``none``) every store in it
+        is marked as distrusted.
+        """
+        path = Path(os.path.realpath(state_dir)) / application_id
+        _read_metadata(path, application_id)
+        path.mkdir(parents=True, exist_ok=True)
+        lock = _acquire(path)
+        try:
+            found = _read_metadata(path, application_id)
+            boot = system_boot_id() if boot_id is None else boot_id
+            if found is None:
+                now = ProcessMetadata(application_id, new_process_id(), (), boot)
+            else:
+                if boot != found.boot_id and not found.clean_close and sync == "none":
+                    _distrust_all(path, "the operating system stopped while the store was open, unflushed")
+                now = replace(found, boot_id=boot, clean_close=False)
+            _write_metadata(path, now)
+            return StateDirectory(path, lock, found, now)
+        except BaseException:
+            _release(path, lock)
+            raise
+
+    @property
+    def process_id(self) -> str:
+        """The instance's uuid, the same after a restart on this folder."""
+        return self._metadata.process_id
+
+    @property
+    def transactional_ids(self) -> tuple[str, ...]:
+        """All transactional ids recorded here, by this process and those before it."""
+        return self._metadata.transactional_ids
+
+    def record_transactional_ids(self, ids: Iterable[str]) -> None:
+        """Add ids, durably, BEFORE a producer first uses them: a restart fences what it finds here."""
+        known = self._metadata.transactional_ids
+        self._replace(transactional_ids=(*known, *sorted(set(ids) - set(known))))
+
+    def forget_transactional_ids(self, ids: Iterable[str]) -> None:
+        """Remove ids that were fenced or closed and are not used any more."""
+        gone = set(ids)
+        self._replace(transactional_ids=tuple(known for known in self._metadata.transactional_ids if known not in gone))
+
+    def tasks(self) -> list[TaskId]:
+        """The tasks that have a folder here, sorted."""
+        return sorted(task for task, _ in self._task_folders())
+
+    def stores(self, task: TaskId) -> list[str]:
+        """Names of the stores of ``task`` that lie here, sorted."""
+        return sorted({name for name, _, _ in _generations(self.path / str(task))})
+
+    def store_path(self, task: TaskId, store: str) -> Path:
+        """Where the store lies, or is to be created; the folder itself is made by whoever opens the store.
+
+        What an interrupted rebuild left of older generations is removed.
+        """
+        folder = self.path / str(task)
+        found = sorted((number, path) for name, number, path in _generations(folder) if name == store)
+        for _, path in found[:-1]:
+            shutil.rmtree(path, ignore_errors=True)
+        return found[-1][1] if found else folder / f"{store}-0"
+
+    def rebuild(self, task: TaskId, store: str) -> Path:
+        """A fresh folder for the store, at a new path; the old one is removed.
+
+        Close the store in this process first; another process that still has it open writes into a removed
+        file, which nobody reads.
+        """
+        old = self.store_path(task, store)
+        fresh = old.with_name(f"{store}-{int(old.name.rpartition('-')[2]) + 1}")
+        fresh.mkdir(parents=True)
+        shutil.rmtree(old, ignore_errors=True)
+        return fresh
+
+    def distrust(self, store_path: Path, reason: str) -> None:
+        """Mark a store, durably: it is to be rebuilt; ``reason`` is shown then."""
+        _write_durably(store_path / _DISTRUSTED, reason)
+
+    def distrusted(self, task: TaskId, store: str) -> str | None:
+        """Why the store must be rebuilt without even opening it; None if it may be used."""
+        try:
+            return (self.store_path(task, store) / _DISTRUSTED).read_text()
+        except FileNotFoundError:
+            return None
+
+    def remove_task(self, task: TaskId) -> None:
+        """Remove the task's stores; close them first."""
+        shutil.rmtree(self.path / str(task), ignore_errors=True)
+
+    def close(self, *, clean: bool = True) -> None:
+        """Release the folder. ``clean``: flush every store first, against power cuts. Idempotent.
+
+        Call it with ``clean`` only when no worker applies changes any more.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if clean:
+                for _, folder in self._task_folders():
+                    for _, _, store in _generations(folder):
+                        _flush_file(store / "data.mdb")
+                self._replace(clean_close=True)
+        finally:
+            _release(self.path, self._lock)
+
+    def _task_folders(self) -> Iterator[tuple[TaskId, Path]]:
+        return _task_folders(self.path)
+
+    def _replace(self, **changes: Any) -> None:
+        changed = replace(self._metadata, **changes)
+        _write_metadata(self.path, changed)
+        self._metadata = changed
+
+
+def _task_folders(path: Path) -> Iterator[tuple[TaskId, Path]]:
+    for folder in path.iterdir():
+        try:
+            yield TaskId.parse(folder.name), folder
+        except ValueError:
+            continue
+
+
+def _generations(task_folder: Path) -> Iterator[tuple[str, int, Path]]:
+    """(store, number, path) of every store folder."""
+    if not task_folder.is_dir():
+        return
+    for path in task_folder.iterdir():
+        store, _, number = path.name.rpartition("-")
+        if store and number.isdigit() and path.is_dir():
+            yield store, int(number), path
+
+
+def _distrust_all(path: Path, reason: str) -> None:
+    for _, folder in _task_folders(path):
+        for _, _, store in _generations(folder):
+            _write_durably(store / _DISTRUSTED, reason)
+
+
+def _acquire(path: Path) -> IO[str]:
+    with _held_guard:
+        if _held.get(path) == os.getpid():
+            raise _locked(path, str(os.getpid()))
+        lock = open(path / _LOCK, "a+")  # noqa: SIM115  # held until `close`
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            pid = lock.read().strip()
+            lock.close()
+            raise _locked(path, pid) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        _held[path] = os.getpid()
+        return lock
+
+
+def _release(path: Path, lock: IO[str]) -> None:
+    with _held_guard:
+        lock.close()
+        if _held.get(path) == os.getpid():
+            del _held[path]
+
+
+def _locked(path: Path, pid: str) -> StateLockedError:
+    return StateLockedError(
+        f"The state folder {path} is in use by process {pid or '(unknown)'}. Stop that process, or give "
+        "this instance a "
+        "state.dir of its own: two instances of an application on one host each need one."
+    )
+
+
+def _read_metadata(path: Path, application_id: str) -> ProcessMetadata | None:
+    try:
+        text = (path / _METADATA).read_text()
+    except FileNotFoundError:
+        return None
+    try:
+        raw = json.loads(text)
+        written_format, owner = int(raw["format"]), raw["application_id"]
+        if written_format > FORMAT:
+            raise StateFormatError(
+                f"The state folder {path} has format {written_format}, this release reads up to {FORMAT}. "
+                "Run the "
+                "release that wrote it, or choose another state.dir. The folder was left untouched."
+            )
+        if owner != application_id:
+            raise StateFormatError(
+                f"The state folder {path} belongs to application {owner!r}, not to {application_id!r}. "
+                "Choose another "
+                "state.dir. The folder was left untouched."
+            )
+        return ProcessMetadata(**{**raw, "transactional_ids": tuple(raw["transactional_ids"])})
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateFormatError(
+            f"{path / _METADATA} cannot be read ({error}): this is no state folder of everflow, or it was "
+            "damaged. Choose "
+            "another state.dir, or remove the folder: its stores are then rebuilt from their changelogs."
+        ) from error
+
+
+def _write_metadata(path: Path, metadata: ProcessMetadata) -> None:
+    _write_durably(path / _METADATA, json.dumps(asdict(metadata), indent=1))
+
+
+def _write_durably(path: Path, text: str) -> None:
+    """Replace the file atomically: after a crash it is the old or the new one."""
+    draft = path.with_name(path.name + ".new")
+    with open(draft, "w") as out:
+        out.write(text)
+        out.flush()
+        os.fsync(out.fileno())
+    draft.replace(path)
+    _flush_file(path.parent)
+
+
+def _flush_file(path: Path) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
