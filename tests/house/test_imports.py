@@ -1,0 +1,151 @@
+"""Who may import whom: one table, checked over the syntax tree of every module.
+
+Only imports that run count: those under ``if TYPE_CHECKING:`` are for the type checker.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[2] / "src"
+
+ARROW = frozenset({"pyarrow", "numpy"})
+KAFKA = frozenset({"confluent_kafka", "kafka"})
+ANYTHING = frozenset({"*"})
+
+BASE = frozenset(f"everflow.{name}" for name in ("errors", "config", "records", "serdes", "windows", "clock", "metrics", "jvm"))
+PURE = frozenset({"everflow.topology", "everflow.operators", "everflow.assignment"}) | {
+    "everflow.state.store",
+    "everflow.state.changelog",
+}
+BELOW_RUNTIME = BASE | PURE | {"everflow.dsl"}
+ALL_BELOW_CLI = BELOW_RUNTIME | {f"everflow.{name}" for name in ("state", "kafka", "spark", "membership", "runtime")}
+
+TOP = frozenset({"everflow", "everflow.testing", "everflow.demo", "everflow.cli"})
+
+# The longest matching prefix decides. (prefix, what of everflow it may import, what of other packages).
+# A prefix covers the module and everything under it.
+TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
+    # 0: values; the standard library and Arrow
+    *((name, BASE, ARROW | {"orjson"}) for name in sorted(BASE)),
+    # 1: pure decisions; no I/O, threads, clock, Spark, Kafka, LMDB
+    *((name, BASE | PURE, ARROW) for name in sorted(PURE)),
+    # 2: what users write; may ask Spark what a Column means
+    ("everflow.dsl", BELOW_RUNTIME | {"everflow.spark.session", "everflow.spark.expressions"}, ARROW | {"pyspark"}),
+    # 3: the engines, each in its own folder; they do not know one another
+    ("everflow.state", BASE | PURE | {"everflow.state"}, ARROW | {"lmdb"}),
+    ("everflow.kafka", BASE | PURE | {"everflow.kafka"}, ARROW | KAFKA),
+    ("everflow.spark", BASE | PURE | {"everflow.spark"}, ARROW | {"pyspark", "py4j", "pandas"}),
+    # imported before the fork of the Python workers, so that each starts warm: it names what workers will need
+    ("everflow.spark.daemon", BASE | {"everflow.spark"}, ANYTHING),
+    ("everflow.membership", BASE | PURE | {"everflow.membership", "everflow.kafka.group_channel"}, KAFKA),
+    # 4: joins them
+    ("everflow.runtime", ALL_BELOW_CLI, ARROW | KAFKA | {"pyspark", "py4j", "orjson", "prometheus_client"}),
+    # 5: on top; nothing below imports these
+    *((name, ALL_BELOW_CLI | TOP, ANYTHING) for name in ("everflow.testing", "everflow.demo", "everflow.cli")),
+    ("everflow", ALL_BELOW_CLI, frozenset()),
+)
+
+# Layer 1 decides with values: these standard modules are effects, clocks, randomness or threads.
+IMPURE = frozenset({"asyncio", "io", "multiprocessing", "os", "pathlib", "queue", "random", "secrets", "shutil"}) | {
+    "socket",
+    "subprocess",
+    "tempfile",
+    "threading",
+    "time",
+    "uuid",
+}
+
+
+def _module_name(path: Path) -> str:
+    parts = path.relative_to(SRC).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _under(name: str, prefix: str) -> bool:
+    # "everflow" itself means the public names of the package's front door, not everything below it.
+    return name == prefix or (prefix != "everflow" and name.startswith(prefix + "."))
+
+
+def _imports(tree: ast.AST) -> list[tuple[int, str]]:
+    """Every imported dotted name; ``from a.b import c`` gives ``a.b.c``, as c may be a module."""
+    found: list[tuple[int, str]] = []
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            pending += node.orelse
+            continue
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found += [(node.lineno, f"{node.module}.{alias.name}") for alias in node.names]
+        pending += ast.iter_child_nodes(node)
+    return found
+
+
+def _rule(module: str) -> tuple[frozenset[str], frozenset[str]]:
+    fitting = [row for row in TABLE if module == row[0] or module.startswith(row[0] + ".")]
+    prefix, inner, outer = max(fitting, key=lambda row: len(row[0]))
+    assert prefix != "everflow" or module == "everflow", f"{module} is in no layer: add it to TABLE"
+    return inner, outer
+
+
+def violations(module: str, source: str) -> list[str]:
+    """Say which imports of ``module`` the table forbids."""
+    inner, outer = _rule(module)
+    pure = any(_under(module, prefix) for prefix in PURE)
+    wrong = []
+    for line, name in _imports(ast.parse(source)):
+        top = name.split(".")[0]
+        if top == "everflow":
+            # `from everflow import StreamsBuilder`: a class of the front door, unless it names a submodule
+            named = name if _is_module(name) or name == "everflow" else name.rpartition(".")[0]
+            allowed = any(_under(named, prefix) for prefix in inner)
+        elif top in sys.stdlib_module_names:
+            allowed = not (pure and top in IMPURE)
+        else:
+            allowed = top in outer or "*" in outer
+        if not allowed:
+            wrong.append(f"{module}:{line} imports {name}")
+    return wrong
+
+
+def _is_module(name: str) -> bool:
+    path = SRC.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+MODULES = sorted(SRC.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_module_name)
+def test_imports_follow_the_layers(path: Path) -> None:
+    assert violations(_module_name(path), path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("everflow.topology.graph", "import pyspark"),
+        ("everflow.topology.graph", "import time"),
+        ("everflow.operators.join", "from everflow.state.lmdb_store import LmdbStore"),
+        ("everflow.kafka.admin", "import everflow.spark.session"),
+        ("everflow.kafka.admin", "def late():\n    from everflow import state"),
+        ("everflow.state.lmdb_store", "from everflow.runtime.task import Task"),
+        ("everflow.runtime.task", "from everflow.testing.waiting import wait_until"),
+        ("everflow.runtime.task", "from everflow import KafkaStreams"),
+        ("everflow.records", "import lmdb"),
+    ],
+)
+def test_the_table_catches(module: str, source: str) -> None:
+    assert len(violations(module, source)) == 1
+
+
+def test_imports_for_the_type_checker_are_free() -> None:
+    source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import pyspark\n"
+    assert violations("everflow.topology.graph", source) == []
