@@ -68,12 +68,10 @@ class StoreEnvironment:
             raise
 
     def _open_databases(self, names: tuple[bytes, ...]) -> dict[bytes, Any]:
-        """A read transaction suffices for existing ones, so opening never waits for a stalled writer."""
+        """Handles outlive the transaction that opened them only if it is a write transaction that commits: handles from a read
+        transaction are gone in another process (py-lmdb resets it instead of committing)."""
         try:
-            with self._reading() as txn:
-                opened = {name: self._env.open_db(name, txn=txn, create=False) for name in names}
-                txn.commit()
-                return opened
+            return {name: self._env.open_db(name, create=False) for name in names}
         except lmdb.NotFoundError:
             return self.write(lambda txn: {name: self._env.open_db(name, txn=txn) for name in names})
 

@@ -1,0 +1,129 @@
+"""One tree of errors, grouped by what the handler does with them (retry, revive a task, stop).
+
+Every error carries a stable ``code`` (``EF-...``) and a message for people: what happened, where, what to do.
+"""
+
+from __future__ import annotations
+
+
+class EverflowError(Exception):
+    """Base of all errors raised by everflow.
+
+    Attributes:
+        code: stable identifier, kept over releases; safe to alert on.
+    """
+
+    code = "EF-ERROR"
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+
+
+# --- wrong before anything runs: the user mends the program or the set-up -----------------------------------
+
+
+class SetupError(EverflowError):
+    """The machine lacks something (Java, jars, a free port); the message holds the command that cures it."""
+
+    code = "EF-SETUP"
+
+
+class ConfigError(EverflowError):
+    """A configuration key or value is wrong."""
+
+    code = "EF-CONFIG"
+
+
+class TopologyError(EverflowError):
+    """The program is wrong; raised while the topology is built, naming the line of the user's code.
+
+    ``where`` is ``file:line`` of the call in the user's program, or None where it is not known.
+    """
+
+    code = "EF-TOPOLOGY"
+
+    def __init__(self, message: str, *, where: str | None = None, code: str | None = None) -> None:
+        super().__init__(f"{message}\n  at {where}" if where else message, code=code)
+        self.where = where
+
+
+# --- fatal for the instance: stop, say why -------------------------------------------------------------------
+
+
+class FatalError(EverflowError):
+    """The instance has to stop; retrying would not help or would be unsafe."""
+
+    code = "EF-FATAL"
+
+
+class InternalTopicError(FatalError):
+    """An internal topic is missing or differs from what the topology needs (invariant I10)."""
+
+    code = "EF-INTERNAL-TOPIC"
+
+
+class OffsetsExpiredError(FatalError):
+    """No committed offsets although internal topics hold records; never silently recounted (D5)."""
+
+    code = "EF-OFFSETS-EXPIRED"
+
+
+class StateLockedError(FatalError):
+    """Another process holds the state folder."""
+
+    code = "EF-STATE-LOCKED"
+
+
+class StateFormatError(FatalError):
+    """The state folder belongs to another application or a newer format; left untouched."""
+
+    code = "EF-STATE-FORMAT"
+
+
+class RecordError(FatalError):
+    """One record cannot be processed and the handler said FAIL.
+
+    Attributes: topic, partition, offset of the record; node that failed.
+    """
+
+    code = "EF-RECORD"
+
+    def __init__(self, message: str, *, topic: str, partition: int, offset: int, node: str | None = None) -> None:
+        at = f"{topic}-{partition}@{offset}" + (f", node {node}" if node else "")
+        super().__init__(f"{message} (record {at})")
+        self.topic, self.partition, self.offset, self.node = topic, partition, offset, node
+
+
+class TaskTimeoutError(FatalError):
+    """An operation was retried until ``task.timeout.ms`` ran out (KIP-572); the cause is chained."""
+
+    code = "EF-TASK-TIMEOUT"
+
+
+# --- recoverable: the runtime reacts, the user sees a log line ----------------------------------------------
+
+
+class RetriableError(EverflowError):
+    """A passing fault (broker away, time-out): the same operation is retried under ``task.timeout.ms``."""
+
+    code = "EF-RETRIABLE"
+
+
+class TaskMigratedError(EverflowError):
+    """Ownership was lost (fenced, evicted): close the tasks without committing, rejoin."""
+
+    code = "EF-TASK-MIGRATED"
+
+
+class UnknownOutcomeError(EverflowError):
+    """A commit was sent and its answer lost: neither success nor failure until the log has been read (D6)."""
+
+    code = "EF-UNKNOWN-OUTCOME"
+
+
+class StoreMismatchError(EverflowError):
+    """A conditional apply found another owner incarnation or batch than expected; nothing was written (D5)."""
+
+    code = "EF-STORE-MISMATCH"

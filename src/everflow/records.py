@@ -1,0 +1,126 @@
+"""The values that folders hand to one another. Frozen, no behaviour beyond formatting and parsing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Int64 = npt.NDArray[np.int64]
+Int32 = npt.NDArray[np.int32]
+
+
+class TaskId(NamedTuple):
+    """Sub-topology x partition, written ``0_3`` as in Kafka Streams."""
+
+    subtopology: int
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.subtopology}_{self.partition}"
+
+    @staticmethod
+    def parse(text: str) -> TaskId:
+        """Inverse of ``str``; ValueError for anything else."""
+        sub, _, partition = text.partition("_")
+        return TaskId(int(sub), int(partition))
+
+
+class TopicPartition(NamedTuple):
+    """One partition of a topic."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class OffsetRange(NamedTuple):
+    """Offsets ``[start, end)`` of one partition."""
+
+    start: int
+    end: int
+
+
+@dataclass
+class EdgeBatch:
+    """Records on one edge of the topology, column by column; all columns have the same length.
+
+    ``key`` and ``value`` hold decoded values in the edge's Arrow types (a struct for JSON values).
+    ``timestamp`` is the record's time in ms; ``seq`` the position of the originating input record in the task's
+    merge order (D3), never decreasing inside an ``EdgeBatch`` that enters an operator. ``source`` is the index of the
+    input topic in the plan, ``partition`` and ``offset`` those of the originating input record. ``headers`` is
+    ``list<struct<key: string, value: binary>>`` or None where the plan carries no headers.
+    """
+
+    key: pa.Array
+    value: pa.Array
+    timestamp: Int64
+    seq: Int64
+    source: Int32
+    partition: Int32
+    offset: Int64
+    headers: pa.Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.timestamp)
+
+    def take(self, indices: Int64) -> EdgeBatch:
+        """The records at ``indices``, in that order."""
+        idx = pa.array(indices, pa.int64())
+        return EdgeBatch(
+            self.key.take(idx),
+            self.value.take(idx),
+            self.timestamp[indices],
+            self.seq[indices],
+            self.source[indices],
+            self.partition[indices],
+            self.offset[indices],
+            None if self.headers is None else self.headers.take(idx),
+        )
+
+    def with_columns(self, key: pa.Array | None = None, value: pa.Array | None = None) -> EdgeBatch:
+        """The same records with another key or value column."""
+        return EdgeBatch(
+            self.key if key is None else key,
+            self.value if value is None else value,
+            self.timestamp,
+            self.seq,
+            self.source,
+            self.partition,
+            self.offset,
+            self.headers,
+        )
+
+
+@dataclass
+class StoreChanges:
+    """Changes of one store in one task, in the order they were made (a key may appear more than once).
+
+    ``keys`` are the store's key bytes as in the changelog; ``values`` the changelog's value bytes, None = delete;
+    ``timestamps`` in ms, the record time of the changelog record (and the 8-byte prefix of the stored value).
+    """
+
+    store: str
+    keys: Sequence[bytes]
+    values: Sequence[bytes | None]
+    timestamps: Int64
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+@dataclass
+class OperatorResult:
+    """What a stateful operator returns for one micro-batch of one task."""
+
+    output: EdgeBatch
+    changes: list[StoreChanges] = field(default_factory=list)
+    stream_time: int = -1
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Records left out, by reason (``null-key``, ``null-value``, ``late``): the ``dropped-records`` metric."""

@@ -1,0 +1,310 @@
+"""The last step's end: one Kafka transaction per micro-batch, then the stores (design D5, D6).
+
+Order, and why: outputs, changelog and dead letters are written; the driver's gate is asked; offsets go into the transaction; it
+commits; only then do the changelog's rows enter the local stores. Before the commit nothing local has changed, so an abort leaves
+nothing to undo; after it the changelog holds everything, so a crash is mended by replaying its tail.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from everflow.errors import EverflowError, RecordError
+from everflow.kafka.producer import RecordWriter
+from everflow.records import EdgeBatch, Int64, StoreChanges, TaskId, TopicPartition
+from everflow.runtime.batch import ABORTED, COMMITTED, EXACTLY_ONCE_V2, BatchRequest, BatchResult, TaskContext, format_metadata
+from everflow.runtime.crash_points import reached
+from everflow.runtime.gate_client import GateAnswer, GateClient
+from everflow.runtime.step_functions import RECORD_FAILURE, record_failure_text
+from everflow.runtime.task_step import SinkOutput, StepResult
+from everflow.state.lmdb_store import LmdbStore
+from everflow.state.store import StoreSpec, StoreView
+from everflow.state.store_meta import Owner
+from everflow.topology.plan import Source
+
+FLUSH_TIMEOUT_S = 60.0
+COMMIT_TIMEOUT_S = 30.0
+
+
+class BatchUnwantedError(EverflowError):
+    """The driver does not want this batch any more (or is gone); nothing was written."""
+
+    code = "EF-BATCH-UNWANTED"
+
+
+@dataclass(frozen=True)
+class LmdbAccess:
+    """Snapshots of the LMDB stores whose folders the request names."""
+
+    def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[StoreView]:
+        """See `StoreAccess`."""
+        return LmdbStore.open(str(task.stores[spec.name]["path"])).snapshot()
+
+
+def announce(request: BatchRequest, level: int) -> None:
+    """Tell the driver which process serves this hop, so that it can be killed after a failure (scenario 34)."""
+    with GateClient(request.gate) as gate:
+        if not gate.hello(request.batch_id, f"t{request.thread}-{level}", os.getpid()):
+            raise BatchUnwantedError(f"the driver no longer runs batch {request.batch_id}; nothing was written")
+
+
+@dataclass(frozen=True)
+class KafkaSink:
+    """Writes and commits a micro-batch. ``dead_letter_topic`` None = an undecodable record stops the application."""
+
+    dead_letter_topic: str | None
+
+    def __call__(self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]) -> BatchResult:
+        """See `Sink`. Raises RecordError for an undecodable record without a dead letter topic, TaskMigratedError,
+        UnknownOutcomeError and RetriableError as `RecordWriter` does; whatever is raised, no store has changed."""
+        touched = _touched_tasks(request, result, sources)
+        if not touched:
+            return BatchResult(COMMITTED, consumed=result.consumed, counts={"in": 0, "out": 0})
+        if result.dead_letters is not None and len(result.dead_letters) and self.dead_letter_topic is None:
+            raise _undecodable(result.dead_letters, sources)
+        transactional = request.transactional_id if request.guarantee == EXACTLY_ONCE_V2 else None
+        reached("before-transaction")
+        writer = RecordWriter.get(request.producer_config, transactional)
+        writer.begin()
+        try:
+            counts = self._write(writer, request, result, sources)
+            writer.flush(FLUSH_TIMEOUT_S)
+            answer = self._commit(writer, request, result, sources, touched)
+        except EverflowError:
+            _abort(writer)
+            raise
+        if not answer.ok:
+            _abort(writer)
+            return BatchResult(ABORTED, reason=answer.reason)
+        reached("committed")
+        positions = _apply(request, result, touched, writer.positions())
+        return BatchResult(
+            COMMITTED,
+            consumed=result.consumed,
+            stream_times=result.stream_times,
+            positions=positions,
+            counts={**counts, "dropped": sum(result.dropped.values())},
+            deferred_offsets=answer.deferred,
+        )
+
+    def _write(
+        self, writer: RecordWriter, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
+    ) -> dict[str, int]:
+        first = _FirstRecord(writer)
+        for output in result.outputs:
+            _write_output(first, output)
+        changelog = 0
+        stores = {task.task: task.stores for task in request.tasks}
+        for task, listed in result.changes.items():
+            partition = TaskId.parse(task).partition
+            for changes in listed:
+                topic = stores[task][changes.store]["changelog"]
+                if topic is None:
+                    continue
+                first.write(topic, changes.keys, changes.values, changes.timestamps, partition, track=True)
+                changelog += len(changes)
+        dead = 0
+        if result.dead_letters is not None and len(result.dead_letters) and self.dead_letter_topic is not None:
+            dead = _write_dead_letters(first, self.dead_letter_topic, result.dead_letters, sources)
+        return {
+            "in": sum(result.consumed[name] - bounds[0] for name, bounds in request.ranges.items()),
+            "out": sum(len(output.keys) for output in result.outputs),
+            "changelog": changelog,
+            "dead_letters": dead,
+        }
+
+    def _commit(
+        self,
+        writer: RecordWriter,
+        request: BatchRequest,
+        result: StepResult,
+        sources: tuple[Source, ...],
+        touched: set[str],
+    ) -> GateAnswer:
+        offsets = _offsets(request, result, sources, touched)
+        with GateClient(request.gate) as gate:
+            answer = gate.commit(request.batch_id, offsets)
+        if answer.ok and request.guarantee == EXACTLY_ONCE_V2:
+            assert answer.group_metadata is not None
+            writer.send_offsets(offsets, answer.group_metadata, COMMIT_TIMEOUT_S)
+            reached("offsets-sent")
+            writer.commit(COMMIT_TIMEOUT_S)
+        return answer
+
+
+class _FirstRecord:
+    """Passes writes on; the crash point ``first-record`` lies after the first record has reached the broker."""
+
+    def __init__(self, writer: RecordWriter) -> None:
+        self._writer = writer
+        self._done = "EVERFLOW_CRASH_POINTS" not in os.environ
+
+    def write(
+        self,
+        topic: str,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        timestamps: Int64,
+        partition: int | None = None,
+        headers: Sequence[Any] | None = None,
+        track: bool = False,
+    ) -> None:
+        if not self._done and len(timestamps):
+            head = None if headers is None else headers[:1]
+            self._writer.write(topic, keys[:1], values[:1], timestamps[:1], partition, head, track)
+            self._writer.flush(FLUSH_TIMEOUT_S)
+            self._done = True
+            reached("first-record")
+            rest = None if headers is None else headers[1:]
+            self._writer.write(topic, keys[1:], values[1:], timestamps[1:], partition, rest, track)
+            return
+        self._writer.write(topic, keys, values, timestamps, partition, headers, track)
+
+
+def _abort(writer: RecordWriter) -> None:
+    """Give the transaction up; a writer that cannot even do that is fenced by the driver (D6)."""
+    try:
+        writer.abort()
+    except EverflowError:
+        writer.close()
+
+
+# --- records ---------------------------------------------------------------------------------------------------
+
+
+def _write_output(writer: _FirstRecord, output: SinkOutput) -> None:
+    batch = output.batch
+    headers = None if batch.headers is None or batch.headers.null_count == len(batch) else _headers(batch)
+    if isinstance(output.topics, str):
+        writer.write(output.topics, output.keys, output.values, batch.timestamp, None, headers)
+        return
+    for topic in dict.fromkeys(output.topics):
+        rows = [row for row, name in enumerate(output.topics) if name == topic]
+        writer.write(
+            topic,
+            [output.keys[row] for row in rows],
+            [output.values[row] for row in rows],
+            batch.timestamp[np.array(rows)],
+            None,
+            None if headers is None else [headers[row] for row in rows],
+        )
+
+
+def _headers(batch: EdgeBatch) -> list[list[tuple[str, bytes | None]]]:
+    assert batch.headers is not None
+    return [[(header["key"], header["value"]) for header in row] if row else [] for row in batch.headers.to_pylist()]
+
+
+def _undecodable(letters: EdgeBatch, sources: tuple[Source, ...]) -> EverflowError:
+    """The failure of the first undecodable record in merge order."""
+    row = int(np.argmin(letters.seq))
+    source = sources[int(letters.source[row])]
+    error = letters.value[row].as_py()["error"]
+    text = record_failure_text(
+        source.topic, int(letters.partition[row]), int(letters.offset[row]), source.node, None, f"DeserializationError: {error}"
+    )
+    return RecordError(
+        RECORD_FAILURE + text,
+        topic=source.topic,
+        partition=int(letters.partition[row]),
+        offset=int(letters.offset[row]),
+        node=source.node,
+    )
+
+
+def _write_dead_letters(writer: _FirstRecord, topic: str, letters: EdgeBatch, sources: tuple[Source, ...]) -> int:
+    """Raw key and value with Kafka Streams' headers (KIP-1034), inside the transaction."""
+    values = letters.value.to_pylist()
+    own = _headers(letters) if letters.headers is not None else [[] for _ in values]
+    headers = []
+    for row, value in enumerate(values):
+        source = sources[int(letters.source[row])]
+        extra = {
+            "exception": "everflow.serdes.SerdeError",
+            "message": value["error"],
+            "stacktrace": "",
+            "topic": source.topic,
+            "partition": str(int(letters.partition[row])),
+            "offset": str(int(letters.offset[row])),
+        }
+        headers.append([*own[row], *((f"__streams.errors.{name}", text.encode()) for name, text in extra.items())])
+    raw = [value["value"] for value in values]
+    writer.write(topic, letters.key.to_pylist(), raw, letters.timestamp, None, headers)
+    return len(values)
+
+
+# --- offsets and stores ----------------------------------------------------------------------------------------
+
+
+def _touched_tasks(request: BatchRequest, result: StepResult, sources: tuple[Source, ...]) -> set[str]:
+    """Tasks whose input moved or whose stores changed."""
+    subtopology = {source.topic: source.subtopology for source in sources}
+    touched = set(result.changes)
+    for name, (start, _, _) in request.ranges.items():
+        if result.consumed[name] > start:
+            topic, _, partition = name.rpartition("-")
+            touched.add(str(TaskId(subtopology[topic], int(partition))))
+    return touched
+
+
+def _offsets(
+    request: BatchRequest, result: StepResult, sources: tuple[Source, ...], touched: set[str]
+) -> list[tuple[str, int, int, str]]:
+    """All input partitions of every touched task, moved or not, each with batch id and stream times (D5)."""
+    subtopology = {source.topic: source.subtopology for source in sources}
+    times: dict[str, Mapping[str, int]] = {
+        task.task: {**task.stream_times, **result.stream_times.get(task.task, {})} for task in request.tasks
+    }
+    offsets = []
+    for name in request.ranges:
+        topic, _, partition = name.rpartition("-")
+        task = str(TaskId(subtopology[topic], int(partition)))
+        if task in touched:
+            metadata = format_metadata(request.batch_id, times.get(task, {}))
+            offsets.append((topic, int(partition), result.consumed[name], metadata))
+    return offsets
+
+
+def _apply(
+    request: BatchRequest, result: StepResult, touched: set[str], sent: Mapping[TopicPartition, int]
+) -> dict[str, dict[str, int]]:
+    """Fold the committed changes into the stores; every store of a touched task gets the batch id."""
+    now_ms = int(time.time() * 1000)
+    positions: dict[str, dict[str, int]] = {}
+    for task in request.tasks:
+        if task.task not in touched:
+            continue
+        partition = TaskId.parse(task.task).partition
+        stream_time = max(result.stream_times.get(task.task, {}).values(), default=-1)
+        for name, place in task.stores.items():
+            changes = _joined(name, [c for c in result.changes.get(task.task, []) if c.store == name])
+            topic = place["changelog"]
+            position = None if topic is None else sent.get(TopicPartition(topic, partition))
+            LmdbStore.open(str(place["path"])).apply(
+                changes,
+                position=position,
+                expected=Owner(task.incarnation, task.last_batch),
+                batch=request.batch_id,
+                stream_time=stream_time,
+                now_ms=now_ms,
+                reached=reached,
+            )
+            if position is not None:
+                positions.setdefault(task.task, {})[name] = position
+    return positions
+
+
+def _joined(store: str, listed: list[StoreChanges]) -> StoreChanges:
+    if len(listed) == 1:
+        return listed[0]
+    keys = [key for changes in listed for key in changes.keys]
+    values = [value for changes in listed for value in changes.values]
+    times = [changes.timestamps for changes in listed]
+    return StoreChanges(store, keys, values, np.concatenate(times) if times else np.empty(0, np.int64))

@@ -1,0 +1,98 @@
+"""Choosing the next record: the order in which a task sees the records of its input partitions (reference 1.6, design D3).
+
+Kafka Streams takes the partition whose head has the smallest timestamp. Over a batch that is a sort by the running maximum of the
+timestamp inside each partition: a record that is out of order inside its partition follows its predecessor at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from everflow.records import Int64
+from everflow.topology.hops import HopInput
+from everflow.topology.plan import Source
+
+
+def merge_inputs(
+    hop: HopInput, sources: tuple[Source, ...], ranges: Mapping[str, list[int]], consumed: dict[str, int]
+) -> None:
+    """Give every record its place (``seq``) in its task's merge order and say what is consumed.
+
+    Where a task has several inputs, the batch ends where an input that has more records in the log runs dry: records behind that
+    point are taken out of every slot and stay unconsumed (scenario 16). Changes ``hop`` and ``consumed`` in place; ``ranges``
+    maps ``topic-partition`` to ``[start, end, log end]``.
+    """
+    for name, (_, end, _log_end) in ranges.items():
+        consumed[name] = end
+    total = len(hop.source)
+    rank = np.arange(total, dtype=np.int64)
+    kept = np.ones(total, dtype=bool)
+    for partition, members in _merged_tasks(sources, ranges):
+        rows = np.flatnonzero((hop.partition == partition) & np.isin(hop.source, [source.index for source in members]))
+        if not len(rows):
+            continue
+        effective = _running_maximum(hop, rows, members)
+        order = np.lexsort((rows, hop.source[rows], effective))
+        rank[rows[order]] = np.sort(rows)
+        kept[rows] &= _before_cut(hop, rows, effective, members, partition, ranges)
+    if total:
+        _consume_prefix(hop, sources, kept, consumed)
+    _reorder(hop, rank, kept)
+
+
+def _merged_tasks(sources: tuple[Source, ...], ranges: Mapping[str, list[int]]) -> list[tuple[int, list[Source]]]:
+    """(partition, sources) of every task in the batch that reads more than one topic."""
+    by_task: dict[tuple[int, int], list[Source]] = {}
+    by_topic = {source.topic: source for source in sources}
+    for name in ranges:
+        topic, _, partition = name.rpartition("-")
+        source = by_topic[topic]
+        if source.merged:
+            by_task.setdefault((source.subtopology, int(partition)), []).append(source)
+    return [(partition, found) for (_, partition), found in by_task.items() if len(found) > 1]
+
+
+def _running_maximum(hop: HopInput, rows: Int64, members: list[Source]) -> Int64:
+    effective = np.empty(len(rows), dtype=np.int64)
+    for source in members:
+        mine = hop.source[rows] == source.index
+        effective[mine] = np.maximum.accumulate(hop.timestamp[rows[mine]])
+    return effective
+
+
+def _before_cut(
+    hop: HopInput, rows: Int64, effective: Int64, members: list[Source], partition: int, ranges: Mapping[str, list[int]]
+) -> np.ndarray:
+    """True for records up to the last one of the input that runs dry first while the log has more of it."""
+    cut: tuple[int, int] | None = None
+    for source in members:
+        start, end, log_end = ranges[f"{source.topic}-{partition}"]
+        mine = hop.source[rows] == source.index
+        if end >= log_end or not mine.any():
+            # Nothing more in the log, or nothing of it in this batch though asked for (only markers): no bound from here.
+            continue
+        last = (int(effective[mine][-1]), source.index)
+        cut = last if cut is None else min(cut, last)
+    if cut is None:
+        return np.ones(len(rows), dtype=bool)
+    time, index = cut
+    return (effective < time) | ((effective == time) & (hop.source[rows] <= index))
+
+
+def _consume_prefix(hop: HopInput, sources: tuple[Source, ...], kept: np.ndarray, consumed: dict[str, int]) -> None:
+    """A partition is consumed up to its first record that was cut."""
+    topics = {source.index: source.topic for source in sources}
+    for row in np.flatnonzero(~kept):
+        name = f"{topics[int(hop.source[row])]}-{int(hop.partition[row])}"
+        consumed[name] = min(consumed[name], int(hop.offset[row]))
+
+
+def _reorder(hop: HopInput, rank: Int64, kept: np.ndarray) -> None:
+    """Give the slots' records their ranks; take cut ones out."""
+    everything = bool(kept.all())
+    for slot, batch in hop.batches.items():
+        rows = hop.rows[slot]
+        batch.seq = rank[rows]
+        hop.batches[slot] = batch if everything else batch.take(np.flatnonzero(kept[rows]))

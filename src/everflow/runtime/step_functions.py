@@ -1,0 +1,193 @@
+"""Record-by-record operators of a step: the user's Python functions, unnesting of arrays, decoding of parts Catalyst left raw."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from everflow.errors import EverflowError
+from everflow.records import EdgeBatch, Int64
+from everflow.serdes import Serde
+from everflow.topology.plan import DEAD_LETTER_TYPE, DecodeOp, FunctionOp, Source, UnnestOp
+
+RECORD_FAILURE = "everflow-record-failure "
+"""Prefix of the line by which the driver finds the culprit in a worker's traceback."""
+
+
+class RecordFailure(EverflowError):
+    """The user's code failed on one record; the text carries the record's coordinates as JSON for the driver."""
+
+    code = "EF-RECORD"
+
+    def __init__(self, op: FunctionOp, source: Source, batch: EdgeBatch, row: int, error: BaseException) -> None:
+        place = source.topic, int(batch.partition[row]), int(batch.offset[row])
+        super().__init__(
+            RECORD_FAILURE + record_failure_text(*place, op.name, op.where, f"{type(error).__name__}: {error}")
+        )
+
+
+def record_failure_text(
+    topic: str, partition: int, offset: int, node: str, where: str | None, error: str
+) -> str:
+    """The culprit as one line of JSON; the driver finds it behind `RECORD_FAILURE`."""
+    culprit = {"topic": topic, "partition": partition, "offset": offset, "node": node, "where": where, "error": error}
+    return json.dumps(culprit)
+
+
+def run_function(op: FunctionOp, batch: EdgeBatch, sources: dict[int, Source]) -> EdgeBatch:
+    """Call the user's function for every record, in order. Raises RecordFailure naming the record it failed on."""
+    keys, values = batch.key.to_pylist(), batch.value.to_pylist()
+    results: list[Any] = []
+    row = 0
+    try:
+        for row in range(len(keys)):
+            results.append(_call(op, keys[row], values[row]))
+    except Exception as error:
+        raise RecordFailure(op, sources[int(batch.source[row])], batch, row, error) from error
+    return _SHAPES[op.op](op, batch, results, sources)
+
+
+def _call(op: FunctionOp, key: Any, value: Any) -> Any:
+    """One call; generators are drained here so that their errors belong to this record."""
+    result = op.fn(key, value)
+    if op.op in ("flat_map", "flat_map_values"):
+        return list(result) if result is not None else []
+    if op.op == "map":
+        new_key, new_value = result
+        return new_key, new_value
+    return result
+
+
+def _shape_filter(op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]) -> EdgeBatch:
+    wanted = op.op != "filter_not"
+    keep = np.fromiter((bool(result) is wanted for result in results), bool, len(results))
+    return batch if keep.all() else batch.take(np.flatnonzero(keep))
+
+
+def _shape_peek(op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]) -> EdgeBatch:
+    return batch
+
+
+def _shape_map(op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]) -> EdgeBatch:
+    rows = np.arange(len(batch), dtype=np.int64)
+    key = _column(op, [key for key, _ in results], op.type.key, batch, rows, sources)
+    value = _column(op, [value for _, value in results], op.type.value, batch, rows, sources)
+    return batch.with_columns(key, value)
+
+
+def _shape_map_values(op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]) -> EdgeBatch:
+    rows = np.arange(len(batch), dtype=np.int64)
+    return batch.with_columns(value=_column(op, results, op.type.value, batch, rows, sources))
+
+
+def _shape_select_key(op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]) -> EdgeBatch:
+    rows = np.arange(len(batch), dtype=np.int64)
+    return batch.with_columns(key=_column(op, results, op.type.key, batch, rows, sources))
+
+
+def _shape_flat_map(op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]) -> EdgeBatch:
+    rows = np.repeat(np.arange(len(batch), dtype=np.int64), [len(result) for result in results])
+    flat = [item for result in results for item in result]
+    out = batch.take(rows)
+    if op.op == "flat_map_values":
+        return out.with_columns(value=_column(op, flat, op.type.value, batch, rows, sources))
+    try:
+        keys, values = [key for key, _ in flat], [value for _, value in flat]
+    except (TypeError, ValueError) as error:
+        bad = next(i for i, item in enumerate(flat) if not isinstance(item, (tuple, list)) or len(item) != 2)
+        row = int(rows[bad])
+        raise RecordFailure(op, sources[int(batch.source[row])], batch, row, error) from error
+    key = _column(op, keys, op.type.key, batch, rows, sources)
+    return out.with_columns(key, _column(op, values, op.type.value, batch, rows, sources))
+
+
+_SHAPES: dict[str, Callable[[FunctionOp, EdgeBatch, list[Any], dict[int, Source]], EdgeBatch]] = {
+    "filter": _shape_filter,
+    "filter_not": _shape_filter,
+    "branch": _shape_filter,
+    "peek": _shape_peek,
+    "for_each": _shape_peek,
+    "map": _shape_map,
+    "map_values": _shape_map_values,
+    "select_key": _shape_select_key,
+    "flat_map": _shape_flat_map,
+    "flat_map_values": _shape_flat_map,
+}
+
+
+def _column(
+    op: FunctionOp, items: list[Any], kind: pa.DataType, batch: EdgeBatch, rows: Int64, sources: dict[int, Source]
+) -> pa.Array:
+    """Python results as the declared Arrow type; a result of another type is the fault of its record."""
+    try:
+        return pa.array(items, kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError):
+        for place, item in enumerate(items):
+            try:
+                pa.array([item], kind)
+            except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as error:
+                row = int(rows[place])
+                cause = TypeError(f"result {item!r} is not the declared type {kind} ({error})")
+                raise RecordFailure(op, sources[int(batch.source[row])], batch, row, cause) from error
+        raise
+
+
+def unnest(op: UnnestOp, batch: EdgeBatch) -> EdgeBatch:
+    """One record per element of the list in the value; null and empty lists emit nothing."""
+    lengths = pc.fill_null(pc.list_value_length(batch.value), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    out = batch.take(np.repeat(np.arange(len(batch), dtype=np.int64), lengths))
+    items = pc.list_flatten(batch.value)
+    if not op.keyed:
+        return out.with_columns(value=items.cast(op.type.value))
+    key, value = pc.struct_field(items, [0]), pc.struct_field(items, [1])
+    return out.with_columns(key.cast(op.type.key), value.cast(op.type.value))
+
+
+def decode_parts(op: DecodeOp, batch: EdgeBatch) -> tuple[EdgeBatch, EdgeBatch | None]:
+    """Decode raw parts; records that cannot be decoded come back as dead letters."""
+    errors: dict[int, str] = {}
+    key = _decode(op.key_serde, batch.key, "key", errors)
+    value = _decode(op.value_serde, batch.value, "value", errors)
+    good = batch.with_columns(key, value)
+    if not errors:
+        return good, None
+    rows = np.array(sorted(errors), dtype=np.int64)
+    keep = np.ones(len(batch), dtype=bool)
+    keep[rows] = False
+    return good.take(np.flatnonzero(keep)), _dead_letters(op, batch, rows, errors)
+
+
+def _decode(serde: Serde | None, raw: pa.Array, part: str, errors: dict[int, str]) -> pa.Array:
+    if serde is None:
+        return raw
+    try:
+        return serde.decode_array(raw)
+    except EverflowError:
+        return pa.array(_decode_each(serde, raw.to_pylist(), part, errors), serde.type)
+
+
+def _decode_each(serde: Serde, raw: Iterable[bytes | None], part: str, errors: dict[int, str]) -> list[Any]:
+    values = []
+    for row, data in enumerate(raw):
+        try:
+            values.append(serde.decode(data))
+        except EverflowError as error:
+            errors[row] = f"{part} is not a valid {serde!r}: {error}"
+            values.append(None)
+    return values
+
+
+def _dead_letters(op: DecodeOp, batch: EdgeBatch, rows: Int64, errors: dict[int, str]) -> EdgeBatch:
+    """Dead letters keep the raw bytes of the parts this step decodes; a part that Catalyst decoded is left out, as its bytes are
+    gone by now."""
+    bad = batch.take(rows)
+    key = bad.key if op.key_serde is not None or pa.types.is_binary(bad.key.type) else pa.nulls(len(rows), pa.binary())
+    raw = bad.value if pa.types.is_binary(bad.value.type) else pa.nulls(len(rows), pa.binary())
+    texts = pa.array([errors[int(row)] for row in rows])
+    value = pa.StructArray.from_arrays([raw, texts], fields=list(DEAD_LETTER_TYPE.value))
+    return bad.with_columns(key, value)

@@ -1,0 +1,86 @@
+"""The stores of a micro-batch's tasks as operators see them: committed content plus the batch's own changes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Protocol
+
+from everflow.records import StoreChanges
+from everflow.runtime.batch import TaskContext
+from everflow.state.store import StoreSpec, StoreView
+
+
+class StoreAccess(Protocol):
+    """Opens the committed content of a task's store. Picklable; implemented for LMDB and for the test driver's memory."""
+
+    def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[StoreView]:
+        """A consistent snapshot, closed when the step is done."""
+
+
+class OverlayView:
+    """A store with changes of the running batch on top, for operators that share a store in one step (D5)."""
+
+    def __init__(self, below: StoreView) -> None:
+        self._below = below
+        self._changed: dict[bytes, bytes | None] = {}
+
+    def remember(self, changes: StoreChanges) -> None:
+        """Put changes on top, in order."""
+        for key, value, time in zip(changes.keys, changes.values, changes.timestamps.tolist(), strict=True):
+            self._changed[key] = None if value is None else struct.pack(">q", time) + value
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """See `StoreView`."""
+        missing = [key for key in keys if key not in self._changed]
+        found = dict(zip(missing, self._below.get_many(missing), strict=True)) if missing else {}
+        return [self._changed[key] if key in self._changed else found[key] for key in keys]
+
+    def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        """See `StoreView`."""
+        merged: dict[bytes, bytes | None] = dict(self._below.range(start, end))
+        merged.update(
+            (key, value)
+            for key, value in self._changed.items()
+            if (start is None or key >= start) and (end is None or key < end)
+        )
+        for key in sorted(merged):
+            value = merged[key]
+            if value is not None:
+                yield key, value
+
+
+class TaskStores(AbstractContextManager["TaskStores"]):
+    """Snapshots opened on first use and closed at the end of the step. ``shared`` names the stores that need an overlay."""
+
+    def __init__(self, access: StoreAccess, tasks: Iterable[TaskContext], shared: frozenset[str]) -> None:
+        self._access = access
+        self._tasks = {task.task: task for task in tasks}
+        self._shared = shared
+        self._open: dict[tuple[str, str], StoreView] = {}
+        self._stack = ExitStack()
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def views(self, task: str, specs: Iterable[StoreSpec]) -> Mapping[str, StoreView]:
+        """The stores of one operator in one task, by name. KeyError if the job does not own the task."""
+        return {spec.name: self._view(task, spec) for spec in specs}
+
+    def stream_time(self, task: str, node: str) -> int:
+        """The operator's observed stream time before this batch, ms; -1 = none yet."""
+        return self._tasks[task].stream_times.get(node, -1)
+
+    def remember(self, task: str, changes: StoreChanges) -> None:
+        """Let later operators on a shared store see ``changes``."""
+        view = self._open.get((task, changes.store))
+        if isinstance(view, OverlayView):
+            view.remember(changes)
+
+    def _view(self, task: str, spec: StoreSpec) -> StoreView:
+        place = (task, spec.name)
+        if place not in self._open:
+            below = self._stack.enter_context(self._access.view(self._tasks[task], spec))
+            self._open[place] = OverlayView(below) if spec.name in self._shared else below
+        return self._open[place]

@@ -1,0 +1,287 @@
+"""One step of a micro-batch: operators on Arrow, inside a Spark Python worker or in the test driver.
+
+A step reads its whole input up to the end marker before it does anything, so a failure upstream can never look like the end of
+the input (scenario 33). It knows neither Kafka nor Spark: the last step hands everything to a `Sink`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from everflow.records import EdgeBatch, StoreChanges, TaskId
+from everflow.runtime.batch import BatchRequest, BatchResult
+from everflow.runtime.merge_order import merge_inputs
+from everflow.runtime.step_functions import decode_parts, run_function, unnest
+from everflow.runtime.step_stores import StoreAccess, TaskStores
+from everflow.state.store import StoreSpec
+from everflow.topology.hops import HopInput, HopSchema, concat, in_order, read_hop, write_hop
+from everflow.topology.plan import (
+    DEAD_LETTER_SLOT,
+    DecodeOp,
+    FunctionOp,
+    PhysicalPlan,
+    SinkOp,
+    Source,
+    StatefulOp,
+    StepOp,
+    UnnestOp,
+)
+
+RESULT_SCHEMA = pa.schema([pa.field("result", pa.string())])
+
+
+@dataclass
+class SinkOutput:
+    """Records for one sink, in merge order. ``topics`` is one name or one per record; keys and values are final bytes."""
+
+    node: str
+    topics: str | list[str]
+    keys: list[bytes | None]
+    values: list[bytes | None]
+    batch: EdgeBatch
+
+
+@dataclass
+class StepResult:
+    """All effects of one micro-batch, before any of them has happened.
+
+    ``changes`` maps task -> changes in order; ``consumed`` maps ``topic-partition`` to the next offset; ``stream_times`` task ->
+    node -> ms; ``dead_letters`` are undecodable records (key = raw key, value = struct<value, error>).
+    """
+
+    outputs: list[SinkOutput] = field(default_factory=list)
+    changes: dict[str, list[StoreChanges]] = field(default_factory=dict)
+    consumed: dict[str, int] = field(default_factory=dict)
+    stream_times: dict[str, dict[str, int]] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+    dead_letters: EdgeBatch | None = None
+
+
+class Sink(Protocol):
+    """Makes a micro-batch's effects real. Picklable; called once per batch by the last step."""
+
+    def __call__(self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]) -> BatchResult: ...
+
+
+@dataclass(frozen=True)
+class TaskStep:
+    """The function of one Python hop; picklable, free of Columns.
+
+    ``request`` reads the micro-batch's request (a Spark local property in workers); ``announce`` tells the driver which process
+    serves the hop before any work is done and raises if the batch is no longer wanted.
+    """
+
+    level: int
+    ops: tuple[StepOp, ...]
+    hop_in: HopSchema
+    hop_out: HopSchema | None
+    sources: tuple[Source, ...]
+    changelog_slots: Mapping[str, int]
+    stores: StoreAccess
+    sink: Sink | None
+    request: Callable[[], BatchRequest]
+    announce: Callable[[BatchRequest, int], None]
+
+    @staticmethod
+    def of(
+        plan: PhysicalPlan,
+        level: int,
+        stores: StoreAccess,
+        sink: Sink,
+        request: Callable[[], BatchRequest],
+        announce: Callable[[BatchRequest, int], None],
+    ) -> TaskStep:
+        """The step of ``level`` of a plan; the last one gets the sink."""
+        last = level == plan.levels - 1
+        return TaskStep(
+            level,
+            plan.steps[level].ops,
+            HopSchema(plan.into_step(level), plan.headers),
+            None if last else HopSchema(plan.out_of_step(level), plan.headers),
+            plan.sources,
+            plan.changelog_slots,
+            stores,
+            sink if last else None,
+            request,
+            announce,
+        )
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What Spark's ``mapInArrow`` runs: hop rows in; hop rows, or on the last step one row with the result, out."""
+        request = self.request()
+        self.announce(request, self.level)
+        yield from self.run(request, read_hop(batches, self.hop_in))
+
+    def run(self, request: BatchRequest, hop: HopInput) -> Iterator[pa.RecordBatch]:
+        """Run the operators on one hop's rows."""
+        result = _from_control(hop.control)
+        if self.level == 0:
+            merge_inputs(hop, self.sources, request.ranges, result.consumed)
+        records = dict(hop.batches)
+        with ExitStack() as stack:
+            stores = stack.enter_context(TaskStores(self.stores, request.tasks, self._shared_stores()))
+            by_index = {source.index: source for source in self.sources}
+            for op in self.ops:
+                _run_op(op, records, result, stores, by_index)
+        self._collect_changes(records, result)
+        if self.sink is None:
+            assert self.hop_out is not None
+            yield from write_hop(self._outgoing(records, result), self.hop_out, _to_control(result))
+            return
+        result.dead_letters = records.get(DEAD_LETTER_SLOT)
+        done = self.sink(request, result, self.sources)
+        yield pa.RecordBatch.from_arrays([pa.array([done.to_json()])], schema=RESULT_SCHEMA)
+
+    def _shared_stores(self) -> frozenset[str]:
+        """Stores that more than one operator of this step reads: those need the batch's own changes on top (D5)."""
+        seen: list[str] = [spec.name for op in self.ops if isinstance(op, StatefulOp) for spec in op.stores]
+        return frozenset(name for name in seen if seen.count(name) > 1)
+
+    def _collect_changes(self, records: dict[int, EdgeBatch], result: StepResult) -> None:
+        """Changes that earlier steps made arrive as rows of the changelog slots."""
+        arrived = {slot.id for slot in self.hop_in.slots}
+        for store, slot in self.changelog_slots.items():
+            if slot in arrived:
+                for task, changes in _changes_from_rows(store, records[slot], self.sources):
+                    result.changes.setdefault(task, []).append(changes)
+
+    def _outgoing(self, records: dict[int, EdgeBatch], result: StepResult) -> dict[int, EdgeBatch]:
+        assert self.hop_out is not None
+        made = {change.store for changes in result.changes.values() for change in changes}
+        for store, slot in self.changelog_slots.items():
+            if store in made:
+                records[slot] = _changes_to_rows(store, result.changes)
+        empty = _empty_like
+        return {slot.id: records.get(slot.id) or empty(slot.type.key, slot.type.value) for slot in self.hop_out.slots}
+
+
+# --- operators -------------------------------------------------------------------------------------------------
+
+
+def _run_op(
+    op: StepOp, records: dict[int, EdgeBatch], result: StepResult, stores: TaskStores, sources: dict[int, Source]
+) -> None:
+    match op:
+        case DecodeOp():
+            records[op.output], bad = decode_parts(op, records[op.input])
+            if bad is not None:
+                records[DEAD_LETTER_SLOT] = concat([records[DEAD_LETTER_SLOT], bad])
+        case FunctionOp():
+            records[op.output] = run_function(op, concat([records[slot] for slot in op.inputs]), sources)
+        case UnnestOp():
+            records[op.output] = unnest(op, concat([records[slot] for slot in op.inputs]))
+        case StatefulOp():
+            records[op.output] = _run_stateful(op, in_order(concat([records[slot] for slot in op.inputs])), result, stores)
+        case SinkOp():
+            result.outputs += _to_outputs(op, concat([records[slot] for slot in op.inputs]))
+
+
+def _run_stateful(op: StatefulOp, batch: EdgeBatch, result: StepResult, stores: TaskStores) -> EdgeBatch:
+    """Run the operator once per task that has records."""
+    outputs = []
+    partitions = np.unique(batch.partition)
+    for partition in partitions:
+        task = str(TaskId(op.subtopology, int(partition)))
+        rows = batch if len(partitions) == 1 else batch.take(np.flatnonzero(batch.partition == partition))
+        done = op.operator.process(rows, stores.views(task, op.stores), stores.stream_time(task, op.name))
+        outputs.append(done.output)
+        result.stream_times.setdefault(task, {})[op.name] = done.stream_time
+        for reason, count in done.dropped.items():
+            result.dropped[reason] = result.dropped.get(reason, 0) + count
+        for changes in done.changes:
+            result.changes.setdefault(task, []).append(changes)
+            stores.remember(task, changes)
+    return concat(outputs) if outputs else _empty_like(op.type.key, op.type.value)
+
+
+def _empty_like(key: pa.DataType, value: pa.DataType) -> EdgeBatch:
+    none64, none32 = np.empty(0, np.int64), np.empty(0, np.int32)
+    return EdgeBatch(pa.array([], key), pa.array([], value), none64, none64, none32, none32, none64)
+
+
+def _to_outputs(op: SinkOp, batch: EdgeBatch) -> list[SinkOutput]:
+    batch = in_order(batch)
+    if op.drop_null_keys and batch.key.null_count:
+        batch = batch.take(np.flatnonzero(batch.key.is_valid().to_numpy(zero_copy_only=False)))
+    if not len(batch):
+        return []
+    topics: str | list[str]
+    value = batch.value
+    if op.topic is None:
+        topics = pc.struct_field(value, [0]).to_pylist()
+        value = pc.struct_field(value, [1])
+    elif callable(op.topic):
+        topics = [op.topic(k, v) for k, v in zip(batch.key.to_pylist(), value.to_pylist(), strict=True)]
+    else:
+        topics = op.topic
+    keys = batch.key if op.key_serde is None else op.key_serde.encode_array(batch.key)
+    values = value if op.value_serde is None else op.value_serde.encode_array(value)
+    return [SinkOutput(op.name, topics, keys.to_pylist(), values.to_pylist(), batch)]
+
+
+# --- what travels beside the rows ------------------------------------------------------------------------------
+
+
+def _to_control(result: StepResult) -> str:
+    return json.dumps(
+        {"consumed": result.consumed, "stream_times": result.stream_times, "dropped": result.dropped},
+        separators=(",", ":"),
+    )
+
+
+def _from_control(text: str) -> StepResult:
+    data: dict[str, Any] = json.loads(text)
+    return StepResult(
+        consumed=data.get("consumed", {}),
+        stream_times=data.get("stream_times", {}),
+        dropped=data.get("dropped", {}),
+    )
+
+
+def _changes_to_rows(store: str, changes: Mapping[str, list[StoreChanges]]) -> EdgeBatch:
+    """Store changes as rows of the store's changelog slot; ``source`` carries the sub-topology, ``partition`` the task's."""
+    keys: list[bytes] = []
+    values: list[bytes | None] = []
+    times, subs, partitions = [], [], []
+    for task, listed in changes.items():
+        task_id = TaskId.parse(task)
+        for change in listed:
+            if change.store != store:
+                continue
+            keys += change.keys
+            values += change.values
+            times.append(change.timestamps)
+            subs.append(np.full(len(change), task_id.subtopology, np.int32))
+            partitions.append(np.full(len(change), task_id.partition, np.int32))
+    order = np.arange(len(keys), dtype=np.int64)
+    return EdgeBatch(
+        pa.array(keys, pa.binary()),
+        pa.array(values, pa.binary()),
+        np.concatenate(times),
+        order,
+        np.concatenate(subs),
+        np.concatenate(partitions),
+        np.zeros(len(keys), np.int64),
+    )
+
+
+def _changes_from_rows(
+    store: str, batch: EdgeBatch, sources: tuple[Source, ...]
+) -> Iterator[tuple[str, StoreChanges]]:
+    tasks = {(int(s), int(p)) for s, p in zip(batch.source, batch.partition, strict=True)}
+    for sub, partition in sorted(tasks):
+        rows = batch.take(np.flatnonzero((batch.source == sub) & (batch.partition == partition)))
+        yield str(TaskId(sub, partition)), StoreChanges(store, rows.key.to_pylist(), rows.value.to_pylist(), rows.timestamp)
+
+
+def stores_of(ops: Iterable[StepOp]) -> tuple[StoreSpec, ...]:
+    """All stores that the operators use."""
+    return tuple(spec for op in ops if isinstance(op, StatefulOp) for spec in op.stores)

@@ -1,0 +1,211 @@
+"""Analysis of user Columns while the topology is built: their type, what they read, and whether they may run at all (D2).
+
+A segment is planned once and re-run for every micro-batch, on one partition of rows, in an order that is not the merge order.
+So only deterministic projections of one row are accepted; everything Catalyst would freeze (the clock), shuffle, multiply or
+number per batch is refused here, with what to write instead.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import types as st
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
+
+from everflow.errors import TopologyError
+from everflow.spark.session import get_session
+from everflow.topology.graph import ColumnExpr, EdgeType
+from everflow.topology.types import column_names, normal_type, same_type, type_text
+
+_USE_TIMESTAMP = (
+    "a prepared plan would freeze the time of its first batch; use F.col('timestamp'), the record's time in ms"
+)
+_USE_AGGREGATE = "use group_by(...).aggregate(...) with everflow.agg"
+_USE_FUNCTION = "pass the Python function itself: the operator takes it in place of the Column, with returns=..."
+
+_REFUSED_EXPRESSIONS = {
+    "CurrentTimestamp": ("the current time", _USE_TIMESTAMP),
+    "CurrentTimestampLike": ("the current time", _USE_TIMESTAMP),
+    "CurrentBatchTimestamp": ("the current time", _USE_TIMESTAMP),
+    "Now": ("the current time", _USE_TIMESTAMP),
+    "CurrentDate": ("the current date", _USE_TIMESTAMP),
+    "CurrentTime": ("the current time", _USE_TIMESTAMP),
+    "LocalTimestamp": ("the current time", _USE_TIMESTAMP),
+    "PythonUDF": ("a Python UDF (it also runs on rows that F.when excludes)", _USE_FUNCTION),
+    "PythonUDAF": ("a Python UDF", _USE_AGGREGATE),
+    "ScalarSubquery": ("a subquery", "join a table, or compute the value before the topology is built"),
+    "LateralSubquery": ("a subquery", "join a table, or compute the value before the topology is built"),
+    "Exists": ("a subquery", "join a table, or compute the value before the topology is built"),
+    "InSubquery": ("a subquery", "join a table, or use F.col(...).isin(values)"),
+    "ListQuery": ("a subquery", "join a table, or use F.col(...).isin(values)"),
+    "AggregateExpression": ("an aggregate", _USE_AGGREGATE),
+    "MonotonicallyIncreasingID": (
+        "monotonically_increasing_id()",
+        "it restarts in every batch; use topic, partition and offset",
+    ),
+    "Uuid": ("uuid()", "derive an id from topic, partition and offset, e.g. F.sha2(F.concat_ws('-', ...), 256)"),
+    "Shuffle": ("shuffle()", "a re-run would give another result; use a Python function if that is wanted"),
+}
+_REFUSED_PLANS = {
+    "Aggregate": ("an aggregate", _USE_AGGREGATE),
+    "Window": ("a window function such as row_number()", "rows of a stream have no neighbours; " + _USE_AGGREGATE),
+    "Generate": ("a generator such as explode()", "use flat_map(column) or flat_map_values(column) with an array Column"),
+}
+_WINDOWED_TIME = ("F.window() or F.session_window()", "use windowed_by(TimeWindows...) after group_by")
+_NOT_DETERMINISTIC = (
+    "a non-deterministic expression",
+    "a re-run after a failure would give another result; derive it from key, value, topic, partition and offset",
+)
+_KIND_BY_SQL_ERROR = {
+    "UNSUPPORTED_GENERATOR": _REFUSED_PLANS["Generate"],
+    "WINDOW_FUNCTION_WITHOUT_OVER_CLAUSE": _REFUSED_PLANS["Window"],
+    "MISSING_GROUP_BY": _REFUSED_PLANS["Aggregate"],
+    "MISSING_AGGREGATION": _REFUSED_PLANS["Aggregate"],
+}
+
+
+def analyse(
+    column: Column, edge: EdgeType, where: str | None, expected: pa.DataType | None = None
+) -> ColumnExpr:
+    """Resolve ``column`` against the columns of ``edge`` without running anything.
+
+    Columns in sight: key, value (in the edge's types), timestamp bigint in ms, topic, partition, offset, headers.
+    Must be called from the thread that builds the topology; starts a Spark session if there is none.
+
+    Args:
+        expected: the type the place asks for (``pa.bool_()`` for a predicate), None where any will do.
+
+    Raises:
+        TopologyError: unknown column (with the list of those there are), refused expression (with the alternative), wrong type.
+    """
+    text = _text(column)
+    frame = _empty_frame(get_session(), normal_type(edge.key), normal_type(edge.value))
+    try:
+        with _without_error_log():
+            selected = frame.select(column)
+            plan = selected._jdf.queryExecution().analyzed()  # type: ignore[operator]
+    except (AnalysisException, ParseException) as error:
+        raise _not_analysable(text, edge, where, error) from None
+    refused = _refused(plan)
+    if refused:
+        what, instead = refused
+        raise TopologyError(f"{text}: {what} cannot be used in a Column; {instead}", where=where)
+    fields = selected.schema.fields
+    if len(fields) != 1:
+        raise TopologyError(f"{text} gives {len(fields)} columns; wrap them: F.struct(...)", where=where)
+    type_ = arrow_type(fields[0].dataType, text, where)
+    if expected is not None and not same_type(type_, expected):
+        raise TopologyError(
+            f"{text} is {type_text(type_)}, but {type_text(expected)} is needed here; "
+            f"cast it: .cast({type_text(expected)!r})",
+            where=where,
+        )
+    references = plan.expressions().apply(0).references().toSeq()
+    uses = frozenset(str(references.apply(i).name()) for i in range(references.size()))
+    return ColumnExpr(column, type_, uses)
+
+
+def spark_type(type_: pa.DataType) -> st.DataType:
+    """The Spark type of an edge's Arrow type."""
+    return from_arrow_type(normal_type(type_))
+
+
+def arrow_type(type_: st.DataType, text: str = "the column", where: str | None = None) -> pa.DataType:
+    """The edge type of a Spark type; TopologyError for types that have no Arrow form."""
+    try:
+        return normal_type(to_arrow_type(type_, timezone="UTC"))
+    except Exception as error:
+        raise TopologyError(
+            f"{text} is {type_.simpleString()}, which cannot leave Spark; cast it, e.g. to string ({error})", where=where
+        ) from None
+
+
+@lru_cache(maxsize=256)
+def _empty_frame(session: SparkSession, key: pa.DataType, value: pa.DataType) -> DataFrame:
+    header = st.StructType([st.StructField("key", st.StringType()), st.StructField("value", st.BinaryType())])
+    schema = st.StructType(
+        [
+            st.StructField("key", from_arrow_type(key)),
+            st.StructField("value", from_arrow_type(value)),
+            st.StructField("timestamp", st.LongType()),
+            st.StructField("topic", st.StringType()),
+            st.StructField("partition", st.IntegerType()),
+            st.StructField("offset", st.LongType()),
+            st.StructField("headers", st.ArrayType(header)),
+        ]
+    )
+    return session.createDataFrame([], schema)
+
+
+def _refused(plan: Any) -> tuple[str, str] | None:
+    """Why the analysed plan may not run, and the alternative; None if it may.
+
+    An accepted Column leaves exactly one projection above the frame; whatever else the analyser added is a refusal. The clock
+    is deterministic in Catalyst's eyes, so expressions are judged by class name as well.
+    """
+    operators = list(_walk(plan))
+    for operator in operators:
+        expressions = operator.expressions()
+        for index in range(expressions.size()):
+            for expression in _walk(expressions.apply(index)):
+                name = _class_name(expression)
+                if name in _REFUSED_EXPRESSIONS:
+                    return _REFUSED_EXPRESSIONS[name]
+                if "TimeWindow" in name or "SessionWindow" in name:
+                    return _WINDOWED_TIME
+    names = [_class_name(operator) for operator in operators]
+    for name in names:
+        if name in _REFUSED_PLANS:
+            return _REFUSED_PLANS[name]
+    if names[0] != "Project" or len(names) != 2:
+        return _WINDOWED_TIME  # what is left that rewrites the plan: time windows become projections and filters
+    expressions = plan.expressions()
+    if any(not expressions.apply(i).deterministic() for i in range(expressions.size())):
+        return _NOT_DETERMINISTIC
+    return None
+
+
+def _walk(tree: Any) -> Iterator[Any]:
+    yield tree
+    children = tree.children()
+    for index in range(children.size()):
+        yield from _walk(children.apply(index))
+
+
+def _class_name(node: Any) -> str:
+    return str(node.getClass().getName()).rsplit(".", 1)[-1].rstrip("$")
+
+
+def _text(column: Column) -> str:
+    return f"Column {str(column)[len('Column<') + 1 : -2]!r}"
+
+
+def _not_analysable(text: str, edge: EdgeType, where: str | None, error: Exception) -> TopologyError:
+    condition = str(getattr(error, "getCondition", lambda: "")() or "")
+    known = _KIND_BY_SQL_ERROR.get(condition.split(".")[0])
+    if known:
+        return TopologyError(f"{text}: {known[0]} cannot be used in a Column; {known[1]}", where=where)
+    reason = str(error).split("\n'", 1)[0].split("\n+-", 1)[0].split(" SQLSTATE", 1)[0].strip().replace("\n", " ")
+    available = ", ".join(column_names(edge.key, edge.value))
+    hint = ""
+    if pa.types.is_binary(edge.value):
+        hint = "\n  the value is undecoded bytes; give the stream a serde, e.g. value=serdes.json('a string, b double')"
+    return TopologyError(f"{text} cannot be used here: {reason}\n  columns: {available}{hint}", where=where)
+
+
+@contextmanager
+def _without_error_log() -> Iterator[None]:
+    """pyspark logs each AnalysisException with its JVM stack to stderr; ours already says it in one line."""
+    logger = logging.getLogger("DataFrameQueryContextLogger")
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = disabled

@@ -1,0 +1,121 @@
+"""The Spark job of one stream thread: prepared once per assignment, run once per micro-batch (design D1, D2)."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from everflow.errors import EverflowError
+from everflow.records import OffsetRange, TopicPartition
+from everflow.spark.segments import first_segment, hop_out_of_step, later_segment, spark_schema
+from everflow.spark.source import SourceSettings, open_source
+from everflow.topology.plan import PhysicalPlan
+
+_environment_lock = threading.Lock()
+"""`SparkContext.environment` is one per application; building a hop sets it for a moment."""
+
+StepFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+class SparkJobError(EverflowError):
+    """A job failed; the text is the JVM's, with the workers' traceback."""
+
+    code = "EF-SPARK-JOB"
+
+
+def local_property(name: str) -> str | None:
+    """A local property of the running job; inside a Python worker only."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return None if context is None else context.getLocalProperty(name)
+
+
+class PreparedJob:
+    """One stream thread's plan over one assignment. Owned by that thread: py4j keeps local properties per Python thread.
+
+    ``steps`` are the functions of the Python hops by level; the last one returns one row with one text column. ``slot`` names the
+    thread (``t0``): its hops run in workers of their own.
+    """
+
+    def __init__(
+        self,
+        session: SparkSession,
+        plan: PhysicalPlan,
+        slot: str,
+        partitions: Sequence[TopicPartition],
+        source: SourceSettings,
+        steps: Sequence[StepFunction],
+    ) -> None:
+        self._session = session
+        self._plan = plan
+        self._slot = slot
+        self._steps = tuple(steps)
+        self._source = open_source(session, source, partitions)
+        self._frame: DataFrame | None = None if self._source.rebuilds else self._build()
+
+    def run(self, ranges: Mapping[TopicPartition, OffsetRange], properties: Mapping[str, str]) -> str:
+        """Run one micro-batch over ``ranges`` with the job's local ``properties``; blocks. Returns the last step's text; raises
+        SparkJobError for any failure: then nothing is known of what the workers did."""
+        context = self._session.sparkContext
+        try:
+            self._source.set_ranges(ranges)
+            frame = self._frame if self._frame is not None else self._build()
+            for name, text in properties.items():
+                context.setLocalProperty(name, text)
+            rows = frame.collect()
+        except (PySparkException, Py4JError, OSError) as error:
+            raise SparkJobError(str(error)) from error
+        if len(rows) != 1:
+            raise SparkJobError(f"the job returned {len(rows)} results instead of one")
+        return str(rows[0][0])
+
+    def close(self) -> None:
+        """Forget the prepared plan; its workers end by themselves when idle."""
+        self._frame = None
+
+    def _build(self) -> DataFrame:
+        """Kafka rows -> segment 0 -> step 0 -> segment 1 -> ... -> the last step's one row."""
+        # coalesce keeps whole partitions in order, so co-partitioned topics of a task meet in one worker without a shuffle.
+        frame = first_segment(self._source.frame(), self._plan).coalesce(1)
+        for level in range(self._plan.levels):
+            if level:
+                frame = later_segment(frame, self._plan, level)
+            frame = self._hop(frame, level)
+        return frame
+
+    def _hop(self, frame: DataFrame, level: int) -> DataFrame:
+        step = self._steps[level]
+        last = level == self._plan.levels - 1
+        schema = "result string" if last else spark_schema(hop_out_of_step(self._plan, level))
+
+        def run_step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return step(batches)
+
+        with _environment_lock:
+            environment = self._session.sparkContext.environment
+            before = dict(environment)
+            environment.update(_worker_environment(f"{self._slot}-{level}"))
+            try:
+                return frame.mapInArrow(run_step, schema)
+            finally:
+                environment.clear()
+                environment.update(before)
+
+
+def _worker_environment(slot: str) -> dict[str, str]:
+    """Every hop of every thread gets workers of its own: Spark keeps one daemon per distinct environment. Without it any process
+    serves any hop, and a producer or a store would be open in several."""
+    return {
+        "EVERFLOW_SLOT": slot,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "ARROW_DEFAULT_MEMORY_POOL": "system",
+        "MALLOC_ARENA_MAX": "2",
+    }

@@ -1,0 +1,292 @@
+"""Segments: the stateless Column operators of one level as one Catalyst projection (design D2).
+
+A segment turns rows (Kafka records on level 0, hop rows later) into hop rows. Every slot lives in columns ``p<id>`` (live),
+``p<id>_k`` and ``p<id>_x`` (value); expressions of the user run guarded by their slot's live flag, so that a row that an earlier
+filter removed is never evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import DataType, StringType, StructField, StructType
+
+from everflow.serdes import Serde
+from everflow.topology.hops import MARKER, HopSchema
+from everflow.topology.plan import DEAD_LETTER_SLOT, Decode, Encode, PhysicalPlan, Projection, Segment, Slot
+
+_META = ("_src", "_part", "_off", "_ts", "_seq", "_ctl")
+_CORRUPT = "__everflow_corrupt"
+
+
+def spark_type(kind: pa.DataType) -> DataType:
+    """The Spark type of an Arrow type (``null`` becomes string: Spark cannot carry void columns through Arrow)."""
+    return StringType() if pa.types.is_null(kind) else from_arrow_type(kind)
+
+
+def spark_schema(schema: HopSchema) -> StructType:
+    """A hop's schema as Spark sees it."""
+    return StructType([StructField(field.name, spark_type(field.type), True) for field in schema.arrow()])
+
+
+def hop_into_step(plan: PhysicalPlan, level: int) -> HopSchema:
+    """Schema of the rows that segment ``level`` hands to step ``level``."""
+    return HopSchema(plan.into_step(level), plan.headers)
+
+
+def hop_out_of_step(plan: PhysicalPlan, level: int) -> HopSchema:
+    """Schema of the rows that step ``level`` hands to segment ``level + 1``."""
+    return HopSchema(plan.out_of_step(level), plan.headers)
+
+
+def first_segment(kafka: DataFrame, plan: PhysicalPlan) -> DataFrame:
+    """Level 0: Kafka rows -> hop rows with the end marker last, in one Spark partition per input partition plus the marker's."""
+    frame = _kafka_columns(kafka, plan)
+    frame = _decode_all(frame, plan)
+    frame = _run(frame, plan.segments[0], plan)
+    frame = _shape(_drop_dead_rows(frame, plan), hop_into_step(plan, 0))
+    # After the Kafka rows, never before: a marker that arrives proves that everything before it did (scenario 33).
+    return frame.union(_marker(kafka.sparkSession, hop_into_step(plan, 0)))
+
+
+def later_segment(hop: DataFrame, plan: PhysicalPlan, level: int) -> DataFrame:
+    """Levels above 0: hop rows of step ``level - 1`` -> hop rows; the marker passes through, as it is live on no slot."""
+    incoming = hop_out_of_step(plan, level - 1)
+    columns = [F.col(name) for name in (*_META, *(["_hdr"] if plan.headers else []))]
+    for slot in incoming.slots:
+        columns += [F.col(f"p{slot.id}"), F.col(f"p{slot.id}_k"), _assemble(slot).alias(f"p{slot.id}_x")]
+    frame = _run(hop.select(*columns), plan.segments[level], plan)
+    return _shape(frame, hop_into_step(plan, level))
+
+
+# --- Kafka rows ------------------------------------------------------------------------------------------------
+
+
+def _kafka_columns(kafka: DataFrame, plan: PhysicalPlan) -> DataFrame:
+    """Metadata columns, and the raw key and value."""
+    index = F.lit(plan.sources[0].index)
+    for source in plan.sources[1:]:
+        index = F.when(F.col("topic") == source.topic, F.lit(source.index)).otherwise(index)
+    columns = [
+        index.cast("int").alias("_src"),
+        F.col("partition").alias("_part"),
+        F.col("offset").alias("_off"),
+        F.unix_millis(F.col("timestamp")).alias("_ts"),
+        F.lit(0).cast("bigint").alias("_seq"),
+        F.lit(None).cast("string").alias("_ctl"),
+    ]
+    if plan.headers:
+        columns.append(F.col("headers").alias("_hdr"))
+    return kafka.select(*columns, F.col("key").alias("_key"), F.col("value").alias("_value"))
+
+
+def _decode_all(frame: DataFrame, plan: PhysicalPlan) -> DataFrame:
+    """One slot per source plus the dead letter slot. Decoded values are a stage of their own, so that checks on them do not
+    evaluate a parser twice."""
+    decodes = plan.segments[0].decodes
+    only = len(plan.sources) == 1
+    parts: list[Column] = []
+    for decode in decodes:
+        mine = F.lit(True) if only else F.col("_src") == decode.source.index
+        for part, serde, raw in _parts(decode):
+            column = _decode_column(serde, F.col(f"_{part}")) if not raw else F.col(f"_{part}")
+            parts.append(F.when(mine, column).alias(f"_d{decode.output}_{part}"))
+    frame = frame.select("*", *parts)
+    live: list[Column] = []
+    errors = F.lit(None).cast("string")
+    for decode in decodes:
+        mine = F.lit(True) if only else F.col("_src") == decode.source.index
+        fault = F.lit(None).cast("string")
+        for part, serde, raw in _parts(decode):
+            if not raw and (bad := _is_bad(serde, F.col(f"_{part}"), F.col(f"_d{decode.output}_{part}"))) is not None:
+                fault = F.when(bad, F.lit(f"{part} is not a valid {serde!r}")).otherwise(fault)
+        errors = F.when(mine, fault).otherwise(errors)
+        live += [
+            (mine & fault.isNull()).alias(f"p{decode.output}"),
+            _value_of(decode, "key").alias(f"p{decode.output}_k"),
+            _value_of(decode, "value").alias(f"p{decode.output}_x"),
+        ]
+    dead = f"p{DEAD_LETTER_SLOT}"
+    kept = [F.col(name) for name in (*_META, *(["_hdr"] if plan.headers else []))]
+    return frame.select(
+        *kept,
+        *live,
+        errors.isNotNull().alias(dead),
+        F.when(errors.isNotNull(), F.col("_key")).alias(f"{dead}_k"),
+        F.when(errors.isNotNull(), F.struct(F.col("_value").alias("value"), errors.alias("error"))).alias(f"{dead}_x"),
+    )
+
+
+def _parts(decode: Decode) -> list[tuple[str, Serde, bool]]:
+    return [
+        ("key", decode.source.key_serde, decode.raw_key),
+        ("value", decode.source.value_serde, decode.raw_value),
+    ]
+
+
+def _value_of(decode: Decode, part: str) -> Column:
+    """The decoded column without the parser's own field for corrupt text."""
+    column = F.col(f"_d{decode.output}_{part}")
+    serde = decode.source.key_serde if part == "key" else decode.source.value_serde
+    raw = decode.raw_key if part == "key" else decode.raw_value
+    if raw or serde.kind != "json":
+        return column
+    if not pa.types.is_struct(serde.type):
+        return column
+    fields = [column[field.name].alias(field.name) for field in serde.type]
+    return F.when(column.isNotNull(), F.struct(*fields))
+
+
+def _decode_column(serde: Serde, raw: Column) -> Column:
+    """Bytes -> value in Catalyst; only kinds of `CATALYST_SERDES`."""
+    if serde.kind == "bytes":
+        return raw
+    if serde.kind == "string":
+        return raw.cast("string")
+    schema = spark_type(serde.type)
+    options = {"mode": "PERMISSIVE"}
+    if isinstance(schema, StructType):
+        schema = StructType([*schema.fields, StructField(_CORRUPT, StringType(), True)])
+        options["columnNameOfCorruptRecord"] = _CORRUPT
+    return F.from_json(raw.cast("string"), schema, options)
+
+
+def _is_bad(serde: Serde, raw: Column, decoded: Column) -> Column | None:
+    """Condition under which bytes could not be read; None where every byte string is fine. The permissive JSON parser accepts
+    trailing text, turns empty bytes into NULL and repairs UTF-8 silently: each is checked here."""
+    if serde.kind == "bytes":
+        return None
+    invalid = raw.isNotNull() & ~F.is_valid_utf8(raw.cast("string"))
+    if serde.kind == "string":
+        return invalid
+    text = F.rtrim(raw.cast("string"))
+    if not pa.types.is_struct(serde.type):
+        return invalid | (raw.isNotNull() & decoded.isNull() & (text != F.lit("null")))
+    corrupt = decoded.isNull() | decoded[_CORRUPT].isNotNull() | ~text.endswith("}")
+    return invalid | (raw.isNotNull() & corrupt & (text != F.lit("null")))
+
+
+def _drop_dead_rows(frame: DataFrame, plan: PhysicalPlan) -> DataFrame:
+    """Rows that no slot needs do not travel. Sources merged by time keep theirs: they carry stream time (D3)."""
+    slots = hop_into_step(plan, 0).slots
+    alive = reduce(lambda a, b: a | b, (F.col(f"p{slot.id}") for slot in slots))
+    merged = [source.index for source in plan.sources if source.merged]
+    return frame.filter(alive | F.col("_src").isin(merged)) if merged else frame.filter(alive)
+
+
+# --- projections -----------------------------------------------------------------------------------------------
+
+
+def _run(frame: DataFrame, segment: Segment, plan: PhysicalPlan) -> DataFrame:
+    names = {source.index: source.topic for source in plan.sources}
+    for projection in segment.projections:
+        frame = _project(frame, projection, names, plan.headers)
+    return frame
+
+
+def _project(frame: DataFrame, projection: Projection | Encode, topics: dict[int, str], headers: bool) -> DataFrame:
+    """One node on one slot. The names the user sees (key, value, ...) exist only inside this selection."""
+    i, o = projection.input, projection.output
+    before = frame.columns
+    seen = frame.select(
+        "*",
+        F.col(f"p{i}_k").alias("key"),
+        F.col(f"p{i}_x").alias("value"),
+        F.col("_ts").alias("timestamp"),
+        _topic_name(topics).alias("topic"),
+        F.col("_part").alias("partition"),
+        F.col("_off").alias("offset"),
+        (F.col("_hdr") if headers else F.lit(None).cast("array<struct<key:string,value:binary>>")).alias("headers"),
+    )
+    live = F.coalesce(F.col(f"p{i}"), F.lit(False))
+    if isinstance(projection, Encode):
+        key, value = _encoded(projection)
+        new = [live.alias(f"p{o}"), F.when(live, key).alias(f"p{o}_k"), F.when(live, value).alias(f"p{o}_x")]
+        return seen.select(*[F.col(name) for name in before], *new)
+    node = projection.node
+    if node.predicate is not None:
+        live = F.when(live, F.coalesce(node.predicate.column, F.lit(False))).otherwise(F.lit(False))
+        seen = seen.select("*", live.alias(f"p{o}"))
+        live = F.col(f"p{o}")
+    else:
+        seen = seen.select("*", live.alias(f"p{o}"))
+    key = node.key.column if node.key is not None else F.col("key")
+    value = node.value.column if node.value is not None else F.col("value")
+    guarded = F.coalesce(F.col(f"p{o}"), F.lit(False))
+    key_type, value_type = spark_type(node.out.key), spark_type(node.out.value)
+    return seen.select(
+        *[F.col(name) for name in before],
+        F.col(f"p{o}"),
+        F.when(guarded, key).cast(key_type).alias(f"p{o}_k"),
+        F.when(guarded, value).cast(value_type).alias(f"p{o}_x"),
+    )
+
+
+def _topic_name(topics: dict[int, str]) -> Column:
+    name = F.lit(None).cast("string")
+    for index, topic in topics.items():
+        name = F.when(F.col("_src") == index, F.lit(topic)).otherwise(name)
+    return name
+
+
+def _encoded(encode: Encode) -> tuple[Column, Column]:
+    key = _encode_column(encode.key_serde, F.col("key"))
+    value = _encode_column(encode.value_serde, F.col("value"))
+    if encode.topic is not None:
+        value = F.struct(encode.topic.column.cast("string").alias("topic"), value.alias("value"))
+    return key, value
+
+
+def _encode_column(serde: Serde, column: Column) -> Column:
+    """Value -> bytes in Catalyst; parts of other serdes stay as they are, the step encodes them."""
+    if serde.kind == "string":
+        return column.cast("string").cast("binary")
+    if serde.kind == "json":
+        return F.to_json(column, {"ignoreNullFields": "false"}).cast("binary")
+    return column
+
+
+# --- hop rows --------------------------------------------------------------------------------------------------
+
+
+def _assemble(slot: Slot) -> Column:
+    """A slot's value from its flat hop columns."""
+    name = f"p{slot.id}"
+    if not pa.types.is_struct(slot.type.value):
+        return F.col(f"{name}_v")
+    fields = [F.col(f"{name}_v{i}").alias(field.name) for i, field in enumerate(slot.type.value)]
+    return F.when(F.coalesce(F.col(f"{name}_vn"), F.lit(False)), F.struct(*fields))
+
+
+def _shape(frame: DataFrame, hop: HopSchema) -> DataFrame:
+    """Exactly the hop's columns, in its order and types; struct values flattened."""
+    columns = [F.col(field.name) for field in hop.meta()]
+    for slot in hop.slots:
+        columns += _slot_columns(slot)
+    types = spark_schema(hop)
+    if len(columns) != len(types.fields):
+        raise AssertionError(f"hop has {len(types.fields)} columns, segment made {len(columns)}")
+    return frame.select(*[c.cast(f.dataType).alias(f.name) for c, f in zip(columns, types.fields, strict=True)])
+
+
+def _slot_columns(slot: Slot) -> Sequence[Column]:
+    name = f"p{slot.id}"
+    live = F.coalesce(F.col(name), F.lit(False))
+    columns = [live, F.col(f"{name}_k")]
+    value = F.col(f"{name}_x")
+    if not pa.types.is_struct(slot.type.value):
+        return [*columns, value]
+    return [*columns, value.isNotNull(), *[value[field.name] for field in slot.type.value]]
+
+
+def _marker(session: SparkSession, hop: HopSchema) -> DataFrame:
+    known = {"_src": MARKER, "_part": 0, "_off": 0, "_ts": 0, "_seq": 0}
+    columns = [
+        F.lit(known.get(field.name)).cast(field.dataType).alias(field.name) for field in spark_schema(hop).fields
+    ]
+    return session.range(0, 1, 1, 1).select(*columns)

@@ -1,0 +1,117 @@
+"""The Spark session of an instance: settings that the runtime relies on, the connector's jars, the Python workers' environment.
+
+An instance is one Spark application whose driver and executor share one host (design section 2).
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import threading
+
+from pyspark.sql import SparkSession
+
+from everflow import jvm
+from everflow.errors import SetupError
+
+log = logging.getLogger("everflow.spark")
+
+DEFAULT_SLOTS = 32
+"""Task slots of a local session started before the number of stream threads is known. Slots are threads of the JVM, not cores;
+too few would let a full batch of one thread delay another (design section 2)."""
+
+_CONNECTOR_CLASS = "org.apache.spark.sql.kafka010.KafkaSourceRDD"
+_lock = threading.Lock()
+
+
+def get_session(slots: int | None = None) -> SparkSession:
+    """The active Spark session, or a new local one with everflow's settings.
+
+    A session that the user (or ``spark-submit``) started is adopted as it is; it must have the Kafka connector on its class path.
+    Safe to call from any thread, any number of times. Raises SetupError where Java or the connector is missing.
+    """
+    with _lock:
+        active = SparkSession.getActiveSession() or _running_session()
+        if active is not None:
+            _require_connector(active)
+            return active
+        return _start(slots or DEFAULT_SLOTS)
+
+
+def _running_session() -> SparkSession | None:
+    """A session of another thread, if a SparkContext runs at all."""
+    from pyspark import SparkContext
+
+    return SparkSession.builder.getOrCreate() if SparkContext._active_spark_context is not None else None
+
+
+def _start(slots: int) -> SparkSession:
+    java = jvm.find_java()
+    os.environ.setdefault("JAVA_HOME", str(java.resolve().parent.parent))
+    # Workers must be the interpreter that runs the driver, also where `python3` on the PATH is another one.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(f"local[{slots},1]").appName("everflow")
+    for key, value in session_settings(_socket_folder()).items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def session_settings(socket_folder: str) -> dict[str, str]:
+    """Settings of a session; each line was measured or broke something without it (design section 7)."""
+    jars = os.pathsep.join(str(jar) for jar in jvm.resolve_jars("spark"))
+    return {
+        "spark.driver.extraClassPath": jars,
+        "spark.driver.memory": "1g",
+        "spark.driver.host": "localhost",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:MaxHeapFreeRatio=40 -XX:MinHeapFreeRatio=10",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.sources.useV1SourceList": "",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+        "spark.sql.legacy.allowUntypedScalaUDF": "false",
+        "spark.task.maxFailures": "1",
+        "spark.speculation": "false",
+        "spark.python.daemon.module": "everflow.spark.daemon",
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.python.unix.domain.socket.dir": socket_folder,
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
+        "spark.python.worker.faulthandler.enabled": "true",
+        "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
+        "spark.sql.ui.retainedExecutions": "5",
+        "spark.ui.retainedJobs": "20",
+        "spark.ui.retainedStages": "20",
+        "spark.ui.retainedTasks": "100",
+        "spark.ui.retainedDeadExecutors": "1",
+        "spark.cleaner.periodicGC.interval": "10min",
+    }
+
+
+def _socket_folder() -> str:
+    """A short private folder (socket paths end at 108 bytes), emptied by being new."""
+    folder = tempfile.mkdtemp(prefix="ef")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _require_connector(session: SparkSession) -> None:
+    jvm_view = session.sparkContext._jvm
+    assert jvm_view is not None
+    try:
+        loader = jvm_view.java.lang.Thread.currentThread().getContextClassLoader()
+        jvm_view.java.lang.Class.forName(_CONNECTOR_CLASS, False, loader)
+    except Exception as error:  # py4j wraps whatever the JVM throws
+        jars = ",".join(str(jar) for jar in jvm.resolve_jars("spark"))
+        raise SetupError(
+            "the active Spark session has no Kafka connector on its class path.\n"
+            "Let everflow start the session (create StreamsBuilder before any SparkSession), or start yours with\n"
+            f"  spark.jars={jars}"
+        ) from error

@@ -1,0 +1,165 @@
+"""Frozen nodes of a topology: what the DSL produces and everything later reads.
+
+A node names its inputs (other nodes). Every node but a sink has one outgoing edge type; each consumer sees all records of it.
+Columns and operators are opaque here: this layer knows neither Spark nor stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import pyarrow as pa
+
+from everflow.serdes import Serde
+from everflow.state.store import StoreSpec
+
+PREPARE = "PREPARE"
+"""Label of a projection that only prepares the value for the node behind it (inputs of an aggregate, elements to unnest):
+``describe()`` shows it as part of that node."""
+
+
+@dataclass(frozen=True)
+class EdgeType:
+    """Arrow types of the decoded key and value on an edge (``pa.null()`` where there is none)."""
+
+    key: pa.DataType
+    value: pa.DataType
+
+
+@dataclass(frozen=True)
+class ColumnExpr:
+    """A pyspark Column over ``key, value, timestamp (bigint, ms), topic, partition, offset, headers`` of an edge.
+
+    Analysed at build time; ``type`` is its Arrow type; ``uses`` the root columns it reads.
+    """
+
+    column: Any
+    type: pa.DataType
+    uses: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class FunctionExpr:
+    """A Python function of the user; ``returns`` the Arrow type of its result."""
+
+    fn: Callable[..., Any]
+    returns: pa.DataType
+
+
+@dataclass(frozen=True)
+class Node:
+    """Base: ``name`` unique in the topology (``KSTREAM-FILTER-0000000001``), ``where`` = file:line of the user's call."""
+
+    name: str
+    inputs: tuple[str, ...]
+    out: EdgeType
+    where: str | None
+
+
+@dataclass(frozen=True)
+class SourceNode(Node):
+    """Reads topics. ``kind``: ``stream`` or ``repartition`` (an internal topic, named without the application id prefix)."""
+
+    topics: tuple[str, ...]
+    key_serde: Serde
+    value_serde: Serde
+    kind: str = "stream"
+    offset_reset: str = "earliest"
+
+
+@dataclass(frozen=True)
+class ProjectNode(Node):
+    """Stateless Column operator, runs in Catalyst: rows where ``predicate`` is true (NULL counts as false), with a new key
+    and/or value (None = unchanged)."""
+
+    label: str  # FILTER, MAP, MAPVALUES, KEY-SELECT, BRANCHCHILD ...
+    predicate: ColumnExpr | None = None
+    key: ColumnExpr | None = None
+    value: ColumnExpr | None = None
+    changes_key: bool = False
+
+
+@dataclass(frozen=True)
+class FunctionNode(Node):
+    """Stateless Python operator, runs in a step. ``op`` is one of filter, filter_not, map, map_values, flat_map,
+    flat_map_values, select_key, peek, for_each, branch.
+
+    ``fn(key, value)`` gets Python objects (dicts for structs). Results: filter* -> truthy; map -> (key, value);
+    map_values -> value; select_key -> key; flat_map -> iterable of (key, value); flat_map_values -> iterable of values.
+    """
+
+    label: str
+    op: str
+    fn: Callable[..., Any]
+    changes_key: bool = False
+
+
+@dataclass(frozen=True)
+class UnnestNode(Node):
+    """flat_map / flat_map_values given as an array Column: unnests the list in the input's value (a preceding ProjectNode has
+    put it there), in a step. ``keyed``: elements are ``struct<key, value>`` and replace the key too; null or empty lists emit nothing."""
+
+    keyed: bool = False
+    changes_key: bool = False
+
+
+@dataclass(frozen=True)
+class MergeNode(Node):
+    """All records of all inputs, in merge order. The planner dissolves it."""
+
+
+@dataclass(frozen=True)
+class StatefulNode(Node):
+    """A stateful operator, runs in a step. ``operator`` is an `everflow.operators` spec with ``process`` (see contracts)."""
+
+    label: str  # AGGREGATE, REDUCE, TOTABLE, SOURCE (table) ...
+    operator: Any
+    stores: tuple[StoreSpec, ...] = ()
+
+
+@dataclass(frozen=True)
+class SinkNode(Node):
+    """Writes to a topic. ``topic`` is a name, a ColumnExpr/FunctionExpr giving one per record, or for ``kind='repartition'`` the
+    internal name without the application id prefix. Repartition sinks drop null keys (KIP-962 aside)."""
+
+    topic: str | ColumnExpr | FunctionExpr
+    key_serde: Serde
+    value_serde: Serde
+    kind: str = "sink"
+
+
+@dataclass(frozen=True)
+class RepartitionTopic:
+    """An internal topic that cuts sub-topologies; ``name`` without the application id prefix, with ``-repartition``."""
+
+    name: str
+    partitions: int | None = None
+    config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The whole program. ``nodes`` in topological order (inputs first)."""
+
+    nodes: tuple[Node, ...]
+    repartition_topics: tuple[RepartitionTopic, ...] = ()
+
+    def node(self, name: str) -> Node:
+        """The node called ``name``; KeyError if there is none."""
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise KeyError(name)
+
+    def consumers(self, name: str) -> tuple[Node, ...]:
+        """Nodes that read from ``name``, in order."""
+        return tuple(node for node in self.nodes if name in node.inputs)
+
+    def describe(self) -> str:
+        """The topology in Kafka Streams' text format, sub-topologies numbered; the artefact to review before an upgrade."""
+        from everflow.topology.describe import as_text  # describe reads this module's nodes
+
+        return as_text(self)

@@ -1,0 +1,236 @@
+"""Hop rows: how records on several slots travel between the JVM and Python workers as one Arrow schema (design D2).
+
+One row per input record (a *wide row*): metadata, and for every slot that crosses a live flag and its key and value as flat
+nullable columns. The last row of every hop is the end marker (``_src`` = -1); its ``_ctl`` column carries the job's control
+text. Matching of columns is by position in Spark, so every batch is built and read here, with names checked (scenario 35).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from everflow.errors import EverflowError
+from everflow.records import EdgeBatch, Int64
+from everflow.topology.plan import Slot
+
+MARKER = -1
+HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+
+
+class HopError(EverflowError):
+    """A hop's rows do not look as the plan says, or ended without the end marker: an upstream stage failed."""
+
+    code = "EF-HOP"
+
+
+@dataclass(frozen=True)
+class HopSchema:
+    """Columns of one hop: metadata, then per slot ``p<id>`` (live), ``p<id>_k`` and the value: ``p<id>_v`` or, for structs, one
+    column per field ``p<id>_v<i>`` after ``p<id>_vn`` (value present)."""
+
+    slots: tuple[Slot, ...]
+    headers: bool
+
+    def meta(self) -> list[pa.Field]:
+        """Metadata columns, the same on every hop."""
+        fields = [
+            pa.field("_src", pa.int32()),
+            pa.field("_part", pa.int32()),
+            pa.field("_off", pa.int64()),
+            pa.field("_ts", pa.int64()),
+            pa.field("_seq", pa.int64()),
+            pa.field("_ctl", pa.string()),
+        ]
+        return fields + ([pa.field("_hdr", HEADERS)] if self.headers else [])
+
+    def slot_fields(self, slot: Slot) -> list[pa.Field]:
+        """Columns of one slot."""
+        name = f"p{slot.id}"
+        fields = [pa.field(name, pa.bool_()), pa.field(f"{name}_k", slot.type.key)]
+        if pa.types.is_struct(slot.type.value):
+            fields.append(pa.field(f"{name}_vn", pa.bool_()))
+            return fields + [
+                pa.field(f"{name}_v{i}", slot.type.value.field(i).type) for i in range(slot.type.value.num_fields)
+            ]
+        return [*fields, pa.field(f"{name}_v", slot.type.value)]
+
+    def arrow(self) -> pa.Schema:
+        """The whole schema, in order."""
+        return pa.schema(self.meta() + [field for slot in self.slots for field in self.slot_fields(slot)])
+
+
+@dataclass
+class HopInput:
+    """One hop's rows, read to the end: records by slot id (and the rows they stand in), the metadata of all rows, and the
+    marker's control text."""
+
+    batches: dict[int, EdgeBatch]
+    rows: dict[int, Int64]
+    source: np.ndarray
+    partition: np.ndarray
+    offset: Int64
+    timestamp: Int64
+    control: str
+
+
+def read_hop(batches: Iterable[pa.RecordBatch], schema: HopSchema) -> HopInput:
+    """Read a hop to its marker. Raises HopError if the marker is missing: then the input was cut short by a failure upstream and
+    nothing of it may be committed (scenario 33)."""
+    expected = schema.arrow()
+    collected = []
+    for batch in batches:
+        if batch.schema.names != expected.names:
+            raise HopError(f"hop columns differ: expected {expected.names}, got {batch.schema.names}")
+        collected.append(batch)
+    if not collected:
+        raise HopError("the input of a step ended without its end marker: an upstream stage failed")
+    table = pa.Table.from_batches(collected).combine_chunks()
+    last = table.num_rows - 1
+    source = _numpy(table, "_src")
+    if last < 0 or source[last] != MARKER or (source[:last] == MARKER).any():
+        raise HopError("the input of a step ended without its end marker: an upstream stage failed")
+    control = table.column("_ctl")[last].as_py() or "{}"
+    body = table.slice(0, last)
+    meta = HopInput({}, {}, source[:last], _numpy(body, "_part"), _numpy(body, "_off"), _numpy(body, "_ts"), control)
+    seq = _numpy(body, "_seq")
+    for slot in schema.slots:
+        meta.batches[slot.id], meta.rows[slot.id] = _read_slot(body, slot, meta, seq, schema.headers)
+    return meta
+
+
+def _numpy(table: pa.Table, name: str) -> np.ndarray:
+    column = table.column(name)
+    array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    return array.to_numpy(zero_copy_only=False)
+
+
+def _chunk(table: pa.Table, name: str) -> pa.Array:
+    column = table.column(name)
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def _read_slot(
+    body: pa.Table, slot: Slot, meta: HopInput, seq: Int64, headers: bool
+) -> tuple[EdgeBatch, Int64]:
+    name = f"p{slot.id}"
+    live = _chunk(body, name)
+    names = [field.name for field in HopSchema((slot,), headers).slot_fields(slot)][1:]
+    columns = {column: _chunk(body, column) for column in names}
+    header = _chunk(body, "_hdr") if headers else None
+    total = len(live)
+    if pc.sum(live).as_py() == total and live.null_count == 0:
+        keep = None
+    else:
+        keep = np.flatnonzero(pc.fill_null(live, False).to_numpy(zero_copy_only=False))
+        index = pa.array(keep, pa.int64())
+        columns = {column: array.take(index) for column, array in columns.items()}
+        header = header.take(index) if header is not None else None
+    value = _assemble(columns, name, slot)
+
+    def pick(array: np.ndarray) -> np.ndarray:
+        return array if keep is None else array[keep]
+
+    batch = EdgeBatch(
+        columns[f"{name}_k"],
+        value,
+        pick(meta.timestamp),
+        pick(seq),
+        pick(meta.source),
+        pick(meta.partition),
+        pick(meta.offset),
+        header,
+    )
+    return batch, np.arange(total, dtype=np.int64) if keep is None else keep
+
+
+def _assemble(columns: dict[str, pa.Array], name: str, slot: Slot) -> pa.Array:
+    if not pa.types.is_struct(slot.type.value):
+        return columns[f"{name}_v"]
+    kind = slot.type.value
+    present = pc.fill_null(columns[f"{name}_vn"], False)
+    fields = [columns[f"{name}_v{i}"] for i in range(kind.num_fields)]
+    if not fields:
+        return pa.array([{} if there else None for there in present.to_pylist()], kind)
+    return pa.StructArray.from_arrays(fields, fields=list(kind), mask=pc.invert(present))
+
+
+def write_hop(records: dict[int, EdgeBatch], schema: HopSchema, control: str) -> list[pa.RecordBatch]:
+    """Rows of a step's output: one row per record and slot, then the marker with ``control``."""
+    arrow = schema.arrow()
+    out = [_slot_rows(batch, slot, schema, arrow) for slot in schema.slots if len(batch := records[slot.id])]
+    marker = {"_src": [MARKER], "_part": [0], "_off": [0], "_ts": [0], "_seq": [0], "_ctl": [control]}
+    nulls = [pa.array(marker[f.name], f.type) if f.name in marker else pa.nulls(1, f.type) for f in arrow]
+    return [*out, pa.RecordBatch.from_arrays(nulls, schema=arrow)]
+
+
+def _slot_rows(batch: EdgeBatch, slot: Slot, schema: HopSchema, arrow: pa.Schema) -> pa.RecordBatch:
+    rows = len(batch)
+    name = f"p{slot.id}"
+    columns: dict[str, pa.Array] = {
+        "_src": pa.array(batch.source, pa.int32()),
+        "_part": pa.array(batch.partition, pa.int32()),
+        "_off": pa.array(batch.offset, pa.int64()),
+        "_ts": pa.array(batch.timestamp, pa.int64()),
+        "_seq": pa.array(batch.seq, pa.int64()),
+        "_ctl": pa.nulls(rows, pa.string()),
+        name: pa.array(np.ones(rows, dtype=bool)),
+        f"{name}_k": batch.key,
+    }
+    if schema.headers:
+        columns["_hdr"] = batch.headers if batch.headers is not None else pa.nulls(rows, HEADERS)
+    if pa.types.is_struct(slot.type.value):
+        columns[f"{name}_vn"] = pc.is_valid(batch.value)
+        for i in range(slot.type.value.num_fields):
+            columns[f"{name}_v{i}"] = pc.struct_field(batch.value, [i])
+    else:
+        columns[f"{name}_v"] = batch.value
+    arrays = [_typed(columns.get(field.name), field, rows) for field in arrow]
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow)
+
+
+def _typed(column: pa.Array | None, field: pa.Field, rows: int) -> pa.Array:
+    """Exactly the type of the hop: Spark refuses int32 for int64, dictionaries, other time units."""
+    if column is None:
+        return pa.nulls(rows, field.type)
+    return column if column.type.equals(field.type) else column.cast(field.type)
+
+
+def concat(batches: Sequence[EdgeBatch]) -> EdgeBatch:
+    """All records of several batches of one type, in merge order (stable by ``seq``)."""
+    if len(batches) == 1:
+        return batches[0]
+    filled = [batch for batch in batches if len(batch)] or [batches[0]]
+    if len(filled) == 1:
+        return filled[0]
+    headers = None
+    if any(batch.headers is not None for batch in filled):
+        headers = pa.concat_arrays(
+            [b.headers if b.headers is not None else pa.nulls(len(b), HEADERS) for b in filled]
+        )
+    joined = EdgeBatch(
+        pa.concat_arrays([batch.key for batch in filled]),
+        pa.concat_arrays([batch.value for batch in filled]),
+        np.concatenate([batch.timestamp for batch in filled]),
+        np.concatenate([batch.seq for batch in filled]),
+        np.concatenate([batch.source for batch in filled]),
+        np.concatenate([batch.partition for batch in filled]),
+        np.concatenate([batch.offset for batch in filled]),
+        headers,
+    )
+    return in_order(joined)
+
+
+def in_order(batch: EdgeBatch) -> EdgeBatch:
+    """The same records with ``seq`` never decreasing (stable)."""
+    if len(batch) < 2 or (np.diff(batch.seq) >= 0).all():
+        return batch
+    return batch.take(np.argsort(batch.seq, kind="stable"))

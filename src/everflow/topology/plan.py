@@ -1,0 +1,489 @@
+"""The physical plan: a topology cut into alternating segments (Catalyst) and steps (Python), design D2.
+
+Pure: decides where each node runs and which records cross from one stage to the next; `everflow.spark.segments` turns the
+segments into Columns, `everflow.runtime.task_step` runs the steps.
+
+A *slot* is one value stream inside the plan: the output of a source, of one projection, or of one step operator. A slot that
+crosses a stage boundary is carried in the hop row (`everflow.topology.hops`). Merges are dissolved: a projection behind a merge exists
+once per input path, and an operator behind it has several input slots.
+
+Level of a node: segment L runs in the JVM, then step L in a Python worker. A Column behind a Python operator of level L opens
+level L+1; everything else stays as low as its inputs allow. Operators that share a store run in one step (D5), sinks in the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from everflow.errors import TopologyError
+from everflow.serdes import Serde
+from everflow.state.store import StoreSpec
+from everflow.topology.graph import (
+    ColumnExpr,
+    EdgeType,
+    FunctionExpr,
+    FunctionNode,
+    MergeNode,
+    Node,
+    ProjectNode,
+    SinkNode,
+    SourceNode,
+    StatefulNode,
+    Topology,
+    UnnestNode,
+)
+
+CATALYST_SERDES = frozenset({"bytes", "string", "json"})
+"""Serde kinds that the JVM decodes and encodes; the others are faster in numpy inside a step (design section 7)."""
+
+DEAD_LETTER_SLOT = 0
+"""Slot of undecodable records: key = raw key, value = struct<value: raw value, error: text>."""
+
+DEAD_LETTER_TYPE = EdgeType(pa.binary(), pa.struct([("value", pa.binary()), ("error", pa.string())]))
+
+
+@dataclass(frozen=True)
+class Source:
+    """One input topic: ``index`` is the ``source`` column of its rows; ``topic`` the full name."""
+
+    index: int
+    topic: str
+    subtopology: int
+    node: str
+    key_serde: Serde
+    value_serde: Serde
+    offset_reset: str
+    kind: str
+    merged: bool
+    """True where the sub-topology reads several topics, so that the step has to merge partitions by time (D3)."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One value stream of the plan. ``level``/``in_step`` say where it is produced, ``last_step`` the last step that reads it
+    and ``last_segment`` the last segment that does (-1 = none)."""
+
+    id: int
+    name: str
+    type: EdgeType
+    level: int
+    in_step: bool
+    last_step: int = -1
+    last_segment: int = -1
+
+    def crosses_into_step(self, level: int) -> bool:
+        """Whether the hop from segment ``level`` to step ``level`` carries this slot."""
+        produced = self.level < level or (self.level == level and not self.in_step)
+        return produced and (self.last_step >= level or self.last_segment > level)
+
+    def crosses_out_of_step(self, level: int) -> bool:
+        """Whether the hop from step ``level`` to segment ``level + 1`` carries this slot."""
+        return self.level <= level and (self.last_step > level or self.last_segment > level)
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Segment 0: one source topic decoded into ``output``; a part whose serde Catalyst cannot read stays raw bytes."""
+
+    source: Source
+    output: int
+    raw_key: bool
+    raw_value: bool
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A ProjectNode on one input slot."""
+
+    node: ProjectNode
+    input: int
+    output: int
+
+
+@dataclass(frozen=True)
+class Encode:
+    """Serialisation for a sink inside Catalyst. A part stays decoded where its serde is not a Catalyst one. With ``topic`` the
+    output's value is ``struct<topic, value>``."""
+
+    node: str
+    key_serde: Serde
+    value_serde: Serde
+    topic: ColumnExpr | None
+    input: int
+    output: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What Catalyst does on one level, in order."""
+
+    level: int
+    decodes: tuple[Decode, ...]
+    projections: tuple[Projection | Encode, ...]
+
+
+@dataclass(frozen=True)
+class DecodeOp:
+    """Decodes in the step the parts of a source that Catalyst left raw (serde None = part is decoded already)."""
+
+    name: str
+    input: int
+    output: int
+    key_serde: Serde | None
+    value_serde: Serde | None
+
+
+@dataclass(frozen=True)
+class FunctionOp:
+    """A FunctionNode: calls the user's function record by record."""
+
+    name: str
+    op: str
+    fn: Callable[..., Any]
+    type: EdgeType
+    inputs: tuple[int, ...]
+    output: int
+    where: str | None
+
+
+@dataclass(frozen=True)
+class UnnestOp:
+    """An UnnestNode."""
+
+    name: str
+    keyed: bool
+    type: EdgeType
+    inputs: tuple[int, ...]
+    output: int
+
+
+@dataclass(frozen=True)
+class StatefulOp:
+    """A StatefulNode: runs per task of ``subtopology``."""
+
+    name: str
+    operator: Any
+    stores: tuple[StoreSpec, ...]
+    subtopology: int
+    type: EdgeType
+    inputs: tuple[int, ...]
+    output: int
+
+
+@dataclass(frozen=True)
+class SinkOp:
+    """A SinkNode. ``topic`` None = the input's value is ``struct<topic, value>``; a serde None = the part is bytes already."""
+
+    name: str
+    topic: str | Callable[..., Any] | None
+    key_serde: Serde | None
+    value_serde: Serde | None
+    drop_null_keys: bool
+    inputs: tuple[int, ...]
+    where: str | None
+
+
+StepOp = DecodeOp | FunctionOp | UnnestOp | StatefulOp | SinkOp
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one Python hop does, in order."""
+
+    level: int
+    ops: tuple[StepOp, ...]
+
+
+@dataclass(frozen=True)
+class PhysicalPlan:
+    """Segments and steps of the whole application; the same for every stream thread."""
+
+    application_id: str
+    sources: tuple[Source, ...]
+    slots: tuple[Slot, ...]
+    segments: tuple[Segment, ...]
+    steps: tuple[Step, ...]
+    headers: bool
+    changelog_slots: Mapping[str, int]
+    """Store -> slot of its changes (key and value bytes), which travel to the sink in the last step."""
+
+    @property
+    def levels(self) -> int:
+        """Number of Python hops of a micro-batch."""
+        return len(self.steps)
+
+    def into_step(self, level: int) -> tuple[Slot, ...]:
+        """Slots carried from segment ``level`` into step ``level``."""
+        return tuple(slot for slot in self.slots if slot.crosses_into_step(level))
+
+    def out_of_step(self, level: int) -> tuple[Slot, ...]:
+        """Slots carried from step ``level`` into segment ``level + 1``."""
+        return tuple(slot for slot in self.slots if slot.crosses_out_of_step(level))
+
+    def stores(self) -> dict[int, tuple[StoreSpec, ...]]:
+        """Stores by sub-topology."""
+        found: dict[int, dict[str, StoreSpec]] = {}
+        for step in self.steps:
+            for op in step.ops:
+                if isinstance(op, StatefulOp):
+                    found.setdefault(op.subtopology, {}).update({spec.name: spec for spec in op.stores})
+        return {sub: tuple(specs.values()) for sub, specs in found.items()}
+
+
+def plan(topology: Topology, subtopology_of: Mapping[str, int], application_id: str) -> PhysicalPlan:
+    """Cut ``topology`` into segments and steps.
+
+    ``subtopology_of`` maps node names to sub-topology numbers. Raises TopologyError where operators on one store cannot run in
+    one step.
+    """
+    floor: dict[str, int] = {}
+    for _ in range(len(topology.nodes) + 1):
+        builder = _Planner(topology, subtopology_of, application_id, floor)
+        builder.place_all()
+        raised = _raised_floor(builder, floor)
+        if raised == floor:
+            return builder.finish()
+        floor = raised
+    raise TopologyError("operators that share a store depend on each other through Columns; use Python functions between them")
+
+
+def _raised_floor(planner: _Planner, floor: dict[str, int]) -> dict[str, int]:
+    """Minimum levels for the next round: sharers of a store together, sinks in the last step."""
+    raised = dict(floor)
+    last = max(planner.level_of.values(), default=0)
+    by_store: dict[str, int] = {}
+    for op, level in planner.step_ops:
+        if isinstance(op, StatefulOp):
+            for spec in op.stores:
+                by_store[spec.name] = max(by_store.get(spec.name, 0), level)
+    for op, level in planner.step_ops:
+        wanted = level
+        if isinstance(op, SinkOp):
+            wanted = last
+        elif isinstance(op, StatefulOp):
+            wanted = max(by_store[spec.name] for spec in op.stores) if op.stores else level
+        if wanted > floor.get(op.name, 0):
+            raised[op.name] = wanted
+    return raised
+
+
+class _Planner:
+    """One pass over the nodes in topological order; ``floor`` holds minimum levels found by earlier passes."""
+
+    def __init__(self, topology: Topology, subtopology_of: Mapping[str, int], app: str, floor: Mapping[str, int]) -> None:
+        self._topology = topology
+        self._sub = subtopology_of
+        self._app = app
+        self._floor = floor
+        self._slots: list[Slot] = [Slot(DEAD_LETTER_SLOT, "dead-letters", DEAD_LETTER_TYPE, 0, in_step=False)]
+        self._outputs: dict[str, tuple[int, ...]] = {}
+        self._sources: list[Source] = []
+        self._segments: dict[int, tuple[list[Decode], list[Projection | Encode]]] = {}
+        self.step_ops: list[tuple[StepOp, int]] = []
+        self.level_of: dict[str, int] = {}
+
+    # -- slots -------------------------------------------------------------------------------------------------
+
+    def _slot(self, name: str, edge: EdgeType, level: int, in_step: bool) -> int:
+        self._slots.append(Slot(len(self._slots), name, edge, level, in_step))
+        return len(self._slots) - 1
+
+    def _read_in_step(self, slot: int, level: int) -> None:
+        self._slots[slot] = replace(self._slots[slot], last_step=max(self._slots[slot].last_step, level))
+
+    def _read_in_segment(self, slot: int, level: int) -> None:
+        self._slots[slot] = replace(self._slots[slot], last_segment=max(self._slots[slot].last_segment, level))
+
+    def _segment(self, level: int) -> tuple[list[Decode], list[Projection | Encode]]:
+        return self._segments.setdefault(level, ([], []))
+
+    def _segment_level(self, slot: int) -> int:
+        """Level of the first segment that can read ``slot``."""
+        found = self._slots[slot]
+        return found.level + 1 if found.in_step else found.level
+
+    def _inputs(self, node: Node) -> tuple[int, ...]:
+        return tuple(slot for name in node.inputs for slot in self._outputs[name])
+
+    # -- placing -----------------------------------------------------------------------------------------------
+
+    def place_all(self) -> None:
+        """Place every node, inputs first."""
+        for node in self._topology.nodes:
+            self._outputs[node.name] = tuple(self._place(node))
+
+    def _place(self, node: Node) -> Iterator[int]:
+        match node:
+            case SourceNode():
+                yield from self._place_source(node)
+            case MergeNode():
+                yield from self._inputs(node)
+            case ProjectNode():
+                for slot in self._inputs(node):
+                    yield self._place_projection(node, slot)
+            case SinkNode():
+                self._place_sink(node)
+            case FunctionNode() | UnnestNode() | StatefulNode():
+                yield from self._place_step_op(node)
+            case _:
+                raise TopologyError(f"no place in the plan for {type(node).__name__} {node.name}", where=node.where)
+
+    def _place_source(self, node: SourceNode) -> Iterator[int]:
+        raw_key = node.key_serde.kind not in CATALYST_SERDES
+        raw_value = node.value_serde.kind not in CATALYST_SERDES
+        decoded = node.out
+        edge = EdgeType(pa.binary() if raw_key else decoded.key, pa.binary() if raw_value else decoded.value)
+        for topic in node.topics:
+            full = f"{self._app}-{topic}" if node.kind == "repartition" else topic
+            source = Source(
+                len(self._sources),
+                full,
+                self._sub[node.name],
+                node.name,
+                node.key_serde,
+                node.value_serde,
+                node.offset_reset,
+                node.kind,
+                merged=False,
+            )
+            self._sources.append(source)
+            slot = self._slot(node.name, edge, 0, in_step=False)
+            self._segment(0)[0].append(Decode(source, slot, raw_key, raw_value))
+            self.level_of[node.name] = 0
+            if raw_key or raw_value:
+                out = self._slot(node.name, decoded, 0, in_step=True)
+                op = DecodeOp(
+                    f"{node.name}:{topic}",
+                    slot,
+                    out,
+                    node.key_serde if raw_key else None,
+                    node.value_serde if raw_value else None,
+                )
+                self._read_in_step(slot, 0)
+                self.step_ops.append((op, 0))
+                yield out
+            else:
+                yield slot
+
+    def _place_projection(self, node: ProjectNode, slot: int) -> int:
+        level = self._segment_level(slot)
+        self._read_in_segment(slot, level)
+        out = self._slot(node.name, node.out, level, in_step=False)
+        self._segment(level)[1].append(Projection(node, slot, out))
+        self.level_of[node.name] = max(self.level_of.get(node.name, 0), level)
+        return out
+
+    def _step_level(self, name: str, inputs: tuple[int, ...]) -> int:
+        level = max([self._floor.get(name, 0), *(self._slots[slot].level for slot in inputs)])
+        self.level_of[name] = level
+        for slot in inputs:
+            self._read_in_step(slot, level)
+        return level
+
+    def _place_step_op(self, node: FunctionNode | UnnestNode | StatefulNode) -> Iterator[int]:
+        inputs = self._inputs(node)
+        level = self._step_level(node.name, inputs)
+        out = self._slot(node.name, node.out, level, in_step=True)
+        op: StepOp
+        if isinstance(node, FunctionNode):
+            op = FunctionOp(node.name, node.op, node.fn, node.out, inputs, out, node.where)
+        elif isinstance(node, UnnestNode):
+            op = UnnestOp(node.name, node.keyed, node.out, inputs, out)
+        else:
+            op = StatefulOp(node.name, node.operator, node.stores, self._sub[node.name], node.out, inputs, out)
+        self.step_ops.append((op, level))
+        yield out
+
+    def _place_sink(self, node: SinkNode) -> None:
+        column = node.topic if isinstance(node.topic, ColumnExpr) else None
+        inputs: list[int] = []
+        groups: dict[bool, list[int]] = {}
+        for slot in self._inputs(node):
+            # A topic chosen by a function needs the decoded values; the step serialises after calling it.
+            by_function = isinstance(node.topic, FunctionExpr)
+            in_catalyst = column is not None or not (by_function or self._slots[slot].in_step)
+            groups.setdefault(in_catalyst, []).append(slot)
+        for in_catalyst, slots in groups.items():
+            inputs = [self._encode(node, column, slot) for slot in slots] if in_catalyst else slots
+            self._add_sink_op(node, column, tuple(inputs), in_catalyst, suffix="" if len(groups) == 1 else f":{in_catalyst}")
+
+    def _encode(self, node: SinkNode, column: ColumnExpr | None, slot: int) -> int:
+        level = self._segment_level(slot)
+        self._read_in_segment(slot, level)
+        edge = self._slots[slot].type
+        key = pa.binary() if node.key_serde.kind in CATALYST_SERDES else edge.key
+        value = pa.binary() if node.value_serde.kind in CATALYST_SERDES else edge.value
+        if column is not None:
+            value = pa.struct([("topic", pa.string()), ("value", value)])
+        out = self._slot(node.name, EdgeType(key, value), level, in_step=False)
+        self._segment(level)[1].append(Encode(node.name, node.key_serde, node.value_serde, column, slot, out))
+        return out
+
+    def _add_sink_op(
+        self, node: SinkNode, column: ColumnExpr | None, inputs: tuple[int, ...], in_catalyst: bool, suffix: str
+    ) -> None:
+        topic: str | Callable[..., Any] | None
+        if isinstance(node.topic, FunctionExpr):
+            topic = node.topic.fn
+        elif column is not None:
+            topic = None
+        else:
+            assert isinstance(node.topic, str)
+            topic = f"{self._app}-{node.topic}" if node.kind == "repartition" else node.topic
+        op = SinkOp(
+            node.name + suffix,
+            topic,
+            None if in_catalyst and node.key_serde.kind in CATALYST_SERDES else node.key_serde,
+            None if in_catalyst and node.value_serde.kind in CATALYST_SERDES else node.value_serde,
+            drop_null_keys=node.kind == "repartition",
+            inputs=inputs,
+            where=node.where,
+        )
+        self.step_ops.append((op, self._step_level(op.name, inputs)))
+
+    # -- result ------------------------------------------------------------------------------------------------
+
+    def finish(self) -> PhysicalPlan:
+        """The plan of this pass."""
+        last = max((level for _, level in self.step_ops), default=0)
+        self._read_in_step(DEAD_LETTER_SLOT, last)
+        changelogs: dict[str, int] = {}
+        for op, level in self.step_ops:
+            for spec in op.stores if isinstance(op, StatefulOp) else ():
+                if spec.name not in changelogs:
+                    changelogs[spec.name] = self._slot(spec.changelog, EdgeType(pa.binary(), pa.binary()), level, in_step=True)
+                    self._read_in_step(changelogs[spec.name], last)
+        segments = tuple(
+            Segment(level, tuple(self._segment(level)[0]), tuple(self._segment(level)[1])) for level in range(last + 1)
+        )
+        steps = tuple(Step(level, tuple(op for op, at in self.step_ops if at == level)) for level in range(last + 1))
+        topics_of: dict[int, int] = {}
+        for source in self._sources:
+            topics_of[source.subtopology] = topics_of.get(source.subtopology, 0) + 1
+        sources = {source.index: replace(source, merged=topics_of[source.subtopology] > 1) for source in self._sources}
+        segments = tuple(
+            replace(segment, decodes=tuple(replace(d, source=sources[d.source.index]) for d in segment.decodes))
+            for segment in segments
+        )
+        headers = any(self._forwards_headers(op) for step in steps for op in step.ops if isinstance(op, SinkOp))
+        return PhysicalPlan(self._app, tuple(sources.values()), tuple(self._slots), segments, steps, headers, changelogs)
+
+    def _forwards_headers(self, op: SinkOp) -> bool:
+        """Whether a sink is reached from a source without a stateful operator between (those drop headers)."""
+        node = self._topology.node(op.name.split(":")[0])
+        todo, seen = list(node.inputs), set[str]()
+        while todo:
+            name = todo.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            found = self._topology.node(name)
+            if isinstance(found, SourceNode):
+                return True
+            if not isinstance(found, StatefulNode):
+                todo.extend(found.inputs)
+        return False
