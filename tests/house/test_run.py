@@ -1,0 +1,84 @@
+"""./run: exit codes, any working directory, and when it may install Java."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def _run(script: Path, *arguments: str, cwd: Path, path: str | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PATH": path or os.environ["PATH"]}
+    return subprocess.run(
+        ["bash", str(script), *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("oracle", "not built yet"),
+        ("chaos", "not built yet"),
+        ("soak", "not built yet"),
+        ("nope", "unknown command: nope"),
+    ],
+)
+def test_what_it_cannot_do_ends_with_2(command: str, said: str, tmp_path: Path) -> None:
+    done = _run(ROOT / "run", command, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_help_needs_no_set_up(tmp_path: Path) -> None:
+    done = _run(ROOT / "run", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "usage: ./run" in done.stdout
+
+
+def _executable(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def _checkout(tmp_path: Path, java_check: str) -> tuple[Path, str, Path]:
+    """A set-up checkout whose Python answers the Java check as told, and a PATH on which apt-get only notes."""
+    checkout, tools, noted = (tmp_path / "checkout").resolve(), tmp_path / "tools", tmp_path / "apt-calls"
+    checkout.mkdir()
+    shutil.copy(ROOT / "run", checkout / "run")
+    (checkout / "pyproject.toml").write_text("a\n")
+    (checkout / "requirements.lock").write_text("b\n")
+    _executable(checkout / ".venv/bin/python", f'[ "$1" = - ] || exit 0\n{java_check}')
+    (checkout / ".venv/.everflow-setup").write_text(f"{checkout}\na\nb\n")
+    _executable(tools / "apt-get", f'echo "$*" >> "{noted}"\nexit 100')
+    _executable(tools / "id", "echo 0")
+    return checkout / "run", f"{tools}:{os.environ['PATH']}", noted
+
+
+def test_no_java_leads_root_to_an_installation_that_upgrades_nothing(tmp_path: Path) -> None:
+    script, path, noted = _checkout(tmp_path, 'echo "Java 17 or newer is needed"; exit 3')
+    done = _run(script, "test", cwd=tmp_path, path=path)
+    assert done.returncode == 1
+    assert "Java 17 or newer is needed" in done.stderr
+    installs = [line for line in noted.read_text().splitlines() if line.startswith("install")]
+    assert installs
+    assert all("--no-upgrade" in line for line in installs)
+
+
+def test_a_check_that_fails_for_another_reason_installs_nothing(tmp_path: Path) -> None:
+    script, path, noted = _checkout(tmp_path, "echo 'No module named everflow' >&2; exit 1")
+    done = _run(script, "test", cwd=tmp_path, path=path)
+    assert done.returncode == 1
+    assert "No module named everflow" in done.stderr
+    assert not noted.exists()
