@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.records import Int64
-from everflow.serdes.base import SerdeError, binary_from_matrix, flat, matrix_from_binary, with_nulls_of
+from everflow.serdes.base import SerdeError, binary_from_matrix, decode_present, flat, matrix_from_binary, slices, with_nulls_of
 from everflow.serdes.json_serde import JsonSerde
 from everflow.serdes.primitives import BytesSerde, StringSerde
 
@@ -88,14 +88,13 @@ class PackedSerde:
         return with_nulls_of(packed, values)
 
     def decode_array(self, data: pa.Array) -> pa.Array:
-        data = flat(data, pa.binary())
+        return decode_present(flat(data, pa.binary()), self._decode_all)
+
+    def _decode_all(self, data: pa.Array) -> pa.Array:
         width = self.width
-        lengths = pc.binary_length(data).fill_null(width).to_numpy().astype(np.int64)
+        lengths = pc.binary_length(data).to_numpy().astype(np.int64)
         _check(lengths >= width, lengths, f"at least {width}")
-        fixed_part = pc.binary_slice(data, 0, width)
-        if data.null_count:
-            fixed_part = fixed_part.fill_null(b"\xff" * self.null_bytes + bytes(width - self.null_bytes))
-        rows = matrix_from_binary(fixed_part, width)
+        rows = matrix_from_binary(pc.binary_slice(data, 0, width), width)
         columns: list[pa.Array] = []
         at, taken = self.null_bytes, np.full(len(data), width, np.int64)
         for index, field in enumerate(self.type):
@@ -107,15 +106,14 @@ class PackedSerde:
                     lengths,
                     f"a tail that holds field {field.name!r}",
                 )
-                column = _tail_serde(field.type).decode_array(with_nulls_of(_gather(data, taken, size), _mask(rows, index)))
+                column = _tail_serde(field.type).decode_array(with_nulls_of(slices(data, taken, size), _mask(rows, index)))
                 taken, at = taken + size, at + _LENGTH_BYTES
             else:
                 column = with_nulls_of(_from_fixed(rows[:, at : at + fixed], field.type), _mask(rows, index))
                 at += fixed
             columns.append(column)
         _check(taken == lengths, lengths, "no bytes after the last field")
-        whole = pa.StructArray.from_arrays(columns, fields=list(self.type))
-        return with_nulls_of(whole, data)
+        return pa.StructArray.from_arrays(columns, fields=list(self.type))
 
     def __repr__(self) -> str:
         return f"packed({self.type})"
@@ -184,19 +182,6 @@ def _mask(rows: _Bytes, index: int) -> pa.Array:
     """An array that is null where field ``index`` is."""
     nulls = (rows[:, index // 8] >> np.uint8(index % 8)) & np.uint8(1)
     return pa.array(nulls, pa.uint8(), mask=nulls != 0)
-
-
-def _gather(data: pa.Array, begin: Int64, size: Int64) -> pa.Array:
-    """Bytes ``[begin, begin + size)`` of every row of ``data``, without a loop over rows."""
-    buffers = data.buffers()
-    row_starts = np.frombuffer(buffers[1], np.int32)[data.offset : data.offset + len(data)].astype(np.int64)
-    offsets = np.zeros(len(data) + 1, np.int64)
-    np.cumsum(size, out=offsets[1:])
-    index = np.repeat(row_starts + begin - offsets[:-1], size) + np.arange(offsets[-1])
-    source = np.frombuffer(buffers[2], np.uint8) if buffers[2] is not None else np.zeros(0, np.uint8)
-    return pa.Array.from_buffers(
-        pa.binary(), len(data), [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(source[index])]
-    )
 
 
 def _check(good: npt.NDArray[np.bool_], lengths: Int64, expected: str) -> None:

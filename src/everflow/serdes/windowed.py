@@ -14,9 +14,10 @@ from everflow.serdes.base import (
     Serde,
     SerdeError,
     binary_from_matrix,
+    decode_present,
     flat,
     matrix_from_binary,
-    with_nulls_of,
+    slices,
 )
 
 START_BYTES = 8
@@ -58,18 +59,20 @@ class TimeWindowedSerde:
         return _join(self.inner.encode_array(key), [start_column(start.fill_null(0).to_numpy())])
 
     def decode_array(self, data: pa.Array) -> pa.Array:
-        data = flat(data, pa.binary())
-        lengths = pc.binary_length(data).fill_null(START_BYTES).to_numpy()
+        return decode_present(flat(data, pa.binary()), self._decode_all)
+
+    def _decode_all(self, data: pa.Array) -> pa.Array:
+        lengths = pc.binary_length(data).to_numpy().astype(np.int64)
         short = np.flatnonzero(lengths < START_BYTES)
         if len(short):
             index = int(short[0])
             raise SerdeError(f"row {index}: a windowed key of {lengths[index]} bytes", index=index)
-        keys = self.inner.decode_array(pc.binary_slice(data, 0, -START_BYTES))
-        starts = _starts(pc.binary_slice(data, -START_BYTES))
+        key_bytes = lengths - START_BYTES
+        keys = self.inner.decode_array(slices(data, np.zeros(len(data), np.int64), key_bytes))
+        starts = _starts(slices(data, key_bytes, np.full(len(data), START_BYTES, np.int64)))
         ends = starts + self.size_ms
         fields = list(self.type)
-        whole = pa.StructArray.from_arrays([keys, pa.array(starts), pa.array(ends)], fields=fields)
-        return with_nulls_of(whole, data)
+        return pa.StructArray.from_arrays([keys, pa.array(starts), pa.array(ends)], fields=fields)
 
     def __repr__(self) -> str:
         return f"time_windowed({self.inner!r}, {self.size_ms} ms)"

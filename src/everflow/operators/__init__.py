@@ -1,0 +1,23 @@
+"""Stateful operators: pure functions from (records, store views, stream time) to (results, store changes)."""
+
+from everflow.operators import agg
+from everflow.operators.agg import Aggregator
+from everflow.operators.aggregate import AggregateSpec
+from everflow.operators.python_aggregate import (
+    PythonAggregateSpec,
+    PythonAggregator,
+    PythonReducer,
+    UserFunctionError,
+)
+from everflow.operators.table import TableSpec
+
+__all__ = [
+    "AggregateSpec",
+    "Aggregator",
+    "PythonAggregateSpec",
+    "PythonAggregator",
+    "PythonReducer",
+    "TableSpec",
+    "UserFunctionError",
+    "agg",
+]

@@ -1,0 +1,176 @@
+"""Vectorised aggregates of grouped streams, whole or in time windows (KIP-328's neighbours: count, aggregate)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from everflow import serdes
+from everflow.errors import TopologyError
+from everflow.operators.agg import Aggregator, result_type
+from everflow.operators.fold import Fold, StateColumn
+from everflow.operators.grouping import Groups, Stored, group, read, result
+from everflow.records import EdgeBatch, Int64, OperatorResult, StoreChanges
+from everflow.serdes import Serde
+from everflow.serdes.windowed import windowed_key_type
+from everflow.state.store import StoreView
+from everflow.windows import TimeWindows
+
+
+@dataclass(frozen=True)
+class AggregateSpec:
+    """Built-in aggregates per key, or per key and window; make it with `of`.
+
+    Input value: a struct that holds the aggregators' fields, or a boolean where records are only counted; null where the
+    record's value was null. Output value: ``result``. Whole streams skip null keys and null values; windows skip null keys
+    only, so a windowed ``count()`` counts null values, as in Kafka Streams. A result carries max(record's, stored) time.
+    ``value_serde`` is the format of the stored state and of the changelog.
+    """
+
+    store: str
+    key_serde: Serde
+    value_serde: Serde
+    aggregators: tuple[Aggregator, ...]
+    names: tuple[str, ...] | None
+    columns: tuple[StateColumn, ...]
+    result: pa.DataType
+    window: TimeWindows | None = None
+    emit_every_update: bool = False
+
+    @staticmethod
+    def of(
+        store: str,
+        key_serde: Serde,
+        aggregators: Sequence[Aggregator],
+        names: Sequence[str] | None,
+        input_type: pa.DataType,
+        *,
+        window: TimeWindows | None = None,
+        emit_every_update: bool = False,
+    ) -> AggregateSpec:
+        """A spec with its state layout worked out.
+
+        ``aggregators`` are lowered: their ``column`` is None or a field name of ``input_type``. ``names`` None = one
+        aggregator whose bare result is the value; a bare ``count()`` is stored as Java's long, everything else packed.
+        Raises TopologyError if an aggregate cannot be taken of its column's type.
+        """
+        labels = ("value",) if names is None else tuple(names)
+        if not aggregators or len(labels) != len(aggregators):
+            raise TopologyError(f"{len(aggregators)} aggregates but {len(labels)} names")
+        types = [None if a.column is None else input_type.field(a.column).type for a in aggregators]
+        results = [result_type(a, t) for a, t in zip(aggregators, types, strict=True)]
+        columns = tuple(
+            column
+            for label, aggregator, type_ in zip(labels, aggregators, results, strict=True)
+            for column in _state_columns(label, aggregator, type_)
+        )
+        state = pa.struct([(column.name, column.type) for column in columns])
+        bare_count = names is None and aggregators[0].kind == "count"
+        return AggregateSpec(
+            store=store,
+            key_serde=key_serde,
+            value_serde=serdes.long() if bare_count else serdes.packed(state),
+            aggregators=tuple(aggregators),
+            names=None if names is None else labels,
+            columns=columns,
+            result=results[0] if names is None else pa.struct(list(zip(labels, results, strict=True))),
+            window=window,
+            emit_every_update=emit_every_update,
+        )
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the stores it reads."""
+        return (self.store,)
+
+    @property
+    def result_key(self) -> pa.DataType:
+        """Arrow type of the output's key."""
+        return self.key_serde.type if self.window is None else windowed_key_type(self.key_serde.type)
+
+    def process(self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int) -> OperatorResult:
+        """Folds one task's records into the stored aggregates; the last result per group, or every one."""
+        groups = group(batch, self.key_serde, self.window, stream_time, skip_null_values=self.window is None)
+        stored = read(groups, stores[self.store], self.value_serde)
+        folds = self._folds(batch.value, groups, stored)
+        final = [fold.final() for fold in folds]
+        times = batch.timestamp[groups.rows]
+        timestamps = stored.timestamps
+        running = _running_max(timestamps, groups.codes, times) if self.emit_every_update else None
+        np.maximum.at(timestamps, groups.codes, times)
+        values = self.value_serde.encode_array(self._state(final)).to_pylist()
+        changes = StoreChanges(self.store, groups.keys, values, timestamps)
+        if running is not None:
+            at = np.arange(len(groups.rows), dtype=np.int64)
+            shown = self._finish([fold.running() for fold in folds])
+            return result(batch, groups, changes, at=at, values=shown, timestamps=running, window=self.window)
+        order = np.argsort(groups.last)
+        shown = self._finish(final).take(pa.array(order))
+        return result(
+            batch, groups, changes, at=groups.last[order], values=shown, timestamps=timestamps[order], window=self.window
+        )
+
+    def decode_results(self, data: pa.Array) -> pa.Array:
+        """Results (type ``result``) of stored or changelog value bytes, without the 8-byte timestamp."""
+        return self._finish(self._state_columns_of(self.value_serde.decode_array(data)))
+
+    def _state_columns_of(self, state: pa.Array) -> list[pa.Array]:
+        columns: list[pa.Array] = state.flatten() if pa.types.is_struct(self.value_serde.type) else [state]
+        return columns
+
+    def _folds(self, value: pa.Array, groups: Groups, stored: Stored) -> list[Fold]:
+        fields: dict[str, pa.Array] = {}
+        if pa.types.is_struct(value.type):
+            names = [field.name for field in value.type]
+            wanted = {column.field for column in self.columns}
+            for name, column in zip(names, value.flatten(), strict=True):
+                if name in wanted:
+                    fields[name] = groups.take(column)
+        states = self._state_columns_of(stored.values)
+        return [
+            Fold(column, state, stored.present, groups.codes, None if column.field is None else fields[column.field])
+            for column, state in zip(self.columns, states, strict=True)
+        ]
+
+    def _state(self, columns: list[pa.Array]) -> pa.Array:
+        if not pa.types.is_struct(self.value_serde.type):
+            return columns[0]
+        return pa.StructArray.from_arrays(columns, fields=list(self.value_serde.type))
+
+    def _finish(self, state: list[pa.Array]) -> pa.Array:
+        """The result column of the state columns."""
+        columns, at = [], 0
+        for aggregator in self.aggregators:
+            if aggregator.kind == "avg":
+                counts = state[at + 1].cast(pa.float64())
+                columns.append(pc.divide(state[at], pc.if_else(pc.equal(counts, 0.0), pa.scalar(None, pa.float64()), counts)))
+                at += 2
+            else:
+                columns.append(state[at])
+                at += 1
+        return columns[0] if self.names is None else pa.StructArray.from_arrays(columns, fields=list(self.result))
+
+
+def _state_columns(label: str, aggregator: Aggregator, type_: pa.DataType) -> tuple[StateColumn, ...]:
+    field: Any = aggregator.column
+    if aggregator.kind == "avg":
+        return (
+            StateColumn(f"{label}.sum", pa.float64(), "sum", field),
+            StateColumn(f"{label}.count", pa.int64(), "count", field),
+        )
+    return (StateColumn(label, type_, aggregator.kind, field),)
+
+
+def _running_max(stored: Int64, codes: Int64, times: Int64) -> Int64:
+    state = stored.tolist()
+    found = np.empty(len(codes), np.int64)
+    for index, (code, time) in enumerate(zip(codes.tolist(), times.tolist(), strict=True)):
+        if time > state[code]:
+            state[code] = time
+        found[index] = state[code]
+    return found

@@ -1,0 +1,137 @@
+"""`aggregate` and `reduce` with functions of the user: one call per record, in processing order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from everflow.errors import EverflowError
+from everflow.operators.grouping import Groups, Stored, group, read, result
+from everflow.records import EdgeBatch, OperatorResult, StoreChanges
+from everflow.serdes import Serde, SerdeError
+from everflow.serdes.windowed import windowed_key_type
+from everflow.state.store import StoreView
+from everflow.windows import TimeWindows
+
+
+class UserFunctionError(EverflowError):
+    """A function of the user failed, or gave what its serde cannot write; the cause is chained.
+
+    Attributes: ``source`` (index of the input topic in the plan), ``partition`` and ``offset`` of the record.
+    """
+
+    code = "EF-USER-FUNCTION"
+
+    def __init__(self, message: str, *, source: int, partition: int, offset: int) -> None:
+        super().__init__(message)
+        self.source, self.partition, self.offset = source, partition, offset
+
+
+@dataclass(frozen=True)
+class PythonAggregator:
+    """``aggregator(key, value, aggregate)`` starting from ``initializer()``; None = the aggregate is deleted."""
+
+    initializer: Callable[[], Any]
+    aggregator: Callable[[Any, Any, Any], Any]
+
+    def __call__(self, key: Any, value: Any, aggregate: Any) -> Any:
+        """The next aggregate; ``aggregate`` None = there is none yet."""
+        return self.aggregator(key, value, self.initializer() if aggregate is None else aggregate)
+
+
+@dataclass(frozen=True)
+class PythonReducer:
+    """``reducer(aggregate, value)``; the first value is taken as it is, without a call. None = deleted."""
+
+    reducer: Callable[[Any, Any], Any]
+
+    def __call__(self, key: Any, value: Any, aggregate: Any) -> Any:
+        """The next aggregate; ``aggregate`` None = there is none yet."""
+        return value if aggregate is None else self.reducer(aggregate, value)
+
+
+@dataclass(frozen=True)
+class PythonAggregateSpec:
+    """`PythonAggregator` or `PythonReducer` per key, or per key and window; null and time rules as in `AggregateSpec`.
+
+    Functions get Python values (a dict for a struct) and may change and return the aggregate they are given.
+    Raises UserFunctionError naming the record.
+    """
+
+    store: str
+    key_serde: Serde
+    value_serde: Serde
+    aggregator: PythonAggregator | PythonReducer
+    window: TimeWindows | None = None
+    emit_every_update: bool = False
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the stores it reads."""
+        return (self.store,)
+
+    @property
+    def result(self) -> pa.DataType:
+        """Arrow type of the output's value."""
+        return self.value_serde.type
+
+    @property
+    def result_key(self) -> pa.DataType:
+        """Arrow type of the output's key."""
+        return self.key_serde.type if self.window is None else windowed_key_type(self.key_serde.type)
+
+    def process(self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int) -> OperatorResult:
+        """Calls the function for every record (and window); the last result per group, or every one."""
+        groups = group(batch, self.key_serde, self.window, stream_time, skip_null_values=self.window is None)
+        stored = read(groups, stores[self.store], self.value_serde)
+        updates = self._run(batch, groups, stored)
+        final = [updates.after[at] for at in groups.last]
+        times = updates.times[groups.last]
+        changes = StoreChanges(self.store, groups.keys, final, times)
+        at = np.arange(len(groups.rows), dtype=np.int64) if self.emit_every_update else np.sort(groups.last)
+        shown = self.value_serde.decode_array(pa.array([updates.after[i] for i in at], pa.binary()))
+        return result(batch, groups, changes, at=at, values=shown, timestamps=updates.times[at], window=self.window)
+
+    def _run(self, batch: EdgeBatch, groups: Groups, stored: Stored) -> _Updates:
+        states: list[Any] = stored.values.to_pylist()
+        state_times: list[int] = stored.timestamps.tolist()
+        keys = batch.key.take(pa.array(groups.rows[groups.last])).to_pylist()
+        values = groups.take(batch.value).to_pylist()
+        times = batch.timestamp[groups.rows].tolist()
+        after: list[bytes | None] = [None] * len(values)
+        # an aggregate may be changed in place, so each result that is emitted is written down at once
+        written = np.ones(len(values), bool)
+        if not self.emit_every_update:
+            written[:] = False
+            written[groups.last] = True
+        must_write = written.tolist()
+        for index, code in enumerate(groups.codes.tolist()):
+            before = states[code]
+            try:
+                states[code] = self.aggregator(keys[code], values[index], before)
+                if must_write[index]:
+                    after[index] = self.value_serde.encode(states[code])
+            except Exception as error:
+                raise self._failure(batch, int(groups.rows[index]), error) from error
+            times[index] = times[index] if before is None else max(times[index], state_times[code])
+            state_times[code] = times[index]
+        return _Updates(after, np.array(times, np.int64))
+
+    def _failure(self, batch: EdgeBatch, row: int, error: Exception) -> UserFunctionError:
+        what = "gave a value that cannot be stored" if isinstance(error, SerdeError) else "failed"
+        return UserFunctionError(
+            f"the function of the aggregate in store {self.store!r} {what}: {type(error).__name__}: {error}",
+            source=int(batch.source[row]),
+            partition=int(batch.partition[row]),
+            offset=int(batch.offset[row]),
+        )
+
+
+@dataclass
+class _Updates:
+    after: list[bytes | None]
+    times: np.ndarray[tuple[int, ...], np.dtype[np.int64]]

@@ -1,0 +1,54 @@
+"""Tables: the last value per key, materialised (``table(topic)`` and ``to_table``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from everflow.operators.grouping import group, result
+from everflow.records import EdgeBatch, OperatorResult, StoreChanges
+from everflow.serdes import Serde
+from everflow.state.store import StoreView
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """Keeps the last value of each key; null keys are dropped, a null value deletes and is forwarded.
+
+    An update older than the stored one is applied all the same, as in Kafka Streams without versioned stores. The store is
+    not read. One output per key and batch, the last, with its own time; all of them with ``emit_every_update``.
+    """
+
+    store: str
+    key_serde: Serde
+    value_serde: Serde
+    emit_every_update: bool = False
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of its stores."""
+        return (self.store,)
+
+    @property
+    def result(self) -> pa.DataType:
+        """Arrow type of the output's value."""
+        return self.value_serde.type
+
+    @property
+    def result_key(self) -> pa.DataType:
+        """Arrow type of the output's key."""
+        return self.key_serde.type
+
+    def process(self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int) -> OperatorResult:
+        """Upserts and deletes of one task's records."""
+        groups = group(batch, self.key_serde, None, stream_time, skip_null_values=False)
+        last_rows = groups.rows[groups.last]
+        values = self.value_serde.encode_array(batch.value.take(pa.array(last_rows))).to_pylist()
+        changes = StoreChanges(self.store, groups.keys, values, batch.timestamp[last_rows])
+        at = np.arange(len(groups.rows), dtype=np.int64) if self.emit_every_update else np.sort(groups.last)
+        rows = groups.rows[at]
+        shown = batch.value.take(pa.array(rows))
+        return result(batch, groups, changes, at=at, values=shown, timestamps=batch.timestamp[rows], window=None)
