@@ -90,7 +90,7 @@ def analyse(
     try:
         with _without_error_log():
             selected = frame.select(column)
-            plan = selected._jdf.queryExecution().analyzed()  # type: ignore[operator]
+            plan = selected._jdf.queryExecution().analyzed()
     except (AnalysisException, ParseException) as error:
         raise _not_analysable(text, edge, where, error) from None
     refused = _refused(plan)

@@ -100,7 +100,8 @@ class FunctionNode(Node):
 @dataclass(frozen=True)
 class UnnestNode(Node):
     """flat_map / flat_map_values given as an array Column: unnests the list in the input's value (a preceding ProjectNode has
-    put it there), in a step. ``keyed``: elements are ``struct<key, value>`` and replace the key too; null or empty lists emit nothing."""
+    put it there), in a step. ``keyed``: elements are ``struct<key, value>`` and replace the key too; null or empty lists emit
+    nothing."""
 
     keyed: bool = False
     changes_key: bool = False
@@ -122,8 +123,9 @@ class StatefulNode(Node):
 
 @dataclass(frozen=True)
 class SinkNode(Node):
-    """Writes to a topic. ``topic`` is a name, a ColumnExpr/FunctionExpr giving one per record, or for ``kind='repartition'`` the
-    internal name without the application id prefix. Repartition sinks drop null keys (KIP-962 aside)."""
+    """Writes to a topic. ``topic`` is a name, a ColumnExpr/FunctionExpr giving one per record, or for
+    ``kind='repartition'`` the internal name without the application id prefix. Repartition sinks drop null keys (KIP-962
+    aside)."""
 
     topic: str | ColumnExpr | FunctionExpr
     key_serde: Serde

@@ -320,8 +320,8 @@ class _Planner:
         match node:
             case SourceNode():
                 yield from self._place_source(node)
-            case MergeNode():
-                yield from self._inputs(node)
+            case MergeNode() | ProjectNode(predicate=None, key=None, value=None):
+                yield from self._inputs(node)  # the latter only names a place (to_stream, split)
             case ProjectNode():
                 for slot in self._inputs(node):
                     yield self._place_projection(node, slot)

@@ -1,0 +1,158 @@
+"""What the operators share: telling Columns from Python functions, result types, and which serde an edge has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from everflow import serdes
+from everflow.dsl.functions import function_name
+from everflow.errors import EverflowError, TopologyError
+from everflow.serdes import Serde
+from everflow.spark.expressions import analyse
+from everflow.topology.graph import ColumnExpr, EdgeType
+from everflow.topology.types import normal_type, same_type, type_text
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs  # for the type checker only
+
+Expression = Column | Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Edge:
+    """An edge while it is being built: its type and the serdes it would be written with (None = the type has no default)."""
+
+    type: EdgeType
+    key_serde: Serde | None
+    value_serde: Serde | None
+
+    @staticmethod
+    def of(key_serde: Serde, value_serde: Serde) -> Edge:
+        """The edge of records read with these serdes."""
+        return Edge(EdgeType(normal_type(key_serde.type), normal_type(value_serde.type)), key_serde, value_serde)
+
+    def with_types(self, key: pa.DataType | None = None, value: pa.DataType | None = None) -> Edge:
+        """The edge behind an operator: serdes stay while the type does, else they are the type's default."""
+        key_serde, value_serde = self.key_serde, self.value_serde
+        key_type, value_type = self.type.key, self.type.value
+        if key is not None and not same_type(key, key_type):
+            key_type, key_serde = normal_type(key), default_serde(key)
+        if value is not None and not same_type(value, value_type):
+            value_type, value_serde = normal_type(value), default_serde(value)
+        return Edge(EdgeType(key_type, value_type), key_serde, value_serde)
+
+    def with_serdes(self, key: Serde | None = None, value: Serde | None = None) -> Edge:
+        """The same edge, read with other serdes of the same types."""
+        return Edge(self.type, key or self.key_serde, value or self.value_serde)
+
+    def with_default_serdes(self) -> Edge:
+        """The same types with the serdes that belong to them."""
+        return Edge(self.type, default_serde(self.type.key), default_serde(self.type.value))
+
+    def serdes(self, operator: str, where: str | None) -> tuple[Serde, Serde]:
+        """Both serdes, for a place that writes bytes; TopologyError where a type has none."""
+        return self.written_key(operator, where), self.written_value(operator, where)
+
+    def written_key(self, operator: str, where: str | None) -> Serde:
+        """The key's serde, for a place that writes keys."""
+        return _required(self.key_serde, "key", self.type.key, operator, where)
+
+    def written_value(self, operator: str, where: str | None) -> Serde:
+        """The value's serde, for a place that writes values."""
+        return _required(self.value_serde, "value", self.type.value, operator, where)
+
+
+def default_serde(type_: pa.DataType) -> Serde | None:
+    """``serdes.from_type``, None for types without a default."""
+    try:
+        return serdes.from_type(normal_type(type_))
+    except EverflowError:
+        return None
+
+
+def checked_serde(given: object, part: str, operator: str, where: str | None) -> Serde:
+    """``given`` if it is a serde, else TopologyError with the way to write one."""
+    if not all(hasattr(given, name) for name in ("encode_array", "decode_array", "type")) or isinstance(given, type):
+        text = f"serdes.json({given!r})" if isinstance(given, str) else "serdes.string(), serdes.json('a string, b double')"
+        raise TopologyError(f"{operator}: {part}={given!r} is not a serde; write for example {text}", where=where)
+    return given  # type: ignore[return-value]
+
+
+def fitting_serde(
+    given: object | None, type_: pa.DataType, part: str, operator: str, where: str | None
+) -> Serde | None:
+    """``given`` checked against the type it is to write; None stays None."""
+    if given is None:
+        return None
+    serde = checked_serde(given, part, operator, where)
+    if not same_type(serde.type, type_):
+        raise TopologyError(
+            f"{operator}: the {part} is {type_text(type_)}, which {part}={serde!r} (for {type_text(serde.type)}) cannot write; "
+            f"leave {part}= out for the type's own serde, or cast the {part} first",
+            where=where,
+        )
+    return serde
+
+
+def is_column(expression: object, operator: str, where: str | None) -> TypeIs[Column]:
+    """True for a Column, False for a Python function, TopologyError for anything else."""
+    if isinstance(expression, Column):
+        return True
+    if callable(expression):
+        return False
+    cure = f"; write F.expr({expression!r}) or F.col({expression!r})" if isinstance(expression, str) else ""
+    raise TopologyError(f"{operator} takes a Column or a Python function, found {expression!r}{cure}", where=where)
+
+
+def predicate(column: Column, edge: Edge, where: str | None) -> ColumnExpr:
+    """``column`` as a condition."""
+    return analyse(column, edge.type, where, expected=pa.bool_())
+
+
+def is_true(column: Column) -> Column:
+    """``column`` with NULL as false, so that a predicate and its negation split a stream."""
+    return F.coalesce(column, F.lit(False))
+
+
+def struct_of(fields: dict[str, Column], operator: str, where: str | None) -> Column:
+    """``name=Column`` arguments as one struct Column."""
+    for name, column in fields.items():
+        if not isinstance(column, Column):
+            raise TopologyError(f"{operator}: {name}={column!r} is not a Column; constants are F.lit(...)", where=where)
+    return F.struct(*[column.alias(name) for name, column in fields.items()])
+
+
+def result_type(returns: object, fn: Callable[..., Any], operator: str, where: str | None) -> pa.DataType:
+    """The Arrow type that ``returns=`` names: DDL text, an Arrow type, a serde or a StructType."""
+    if returns is None:
+        raise TopologyError(
+            f"{operator}: the result type of the Python function {function_name(fn)} is not known; add returns=..., e.g. "
+            "returns='double', returns='carrier string, delay double' or a serde",
+            where=where,
+        )
+    if hasattr(returns, "decode_array") and not isinstance(returns, type):
+        return normal_type(returns.type)  # type: ignore[attr-defined]
+    try:
+        return normal_type(serdes.arrow_type(returns))
+    except EverflowError as error:
+        raise TopologyError(f"{operator}: returns={returns!r} is not a type: {error}", where=where) from None
+
+
+def result_serde(returns: object) -> Serde | None:
+    """The serde itself where ``returns=`` gave one: it replaces the default of the type."""
+    return returns if hasattr(returns, "decode_array") and not isinstance(returns, type) else None  # type: ignore[return-value]
+
+
+def _required(serde: Serde | None, part: str, type_: pa.DataType, operator: str, where: str | None) -> Serde:
+    if serde is None:
+        raise TopologyError(
+            f"{operator} writes the {part}, and {type_text(type_)} has no serde of its own; cast it, or wrap it in a struct",
+            where=where,
+        )
+    return serde

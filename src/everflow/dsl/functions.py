@@ -1,0 +1,120 @@
+"""User functions brought to one call shape, ``fn(key, value)``, in objects that reach the workers by name.
+
+A function with one required positional parameter gets the value only, one with two gets key and value. Parameters with defaults
+do not count, ``*args`` counts as two. Built-in functions whose signature Python cannot tell (``int``, ``str``) get the value.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from everflow.errors import TopologyError
+
+Function = Callable[..., Any]
+
+
+def required_parameters(fn: Function) -> int | None:
+    """Number of positional parameters without default; 2 for ``*args``; None where Python cannot tell."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return 2
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(1 for p in parameters if p.kind in positional and p.default is p.empty)
+
+
+def key_value_function(fn: Function, operator: str, where: str | None) -> Function:
+    """``fn`` as a function of key and value; TopologyError if it takes neither one nor two arguments."""
+    count = required_parameters(fn)
+    if count == 2:
+        return fn
+    if count in (None, 1):
+        return ValueOnly(fn)
+    raise TopologyError(
+        f"{operator} calls its function with (value) or (key, value); {function_name(fn)} takes {count} arguments", where=where
+    )
+
+
+def check_parameters(fn: Function, names: Sequence[str], operator: str, where: str | None) -> None:
+    """TopologyError unless ``fn`` can be called with as many arguments as there are ``names``."""
+    if not callable(fn):
+        raise TopologyError(f"{operator} takes a function of ({', '.join(names)}), found {fn!r}", where=where)
+    count = required_parameters(fn)
+    try:
+        inspect.signature(fn).bind(*names)
+    except TypeError:
+        raise TopologyError(
+            f"{operator} calls its function with ({', '.join(names)}); {function_name(fn)} takes {count} arguments", where=where
+        ) from None
+    except ValueError:
+        return
+
+
+def function_name(fn: Function) -> str:
+    """A readable name of ``fn``."""
+    return str(getattr(fn, "__name__", type(fn).__name__))
+
+
+@dataclass(frozen=True)
+class ValueOnly:
+    """Calls a function of the value."""
+
+    fn: Function
+
+    def __call__(self, key: Any, value: Any) -> Any:
+        return self.fn(value)
+
+    @property
+    def __name__(self) -> str:
+        return function_name(self.fn)
+
+
+@dataclass(frozen=True)
+class FirstOf:
+    """Predicate of one branch: ``own`` (None = any record) and none of the ``earlier`` predicates."""
+
+    own: Function | None
+    earlier: tuple[Function, ...]
+
+    def __call__(self, key: Any, value: Any) -> bool:
+        if any(predicate(key, value) for predicate in self.earlier):
+            return False
+        return self.own is None or bool(self.own(key, value))
+
+
+@dataclass(frozen=True)
+class TableFilter:
+    """A table's filter as a value mapper: what fails becomes a tombstone; tombstones pass unasked."""
+
+    predicate: Function
+    negate: bool
+
+    def __call__(self, key: Any, value: Any) -> Any:
+        if value is None or bool(self.predicate(key, value)) == self.negate:
+            return None
+        return value
+
+
+@dataclass(frozen=True)
+class TableMapper:
+    """A table's value mapper: tombstones pass unasked."""
+
+    fn: Function
+
+    def __call__(self, key: Any, value: Any) -> Any:
+        return None if value is None else self.fn(key, value)
+
+
+@dataclass(frozen=True)
+class ValueAggregator:
+    """An aggregator of (value, aggregate) called as (key, value, aggregate)."""
+
+    fn: Function
+
+    def __call__(self, key: Any, value: Any, aggregate: Any) -> Any:
+        return self.fn(value, aggregate)

@@ -1,0 +1,133 @@
+"""The graph while it is being built: nodes in order, names, stores, topics, and the checks that need to see all of them.
+
+Node names are Kafka Streams': a prefix and a ten-digit counter that all nodes of one builder share. The counter also advances
+where the original burns a number (three per repartition), so that unnamed nodes get the same names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from everflow.errors import TopologyError
+from everflow.serdes import Serde
+from everflow.topology.graph import EdgeType, Node, RepartitionTopic, SinkNode, SourceNode, Topology
+
+_LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+class GraphBuilder:
+    """Mutable; owned by one StreamsBuilder and used from the thread that builds the topology."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, Node] = {}
+        self._counter = 0
+        self._stores: dict[str, str | None] = {}
+        self._topics: dict[str, str | None] = {}
+        self._repartitions: dict[str, tuple[RepartitionTopic, str | None]] = {}
+
+    def new_name(self, prefix: str) -> str:
+        """The next generated name, e.g. ``KSTREAM-FILTER-0000000001``."""
+        name = f"{prefix}{self._counter:010d}"
+        self._counter += 1
+        return name
+
+    def node_name(self, name: str | None, prefix: str, where: str | None) -> str:
+        """``name`` checked, or the next generated one."""
+        if name is None:
+            return self.new_name(prefix)
+        check_name("node", name, where)
+        return name
+
+    def add(self, node: Node) -> str:
+        """Append ``node`` and return its name; TopologyError if the name is taken."""
+        taken = self._nodes.get(node.name)
+        if taken is not None:
+            raise TopologyError(
+                f"the node name {node.name!r} is used twice (first at {taken.where}); give one of them another name=...",
+                where=node.where,
+            )
+        self._nodes[node.name] = node
+        return node.name
+
+    def claim_topics(self, topics: Iterable[str], where: str | None) -> None:
+        """Register source topics; each may be read by one source only."""
+        for topic in topics:
+            check_name("topic", topic, where)
+            if topic in self._topics:
+                raise TopologyError(
+                    f"the topic {topic!r} is read twice (first at {self._topics[topic]}); "
+                    "keep the first stream in a variable and use it twice",
+                    where=where,
+                )
+            self._topics[topic] = where
+
+    def claim_store(self, name: str | None, operator: str, where: str | None) -> str:
+        """Register a store; TopologyError if it has no name or the name is taken."""
+        if name is None:
+            raise TopologyError(
+                f"{operator} keeps state and its store has no name; write {operator}(..., store='a-name'). "
+                "The name is part of the changelog topic's, so it must not change when the program grows",
+                where=where,
+            )
+        check_name("store", name, where)
+        if name in self._stores:
+            raise TopologyError(
+                f"the store name {name!r} is used twice (first at {self._stores[name]}); give one of them another name",
+                where=where,
+            )
+        self._stores[name] = where
+        return name
+
+    def check_repartition_name(self, name: str | None, operator: str, where: str | None) -> str:
+        """A repartition topic needs a name from the user, for the same reason as a store."""
+        if name is None:
+            raise TopologyError(
+                f"{operator} needs a repartition topic (the key changes), and it has no name; "
+                f"write {operator}(..., name='a-name'). "
+                "The name is part of the topic's, so it must not change when the program grows",
+                where=where,
+            )
+        check_name("repartition topic", name, where)
+        if f"{name}-repartition" in self._repartitions:
+            first = self._repartitions[f"{name}-repartition"][1]
+            raise TopologyError(
+                f"the repartition name {name!r} is used twice (first at {first}); give one of them another name", where=where
+            )
+        return name
+
+    def repartition(
+        self,
+        name: str,
+        source: str,
+        edge: EdgeType,
+        serdes: tuple[Serde, Serde],
+        where: str | None,
+        partitions: int | None = None,
+    ) -> str:
+        """Write ``source`` to a new repartition topic and read it back; returns the name of the new source node.
+
+        The numbers of the original's sink, filter and source are burnt by the caller with ``burn``.
+        """
+        topic = f"{self.check_repartition_name(name, 'repartition', where)}-repartition"
+        self._repartitions[topic] = (RepartitionTopic(topic, partitions), where)
+        self.add(SinkNode(f"{topic}-sink", (source,), edge, where, topic, *serdes, kind="repartition"))
+        return self.add(SourceNode(f"{topic}-source", (), edge, where, (topic,), *serdes, kind="repartition"))
+
+    def burn(self, numbers: int) -> None:
+        """Advance the counter where the original does so for a node that has a name."""
+        self._counter += numbers
+
+    def build(self) -> Topology:
+        """The frozen topology."""
+        if not any(isinstance(node, SourceNode) for node in self._nodes.values()):
+            raise TopologyError("the topology reads no topic; begin with builder.stream('topic') or builder.table('topic')")
+        return Topology(tuple(self._nodes.values()), tuple(topic for topic, _ in self._repartitions.values()))
+
+
+def check_name(what: str, name: object, where: str | None) -> None:
+    """TopologyError unless ``name`` is text that Kafka allows in topic names."""
+    if not isinstance(name, str) or not _LEGAL.fullmatch(name) or name in (".", ".."):
+        raise TopologyError(
+            f"{name!r} cannot name a {what}: 1 to 249 letters, digits, '.', '_' or '-' are allowed", where=where
+        )

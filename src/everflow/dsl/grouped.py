@@ -1,0 +1,280 @@
+"""Grouped streams and their aggregations: ``count``, ``reduce``, ``aggregate``, whole or in time windows.
+
+An aggregation with built-ins is lowered to a projection of its inputs (in Catalyst) and a vectorised operator; one with Python
+functions calls them record by record. Results are tables; windowed ones have the key ``struct<key, start, end>`` (ms).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from everflow import serdes
+from everflow.dsl.expressions import Edge, checked_serde, default_serde, fitting_serde, result_serde, result_type
+from everflow.dsl.functions import ValueAggregator, check_parameters, required_parameters
+from everflow.dsl.kstream import KStream
+from everflow.dsl.ktable import KTable
+from everflow.dsl.location import user_line
+from everflow.errors import EverflowError, TopologyError
+from everflow.operators import agg
+from everflow.operators.agg import Aggregator
+from everflow.operators.aggregate import AggregateSpec
+from everflow.operators.python_aggregate import PythonAggregateSpec, PythonAggregator, PythonReducer
+from everflow.serdes import Serde
+from everflow.spark.expressions import analyse
+from everflow.state.store import StoreSpec
+from everflow.topology.graph import PREPARE, ColumnExpr, EdgeType, ProjectNode, StatefulNode
+from everflow.windows import TimeWindows
+
+
+class KGroupedStream:
+    """Records grouped by key. ``name`` is that of the repartition topic, used where the key was changed; several aggregations
+    of one grouped stream share the topic."""
+
+    def __init__(self, stream: KStream, name: str | None) -> None:
+        self._stream, self._name = stream, name
+        self._repartitioned: KStream | None = None
+
+    def windowed_by(self, windows: TimeWindows) -> TimeWindowedKStream:
+        """The same groups, cut into time windows."""
+        if not isinstance(windows, TimeWindows):
+            raise TopologyError(
+                f"windowed_by takes TimeWindows, found {windows!r}; write TimeWindows.of_size('1 hour').grace('5 minutes')",
+                where=user_line(),
+            )
+        return TimeWindowedKStream(self, windows)
+
+    def count(self, *, store: str | None = None, name: str | None = None) -> KTable:
+        """Number of records per key, ``bigint``; records with a null key or value are skipped."""
+        return _Aggregation(self, None, "count", store, name, user_line()).built_in({"count": agg.count()}, bare=True)
+
+    def reduce(
+        self, reducer: Callable[[Any, Any], Any], *, store: str | None = None, name: str | None = None
+    ) -> KTable:
+        """``reducer(aggregate, value)`` over the values of each key; the first value is taken as it is, None deletes."""
+        return _Aggregation(self, None, "reduce", store, name, user_line()).reduce(reducer)
+
+    def aggregate(
+        self,
+        *,
+        store: str | Aggregator | None = None,
+        initializer: Callable[[], Any] | Aggregator | None = None,
+        aggregator: Callable[..., Any] | Aggregator | None = None,
+        returns: object = None,
+        value: Serde | Aggregator | None = None,
+        name: str | Aggregator | None = None,
+        **aggregators: Aggregator,
+    ) -> KTable:
+        """Built-ins, ``aggregate(store="s", n=agg.count(), mean=agg.avg("value.delay"))``: the value is a struct of the names;
+        or Python functions, ``aggregate(initializer=..., aggregator=..., store="s", returns=type or value=serde)``, where
+        ``aggregator`` gets (key, value, aggregate) or (value, aggregate) and returns the next aggregate (None deletes).
+
+        Records with a null key or value are skipped. A field may be called like an option: it is told by being an aggregate.
+        """
+        options: dict[str, Any] = {"store": store, "initializer": initializer, "aggregator": aggregator}
+        options |= {"returns": returns, "value": value, "name": name}
+        return _aggregate(self, None, options, aggregators, user_line())
+
+    def grouped(self, operator: str, where: str | None) -> KStream:
+        """The stream in which equal keys meet in one task."""
+        if not self._stream.key_changed:
+            return self._stream
+        if self._repartitioned is None:
+            assert self._name is not None
+            self._repartitioned = self._stream.repartitioned(self._name, where, operator)
+        else:
+            self._stream.graph.burn(3)
+        return self._repartitioned
+
+    @property
+    def stream(self) -> KStream:
+        """The stream that was grouped."""
+        return self._stream
+
+
+class TimeWindowedKStream:
+    """Groups cut into time windows. Only null keys are skipped: a null value reaches the aggregate, and ``count()``
+    counts it, as in Kafka Streams. Late records, by the operator's own stream time and the window's grace, are dropped."""
+
+    def __init__(self, group: KGroupedStream, windows: TimeWindows) -> None:
+        self._group, self._windows = group, windows
+
+    def count(self, *, store: str | None = None, name: str | None = None) -> KTable:
+        """Number of records per key and window, ``bigint``."""
+        aggregation = _Aggregation(self._group, self._windows, "count", store, name, user_line())
+        return aggregation.built_in({"count": agg.count()}, bare=True)
+
+    def reduce(
+        self, reducer: Callable[[Any, Any], Any], *, store: str | None = None, name: str | None = None
+    ) -> KTable:
+        """As `KGroupedStream.reduce`, per window."""
+        return _Aggregation(self._group, self._windows, "reduce", store, name, user_line()).reduce(reducer)
+
+    def aggregate(
+        self,
+        *,
+        store: str | Aggregator | None = None,
+        initializer: Callable[[], Any] | Aggregator | None = None,
+        aggregator: Callable[..., Any] | Aggregator | None = None,
+        returns: object = None,
+        value: Serde | Aggregator | None = None,
+        name: str | Aggregator | None = None,
+        **aggregators: Aggregator,
+    ) -> KTable:
+        """As `KGroupedStream.aggregate`, per window."""
+        options: dict[str, Any] = {"store": store, "initializer": initializer, "aggregator": aggregator}
+        options |= {"returns": returns, "value": value, "name": name}
+        return _aggregate(self._group, self._windows, options, aggregators, user_line())
+
+
+def _aggregate(
+    group: KGroupedStream,
+    windows: TimeWindows | None,
+    options: dict[str, Any],
+    aggregators: dict[str, Aggregator],
+    where: str | None,
+) -> KTable:
+    fields = {name: given for name, given in options.items() if isinstance(given, Aggregator)} | aggregators
+    options = {name: None if name in fields else given for name, given in options.items()}
+    uses_functions = options["initializer"] is not None or options["aggregator"] is not None
+    if uses_functions == bool(fields):
+        raise TopologyError(
+            "aggregate takes either built-ins, e.g. n=agg.count(), or initializer= and aggregator= functions", where=where
+        )
+    for name, given in fields.items():
+        if not isinstance(given, Aggregator):
+            raise TopologyError(
+                f"aggregate: {name}={given!r} is not an aggregate; write for example {name}=agg.sum('value.amount')",
+                where=where,
+            )
+    aggregation = _Aggregation(group, windows, "aggregate", options["store"], options["name"], where)
+    if fields:
+        return aggregation.built_in(fields, bare=False)
+    return aggregation.functions(options["initializer"], options["aggregator"], options["returns"], options["value"])
+
+
+class _Aggregation:
+    """One aggregation while it is lowered: name, repartition, inputs, store, operator, in the original's order."""
+
+    def __init__(
+        self,
+        group: KGroupedStream,
+        windows: TimeWindows | None,
+        operator: str,
+        store: str | None,
+        name: str | None,
+        where: str | None,
+    ) -> None:
+        self.group, self.windows, self.operator, self.name, self.where = group, windows, operator, name, where
+        self.graph = group.stream.graph
+        self.store = self.graph.claim_store(store, operator, where)
+        self.label = "REDUCE" if operator == "reduce" else "AGGREGATE"
+
+    def built_in(self, fields: dict[str, Aggregator], *, bare: bool) -> KTable:
+        """Lower built-in aggregates; ``bare``: the value is the single result, not a struct."""
+        edge = self.group.stream.edge
+        key_serde = edge.written_key(self.operator, self.where)
+        columns = {f"a{i}": _column(a) for i, a in enumerate(fields.values()) if a.column is not None}
+        inputs = self._inputs(columns, edge)
+        lowered = [
+            Aggregator(a.kind, None if a.column is None else f"a{i}") for i, a in enumerate(fields.values())
+        ]
+        try:
+            spec = AggregateSpec.of(
+                self.store, key_serde, lowered, None if bare else list(fields), inputs.type, window=self.windows
+            )
+        except EverflowError as error:
+            raise TopologyError(f"aggregate in store {self.store!r}: {error}", where=self.where) from None
+        value_serde = spec.value_serde if bare else default_serde(spec.result)
+        return self._add(spec, inputs, value_serde)
+
+    def reduce(self, reducer: Callable[[Any, Any], Any]) -> KTable:
+        """Lower a Python reducer; the aggregate has the value's type."""
+        check_parameters(reducer, ("aggregate", "value"), "reduce", self.where)
+        key_serde, value_serde = self.group.stream.edge.serdes("reduce", self.where)
+        spec = PythonAggregateSpec(self.store, key_serde, value_serde, PythonReducer(reducer), self.windows)
+        return self._add(spec, None, value_serde)
+
+    def functions(self, initializer: Any, aggregator: Any, returns: object, value: object) -> KTable:
+        """Lower a Python initializer and aggregator."""
+        check_parameters(initializer, (), "aggregate: initializer", self.where)
+        names = ("key", "value", "aggregate")
+        two = callable(aggregator) and required_parameters(aggregator) == 2 and not _takes_three(aggregator)
+        check_parameters(aggregator, names[1:] if two else names, "aggregate: aggregator", self.where)
+        called = ValueAggregator(aggregator) if two else aggregator
+        value_serde = self._value_serde(returns, value, aggregator)
+        key_serde = self.group.stream.edge.written_key("aggregate", self.where)
+        folded = PythonAggregator(initializer, called)
+        spec = PythonAggregateSpec(self.store, key_serde, value_serde, folded, self.windows)
+        return self._add(spec, None, value_serde)
+
+    def _value_serde(self, returns: object, value: object, aggregator: Callable[..., Any]) -> Serde:
+        if value is not None:
+            given = checked_serde(value, "value", "aggregate", self.where)
+            if returns is not None:
+                type_ = result_type(returns, aggregator, "aggregate", self.where)
+                fitting_serde(given, type_, "value", "aggregate", self.where)
+            return given
+        type_ = result_type(returns, aggregator, "aggregate", self.where)
+        serde = result_serde(returns) or default_serde(type_)
+        if serde is None:
+            raise TopologyError(
+                f"aggregate: returns={returns!r} has no serde of its own; give one with value=", where=self.where
+            )
+        return serde
+
+    def _inputs(self, columns: dict[str, Column], edge: Edge) -> ColumnExpr:
+        """The value that the operator reads. Unwindowed aggregates skip null values, so theirs is null as a whole."""
+        present = F.col("value").isNotNull()
+        if not columns:
+            return analyse(F.when(present, F.lit(True)), edge.type, self.where)
+        for column in columns.values():
+            analyse(column, edge.type, self.where)  # each alone, so that a message names the one that is wrong
+        fields = F.struct(*[column.alias(name) for name, column in columns.items()])
+        return analyse(fields if self.windows else F.when(present, fields), edge.type, self.where)
+
+    def _add(
+        self, spec: AggregateSpec | PythonAggregateSpec, inputs: ColumnExpr | None, value_serde: Serde | None
+    ) -> KTable:
+        node_name = self.graph.node_name(self.name, f"KSTREAM-{self.label}-", self.where)
+        stream = self.group.grouped(self.operator, self.where)
+        source = stream.node
+        if inputs is not None:
+            listed = EdgeType(stream.edge.type.key, inputs.type)
+            prepared = ProjectNode(f"{node_name}-inputs", (source,), listed, self.where, PREPARE, value=inputs)
+            source = self.graph.add(prepared)
+        edge = Edge(EdgeType(spec.result_key, spec.result), self._key_serde(spec.key_serde), value_serde)
+        node = StatefulNode(
+            node_name, (source,), edge.type, self.where, self.label, spec, (self._store_spec(spec),)
+        )
+        return KTable(self.graph, self.graph.add(node), edge)
+
+    def _key_serde(self, inner: Serde) -> Serde:
+        return inner if self.windows is None else serdes.time_windowed(inner, self.windows.size_ms)
+
+    def _store_spec(self, spec: AggregateSpec | PythonAggregateSpec) -> StoreSpec:
+        if self.windows is None:
+            return StoreSpec(self.store, "key_value", spec.key_serde, spec.value_serde, where=self.where)
+        return StoreSpec(
+            self.store,
+            "window",
+            spec.key_serde,
+            spec.value_serde,
+            retention_ms=self.windows.retention_ms,
+            window_size_ms=self.windows.size_ms,
+            where=self.where,
+        )
+
+
+def _column(aggregator: Aggregator) -> Column:
+    given = aggregator.column
+    return given if isinstance(given, Column) else F.col(given)
+
+
+def _takes_three(fn: Callable[..., Any]) -> bool:
+    """Whether ``fn`` is ``*args`` style, so that the longer call is meant."""
+    return any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(fn).parameters.values())

@@ -1,0 +1,107 @@
+"""`StreamsBuilder`: where a program begins. Collects nodes and checks them; ``build`` freezes the topology."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from everflow import serdes
+from everflow.dsl.expressions import Edge, checked_serde
+from everflow.dsl.graph_builder import GraphBuilder
+from everflow.dsl.kstream import KStream
+from everflow.dsl.ktable import KTable
+from everflow.dsl.location import user_line
+from everflow.errors import TopologyError
+from everflow.operators.table import TableSpec
+from everflow.serdes import Serde
+from everflow.spark.session import get_session
+from everflow.state.store import StoreSpec
+from everflow.topology.graph import SourceNode, StatefulNode, Topology
+
+_RESETS = ("earliest", "latest", "none")
+
+
+class StreamsBuilder:
+    """Builds one topology; not for use from several threads.
+
+    Creating one starts the Spark session (or adopts the active one), which ``pyspark.sql.functions`` needs.
+    Raises SetupError where Java or the Kafka connector is missing.
+    """
+
+    def __init__(self) -> None:
+        get_session()
+        self._graph = GraphBuilder()
+
+    def stream(
+        self,
+        topics: str | Sequence[str],
+        *,
+        key: Serde | None = None,
+        value: Serde | None = None,
+        name: str | None = None,
+        offset_reset: str = "earliest",
+    ) -> KStream:
+        """The records of one or several topics. Serdes default to ``serdes.bytes_()``.
+
+        ``offset_reset``: where to begin without a committed offset, ``earliest``, ``latest`` or ``none`` (an error).
+        """
+        where = user_line()
+        listed = (topics,) if isinstance(topics, str) else tuple(topics)
+        node, edge = self._source("stream", listed, key, value, name, offset_reset, where)
+        return KStream(self._graph, node, edge)
+
+    def table(
+        self,
+        topic: str,
+        *,
+        store: str | None = None,
+        key: Serde | None = None,
+        value: Serde | None = None,
+        name: str | None = None,
+        offset_reset: str = "earliest",
+    ) -> KTable:
+        """A topic read as a changelog and kept in ``store`` (with a changelog topic of its own): the last value of each key.
+
+        Null values delete; records with a null key are dropped.
+        """
+        where = user_line()
+        if not isinstance(topic, str):
+            raise TopologyError(f"table reads one topic, found {topic!r}; merge streams and use to_table", where=where)
+        store = self._graph.claim_store(store, "table", where)
+        source_name = None if name is None else f"{name}-source"
+        if name is not None:
+            self._graph.burn(1)  # the original burns the source's number where the table has a name
+        source, edge = self._source("table", (topic,), key, value, source_name, offset_reset, where)
+        key_serde, value_serde = edge.serdes("table", where)
+        spec = StoreSpec(store, "key_value", key_serde, value_serde, where=where)
+        operator = TableSpec(store, key_serde, value_serde)
+        node_name = self._graph.node_name(name, "KTABLE-SOURCE-", where)
+        node = StatefulNode(node_name, (source,), edge.type, where, "SOURCE", operator, (spec,))
+        return KTable(self._graph, self._graph.add(node), edge)
+
+    def build(self) -> Topology:
+        """The frozen topology; TopologyError if it reads nothing. The builder may be used further and built again."""
+        return self._graph.build()
+
+    def _source(
+        self,
+        operator: str,
+        topics: tuple[str, ...],
+        key: object | None,
+        value: object | None,
+        name: str | None,
+        offset_reset: str,
+        where: str | None,
+    ) -> tuple[str, Edge]:
+        if not topics:
+            raise TopologyError(f"{operator} needs at least one topic", where=where)
+        if offset_reset not in _RESETS:
+            raise TopologyError(f"offset_reset is {', '.join(_RESETS)}; found {offset_reset!r}", where=where)
+        key_serde = serdes.bytes_() if key is None else checked_serde(key, "key", operator, where)
+        value_serde = serdes.bytes_() if value is None else checked_serde(value, "value", operator, where)
+        self._graph.claim_topics(topics, where)
+        edge = Edge.of(key_serde, value_serde)
+        node_name = self._graph.node_name(name, "KSTREAM-SOURCE-", where)
+        node = SourceNode(
+            node_name, (), edge.type, where, topics, key_serde, value_serde, offset_reset=offset_reset
+        )
+        return self._graph.add(node), edge

@@ -1,0 +1,162 @@
+"""A topology as text (Kafka Streams' ``TopologyDescription`` format, character by character), JSON and Mermaid. Pure.
+
+Two nodes differ from what the graph holds, so that the text is the original's: a repartition sink shows the null-key filter
+that Kafka Streams puts before it, and projections that only prepare a value are folded into the node they prepare for.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from everflow.topology.graph import (
+    PREPARE,
+    ColumnExpr,
+    FunctionExpr,
+    Node,
+    ProjectNode,
+    SinkNode,
+    SourceNode,
+    StatefulNode,
+    Topology,
+)
+from everflow.topology.subtopologies import SubTopology, cut
+from everflow.topology.types import type_text
+
+
+@dataclass
+class _Shown:
+    """A node as described: ``kind`` is Source, Processor or Sink; ``detail`` what stands in its brackets."""
+
+    name: str
+    kind: str
+    detail: str
+    node: Node
+    predecessors: list[str] = field(default_factory=list)
+    successors: list[str] = field(default_factory=list)
+    size: int = 0
+
+
+def as_text(topology: Topology) -> str:
+    """Kafka Streams' text; internal topics without the application id prefix."""
+    parts = ["Topologies:\n "]
+    for sub in cut(topology).subtopologies:
+        shown = _shown(sub)
+        parts.append(f"  Sub-topology: {sub.index}\n")
+        parts += [f"    {_node_text(node, shown)}\n" for node in _in_order(shown, shown)]
+        parts.append("\n")
+    return "".join(parts)
+
+
+def as_json(topology: Topology) -> str:
+    """The same as JSON: ``{"subtopologies": [{"id", "nodes": [{"name", "type", "topics" | "stores" | "topic", "successors",
+    "predecessors", "key", "value", "where"}]}]}``."""
+    found = []
+    for sub in cut(topology).subtopologies:
+        shown = _shown(sub)
+        nodes = [_node_json(node, shown) for node in _in_order(shown, shown)]
+        found.append({"id": sub.index, "nodes": nodes})
+    return json.dumps({"subtopologies": found}, indent=2)
+
+
+def as_mermaid(topology: Topology) -> str:
+    """A Mermaid flowchart: sub-topologies as boxes, topics between them, stores as cylinders."""
+    lines = ["flowchart TD"]
+    links: list[str] = []
+    topics: dict[str, str] = {}
+
+    def topic_id(topic: str) -> str:
+        return topics.setdefault(topic, f"topic{len(topics)}")
+
+    for sub in cut(topology).subtopologies:
+        shown = _shown(sub)
+        ids = {name: f"n{sub.index}_{i}" for i, name in enumerate(shown)}
+        lines.append(f'  subgraph sub{sub.index}["Sub-topology {sub.index}"]')
+        for name, entry in shown.items():
+            lines.append(f'    {ids[name]}["{name}"]')
+            if isinstance(entry.node, StatefulNode):
+                for store in entry.node.stores:
+                    lines.append(f'    {ids[name]} --- store_{ids[name]}[("{store.name}")]')
+            links += [f"  {ids[name]} --> {ids[successor]}" for successor in entry.successors]
+            if isinstance(entry.node, SourceNode):
+                links += [f"  {topic_id(topic)} --> {ids[name]}" for topic in entry.node.topics]
+            elif entry.kind == "Sink":
+                links.append(f"  {ids[name]} --> {topic_id(_sink_topic(entry.node))}")
+        lines.append("  end")
+    lines += [f'  {id_}>"{topic}"]' for topic, id_ in topics.items()]
+    return "\n".join(lines + links) + "\n"
+
+
+def _shown(sub: SubTopology) -> dict[str, _Shown]:
+    """The described nodes of one sub-topology with their links and sizes."""
+    shown: dict[str, _Shown] = {}
+    stands_for: dict[str, list[str]] = {}  # names behind which a folded node's inputs stand
+
+    for node in sub.nodes:
+        inputs = [name for given in node.inputs for name in stands_for.get(given, [given])]
+        if isinstance(node, ProjectNode) and node.label == PREPARE:
+            stands_for[node.name] = inputs
+            continue
+        if isinstance(node, SinkNode) and node.kind == "repartition":
+            filter_name = f"{node.topic}-filter"
+            shown[filter_name] = _Shown(filter_name, "Processor", "stores: []", node, inputs)
+            inputs = [filter_name]
+        shown[node.name] = _Shown(node.name, *_kind(node), node, list(dict.fromkeys(inputs)))
+    for entry in shown.values():
+        for name in entry.predecessors:
+            shown[name].successors.append(entry.name)
+    for entry in reversed(shown.values()):
+        entry.size = 1 + sum(shown[name].size for name in entry.successors)
+    for entry in shown.values():
+        entry.predecessors = [other.name for other in _in_order(shown, entry.predecessors)]
+        entry.successors = [other.name for other in _in_order(shown, entry.successors)]
+    return shown
+
+
+def _in_order(shown: dict[str, _Shown], names: dict[str, _Shown] | list[str]) -> list[_Shown]:
+    """Kafka Streams' order: the larger sub-tree first, then by name."""
+    return sorted((shown[name] for name in names), key=lambda entry: (-entry.size, entry.name))
+
+
+def _kind(node: Node) -> tuple[str, str]:
+    if isinstance(node, SourceNode):
+        return "Source", f"topics: [{', '.join(sorted(node.topics))}]"
+    if isinstance(node, SinkNode):
+        if isinstance(node.topic, str):
+            return "Sink", f"topic: {node.topic}"
+        return "Sink", f"extractor class: {_sink_topic(node)}"
+    stores = sorted(store.name for store in node.stores) if isinstance(node, StatefulNode) else []
+    return "Processor", f"stores: [{', '.join(stores)}]"
+
+
+def _sink_topic(node: Node) -> str:
+    assert isinstance(node, SinkNode)
+    if isinstance(node.topic, ColumnExpr):
+        return str(node.topic.column)
+    if isinstance(node.topic, FunctionExpr):
+        return str(getattr(node.topic.fn, "__name__", type(node.topic.fn).__name__))
+    return node.topic
+
+
+def _node_text(entry: _Shown, shown: dict[str, _Shown]) -> str:
+    lines = [f"{entry.kind}: {entry.name} ({entry.detail})"]
+    if entry.kind != "Sink":
+        lines.append(f"      --> {', '.join(entry.successors) or 'none'}")
+    if entry.kind != "Source":
+        lines.append(f"      <-- {', '.join(entry.predecessors) or 'none'}")
+    return "\n".join(lines)
+
+
+def _node_json(entry: _Shown, shown: dict[str, _Shown]) -> dict[str, object]:
+    found: dict[str, object] = {"name": entry.name, "type": entry.kind.lower()}
+    node = entry.node
+    if entry.kind == "Source" and isinstance(node, SourceNode):
+        found["topics"] = sorted(node.topics)
+    elif entry.kind == "Sink":
+        found["topic"] = _sink_topic(node)
+    else:
+        found["stores"] = sorted(store.name for store in node.stores) if isinstance(node, StatefulNode) else []
+    found["predecessors"], found["successors"] = entry.predecessors, entry.successors
+    found["key"], found["value"] = type_text(node.out.key), type_text(node.out.value)
+    found["where"] = node.where
+    return found

@@ -1,0 +1,264 @@
+"""A topology cut into sub-topologies at its repartition topics; their internal topics, partition counts and tasks. Pure.
+
+Numbers are Kafka Streams': groups of connected nodes (nodes that share a store are connected), numbered in the order of their
+sources' *names*, so task ids of a Java application with the same names are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from everflow.errors import TopologyError
+from everflow.records import TaskId
+from everflow.state.store import StoreSpec
+from everflow.topology.graph import Node, RepartitionTopic, SinkNode, SourceNode, StatefulNode, Topology
+
+WINDOW_STORE_ADDITIONAL_RETENTION_MS = 86_400_000
+_CREATE_TIME = {"message.timestamp.type": "CreateTime"}
+_REPARTITION_CONFIG = {"cleanup.policy": "delete", "retention.ms": "-1", "segment.bytes": str(50 * 1024 * 1024)}
+
+TopicSpec = tuple[int, Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class SubTopology:
+    """One connected part: every partition of its source topics is a task.
+
+    ``nodes`` in topological order; ``source_topics`` are the user's topics it reads; ``repartition_sources`` and
+    ``repartition_sinks`` internal ones without the application id prefix.
+    """
+
+    index: int
+    nodes: tuple[Node, ...]
+    source_topics: tuple[str, ...]
+    repartition_sources: tuple[str, ...]
+    repartition_sinks: tuple[str, ...]
+    stores: tuple[StoreSpec, ...]
+
+    def inputs(self, application_id: str) -> tuple[str, ...]:
+        """Full names of all topics it reads."""
+        return (*self.source_topics, *(f"{application_id}-{name}" for name in self.repartition_sources))
+
+
+@dataclass(frozen=True)
+class SubTopologies:
+    """All sub-topologies; ``subtopologies[i].index == i``. ``index_of`` maps node names to sub-topology numbers."""
+
+    topology: Topology
+    subtopologies: tuple[SubTopology, ...]
+    index_of: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+    def of_topic(self, topic: str) -> int:
+        """The sub-topology that reads ``topic`` (internal topics without the application id prefix); KeyError if none does."""
+        for sub in self.subtopologies:
+            if topic in sub.source_topics or topic in sub.repartition_sources:
+                return sub.index
+        raise KeyError(topic)
+
+
+@dataclass(frozen=True)
+class InternalTopics:
+    """Topics that the application creates: full name -> (partitions, topic configuration)."""
+
+    repartition: Mapping[str, TopicSpec]
+    changelog: Mapping[str, TopicSpec]
+
+
+def cut(topology: Topology) -> SubTopologies:
+    """Group the nodes of ``topology`` and number the groups."""
+    root_of = _groups(topology)
+    sources = sorted((node for node in topology.nodes if isinstance(node, SourceNode)), key=lambda node: node.name)
+    roots = list(dict.fromkeys(root_of[node.name] for node in sources))
+    subtopologies = []
+    for index, root in enumerate(roots):
+        nodes = tuple(node for node in topology.nodes if root_of[node.name] == root)
+        subtopologies.append(_subtopology(index, nodes))
+    index_of = {node.name: sub.index for sub in subtopologies for node in sub.nodes}
+    return SubTopologies(topology, tuple(subtopologies), MappingProxyType(index_of))
+
+
+def internal_topics(
+    subs: SubTopologies,
+    partition_counts: Mapping[str, int],
+    application_id: str,
+    *,
+    topic_config: Mapping[str, str] = MappingProxyType({}),
+    additional_retention_ms: int = WINDOW_STORE_ADDITIONAL_RETENTION_MS,
+) -> InternalTopics:
+    """Names, partition counts and configurations of the internal topics.
+
+    ``partition_counts`` holds the user's source topics. ``topic_config`` are defaults from the ``topic.`` prefix; they win over
+    Kafka Streams' values and lose against a store's or repartition's own. ``additional_retention_ms`` is
+    ``windowstore.changelog.additional.retention.ms``.
+
+    Raises TopologyError for a missing source topic and for partition counts that keep equal keys apart.
+    """
+    _check_sources_exist(subs, partition_counts)
+    counts = _resolve_counts(subs, partition_counts)
+    declared = {topic.name: topic for topic in subs.topology.repartition_topics}
+    repartition = {
+        f"{application_id}-{name}": (
+            counts[name],
+            {**_CREATE_TIME, **_REPARTITION_CONFIG, **topic_config, **declared[name].config},
+        )
+        for name in declared
+    }
+    changelog: dict[str, TopicSpec] = {}
+    for sub in subs.subtopologies:
+        partitions = max(counts[name] for name in (*sub.source_topics, *sub.repartition_sources))
+        for store in sub.stores:
+            if store.logging:
+                config = _changelog_config(store, topic_config, additional_retention_ms)
+                changelog[f"{application_id}-{store.changelog}"] = (partitions, config)
+    return InternalTopics(repartition, changelog)
+
+
+def tasks(subs: SubTopologies, partition_counts: Mapping[str, int], application_id: str) -> list[TaskId]:
+    """All tasks, in order; ``partition_counts`` holds every input topic by its full name (KeyError otherwise).
+
+    A sub-topology has as many tasks as its widest input; a narrower one just has no partition for the others.
+    """
+    return [
+        TaskId(sub.index, partition)
+        for sub in subs.subtopologies
+        for partition in range(max(partition_counts[topic] for topic in sub.inputs(application_id)))
+    ]
+
+
+# --- grouping ---------------------------------------------------------------------------------------------------
+
+
+def _groups(topology: Topology) -> dict[str, str]:
+    """Node name -> representative of its group: nodes are connected by edges and by shared stores."""
+    parent = {node.name: node.name for node in topology.nodes}
+
+    def root(name: str) -> str:
+        while parent[name] != name:
+            parent[name] = parent[parent[name]]
+            name = parent[name]
+        return name
+
+    user_of_store: dict[str, str] = {}
+    for node in topology.nodes:
+        for other in node.inputs:
+            parent[root(other)] = root(node.name)
+        if isinstance(node, StatefulNode):
+            for store in node.stores:
+                first = user_of_store.setdefault(store.name, node.name)
+                parent[root(first)] = root(node.name)
+    return {name: root(name) for name in parent}
+
+
+def _subtopology(index: int, nodes: tuple[Node, ...]) -> SubTopology:
+    sources = [node for node in nodes if isinstance(node, SourceNode)]
+    sinks = [node for node in nodes if isinstance(node, SinkNode) and node.kind == "repartition"]
+    stores = {store.name: store for node in nodes if isinstance(node, StatefulNode) for store in node.stores}
+    return SubTopology(
+        index,
+        nodes,
+        _unique(topic for node in sources if node.kind != "repartition" for topic in node.topics),
+        _unique(topic for node in sources if node.kind == "repartition" for topic in node.topics),
+        _unique(str(node.topic) for node in sinks),
+        tuple(stores.values()),
+    )
+
+
+def _unique(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+# --- partition counts -------------------------------------------------------------------------------------------
+
+
+def _check_sources_exist(subs: SubTopologies, partition_counts: Mapping[str, int]) -> None:
+    for node in subs.topology.nodes:
+        if isinstance(node, SourceNode) and node.kind != "repartition":
+            missing = [topic for topic in node.topics if topic not in partition_counts]
+            if missing:
+                raise TopologyError(
+                    f"source topic {', '.join(missing)} does not exist; create it before the application starts, e.g.\n"
+                    f"  kafka-topics.sh --create --topic {missing[0]} --partitions 4 --bootstrap-server ...",
+                    where=node.where,
+                    code="EF-SOURCE-TOPIC",
+                )
+
+
+def _copartition_groups(subs: SubTopologies) -> list[tuple[StatefulNode, frozenset[str]]]:
+    """For every stateful operator fed by several topics: those topics. Equal keys of all of them must meet in one task."""
+    topics_of: dict[str, frozenset[str]] = {}
+    groups = []
+    for node in subs.topology.nodes:
+        own = frozenset(node.topics) if isinstance(node, SourceNode) else frozenset[str]()
+        topics_of[node.name] = own.union(*(topics_of[name] for name in node.inputs))
+        if isinstance(node, StatefulNode) and len(topics_of[node.name]) > 1:
+            groups.append((node, topics_of[node.name]))
+    return groups
+
+
+def _resolve_counts(subs: SubTopologies, partition_counts: Mapping[str, int]) -> dict[str, int]:
+    """Partition counts of all source and repartition topics (without prefix).
+
+    A repartition topic has the enforced number, else that of the user's topics it meets in a stateful operator, else the
+    largest of the topics its writers read, through other repartition topics too.
+    """
+    declared = {topic.name: topic for topic in subs.topology.repartition_topics}
+    external = {topic: partition_counts[topic] for sub in subs.subtopologies for topic in sub.source_topics}
+    groups = _copartition_groups(subs)
+    fixed = _fixed_by_copartitioning(groups, external, declared)
+    resolved = {**external, **fixed}
+    writers = {name: [sub for sub in subs.subtopologies if name in sub.repartition_sinks] for name in declared}
+
+    def count(name: str, visiting: frozenset[str]) -> int:
+        if name not in resolved:
+            upstream = {
+                topic for sub in writers[name] for topic in (*sub.source_topics, *sub.repartition_sources)
+            } - (visiting | {name})
+            resolved[name] = max((count(topic, visiting | {name}) for topic in upstream), default=1)
+        return resolved[name]
+
+    for name in declared:
+        count(name, frozenset())
+    changed = True
+    while changed:  # groups of internal topics only share the largest count, which may widen topics behind them
+        changed = False
+        for _, topics in groups:
+            widest = max(resolved[name] for name in topics)
+            for name in topics:
+                if name in declared and name not in fixed and resolved[name] != widest:
+                    resolved[name], changed = widest, True
+    return resolved
+
+
+def _fixed_by_copartitioning(
+    groups: list[tuple[StatefulNode, frozenset[str]]], external: Mapping[str, int], declared: Mapping[str, RepartitionTopic]
+) -> dict[str, int]:
+    """Repartition topics whose count is enforced or given by a group; TopologyError where a group disagrees."""
+    fixed: dict[str, int] = {}
+    for name, topic in declared.items():
+        if topic.partitions is not None:
+            fixed[name] = topic.partitions
+    for node, topics in groups:
+        known = {name: external.get(name, fixed.get(name)) for name in sorted(topics)}
+        numbers = {number for number in known.values() if number is not None}
+        if len(numbers) > 1:
+            listed = ", ".join(f"{name}: {number}" for name, number in known.items() if number is not None)
+            raise TopologyError(
+                f"{node.name} reads topics with different partition counts ({listed}), so equal keys would not meet in one "
+                "task; give the topics equal counts, or put .repartition(name=..., partitions=...) before it",
+                where=node.where,
+                code="EF-COPARTITION",
+            )
+        if numbers and any(name in external for name in topics):
+            fixed.update({name: next(iter(numbers)) for name in topics if name in declared})
+    return fixed
+
+
+def _changelog_config(store: StoreSpec, topic_config: Mapping[str, str], additional_retention_ms: int) -> dict[str, str]:
+    config = {**_CREATE_TIME, "cleanup.policy": "compact"}
+    if store.kind == "window":
+        assert store.retention_ms is not None, f"window store {store.name} without retention"
+        config["cleanup.policy"] = "compact,delete"
+        config["retention.ms"] = str(store.retention_ms + additional_retention_ms)
+    return {**config, **topic_config, **store.topic_config}
