@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 
-from everflow.dsl.streams_builder import StreamsBuilder
 
 from bench.apps.topic_names import INPUT_TOPIC_VARIABLE, OUTPUT_TOPIC_VARIABLE
-from everflow import serdes
+from everflow import StreamsBuilder, serdes
 
 
 def builder() -> StreamsBuilder:
