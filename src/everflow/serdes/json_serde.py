@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import decimal
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ import pyarrow as pa
 
 from everflow.serdes.base import SerdeError, flat
 
+_DIGITS = decimal.Context(prec=76)  # the default of 28 digits is fewer than decimal(38) has
 _Convert = Callable[[Any], Any] | None
 
 
@@ -66,12 +68,13 @@ class JsonSerde:
 
     def _read(self, rows: list[bytes | None]) -> pa.Array:
         read = _reader(self.type)
+        parse = _parse_exactly if _has_decimal(self.type) else orjson.loads
         try:
-            values = [None if row is None else orjson.loads(row) for row in rows]
+            values = [None if row is None else parse(row) for row in rows]
             if read is not None:
                 values = [None if value is None else read(value) for value in values]
             return pa.array(values, self.type)
-        except orjson.JSONDecodeError as error:
+        except json.JSONDecodeError as error:  # orjson's is a subclass
             raise SerdeError(f"not JSON: {error}") from error
         except (pa.ArrowException, TypeError, ValueError, OverflowError, ArithmeticError) as error:
             raise SerdeError(f"JSON that does not fit {self.type}: {error}") from error
@@ -101,7 +104,7 @@ def _reader(type_: pa.DataType) -> _Convert:
         return dt.date.fromisoformat
     if pa.types.is_decimal(type_):
         quantum = decimal.Decimal(1).scaleb(-type_.scale)
-        return lambda value: decimal.Decimal(str(value)).quantize(quantum)
+        return lambda value: decimal.Decimal(str(value)).quantize(quantum, context=_DIGITS)
     if pa.types.is_binary(type_) or pa.types.is_large_binary(type_):
         return lambda value: base64.b64decode(value, validate=True)
     if pa.types.is_integer(type_) or pa.types.is_floating(type_):
@@ -160,4 +163,24 @@ def _read_timestamp(value: str) -> dt.datetime:
 def _read_number(value: Any) -> Any:
     if isinstance(value, bool):
         raise TypeError(f"expected a number, found {value}")
-    return value
+    return float(value) if isinstance(value, decimal.Decimal) else value
+
+
+def _has_decimal(type_: pa.DataType) -> bool:
+    if pa.types.is_map(type_):
+        return _has_decimal(type_.key_type) or _has_decimal(type_.item_type)
+    if pa.types.is_nested(type_):
+        return any(_has_decimal(type_.field(index).type) for index in range(type_.num_fields))
+    return bool(pa.types.is_decimal(type_))
+
+
+def _parse_exactly(row: bytes) -> Any:
+    """The standard library's parser: orjson reads every fraction as a double, which loses digits of decimals."""
+    try:
+        return json.loads(row.decode(), parse_float=decimal.Decimal, parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise json.JSONDecodeError(f"not UTF-8: {error.reason}", "", error.start) from error
+
+
+def _no_constant(name: str) -> Any:
+    raise json.JSONDecodeError(f"{name} is not JSON", name, 0)

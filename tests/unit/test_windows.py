@@ -1,0 +1,76 @@
+"""Which windows a record falls into, and until when they are open."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import numpy as np
+import pytest
+
+from everflow.errors import TopologyError
+from everflow.windows import TimeWindows, duration_ms
+
+
+@pytest.mark.parametrize(
+    ("duration", "ms"),
+    [
+        ("5 seconds", 5_000),
+        ("1 day 12 hours", 129_600_000),
+        ("100ms", 100),
+        ("2 Minutes", 120_000),
+        ("1h", 3_600_000),
+        ("0 seconds", 0),
+        (1_500, 1_500),
+        (dt.timedelta(milliseconds=1, microseconds=900), 1),
+    ],
+)
+def test_durations(duration, ms):
+    assert duration_ms(duration) == ms
+
+
+@pytest.mark.parametrize("duration", ["", "5", "five seconds", "5 lightyears", "-1 second", 1.5, None, True])
+def test_unreadable_durations(duration):
+    with pytest.raises(TopologyError):
+        duration_ms(duration)
+
+
+def test_names_of_kafka_streams():
+    assert TimeWindows.of_size("5 seconds") == TimeWindows(5_000, 5_000, 0)
+    assert TimeWindows.of_size_with_no_grace(5_000) == TimeWindows(5_000, 5_000, 0)
+    assert TimeWindows.of_size_and_grace(5_000, "1 s") == TimeWindows.of_size(5_000).grace(1_000)
+    hopping = TimeWindows.of_size("1 minute").advance_by("20 seconds").grace("1 hour")
+    assert hopping == TimeWindows(60_000, 20_000, 3_600_000)
+    assert hopping.retention_ms == 3_660_000
+
+
+@pytest.mark.parametrize(("size", "advance", "grace"), [(0, 1, 0), (10, 0, 0), (10, 11, 0), (10, 10, -1)])
+def test_impossible_windows_are_refused(size, advance, grace):
+    with pytest.raises(TopologyError):
+        TimeWindows(size, advance, grace)
+
+
+def test_tumbling_windows_start_at_multiples_of_the_size():
+    at, starts = TimeWindows.of_size(10).expand(np.array([0, 9, 10, 25]))
+    assert at.tolist() == [0, 1, 2, 3]
+    assert starts.tolist() == [0, 0, 10, 20]
+
+
+@pytest.mark.parametrize("advance", [1, 3, 5, 7, 10])
+def test_hopping_windows_are_those_of_the_original(advance):
+    windows = TimeWindows.of_size(10).advance_by(advance)
+    times = np.arange(0, 60)
+    at, starts = windows.expand(times)
+    found = list(zip(times[at].tolist(), starts.tolist(), strict=True))
+    expected = []
+    for time in times.tolist():  # TimeWindows.windowsFor
+        start = max(0, time - 10 + advance) // advance * advance
+        while start <= time:
+            expected.append((time, start))
+            start += advance
+    assert found == expected
+    assert all(start <= time < start + 10 for time, start in found)
+
+
+def test_a_window_is_open_until_stream_time_reaches_end_plus_grace():
+    windows = TimeWindows.of_size(10).grace(5)
+    assert windows.is_open(np.array([0, 0]), np.array([14, 15])).tolist() == [True, False]
