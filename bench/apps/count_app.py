@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-
 from bench.apps.topic_names import INPUT_TOPIC_VARIABLE, OUTPUT_TOPIC_VARIABLE
 from everflow import StreamsBuilder, serdes
 
