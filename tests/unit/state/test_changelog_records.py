@@ -1,0 +1,51 @@
+"""Store changes and changelog records are the same bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from everflow.records import StoreChanges
+from everflow.state import changelog
+
+CHANGES = StoreChanges("counts", [b"a", b"b", b"a", b"b"], [b"1", b"2", b"3", None], np.array([5, 6, 7, 8]))
+
+
+def test_records_keep_every_change_in_order_and_come_back() -> None:
+    log = list(changelog.records(CHANGES))
+    assert log == [(b"a", b"1", 5), (b"b", b"2", 6), (b"a", b"3", 7), (b"b", None, 8)]
+    again = changelog.from_records("counts", log)
+    assert (again.store, list(again.keys), list(again.values), again.timestamps.tolist()) == (
+        "counts",
+        list(CHANGES.keys),
+        list(CHANGES.values),
+        [5, 6, 7, 8],
+    )
+
+
+def test_the_fold_keeps_the_last_value_with_its_time_in_front() -> None:
+    assert changelog.fold(CHANGES) == {b"a": (7).to_bytes(8, "big") + b"3", b"b": None}
+
+
+def test_a_null_key_is_skipped() -> None:
+    assert changelog.last_values([None, b"a"], [b"1", b"2"], np.array([1, 2])) == {b"a": changelog.pack_value(2, b"2")}
+
+
+@pytest.mark.parametrize("timestamp", [-1, 0, 1_700_000_000_000])
+def test_a_stored_value_is_a_big_endian_timestamp_and_the_value(timestamp: int) -> None:
+    packed = changelog.pack_value(timestamp, b"v")
+    assert packed == timestamp.to_bytes(8, "big", signed=True) + b"v"
+    assert changelog.unpack_value(packed) == (timestamp, b"v")
+    assert changelog.pack_values([b"v", None], np.array([timestamp, 1])) == [packed, None]
+
+
+def test_as_many_timestamps_as_values_are_demanded() -> None:
+    with pytest.raises(ValueError, match="2 values but 1 timestamps"):
+        changelog.pack_values([b"a", b"b"], np.array([1]))
+
+
+def test_window_starts_are_read_from_the_key_s_end() -> None:
+    keys = [b"k" + start.to_bytes(8, "big") + b"\x00\x00\x00\x07" for start in (0, 86_400_000)]
+    assert changelog.window_starts(keys).tolist() == [0, 86_400_000]
+    with pytest.raises(ValueError, match="no window store key"):
+        changelog.window_starts([b"short"])
