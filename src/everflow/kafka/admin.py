@@ -38,6 +38,7 @@ _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 _REQUEST_S = 10.0
+_ATTEMPT_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class ClusterAdmin:
 
         Args:
             timeout_s: seconds, from ``task.timeout.ms``.
-            on_retry: called with a line for people, about every 5 s while no broker answers.
+            on_retry: called with a line for people, about every 3 s while no broker answers.
 
         Raises:
             TaskTimeoutError: nothing answered in time; the message says what to check.
@@ -116,7 +117,7 @@ class ClusterAdmin:
         while True:
             left = deadline - self._clock()
             try:
-                return self.cluster_id(timeout_s=max(0.1, min(5.0, left)))
+                return self.cluster_id(timeout_s=max(0.1, min(_ATTEMPT_S, left)))
             except RetriableError as failure:
                 left = deadline - self._clock()
                 if left <= 0:

@@ -39,6 +39,7 @@ _AT_LEAST_ONCE: dict[str, Any] = {"enable.gapless.guarantee": True, "message.tim
 _INIT_TIMEOUT_S = 30.0
 _ROOM_TIMEOUT_S = 60.0
 _POLL_S = 0.05
+_FLUSH_SLICE_S = 0.25
 
 
 def group_metadata(generation: int, group: str, member_id: str, instance_id: str | None) -> bytes:
@@ -131,7 +132,7 @@ class RecordWriter:
         """Queue records in order; all columns have one length. Blocks while the queue is full (at most 60 s).
 
         Args:
-            timestamps: record times in ms.
+            timestamps: record times in ms. 0 is written as 1: librdkafka takes 0 for "now".
             partition: one for all, one per record, or None for Java's murmur2 of the key (no key: random).
             headers: per record a list of (name, bytes or None), or None.
             track: note the partition's next offset for ``positions``; needs explicit partitions.
@@ -144,7 +145,7 @@ class RecordWriter:
             return
         partitions = _partitions(partition, count)
         last = self._last_of_each(topic, partition, count) if track else {}
-        stamps = timestamps.tolist()
+        stamps = np.where(timestamps == 0, 1, timestamps).tolist()
         start = 0
         columns = (values, keys, partitions, stamps)
         # The tracked records (the last of each partition) cut the loop, so the other ones pay nothing for tracking.
@@ -165,14 +166,20 @@ class RecordWriter:
             RetriableError: not delivered within ``timeout_s``, or a record was refused for a passing reason.
             TaskMigratedError: fenced. FatalError: a record was refused for good (topic and partition in the text).
         """
-        left = self._call("flushing", self._producer.flush, timeout_s)
-        if self._fatal is not None:
-            raise self._discarded(classify(self._fatal, f"{self._name}: delivering records"))
-        if self._failures:
-            where, error = self._failures[0]
-            raise self._failed(classify(error, f"{self._name}: delivering to {where}"))
-        if left:
-            raise self._failed(RetriableError(f"{self._name}: {left} records not delivered within {timeout_s:g} s"))
+        deadline = time.monotonic() + timeout_s
+        while True:
+            # In slices: after a fatal error librdkafka keeps the records, and one long flush would wait for them.
+            slice_s = max(0.0, min(_FLUSH_SLICE_S, deadline - time.monotonic()))
+            left = self._call("flushing", self._producer.flush, slice_s)
+            if self._fatal is not None:
+                raise self._discarded(classify(self._fatal, f"{self._name}: delivering records"))
+            if self._failures:
+                where, error = self._failures[0]
+                raise self._failed(classify(error, f"{self._name}: delivering to {where}"))
+            if not left:
+                return
+            if time.monotonic() >= deadline:
+                raise self._failed(RetriableError(f"{self._name}: {left} records not delivered within {timeout_s:g} s"))
 
     def positions(self) -> dict[TopicPartition, int]:
         """Next offset (last delivered + 1) of every tracked partition since ``begin``; complete after ``flush``."""

@@ -1,0 +1,44 @@
+"""Topics as the broker has them, and a broker that is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from everflow.errors import TaskTimeoutError
+from everflow.kafka.admin import ClusterAdmin, topic_problems
+from everflow.records import TopicPartition
+
+pytestmark = pytest.mark.broker
+Topic = Callable[..., str]
+
+
+def test_topics_are_created_once_described_and_deleted(admin: ClusterAdmin, name: str) -> None:
+    wanted = {name: (3, {"cleanup.policy": "compact,delete", "retention.ms": "777"})}
+    assert admin.create_topics(wanted) == {name}
+    assert admin.create_topics(wanted) == set()
+    found = admin.describe_topics([name, f"{name}-absent"])
+    assert set(found) == {name}
+    assert found[name].partitions == 3
+    config = admin.topic_configs([name])[name]
+    assert topic_problems(found[name].partitions, config, 3, {"cleanup.policy": "delete,compact", "retention.ms": "777"}) == []
+    admin.delete_topics([name, f"{name}-absent"])
+    admin.create_topics(wanted)
+    assert admin.describe_topics([name])[name].topic_id != found[name].topic_id
+
+
+def test_offsets_by_time_and_of_an_unknown_group(admin: ClusterAdmin, topic: Topic, name: str) -> None:
+    tp = TopicPartition(topic(1), 0)
+    assert admin.offsets_for_time([tp], 5, "read_committed") == {tp: -1}
+    assert admin.list_offsets([tp], "earliest", "read_uncommitted") == {tp: 0}
+    assert admin.committed(name, [tp]) == {}
+
+
+def test_an_absent_broker_is_retried_visibly_and_given_up() -> None:
+    nowhere = ClusterAdmin({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
+    lines: list[str] = []
+    with pytest.raises(TaskTimeoutError, match=r"127\.0\.0\.1:1.*bootstrap\.servers"):
+        nowhere.wait_until_reachable(3.5, lines.append)
+    assert lines
+    assert all("127.0.0.1:1" in line for line in lines)

@@ -1,0 +1,189 @@
+"""Members of one group against a real broker: tasks move one by one, and those that stay are never interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from everflow.errors import TaskMigratedError
+from everflow.kafka.admin import ClusterAdmin, CommittedOffset
+from everflow.kafka.group_channel import GroupSettings
+from everflow.membership.assignor import TaskAssignor
+from everflow.membership.member import Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked
+from everflow.records import TaskId, TopicPartition
+from everflow.testing.waiting import wait_until
+
+pytestmark = pytest.mark.broker
+Topic = Callable[..., str]
+
+
+class Instance:
+    """A member and the record of what it was told; gives up revoked tasks at once unless ``keeps``."""
+
+    def __init__(self, settings: GroupSettings, subtopologies: dict[int, list[str]], process_id: str) -> None:
+        self.told: list[MemberEvent] = []
+        self.keeps = False
+        self.member = GroupMember(settings, TaskAssignor(process_id, subtopologies))
+        self.member.start()
+
+    def step(self) -> None:
+        while not self.member.events.empty():
+            event = self.member.events.get()
+            assert not isinstance(event, Failed), event
+            self.told.append(event)
+            if isinstance(event, Revoked) and not self.keeps:
+                self.member.release()
+
+    @property
+    def tasks(self) -> frozenset[TaskId]:
+        return self.member.owned()
+
+
+@pytest.fixture
+def join(bootstrap: str, name: str) -> Iterator[Callable[..., Instance]]:
+    running: list[Instance] = []
+
+    def start(subtopologies: dict[int, list[str]], process_id: str, **settings: object) -> Instance:
+        running.append(Instance(GroupSettings(bootstrap, name, **settings), subtopologies, process_id))  # type: ignore[arg-type]
+        return running[-1]
+
+    yield start
+    for instance in running:
+        instance.member.leave()
+
+
+def settled(instances: list[Instance], count: int) -> bool:
+    for instance in instances:
+        instance.step()
+    owned = [task for instance in instances for task in instance.tasks]
+    assert len(owned) == len(set(owned)), "a task is on two members (I1)"
+    even = max(len(i.tasks) for i in instances) - min(len(i.tasks) for i in instances) <= 1
+    return len(owned) == count and even and all(instance.member.stable for instance in instances)
+
+
+def await_settled(instances: list[Instance], count: int) -> None:
+    wait_until(
+        lambda: settled(instances, count), 30, f"{count} tasks on {len(instances)} members", lambda: [i.told for i in instances]
+    )
+
+
+def test_tasks_move_one_by_one_and_the_others_stay(topic: Topic, join: Callable[..., Instance]) -> None:
+    source, repartition = topic(4), topic(2)
+    subtopologies = {0: [source], 1: [repartition]}
+    first = join(subtopologies, "a")
+    await_settled([first], 6)
+    assert [type(event) for event in first.told] == [Assigned]
+    before = first.member.snapshot().owned
+    second = join(subtopologies, "b")
+    await_settled([first, second], 6)
+    # Tasks that stayed kept the number of their ownership: no break, whatever the generation did (I4).
+    after = first.member.snapshot().owned
+    assert after
+    assert all(before[tp] == number for tp, number in after.items())
+    moved = frozenset().union(*(event.tasks for event in first.told if isinstance(event, Revoked)))
+    assert moved == second.tasks
+    assert first.member.metadata().generation == second.member.metadata().generation
+    second.member.leave()
+    await_settled([first], 6)
+    assert second.member.metadata().generation == -1
+    again = first.member.snapshot().owned
+    assert all(again[tp] == number for tp, number in after.items())
+    assert all(again[tp] > before[tp] for tp in set(before) - set(after))
+    assert not any(isinstance(event, Lost) for event in first.told)
+
+
+def test_the_rejoin_waits_for_the_revoked_tasks_batches(topic: Topic, join: Callable[..., Instance]) -> None:
+    subtopologies = {0: [topic(2)]}
+    first = join(subtopologies, "a")
+    await_settled([first], 2)
+    first.keeps = True
+    second = join(subtopologies, "b")
+
+    def revoked() -> bool:
+        first.step()
+        second.step()
+        return any(isinstance(event, Revoked) for event in first.told)
+
+    wait_until(revoked, 20, "a task is revoked", lambda: first.told)
+    generation = first.member.metadata().generation
+    # While the batch runs on, the old owner's generation still commits and the task is on nobody.
+    held = TopicPartition(*next((tp.topic, tp.partition) for e in first.told if isinstance(e, Revoked) for tp in e.partitions))
+    assert first.member.commit({held: (7, "last words")})
+    assert first.member.metadata().generation == generation
+    assert not second.tasks
+    first.member.release()
+    await_settled([first, second], 2)
+    assert first.member.metadata().generation > generation
+
+
+def test_offsets_are_committed_deferred_or_refused(
+    admin: ClusterAdmin, topic: Topic, name: str, join: Callable[..., Instance]
+) -> None:
+    """Scenario 26: a rebalance defers the commit, it does not stop the tasks that stay."""
+    subtopologies = {0: [topic(2)]}
+    first, second = join(subtopologies, "a"), join(subtopologies, "b")
+    await_settled([first, second], 2)
+    (mine,), (other,) = first.member.snapshot().owned, second.member.snapshot().owned
+    assert first.member.commit({mine: (5, "ef1|text")})
+    assert admin.committed(name, [mine, other]) == {mine: CommittedOffset(5, "ef1|text")}
+    # The first joins a rebalance that the second, whose batch still runs, has not joined yet.
+    second.member.hold_rejoin()
+    first.member.request_rejoin()
+    wait_until(lambda: not first.member.commit({mine: (6, "")}), 10, "the commit is deferred")
+    assert first.member.owned()
+    assert second.member.commit({other: (8, "")}), "while a rebalance is prepared the old generation commits"
+    second.member.release()
+    await_settled([first, second], 2)
+    assert first.member.commit({mine: (9, "")})
+    assert {tp: c.offset for tp, c in admin.committed(name, [mine, other]).items()} == {mine: 9, other: 8}
+    first.member.leave()
+    with pytest.raises(TaskMigratedError):
+        first.member.commit({mine: (10, "")})
+
+
+def test_a_member_silent_for_too_long_loses_its_tasks_and_comes_back(topic: Topic, join: Callable[..., Instance]) -> None:
+    """Evicted while it held the rejoin longer than the rebalance time-out: Lost, then new ownerships."""
+    subtopologies = {0: [topic(2)]}
+    first = join(subtopologies, "a", rebalance_timeout_ms=1500, session_timeout_ms=6000)
+    await_settled([first], 2)
+    before = first.member.snapshot().owned
+    first.member.hold_rejoin()
+    second = join(subtopologies, "b", rebalance_timeout_ms=1500, session_timeout_ms=6000)
+
+    def lost() -> bool:
+        first.step()
+        second.step()
+        return any(isinstance(event, Lost) for event in first.told)
+
+    wait_until(lost, 20, "the first member is told that it lost its tasks", lambda: first.told)
+    await_settled([first, second], 2)
+    after = first.member.snapshot().owned
+    assert all(number > max(before.values()) for number in after.values())
+
+
+def test_a_static_member_stays_in_the_group_when_it_closes(
+    admin: ClusterAdmin, topic: Topic, name: str, join: Callable[..., Instance]
+) -> None:
+    subtopologies = {0: [topic(2)]}
+    first = join(subtopologies, "a", instance_id="node-1", session_timeout_ms=30_000)
+    await_settled([first], 2)
+    generation = first.member.metadata()
+    assert generation.instance_id == "node-1"
+    first.member.leave()
+    back = join(subtopologies, "a", instance_id="node-1", session_timeout_ms=30_000)
+    await_settled([back], 2)
+    back.member.leave()
+
+
+def test_a_rejoin_on_request_makes_a_new_generation(topic: Topic, join: Callable[..., Instance]) -> None:
+    """Scenario 20: for a follower too, although nothing about its subscription changed."""
+    subtopologies = {0: [topic(2)]}
+    instances = [join(subtopologies, "a"), join(subtopologies, "b")]
+    await_settled(instances, 2)
+    for instance in instances:
+        generation = instance.member.metadata().generation
+        instance.member.request_rejoin()
+        wait_until(
+            lambda g=generation: settled(instances, 2) and instances[0].member.metadata().generation > g, 15, "a new generation"
+        )

@@ -1,0 +1,180 @@
+"""The exactly-once writer against a real broker: positions, fencing, and what the broker refuses and accepts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from confluent_kafka import Consumer
+
+from everflow.errors import RetriableError, TaskMigratedError
+from everflow.kafka.admin import ClusterAdmin, CommittedOffset
+from everflow.kafka.errors import GenerationChanged, OffsetsUnstableError
+from everflow.kafka.group_channel import GroupSettings
+from everflow.kafka.log_reader import LogReader
+from everflow.kafka.producer import RecordWriter, fence, group_metadata
+from everflow.membership.assignor import TaskAssignor
+from everflow.membership.member import GroupMember
+from everflow.records import TopicPartition
+from everflow.testing.waiting import wait_until
+
+pytestmark = pytest.mark.broker
+Topic = Callable[..., str]
+
+
+def stamps(count: int) -> np.ndarray:
+    return np.arange(count, dtype=np.int64) + 1_700_000_000_000
+
+
+def rows(count: int, value: bytes = b"v") -> tuple[list[bytes], list[bytes], np.ndarray]:
+    return [b"k%d" % i for i in range(count)], [value] * count, stamps(count)
+
+
+def read_all(bootstrap: str, tp: TopicPartition, end: int) -> list[tuple[bytes | None, bytes | None, int]]:
+    with LogReader({"bootstrap.servers": bootstrap}) as reader:
+        return [
+            (key, value, int(at))
+            for chunk in reader.read(tp, 0, end)
+            for key, value, at in zip(chunk.keys, chunk.values, chunk.timestamps, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("exactly_once", [True, False])
+def test_tracked_positions_are_the_log_s(
+    bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str, exactly_once: bool
+) -> None:
+    target = topic(3)
+    config = {"bootstrap.servers": bootstrap, "queue.buffering.max.messages": 500}  # smaller than the batch
+    writer = RecordWriter.get(config, name if exactly_once else None)
+    keys, values, at = rows(4_000)
+    partitions = np.arange(4_000, dtype=np.int64) % 3
+    for batch in (1, 2):
+        writer.begin()
+        writer.write(target, keys, values, at, partitions, track=True)
+        writer.flush(30)
+        ends = admin.end_offsets([TopicPartition(target, p) for p in range(3)], "read_uncommitted")
+        assert writer.positions() == ends, f"batch {batch}"
+        if exactly_once:
+            writer.commit(10)
+    assert RecordWriter.get(config, name if exactly_once else None) is writer
+    writer.close()
+    got = read_all(bootstrap, TopicPartition(target, 1), ends[TopicPartition(target, 1)])
+    expected = list(zip(keys[1::3], values[1::3], at[1::3].tolist(), strict=True))
+    assert got == expected * 2
+
+
+def test_records_keep_key_value_headers_and_java_s_partition(bootstrap: str, admin: ClusterAdmin, topic: Topic) -> None:
+    target = topic(4)
+    writer = RecordWriter({"bootstrap.servers": bootstrap}, None)
+    writer.begin()
+    writer.write(
+        target, [b"hello", None, b"21"], [b"x", b"", None], stamps(3), headers=[[("h", b"1"), ("h", None)], None, None]
+    )
+    writer.flush(10)
+    writer.close()
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "reads-headers", "auto.offset.reset": "earliest"})
+    consumer.subscribe([target])
+    seen: list = []
+    wait_until(lambda: seen.extend(consumer.consume(3, 0.1)) or len(seen) == 3, 15, "three records", lambda: seen)
+    consumer.close()
+    by_key = {message.key(): message for message in seen}
+    assert by_key[b"hello"].headers() == [("h", b"1"), ("h", None)]
+    assert (by_key[None].value(), by_key[b"21"].value()) == (b"", None)
+    # Kafka's Utils.murmur2: "hello" -> 2132663229, "21" -> -973932308 (its own test vector)
+    assert by_key[b"hello"].partition() == (2132663229 & 0x7FFFFFFF) % 4
+    assert by_key[b"21"].partition() == (-973932308 & 0x7FFFFFFF) % 4
+
+
+def test_a_record_lost_in_the_middle_is_not_overlooked(bootstrap: str, topic: Topic) -> None:
+    """at_least_once: the callback is on the last record, the refused one is before it."""
+    target = topic(1, max_message_bytes="2000")
+    config = {"bootstrap.servers": bootstrap, "batch.num.messages": 1}
+    writer = RecordWriter.get(config, None)
+    writer.begin()
+    writer.write(target, [b"a", b"b", b"c"], [b"1", b"x" * 5000, b"3"], stamps(3), 0, track=True)
+    with pytest.raises(RetriableError, match="size too large"):
+        writer.flush(10)
+    assert RecordWriter.get(config, None) is not writer
+
+
+def test_group_metadata_is_what_the_client_itself_builds(bootstrap: str) -> None:
+    for instance in (None, "node-1"):
+        config = {"bootstrap.servers": bootstrap, "group.id": "g", **({"group.instance.id": instance} if instance else {})}
+        consumer = Consumer(config)
+        assert consumer.consumer_group_metadata() == group_metadata(-1, "g", "", instance)
+        consumer.close()
+
+
+def member_of(bootstrap: str, group: str, source: str) -> GroupMember:
+    member = GroupMember(GroupSettings(bootstrap, group), TaskAssignor("p1", {0: [source]}))
+    member.start()
+    wait_until(lambda: member.stable and member.owned(), 20, "the member owns its task")
+    return member
+
+
+def test_the_broker_fences_commits_by_generation_and_member(
+    bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str
+) -> None:
+    """Scenarios 6 and 7: stale generation and unknown member are refused, no identity at all is accepted."""
+    source, target = topic(1), topic(1)
+    member = member_of(bootstrap, name, source)
+    now = member.metadata()
+    writer = RecordWriter.get({"bootstrap.servers": bootstrap}, name)
+
+    def attempt(generation: int, member_id: str, offset: int) -> None:
+        writer.begin()
+        writer.write(target, *rows(1), 0)
+        writer.flush(10)
+        try:
+            writer.send_offsets([(source, 0, offset, "text")], group_metadata(generation, name, member_id, None), 10)
+        except Exception:
+            writer.abort()
+            raise
+        writer.commit(10)
+
+    with pytest.raises(GenerationChanged):
+        attempt(now.generation - 1, now.member_id, 1)
+    with pytest.raises(TaskMigratedError):
+        attempt(now.generation, "nobody-1234", 2)
+    writer = RecordWriter.get({"bootstrap.servers": bootstrap}, name)
+    tp = TopicPartition(source, 0)
+    assert admin.committed(name, [tp]) == {}
+    attempt(now.generation, now.member_id, 3)
+    assert admin.committed(name, [tp]) == {tp: CommittedOffset(3, "text")}
+    # The reason for the commit gate: nobody is accepted although a member lives and the group is stable.
+    attempt(-1, "", 4)
+    assert admin.committed(name, [tp])[tp].offset == 4
+    writer.close()
+    member.leave()
+
+
+def test_pending_offsets_are_waited_for_and_fencing_frees_them(
+    bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str
+) -> None:
+    """Scenarios 11 and 12: an abandoned transaction hides the offsets until its id is fenced, then soon."""
+    source, target = topic(1), topic(1)
+    config = {"bootstrap.servers": bootstrap, "transaction.timeout.ms": 60_000}
+    tp, out = TopicPartition(source, 0), TopicPartition(target, 0)
+    writer = RecordWriter.get(config, name)
+    for offset, end in ((20, True), (30, False)):
+        writer.begin()
+        writer.write(target, *rows(5), 0)
+        writer.flush(10)
+        writer.send_offsets([(source, 0, offset, f"batch-{offset}")], group_metadata(-1, name, "", None), 10)
+        if end:
+            writer.commit(10)
+    with pytest.raises(OffsetsUnstableError):
+        admin.committed(name, [tp], timeout_s=0.5)
+    assert admin.end_offsets([out], "read_committed")[out] == 6
+    began = time.monotonic()
+    fence(config, name, 10)
+    assert admin.committed(name, [tp]) == {tp: CommittedOffset(20, "batch-20")}
+    wait_until(
+        lambda: admin.end_offsets([out], "read_committed") == admin.end_offsets([out], "read_uncommitted"), 5, "the marker"
+    )
+    assert time.monotonic() - began < 2
+    with pytest.raises(TaskMigratedError):
+        writer.commit(10)
+    assert RecordWriter.get(config, name) is not writer
