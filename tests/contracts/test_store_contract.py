@@ -1,0 +1,159 @@
+"""What operators may expect of any store: the reference in memory and LMDB pass the same tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import pytest
+
+from everflow import serdes
+from everflow.records import StoreChanges
+from everflow.state.changelog import pack_value
+from everflow.state.lmdb_store import LmdbStore
+from everflow.state.store import InMemoryStore, StoreSpec, StoreView
+
+MINUTE_MS = 60_000
+KEY_VALUE = StoreSpec("s", "key_value", serdes.bytes_(), serdes.bytes_())
+WINDOW = StoreSpec("s", "window", serdes.bytes_(), serdes.bytes_(), retention_ms=4 * MINUTE_MS, window_size_ms=MINUTE_MS)
+
+Change = tuple[bytes, bytes | None]
+
+
+class Store(Protocol):
+    def apply(self, changes: Sequence[Change], stream_time: int = -1) -> None: ...
+    @contextmanager
+    def view(self) -> Iterator[StoreView]: ...
+
+
+def as_changes(changes: Sequence[Change]) -> StoreChanges:
+    return StoreChanges(
+        "s", [key for key, _ in changes], [value for _, value in changes], np.arange(len(changes), dtype=np.int64)
+    )
+
+
+class MemoryUnderTest:
+    def __init__(self, spec: StoreSpec, path: Path) -> None:
+        self._store = InMemoryStore(spec)
+
+    def apply(self, changes: Sequence[Change], stream_time: int = -1) -> None:
+        self._store.apply(as_changes(changes), stream_time)
+
+    @contextmanager
+    def view(self) -> Iterator[StoreView]:
+        yield self._store
+
+
+class LmdbUnderTest:
+    def __init__(self, spec: StoreSpec, path: Path) -> None:
+        self._store = LmdbStore.open(path, kind=spec.kind, retention_ms=spec.retention_ms)
+        self._store.claim("i")
+
+    def apply(self, changes: Sequence[Change], stream_time: int = -1) -> None:
+        owner = self._store.meta().owner
+        self._store.apply(as_changes(changes), position=None, expected=owner, batch="b", stream_time=stream_time)
+
+    @contextmanager
+    def view(self) -> Iterator[StoreView]:
+        with self._store.snapshot() as view:
+            yield view
+
+
+@pytest.fixture(params=[MemoryUnderTest, LmdbUnderTest], ids=["memory", "lmdb"])
+def kind(request: pytest.FixtureRequest) -> type[MemoryUnderTest] | type[LmdbUnderTest]:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def store(kind: type[MemoryUnderTest] | type[LmdbUnderTest], tmp_path: Path) -> Store:
+    return kind(KEY_VALUE, tmp_path / "s-0")
+
+
+@pytest.fixture
+def windows(kind: type[MemoryUnderTest] | type[LmdbUnderTest], tmp_path: Path) -> Store:
+    return kind(WINDOW, tmp_path / "s-0")
+
+
+def window_key(key: bytes, start: int) -> bytes:
+    return key + start.to_bytes(8, "big") + bytes(4)
+
+
+def keys_in(store: Store, start: bytes | None = None, end: bytes | None = None) -> list[bytes]:
+    with store.view() as view:
+        return [key for key, _ in view.range(start, end)]
+
+
+def test_values_come_back_in_the_order_asked_with_their_time_in_front(store: Store) -> None:
+    store.apply([(b"b", b"1"), (b"a", b"2")])
+    with store.view() as view:
+        assert view.get_many([b"a", b"none", b"b", b"a"]) == [
+            pack_value(1, b"2"),
+            None,
+            pack_value(0, b"1"),
+            pack_value(1, b"2"),
+        ]
+        assert view.get_many([]) == []
+
+
+def test_the_last_change_of_a_key_wins(store: Store) -> None:
+    store.apply([(b"a", b"1"), (b"a", None), (b"b", b"1"), (b"b", b"2"), (b"c", b"1"), (b"c", None)])
+    with store.view() as view:
+        assert view.get_many([b"a", b"b", b"c"]) == [None, pack_value(3, b"2"), None]
+
+
+def test_deleting_what_is_not_there_is_no_error(store: Store) -> None:
+    store.apply([(b"a", None)])
+    assert keys_in(store) == []
+
+
+def test_the_empty_key_and_the_empty_value_are_ordinary(store: Store) -> None:
+    store.apply([(b"", b""), (b"\x00", b"z")])
+    with store.view() as view:
+        assert list(view.range(None, None)) == [(b"", pack_value(0, b"")), (b"\x00", pack_value(1, b"z"))]
+
+
+@pytest.mark.parametrize("length", [477, 478, 479, 510, 511, 512, 5000])
+def test_keys_of_any_length_are_kept_apart_and_in_order(store: Store, length: int) -> None:
+    keys = [b"k" * length + tail for tail in (b"", b"a", b"b", b"\xff")]
+    store.apply([(key, key[-1:]) for key in reversed(keys)])
+    assert keys_in(store) == keys
+    assert keys_in(store, keys[1], keys[3]) == keys[1:3]
+    store.apply([(keys[2], None)])
+    with store.view() as view:
+        assert [value is not None for value in view.get_many(keys)] == [True, True, False, True]
+
+
+def test_a_range_is_half_open_and_in_key_order(store: Store) -> None:
+    store.apply([(bytes([byte]), b"v") for byte in (5, 1, 3, 255, 0)])
+    assert keys_in(store) == [b"\x00", b"\x01", b"\x03", b"\x05", b"\xff"]
+    assert keys_in(store, b"\x01", b"\x05") == [b"\x01", b"\x03"]
+    assert keys_in(store, b"\x02") == [b"\x03", b"\x05", b"\xff"]
+    assert keys_in(store, None, b"\x01") == [b"\x00"]
+    assert keys_in(store, b"\x05", b"\x01") == []
+
+
+def test_windows_are_found_over_all_segments_in_key_order(windows: Store) -> None:
+    keys = [window_key(key, minute * MINUTE_MS) for key in (b"a", b"b") for minute in range(4)]
+    windows.apply([(key, b"v") for key in keys], stream_time=3 * MINUTE_MS)
+    assert keys_in(windows) == keys
+    with windows.view() as view:
+        assert None not in view.get_many([keys[7], keys[0], keys[3]])
+
+
+def test_windows_behind_the_retention_are_gone_whichever_segment_they_lie_in(windows: Store) -> None:
+    keys = [window_key(b"a", minute * MINUTE_MS) for minute in range(12)]
+    for minute, key in enumerate(keys):
+        windows.apply([(key, b"v")], stream_time=minute * MINUTE_MS + 1)
+    assert keys_in(windows) == keys[8:]
+    with windows.view() as view:
+        assert [value is not None for value in view.get_many(keys)] == [False] * 8 + [True] * 4
+
+
+def test_stream_time_alone_lets_windows_expire_and_late_writes_stay_out(windows: Store) -> None:
+    windows.apply([(window_key(b"a", 0), b"v")], stream_time=0)
+    windows.apply([], stream_time=100 * MINUTE_MS)
+    windows.apply([(window_key(b"a", 0), b"late")], stream_time=100 * MINUTE_MS)
+    assert keys_in(windows) == []
