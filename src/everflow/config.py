@@ -262,7 +262,7 @@ class StreamsConfig:
             self.session_timeout_ms,
             self.heartbeat_interval_ms,
             self.rebalance_timeout_ms,
-            MappingProxyType(self.main_consumer()),
+            MappingProxyType(self.clients.get("shared", {})),
         )
 
     def state(self) -> StateSettings:

@@ -82,9 +82,7 @@ def decide(
     if answered:
         return Decision(False, f"already-answered: {batch_id} has asked before")
     if member.generation < 0 or not member.member_id:
-        return Decision(
-            False, f"not-a-member: generation {member.generation}, member id {member.member_id!r}"
-        )
+        return Decision(False, f"not-a-member: generation {member.generation}, member id {member.member_id!r}")
     for task, epoch in sorted(batch.epochs.items()):
         now = epochs_now.get(task)
         if now != epoch:
@@ -126,16 +124,23 @@ class GateBook:
         with self._lock:
             return frozenset(self._epochs)
 
-    def begin(self, batch_id: str, thread: int, guarantee: str, tasks: Iterable[TaskId]) -> bool:
-        """Open a batch. False (and nothing opened) if one of its tasks is not owned."""
+    def epoch(self, task: TaskId) -> int:
+        """Number of the present ownership of ``task``; -1 when it is not owned."""
         with self._lock:
-            epochs: dict[TaskId, int] = {}
-            for task in tasks:
-                epoch = self._epochs.get(task)
-                if epoch is None:
-                    return False
-                epochs[task] = epoch
-            self._open[batch_id] = OpenBatch(batch_id, thread, guarantee, epochs)
+            return self._epochs.get(task, -1)
+
+    def broken(self, task: TaskId, epoch: int) -> bool:
+        """Whether ``task`` is not owned any more in the ownership ``epoch``."""
+        with self._lock:
+            return self._epochs.get(task) != epoch
+
+    def begin(self, batch_id: str, thread: int, guarantee: str, epochs: Mapping[TaskId, int]) -> bool:
+        """Open a batch over tasks that were recovered in these ownerships. False (and nothing opened) if one of them is over:
+        a task that was lost and came back has to be recovered first."""
+        with self._lock:
+            if any(self._epochs.get(task) != epoch for task, epoch in epochs.items()):
+                return False
+            self._open[batch_id] = OpenBatch(batch_id, thread, guarantee, dict(epochs))
             self._pids.pop(thread, None)  # a pid of an older batch may be another process's by now
             return True
 

@@ -2,7 +2,7 @@
 D6).
 
 fence -> committed offsets (require_stable) -> target = log end read_uncommitted, taken after that -> wait
-until the last stable offset reaches it -> replay [store's position, target] -> claim -> run. Each arrow
+until the last stable offset reaches it -> claim and replay [store's position, target] -> run. Each arrow
 closes a way to lose or double data: scenarios 1, 2 and 4.
 """
 
@@ -53,12 +53,10 @@ class RecoveryPorts(Protocol):
     def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """First offsets still in the log."""
 
-    def restore(self, task: ActiveTask, store: TaskStore, target: int) -> None:
-        """Replay ``[store's position, target)`` of its changelog; rebuilds the store first where it must not
-        be trusted. Sets the store's position to ``target``."""
-
-    def claim(self, task: ActiveTask, incarnation: str) -> None:
-        """Make ``incarnation`` the owner of all stores of the task, with no batch applied yet."""
+    def restore(self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]) -> tuple[TaskStore, ...]:
+        """Open the task's stores, make ``incarnation`` their owner with no batch applied, rebuild those that must not be
+        trusted, and replay ``[position, target)`` of their changelogs. Gives the stores with their (maybe new) paths. May be
+        called again after a RetriableError."""
 
 
 @dataclass(frozen=True)
@@ -160,17 +158,8 @@ class Recovery:
                     )
 
     def _restore(self, task: ActiveTask, targets: Mapping[TopicPartition, int], deadline: Deadline) -> None:
-        for store in task.stores:
-            if store.changelog is None:
-                continue
-            target = targets[store.changelog]
-            self._retry(
-                lambda store=store, target=target: self.ports.restore(task, store, target),  # type: ignore[misc]
-                f"restoring {store.name} of task {task.id}",
-                deadline,
-            )
         incarnation = self.new_incarnation()
-        self.ports.claim(task, incarnation)
+        task.stores = self._retry(lambda: self.ports.restore(task, incarnation, targets), f"restoring task {task.id}", deadline)
         task.incarnation, task.last_batch = incarnation, ""
 
     def _take_positions(
@@ -200,7 +189,7 @@ class Recovery:
                 # replica may say so
                 # for a moment, a truncated or re-created topic for ever.
                 raise FatalError(
-                    f"{tp}: the committed offset {found.offset} lies beyond the end of the log ({end}). The topic was re-created "
+                    f"{tp}: committed offset {found.offset} lies beyond the end of the log ({end}): the topic was re-created "
                     f"or truncated. everflow reset {self.rules.application_id} starts over."
                 )
 

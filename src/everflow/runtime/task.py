@@ -63,6 +63,8 @@ class ActiveTask:
     last_batch: str = ""
     positions: dict[TopicPartition, int] = field(default_factory=dict)
     stream_times: dict[str, int] = field(default_factory=dict)
+    epoch: int = -1
+    """The ownership (`GateBook.epoch`) in which it was recovered."""
 
     def to(self, state: TaskState) -> None:
         """Change the state; IllegalTransitionError for a step the life cycle does not have."""
@@ -84,9 +86,7 @@ class ActiveTask:
         )
 
 
-def deal(
-    tasks: Collection[TaskId], threads: Sequence[int], previous: Mapping[TaskId, int]
-) -> dict[TaskId, int]:
+def deal(tasks: Collection[TaskId], threads: Sequence[int], previous: Mapping[TaskId, int]) -> dict[TaskId, int]:
     """Stream thread of every task: balanced (loads differ by at most one) and stable.
 
     A task stays on its thread as long as that thread's load allows. Sub-topologies are spread too, because

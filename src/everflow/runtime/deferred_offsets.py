@@ -1,0 +1,44 @@
+"""At-least-once: offsets that a rebalancing group would not take go with the next commit (D5, scenario 26)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from everflow.records import TopicPartition
+from everflow.runtime.commit_gate import Offset
+
+CommitOffsets = Callable[[Mapping[TopicPartition, tuple[int, str]]], bool]
+
+
+class DeferredOffsets:
+    """Commits offsets through the member and keeps those that it would not take. Any thread may call."""
+
+    def __init__(self, commit: CommitOffsets) -> None:
+        self._commit = commit
+        self._lock = threading.Lock()
+        self._held: dict[TopicPartition, tuple[int, str]] = {}
+
+    def commit(self, offsets: Sequence[Offset]) -> bool:
+        """Commit these and all held ones; False = the group is rebalancing, they are held now. Raises what the member raises;
+        then nothing is held that was not before."""
+        with self._lock:
+            merged = dict(self._held)
+            for topic, partition, offset, metadata in offsets:
+                merged[TopicPartition(topic, partition)] = (offset, metadata)
+            if not merged:
+                return True
+            taken = self._commit(merged)
+            self._held = {} if taken else merged
+            return taken
+
+    def held(self) -> frozenset[TopicPartition]:
+        """Partitions whose offsets wait."""
+        with self._lock:
+            return frozenset(self._held)
+
+    def forget(self, partitions: Collection[TopicPartition]) -> None:
+        """These partitions are others' now; their offsets must not be committed over theirs."""
+        with self._lock:
+            for tp in partitions:
+                self._held.pop(tp, None)

@@ -1,0 +1,121 @@
+"""Where the input partitions end: one poller for the instance, which wakes the stream threads that have something new (D1)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from everflow.clock import Clock
+from everflow.errors import EverflowError, RetriableError
+from everflow.records import TopicPartition
+
+log = logging.getLogger("everflow")
+
+BUSY_PERIOD_MS = 50.0
+"""While no stream thread waits for records the ends are only refreshed now and then."""
+
+
+class EndOffsets:
+    """Ends of all watched partitions: last stable offsets under exactly-once, high watermarks otherwise.
+
+    ``read`` asks the brokers. `watch`, `unwatch`, `ends` and `idle` may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[Sequence[TopicPartition]], Mapping[TopicPartition, int]],
+        clock: Clock,
+        period_ms: float,
+    ) -> None:
+        self._read = read
+        self._clock = clock
+        self._period_ms = period_ms
+        self._lock = threading.Lock()
+        self._watched: dict[int, tuple[frozenset[TopicPartition], threading.Event]] = {}
+        self._ends: Mapping[TopicPartition, int] = {}
+        self._idle: set[int] = set()
+        self._stop = threading.Event()
+        self._someone_idle = threading.Event()
+        self._failing_since_ms: float | None = None
+        self.failure: EverflowError | None = None
+
+    def watch(self, thread: int, partitions: Sequence[TopicPartition], wake: threading.Event) -> None:
+        """Partitions of a stream thread, in place of earlier ones; ``wake`` is set when one of them has grown."""
+        with self._lock:
+            self._watched[thread] = (frozenset(partitions), wake)
+        self._someone_idle.set()
+
+    def unwatch(self, thread: int) -> None:
+        """The stream thread has no partitions any more."""
+        with self._lock:
+            self._watched.pop(thread, None)
+            self._idle.discard(thread)
+
+    def idle(self, thread: int, waiting: bool) -> None:
+        """The stream thread waits (or no longer waits) for records."""
+        with self._lock:
+            (self._idle.add if waiting else self._idle.discard)(thread)
+        if waiting:
+            self._someone_idle.set()
+
+    def ends(self) -> Mapping[TopicPartition, int]:
+        """The ends as last read; a partition that was never read is missing."""
+        return self._ends
+
+    def failing_ms(self) -> float:
+        """For how long the brokers have not answered; 0 when they do."""
+        since = self._failing_since_ms
+        return 0.0 if since is None else self._clock.monotonic_ms() - since
+
+    def poll_once(self) -> None:
+        """Read all ends and wake the threads for which something is new."""
+        with self._lock:
+            watched = dict(self._watched)
+        partitions = sorted({tp for mine, _ in watched.values() for tp in mine})
+        if not partitions:
+            return
+        try:
+            now = self._read(partitions)
+        except RetriableError as error:
+            if self._failing_since_ms is None:
+                self._failing_since_ms = self._clock.monotonic_ms()
+                log.warning("The brokers do not tell the ends of the input: %s", error)
+            return
+        if self._failing_since_ms is not None:
+            log.info("The brokers answer again")
+            self._failing_since_ms = None
+        before, self._ends = self._ends, dict(now)
+        for mine, wake in watched.values():
+            if any(now[tp] != before.get(tp) for tp in mine if tp in now):
+                wake.set()
+
+    def start(self) -> None:
+        """Poll from a thread of its own until `close`."""
+        threading.Thread(target=self._run, name="everflow-end-offsets", daemon=True).start()
+
+    def close(self) -> None:
+        """End the polling; returns at once."""
+        self._stop.set()
+        self._someone_idle.set()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.poll_once()
+            except EverflowError as error:  # not retriable: the stream threads raise it
+                self.failure = error
+                log.error("The ends of the input cannot be read: %s", error)
+                return
+            except Exception as error:
+                self.failure = EverflowError(f"The ends of the input cannot be read: {error!r}")
+                log.exception("The ends of the input cannot be read")
+                return
+            with self._lock:
+                waiting = bool(self._idle)
+                if not waiting:
+                    self._someone_idle.clear()
+            if waiting:
+                self._clock.wait(self._stop, self._period_ms)
+            else:
+                self._clock.wait(self._someone_idle, BUSY_PERIOD_MS)

@@ -1,0 +1,74 @@
+"""Restores under way, added up for the progress line, and passed on to the user's listener."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from everflow import metrics as names
+from everflow.metrics import Metrics
+from everflow.records import TaskId
+from everflow.runtime.restoration import RestoreListener, RestoreProgress, SilentListener
+
+log = logging.getLogger("everflow")
+
+
+class RestoreTracker:
+    """A `RestoreListener` called from several restore threads."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.listener: RestoreListener = SilentListener()
+        self._metrics = metrics
+        self._lock = threading.Lock()
+        self._active: dict[tuple[TaskId, str], RestoreProgress] = {}
+
+    def fraction(self) -> float | None:
+        """Share of the offsets that are done, over all restores under way; None when none is."""
+        with self._lock:
+            active = list(self._active.values())
+        total = sum(p.end - p.start for p in active)
+        if not total:
+            return None
+        return sum(p.position - p.start for p in active) / total
+
+    def restore_start(self, progress: RestoreProgress) -> None:
+        """See `RestoreListener`."""
+        self._note(progress)
+        self.listener.restore_start(progress)
+
+    def batch_restored(self, progress: RestoreProgress, records: int) -> None:
+        """See `RestoreListener`."""
+        self._metrics.add(names.RESTORED_RECORDS, records)
+        self._note(progress)
+        self.listener.batch_restored(progress, records)
+
+    def restore_end(self, progress: RestoreProgress) -> None:
+        """See `RestoreListener`."""
+        self._forget(progress)
+        if progress.records:
+            log.info(
+                "Restored %s of task %s: %d records in %.1f s",
+                progress.store,
+                progress.task,
+                progress.records,
+                progress.elapsed_s,
+            )
+        self.listener.restore_end(progress)
+
+    def restore_suspended(self, progress: RestoreProgress, reason: str) -> None:
+        """See `RestoreListener`."""
+        self._forget(progress)
+        self.listener.restore_suspended(progress, reason)
+
+    def _note(self, progress: RestoreProgress) -> None:
+        with self._lock:
+            self._active[progress.task, progress.store] = progress
+            self._count()
+
+    def _forget(self, progress: RestoreProgress) -> None:
+        with self._lock:
+            self._active.pop((progress.task, progress.store), None)
+            self._count()
+
+    def _count(self) -> None:
+        self._metrics.set(names.RESTORE_REMAINING, sum(p.end - p.position for p in self._active.values()))

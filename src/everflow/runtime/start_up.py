@@ -1,0 +1,182 @@
+"""What happens before an instance joins its group: look at the cluster, fence, check, create. In this order, each step once.
+
+Nothing here starts a thread; every error is raised to the caller of `KafkaStreams.start`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from everflow.config import StreamsConfig
+from everflow.errors import TopologyError
+from everflow.kafka.admin import ClusterAdmin
+from everflow.kafka.producer import fence
+from everflow.records import TaskId, TopicPartition
+from everflow.runtime.internal_topics import TopicFacts, TopicSpec, prepare
+from everflow.runtime.task import ActiveTask, TaskStore
+from everflow.state.store import StoreSpec
+from everflow.state.task_directory import StateDirectory
+from everflow.topology.graph import SourceNode, Topology
+from everflow.topology.plan import PhysicalPlan, plan
+from everflow.topology.subtopologies import SubTopologies, cut, internal_topics
+
+log = logging.getLogger("everflow")
+
+FENCE_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What the instance runs, fixed at start.
+
+    Attributes:
+        inputs: sub-topology -> full names of the topics it reads.
+        partitions: full name of every input topic -> partition count.
+        offset_reset: full topic name -> policy.
+        repartition: full names of the repartition topics.
+    """
+
+    application_id: str
+    cluster_id: str
+    plan: PhysicalPlan
+    inputs: Mapping[int, tuple[str, ...]]
+    stores: Mapping[int, tuple[StoreSpec, ...]]
+    partitions: Mapping[str, int]
+    offset_reset: Mapping[str, str]
+    repartition: frozenset[str]
+
+    def task(self, task: TaskId, directory: StateDirectory) -> ActiveTask:
+        """A task in state CREATED, with its inputs and stores."""
+        inputs = tuple(
+            TopicPartition(topic, task.partition)
+            for topic in self.inputs[task.subtopology]
+            if task.partition < self.partitions[topic]
+        )
+        stores = tuple(
+            TaskStore(
+                spec.name,
+                directory.store_path(task, spec.name),
+                TopicPartition(f"{self.application_id}-{spec.changelog}", task.partition) if spec.logging else None,
+            )
+            for spec in self.stores.get(task.subtopology, ())
+        )
+        return ActiveTask(task, inputs, stores)
+
+    def store_specs(self) -> dict[str, StoreSpec]:
+        """All stores by name."""
+        return {spec.name: spec for specs in self.stores.values() for spec in specs}
+
+
+def prepare_cluster(
+    topology: Topology, config: StreamsConfig, admin: ClusterAdmin, directory: StateDirectory, process_threads: int
+) -> Blueprint:
+    """Steps 2-7 of a start (step 1, the lock on the state folder, is the caller's).
+
+    Raises TaskTimeoutError (no broker), TopologyError (source topics missing, partition counts that do not fit),
+    InternalTopicError, OffsetsExpiredError, StateFormatError.
+    """
+    # 2. A broker answers, or says for how long it has not.
+    cluster_id = admin.wait_until_reachable(config.task_timeout_ms / 1000, lambda line: log.warning("%s", line))
+    # 3. Earlier processes on this folder may have left transactions open; they hide committed offsets until fenced (D6).
+    _fence_recorded(config, directory, process_threads)
+    # 4. The user's topics, and whether their partitions fit together.
+    subs = cut(topology)
+    external = sorted({topic for sub in subs.subtopologies for topic in sub.source_topics})
+    found = admin.describe_topics(external)
+    counts = {name: described.partitions for name, described in found.items()}
+    needed = internal_topics(
+        subs,
+        counts,
+        config.application_id,
+        topic_config=config.topic(),
+        additional_retention_ms=config.windowstore_changelog_additional_retention_ms,
+    )
+    # 5. Internal topics: created at the first start, validated at every other (I10).
+    specs = [TopicSpec(n, p, dict(c), "repartition") for n, (p, c) in needed.repartition.items()]
+    specs += [TopicSpec(n, p, dict(c), "changelog") for n, (p, c) in needed.changelog.items()]
+    inputs = [TopicPartition(name, p) for name, count in sorted(counts.items()) for p in range(count)]
+    prepare(ClusterTopics(admin, config), config.application_id, specs, inputs)
+    partitions = {**counts, **{name: partitions for name, (partitions, _) in needed.repartition.items()}}
+    # 6. The physical plan.
+    return Blueprint(
+        config.application_id,
+        cluster_id,
+        plan(topology, subs.index_of, config.application_id),
+        {sub.index: sub.inputs(config.application_id) for sub in subs.subtopologies},
+        {sub.index: sub.stores for sub in subs.subtopologies},
+        partitions,
+        _offset_resets(subs, config),
+        frozenset(needed.repartition),
+    )
+
+
+def transactional_id(config: StreamsConfig, process_id: str, thread: int) -> str:
+    """One id per stream thread, the same after a restart on the same state folder (D6)."""
+    return f"{config.application_id}-{process_id}-{thread}"
+
+
+def _fence_recorded(config: StreamsConfig, directory: StateDirectory, threads: int) -> None:
+    recorded = directory.transactional_ids
+    for transactional in recorded:
+        fence(config.producer(), transactional, FENCE_TIMEOUT_S)
+    if recorded:
+        log.info("Fenced %d transactional ids of earlier processes", len(recorded))
+    mine = [transactional_id(config, directory.process_id, n) for n in range(threads)] if config.exactly_once else []
+    directory.record_transactional_ids(mine)
+    directory.forget_transactional_ids(set(recorded) - set(mine))
+
+
+def _offset_resets(subs: SubTopologies, config: StreamsConfig) -> dict[str, str]:
+    policies: dict[str, str] = {}
+    for node in subs.topology.nodes:
+        if isinstance(node, SourceNode):
+            for topic in node.topics:
+                internal = node.kind == "repartition"
+                name = f"{config.application_id}-{topic}" if internal else topic
+                policies[name] = "earliest" if internal else node.offset_reset or config.auto_offset_reset
+    return policies
+
+
+class ClusterTopics:
+    """`internal_topics.TopicAdmin` on a real cluster."""
+
+    def __init__(self, admin: ClusterAdmin, config: StreamsConfig) -> None:
+        self._admin, self._config = admin, config
+
+    def topics(self, names: Iterable[str]) -> Mapping[str, TopicFacts]:
+        """Existing topics with their effective config."""
+        found = self._admin.describe_topics(names)
+        configs = self._admin.topic_configs(found)
+        return {
+            name: TopicFacts(described.partitions, described.topic_id, configs.get(name, {}))
+            for name, described in found.items()
+        }
+
+    def create(self, topics: Iterable[TopicSpec]) -> None:
+        """Create and wait."""
+        wanted = {spec.name: (spec.partitions, spec.config) for spec in topics}
+        self._admin.create_topics(wanted, self._config.replication_factor)
+
+    def spans(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, tuple[int, int]]:
+        """Log start and log end."""
+        asked = list(partitions)
+        starts = self._admin.list_offsets(asked, "earliest", "read_uncommitted")
+        ends = self._admin.end_offsets(asked, "read_uncommitted")
+        return {tp: (starts[tp], ends[tp]) for tp in asked}
+
+    def any_committed(self, partitions: Iterable[TopicPartition]) -> bool:
+        """Whether the group has an offset on any of them."""
+        return bool(self._admin.committed(self._config.application_id, list(partitions), 30.0))
+
+
+def require_tasks(blueprint: Blueprint) -> None:
+    """TopologyError for a program without any input."""
+    if not any(blueprint.inputs.values()):
+        raise TopologyError("The topology reads no topic; add builder.stream(...) or builder.table(...).")
+
+
+def repartition_positions(tasks: Sequence[ActiveTask], repartition: frozenset[str]) -> dict[TopicPartition, int]:
+    """Next offsets of the tasks' repartition partitions: everything below has been committed."""
+    return {tp: offset for task in tasks for tp, offset in dict(task.positions).items() if tp.topic in repartition}

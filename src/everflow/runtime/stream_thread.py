@@ -1,0 +1,413 @@
+"""A stream thread: one Spark job per micro-batch for the tasks it holds. `StreamThread.run_once` is the loop's body (design 2).
+
+Owned by its Python thread, which also owns the `Job`; other threads talk to it through commands and read its public attributes.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from everflow import metrics as names
+from everflow.clock import Clock, Deadline
+from everflow.config import BatchLimits
+from everflow.errors import EverflowError, RecordError, TaskTimeoutError
+from everflow.metrics import Metrics
+from everflow.records import OffsetRange, TaskId, TopicPartition
+from everflow.runtime.batch import EXACTLY_ONCE_V2, BatchFailedError, BatchId, BatchRequest, BatchResult
+from everflow.runtime.batching import Throughput, budget, is_empty, plan_ranges
+from everflow.runtime.commit_gate import GateBook
+from everflow.runtime.end_offsets import EndOffsets
+from everflow.runtime.recovery import Recovery
+from everflow.runtime.retry import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, StoppedError
+from everflow.runtime.task import ActiveTask, TaskState
+
+log = logging.getLogger("everflow")
+
+ABORT_PAUSE_MS = 50.0
+IDLE_WAIT_MS = 1_000.0
+
+
+class Job(Protocol):
+    """`everflow.spark.job.ThreadJob`: the prepared Spark job of one thread and one set of partitions."""
+
+    def run(self, request: BatchRequest) -> BatchResult:
+        """Blocks; BatchFailedError for a job that failed, whatever its transaction did."""
+
+    def close(self) -> None:
+        """Release what was prepared."""
+
+
+@dataclass(frozen=True)
+class ThreadSettings:
+    """What does not change while the thread lives. Times in ms."""
+
+    application_id: str
+    guarantee: str
+    transactional_id: str
+    gate_path: str
+    producer_config: Mapping[str, Any]
+    limits: BatchLimits
+    task_timeout_ms: float
+    keep_alive_ms: float
+
+
+@dataclass(frozen=True)
+class ThreadServices:
+    """Effects of a stream thread. ``open_job(thread number, partitions)``; ``kill_workers(pids)`` returns when they are gone;
+    ``on_failed(error)`` is called once, when the thread ends with an error."""
+
+    open_job: Callable[[int, Sequence[TopicPartition]], Job]
+    kill_workers: Callable[[Sequence[int]], None]
+    gate: GateBook
+    ends: EndOffsets
+    recovery: Recovery
+    metrics: Metrics
+    on_failed: Callable[[EverflowError], None]
+    on_committed: Callable[[], None] = lambda: None
+
+
+@dataclass
+class _Add:
+    tasks: Sequence[ActiveTask]
+
+
+@dataclass
+class _Drop:
+    tasks: frozenset[TaskId]
+    done: Callable[[Sequence[ActiveTask]], None]
+
+
+@dataclass
+class _Planned:
+    """A batch to run: kept over attempts, so that a retry reads the same range (D6)."""
+
+    ranges: dict[TopicPartition, OffsetRange]
+    log_ends: dict[TopicPartition, int]
+    attempt: int = 0
+
+
+@dataclass
+class StreamThread:
+    """See the module. ``number`` counts from 0 and is part of the transactional id (D6)."""
+
+    number: int
+    settings: ThreadSettings
+    services: ThreadServices
+    clock: Clock
+    new_incarnation: Callable[[], str]
+    wake: threading.Event = field(default_factory=threading.Event)
+    tasks: dict[TaskId, ActiveTask] = field(default_factory=dict)
+    batch_since_ms: float | None = None
+    """Monotonic start of the batch in flight, for the watchdog; None between batches."""
+
+    def __post_init__(self) -> None:
+        self._commands: queue.SimpleQueue[_Add | _Drop] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._job: Job | None = None
+        self._partitions: dict[str, TopicPartition] = {}
+        self._incarnation = ""
+        self._counter = 0
+        self._throughput = Throughput()
+        self._planned: _Planned | None = None
+        self._stuck_at: Mapping[TopicPartition, int] | None = None
+        self._failing: Deadline | None = None
+        self._pause_ms = FIRST_PAUSE_MS
+        self._last_job_ms = clock_start(self.clock)
+        self._thread = threading.Thread(target=self._run, name=f"everflow-stream-{self.number}", daemon=True)
+
+    # --- called from other threads ---------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the Python thread."""
+        self._thread.start()
+
+    def add(self, tasks: Sequence[ActiveTask]) -> None:
+        """Recovered tasks for this thread, taken over before its next batch."""
+        self._commands.put(_Add(tasks))
+        self.wake.set()
+
+    def drop(self, tasks: Collection[TaskId], done: Callable[[Sequence[ActiveTask]], None]) -> None:
+        """Give up tasks after the batch in flight; ``done`` gets those it held, on this thread."""
+        self._commands.put(_Drop(frozenset(tasks), done))
+        self.wake.set()
+
+    def stop(self) -> None:
+        """End after the batch in flight; returns at once."""
+        self._stop.set()
+        self.wake.set()
+
+    def join(self, timeout_s: float | None) -> bool:
+        """Wait for the end of the thread; False when it still runs."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # --- the loop --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self.run_once()
+        except StoppedError:
+            pass
+        except EverflowError as error:
+            self._fail(error)
+        except Exception as error:  # a defect: the instance stops and says where
+            log.exception("Stream thread %d failed", self.number)
+            self._fail(EverflowError(f"Stream thread {self.number} failed: {error!r}"))
+        finally:
+            self._close()
+
+    def run_once(self) -> bool:
+        """One turn of the loop; True if a micro-batch was committed."""
+        # 1. Take what the task manager wants: between batches only, so a batch never loses a task under its feet.
+        self._take_commands()
+        # 2. Nothing to do without tasks.
+        if not self.tasks:
+            self._wait(IDLE_WAIT_MS)
+            return False
+        # 3. One prepared job per set of partitions.
+        self._prepare_job()
+        # 4. Which offsets: the range of a failed attempt again, or what is new.
+        planned = self._planned or self._plan()
+        if planned is None:
+            self._wait(min(IDLE_WAIT_MS, self._keep_alive_left_ms()))
+            return False
+        # 5. Run it; the workers commit through the gate.
+        self._planned = planned
+        started_ms = self.clock.monotonic_ms()
+        try:
+            result = self._run_batch(planned)
+        except BatchFailedError as failure:
+            # 6. Outcome unknown: kill, fence, read, replay; then the same range again (D6).
+            self._after_failure(failure)
+            return False
+        if result is None or not result.committed:
+            self._after_abort("ownership-changed" if result is None else result.reason)
+            return False
+        # 7. Committed and applied: take over positions.
+        self._take_result(planned, result, self.clock.monotonic_ms() - started_ms)
+        return True
+
+    # --- steps 1-4 -------------------------------------------------------------------------------
+
+    def _take_commands(self) -> None:
+        self.wake.clear()
+        changed = False
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except queue.Empty:
+                break
+            if isinstance(command, _Add):
+                for task in command.tasks:
+                    self.tasks[task.id] = task
+                changed = changed or bool(command.tasks)
+            else:
+                dropped = [self.tasks.pop(task) for task in sorted(command.tasks) if task in self.tasks]
+                changed = changed or bool(dropped)
+                command.done(dropped)
+        if changed:
+            self._planned = None  # nothing of it was committed; positions still say where to begin
+            self._stuck_at = None
+            self._close_job()
+
+    def _prepare_job(self) -> None:
+        if self._job is not None:
+            return
+        partitions = sorted({tp for task in self.tasks.values() for tp in task.inputs})
+        self._partitions = {str(tp): tp for tp in partitions}
+        self._incarnation = self.new_incarnation()
+        self._counter = 0
+        self._throughput = Throughput()
+        self.services.ends.watch(self.number, partitions, self.wake)
+        self._job = self.services.open_job(self.number, partitions)
+        log.info("Stream thread %d runs tasks %s", self.number, ", ".join(map(str, sorted(self.tasks))))
+
+    def _plan(self) -> _Planned | None:
+        if self.services.ends.failure is not None:
+            raise self.services.ends.failure
+        if self.services.ends.failing_ms() > self.settings.task_timeout_ms:
+            raise TaskTimeoutError(
+                f"The brokers have not answered for {self.settings.task_timeout_ms / 1000:g} s (task.timeout.ms)."
+            )
+        ends = self.services.ends.ends()
+        available = {
+            tp: OffsetRange(position, max(position, ends.get(tp, position)))
+            for task in self.tasks.values()
+            for tp, position in task.positions.items()
+        }
+        log_ends = {tp: r.end for tp, r in available.items()}
+        ranges = plan_ranges(available, budget(self.settings.limits, self._throughput))
+        if is_empty(ranges) or self._stuck_at == log_ends:
+            # An empty batch now and then keeps the Python workers alive (idle for a minute, Spark ends them).
+            if self._keep_alive_left_ms() > 0:
+                return None
+            ranges = {tp: OffsetRange(r.start, r.start) for tp, r in available.items()}
+        return _Planned(ranges, log_ends)
+
+    def _keep_alive_left_ms(self) -> float:
+        return max(0.0, self._last_job_ms + self.settings.keep_alive_ms - self.clock.monotonic_ms())
+
+    def _wait(self, timeout_ms: float) -> None:
+        if self._stop.is_set():
+            return
+        self.services.ends.idle(self.number, True)
+        self.clock.wait(self.wake, timeout_ms)
+        self.services.ends.idle(self.number, False)
+
+    # --- step 5 ----------------------------------------------------------------------------------
+
+    def _run_batch(self, planned: _Planned) -> BatchResult | None:
+        """The job's result; None if a task is no longer owned (its removal is on the way)."""
+        assert self._job is not None
+        batch_id = str(BatchId(self._incarnation, self._counter, planned.attempt))
+        epochs = {task.id: task.epoch for task in self.tasks.values()}
+        if not self.services.gate.begin(batch_id, self.number, self.settings.guarantee, epochs):
+            return None
+        self.batch_since_ms = self.clock.monotonic_ms()
+        try:
+            return self._job.run(self._request(batch_id, planned))
+        finally:
+            self.batch_since_ms = None
+            self._last_job_ms = self.clock.monotonic_ms()
+            self.services.gate.end(batch_id)
+
+    def _request(self, batch_id: str, planned: _Planned) -> BatchRequest:
+        return BatchRequest(
+            batch_id=batch_id,
+            thread=self.number,
+            attempt=planned.attempt,
+            guarantee=self.settings.guarantee,
+            transactional_id=self.settings.transactional_id,
+            wall_clock_ms=self.clock.now_ms(),
+            gate=self.settings.gate_path,
+            ranges={str(tp): [r.start, r.end, planned.log_ends[tp]] for tp, r in sorted(planned.ranges.items())},
+            tasks=[task.context() for _, task in sorted(self.tasks.items())],
+            application_id=self.settings.application_id,
+            producer_config=self.settings.producer_config,
+        )
+
+    # --- step 6 ----------------------------------------------------------------------------------
+
+    def _after_abort(self, reason: str) -> None:
+        """The gate or the group said no and the workers aborted: nothing happened, the same range runs again.
+
+        At once after a rebalance (the tasks may still be ours); with a pause where the member has to rejoin first.
+        """
+        self.services.metrics.add(names.COMMITS_ABORTED, 1)
+        log.info("Stream thread %d: batch aborted (%s), running it again", self.number, reason)
+        self._next_attempt(EverflowError(f"batches are aborted again and again: {reason}"))
+        if not reason.startswith("generation"):
+            self.clock.wait(self._stop, ABORT_PAUSE_MS)
+
+    def _after_failure(self, failure: BatchFailedError) -> None:
+        """D6's order: end the workers, fence, read stable offsets, replay the changelog's tail; then retry.
+
+        `Recovery.recover` takes the positions from the committed offsets, so a batch that did commit is not run again.
+        """
+        self.services.metrics.add(names.BATCHES_FAILED, 1)
+        log.warning("Stream thread %d: batch failed (%s): %s", self.number, failure.kind, failure.cause)
+        pids = self.services.gate.take_pids(self.number)
+        self.services.kill_workers(pids)
+        fence = [self.settings.transactional_id] if self.settings.guarantee == EXACTLY_ONCE_V2 else []
+        before = {tp: offset for task in self.tasks.values() for tp, offset in task.positions.items()}
+        for task in self.tasks.values():
+            task.to(TaskState.RESTORING)
+        self.services.recovery.recover(list(self.tasks.values()), fence)
+        for task in self.tasks.values():
+            task.to(TaskState.RUNNING)
+        after = {tp: offset for task in self.tasks.values() for tp, offset in task.positions.items()}
+        if before != after:
+            log.info("Stream thread %d: the failed batch had been committed, going on behind it", self.number)
+            self._planned, self._failing = None, None
+            self._counter += 1
+            return
+        if failure.kind == "record" and failure.record is not None:
+            bad = failure.record
+            raise RecordError(
+                failure.cause, topic=bad.topic, partition=bad.partition, offset=bad.offset, node=bad.node
+            ) from failure
+        self._next_attempt(failure)
+        self.clock.wait(self._stop, self._pause_ms)
+        self._pause_ms = min(self._pause_ms * 2, LONGEST_PAUSE_MS)
+
+    def _next_attempt(self, cause: EverflowError) -> None:
+        if self._planned is not None:
+            self._planned.attempt += 1
+        if self._failing is None:
+            self._failing = Deadline(self.clock, self.settings.task_timeout_ms)
+        elif self._failing.expired():
+            raise TaskTimeoutError(
+                f"Stream thread {self.number} made no progress for {self._failing.timeout_ms / 1000:g} s "
+                f"(task.timeout.ms); the last failure: {cause}"
+            ) from cause
+
+    # --- step 7 ----------------------------------------------------------------------------------
+
+    def _take_result(self, planned: _Planned, result: BatchResult, elapsed_ms: float) -> None:
+        batch_id = str(BatchId(self._incarnation, self._counter, planned.attempt))
+        consumed = {self._partitions[name]: int(offset) for name, offset in result.consumed.items()}
+        read = 0
+        for task in self.tasks.values():
+            moved = sum(consumed.get(tp, task.positions[tp]) - task.positions[tp] for tp in task.inputs)
+            for tp in task.inputs:
+                task.positions[tp] = consumed.get(tp, task.positions[tp])
+            task.stream_times.update(result.stream_times.get(str(task.id), {}))
+            if moved or str(task.id) in result.positions:  # then the sink applied the batch to all its stores
+                task.last_batch = batch_id
+            read += moved
+        self._counter += 1
+        self._throughput = self._throughput.after(read, elapsed_ms)
+        # An input that ran dry may hold the others back (D3): wait for it to grow before trying again.
+        self._stuck_at = planned.log_ends if read == 0 else None
+        self._planned, self._failing, self._pause_ms = None, None, FIRST_PAUSE_MS
+        counted = self.services.metrics
+        counted.add(names.COMMITS, 1)
+        for key, name in COUNTS.items():
+            counted.add(name, result.counts.get(key, 0))
+        self.services.on_committed()
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def _fail(self, error: EverflowError) -> None:
+        log.error("Stream thread %d stops: %s", self.number, error)
+        self.services.on_failed(error)
+
+    def _close_job(self) -> None:
+        job, self._job = self._job, None
+        self.services.ends.unwatch(self.number)
+        if job is not None:
+            job.close()
+
+    def _close(self) -> None:
+        try:
+            self._close_job()
+        except Exception:  # the session may be gone already
+            log.debug("Stream thread %d: closing its job failed", self.number, exc_info=True)
+        while True:  # whoever waits for tasks to be given up must not wait for ever
+            try:
+                command = self._commands.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(command, _Drop):
+                command.done([self.tasks.pop(task) for task in sorted(command.tasks) if task in self.tasks])
+
+
+COUNTS = {
+    "in": names.RECORDS_CONSUMED,
+    "out": names.RECORDS_PRODUCED,
+    "changelog": names.CHANGELOG_RECORDS,
+    "dropped": names.DROPPED_RECORDS,
+    "dead_letters": names.DEAD_LETTERS,
+}
+
+
+def clock_start(clock: Clock) -> float:
+    """Monotonic time now."""
+    return clock.monotonic_ms()

@@ -1,0 +1,117 @@
+"""Recovery's ports on the real cluster and the local stores (`recovery.RecoveryPorts`)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from everflow.clock import Clock
+from everflow.errors import InternalTopicError
+from everflow.kafka.admin import ClusterAdmin
+from everflow.kafka.log_reader import LogReader
+from everflow.kafka.producer import fence
+from everflow.records import TopicPartition
+from everflow.runtime import restoration
+from everflow.runtime.recovery import Committed
+from everflow.runtime.restoration import ChangelogState, RestoreJob, RestoreListener, prepare_store
+from everflow.runtime.retry import StoppedError
+from everflow.runtime.task import ActiveTask, TaskStore
+from everflow.state.store import StoreSpec
+from everflow.state.task_directory import StateDirectory
+
+FENCE_TIMEOUT_S = 30.0
+COMMITTED_TIMEOUT_S = 5.0
+DEFAULT_DELETE_RETENTION_MS = 86_400_000
+
+
+@dataclass
+class ClusterRecoveryPorts:
+    """See `RecoveryPorts`; safe from several recovering threads (each replay has a reader of its own).
+
+    ``specs`` gives the stores of a sub-topology; ``stopped`` ends a replay between chunks.
+    """
+
+    admin: ClusterAdmin
+    group: str
+    producer_config: Mapping[str, Any]
+    reader_config: Mapping[str, Any]
+    directory: StateDirectory
+    specs: Callable[[int], Sequence[StoreSpec]]
+    cluster_id: str
+    state_sync: str
+    clock: Clock
+    listener: RestoreListener
+    stopped: threading.Event
+    _delete_retention: dict[str, int] = field(default_factory=dict)
+
+    def fence(self, transactional_ids: Collection[str]) -> None:
+        """Raise the epoch of every id, one after the other."""
+        for transactional_id in sorted(transactional_ids):
+            fence(self.producer_config, transactional_id, FENCE_TIMEOUT_S)
+
+    def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
+        """Stable committed offsets; waits 5 s for an open transaction, then OffsetsUnstableError (retriable)."""
+        found = self.admin.committed(self.group, partitions, COMMITTED_TIMEOUT_S)
+        return {tp: Committed(offset.offset, offset.metadata) for tp, offset in found.items()}
+
+    def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """read_uncommitted, always: the last stable offset may lag behind (KAFKA-10167)."""
+        return self.admin.end_offsets(partitions, "read_uncommitted")
+
+    def stable_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Last stable offsets."""
+        return self.admin.end_offsets(partitions, "read_committed")
+
+    def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Log starts."""
+        return self.admin.list_offsets(partitions, "earliest", "read_uncommitted")
+
+    def restore(self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]) -> tuple[TaskStore, ...]:
+        """See `RecoveryPorts`."""
+        specs = {spec.name: spec for spec in self.specs(task.id.subtopology)}
+        changelogs = [store.changelog for store in task.stores if store.changelog is not None]
+        starts = self.log_starts(changelogs) if changelogs else {}
+        topics = self.admin.describe_topics({tp.topic for tp in changelogs}) if changelogs else {}
+        stores: list[TaskStore] = []
+        jobs: list[RestoreJob] = []
+        for store in task.stores:
+            state = None
+            if store.changelog is not None:
+                described = topics.get(store.changelog.topic)
+                if described is None:
+                    raise InternalTopicError(f"The changelog {store.changelog.topic} of store {store.name} is missing.")
+                state = ChangelogState(
+                    start=starts[store.changelog],
+                    end=targets[store.changelog],
+                    cluster_id=self.cluster_id,
+                    topic_id=described.topic_id,
+                    delete_retention_ms=self._delete_retention_ms(store.changelog.topic),
+                )
+            prepared = prepare_store(
+                self.directory,
+                task.id,
+                specs[store.name],
+                state,
+                incarnation=incarnation,
+                now_ms=self.clock.now_ms(),
+                sync=self.state_sync,
+            )
+            stores.append(TaskStore(store.name, prepared.store.path, store.changelog))
+            if prepared.plan is not None and store.changelog is not None:
+                jobs.append(RestoreJob(task.id, store.name, prepared.store, store.changelog, prepared.plan, incarnation))
+        self._replay(jobs)
+        return tuple(stores)
+
+    def _replay(self, jobs: Sequence[RestoreJob]) -> None:
+        with LogReader(self.reader_config) as reader:
+            done = restoration.restore_all(jobs, reader, clock=self.clock, listener=self.listener, stopped=self.stopped.is_set)
+        if any(not progress.done for progress in done) or len(done) < len(jobs):
+            raise StoppedError("stopped while restoring")
+
+    def _delete_retention_ms(self, topic: str) -> int:
+        if topic not in self._delete_retention:
+            config = self.admin.topic_configs([topic]).get(topic, {})
+            self._delete_retention[topic] = int(config.get("delete.retention.ms", DEFAULT_DELETE_RETENTION_MS))
+        return self._delete_retention[topic]

@@ -1,0 +1,52 @@
+"""Ending the Python workers of a failed batch (D6): Spark does not, and one of them may be on its way to a commit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from everflow.clock import Clock, Deadline
+from everflow.errors import FatalError
+
+WAIT_MS = 10_000.0
+POLL_MS = 5.0
+
+
+def alive(pid: int) -> bool:
+    """Whether the process still runs; one that only waits to be reaped does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return False  # another user's: the number was given to a new process
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return Path("/proc").is_dir() is False  # no /proc (macOS): the signal's answer stands
+    return state not in ("Z", "X")
+
+
+def kill_and_wait(
+    pids: Sequence[int],
+    clock: Clock,
+    *,
+    kill: Callable[[int, int], None] = os.kill,
+    is_alive: Callable[[int], bool] = alive,
+) -> None:
+    """SIGKILL the processes and wait until none runs. FatalError if one outlives it for 10 s (stuck in the kernel): going on
+    beside it could commit a batch twice."""
+    for pid in pids:
+        try:
+            kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue
+    deadline = Deadline(clock, WAIT_MS)
+    never = threading.Event()
+    while left := [pid for pid in pids if is_alive(pid)]:
+        if deadline.expired():
+            raise FatalError(f"Worker processes {left} do not end after SIGKILL; stopping rather than risking a second commit.")
+        clock.wait(never, POLL_MS)
