@@ -68,7 +68,7 @@ class Fold:
         used = _valid(self._values())
         has[codes[used]] = True
         state = numbers[:groups].copy()
-        with decimal.localcontext(_DIGITS):
+        with decimal.localcontext(_DIGITS), np.errstate(invalid="ignore", over="ignore"):
             _UFUNC[op, numbers.dtype.kind].at(state, codes[used], numbers[groups:][used])
         return back(state, has)
 
@@ -97,7 +97,7 @@ class Fold:
         ufunc = _UFUNC[op, numbers.dtype.kind]
         result = np.empty(len(self.codes), numbers.dtype)
         result_has = np.zeros(len(self.codes), bool)
-        with decimal.localcontext(_DIGITS), np.errstate(over="ignore"):
+        with decimal.localcontext(_DIGITS), np.errstate(invalid="ignore", over="ignore"):
             for index, (code, used) in enumerate(zip(self.codes, _valid(self._values()), strict=True)):
                 if used:
                     state[code] = ufunc(state[code], numbers[groups + index])
@@ -108,7 +108,8 @@ class Fold:
     def _values(self) -> pa.Array:
         assert self.values is not None
         if self.column.op == "sum" and self.values.type != self.column.type:
-            return self.values.cast(self.column.type)
+            # unsafe: a mean may be taken of longs with more digits than a double holds
+            return self.values.cast(self.column.type, safe=False)
         return self.values
 
 
