@@ -127,16 +127,26 @@ def rest(data: pa.Array, start: int) -> pa.Array:
 def decode_present(data: pa.Array, decode: Callable[[pa.Array], pa.Array]) -> pa.Array:
     """``decode`` of the rows that are not null, null elsewhere: ``decode`` may rely on every row's length."""
     if data.null_count == 0:
-        return decode(data)
+        return _naming_first(data, decode)
     valid = data.is_valid().to_numpy(zero_copy_only=False)
     try:
-        decoded = decode(data.drop_null())
+        decoded = _naming_first(data.drop_null(), decode)
     except SerdeError as error:
         if error.index is None:
             raise
         index = int(np.flatnonzero(valid)[error.index])
         raise SerdeError(str(error), index=index) from error
     return decoded.take(pa.array(np.cumsum(valid) - 1, pa.int64(), mask=~valid))
+
+
+def _naming_first(data: pa.Array, decode: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    """``decode(data)``; of several bad rows the error names the first, whichever check found it."""
+    try:
+        return decode(data)
+    except SerdeError as error:
+        if error.index:
+            _naming_first(data[: error.index], decode)
+        raise
 
 
 def first_bad(data: pa.Array, read: Callable[[bytes], Any]) -> SerdeError | None:
