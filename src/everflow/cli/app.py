@@ -19,7 +19,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from everflow.cli.terminal import error_text, merge_settings, package_version, parse_settings
+from everflow import __version__
+from everflow.cli.terminal import error_text, merge_settings, parse_settings
 from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -63,7 +64,7 @@ def main() -> None:
 @app.command()
 def version() -> None:
     """Print the version."""
-    typer.echo(package_version())
+    typer.echo(__version__)
 
 
 @app.command()
@@ -96,7 +97,7 @@ def run(
         }
         from everflow.cli.run import run_program
 
-        ended_well = run_program(target, merge_settings(given, options), Console())
+        ended_well = run_program(target, merge_settings(given, options), console=Console(), debug=debug)
     raise typer.Exit(0 if ended_well else EXIT_FAILED)
 
 
@@ -109,6 +110,7 @@ def describe(
     """Print a topology (text: Kafka Streams' own format)."""
     with _errors_for_people(debug):
         from everflow.cli.program import load_topology
+        from everflow.cli.spark_log import spark_log
         from everflow.spark.session import get_session
         from everflow.topology import describe as described
 
@@ -117,7 +119,9 @@ def describe(
             DescribeFormat.json: described.as_json,
             DescribeFormat.mermaid: described.as_mermaid,
         }
-        typer.echo(forms[form](load_topology(target, start_session=get_session)))
+        with spark_log(get_session, show=debug) as start:
+            topology = load_topology(target, start_session=start)
+        typer.echo(forms[form](topology).rstrip())
 
 
 @app.command()
@@ -154,7 +158,14 @@ def demo(
     with _errors_for_people(debug):
         from everflow.demo.run import run_demo
 
-        outcome = run_demo(guarantee=guarantee.value, threads=threads, limit=limit, json_file=json_file, console=Console())
+        outcome = run_demo(
+            guarantee=guarantee.value,
+            threads=threads,
+            limit=limit,
+            json_file=json_file,
+            console=Console(),
+            debug=debug,
+        )
     raise typer.Exit(0 if outcome.matches_batch else EXIT_FAILED)
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from everflow import KafkaStreams
+from everflow import KafkaStreams, __version__
 from everflow.cli.program import load_topology
-from everflow.cli.restoring import RestoreWatch
+from everflow.cli.spark_log import spark_log
 from everflow.cli.status import StatusLine
-from everflow.cli.terminal import Banner, Progress, package_version, topology_lines
+from everflow.cli.terminal import Banner, Progress, topology_lines
 from everflow.cli.watch import LagReader, input_topics
 from everflow.config import StreamsConfig
 from everflow.errors import EverflowError
@@ -25,24 +25,23 @@ from everflow.topology.graph import Topology
 WATCH_INTERVAL_S = 1.0
 
 
-def run_program(target: str, settings: Mapping[str, object], console: Console) -> bool:
+def run_program(target: str, settings: Mapping[str, object], *, console: Console, debug: bool) -> bool:
     """Load ``target`` and run it until a signal stops it; True if it ended without an error.
 
-    ``settings`` are dotted keys of `StreamsConfig`. Must be called from the main thread (signals).
+    ``settings`` are dotted keys of `StreamsConfig`; ``debug`` shows Spark's own log. Must be called from the main
+    thread (signals).
 
     Raises:
         ConfigError, TopologyError, SetupError: before anything runs.
         EverflowError: what stopped the instance.
     """
     config = StreamsConfig(**settings)
-    topology = load_topology(target, start_session=get_session)
-    with StatusLine(console) as status:
+    with spark_log(get_session, show=debug) as start, StatusLine(console) as status:
+        topology = load_topology(target, start_session=start)
         status.say(banner(config, topology).text())
         streams = KafkaStreams(topology, config)
         streams.set_state_listener(lambda new, old: status.say(f"state {old.name} -> {new.name}"))
-        restoring = RestoreWatch()
-        streams.set_restore_listener(restoring)
-        with watching(config, topology, status, restoring):
+        with watching(streams, topology, status):
             streams.run()
         return streams.state is ClientState.NOT_RUNNING
 
@@ -51,7 +50,7 @@ def banner(config: StreamsConfig, topology: Topology) -> Banner:
     """What a run prints first."""
     return Banner(
         application_id=config.application_id,
-        version=package_version(),
+        version=__version__,
         bootstrap_servers=config.bootstrap_servers,
         guarantee=config.processing_guarantee,
         threads=config.num_stream_threads,
@@ -63,11 +62,10 @@ def banner(config: StreamsConfig, topology: Topology) -> Banner:
 class watching:
     """Shows the progress line from a thread of its own while the block runs."""
 
-    def __init__(self, config: StreamsConfig, topology: Topology, status: StatusLine, restoring: RestoreWatch) -> None:
-        self._config = config
-        self._topics = input_topics(topology, config.application_id)
+    def __init__(self, streams: KafkaStreams, topology: Topology, status: StatusLine) -> None:
+        self._streams = streams
+        self._topics = input_topics(topology, streams.config.application_id)
         self._status = status
-        self._restoring = restoring
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="everflow-progress", daemon=True)
 
@@ -80,11 +78,11 @@ class watching:
 
     def _watch(self) -> None:
         progress = Progress()
-        admin = ClusterAdmin(self._config.admin())
-        reader = LagReader(admin, self._config.application_id, self._topics)
+        config = self._streams.config
+        reader = LagReader(ClusterAdmin(config.admin()), config.application_id, self._topics)
         while not self._stop.wait(WATCH_INTERVAL_S):
             try:
-                sample = reader.sample(time.monotonic(), self._restoring.share())
+                sample = reader.sample(time.monotonic(), self._streams.restoring())
             except EverflowError:
                 continue  # the instance itself reports brokers that are away
             if sample is not None:

@@ -5,20 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 
 from everflow.topology.graph import SinkNode, SourceNode, StatefulNode, Topology
 
-NOT_INSTALLED = "(not installed)"
 _LIST_WIDTH = 76  # topics or stores named in the banner before "and n more"
-
-
-def package_version() -> str:
-    """The installed version of everflow."""
-    try:
-        return version("everflow")
-    except PackageNotFoundError:  # run from a source tree that was never installed
-        return NOT_INSTALLED
 
 
 @dataclass(frozen=True)
@@ -65,7 +55,8 @@ def topology_lines(topology: Topology) -> tuple[str, str, str]:
 
 def _listed(names: Sequence[str]) -> str:
     unique = list(dict.fromkeys(names))
-    shown, width = [], 0
+    shown: list[str] = []
+    width = 0
     for name in unique:
         width += len(name) + 2
         if shown and width > _LIST_WIDTH:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from everflow import KafkaStreams
 from everflow.cli.run import banner
+from everflow.cli.spark_log import spark_log
 from everflow.cli.status import StatusLine
 from everflow.cli.terminal import Progress
 from everflow.cli.watch import LagReader, input_topics
@@ -27,6 +28,7 @@ from everflow.kafka.log_reader import LogReader
 from everflow.kafka.producer import RecordWriter
 from everflow.records import TopicPartition
 from everflow.runtime.client_state import ENDED
+from everflow.spark.session import get_session
 from everflow.testing.broker import EmbeddedBroker
 from everflow.topology.graph import Topology
 
@@ -44,6 +46,7 @@ def run_demo(
     limit: int | None,
     json_file: Path | None,
     console: Console,
+    debug: bool = False,
 ) -> report.Outcome:
     """Run the demo and print it; the caller turns ``matches_batch`` into an exit code.
 
@@ -55,6 +58,7 @@ def run_demo(
         15 minutes.
     """
     with ExitStack() as stack, _terminated_as_interrupt():
+        start_session = stack.enter_context(spark_log(get_session, show=debug))
         status = stack.enter_context(StatusLine(console))
         flights = data.load_flights(limit)
         status.show("starting a Kafka broker")
@@ -73,6 +77,7 @@ def run_demo(
             num_stream_threads=threads or 0,
             state_dir=folder,
         )
+        start_session()
         program = topology.build()
         status.say(banner(config, program).text())
         started = time.monotonic()
@@ -120,10 +125,10 @@ def _process(config: StreamsConfig, program: Topology, status: StatusLine) -> No
     try:
         while progress.lag != 0:
             if streams.state in ENDED:
-                raise FatalError("the instance stopped before all flights were processed; see its log above")
+                raise streams.error or FatalError("the instance stopped before all flights were processed")
             if time.monotonic() > deadline:
                 raise FatalError(f"not done after {TIMEOUT_S:.0f} s: {progress.line()}")
-            sample = reader.sample(time.monotonic())
+            sample = reader.sample(time.monotonic(), streams.restoring())
             if sample is not None:
                 progress.add(sample)
                 status.show(progress.line())

@@ -36,12 +36,8 @@ def test_equal_figures_have_no_differences() -> None:
 
 
 def test_means_may_differ_by_rounding_only() -> None:
-    nearly = Figures(
-        {**EXPECTED.carriers, "UA": Delay(2, 3.0 * (1 + 1e-10))}, EXPECTED.carrier_days, EXPECTED.routes
-    )
-    off = Figures(
-        {**EXPECTED.carriers, "UA": Delay(2, 3.0 * (1 + 1e-8))}, EXPECTED.carrier_days, EXPECTED.routes
-    )
+    nearly = Figures({**EXPECTED.carriers, "UA": Delay(2, 3.0 * (1 + 1e-10))}, EXPECTED.carrier_days, EXPECTED.routes)
+    off = Figures({**EXPECTED.carriers, "UA": Delay(2, 3.0 * (1 + 1e-8))}, EXPECTED.carrier_days, EXPECTED.routes)
     assert differences(nearly, EXPECTED) == []
     assert len(differences(off, EXPECTED)) == 1
 
