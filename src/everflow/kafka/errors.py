@@ -54,6 +54,7 @@ _PASSING = frozenset(
         KafkaError._UNKNOWN_TOPIC,
         KafkaError._UNKNOWN_PARTITION,
         KafkaError._WAIT_COORD,
+        KafkaError._NOENT,  # librdkafka's "no leaders found" right after a topic was created
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.LEADER_NOT_AVAILABLE,

@@ -49,7 +49,6 @@ class LogChunk:
     keys: list[bytes | None]
     values: list[bytes | None]
     timestamps: Int64
-    offsets: Int64
     next_position: int
 
     def __len__(self) -> int:
@@ -115,7 +114,7 @@ class LogReader:
                 )
             position = next_position
             if fetched:
-                size = sum(len(m) + len(m.key() or b"") for m in fetched)
+                size = sum(map(len, fetched)) + sum(len(key or b"") for key in map(Message.key, fetched))
                 count = max(1, min(_MOST_AT_ONCE, chunk_bytes * len(fetched) // (2 * max(size, 1))))
                 messages += fetched
                 held += size
@@ -130,18 +129,22 @@ class LogReader:
             got = self._consumer.consume(min(count, end - position), timeout=_WAIT_S)
         except KafkaException as failure:
             raise classify_exception(failure, f"reading {tp}") from failure
+        if not got:
+            return got, position
+        # Restoring runs through here record by record: the usual case calls two methods a record, in C.
+        last = _offset(got[-1])
+        if last < end and not any(error is not None for error in map(Message.error, got)):
+            return got, last + 1
         records: list[Message] = []
         for message in got:
             error = message.error()
-            offset = message.offset()
-            assert offset is not None
             if error is None:
-                if offset >= end:
+                if _offset(message) >= end:
                     return records, end
                 records.append(message)
-                position = offset + 1
+                position = _offset(message) + 1
             elif error.code() == KafkaError._PARTITION_EOF:
-                position = max(position, min(offset, end))
+                position = max(position, min(_offset(message), end))
             elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
                 raise LogStartMovedError(f"{tp}: offset {position} is outside the log ({error.str()})")
             else:
@@ -151,11 +154,16 @@ class LogReader:
         return records, position
 
 
+def _offset(message: Message) -> int:
+    offset = message.offset()
+    assert offset is not None
+    return offset
+
+
 def _chunk(messages: list[Message], next_position: int) -> LogChunk:
     return LogChunk(
-        [m.key() for m in messages],
-        [m.value() for m in messages],
-        np.fromiter((m.timestamp()[1] for m in messages), np.int64, len(messages)),
-        np.fromiter((m.offset() for m in messages), np.int64, len(messages)),
+        list(map(Message.key, messages)),
+        list(map(Message.value, messages)),
+        np.fromiter((at for _, at in map(Message.timestamp, messages)), np.int64, len(messages)),
         next_position,
     )

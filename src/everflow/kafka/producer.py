@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import repeat
 from typing import Any
 
@@ -95,8 +96,11 @@ class RecordWriter:
         self._bootstrap = str(config["bootstrap.servers"])
         self._positions: dict[TopicPartition, int] = {}
         self._failures: list[tuple[str, KafkaError]] = []
-        self._fatal: KafkaError | None = None
-        self._producer = Producer({**producer_config(config, transactional_id), "error_cb": self._on_error})
+        # The callback holds the list, not the writer: no cycle, so a dropped writer's threads end at once.
+        fatal: list[KafkaError] = []
+        self._fatals = fatal
+        note = partial(_note_fatal, fatal)
+        self._producer = Producer({**producer_config(config, transactional_id), "error_cb": note})
         if transactional_id is not None:
             self._call("starting", self._producer.init_transactions, _INIT_TIMEOUT_S)
 
@@ -230,7 +234,7 @@ class RecordWriter:
     def close(self) -> None:
         """Drop the writer and whatever is still queued; an open transaction is left to ``fence``."""
         self._forget()
-        self._producer.purge()
+        # Not Producer.close(): it aborts and flushes without a time-out, for ever when the broker is away.
         self._producer.flush(1.0)
 
     # --- inside ----------------------------------------------------------------------------------------------
@@ -286,9 +290,9 @@ class RecordWriter:
         else:
             self._positions[where] = max(offset + 1, self._positions.get(where, 0))
 
-    def _on_error(self, error: KafkaError) -> None:
-        if error.fatal():
-            self._fatal = error
+    @property
+    def _fatal(self) -> KafkaError | None:
+        return self._fatals[0] if self._fatals else None
 
     def _call(self, doing: str, function: Any, *args: Any) -> Any:
         try:
@@ -314,6 +318,8 @@ class RecordWriter:
         return error
 
     def _forget(self) -> None:
+        # Records still queued must not arrive after the ones of the batch's next attempt.
+        self._producer.purge(blocking=False)
         RecordWriter._writers.pop((os.getpid(), self._bootstrap, self.transactional_id), None)
 
 
@@ -327,3 +333,8 @@ def _partitions(partition: int | Sequence[int] | Int64 | None, count: int) -> Se
 
 def _headers(headers: Sequence[Any] | None, part: slice, count: int) -> Iterable[Any]:
     return repeat(None, count) if headers is None else headers[part]
+
+
+def _note_fatal(fatals: list[KafkaError], error: KafkaError) -> None:
+    if error.fatal():
+        fatals.append(error)
