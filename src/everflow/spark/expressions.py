@@ -101,6 +101,8 @@ def analyse(
     if len(fields) != 1:
         raise TopologyError(f"{text} gives {len(fields)} columns; wrap them: F.struct(...)", where=where)
     type_ = arrow_type(fields[0].dataType, text, where)
+    if _has_void(type_):
+        raise TopologyError(f"{text} is {type_text(type_)}: a NULL needs a type, e.g. F.lit(None).cast('string')", where=where)
     if expected is not None and not same_type(type_, expected):
         raise TopologyError(
             f"{text} is {type_text(type_)}, but {type_text(expected)} is needed here; "
@@ -170,6 +172,12 @@ def _refused(plan: Any) -> tuple[str, str] | None:
     if any(not expressions.apply(i).deterministic() for i in range(expressions.size())):
         return _NOT_DETERMINISTIC
     return None
+
+
+def _has_void(type_: pa.DataType) -> bool:
+    if pa.types.is_null(type_):
+        return True
+    return any(_has_void(type_.field(i).type) for i in range(type_.num_fields))
 
 
 def _walk(tree: Any) -> Iterator[Any]:

@@ -2,6 +2,8 @@
 
 Two nodes differ from what the graph holds, so that the text is the original's: a repartition sink shows the null-key filter
 that Kafka Streams puts before it, and projections that only prepare a value are folded into the node they prepare for.
+Nodes stand in the original's order (larger sub-tree first, then by name). Neighbours do too, except that the original sorts
+them while it is still counting, so behind a merge its order can depend on Java's hash order.
 """
 
 from __future__ import annotations

@@ -1,0 +1,95 @@
+"""Every mistake fails while the topology is built, names the user's line and says what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from pyspark.sql import functions as F
+
+from everflow import KStream, StreamsBuilder, TopologyError, agg, serdes
+
+pytestmark = pytest.mark.spark
+Mistake = Callable[[StreamsBuilder, KStream], object]
+
+
+def twice(builder: StreamsBuilder, orders: KStream) -> object:
+    orders.group_by_key().count(store="n")
+    return orders.group_by_key().count(store="n")
+
+
+def repartitioned_twice(builder: StreamsBuilder, orders: KStream) -> object:
+    orders.repartition(name="r")
+    return orders.repartition(name="r")
+
+
+def named_twice(builder: StreamsBuilder, orders: KStream) -> object:
+    orders.filter(F.lit(True), name="f")
+    return orders.filter(F.lit(True), name="f")
+
+
+MISTAKES: dict[str, tuple[Mistake, str]] = {
+    "unnamed store": (lambda b, s: s.group_by_key().count(), r"write count\(\.\.\., store='a-name'\)"),
+    "unnamed table": (lambda b, s: b.table("t"), r"write table\(\.\.\., store="),
+    "unnamed to_table": (lambda b, s: s.to_table(), r"write to_table\(\.\.\., store="),
+    "unnamed group": (lambda b, s: s.group_by(F.col("value.item")), r"write group_by\(\.\.\., name='a-name'\)"),
+    "unnamed regrouping": (lambda b, s: s.select_key(F.col("offset")).group_by_key(), r"write group_by_key\(\.\.\., name="),
+    "unnamed repartition": (lambda b, s: s.repartition(), r"write repartition\(\.\.\., name="),
+    "store twice": (twice, r"store name 'n' is used twice \(first at .*test_dsl_bad_input.py:\d+\)"),
+    "repartition twice": (repartitioned_twice, "repartition name 'r' is used twice"),
+    "node name twice": (named_twice, "node name 'f' is used twice"),
+    "topic twice": (lambda b, s: b.stream("orders"), "read twice .*keep the first stream in a variable"),
+    "topic name": (lambda b, s: b.stream("a topic"), "cannot name a topic"),
+    "no topic": (lambda b, s: b.stream([]), "at least one topic"),
+    "store name": (lambda b, s: s.group_by_key().count(store="a/b"), "cannot name a store"),
+    "offset reset": (lambda b, s: b.stream("x", offset_reset="first"), "earliest, latest, none"),
+    "text for a serde": (lambda b, s: b.stream("x", value="a int"), r"serdes\.json\('a int'\)"),  # type: ignore[arg-type]
+    "unusable serde": (lambda b, s: s.to("out", value=serdes.long()), "the value is struct<.*cannot write"),
+    "unknown field": (lambda b, s: s.filter(F.col("value.amont") > 1), r"columns: .*value\.amount double"),
+    "unknown column": (lambda b, s: s.map_values(F.col("amount")), r"columns: key string"),
+    "field of bytes": (lambda b, s: b.stream("raw").filter(F.col("value.a") > 1), "undecoded bytes; give the stream a serde"),
+    "not a condition": (lambda b, s: s.filter(F.col("value.amount")), r"double, but boolean is needed.*cast"),
+    "text for a column": (lambda b, s: s.filter("value.amount > 1"), r"write F\.expr"),  # type: ignore[arg-type]
+    "no return type": (lambda b, s: s.map_values(lambda v: 1), r"add returns=\.\.\."),
+    "unreadable return type": (lambda b, s: s.map_values(lambda v: 1, returns="numbr"), "is not a type: .*numbr"),
+    "map without two types": (lambda b, s: s.map(lambda v: (1, 2), returns="int"), r"returns=\('string', 'double'\)"),
+    "map without anything": (lambda b, s: s.map(), "needs key="),
+    "map of no pair": (lambda b, s: s.map(F.col("value")), "takes struct<key, value>"),
+    "constant field": (lambda b, s: s.map_values(a=1), r"constants are F\.lit"),  # type: ignore[arg-type]
+    "map_values without anything": (lambda b, s: s.map_values(), "needs a Column"),
+    "three parameters": (lambda b, s: s.filter(lambda a, b, c: True), r"\(value\) or \(key, value\).* takes 3"),
+    "no parameters": (lambda b, s: s.peek(lambda: None), "takes 0"),
+    "peek of a column": (lambda b, s: s.peek(F.col("value")), "for its effect"),  # type: ignore[arg-type]
+    "flat_map of no array": (lambda b, s: s.flat_map_values(F.col("value.item")), "takes an array Column, found string"),
+    "merge of other types": (lambda b, s: s.merge(b.stream("raw")), "streams of equal types; the keys are string and binary"),
+    "merge of nothing": (lambda b, s: s.merge(), "at least one other"),
+    "merge across builders": (lambda b, s: s.merge(StreamsBuilder().stream("x")), "one StreamsBuilder"),
+    "split without branches": (lambda b, s: s.split().no_default_branch(), "without a branch"),
+    "branch twice": (lambda b, s: s.split().branch(F.lit(True), name="a").branch(F.lit(True), name="a"), "called 'a'"),
+    "partitions": (lambda b, s: s.repartition(name="r", partitions=0), "above 0"),
+    "windows": (lambda b, s: s.group_by_key().windowed_by("1 hour"), r"TimeWindows\.of_size"),  # type: ignore[arg-type]
+    "sum of text": (lambda b, s: s.group_by_key().aggregate(store="x", a=agg.sum("value.item")), "takes numbers"),
+    "unknown input": (lambda b, s: s.group_by_key().aggregate(store="x", a=agg.sum("value.x")), r"columns: .*value\.item"),
+    "not an aggregate": (lambda b, s: s.group_by_key().aggregate(store="x", a=F.lit(1)), r"a=agg\.sum"),  # type: ignore[arg-type]
+    "nothing to aggregate": (lambda b, s: s.group_by_key().aggregate(store="x"), "either built-ins"),
+    "reducer": (lambda b, s: s.group_by_key().reduce(lambda a: a, store="x"), r"\(aggregate, value\).* takes 1"),
+    "no initializer": (lambda b, s: s.group_by_key().aggregate(store="x", aggregator=lambda v, a: a), "initializer"),
+    "untyped null": (lambda b, s: s.map_values(F.lit(None)), r"a NULL needs a type"),
+    "topic column of numbers": (lambda b, s: s.to(F.col("value.amount")), "string is needed"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistake(name: str) -> None:
+    mistake, cure = MISTAKES[name]
+    builder = StreamsBuilder()
+    orders = builder.stream("orders", key=serdes.string(), value=serdes.json("item string, amount double"))
+    with pytest.raises(TopologyError, match=cure) as caught:
+        mistake(builder, orders)
+    assert caught.value.where is not None
+    assert caught.value.where.startswith(__file__ + ":")
+
+
+def test_an_empty_topology() -> None:
+    with pytest.raises(TopologyError, match=r"begin with builder\.stream"):
+        StreamsBuilder().build()

@@ -1,0 +1,130 @@
+"""Which Columns are accepted (scenarios 36, 37, 38 of the failure list), with which type, and what the refusals say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import Column, Window
+from pyspark.sql import functions as F
+
+from everflow.errors import TopologyError
+from everflow.spark.expressions import _empty_frame, analyse
+from everflow.spark.session import get_session
+from everflow.topology.graph import EdgeType
+from everflow.topology.types import normal_type
+
+pytestmark = pytest.mark.spark
+EDGE = EdgeType(
+    pa.string(),
+    normal_type(
+        pa.struct(
+            [
+                ("a", pa.float64()),
+                ("b", pa.list_(pa.int32())),
+                ("at", pa.timestamp("us", "UTC")),
+                ("d", pa.decimal128(9, 2)),
+            ]
+        )
+    ),
+)
+
+
+@pytest.fixture(autouse=True)
+def session() -> None:
+    get_session()
+
+
+ACCEPTED: dict[str, tuple[Callable[[], Column], pa.DataType, set[str]]] = {
+    "arithmetic": (lambda: F.col("value.a") + 1, pa.float64(), {"value"}),
+    "struct": (lambda: F.col("value"), EDGE.value, {"value"}),
+    "instant": (lambda: F.col("value.at"), pa.timestamp("us", "UTC"), {"value"}),
+    "decimal": (lambda: F.col("value.d"), pa.decimal128(9, 2), {"value"}),
+    "metadata": (lambda: F.concat_ws("-", "topic", "partition", "offset"), pa.string(), {"topic", "partition", "offset"}),
+    "time": (lambda: F.timestamp_millis("timestamp"), pa.timestamp("us", "UTC"), {"timestamp"}),
+    "headers": (lambda: F.size("headers"), pa.int32(), {"headers"}),
+    "higher-order": (lambda: F.transform("value.b", lambda x: x + 1), pa.list_(pa.int32()), {"value"}),
+    "constant": (lambda: F.lit(True), pa.bool_(), set()),
+    "hash": (lambda: F.sha2(F.col("key"), 256), pa.string(), {"key"}),
+}
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_accepted(name: str) -> None:
+    column, type_, uses = ACCEPTED[name]
+    found = analyse(column(), EDGE, None)
+    assert found.type == type_
+    assert found.uses == uses
+
+
+def plain_udf() -> Column:
+    return F.udf(lambda x: 1, "int")("value.a")
+
+
+def pandas_udf() -> Column:
+    return F.pandas_udf(lambda series: series, "double")("value.a")  # type: ignore[call-overload,no-any-return]
+
+
+def by_key() -> object:
+    return Window.partitionBy("key").orderBy("timestamp")
+
+
+REFUSED: dict[str, tuple[Callable[[], Column], str]] = {
+    # scenario 36: the same values in every batch, or other ones in a re-run
+    "rand": (lambda: F.rand(), "non-deterministic.*derive it from"),
+    "rand inside": (lambda: F.transform("value.b", lambda x: x + F.rand()), "non-deterministic"),
+    "uuid": (lambda: F.uuid(), r"uuid\(\).*topic, partition and offset"),
+    "shuffle": (lambda: F.shuffle("value.b"), "shuffle"),
+    "java_method": (lambda: F.java_method(F.lit("java.util.UUID"), F.lit("randomUUID")), "non-deterministic"),
+    "current_timestamp": (lambda: F.current_timestamp(), r"current time.*F\.col\('timestamp'\)"),
+    "now": (lambda: F.now(), "current time"),
+    "localtimestamp": (lambda: F.localtimestamp(), "current time"),
+    "unix_timestamp": (lambda: F.unix_timestamp(), "current time"),
+    "current_date inside": (lambda: F.datediff(F.current_date(), F.col("value.at")), "current date"),
+    "current_time": (lambda: F.current_time(), "current time"),
+    # scenario 37: a Python UDF runs on rows that its guard excludes
+    "guarded udf": (lambda: F.when(F.col("value.a") > 0, plain_udf()), "Python UDF.*pass the Python function itself"),
+    "pandas udf": (pandas_udf, "Python UDF"),
+    # scenario 38: silently sorts, multiplies rows, restarts per batch
+    "row_number": (lambda: F.row_number().over(by_key()), r"window function such as row_number\(\)"),  # type: ignore[arg-type]
+    "row_number without over": (lambda: F.row_number(), "window function"),
+    "lag": (lambda: F.lag("timestamp").over(by_key()), "window function"),  # type: ignore[arg-type]
+    "sum over": (lambda: F.sum("offset").over(by_key()), "aggregate"),  # type: ignore[arg-type]
+    "window": (lambda: F.window(F.timestamp_millis("timestamp"), "1 hour"), r"F\.window\(\).*windowed_by"),
+    "sliding window": (lambda: F.window(F.timestamp_millis("timestamp"), "1 hour", "10 minutes"), "windowed_by"),
+    "session_window": (lambda: F.session_window(F.timestamp_millis("timestamp"), "1 hour"), "windowed_by"),
+    "monotonically_increasing_id": (lambda: F.monotonically_increasing_id(), "restarts in every batch"),
+    "spark_partition_id": (lambda: F.spark_partition_id(), "non-deterministic"),
+    # more than one row in, or another number of rows out
+    "sum": (lambda: F.sum("value.a"), r"an aggregate.*group_by\(\.\.\.\)\.aggregate"),
+    "count distinct": (lambda: F.count_distinct("key"), "an aggregate"),
+    "explode": (lambda: F.explode("value.b"), "generator.*flat_map"),
+    "explode inside": (lambda: F.explode("value.b") + 1, "generator.*flat_map"),
+    "subquery": (lambda: get_session().range(1).select(F.max("id")).scalar(), "a subquery"),
+    "exists": (lambda: get_session().range(1).exists(), "a subquery"),
+    "several columns": (lambda: F.col("value.*"), r"4 columns.*F\.struct"),
+    "another frame's column": (lambda: get_session().range(1)["id"], "columns: key string"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    column, message = REFUSED[name]
+    with pytest.raises(TopologyError, match=message) as caught:
+        analyse(column(), EDGE, "app.py:7")
+    assert caught.value.where == "app.py:7"
+    assert "exception" not in capfd.readouterr().err.lower()
+
+
+def test_expected_type() -> None:
+    with pytest.raises(TopologyError, match=r"double, but boolean is needed here; cast it: \.cast\('boolean'\)"):
+        analyse(F.col("value.a"), EDGE, None, expected=pa.bool_())
+
+
+def test_frames_are_made_once_per_edge_type() -> None:
+    analyse(F.col("key"), EDGE, None)
+    before = _empty_frame.cache_info()
+    analyse(F.col("value.a"), EDGE, None)
+    after = _empty_frame.cache_info()
+    assert (after.misses, after.hits) == (before.misses, before.hits + 1)
