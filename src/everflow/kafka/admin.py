@@ -6,13 +6,14 @@ stable committed offsets 0.5 ms.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as ClientTopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # public names, re-exported without __all__
     AdminClient,
@@ -23,7 +24,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public names
 )
 
 from everflow.errors import EverflowError, RetriableError, TaskTimeoutError
-from everflow.kafka.errors import classify_exception, kafka_error
+from everflow.kafka.errors import OffsetsUnstableError, classify_exception, kafka_error
 from everflow.records import TopicPartition
 
 Isolation = Literal["read_committed", "read_uncommitted"]
@@ -98,6 +99,9 @@ class ClusterAdmin:
         """``config``: librdkafka keys, ``bootstrap.servers`` at least. No request is sent yet."""
         self._bootstrap = str(config["bootstrap.servers"])
         self._admin = AdminClient({"socket.connection.setup.timeout.ms": 5000, **config}, logger=None)
+        self._config = {"socket.connection.setup.timeout.ms": 5000, **config}
+        self._readers: dict[str, Consumer] = {}
+        self._readers_lock = threading.Lock()
         self._clock = clock
         self._pause = pause
 
@@ -278,12 +282,12 @@ class ClusterAdmin:
         """
         if not partitions:
             return {}
-        asked = ConsumerGroupTopicPartitions(group, [ClientTopicPartition(tp.topic, tp.partition) for tp in partitions])
+        asked = [ClientTopicPartition(tp.topic, tp.partition) for tp in partitions]
+        reader = self._offset_reader(group)
 
         def once(left: float) -> dict[TopicPartition, CommittedOffset]:
-            answers = self._admin.list_consumer_group_offsets([asked], require_stable=True, request_timeout=left)
             found = {}
-            for answer in answers[group].result(left + 1).topic_partitions:
+            for answer in reader.committed(asked, timeout=left):
                 if answer.error is not None:
                     raise KafkaException(answer.error)
                 if answer.offset >= 0:
@@ -291,9 +295,30 @@ class ClusterAdmin:
                     found[TopicPartition(answer.topic, answer.partition)] = CommittedOffset(answer.offset, text)
             return found
 
-        return self._retry(once, timeout_s, f"reading the committed offsets of group {group}")
+        doing = f"reading the committed offsets of group {group}"
+        try:
+            return self._retry(once, timeout_s, doing)
+        except RetriableError as failure:
+            cause = failure.__cause__
+            if isinstance(cause, KafkaException) and _code(cause) == KafkaError._TIMED_OUT:
+                # librdkafka repeats the request while offsets are unstable, so the time-out is all that is seen of it.
+                raise OffsetsUnstableError(f"{doing}: no stable answer within {timeout_s:g} s; a transaction may be open") from cause
+            raise
 
     # --- inside ----------------------------------------------------------------------------------------------
+
+    def _offset_reader(self, group: str) -> Consumer:
+        """A consumer that only reads committed offsets of ``group``: it never subscribes, so it never joins.
+
+        Not the admin client's ListConsumerGroupOffsets: where the coordinator is still loading or has moved, librdkafka 2.16
+        crashes in its answer (a null group handle, SIGSEGV), for instance on a broker that has just started.
+        read_committed makes it ask for stable offsets (KIP-447).
+        """
+        with self._readers_lock:
+            if group not in self._readers:
+                settings = {**self._config, "group.id": group, "isolation.level": "read_committed", "enable.auto.commit": False}
+                self._readers[group] = Consumer(settings)
+            return self._readers[group]
 
     def _list(
         self, specs: Mapping[TopicPartition, OffsetSpec], isolation: Isolation, timeout_s: float
