@@ -39,6 +39,7 @@ _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 _REQUEST_S = 10.0
+_ATTEMPT_S = 1.0
 _ATTEMPT_S = 3.0
 
 
@@ -302,7 +303,9 @@ class ClusterAdmin:
             cause = failure.__cause__
             if isinstance(cause, KafkaException) and _code(cause) == KafkaError._TIMED_OUT:
                 # librdkafka repeats the request while offsets are unstable, so the time-out is all that is seen of it.
-                raise OffsetsUnstableError(f"{doing}: no stable answer within {timeout_s:g} s; a transaction may be open") from cause
+                raise OffsetsUnstableError(
+                    f"{doing}: no stable answer within {timeout_s:g} s; a transaction may be open"
+                ) from cause
             raise
 
     # --- inside ----------------------------------------------------------------------------------------------
@@ -328,12 +331,13 @@ class ClusterAdmin:
         asked = {ClientTopicPartition(tp.topic, tp.partition): spec for tp, spec in specs.items()}
 
         def once(left: float) -> dict[TopicPartition, int]:
+            # Short attempts: asked about a topic created a moment ago, librdkafka waits for its leaders until the request's
+            # time-out and never looks again (seen: 30 s).
+            left = min(left, _ATTEMPT_S)
             answers: dict[ClientTopicPartition, Future[Any]] = self._admin.list_offsets(
                 asked, isolation_level=_ISOLATION[isolation], request_timeout=left
             )
-            return {
-                TopicPartition(tp.topic, tp.partition): int(future.result(left + 1).offset) for tp, future in answers.items()
-            }
+            return {TopicPartition(tp.topic, tp.partition): int(future.result(left + 1).offset) for tp, future in answers.items()}
 
         return self._retry(once, timeout_s, "asking for offsets")
 
