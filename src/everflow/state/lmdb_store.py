@@ -87,7 +87,7 @@ class StoreSnapshot:
         return found
 
     def _get(self, keys: Sequence[bytes], database: Any) -> list[bytes | None]:
-        # One lookup a key beats sorting for `getmulti`: 18 against 38 ms for 50,000 keys (docs/design/001).
+        # One lookup a key beats sorting for `getmulti`: 18 against 38 ms for 50,000 keys.
         get: Callable[..., bytes | None] = self._txn.get
         if not stored_keys.has_long(keys):
             return list(map(get, stored_keys.encode_short(keys), repeat(None), repeat(database)))
