@@ -39,6 +39,16 @@ def record_failure_text(
     return json.dumps(culprit)
 
 
+def failed_record(text: str) -> dict[str, Any] | None:
+    """The culprit that a failure's text names, or None: keys topic, partition, offset, node, where, error."""
+    start = text.find(RECORD_FAILURE)
+    if start < 0:
+        return None
+    # The JSON object may be followed by more text on its line; raw_decode stops at the object's end.
+    found: dict[str, Any] = json.JSONDecoder().raw_decode(text[start + len(RECORD_FAILURE) :])[0]
+    return found
+
+
 def run_function(op: FunctionOp, batch: EdgeBatch, sources: dict[int, Source]) -> EdgeBatch:
     """Call the user's function for every record, in order. Raises RecordFailure naming the record it failed on."""
     keys, values = batch.key.to_pylist(), batch.value.to_pylist()

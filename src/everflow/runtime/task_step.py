@@ -104,7 +104,7 @@ class TaskStep:
         return TaskStep(
             level,
             plan.steps[level].ops,
-            HopSchema(plan.into_step(level), plan.headers),
+            HopSchema(plan.into_step(level), plan.headers, first=level == 0),
             None if last else HopSchema(plan.out_of_step(level), plan.headers),
             plan.sources,
             plan.changelog_slots,
@@ -173,7 +173,8 @@ def _run_op(
         case DecodeOp():
             records[op.output], bad = decode_parts(op, records[op.input])
             if bad is not None:
-                records[DEAD_LETTER_SLOT] = concat([records[DEAD_LETTER_SLOT], bad])
+                earlier = records.get(DEAD_LETTER_SLOT)
+                records[DEAD_LETTER_SLOT] = bad if earlier is None else concat([earlier, bad])
         case FunctionOp():
             records[op.output] = run_function(op, concat([records[slot] for slot in op.inputs]), sources)
         case UnnestOp():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from pyspark.sql import SparkSession
 from everflow.records import OffsetRange, TopicPartition
 from everflow.runtime.batch import REQUEST_PROPERTY, BadRecord, BatchFailedError, BatchRequest, BatchResult
 from everflow.runtime.kafka_sink import KafkaSink, LmdbAccess, announce
-from everflow.runtime.step_functions import RECORD_FAILURE
+from everflow.runtime.step_functions import failed_record
 from everflow.runtime.task_step import TaskStep
 from everflow.spark.job import PreparedJob, SparkJobError, local_property
 from everflow.spark.source import SourceSettings
@@ -84,9 +83,7 @@ _KINDS = (
 
 def failure_of(text: str) -> BatchFailedError:
     """What a failed job's text says: the kinds that the runtime reacts to differently (design section 7, last trap)."""
-    if (start := text.find(RECORD_FAILURE)) >= 0:
-        # The JSON object may be followed by more text on its line; raw_decode stops at the object's end.
-        found, _ = json.JSONDecoder().raw_decode(text[start + len(RECORD_FAILURE) :])
+    if (found := failed_record(text)) is not None:
         record = BadRecord(found["topic"], found["partition"], found["offset"], found["node"])
         where = f" at {found['where']}" if found.get("where") else ""
         return BatchFailedError(f"{found['error']}{where}", kind="record", record=record)

@@ -20,7 +20,8 @@ from everflow.serdes import Serde
 from everflow.topology.hops import MARKER, HopSchema
 from everflow.topology.plan import DEAD_LETTER_SLOT, Decode, Encode, PhysicalPlan, Projection, Segment, Slot
 
-_META = ("_src", "_part", "_off", "_ts", "_seq", "_ctl")
+_LOG_META = ("_src", "_part", "_off", "_ts")
+_META = (*_LOG_META, "_seq", "_ctl")
 _CORRUPT = "__everflow_corrupt"
 
 
@@ -36,7 +37,7 @@ def spark_schema(schema: HopSchema) -> StructType:
 
 def hop_into_step(plan: PhysicalPlan, level: int) -> HopSchema:
     """Schema of the rows that segment ``level`` hands to step ``level``."""
-    return HopSchema(plan.into_step(level), plan.headers)
+    return HopSchema(plan.into_step(level), plan.headers, first=level == 0)
 
 
 def hop_out_of_step(plan: PhysicalPlan, level: int) -> HopSchema:
@@ -77,8 +78,6 @@ def _kafka_columns(kafka: DataFrame, plan: PhysicalPlan) -> DataFrame:
         F.col("partition").alias("_part"),
         F.col("offset").alias("_off"),
         F.unix_millis(F.col("timestamp")).alias("_ts"),
-        F.lit(0).cast("bigint").alias("_seq"),
-        F.lit(None).cast("string").alias("_ctl"),
     ]
     if plan.headers:
         columns.append(F.col("headers").alias("_hdr"))
@@ -86,40 +85,41 @@ def _kafka_columns(kafka: DataFrame, plan: PhysicalPlan) -> DataFrame:
 
 
 def _decode_all(frame: DataFrame, plan: PhysicalPlan) -> DataFrame:
-    """One slot per source plus the dead letter slot. Decoded values are a stage of their own, so that checks on them do not
-    evaluate a parser twice."""
-    decodes = plan.segments[0].decodes
+    """One slot per source plus the dead letter slot. Decoded values, then the fault, are stages of their own: referred to more
+    than once, they would be evaluated more than once."""
     only = len(plan.sources) == 1
+    mine = {d.output: F.lit(True) if only else F.col("_src") == d.source.index for d in plan.segments[0].decodes}
     parts: list[Column] = []
-    for decode in decodes:
-        mine = F.lit(True) if only else F.col("_src") == decode.source.index
+    for decode in plan.segments[0].decodes:
         for part, serde, raw in _parts(decode):
-            column = _decode_column(serde, F.col(f"_{part}")) if not raw else F.col(f"_{part}")
-            parts.append(F.when(mine, column).alias(f"_d{decode.output}_{part}"))
+            column = F.col(f"_{part}") if raw else _decode_column(serde, F.col(f"_{part}"))
+            parts.append(F.when(mine[decode.output], column).alias(f"_d{decode.output}_{part}"))
     frame = frame.select("*", *parts)
-    live: list[Column] = []
-    errors = F.lit(None).cast("string")
-    for decode in decodes:
-        mine = F.lit(True) if only else F.col("_src") == decode.source.index
+    if plan.parses_in_catalyst:
+        frame = frame.select("*", _fault(plan, mine).alias("_fault"))
+    kept = [F.col(name) for name in (*_LOG_META, *(["_hdr"] if plan.headers else []))]
+    for decode in plan.segments[0].decodes:
+        slot = f"p{decode.output}"
+        live = mine[decode.output] & F.col("_fault").isNull() if plan.parses_in_catalyst else mine[decode.output]
+        kept += [live.alias(slot), _value_of(decode, "key").alias(f"{slot}_k"), _value_of(decode, "value").alias(f"{slot}_x")]
+    if plan.parses_in_catalyst:
+        dead, bad = f"p{DEAD_LETTER_SLOT}", F.col("_fault").isNotNull()
+        letter = F.struct(F.col("_value").alias("value"), F.col("_fault").alias("error"))
+        kept += [bad.alias(dead), F.when(bad, F.col("_key")).alias(f"{dead}_k"), F.when(bad, letter).alias(f"{dead}_x")]
+    return frame.select(*kept)
+
+
+def _fault(plan: PhysicalPlan, mine: dict[int, Column]) -> Column:
+    """Why a record cannot be decoded; NULL for good ones."""
+    text = F.lit(None).cast("string")
+    for decode in plan.segments[0].decodes:
         fault = F.lit(None).cast("string")
-        for part, serde, raw in _parts(decode):
-            if not raw and (bad := _is_bad(serde, F.col(f"_{part}"), F.col(f"_d{decode.output}_{part}"))) is not None:
+        for part, serde, _ in _parts(decode):
+            if serde.kind == "json":
+                bad = _is_bad_json(serde, F.col(f"_{part}"), F.col(f"_d{decode.output}_{part}"))
                 fault = F.when(bad, F.lit(f"{part} is not a valid {serde!r}")).otherwise(fault)
-        errors = F.when(mine, fault).otherwise(errors)
-        live += [
-            (mine & fault.isNull()).alias(f"p{decode.output}"),
-            _value_of(decode, "key").alias(f"p{decode.output}_k"),
-            _value_of(decode, "value").alias(f"p{decode.output}_x"),
-        ]
-    dead = f"p{DEAD_LETTER_SLOT}"
-    kept = [F.col(name) for name in (*_META, *(["_hdr"] if plan.headers else []))]
-    return frame.select(
-        *kept,
-        *live,
-        errors.isNotNull().alias(dead),
-        F.when(errors.isNotNull(), F.col("_key")).alias(f"{dead}_k"),
-        F.when(errors.isNotNull(), F.struct(F.col("_value").alias("value"), errors.alias("error"))).alias(f"{dead}_x"),
-    )
+        text = F.when(mine[decode.output], fault).otherwise(text)
+    return text
 
 
 def _parts(decode: Decode) -> list[tuple[str, Serde, bool]]:
@@ -156,14 +156,10 @@ def _decode_column(serde: Serde, raw: Column) -> Column:
     return F.from_json(raw.cast("string"), schema, options)
 
 
-def _is_bad(serde: Serde, raw: Column, decoded: Column) -> Column | None:
-    """Condition under which bytes could not be read; None where every byte string is fine. The permissive JSON parser accepts
-    trailing text, turns empty bytes into NULL and repairs UTF-8 silently: each is checked here."""
-    if serde.kind == "bytes":
-        return None
+def _is_bad_json(serde: Serde, raw: Column, decoded: Column) -> Column:
+    """Condition under which bytes are not the JSON they should be. The permissive parser accepts trailing text, turns empty bytes
+    into NULL and repairs UTF-8 silently: each is checked here."""
     invalid = raw.isNotNull() & ~F.is_valid_utf8(raw.cast("string"))
-    if serde.kind == "string":
-        return invalid
     text = F.rtrim(raw.cast("string"))
     if not pa.types.is_struct(serde.type):
         return invalid | (raw.isNotNull() & decoded.isNull() & (text != F.lit("null")))
@@ -174,7 +170,12 @@ def _is_bad(serde: Serde, raw: Column, decoded: Column) -> Column | None:
 def _drop_dead_rows(frame: DataFrame, plan: PhysicalPlan) -> DataFrame:
     """Rows that no slot needs do not travel. Sources merged by time keep theirs: they carry stream time (D3)."""
     slots = hop_into_step(plan, 0).slots
-    alive = reduce(lambda a, b: a | b, (F.col(f"p{slot.id}") for slot in slots))
+    if any(not isinstance(p, Projection) or p.node.predicate is not None for p in plan.segments[0].projections) or (
+        len(plan.sources) > 1
+    ):
+        alive = reduce(lambda a, b: a | b, (F.col(f"p{slot.id}") for slot in slots))
+    else:
+        return frame  # every record is live on some slot
     merged = [source.index for source in plan.sources if source.merged]
     return frame.filter(alive | F.col("_src").isin(merged)) if merged else frame.filter(alive)
 

@@ -35,17 +35,19 @@ class HopSchema:
 
     slots: tuple[Slot, ...]
     headers: bool
+    first: bool = False
+    """The hop from the log into step 0 has no order and no control text yet; two columns less for every record."""
 
     def meta(self) -> list[pa.Field]:
-        """Metadata columns, the same on every hop."""
+        """Metadata columns."""
         fields = [
             pa.field("_src", pa.int32()),
             pa.field("_part", pa.int32()),
             pa.field("_off", pa.int64()),
             pa.field("_ts", pa.int64()),
-            pa.field("_seq", pa.int64()),
-            pa.field("_ctl", pa.string()),
         ]
+        if not self.first:
+            fields += [pa.field("_seq", pa.int64()), pa.field("_ctl", pa.string())]
         return fields + ([pa.field("_hdr", HEADERS)] if self.headers else [])
 
     def slot_fields(self, slot: Slot) -> list[pa.Field]:
@@ -79,8 +81,11 @@ class HopInput:
 
 
 def read_hop(batches: Iterable[pa.RecordBatch], schema: HopSchema) -> HopInput:
-    """Read a hop to its marker. Raises HopError if the marker is missing: then the input was cut short by a failure upstream and
-    nothing of it may be committed (scenario 33)."""
+    """Read a hop to its marker.
+
+    Raises HopError if the marker is missing: then the input was cut short by a failure upstream and nothing of it may be
+    committed (scenario 33). Text that is not UTF-8 gets U+FFFD for its bad bytes, as Java's StringDeserializer does.
+    """
     expected = schema.arrow()
     collected = []
     for batch in batches:
@@ -94,10 +99,10 @@ def read_hop(batches: Iterable[pa.RecordBatch], schema: HopSchema) -> HopInput:
     source = _numpy(table, "_src")
     if last < 0 or source[last] != MARKER or (source[:last] == MARKER).any():
         raise HopError("the input of a step ended without its end marker: an upstream stage failed")
-    control = table.column("_ctl")[last].as_py() or "{}"
+    control = "{}" if schema.first else table.column("_ctl")[last].as_py() or "{}"
     body = table.slice(0, last)
     meta = HopInput({}, {}, source[:last], _numpy(body, "_part"), _numpy(body, "_off"), _numpy(body, "_ts"), control)
-    seq = _numpy(body, "_seq")
+    seq = np.arange(last, dtype=np.int64) if schema.first else _numpy(body, "_seq")
     for slot in schema.slots:
         meta.batches[slot.id], meta.rows[slot.id] = _read_slot(body, slot, meta, seq, schema.headers)
     return meta
@@ -124,7 +129,7 @@ def _read_slot(
     name = f"p{slot.id}"
     live = _chunk(body, name)
     names = [field.name for field in HopSchema((slot,), headers).slot_fields(slot)][1:]
-    columns = {column: _chunk(body, column) for column in names}
+    columns = {column: _readable(_chunk(body, column)) for column in names}
     header = _chunk(body, "_hdr") if headers else None
     total = len(live)
     if pc.sum(live).as_py() == total and live.null_count == 0:
@@ -150,6 +155,18 @@ def _read_slot(
         header,
     )
     return batch, np.arange(total, dtype=np.int64) if keep is None else keep
+
+
+def _readable(array: pa.Array) -> pa.Array:
+    """Catalyst passes bytes through as text unchecked; Arrow's check of a whole column costs next to nothing."""
+    if not pa.types.is_string(array.type):
+        return array
+    try:
+        array.validate(full=True)
+        return array
+    except pa.ArrowInvalid:
+        raw = array.cast(pa.binary()).to_pylist()
+        return pa.array([None if text is None else text.decode("utf-8", "replace") for text in raw], pa.string())
 
 
 def _assemble(columns: dict[str, pa.Array], name: str, slot: Slot) -> pa.Array:

@@ -4,11 +4,12 @@ Pure: decides where each node runs and which records cross from one stage to the
 segments into Columns, `everflow.runtime.task_step` runs the steps.
 
 A *slot* is one value stream inside the plan: the output of a source, of one projection, or of one step operator. A slot that
-crosses a stage boundary is carried in the hop row (`everflow.topology.hops`). Merges are dissolved: a projection behind a merge exists
-once per input path, and an operator behind it has several input slots.
+crosses a stage boundary is carried in the hop row (`everflow.topology.hops`). Merges are dissolved: a projection behind a
+merge exists once per input path, and an operator behind it has several input slots.
 
 Level of a node: segment L runs in the JVM, then step L in a Python worker. A Column behind a Python operator of level L opens
-level L+1; everything else stays as low as its inputs allow. Operators that share a store run in one step (D5), sinks in the last.
+level L+1; everything else stays as low as its inputs allow. Operators that share a store run in one step (D5), sinks in the
+last.
 """
 
 from __future__ import annotations
@@ -220,6 +221,11 @@ class PhysicalPlan:
         """Slots carried from segment ``level`` into step ``level``."""
         return tuple(slot for slot in self.slots if slot.crosses_into_step(level))
 
+    @property
+    def parses_in_catalyst(self) -> bool:
+        """Whether segment 0 can find undecodable records."""
+        return not self.slots[DEAD_LETTER_SLOT].in_step
+
     def out_of_step(self, level: int) -> tuple[Slot, ...]:
         """Slots carried from step ``level`` into segment ``level + 1``."""
         return tuple(slot for slot in self.slots if slot.crosses_out_of_step(level))
@@ -279,7 +285,11 @@ class _Planner:
         self._sub = subtopology_of
         self._app = app
         self._floor = floor
-        self._slots: list[Slot] = [Slot(DEAD_LETTER_SLOT, "dead-letters", DEAD_LETTER_TYPE, 0, in_step=False)]
+        # Only a JSON parser in Catalyst makes dead letters before step 0; otherwise the slot begins there and no hop column is spent.
+        in_catalyst = any(
+            isinstance(node, SourceNode) and "json" in (node.key_serde.kind, node.value_serde.kind) for node in topology.nodes
+        )
+        self._slots: list[Slot] = [Slot(DEAD_LETTER_SLOT, "dead-letters", DEAD_LETTER_TYPE, 0, in_step=not in_catalyst)]
         self._outputs: dict[str, tuple[int, ...]] = {}
         self._sources: list[Source] = []
         self._segments: dict[int, tuple[list[Decode], list[Projection | Encode]]] = {}
