@@ -136,6 +136,9 @@ class RestoreProgress:
     position: int
     records: int
     elapsed_s: float
+    rebuild: bool = False
+    """Whether the store was not trusted and begins empty; ``reason`` (`RestorePlan`) says why."""
+    reason: str = ""
 
     @property
     def done(self) -> bool:
@@ -296,7 +299,18 @@ def restore(
     """
     told: RestoreListener = SilentListener() if listener is None else listener
     plan, began_ms = job.plan, clock.monotonic_ms()
-    progress = RestoreProgress(job.task, job.store_name, job.changelog, plan.start, plan.end, plan.start, 0, elapsed_s=0.0)
+    progress = RestoreProgress(
+        job.task,
+        job.store_name,
+        job.changelog,
+        plan.start,
+        plan.end,
+        plan.start,
+        records=0,
+        elapsed_s=0.0,
+        rebuild=plan.rebuild,
+        reason=plan.reason,
+    )
     told.restore_start(progress)
     try:
         for chunk in _chunks(job, reader):

@@ -122,9 +122,7 @@ RECORDS: list[tuple[bytes | None, bytes | None] | None] = [
 FOLDED = {b"a": pack_value(3, b"3"), b"c": pack_value(4, b"4")}
 
 
-def test_a_fresh_store_becomes_the_fold_and_its_position_passes_the_markers(
-    directory: StateDirectory, clock: ManualClock
-) -> None:
+def test_a_fresh_store_becomes_the_fold_and_its_position_passes_the_markers(directory: StateDirectory, clock: ManualClock) -> None:
     heard = Heard()
     made = prepared(directory, state(8))
     result = restore(job_of(made), Log(RECORDS, clock), clock=clock, listener=heard)
@@ -191,7 +189,9 @@ def test_a_recreated_changelog_rebuilds_the_store_at_a_new_path(directory: State
     assert again.plan.rebuild
     assert again.store.path != made.store.path
     assert not made.store.path.exists()
-    restore(job_of(again, "i2"), Log([(b"z", b"9")], clock), clock=clock)
+    told = restore(job_of(again, "i2"), Log([(b"z", b"9")], clock), clock=clock)
+    assert told.rebuild
+    assert "deleted and created again" in told.reason
     assert content(again.store) == {b"z": pack_value(0, b"9")}
 
 
