@@ -36,11 +36,12 @@ _ISOLATION = {
 }
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+_STALE_LEADERS = (KafkaError._NOENT, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 _REQUEST_S = 10.0
 _ATTEMPT_S = 1.0
-_ATTEMPT_S = 3.0
+_REACH_ATTEMPT_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def topic_problems(
 
 
 class ClusterAdmin:
-    """Requests about topics, offsets and groups. Safe from any thread; close() ends it.
+    """Requests about topics, offsets and groups. Safe from any thread; ``close`` when done.
 
     Every method retries passing faults (a topic just created, a leader moving, the broker away) until ``timeout_s``
     and then raises RetriableError with the last cause; what retrying cannot cure is raised at once.
@@ -99,8 +100,9 @@ class ClusterAdmin:
     ) -> None:
         """``config``: librdkafka keys, ``bootstrap.servers`` at least. No request is sent yet."""
         self._bootstrap = str(config["bootstrap.servers"])
-        self._admin = AdminClient({"socket.connection.setup.timeout.ms": 5000, **config}, logger=None)
         self._config = {"socket.connection.setup.timeout.ms": 5000, **config}
+        self._admin = self._new_client()
+        self._admin = AdminClient(dict(self._config))
         self._readers: dict[str, Consumer] = {}
         self._readers_lock = threading.Lock()
         self._clock = clock
@@ -122,7 +124,7 @@ class ClusterAdmin:
         while True:
             left = deadline - self._clock()
             try:
-                return self.cluster_id(timeout_s=max(0.1, min(_ATTEMPT_S, left)))
+                return self.cluster_id(timeout_s=max(0.1, min(_REACH_ATTEMPT_S, left)))
             except RetriableError as failure:
                 left = deadline - self._clock()
                 if left <= 0:
@@ -211,6 +213,7 @@ class ClusterAdmin:
 
         names = ", ".join(sorted(topics))
         self._retry(once, timeout_s, f"creating topics {names}")
+        self._admin = self._new_client()  # the present one may have seen that they did not exist: see _list
         partitions = [TopicPartition(name, p) for name in created for p in range(topics[name][0])]
         self.end_offsets(partitions, "read_uncommitted", max(1.0, deadline - self._clock()))
         return created
@@ -308,7 +311,16 @@ class ClusterAdmin:
                 ) from cause
             raise
 
+    def close(self) -> None:
+        """Close the connections that ``committed`` opened; the others end with the object."""
+        with self._readers_lock:
+            while self._readers:
+                self._readers.popitem()[1].close()
+
     # --- inside ----------------------------------------------------------------------------------------------
+
+    def _new_client(self) -> AdminClient:
+        return AdminClient(self._config, logger=None)
 
     def _offset_reader(self, group: str) -> Consumer:
         """A consumer that only reads committed offsets of ``group``: it never subscribes, so it never joins.
@@ -331,13 +343,18 @@ class ClusterAdmin:
         asked = {ClientTopicPartition(tp.topic, tp.partition): spec for tp, spec in specs.items()}
 
         def once(left: float) -> dict[TopicPartition, int]:
-            # Short attempts: asked about a topic created a moment ago, librdkafka waits for its leaders until the request's
-            # time-out and never looks again (seen: 30 s).
+            # A client that has once asked for a topic that did not exist never finds its leaders after it was created, and
+            # waits out the request's time-out each time (librdkafka 2.16): short attempts, and then a new client.
             left = min(left, _ATTEMPT_S)
             answers: dict[ClientTopicPartition, Future[Any]] = self._admin.list_offsets(
                 asked, isolation_level=_ISOLATION[isolation], request_timeout=left
             )
-            return {TopicPartition(tp.topic, tp.partition): int(future.result(left + 1).offset) for tp, future in answers.items()}
+            try:
+                return {TopicPartition(tp.topic, tp.partition): int(f.result(left + 1).offset) for tp, f in answers.items()}
+            except KafkaException as failure:
+                if _code(failure) == KafkaError._NOENT:
+                    self._admin = self._new_client()
+                raise
 
         return self._retry(once, timeout_s, "asking for offsets")
 
