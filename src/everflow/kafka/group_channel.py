@@ -51,10 +51,11 @@ class GroupAssignor(Protocol):
     def user_data(self) -> bytes:
         """Bytes for this member's next join; different from the ones before (scenario 20)."""
 
-    def assign(
-        self, members: Mapping[str, bytes], partition_counts: Mapping[str, int]
-    ) -> Mapping[str, Sequence[TopicPartition]]:
+    def assign(self, members: Mapping[str, bytes], partition_counts: Mapping[str, int]) -> Mapping[str, Sequence[TopicPartition]]:
         """On the leader: partitions per member id, from every member's user data."""
+
+    def completed(self, generation: int) -> None:
+        """This member has its assignment of ``generation``, changed or not."""
 
 
 class GroupListener(Protocol):
@@ -157,8 +158,7 @@ class GroupChannel:
             TaskMigratedError: evicted; the tasks are lost. RetriableError: passing. FatalError: refused for good.
         """
         asked = {
-            ClientTopicPartition(tp.topic, tp.partition): OffsetAndMetadata(offset, text)
-            for tp, (offset, text) in offsets.items()
+            ClientTopicPartition(tp.topic, tp.partition): OffsetAndMetadata(offset, text) for tp, (offset, text) in offsets.items()
         }
         doing = f"committing offsets of group {self._settings.group_id}"
         try:
@@ -242,7 +242,7 @@ class _Assignor(AbstractPartitionAssignor):  # type: ignore[misc]
         return {member_id: _wire(partitions) for member_id, partitions in decided.items()}
 
     def on_assignment(self, assignment: Any, generation: int) -> None:
-        pass
+        self._assignor.completed(generation)
 
 
 def _wire(partitions: Sequence[TopicPartition]) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from everflow.assignment import range as range_assignment
 from everflow.assignment.cluster_state import Assignment, Member, tasks_of, validate_assignment
@@ -16,13 +15,6 @@ from everflow.records import TaskId, TopicPartition
 log = logging.getLogger("everflow.membership")
 
 Decide = Callable[[Sequence[Member], Sequence[TaskId]], Assignment]
-
-
-class Owned(NamedTuple):
-    """What this member holds: tasks, and the generation in which it last took an assignment (-1 = never)."""
-
-    tasks: frozenset[TaskId]
-    generation: int
 
 
 class TaskAssignor:
@@ -49,7 +41,8 @@ class TaskAssignor:
         self._subtopology_of = {topic: index for index, topics in self._subtopologies.items() for topic in topics}
         self._threads = threads
         self._decide = decide
-        self._owned: Callable[[], Owned] = lambda: Owned(frozenset(), -1)
+        self._owned: Callable[[], frozenset[TaskId]] = frozenset
+        self._generation = -1
         self._nonce = 0
         self._lock = threading.Lock()
 
@@ -58,7 +51,7 @@ class TaskAssignor:
         """Every source and repartition topic: what the member subscribes to."""
         return frozenset(self._subtopology_of)
 
-    def bind(self, owned: Callable[[], Owned]) -> None:
+    def bind(self, owned: Callable[[], frozenset[TaskId]]) -> None:
         """Where to ask what this member holds when it joins; set by the member."""
         self._owned = owned
 
@@ -71,8 +64,11 @@ class TaskAssignor:
         with self._lock:
             self._nonce += 1
             nonce = self._nonce & 0xFF
-        owned = self._owned()
-        return encode(UserData(self._process_id, owned.tasks, owned.generation, self._threads, nonce))
+        return encode(UserData(self._process_id, self._owned(), self._generation, self._threads, nonce))
+
+    def completed(self, generation: int) -> None:
+        """What this member claims from now on is as of ``generation``."""
+        self._generation = generation
 
     def assign(self, members: Mapping[str, bytes], partition_counts: Mapping[str, int]) -> dict[str, list[TopicPartition]]:
         """On the leader: partitions per member id. FatalError if the decision breaks a rule (a bug: nothing is sent)."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from everflow.errors import EverflowError, FatalError, RetriableError, TaskMigratedError
 from everflow.kafka.group_channel import GroupChannel, GroupSettings, MemberMetadata
-from everflow.membership.assignor import Owned, TaskAssignor
+from everflow.membership.assignor import TaskAssignor
 from everflow.records import TaskId, TopicPartition
 
 log = logging.getLogger("everflow.membership")
@@ -97,13 +97,12 @@ class GroupMember:
         self._channel: GroupChannel | None = None
         self._owned: Mapping[TopicPartition, int] = {}
         self._serial = 0
-        self._generation = -1
         self._held = threading.Event()
         self._wake = threading.Event()
         self._closing = False
         self._silent = False
         self._thread: threading.Thread | None = None
-        assignor.bind(self._claims)
+        assignor.bind(self.owned)
 
     def start(self, timeout_s: float = 30.0) -> None:
         """Connect and begin to join, on a thread of its own.
@@ -241,6 +240,3 @@ class GroupMember:
 
     def _tasks(self, partitions: frozenset[TopicPartition]) -> frozenset[TaskId]:
         return frozenset(self._assignor.task_of(tp) for tp in partitions)
-
-    def _claims(self) -> Owned:
-        return Owned(self.owned(), self._generation)

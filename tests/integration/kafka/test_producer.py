@@ -42,9 +42,7 @@ def read_all(bootstrap: str, tp: TopicPartition, end: int) -> list[tuple[bytes |
 
 
 @pytest.mark.parametrize("exactly_once", [True, False])
-def test_tracked_positions_are_the_log_s(
-    bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str, exactly_once: bool
-) -> None:
+def test_tracked_positions_are_the_log_s(bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str, exactly_once: bool) -> None:
     target = topic(3)
     config = {"bootstrap.servers": bootstrap, "queue.buffering.max.messages": 500}  # smaller than the batch
     writer = RecordWriter.get(config, name if exactly_once else None)
@@ -69,9 +67,7 @@ def test_records_keep_key_value_headers_and_java_s_partition(bootstrap: str, adm
     target = topic(4)
     writer = RecordWriter({"bootstrap.servers": bootstrap}, None)
     writer.begin()
-    writer.write(
-        target, [b"hello", None, b"21"], [b"x", b"", None], stamps(3), headers=[[("h", b"1"), ("h", None)], None, None]
-    )
+    writer.write(target, [b"hello", None, b"21"], [b"x", b"", None], stamps(3), headers=[[("h", b"1"), ("h", None)], None, None])
     writer.flush(10)
     writer.close()
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "reads-headers", "auto.offset.reset": "earliest"})
@@ -114,9 +110,7 @@ def member_of(bootstrap: str, group: str, source: str) -> GroupMember:
     return member
 
 
-def test_the_broker_fences_commits_by_generation_and_member(
-    bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str
-) -> None:
+def test_the_broker_fences_commits_by_generation_and_member(bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str) -> None:
     """Scenarios 6 and 7: stale generation and unknown member are refused, no identity at all is accepted."""
     source, target = topic(1), topic(1)
     member = member_of(bootstrap, name, source)
@@ -171,9 +165,7 @@ def test_pending_offsets_are_waited_for_and_fencing_frees_them(
     began = time.monotonic()
     fence(config, name, 10)
     assert admin.committed(name, [tp]) == {tp: CommittedOffset(20, "batch-20")}
-    wait_until(
-        lambda: admin.end_offsets([out], "read_committed") == admin.end_offsets([out], "read_uncommitted"), 5, "the marker"
-    )
+    wait_until(lambda: admin.end_offsets([out], "read_committed") == admin.end_offsets([out], "read_uncommitted"), 5, "the marker")
     assert time.monotonic() - began < 2
     with pytest.raises(TaskMigratedError):
         writer.commit(10)
