@@ -450,6 +450,8 @@ class KafkaStreams:
         self._stop.set()
         for thread in self._threads:
             thread.join(None)
+            # No batch runs any more. Idle workers hold a producer that the next instance on this folder fences; end them.
+            kill_and_wait(self._book.take_pids(thread.number), self._clock)
         if self._ends is not None:
             self._ends.close()
         if self._pool is not None:
