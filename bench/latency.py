@@ -89,7 +89,7 @@ def _run_once(
     try:
         with RunningSystem(system, launcher(job), files / "system.log") as process:
             process.wait_running(RUNNING_TIMEOUT_S)
-            _send_and_probe(job, process, admin, plan.keys, files)
+            _send_and_probe(job, process, plan.keys, files)
         delete_topics(admin, application_id)
     finally:
         shutil.rmtree(state_dir, ignore_errors=True)
@@ -106,7 +106,7 @@ def _run_once(
             yield Measurement("latency", case, system, guarantee, metric, "ms", float(value))
 
 
-def _send_and_probe(job: CountJob, process: RunningSystem, admin: AdminClient, keys: int, files: Path) -> None:
+def _send_and_probe(job: CountJob, process: RunningSystem, keys: int, files: Path) -> None:
     """Run sender and probe to the end of the schedule, until every record is committed."""
     common = ["--bootstrap-servers", job.bootstrap_servers, "--keys", str(keys)]
     probe_command = [sys.executable, "-m", "bench.latency_probe", *common, "--topic", job.output_topic]
@@ -123,7 +123,7 @@ def _send_and_probe(job: CountJob, process: RunningSystem, admin: AdminClient, k
                     _wait_for_sender(sender, probe, process)
                 finally:
                     sender.kill()
-            _wait_until_committed(job, process, admin)
+            _wait_until_committed(job, process)
             # Closing its input ends the probe once it polled what the last commit made visible.
             time.sleep(POLL_INTERVAL_S)
         except BaseException:
@@ -144,15 +144,18 @@ def _wait_for_sender(sender: subprocess.Popen[bytes], probe: subprocess.Popen[st
         raise RuntimeError(f"the latency sender ended with exit code {sender.returncode}")
 
 
-def _wait_until_committed(job: CountJob, process: RunningSystem, admin: AdminClient) -> None:
+def _wait_until_committed(job: CountJob, process: RunningSystem) -> None:
     ends = end_offsets(job.bootstrap_servers, job.input_topic)
-    progress = GroupProgress(admin, job.application_id, job.input_topic, ends)
+    progress = GroupProgress(job.bootstrap_servers, job.application_id, job.input_topic, ends)
     deadline = time.monotonic() + DRAIN_TIMEOUT_S
-    while (committed := progress.committed_records()) < progress.total_records():
-        process.check_alive()
-        if time.monotonic() > deadline:
-            raise process.failure(f"committed {committed:,} of {progress.total_records():,} records sent")
-        time.sleep(POLL_INTERVAL_S)
+    try:
+        while (committed := progress.committed_records()) < progress.total_records():
+            process.check_alive()
+            if time.monotonic() > deadline:
+                raise process.failure(f"committed {committed:,} of {progress.total_records():,} records sent")
+            time.sleep(POLL_INTERVAL_S)
+    finally:
+        progress.close()
 
 
 def _latencies(phases: Sequence[Phase], sent_ns: Int64Array, seen: Int64Array) -> Iterator[tuple[str, npt.NDArray[np.float64]]]:

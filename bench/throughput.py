@@ -87,7 +87,7 @@ def _run_once(
         state_dir=state_dir,
         stop_after=plan.records,
     )
-    progress = GroupProgress(admin, application_id, INPUT_TOPIC, end_offsets(bootstrap_servers, INPUT_TOPIC))
+    progress = GroupProgress(bootstrap_servers, application_id, INPUT_TOPIC, end_offsets(bootstrap_servers, INPUT_TOPIC))
     try:
         with RunningSystem(system, launcher(job), log_folder / f"{application_id}.log") as process:
             memory = MemoryPeak(process.pid)
@@ -98,6 +98,7 @@ def _run_once(
         verify_counts(bootstrap_servers, output_topic, plan.records)
         delete_topics(admin, application_id)
     finally:
+        progress.close()
         shutil.rmtree(state_dir, ignore_errors=True)
     throughput = plan.records / (timing.done_at - timing.joined_at)
     from_start = plan.records / (timing.done_at - timing.started_at)
