@@ -36,7 +36,6 @@ _ISOLATION = {
 }
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-_STALE_LEADERS = (KafkaError._NOENT, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 _REQUEST_S = 10.0
@@ -102,7 +101,6 @@ class ClusterAdmin:
         self._bootstrap = str(config["bootstrap.servers"])
         self._config = {"socket.connection.setup.timeout.ms": 5000, **config}
         self._admin = self._new_client()
-        self._admin = AdminClient(dict(self._config))
         self._readers: dict[str, Consumer] = {}
         self._readers_lock = threading.Lock()
         self._clock = clock
@@ -320,7 +318,7 @@ class ClusterAdmin:
     # --- inside ----------------------------------------------------------------------------------------------
 
     def _new_client(self) -> AdminClient:
-        return AdminClient(self._config, logger=None)
+        return AdminClient(dict(self._config))
 
     def _offset_reader(self, group: str) -> Consumer:
         """A consumer that only reads committed offsets of ``group``: it never subscribes, so it never joins.
