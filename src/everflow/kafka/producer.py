@@ -299,6 +299,11 @@ class RecordWriter:
             return function(*args)
         except KafkaException as failure:
             raise self._refused(failure, doing) from failure
+        except SystemError as failure:
+            # confluent-kafka runs a delivery callback while an error of its own is pending (rare, after a fatal error).
+            cause = self._fatal
+            text = f"{self._name}: {doing}"
+            raise self._discarded(classify(cause, text) if cause else RetriableError(f"{text}: {failure}")) from failure
 
     def _refused(self, failure: KafkaException, doing: str) -> EverflowError:
         error = kafka_error(failure)
