@@ -77,9 +77,7 @@ def run(
     guarantee: Annotated[Guarantee | None, typer.Option(help="processing.guarantee.")] = None,
     threads: Threads = None,
     state_dir: Annotated[Path | None, typer.Option(help="state.dir: where the stores live.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeatable.")
-    ] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeatable.")] = None,
     debug: Debug = False,
 ) -> None:
     """Run a topology until it is stopped (Ctrl-C or SIGTERM commit and leave the group)."""

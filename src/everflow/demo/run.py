@@ -7,7 +7,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -93,8 +93,7 @@ def run_demo(
     )
     console.print(report.worst_carriers(streamed), report.busiest_routes(streamed))
     console.print(
-        f"{outcome.records_in:,} flights in {elapsed_s:.1f} s, {guarantee}, start and stop included\n"
-        + report.verdict(outcome),
+        f"{outcome.records_in:,} flights in {elapsed_s:.1f} s, {guarantee}, start and stop included\n" + report.verdict(outcome),
         markup=False,
         highlight=False,
     )
@@ -118,39 +117,40 @@ def _process(config: StreamsConfig, program: Topology, status: StatusLine) -> No
     """Run an instance until everything it reads is consumed and committed, then close it."""
     streams = KafkaStreams(program, config)
     streams.set_state_listener(lambda new, old: status.say(f"state {old.name} -> {new.name}"))
-    reader = LagReader(ClusterAdmin(config.admin()), config.application_id, input_topics(program, config.application_id))
+    topics = input_topics(program, config.application_id)
     progress = Progress()
     deadline = time.monotonic() + TIMEOUT_S
-    streams.start()
     try:
-        while progress.lag != 0:
-            if streams.state in ENDED:
-                raise streams.error or FatalError("the instance stopped before all flights were processed")
-            if time.monotonic() > deadline:
-                raise FatalError(f"not done after {TIMEOUT_S:.0f} s: {progress.line()}")
-            sample = reader.sample(time.monotonic(), streams.restoring())
-            if sample is not None:
-                progress.add(sample)
-                status.show(progress.line())
-            time.sleep(_POLL_S)
+        streams.start()
+        with closing(ClusterAdmin(config.admin())) as admin:
+            reader = LagReader(admin, config.application_id, topics)
+            while progress.lag != 0:
+                if streams.state in ENDED:
+                    raise streams.error or FatalError("the instance stopped before all flights were processed")
+                if time.monotonic() > deadline:
+                    raise FatalError(f"not done after {TIMEOUT_S:.0f} s: {progress.line()}")
+                sample = reader.sample(time.monotonic(), streams.restoring())
+                if sample is not None:
+                    progress.add(sample)
+                    status.show(progress.line())
+                time.sleep(_POLL_S)
     finally:
         streams.close()
 
 
-def _read_results(config: StreamsConfig) -> dict[str, Iterator[Record]]:
+def _read_results(config: StreamsConfig) -> dict[str, list[Record]]:
     """Committed records of the result topics, partition after partition."""
-    admin = ClusterAdmin(config.admin())
     partitions = [TopicPartition(topic, p) for topic in topology.RESULT_TOPICS for p in range(PARTITIONS)]
-    starts = admin.list_offsets(partitions, "earliest", "read_committed")
-    ends = admin.list_offsets(partitions, "latest", "read_committed")
     records: dict[str, list[Record]] = {topic: [] for topic in topology.RESULT_TOPICS}
-    with LogReader(config.consumer()) as reader:
+    with closing(ClusterAdmin(config.admin())) as admin, LogReader(config.consumer()) as reader:
+        starts = admin.list_offsets(partitions, "earliest", "read_committed")
+        ends = admin.list_offsets(partitions, "latest", "read_committed")
         for partition in partitions:
             for chunk in reader.read(partition, starts[partition], ends[partition]):
                 records[partition.topic].extend(
                     (key, value) for key, value in zip(chunk.keys, chunk.values, strict=True) if key is not None
                 )
-    return {topic: iter(found) for topic, found in records.items()}
+    return records
 
 
 @contextmanager
