@@ -1,0 +1,142 @@
+"""The commit gate's rules: failure scenarios 6, 7, 8, 10 and 34, as values and over the socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from everflow.records import TaskId
+from everflow.runtime.batch import AT_LEAST_ONCE, EXACTLY_ONCE_V2
+from everflow.runtime.commit_gate import CommitGate, GateBackend, GateBook, MemberMetadata, Offset, OpenBatch, decide
+from everflow.runtime.gate_client import GateClient
+
+TASK, OTHER = TaskId(0, 0), TaskId(0, 1)
+MEMBER = MemberMetadata(4, "member-1", None)
+BATCH = OpenBatch("i.0.0", 0, EXACTLY_ONCE_V2, {TASK: 3})
+
+
+def test_yes_for_an_open_batch_of_a_member_that_owns_its_tasks() -> None:
+    assert decide("i.0.0", BATCH, False, MEMBER, {TASK: 3, OTHER: 1}).ok
+
+
+@pytest.mark.parametrize(
+    ("batch", "answered", "member", "epochs", "word"),
+    [
+        (None, False, MEMBER, {TASK: 3}, "unknown-batch"),
+        (BATCH, True, MEMBER, {TASK: 3}, "already-answered"),
+        (BATCH, False, MemberMetadata(-1, "", None), {TASK: 3}, "not-a-member"),
+        (BATCH, False, MemberMetadata(4, "", None), {TASK: 3}, "not-a-member"),
+        (BATCH, False, MemberMetadata(-1, "member-1", None), {TASK: 3}, "not-a-member"),
+        (BATCH, False, MEMBER, {}, "ownership-changed"),
+        (BATCH, False, MEMBER, {TASK: 4}, "ownership-changed"),  # lost and back: scenario 8
+    ],
+)
+def test_no_otherwise(
+    batch: OpenBatch | None, answered: bool, member: MemberMetadata, epochs: dict[TaskId, int], word: str
+) -> None:
+    decision = decide("i.0.0", batch, answered, member, epochs)
+    assert not decision.ok
+    assert decision.reason.startswith(word)
+
+
+def test_a_task_that_was_lost_and_came_back_needs_recovery_before_a_batch() -> None:
+    book = GateBook()
+    book.own([TASK])
+    epoch = book.epoch(TASK)
+    book.disown_all()
+    book.own([TASK])
+    assert book.broken(TASK, epoch)
+    assert not book.begin("i.0.0", 0, EXACTLY_ONCE_V2, {TASK: epoch})
+    assert book.begin("i.0.0", 0, EXACTLY_ONCE_V2, {TASK: book.epoch(TASK)})
+
+
+def test_owning_again_keeps_the_ownership_of_tasks_that_stay() -> None:
+    book = GateBook()
+    book.own([TASK])
+    epoch = book.epoch(TASK)
+    book.own([TASK, OTHER])
+    assert book.epoch(TASK) == epoch
+
+
+def test_an_older_attempt_is_refused_and_pids_are_those_of_the_batch_in_flight() -> None:
+    book = GateBook()
+    book.own([TASK])
+    epochs = {TASK: book.epoch(TASK)}
+    assert book.begin("i.0.0", 7, EXACTLY_ONCE_V2, epochs)
+    assert book.hello("i.0.0", "t7-0", 111)
+    book.end("i.0.0")
+    assert not book.hello("i.0.0", "t7-0", 111)
+    assert book.begin("i.0.1", 7, EXACTLY_ONCE_V2, epochs)
+    assert book.hello("i.0.1", "t7-0", 222)
+    assert not book.ask("i.0.0", MEMBER)[0].ok
+    assert book.ask("i.0.1", MEMBER)[0].ok
+    assert book.take_pids(7) == (222,)
+    assert book.take_pids(7) == ()
+
+
+class Group:
+    def __init__(self) -> None:
+        self.metadata = MEMBER
+        self.commits: list[Sequence[Offset]] = []
+        self.takes = True
+
+    def commit(self, offsets: Sequence[Offset]) -> bool:
+        self.commits.append(offsets)
+        return self.takes
+
+
+@pytest.fixture
+def group() -> Group:
+    return Group()
+
+
+@pytest.fixture
+def gate(tmp_path: Path, group: Group) -> Iterator[tuple[GateBook, str]]:
+    book = GateBook()
+    book.own([TASK])
+    backend = GateBackend(lambda: group.metadata, lambda m: f"{m.generation}/{m.member_id}".encode(), group.commit)
+    server = CommitGate(book, backend, tmp_path / ("deep" * 40))  # too long for a socket: a private folder is used
+    yield book, server.start()
+    server.close()
+
+
+def test_the_answer_holds_the_metadata_of_that_moment_and_comes_once(gate: tuple[GateBook, str], group: Group) -> None:
+    book, path = gate
+    assert len(path) < 100
+    book.begin("i.0.0", 0, EXACTLY_ONCE_V2, {TASK: book.epoch(TASK)})
+    with GateClient(path) as client:
+        assert client.hello("i.0.0", "t0-0", 4321)
+        group.metadata = MemberMetadata(5, "member-1", None)  # a rebalance completed during the batch: scenario 6
+        answer = client.commit("i.0.0", [("in", 0, 12, "ef1|i.0.0|{}")])
+        assert answer.ok
+        assert answer.group_metadata == b"5/member-1"
+        assert not client.commit("i.0.0", []).ok
+    assert book.take_pids(0) == (4321,)
+
+
+def test_at_least_once_commits_through_the_member_and_tells_of_deferral(gate: tuple[GateBook, str], group: Group) -> None:
+    book, path = gate
+    group.takes = False  # the group is rebalancing: scenario 26
+    book.begin("i.1.0", 0, AT_LEAST_ONCE, {TASK: book.epoch(TASK)})
+    with GateClient(path) as client:
+        answer = client.commit("i.1.0", [("in", 0, 12, "m")])
+    assert answer.ok
+    assert answer.deferred
+    assert group.commits == [[Offset("in", 0, 12, "m")]]
+
+
+def test_a_lost_task_aborts_the_batch_in_flight(gate: tuple[GateBook, str]) -> None:
+    book, path = gate
+    book.begin("i.2.0", 0, EXACTLY_ONCE_V2, {TASK: book.epoch(TASK)})
+    book.disown([TASK])
+    with GateClient(path) as client:
+        assert client.commit("i.2.0", []).reason.startswith("ownership-changed")
+
+
+def test_a_driver_that_is_gone_means_abort(tmp_path: Path) -> None:
+    with GateClient(str(tmp_path / "nobody.sock")) as client:
+        answer = client.commit("i.0.0", [])
+    assert not answer.ok
+    assert answer.reason.startswith("driver gone")

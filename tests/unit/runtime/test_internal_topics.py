@@ -1,0 +1,92 @@
+"""Internal topics: created at the first start only (I10), validated at every other; expired offsets (scenario 15)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import pytest
+
+from everflow.errors import InternalTopicError, OffsetsExpiredError
+from everflow.records import TopicPartition
+from everflow.runtime.internal_topics import TopicFacts, TopicSpec, prepare, problems
+
+REPARTITION = TopicSpec("app-by-x-repartition", 2, {"cleanup.policy": "delete"}, "repartition")
+CHANGELOG = TopicSpec("app-counts-changelog", 2, {"cleanup.policy": "compact"}, "changelog")
+INPUT = TopicPartition("in", 0)
+
+
+class FakeTopics:
+    def __init__(self, existing: Mapping[str, TopicFacts], end: int = 0, committed: bool = False) -> None:
+        self.existing, self.end, self.has_offsets = dict(existing), end, committed
+        self.created: list[str] = []
+
+    def topics(self, names: Iterable[str]) -> Mapping[str, TopicFacts]:
+        return {name: self.existing[name] for name in names if name in self.existing}
+
+    def create(self, topics: Iterable[TopicSpec]) -> None:
+        self.created += [spec.name for spec in topics]
+
+    def spans(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, tuple[int, int]]:
+        return dict.fromkeys(partitions, (0, self.end))
+
+    def any_committed(self, partitions: Iterable[TopicPartition]) -> bool:
+        return self.has_offsets
+
+
+GOOD = {
+    REPARTITION.name: TopicFacts(2, "id1", {"cleanup.policy": "delete"}),
+    CHANGELOG.name: TopicFacts(2, "id2", {"cleanup.policy": "compact"}),
+}
+
+
+def run(topics: FakeTopics) -> None:
+    prepare(topics, "app", [REPARTITION, CHANGELOG], [INPUT])
+
+
+def test_the_first_start_creates_what_is_missing_also_after_a_start_that_was_cut_off() -> None:
+    fresh, half = FakeTopics({}), FakeTopics({CHANGELOG.name: GOOD[CHANGELOG.name]})
+    run(fresh)
+    run(half)
+    assert sorted(fresh.created) == [REPARTITION.name, CHANGELOG.name]
+    assert half.created == [REPARTITION.name]
+
+
+def test_a_later_start_with_everything_in_place_touches_nothing() -> None:
+    topics = FakeTopics(GOOD, end=10, committed=True)
+    run(topics)
+    assert topics.created == []
+
+
+@pytest.mark.parametrize("gone", [REPARTITION.name, CHANGELOG.name])
+def test_a_missing_topic_after_the_first_start_is_an_error_that_names_it(gone: str) -> None:
+    topics = FakeTopics({name: facts for name, facts in GOOD.items() if name != gone}, end=10, committed=True)
+    with pytest.raises(InternalTopicError, match=gone):
+        run(topics)
+    assert topics.created == []
+
+
+def test_no_offsets_but_records_in_internal_topics_is_never_a_silent_recount() -> None:
+    with pytest.raises(OffsetsExpiredError, match="everflow reset app"):
+        run(FakeTopics(GOOD, end=10, committed=False))
+
+
+def test_wrong_partition_counts_are_named() -> None:
+    topics = FakeTopics({**GOOD, CHANGELOG.name: TopicFacts(3, None, {})}, committed=True)
+    with pytest.raises(InternalTopicError, match="has 3 partitions, the topology needs 2"):
+        run(topics)
+
+
+@pytest.mark.parametrize(
+    ("spec", "policy", "bad"),
+    [
+        (CHANGELOG, "compact", False),
+        (CHANGELOG, "delete", True),
+        (CHANGELOG, "compact,delete", True),
+        (REPARTITION, "delete", False),
+        (REPARTITION, "compact", True),
+        (TopicSpec("w", 2, {"cleanup.policy": "compact,delete"}, "changelog"), "delete,compact", False),
+        (TopicSpec("w", 2, {"cleanup.policy": "compact,delete"}, "changelog"), "delete", True),
+    ],
+)
+def test_only_policies_that_lose_records_are_refused(spec: TopicSpec, policy: str, bad: bool) -> None:
+    assert bool(problems(spec, TopicFacts(2, None, {"cleanup.policy": policy}))) is bad

@@ -1,0 +1,135 @@
+"""The order of recovery (D5) and what it refuses: failure scenarios 1, 2, 4 and 15."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from everflow.clock import ManualClock
+from everflow.errors import FatalError, OffsetsExpiredError, RetriableError, TaskTimeoutError
+from everflow.records import TaskId, TopicPartition
+from everflow.runtime.batch import format_metadata
+from everflow.runtime.recovery import Committed, Recovery, RecoveryRules
+from everflow.runtime.retry import StoppedError
+from everflow.runtime.task import ActiveTask, TaskStore
+
+IN, LOG = TopicPartition("in", 0), TopicPartition("app-s-changelog", 0)
+
+
+class FakePorts:
+    """Notes every call. ``pending`` rounds of stable ends lie before the log end."""
+
+    def __init__(self, committed: Mapping[TopicPartition, Committed], pending: int = 0) -> None:
+        self.calls: list[str] = []
+        self._committed, self.pending = committed, pending
+        self.starts = {IN: 0, LOG: 0}
+        self.ends = {IN: 100, LOG: 50}
+        self.targets: dict[TopicPartition, int] = {}
+        self.faults = 0
+
+    def fence(self, transactional_ids: Collection[str]) -> None:
+        self.calls.append(f"fence {','.join(transactional_ids)}")
+
+    def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
+        if self.faults:
+            self.faults -= 1
+            raise RetriableError("broker away")
+        self.calls.append("committed")
+        return {tp: c for tp, c in self._committed.items() if tp in partitions}
+
+    def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        self.calls.append("log-ends")
+        return {tp: self.ends[tp] for tp in partitions}
+
+    def stable_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        self.calls.append("stable-ends")
+        if self.pending:
+            self.pending -= 1
+            return {tp: self.ends[tp] - 1 for tp in partitions}
+        return {tp: self.ends[tp] for tp in partitions}
+
+    def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        return {tp: self.starts[tp] for tp in partitions}
+
+    def restore(self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]) -> tuple[TaskStore, ...]:
+        self.calls.append(f"restore {task.id} {incarnation}")
+        self.targets = dict(targets)
+        return task.stores
+
+
+def task() -> ActiveTask:
+    return ActiveTask(TaskId(0, 0), (IN,), (TaskStore("s", Path("unused"), LOG),))
+
+
+def recovery(ports: FakePorts, policy: str = "earliest", timeout_ms: float = 1_000) -> Recovery:
+    rules = RecoveryRules("app", {"in": policy})
+    return Recovery(ports, rules, ManualClock(), timeout_ms, threading.Event(), lambda: "inc2")
+
+
+COMMITTED = {IN: Committed(30, format_metadata("inc1.4.0", {"AGG": 77}))}
+
+
+def test_the_order_and_what_the_task_has_afterwards() -> None:
+    ports, active = FakePorts(COMMITTED, pending=2), task()
+    active.last_batch = "inc1.4.0"
+    started, _ = recovery(ports).recover([active], ["app-0"])
+    order = [call for i, call in enumerate(ports.calls) if i == 0 or call != ports.calls[i - 1]]
+    assert order == ["fence app-0", "committed", "log-ends", "stable-ends", "restore 0_0 inc2"]
+    assert ports.calls.count("stable-ends") >= 3  # waited for the open transaction
+    assert ports.targets == {LOG: 50}
+    assert started == {}
+    assert active.positions == {IN: 30}
+    assert active.stream_times == {"AGG": 77}
+    assert (active.incarnation, active.last_batch) == ("inc2", "")
+
+
+def test_a_transaction_that_stays_open_ends_in_a_timeout_and_restores_nothing() -> None:
+    ports = FakePorts(COMMITTED, pending=10**9)
+    with pytest.raises(TaskTimeoutError, match="still open"):
+        recovery(ports).recover([task()], [])
+    assert not any(call.startswith("restore") for call in ports.calls)
+
+
+def test_passing_faults_are_retried_under_the_deadline() -> None:
+    ports, active = FakePorts(COMMITTED), task()
+    ports.faults = 3
+    recovery(ports, timeout_ms=10_000).recover([active], [])
+    assert active.positions == {IN: 30}
+
+
+def test_stop_ends_the_wait() -> None:
+    ports = FakePorts(COMMITTED, pending=10**9)
+    made = recovery(ports)
+    made.stop.set()
+    with pytest.raises(StoppedError):
+        made.recover([task()], [])
+
+
+@pytest.mark.parametrize(("policy", "offset"), [("earliest", 5), ("latest", 100)])
+def test_without_offsets_and_records_the_policy_decides_and_the_start_is_reported(policy: str, offset: int) -> None:
+    ports, active = FakePorts({}), task()
+    ports.starts[IN] = 5
+    ports.ends[LOG] = 0
+    started, _ = recovery(ports, policy).recover([active], [])
+    assert started == {IN: offset}
+    assert active.positions == {IN: offset}
+
+
+def test_without_offsets_but_with_a_filled_changelog_it_refuses() -> None:
+    with pytest.raises(OffsetsExpiredError, match="everflow reset app"):
+        recovery(FakePorts({})).recover([task()], [])
+
+
+def test_an_offset_beyond_the_log_is_an_error_and_one_below_goes_through_the_policy() -> None:
+    beyond = FakePorts({IN: Committed(101, "")})
+    with pytest.raises(FatalError, match="re-created"):
+        recovery(beyond).recover([task()], [])
+    below, active = FakePorts(COMMITTED), task()
+    below.starts[IN] = 40
+    recovery(below).recover([active], [])
+    assert active.positions == {IN: 40}
+    with pytest.raises(FatalError, match=r"auto\.offset\.reset"):
+        recovery(below, "none").recover([task()], [])

@@ -1,0 +1,247 @@
+"""One turn of a stream thread with a fake job: what is run, what is retried, and D6's order after a failure."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import pytest
+
+from everflow import metrics as names
+from everflow.clock import ManualClock
+from everflow.config import BatchLimits
+from everflow.errors import RecordError, TaskTimeoutError
+from everflow.metrics import Metrics
+from everflow.records import TaskId, TopicPartition
+from everflow.runtime.batch import (
+    ABORTED,
+    COMMITTED,
+    EXACTLY_ONCE_V2,
+    BadRecord,
+    BatchFailedError,
+    BatchRequest,
+    BatchResult,
+)
+from everflow.runtime.commit_gate import GateBook
+from everflow.runtime.end_offsets import EndOffsets
+from everflow.runtime.recovery import Committed, Recovery, RecoveryRules
+from everflow.runtime.stream_thread import StreamThread, ThreadServices, ThreadSettings
+from everflow.runtime.task import ActiveTask, TaskState, TaskStore
+
+IN = TopicPartition("in", 0)
+TASK = TaskId(0, 0)
+
+
+class World:
+    """A log of one partition, a job whose behaviour the test sets, and a record of everything that was done."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(1_000)
+        self.end = 0
+        self.committed_offset = 0
+        self.done: list[str] = []
+        self.requests: list[BatchRequest] = []
+        self.behave: Callable[[BatchRequest], BatchResult] = self.commit
+        self.book = GateBook()
+        self.book.own([TASK])
+        self.ends = EndOffsets(lambda partitions: dict.fromkeys(partitions, self.end), self.clock, 15)
+        self.metrics = Metrics()
+        self.incarnations = iter(f"i{n}" for n in range(1_000))
+        recovery = Recovery(
+            self, RecoveryRules("app", {}), self.clock, 10_000, threading.Event(), lambda: next(self.incarnations)
+        )
+        services = ThreadServices(
+            lambda number, partitions: self,
+            lambda pids: self.done.append(f"kill {list(pids)}"),
+            self.book,
+            self.ends,
+            recovery,
+            self.metrics,
+            lambda error: self.done.append(f"failed {error}"),
+        )
+        limits = BatchLimits(100, 1 << 30, 1_000)
+        settings = ThreadSettings("app", EXACTLY_ONCE_V2, "app-p-0", "gate", {}, limits, 10_000, 30_000)
+        self.thread = StreamThread(0, settings, services, self.clock, lambda: next(self.incarnations))
+
+    def give_task(self) -> ActiveTask:
+        task = ActiveTask(TASK, (IN,), (), TaskState.RUNNING, epoch=self.book.epoch(TASK))
+        task.positions[IN] = self.committed_offset
+        self.thread.add([task])
+        return task
+
+    def turn(self) -> bool:
+        self.ends.poll_once()
+        return self.thread.run_once()
+
+    # the job
+    def run(self, request: BatchRequest) -> BatchResult:
+        self.requests.append(request)
+        self.book.hello(request.batch_id, "t0-0", 99)
+        return self.behave(request)
+
+    def close(self) -> None:
+        self.done.append("close job")
+
+    def commit(self, request: BatchRequest) -> BatchResult:
+        start, end, _ = request.ranges["in-0"]
+        self.committed_offset = end
+        return BatchResult(COMMITTED, consumed={"in-0": end}, stream_times={"0_0": {"A": end}}, counts={"in": end - start})
+
+    # recovery's ports
+    def fence(self, transactional_ids: Collection[str]) -> None:
+        self.done.append(f"fence {','.join(transactional_ids)}")
+
+    def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
+        self.done.append("committed")
+        return {IN: Committed(self.committed_offset, "")}
+
+    def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        return dict.fromkeys(partitions, self.end)
+
+    stable_ends = log_ends
+
+    def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        return dict.fromkeys(partitions, 0)
+
+    def restore(self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]) -> tuple[TaskStore, ...]:
+        self.done.append("restore")
+        return ()
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_batches_follow_one_another_without_gap_or_overlap(world: World) -> None:
+    task = world.give_task()
+    world.end = 250
+    world.turn()
+    while world.turn():
+        pass
+    ranges = [tuple(r.ranges["in-0"]) for r in world.requests]
+    assert ranges == [(0, 100, 250), (100, 200, 250), (200, 250, 250)]
+    assert task.positions == {IN: 250}
+    assert task.stream_times == {"A": 250}
+    assert len({r.batch_id for r in world.requests}) == 3
+    assert world.requests[-1].tasks[0].last_batch == world.requests[-2].batch_id
+
+
+def test_no_job_where_nothing_is_new_but_one_before_the_workers_would_be_ended(world: World) -> None:
+    world.give_task()
+    world.turn()
+    for _ in range(10):
+        assert not world.turn()
+    assert world.requests == []
+    world.clock.advance(30_000)
+    assert world.turn()
+    assert world.requests[0].ranges == {"in-0": [0, 0, 0]}
+
+
+def test_a_failed_batch_is_killed_fenced_recovered_in_that_order_and_run_again(world: World) -> None:
+    def fail(request: BatchRequest) -> BatchResult:
+        world.behave = world.commit
+        raise BatchFailedError("worker died", kind="worker")
+
+    world.behave = fail
+    task = world.give_task()
+    world.end = 10
+    for _ in range(3):
+        world.turn()
+    assert world.done[:4] == ["kill [99]", "fence app-p-0", "committed", "restore"]
+    first, second = world.requests[:2]
+    assert first.ranges == second.ranges
+    assert (first.attempt, second.attempt) == (0, 1)
+    assert second.tasks[0].incarnation != first.tasks[0].incarnation
+    assert task.positions == {IN: 10}
+
+
+def test_a_batch_that_had_committed_is_not_run_again(world: World) -> None:
+    def commit_then_die(request: BatchRequest) -> BatchResult:
+        world.commit(request)
+        world.behave = world.commit
+        raise BatchFailedError("died after the commit", kind="worker")
+
+    world.behave = commit_then_die
+    task = world.give_task()
+    world.end = 10
+    for _ in range(3):
+        world.turn()
+    assert [r.ranges["in-0"][:2] for r in world.requests] == [[0, 10]]
+    assert task.positions == {IN: 10}
+
+
+def test_an_abort_by_the_gate_runs_the_same_range_without_recovery(world: World) -> None:
+    def refuse(request: BatchRequest) -> BatchResult:
+        world.behave = world.commit
+        return BatchResult(ABORTED, reason="not-a-member: generation -1")
+
+    world.behave = refuse
+    world.give_task()
+    world.end = 10
+    for _ in range(3):
+        world.turn()
+    assert [(r.attempt, r.ranges["in-0"][:2]) for r in world.requests] == [(0, [0, 10]), (1, [0, 10])]
+    assert "committed" not in world.done
+
+
+def test_a_task_whose_ownership_broke_runs_no_batch(world: World) -> None:
+    world.give_task()
+    world.book.disown([TASK])
+    world.book.own([TASK])
+    world.end = 10
+    for _ in range(3):
+        assert not world.turn()
+    assert world.requests == []
+
+
+def test_a_bad_record_is_fatal_with_topic_partition_and_offset(world: World) -> None:
+    def bad(request: BatchRequest) -> BatchResult:
+        raise BatchFailedError("cannot decode", kind="record", record=BadRecord("in", 0, 7, "SOURCE"))
+
+    world.behave = bad
+    world.give_task()
+    world.end = 10
+    world.ends.watch(0, [IN], world.thread.wake)
+    world.ends.poll_once()
+    with pytest.raises(RecordError, match="in-0@7") as raised:
+        world.thread.run_once()
+    assert (raised.value.topic, raised.value.partition, raised.value.offset) == ("in", 0, 7)
+    assert "fence app-p-0" in world.done
+
+
+def test_retries_end_with_the_task_timeout(world: World) -> None:
+    def fail(request: BatchRequest) -> BatchResult:
+        raise BatchFailedError("again and again")
+
+    world.behave = fail
+    world.give_task()
+    world.end = 10
+
+    def turns() -> None:
+        for _ in range(100):
+            world.turn()
+
+    with pytest.raises(TaskTimeoutError, match="no progress"):
+        turns()
+    assert world.metrics.snapshot()[names.BATCHES_FAILED] > 2
+
+
+def test_tasks_are_given_up_between_batches_only_and_the_job_is_closed(world: World) -> None:
+    given: list[Sequence[ActiveTask]] = []
+
+    def drop_during_batch(request: BatchRequest) -> BatchResult:
+        world.thread.drop([TASK], given.append)
+        assert given == []
+        return world.commit(request)
+
+    world.behave = drop_during_batch
+    task = world.give_task()
+    world.end = 10
+    world.turn()
+    world.turn()
+    assert task.positions == {IN: 10}
+    world.turn()
+    assert given == [[task]]
+    assert world.done == ["close job"]
+    assert world.thread.tasks == {}

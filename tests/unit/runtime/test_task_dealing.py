@@ -1,0 +1,75 @@
+"""Dealing tasks to threads, and the state machines of tasks and instances."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everflow.records import TaskId
+from everflow.runtime.client_state import CLIENT_TRANSITIONS, ClientState, StateMachine
+from everflow.runtime.task import TASK_TRANSITIONS, ActiveTask, IllegalTransitionError, TaskState, deal
+
+tasks = st.sets(st.builds(TaskId, st.integers(0, 3), st.integers(0, 7)))
+
+
+@given(tasks, tasks, st.integers(1, 5))
+def test_dealing_is_balanced_deterministic_and_stable(before: set[TaskId], now: set[TaskId], count: int) -> None:
+    threads = range(count)
+    first = deal(before, threads, {})
+    second = deal(now, threads, first)
+    for dealt, wanted in ((first, before), (second, now)):
+        assert dealt.keys() == wanted
+        loads = [sum(1 for t in dealt.values() if t == thread) for thread in threads]
+        assert max(loads) - min(loads) <= 1
+    assert deal(now, threads, second) == second
+    assert deal(sorted(now, reverse=True), threads, first) == second
+
+
+def test_tasks_of_one_subtopology_are_spread() -> None:
+    dealt = deal([TaskId(s, p) for s in range(2) for p in range(4)], [0, 1], {})
+    for sub in range(2):
+        assert sorted(dealt[TaskId(sub, p)] for p in range(4)) == [0, 0, 1, 1]
+
+
+def test_every_transition_that_is_not_listed_is_refused() -> None:
+    for state in TaskState:
+        for target in TaskState:
+            task = ActiveTask(TaskId(0, 0), (), state=state)
+            if target in TASK_TRANSITIONS[state]:
+                task.to(target)
+                assert task.state is target
+            else:
+                with pytest.raises(IllegalTransitionError):
+                    task.to(target)
+
+
+def test_the_listener_sees_every_change_in_order_and_may_fail() -> None:
+    machine = StateMachine()
+    seen: list[tuple[ClientState, ClientState]] = []
+
+    def listener(new: ClientState, old: ClientState) -> None:
+        seen.append((new, old))
+        raise RuntimeError("the user's listener")
+
+    machine.listener = listener
+    for state in (ClientState.REBALANCING, ClientState.RUNNING, ClientState.PENDING_SHUTDOWN, ClientState.NOT_RUNNING):
+        assert machine.to(state)
+    assert [new for new, _ in seen] == [
+        ClientState.REBALANCING,
+        ClientState.RUNNING,
+        ClientState.PENDING_SHUTDOWN,
+        ClientState.NOT_RUNNING,
+    ]
+    assert machine.wait_ended(0)
+
+
+def test_late_events_do_not_revive_an_instance_and_impossible_steps_raise() -> None:
+    machine = StateMachine()
+    with pytest.raises(IllegalTransitionError):
+        machine.to(ClientState.RUNNING)
+    machine.to(ClientState.PENDING_SHUTDOWN)
+    assert not machine.to(ClientState.RUNNING)
+    assert not machine.to(ClientState.PENDING_ERROR)
+    assert machine.state is ClientState.PENDING_SHUTDOWN
+    assert CLIENT_TRANSITIONS[ClientState.ERROR] == frozenset()

@@ -1,0 +1,78 @@
+"""Configuration: names, types, prefixes, and errors for people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from everflow.config import StreamsConfig
+from everflow.errors import ConfigError
+
+BASE = {"application_id": "app", "bootstrap_servers": "broker:9092"}
+
+
+def test_dotted_and_snake_case_keys_mean_the_same() -> None:
+    dotted = StreamsConfig(**{"application.id": "app", "bootstrap.servers": "b:1", "task.timeout.ms": "5"})
+    snake = StreamsConfig(application_id="app", bootstrap_servers="b:1", task_timeout_ms=5)
+    assert dotted == snake
+
+
+def test_defaults_are_kafka_streams_own_except_where_a_decision_says_otherwise() -> None:
+    config = StreamsConfig(**BASE)
+    assert config.processing_guarantee == "at_least_once"
+    assert config.task_timeout_ms == 300_000
+    assert config.repartition_purge_interval_ms == 30_000
+    assert config.heartbeat_interval_ms == 500  # D7; Kafka's 3 s made a gap of 3 s
+    assert "tmp" not in Path(config.state_dir).parts  # reboots must not wipe state
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [("comit_interval_ms", "commit.interval.ms"), ("num.stream.thread", "num.stream.threads"), ("state_dirs", "state.dir")],
+)
+def test_unknown_key_names_the_nearest_right_one(key: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint.replace(".", r"\.")):
+        StreamsConfig(**BASE, **{key: 1})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("num_stream_threads", "many", "whole number"),
+        ("num_stream_threads", True, "whole number"),
+        ("emit_every_update", "perhaps", "true or false"),
+        ("processing_guarantee", "twice", "exactly_once_v2"),
+        ("application_id", "a b", "letters"),
+        ("task_timeout_ms", -1, "at least"),
+        ("heartbeat_interval_ms", 40_000, "third"),
+        ("consumer.isolation.level", "x", "cannot be set"),
+    ],
+)
+def test_wrong_values_are_named(key: str, value: object, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        StreamsConfig(**{**BASE, key: value})
+
+
+def test_missing_application_id_says_what_to_pass() -> None:
+    with pytest.raises(ConfigError, match=r"application\.id is missing"):
+        StreamsConfig(bootstrap_servers="b:1")
+
+
+def test_prefixed_keys_go_to_their_client_only() -> None:
+    config = StreamsConfig(
+        **BASE, processing_guarantee="exactly_once_v2", producer_linger_ms=5, **{"topic.segment.bytes": 7, "ssl.ca.location": "ca"}
+    )
+    assert config.producer() == {
+        "bootstrap.servers": "broker:9092",
+        "ssl.ca.location": "ca",
+        "linger.ms": 5,
+        "transaction.timeout.ms": 10_000,
+    }
+    assert "linger.ms" not in config.consumer()
+    assert config.topic() == {"segment.bytes": "7"}
+
+
+def test_a_batch_stays_well_below_the_transactions_timeout() -> None:
+    config = StreamsConfig(**BASE, processing_guarantee="exactly_once_v2", max_batch_ms=60_000)
+    assert config.batches().target_ms <= config.transaction_timeout_ms // 2
