@@ -312,7 +312,8 @@ class StreamThread:
         `Recovery.recover` takes the positions from the committed offsets, so a batch that did commit is not run again.
         """
         self.services.metrics.add(names.BATCHES_FAILED, 1)
-        log.warning("Stream thread %d: batch failed (%s): %s", self.number, failure.kind, failure.cause)
+        log.warning("Stream thread %d: batch failed (%s): %s", self.number, failure.kind, brief(failure.cause))
+        log.debug("Stream thread %d: the whole cause: %s", self.number, failure.cause)
         pids = self.services.gate.take_pids(self.number)
         self.services.kill_workers(pids)
         fence = [self.settings.transactional_id] if self.settings.guarantee == EXACTLY_ONCE_V2 else []
@@ -406,6 +407,19 @@ COUNTS = {
     "dropped": names.DROPPED_RECORDS,
     "dead_letters": names.DEAD_LETTERS,
 }
+
+
+def brief(cause: str) -> str:
+    """The line of a failed job's text that says what happened: of a Python traceback its last line, of a Java one the deepest
+    cause. The whole text is logged at level DEBUG."""
+    lines = [line.strip() for line in cause.splitlines() if line.strip()]
+    python = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    if python:
+        after = [line for line in cause[cause.rindex("Traceback (most recent") :].splitlines()[1:] if line[:1].strip()]
+        if after:
+            return after[0].strip()
+    causes = [line for line in lines if line.startswith("Caused by:") and "EOFException" not in line]
+    return (causes or lines or ["unknown"])[-1 if causes else 0].removeprefix("Caused by:").strip()
 
 
 def clock_start(clock: Clock) -> float:

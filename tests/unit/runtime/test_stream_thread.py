@@ -25,7 +25,7 @@ from everflow.runtime.batch import (
 from everflow.runtime.commit_gate import GateBook
 from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.recovery import Committed, Recovery, RecoveryRules
-from everflow.runtime.stream_thread import StreamThread, ThreadServices, ThreadSettings
+from everflow.runtime.stream_thread import StreamThread, ThreadServices, ThreadSettings, brief
 from everflow.runtime.task import ActiveTask, TaskState, TaskStore
 
 IN = TopicPartition("in", 0)
@@ -245,3 +245,16 @@ def test_tasks_are_given_up_between_batches_only_and_the_job_is_closed(world: Wo
     assert given == [[task]]
     assert world.done == ["close job"]
     assert world.thread.tasks == {}
+
+
+@pytest.mark.parametrize(
+    ("cause", "line"),
+    [
+        ('An error:\nTraceback (most recent call last):\n  File "x", line 1\n    f()\nValueError: bad\n\n\tat java', "ValueError: bad"),
+        ("An error\n\tat x\nCaused by: worker crashed\n\tat y\nCaused by: java.io.EOFException\n\tat z", "worker crashed"),
+        ("just this", "just this"),
+        ("", "unknown"),
+    ],
+)
+def test_the_log_names_the_cause_in_one_line(cause: str, line: str) -> None:
+    assert brief(cause) == line
