@@ -250,7 +250,7 @@ def test_tasks_are_given_up_between_batches_only_and_the_job_is_closed(world: Wo
 @pytest.mark.parametrize(
     ("cause", "line"),
     [
-        ('An error:\nTraceback (most recent call last):\n  File "x", line 1\n    f()\nValueError: bad\n\n\tat java', "ValueError: bad"),
+        ('Oh:\nTraceback (most recent call last):\n  File "x", line 1\n    f()\nValueError: bad\n\n\tat j', "ValueError: bad"),
         ("An error\n\tat x\nCaused by: worker crashed\n\tat y\nCaused by: java.io.EOFException\n\tat z", "worker crashed"),
         ("just this", "just this"),
         ("", "unknown"),
