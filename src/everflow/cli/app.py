@@ -173,6 +173,8 @@ def _errors_for_people(debug: bool) -> Iterator[None]:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if debug:
         logging.getLogger("everflow").setLevel(logging.INFO)
+    else:
+        logging.getLogger("kafka").setLevel(logging.ERROR)  # its warnings are about its own event loop
     try:
         yield
     except EverflowError as error:
