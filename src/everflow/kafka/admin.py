@@ -277,7 +277,7 @@ class ClusterAdmin:
     ) -> dict[TopicPartition, CommittedOffset]:
         """Stable committed offsets of a group (KIP-447); partitions without one are left out.
 
-        Waits while a transaction on them is pending. librdkafka ends metadata texts with a NUL: it is stripped.
+        Waits while a transaction on them is pending. Metadata may be followed by stray characters (`_metadata_of`).
 
         Raises:
             OffsetsUnstableError: a transaction stayed open for ``timeout_s``: fence its owner.
@@ -293,7 +293,7 @@ class ClusterAdmin:
                 if answer.error is not None:
                     raise KafkaException(answer.error)
                 if answer.offset >= 0:
-                    text = (answer.metadata or "").rstrip("\x00")
+                    text = _metadata_of(answer)
                     found[TopicPartition(answer.topic, answer.partition)] = CommittedOffset(answer.offset, text)
             return found
 
@@ -375,6 +375,16 @@ def _classified(failure: BaseException, doing: str) -> EverflowError:
     if isinstance(failure, KafkaException):
         return classify_exception(failure, doing)
     return RetriableError(f"{doing}: no answer in time")
+
+
+def _metadata_of(answer: ClientTopicPartition) -> str:
+    """The metadata text of an answer. The client reads it as a C string though librdkafka does not always end it with a NUL, so
+    stray bytes may follow, not even UTF-8 (seen: one read in some thousands); writers end their texts in a way that shows."""
+    try:
+        text: str | None = answer.metadata
+    except UnicodeDecodeError as garbage:
+        text = garbage.object.decode("utf-8", "replace")
+    return (text or "").split("\x00", 1)[0]
 
 
 def _code(failure: KafkaException) -> int | None:

@@ -180,12 +180,12 @@ def format_metadata(batch_id: str, stream_times: Mapping[str, int]) -> str:
 
 def parse_metadata(text: str | None) -> CommitMetadata:
     """Inverse of `format_metadata`. A trailing NUL (librdkafka adds one) is ignored; foreign text gives no
-    batch id."""
+    batch id. What follows the JSON object is ignored: clients return stray bytes behind it."""
     parts = (text or "").rstrip("\0").split("|", 2)
     if len(parts) != 3 or parts[0] != METADATA_PREFIX:
         return CommitMetadata(None, {})
     try:
-        times = json.loads(parts[2])
+        times, _ = json.JSONDecoder().raw_decode(parts[2])
     except ValueError:
         return CommitMetadata(None, {})
     return CommitMetadata(parts[1], {str(node): int(ms) for node, ms in times.items()})
