@@ -157,8 +157,11 @@ class GroupChannel:
         Raises:
             TaskMigratedError: evicted; the tasks are lost. RetriableError: passing. FatalError: refused for good.
         """
+        # The NUL is for confluent-kafka, which reads metadata as a C string: without it, it reads on into foreign memory and
+        # the text comes back with stray bytes, or as a UnicodeDecodeError. librdkafka writes one itself.
         asked = {
-            ClientTopicPartition(tp.topic, tp.partition): OffsetAndMetadata(offset, text) for tp, (offset, text) in offsets.items()
+            ClientTopicPartition(tp.topic, tp.partition): OffsetAndMetadata(offset, text + "\0")
+            for tp, (offset, text) in offsets.items()
         }
         doing = f"committing offsets of group {self._settings.group_id}"
         try:
