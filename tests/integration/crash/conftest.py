@@ -1,0 +1,34 @@
+"""One broker for the crash tests of a module; every application has topics and a state folder of its own."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crash_instance import Application
+
+from everflow.testing.broker import EmbeddedBroker
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker() as running:
+        yield running
+
+
+@pytest.fixture
+def application(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Callable[..., Application]]:
+    """``application(program=..., settings=...)``: a new application, ended after the test."""
+    made: list[Application] = []
+
+    def create(**arguments: Any) -> Application:
+        name = f"app{uuid.uuid4().hex[:8]}"
+        made.append(Application(name, broker, tmp_path / name, **arguments))
+        return made[-1]
+
+    yield create
+    for each in made:
+        each.close()

@@ -1,0 +1,93 @@
+"""The programs that the crash tests kill, and the process that runs one of them: ``python -m crash_topologies NAME SETTINGS``.
+
+Topics are named after the application, so that every test has its own.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import signal
+import sys
+from typing import Any
+
+from pyspark.sql import functions as F
+
+from everflow import KafkaStreams, StreamsBuilder, serdes
+
+COUNTS = "counts"
+"""The store of every program here."""
+
+
+def input_topic(application: str) -> str:
+    return f"{application}-in"
+
+
+def copies_topic(application: str) -> str:
+    return f"{application}-copies"
+
+
+def counts_topic(application: str) -> str:
+    return f"{application}-out"
+
+
+def counts_and_copies(application: str) -> StreamsBuilder:
+    """Each record goes out unchanged once, and is counted under its key."""
+    builder = StreamsBuilder()
+    records = builder.stream(input_topic(application), key=serdes.string(), value=serdes.string())
+    records.to(copies_topic(application))
+    records.group_by_key().count(store=COUNTS).to_stream().to(counts_topic(application))
+    return builder
+
+
+def column_that_fails_on_bad(application: str) -> StreamsBuilder:
+    """`counts_and_copies`, behind a Column that raises for the value ``bad`` only."""
+    builder = StreamsBuilder()
+    records = builder.stream(input_topic(application), key=serdes.string(), value=serdes.string())
+    checked = records.map_values(F.when(F.col("value") == "bad", F.raise_error(F.lit("a bad record"))).otherwise(F.col("value")))
+    checked.to(copies_topic(application))
+    checked.group_by_key().count(store=COUNTS).to_stream().to(counts_topic(application))
+    return builder
+
+
+def step_that_fails_on_bad(application: str) -> StreamsBuilder:
+    """`counts_and_copies`, behind a Python function that raises for the value ``bad`` only."""
+    builder = StreamsBuilder()
+    records = builder.stream(input_topic(application), key=serdes.string(), value=serdes.string())
+    checked = records.map_values(refuse_bad)
+    checked.to(copies_topic(application))
+    checked.group_by_key().count(store=COUNTS).to_stream().to(counts_topic(application))
+    return builder
+
+
+def refuse_bad(value: str) -> str:
+    """The user's function of `step_that_fails_on_bad`."""
+    if value == "bad":
+        raise ValueError("a bad record")
+    return value
+
+
+PROGRAMS = {
+    "counts-and-copies": counts_and_copies,
+    "column-fails": column_that_fails_on_bad,
+    "step-fails": step_that_fails_on_bad,
+}
+
+
+def main(name: str, settings: dict[str, Any]) -> None:
+    """Run the program until SIGTERM; states go to standard output, everything else to standard error."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logging.getLogger("py4j").setLevel(logging.ERROR)
+    logging.getLogger("kafka").setLevel(logging.WARNING)
+    faulthandler.register(signal.SIGUSR1)
+    topology = PROGRAMS[name](settings["application.id"]).build()
+    streams = KafkaStreams(topology, **settings)
+    streams.set_state_listener(lambda new, old: print(new.name, flush=True))
+    streams.run()
+
+
+if __name__ == "__main__":
+    import crash_topologies  # under its own name, so that workers find the functions of this module
+
+    crash_topologies.main(sys.argv[1], json.loads(sys.argv[2]))

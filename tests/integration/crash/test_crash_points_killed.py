@@ -1,0 +1,128 @@
+"""kill -9 at every named point of a micro-batch, of each kind of process: I2, I3, I6.
+
+Every case stops a worker at the point, proves there that the batch is half done, kills, and then holds outputs and stores
+against what an undisturbed run makes of the same input. A killed worker is the instance's own affair; after the death of the
+driver or of the JVM the instance is started again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+from crash_instance import Application, kill, records
+from crash_topologies import copies_topic
+
+from everflow.runtime.crash_points import APPLYING, BEFORE_TRANSACTION, COMMITTED, FIRST_RECORD, NAMES, OFFSETS_SENT
+from everflow.testing.broker import EmbeddedBroker
+from everflow.testing.waiting import wait_until
+
+WORKER, DRIVER, JVM = "worker", "driver", "jvm"
+QUICK = {(WORKER, FIRST_RECORD), (WORKER, APPLYING), (DRIVER, OFFSETS_SENT), (DRIVER, COMMITTED), (JVM, COMMITTED)}
+"""The slice in the default suite; `./run test --all` has all 15."""
+
+CASES = [
+    pytest.param(victim, point, marks=() if (victim, point) in QUICK else pytest.mark.slow, id=f"{victim}-{point}")
+    for victim in (WORKER, DRIVER, JVM)
+    for point in NAMES
+]
+KEYS = 7
+
+
+@pytest.fixture(scope="module")
+def of_victim(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Application]]:
+    """One application for all cases of a victim: a case finds it running, drained and right, whatever came before."""
+    made: dict[str, Application] = {}
+
+    def get(victim: str) -> Application:
+        if victim not in made:
+            name = f"{victim}{uuid.uuid4().hex[:8]}"
+            made[victim] = Application(name, broker, tmp_path_factory.mktemp("crash") / name)
+        return made[victim]
+
+    yield get
+    for application in made.values():
+        application.close()
+
+
+@pytest.mark.parametrize(("victim", "point"), CASES)
+def test_nothing_is_lost_doubled_or_wiped(victim: str, point: str, of_victim: Callable[[str], Application]) -> None:
+    """Scenario 11's kill, and 32's unknown outcome: between send_offsets and commit, and after the commit."""
+    app = of_victim(victim)
+    if not app.running:
+        app.start()
+    app.produce(records(KEYS, 60, f"{point}-before"))
+    app.drain()
+    app.check()
+    stores, positions, committed, copied = app.store_paths(), app.positions(), app.committed(), _copies(app)
+
+    app.arm(point)
+    app.produce(records(KEYS, 60, f"{point}-hit"))
+    worker = app.wait_reached(point)
+    _prove_half_done(app, point, positions, committed, copied)
+
+    driver = app.driver
+    kill({WORKER: worker, DRIVER: driver, JVM: app.jvm()}[victim]) if victim != DRIVER else _kill_driver(app)
+    if victim == WORKER:
+        assert app.running
+    else:
+        app.wait_end()
+        app.produce(records(KEYS, 20, f"{point}-while-away"))
+        app.start()
+    app.produce(records(KEYS, 30, f"{point}-after"))
+    app.drain()
+    app.check()
+    assert app.store_paths() == stores, "a store was wiped or rebuilt"
+    assert (app.driver == driver) == (victim == WORKER)
+
+
+def test_an_undisturbed_run_passes_the_same_check(of_victim: Callable[[str], Application]) -> None:
+    """Also after a clean stop: the check itself is right, and a stop leaves what a crash leaves."""
+    app = of_victim(WORKER)
+    if not app.running:
+        app.start()
+    app.produce(records(KEYS, 50, "undisturbed"))
+    app.drain()
+    app.check()
+    assert app.stop() == 0
+    app.check()
+
+
+def _kill_driver(app: Application) -> None:
+    assert app.process is not None
+    os.kill(app.driver, signal.SIGKILL)
+    app.process.wait(10)
+
+
+def _copies(app: Application) -> int:
+    return len(app.read_all(copies_topic(app.name), "read_uncommitted"))
+
+
+def _prove_half_done(
+    app: Application,
+    point: str,
+    positions: dict[int, int | None],
+    committed: dict[object, int],
+    copied: int,
+) -> None:
+    """The batch has come as far as its name says and no further; no store has moved (D5)."""
+    assert app.positions() == positions, "a store moved before its time"
+    stable, ends = (app.ends(app.outputs(), isolation) for isolation in ("read_committed", "read_uncommitted"))
+    if point == BEFORE_TRANSACTION:
+        assert stable == ends
+        assert _copies(app) == copied
+    if point in (FIRST_RECORD, OFFSETS_SENT):
+        assert stable != ends, "no transaction is open"
+        assert _copies(app) > copied
+    if point in (BEFORE_TRANSACTION, FIRST_RECORD, OFFSETS_SENT):
+        assert app.committed(stable=False) == committed
+    if point in (COMMITTED, APPLYING):
+        assert app.committed() != committed
+        assert _copies(app) > copied
+        outputs = app.outputs()
+        wait_until(
+            lambda: app.ends(outputs, "read_committed") == app.ends(outputs, "read_uncommitted"), 10, "the transaction to be visible"
+        )
