@@ -150,13 +150,13 @@ class BatchFailedError(EverflowError):
         kind: ``record`` (a record cannot be processed; ``record`` names it), ``worker`` (a Python
             worker died),
             ``migrated`` (fenced or unknown to the group), ``generation`` (the group's generation moved on),
-            ``data-loss`` (a range is no longer, or not yet, in the log), ``other``.
+            ``data-loss`` (a range is no longer, or not yet, in the log), ``spark-gone`` (the JVM ended), ``other``.
         cause: text of the cause, with the workers' traceback.
         record: the culprit where it is known.
     """
 
     code = "EF-BATCH-FAILED"
-    KINDS = frozenset({"record", "worker", "migrated", "generation", "data-loss", "other"})
+    KINDS = frozenset({"record", "worker", "migrated", "generation", "data-loss", "spark-gone", "other"})
 
     def __init__(self, cause: str, *, kind: str = "other", record: BadRecord | None = None) -> None:
         if kind not in self.KINDS:

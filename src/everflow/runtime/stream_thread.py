@@ -15,11 +15,11 @@ from typing import Any, Protocol
 from everflow import metrics as names
 from everflow.clock import Clock, Deadline
 from everflow.config import BatchLimits
-from everflow.errors import EverflowError, RecordError, TaskTimeoutError
+from everflow.errors import EverflowError, FatalError, RecordError, TaskTimeoutError
 from everflow.metrics import Metrics
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.runtime.batch import EXACTLY_ONCE_V2, BatchFailedError, BatchId, BatchRequest, BatchResult
-from everflow.runtime.batching import Throughput, budget, is_empty, plan_ranges
+from everflow.runtime.batching import BatchSize, is_empty, plan_ranges
 from everflow.runtime.commit_gate import GateBook
 from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.recovery import Recovery
@@ -69,6 +69,7 @@ class ThreadServices:
     metrics: Metrics
     on_failed: Callable[[EverflowError], None]
     on_committed: Callable[[], None] = lambda: None
+    on_warm: Callable[[], None] = lambda: None
 
 
 @dataclass
@@ -102,6 +103,8 @@ class StreamThread:
     new_incarnation: Callable[[], str]
     wake: threading.Event = field(default_factory=threading.Event)
     tasks: dict[TaskId, ActiveTask] = field(default_factory=dict)
+    warm: threading.Event = field(default_factory=threading.Event)
+    """Set once the workers of this thread's hops run."""
     batch_since_ms: float | None = None
     """Monotonic start of the batch in flight, for the watchdog; None between batches."""
 
@@ -112,7 +115,7 @@ class StreamThread:
         self._partitions: dict[str, TopicPartition] = {}
         self._incarnation = ""
         self._counter = 0
-        self._throughput = Throughput()
+        self._size = BatchSize()
         self._planned: _Planned | None = None
         self._stuck_at: Mapping[TopicPartition, int] | None = None
         self._failing: Deadline | None = None
@@ -151,6 +154,7 @@ class StreamThread:
 
     def _run(self) -> None:
         try:
+            self._warm_up()
             while not self._stop.is_set():
                 self.run_once()
         except StoppedError:
@@ -162,6 +166,23 @@ class StreamThread:
             self._fail(EverflowError(f"Stream thread {self.number} failed: {error!r}"))
         finally:
             self._close()
+
+    def _warm_up(self) -> None:
+        """Start the workers of this thread's hops while the group is joined and stores are restored: an empty batch over no
+        partition. Otherwise the first records would wait seconds for daemons, imports and compiled code."""
+        batch_id = str(BatchId(self.new_incarnation(), 0, 0))
+        try:
+            self.services.gate.begin(batch_id, self.number, self.settings.guarantee, {})
+            job = self.services.open_job(self.number, [])
+            job.run(self._request(batch_id, _Planned({}, {})))
+            job.close()
+        except BatchFailedError as failure:
+            # Not fatal: the first real batch meets the same fault and has the rules for it.
+            log.warning("Stream thread %d: warm-up failed: %s", self.number, failure.cause)
+        finally:
+            self.services.gate.end(batch_id)
+            self.warm.set()
+            self.services.on_warm()
 
     def run_once(self) -> bool:
         """One turn of the loop; True if a micro-batch was committed."""
@@ -224,7 +245,7 @@ class StreamThread:
         self._partitions = {str(tp): tp for tp in partitions}
         self._incarnation = self.new_incarnation()
         self._counter = 0
-        self._throughput = Throughput()
+        self._size = BatchSize()
         self.services.ends.watch(self.number, partitions, self.wake)
         self._job = self.services.open_job(self.number, partitions)
         log.info("Stream thread %d runs tasks %s", self.number, ", ".join(map(str, sorted(self.tasks))))
@@ -243,7 +264,7 @@ class StreamThread:
             for tp, position in task.positions.items()
         }
         log_ends = {tp: r.end for tp, r in available.items()}
-        ranges = plan_ranges(available, budget(self.settings.limits, self._throughput))
+        ranges = plan_ranges(available, self._size.records(self.settings.limits))
         if is_empty(ranges) or self._stuck_at == log_ends:
             # An empty batch now and then keeps the Python workers alive (idle for a minute, Spark ends them).
             if self._keep_alive_left_ms() > 0:
@@ -323,6 +344,11 @@ class StreamThread:
         self.services.recovery.recover(list(self.tasks.values()), fence)
         for task in self.tasks.values():
             task.to(TaskState.RUNNING)
+        if failure.kind == "spark-gone":  # its workers went with it; what they committed has just been replayed
+            raise FatalError(
+                "Spark's JVM has ended (killed, out of memory?), so this instance cannot go on; its log file says why. "
+                f"Nothing is lost: start the instance again. The cause as seen here: {brief(failure.cause)}"
+            ) from failure
         after = {tp: offset for task in self.tasks.values() for tp, offset in task.positions.items()}
         if before != after:
             log.info("Stream thread %d: the failed batch had been committed, going on behind it", self.number)
@@ -364,7 +390,9 @@ class StreamThread:
                 task.last_batch = batch_id
             read += moved
         self._counter += 1
-        self._throughput = self._throughput.after(read, elapsed_ms)
+        raw = result.counts.get("bytes")
+        self._size = self._size.after(self.settings.limits, read, elapsed_ms, raw)
+        log.debug("Stream thread %d: batch %s, %d records in %.0f ms", self.number, batch_id, read, elapsed_ms)
         # An input that ran dry may hold the others back (D3): wait for it to grow before trying again.
         self._stuck_at = planned.log_ends if read == 0 else None
         self._planned, self._failing, self._pause_ms = None, None, FIRST_PAUSE_MS

@@ -13,7 +13,7 @@ from everflow.runtime.batch import REQUEST_PROPERTY, BadRecord, BatchFailedError
 from everflow.runtime.kafka_sink import KafkaSink, LmdbAccess, announce
 from everflow.runtime.step_functions import failed_record
 from everflow.runtime.task_step import TaskStep
-from everflow.spark.job import PreparedJob, SparkJobError, local_property
+from everflow.spark.job import PreparedJob, SparkGoneError, SparkJobError, local_property
 from everflow.spark.source import SourceSettings
 from everflow.topology.plan import PhysicalPlan
 
@@ -60,6 +60,8 @@ class ThreadJob:
         ranges = {_parse(name): OffsetRange(bounds[0], bounds[1]) for name, bounds in request.ranges.items()}
         try:
             return BatchResult.from_json(self._job.run(ranges, {REQUEST_PROPERTY: request.to_json()}))
+        except SparkGoneError as error:
+            raise BatchFailedError(str(error), kind="spark-gone") from error
         except SparkJobError as error:
             raise failure_of(str(error)) from error
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -324,7 +325,7 @@ class Application:
         truth = Counter(key for key, _ in self.sent)
         assert {key: counts[-1] for key, counts in updates.items()} == truth
         for key, counts in updates.items():
-            assert all(a < b for a, b in zip(counts, counts[1:], strict=False)), f"{key}: {counts}"
+            assert all(a < b for a, b in pairwise(counts)), f"{key}: {counts}"
 
     def check_stores(self) -> None:
         """Store = fold of its changelog = the true counts."""

@@ -17,6 +17,7 @@ from crash_instance import Application, kill, records
 from crash_topologies import copies_topic
 
 from everflow.runtime.crash_points import APPLYING, BEFORE_TRANSACTION, COMMITTED, FIRST_RECORD, NAMES, OFFSETS_SENT
+from everflow.runtime.worker_processes import alive
 from everflow.testing.broker import EmbeddedBroker
 from everflow.testing.waiting import wait_until
 
@@ -65,7 +66,11 @@ def test_nothing_is_lost_doubled_or_wiped(victim: str, point: str, of_victim: Ca
     _prove_half_done(app, point, positions, committed, copied)
 
     driver = app.driver
-    kill({WORKER: worker, DRIVER: driver, JVM: app.jvm()}[victim]) if victim != DRIVER else _kill_driver(app)
+    orphans = [] if victim == WORKER else [process.pid for process in app.family()]
+    if victim == DRIVER:
+        _kill_driver(app)
+    else:
+        kill(worker if victim == WORKER else app.jvm())
     if victim == WORKER:
         assert app.running
     else:
@@ -77,6 +82,7 @@ def test_nothing_is_lost_doubled_or_wiped(victim: str, point: str, of_victim: Ca
     app.check()
     assert app.store_paths() == stores, "a store was wiped or rebuilt"
     assert (app.driver == driver) == (victim == WORKER)
+    wait_until(lambda: not [pid for pid in orphans if alive(pid)], 10, f"no process of the old instance {orphans} to be left")
 
 
 def test_an_undisturbed_run_passes_the_same_check(of_victim: Callable[[str], Application]) -> None:
@@ -122,7 +128,4 @@ def _prove_half_done(
     if point in (COMMITTED, APPLYING):
         assert app.committed() != committed
         assert _copies(app) > copied
-        outputs = app.outputs()
-        wait_until(
-            lambda: app.ends(outputs, "read_committed") == app.ends(outputs, "read_uncommitted"), 10, "the transaction to be visible"
-        )
+        wait_until(lambda: app.ends(app.outputs(), "read_committed") == ends, 10, "the transaction to be visible")

@@ -10,7 +10,7 @@ import pytest
 from everflow import metrics as names
 from everflow.clock import ManualClock
 from everflow.config import BatchLimits
-from everflow.errors import RecordError, TaskTimeoutError
+from everflow.errors import FatalError, RecordError, TaskTimeoutError
 from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.batch import (
@@ -208,6 +208,21 @@ def test_a_bad_record_is_fatal_with_topic_partition_and_offset(world: World) -> 
         world.thread.run_once()
     assert (raised.value.topic, raised.value.partition, raised.value.offset) == ("in", 0, 7)
     assert "fence app-p-0" in world.done
+
+
+def test_without_spark_the_thread_ends_after_it_has_fenced(world: World) -> None:
+    """The JVM was killed: retrying until ``task.timeout.ms`` would only delay the restart."""
+
+    def fail(request: BatchRequest) -> BatchResult:
+        raise BatchFailedError("Connection refused", kind="spark-gone")
+
+    world.behave = fail
+    world.give_task()
+    world.end = 10
+    world.turn()
+    with pytest.raises(FatalError, match="start the instance again"):
+        world.turn()
+    assert world.done[:4] == ["kill [99]", "fence app-p-0", "committed", "restore"]
 
 
 def test_retries_end_with_the_task_timeout(world: World) -> None:
