@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from everflow.config import BatchLimits
 from everflow.records import OffsetRange, TopicPartition
-from everflow.runtime.batching import SMALLEST_RECORDS, Throughput, budget, plan_ranges
+from everflow.runtime.batching import SMALLEST_RECORDS, BatchSize, plan_ranges
 
 backlogs = st.dictionaries(
     st.builds(TopicPartition, st.sampled_from(["a", "b"]), st.integers(0, 5)),
@@ -40,22 +40,39 @@ def test_nobody_gets_more_than_a_partition_that_still_waits(available: dict[Topi
 @given(
     st.integers(1, 1_000_000),
     st.integers(10, 10_000),
-    st.lists(st.tuples(st.integers(0, 600_000), st.floats(1, 20_000)), max_size=8),
+    st.lists(st.tuples(st.integers(0, 600_000), st.floats(1, 20_000), st.integers(0, 1 << 30)), max_size=8),
 )
-def test_the_budget_is_bounded_by_records_and_time(most: int, target_ms: int, runs: list[tuple[int, float]]) -> None:
-    limits = BatchLimits(most, 1 << 40, target_ms)
-    measured = Throughput()
-    for records, elapsed in runs:
-        measured = measured.after(records, elapsed)
-        found = budget(limits, measured)
+def test_a_batch_is_bounded_by_records_bytes_and_the_time_of_the_one_before(
+    most: int, target_ms: int, runs: list[tuple[int, float, int]]
+) -> None:
+    limits = BatchLimits(most, 1 << 24, target_ms)
+    size = BatchSize()
+    for records, elapsed, raw in runs:
+        before = size
+        size = size.after(limits, records, elapsed, raw)
+        found = size.records(limits)
         assert 1 <= found <= most
-        if measured.records_per_ms is not None:
-            assert found <= max(SMALLEST_RECORDS, measured.records_per_ms * target_ms + 1)
+        if size.bytes_per_record:
+            assert found == 1 or found * size.bytes_per_record <= 1 << 24
+        if elapsed > target_ms:
+            assert size.bound <= max(SMALLEST_RECORDS, before.bound)
 
 
 def test_a_slow_program_gets_small_batches_at_once_and_a_fast_one_grows_step_by_step() -> None:
     limits = BatchLimits(500_000, 1 << 40, 3_000)
-    slow = Throughput().after(50_000, 50_000)
-    assert budget(limits, slow) == 3_000
-    fast = Throughput().after(10_000, 10)
-    assert budget(limits, fast) == 40_000
+    assert BatchSize().after(limits, 50_000, 50_000).records(limits) == 3_000
+    assert BatchSize().after(limits, 50_000, 10).records(limits) == 200_000
+    assert BatchSize(200_000).after(limits, 200_000, 10).records(limits) == 500_000
+
+
+def test_a_cold_first_batch_holds_the_next_ones_back_for_three_batches_at_the_most() -> None:
+    limits = BatchLimits(500_000, 1 << 40, 3_000)
+    size = BatchSize().after(limits, 50_000, 30_000)  # cold: everything is slow once
+    for _ in range(3):
+        size = size.after(limits, size.records(limits), 200)
+    assert size.records(limits) >= 300_000
+
+
+def test_small_batches_say_nothing_about_what_a_large_one_could_take() -> None:
+    limits = BatchLimits(500_000, 1 << 40, 3_000)
+    assert BatchSize(200_000).after(limits, 20, 100).records(limits) == 200_000

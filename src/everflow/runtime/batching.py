@@ -1,7 +1,7 @@
 """How large the next micro-batch is and which offsets it takes: pure (D1).
 
 Small when caught up (everything there is, at once), up to `BatchLimits` when lagging, and bounded in time by
-the throughput measured so far, so that a rebalance never waits long.
+what earlier batches took, so that a rebalance never waits long.
 """
 
 from __future__ import annotations
@@ -14,52 +14,42 @@ from everflow.records import OffsetRange, TopicPartition
 
 FIRST_RECORDS = 50_000
 """Bound of the first batch of an assignment: nothing is known yet of what a record costs."""
-SMALLEST_RECORDS = 100
+SMALLEST_RECORDS = 1_000
 """However slow the user's code is, a batch takes this many records (if there are as many)."""
-GROWTH = 4.0
-"""A bound at most this many times the last batch: one lucky measurement must not end in a batch that takes
-minutes."""
-SMALL_BATCH_RECORDS = 2_000
-"""Batches below this size are all fixed costs and say nothing about throughput."""
+GROWTH = 4
+"""How fast the bound grows while full batches end in less than half of the time they may take."""
 
 
 @dataclass(frozen=True)
-class Throughput:
-    """What has been measured in this assignment.
+class BatchSize:
+    """How many records the next batch may take, learnt from the batches before.
 
-    ``records_per_ms``: smoothed, None before the first batch of some size; ``last_records``: size of that
-    batch; ``bytes_per_record``: smoothed raw size, None where unknown.
+    A bound instead of a measured rate: a batch costs a fixed part and a part per record, and the first ones also the warm-up, so
+    records / time of a small or cold batch says little. The bound shrinks to what fits once a batch took too long, and grows by
+    `GROWTH` while full batches end early. ``bytes_per_record`` is smoothed, None where unknown.
     """
 
-    records_per_ms: float | None = None
-    last_records: int = 0
+    bound: int = FIRST_RECORDS
     bytes_per_record: float | None = None
 
-    def after(self, records: int, elapsed_ms: float, raw_bytes: int | None = None) -> Throughput:
-        """With one more finished batch. A slower batch counts at once, a faster one by half."""
+    def after(self, limits: BatchLimits, records: int, elapsed_ms: float, raw_bytes: int | None = None) -> BatchSize:
+        """With one more finished batch."""
         size = self.bytes_per_record
         if raw_bytes is not None and records > 0:
             size = raw_bytes / records if size is None else (size + raw_bytes / records) / 2
-        if records < SMALL_BATCH_RECORDS and elapsed_ms < 1_000:
-            return Throughput(self.records_per_ms, self.last_records, size)
-        rate = records / max(elapsed_ms, 1.0)
-        if self.records_per_ms is not None and rate > self.records_per_ms:
-            rate = (rate + self.records_per_ms) / 2
-        return Throughput(rate, records, size)
+        bound = self.bound
+        if elapsed_ms > limits.target_ms:
+            bound = max(SMALLEST_RECORDS, int(min(records, bound) * limits.target_ms / elapsed_ms))
+        elif records * 10 >= self.records(limits) * 9 and elapsed_ms * 2 < limits.target_ms:
+            bound = min(bound * GROWTH, limits.max_records)
+        return BatchSize(bound, size)
 
-
-def budget(limits: BatchLimits, measured: Throughput) -> int:
-    """How many records the next batch may take, at least 1."""
-    bound: float = limits.max_records
-    if measured.records_per_ms is None:
-        bound = min(bound, FIRST_RECORDS)
-    else:
-        bound = min(bound, measured.records_per_ms * limits.target_ms)
-        bound = min(bound, max(measured.last_records, SMALLEST_RECORDS) * GROWTH)
-    bound = max(bound, min(SMALLEST_RECORDS, limits.max_records))
-    if measured.bytes_per_record:
-        bound = min(bound, limits.max_bytes / measured.bytes_per_record)
-    return max(1, int(bound))
+    def records(self, limits: BatchLimits) -> int:
+        """The bound with ``max.batch.records`` and ``max.batch.bytes``; at least 1."""
+        bound: float = min(self.bound, limits.max_records)
+        if self.bytes_per_record:
+            bound = min(bound, limits.max_bytes / self.bytes_per_record)
+        return max(1, int(bound))
 
 
 def plan_ranges(

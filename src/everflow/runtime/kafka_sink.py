@@ -65,11 +65,13 @@ class KafkaSink:
         """See `Sink`. Raises RecordError for an undecodable record without a dead letter topic, TaskMigratedError,
         UnknownOutcomeError and RetriableError as `RecordWriter` does; whatever is raised, no store has changed."""
         touched = _touched_tasks(request, result, sources)
+        transactional = request.transactional_id if request.guarantee == EXACTLY_ONCE_V2 else None
         if not touched:
+            # A warm-up or keep-alive batch: the producer is there when the first record comes.
+            RecordWriter.get(request.producer_config, transactional)
             return BatchResult(COMMITTED, consumed=result.consumed, counts={"in": 0, "out": 0})
         if result.dead_letters is not None and len(result.dead_letters) and self.dead_letter_topic is None:
             raise _undecodable(result.dead_letters, sources)
-        transactional = request.transactional_id if request.guarantee == EXACTLY_ONCE_V2 else None
         reached("before-transaction")
         writer = RecordWriter.get(request.producer_config, transactional)
         writer.begin()
@@ -118,6 +120,7 @@ class KafkaSink:
             "out": sum(len(output.keys) for output in result.outputs),
             "changelog": changelog,
             "dead_letters": dead,
+            "bytes": result.input_bytes,
         }
 
     def _commit(

@@ -265,6 +265,7 @@ class KafkaStreams:
             recovery=self._recovery(admin, self._stop),
             metrics=self._metrics,
             on_failed=self._on_failed,
+            on_warm=lambda: self._events.put(self._on_thread_warm),
         )
         return StreamThread(number, settings, services, self._clock, _new_incarnation)
 
@@ -406,10 +407,14 @@ class KafkaStreams:
         stable = self._member is not None and self._member.stable
         if self.state in STOPPING:
             return
-        if all_running and stable:
+        if all_running and stable and all(thread.warm.is_set() for thread in self._threads):
             self._states.to(ClientState.RUNNING)
         elif not all_running:
             self._states.to(ClientState.REBALANCING)
+
+    def _on_thread_warm(self) -> None:
+        if self._manager is not None:
+            self._on_tasks_changed(self._manager.all_running())
 
     def _on_failed(self, error: EverflowError) -> None:
         if self.state in STOPPING:

@@ -63,6 +63,8 @@ class StepResult:
     stream_times: dict[str, dict[str, int]] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     dead_letters: EdgeBatch | None = None
+    input_bytes: int = 0
+    """Arrow bytes of step 0's input: what ``max.batch.bytes`` bounds."""
 
 
 class Sink(Protocol):
@@ -124,6 +126,7 @@ class TaskStep:
         """Run the operators on one hop's rows."""
         result = _from_control(hop.control)
         if self.level == 0:
+            result.input_bytes = hop.bytes
             merge_inputs(hop, self.sources, request.ranges, result.consumed)
         records = dict(hop.batches)
         with ExitStack() as stack:
@@ -233,7 +236,12 @@ def _to_outputs(op: SinkOp, batch: EdgeBatch) -> list[SinkOutput]:
 
 def _to_control(result: StepResult) -> str:
     return json.dumps(
-        {"consumed": result.consumed, "stream_times": result.stream_times, "dropped": result.dropped},
+        {
+            "consumed": result.consumed,
+            "stream_times": result.stream_times,
+            "dropped": result.dropped,
+            "bytes": result.input_bytes,
+        },
         separators=(",", ":"),
     )
 
@@ -244,6 +252,7 @@ def _from_control(text: str) -> StepResult:
         consumed=data.get("consumed", {}),
         stream_times=data.get("stream_times", {}),
         dropped=data.get("dropped", {}),
+        input_bytes=data.get("bytes", 0),
     )
 
 

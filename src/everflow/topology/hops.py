@@ -78,6 +78,7 @@ class HopInput:
     offset: Int64
     timestamp: Int64
     control: str
+    bytes: int = 0
 
 
 def read_hop(batches: Iterable[pa.RecordBatch], schema: HopSchema) -> HopInput:
@@ -102,6 +103,7 @@ def read_hop(batches: Iterable[pa.RecordBatch], schema: HopSchema) -> HopInput:
     control = "{}" if schema.first else table.column("_ctl")[last].as_py() or "{}"
     body = table.slice(0, last)
     meta = HopInput({}, {}, source[:last], _numpy(body, "_part"), _numpy(body, "_off"), _numpy(body, "_ts"), control)
+    meta.bytes = table.nbytes
     seq = np.arange(last, dtype=np.int64) if schema.first else _numpy(body, "_seq")
     for slot in schema.slots:
         meta.batches[slot.id], meta.rows[slot.id] = _read_slot(body, slot, meta, seq, schema.headers)
