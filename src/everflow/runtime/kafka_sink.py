@@ -79,7 +79,7 @@ class KafkaSink:
             counts = self._write(writer, request, result, sources)
             writer.flush(FLUSH_TIMEOUT_S)
             answer = self._commit(writer, request, result, sources, touched)
-        except EverflowError:
+        except Exception:
             _abort(writer)
             raise
         if not answer.ok:

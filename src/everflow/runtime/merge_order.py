@@ -68,7 +68,7 @@ def _before_cut(
     """True for records up to the last one of the input that runs dry first while the log has more of it."""
     cut: tuple[int, int] | None = None
     for source in members:
-        start, end, log_end = ranges[f"{source.topic}-{partition}"]
+        _start, end, log_end = ranges[f"{source.topic}-{partition}"]
         mine = hop.source[rows] == source.index
         if end >= log_end or not mine.any():
             # Nothing more in the log, or nothing of it in this batch though asked for (only markers): no bound from here.
@@ -78,7 +78,8 @@ def _before_cut(
     if cut is None:
         return np.ones(len(rows), dtype=bool)
     time, index = cut
-    return (effective < time) | ((effective == time) & (hop.source[rows] <= index))
+    before: np.ndarray = (effective < time) | ((effective == time) & (hop.source[rows] <= index))
+    return before
 
 
 def _consume_prefix(hop: HopInput, sources: tuple[Source, ...], kept: np.ndarray, consumed: dict[str, int]) -> None:

@@ -19,7 +19,7 @@ from everflow.runtime.task import ActiveTask, TaskStore
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
 from everflow.topology.graph import SourceNode, Topology
-from everflow.topology.plan import PhysicalPlan, plan
+from everflow.topology.plan import PhysicalPlan, emitting_every_update, plan
 from everflow.topology.subtopologies import SubTopologies, cut, internal_topics
 
 log = logging.getLogger("everflow")
@@ -103,7 +103,7 @@ def prepare_cluster(
     return Blueprint(
         config.application_id,
         cluster_id,
-        plan(topology, subs.index_of, config.application_id),
+        plan(emitting_every_update(topology) if config.emit_every_update else topology, subs.index_of, config.application_id),
         {sub.index: sub.inputs(config.application_id) for sub in subs.subtopologies},
         {sub.index: sub.stores for sub in subs.subtopologies},
         partitions,

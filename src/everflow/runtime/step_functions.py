@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -19,16 +19,30 @@ RECORD_FAILURE = "everflow-record-failure "
 """Prefix of the line by which the driver finds the culprit in a worker's traceback."""
 
 
+class Located(Protocol):
+    """An operator of a step: its node and the line of the user's program that made it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def where(self) -> str | None: ...
+
+
 class RecordFailure(EverflowError):
     """The user's code failed on one record; the text carries the record's coordinates as JSON for the driver."""
 
     code = "EF-RECORD"
 
-    def __init__(self, op: FunctionOp, source: Source, batch: EdgeBatch, row: int, error: BaseException) -> None:
-        place = source.topic, int(batch.partition[row]), int(batch.offset[row])
-        super().__init__(
-            RECORD_FAILURE + record_failure_text(*place, op.name, op.where, f"{type(error).__name__}: {error}")
-        )
+    def __init__(self, op: Located, source: Source, partition: int, offset: int, error: BaseException) -> None:
+        text = f"{type(error).__name__}: {error}"
+        super().__init__(RECORD_FAILURE + record_failure_text(source.topic, partition, offset, op.name, op.where, text))
+
+    @staticmethod
+    def at(op: Located, sources: Mapping[int, Source], batch: EdgeBatch, row: int, error: BaseException) -> RecordFailure:
+        """The failure of the record in ``row``."""
+        source = sources[int(batch.source[row])]
+        return RecordFailure(op, source, int(batch.partition[row]), int(batch.offset[row]), error)
 
 
 def record_failure_text(
@@ -58,7 +72,7 @@ def run_function(op: FunctionOp, batch: EdgeBatch, sources: dict[int, Source]) -
         for row in range(len(keys)):
             results.append(_call(op, keys[row], values[row]))
     except Exception as error:
-        raise RecordFailure(op, sources[int(batch.source[row])], batch, row, error) from error
+        raise RecordFailure.at(op, sources, batch, row, error) from error
     return _SHAPES[op.op](op, batch, results, sources)
 
 
@@ -70,12 +84,14 @@ def _call(op: FunctionOp, key: Any, value: Any) -> Any:
     if op.op == "map":
         new_key, new_value = result
         return new_key, new_value
+    if op.op in ("filter", "filter_not", "branch"):
+        return bool(result)
     return result
 
 
 def _shape_filter(op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]) -> EdgeBatch:
     wanted = op.op != "filter_not"
-    keep = np.fromiter((bool(result) is wanted for result in results), bool, len(results))
+    keep = np.fromiter((result is wanted for result in results), bool, len(results))
     return batch if keep.all() else batch.take(np.flatnonzero(keep))
 
 
@@ -111,7 +127,7 @@ def _shape_flat_map(op: FunctionOp, batch: EdgeBatch, results: list[Any], source
     except (TypeError, ValueError) as error:
         bad = next(i for i, item in enumerate(flat) if not isinstance(item, (tuple, list)) or len(item) != 2)
         row = int(rows[bad])
-        raise RecordFailure(op, sources[int(batch.source[row])], batch, row, error) from error
+        raise RecordFailure.at(op, sources, batch, row, error) from error
     key = _column(op, keys, op.type.key, batch, rows, sources)
     return out.with_columns(key, _column(op, values, op.type.value, batch, rows, sources))
 
@@ -136,14 +152,14 @@ def _column(
     """Python results as the declared Arrow type; a result of another type is the fault of its record."""
     try:
         return pa.array(items, kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError):
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
         for place, item in enumerate(items):
             try:
                 pa.array([item], kind)
-            except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as error:
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 row = int(rows[place])
                 cause = TypeError(f"result {item!r} is not the declared type {kind} ({error})")
-                raise RecordFailure(op, sources[int(batch.source[row])], batch, row, cause) from error
+                raise RecordFailure.at(op, sources, batch, row, cause) from error
         raise
 
 
@@ -158,7 +174,7 @@ def unnest(op: UnnestOp, batch: EdgeBatch) -> EdgeBatch:
     return out.with_columns(key.cast(op.type.key), value.cast(op.type.value))
 
 
-def decode_parts(op: DecodeOp, batch: EdgeBatch) -> tuple[EdgeBatch, EdgeBatch | None]:
+def decode_parts(op: DecodeOp, batch: EdgeBatch, sources: Mapping[int, Source]) -> tuple[EdgeBatch, EdgeBatch | None]:
     """Decode raw parts; records that cannot be decoded come back as dead letters."""
     errors: dict[int, str] = {}
     key = _decode(op.key_serde, batch.key, "key", errors)
@@ -169,7 +185,7 @@ def decode_parts(op: DecodeOp, batch: EdgeBatch) -> tuple[EdgeBatch, EdgeBatch |
     rows = np.array(sorted(errors), dtype=np.int64)
     keep = np.ones(len(batch), dtype=bool)
     keep[rows] = False
-    return good.take(np.flatnonzero(keep)), _dead_letters(op, batch, rows, errors)
+    return good.take(np.flatnonzero(keep)), _dead_letters(op, batch, rows, errors, sources)
 
 
 def _decode(serde: Serde | None, raw: pa.Array, part: str, errors: dict[int, str]) -> pa.Array:
@@ -192,12 +208,15 @@ def _decode_each(serde: Serde, raw: Iterable[bytes | None], part: str, errors: d
     return values
 
 
-def _dead_letters(op: DecodeOp, batch: EdgeBatch, rows: Int64, errors: dict[int, str]) -> EdgeBatch:
-    """Dead letters keep the raw bytes of the parts this step decodes; a part that Catalyst decoded is left out, as its bytes are
-    gone by now."""
+def _dead_letters(
+    op: DecodeOp, batch: EdgeBatch, rows: Int64, errors: dict[int, str], sources: Mapping[int, Source]
+) -> EdgeBatch:
+    """Dead letters keep the raw bytes of the parts this step decodes; a part that Catalyst decoded is written again, as its bytes
+    are gone by now (the same bytes for text, JSON in schema order)."""
     bad = batch.take(rows)
-    key = bad.key if op.key_serde is not None or pa.types.is_binary(bad.key.type) else pa.nulls(len(rows), pa.binary())
-    raw = bad.value if pa.types.is_binary(bad.value.type) else pa.nulls(len(rows), pa.binary())
+    source = sources[int(bad.source[0])]
+    key = bad.key if op.key_serde is not None else source.key_serde.encode_array(bad.key)
+    raw = bad.value if op.value_serde is not None else source.value_serde.encode_array(bad.value)
     texts = pa.array([errors[int(row)] for row in rows])
     value = pa.StructArray.from_arrays([raw, texts], fields=list(DEAD_LETTER_TYPE.value))
     return bad.with_columns(key, value)

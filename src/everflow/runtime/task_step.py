@@ -9,18 +9,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from everflow.operators.python_aggregate import UserFunctionError
 from everflow.records import EdgeBatch, StoreChanges, TaskId
 from everflow.runtime.batch import BatchRequest, BatchResult
 from everflow.runtime.merge_order import merge_inputs
-from everflow.runtime.step_functions import decode_parts, run_function, unnest
+from everflow.runtime.step_functions import RecordFailure, decode_parts, run_function, unnest
 from everflow.runtime.step_stores import StoreAccess, TaskStores
+from everflow.serdes import Serde, SerdeError
 from everflow.state.store import StoreSpec
 from everflow.topology.hops import HopInput, HopSchema, concat, in_order, read_hop, write_hop
 from everflow.topology.plan import (
@@ -134,12 +136,13 @@ class TaskStep:
             by_index = {source.index: source for source in self.sources}
             for op in self.ops:
                 _run_op(op, records, result, stores, by_index)
-        self._collect_changes(records, result)
         if self.sink is None:
             assert self.hop_out is not None
             yield from write_hop(self._outgoing(records, result), self.hop_out, _to_control(result))
             return
-        result.dead_letters = records.get(DEAD_LETTER_SLOT)
+        self._collect_changes(records, result)
+        letters = records.get(DEAD_LETTER_SLOT)
+        result.dead_letters = letters if letters is not None and len(letters) else None
         done = self.sink(request, result, self.sources)
         yield pa.RecordBatch.from_arrays([pa.array([done.to_json()])], schema=RESULT_SCHEMA)
 
@@ -149,11 +152,11 @@ class TaskStep:
         return frozenset(name for name in seen if seen.count(name) > 1)
 
     def _collect_changes(self, records: dict[int, EdgeBatch], result: StepResult) -> None:
-        """Changes that earlier steps made arrive as rows of the changelog slots."""
+        """Changes that earlier steps made arrive as rows of the changelog slots, which steps between pass on unread."""
         arrived = {slot.id for slot in self.hop_in.slots}
         for store, slot in self.changelog_slots.items():
             if slot in arrived:
-                for task, changes in _changes_from_rows(store, records[slot], self.sources):
+                for task, changes in _changes_from_rows(store, records[slot]):
                     result.changes.setdefault(task, []).append(changes)
 
     def _outgoing(self, records: dict[int, EdgeBatch], result: StepResult) -> dict[int, EdgeBatch]:
@@ -162,8 +165,7 @@ class TaskStep:
         for store, slot in self.changelog_slots.items():
             if store in made:
                 records[slot] = _changes_to_rows(store, result.changes)
-        empty = _empty_like
-        return {slot.id: records.get(slot.id) or empty(slot.type.key, slot.type.value) for slot in self.hop_out.slots}
+        return {slot.id: records.get(slot.id) or _empty_like(slot.type.key, slot.type.value) for slot in self.hop_out.slots}
 
 
 # --- operators -------------------------------------------------------------------------------------------------
@@ -174,7 +176,7 @@ def _run_op(
 ) -> None:
     match op:
         case DecodeOp():
-            records[op.output], bad = decode_parts(op, records[op.input])
+            records[op.output], bad = decode_parts(op, records[op.input], sources)
             if bad is not None:
                 earlier = records.get(DEAD_LETTER_SLOT)
                 records[DEAD_LETTER_SLOT] = bad if earlier is None else concat([earlier, bad])
@@ -183,19 +185,25 @@ def _run_op(
         case UnnestOp():
             records[op.output] = unnest(op, concat([records[slot] for slot in op.inputs]))
         case StatefulOp():
-            records[op.output] = _run_stateful(op, in_order(concat([records[slot] for slot in op.inputs])), result, stores)
+            records[op.output] = _run_stateful(op, concat([records[slot] for slot in op.inputs]), result, stores, sources)
         case SinkOp():
-            result.outputs += _to_outputs(op, concat([records[slot] for slot in op.inputs]))
+            result.outputs += _to_outputs(op, concat([records[slot] for slot in op.inputs]), sources)
 
 
-def _run_stateful(op: StatefulOp, batch: EdgeBatch, result: StepResult, stores: TaskStores) -> EdgeBatch:
-    """Run the operator once per task that has records."""
+def _run_stateful(
+    op: StatefulOp, batch: EdgeBatch, result: StepResult, stores: TaskStores, sources: Mapping[int, Source]
+) -> EdgeBatch:
+    """Run the operator once per task that has records. Its results carry no headers: they are of many records."""
     outputs = []
+    batch = replace(in_order(batch), headers=None)
     partitions = np.unique(batch.partition)
     for partition in partitions:
         task = str(TaskId(op.subtopology, int(partition)))
         rows = batch if len(partitions) == 1 else batch.take(np.flatnonzero(batch.partition == partition))
-        done = op.operator.process(rows, stores.views(task, op.stores), stores.stream_time(task, op.name))
+        try:
+            done = op.operator.process(rows, stores.views(task, op.stores), stores.stream_time(task, op.name))
+        except UserFunctionError as error:
+            raise RecordFailure(op, sources[error.source], error.partition, error.offset, error.__cause__ or error) from error
         outputs.append(done.output)
         result.stream_times.setdefault(task, {})[op.name] = done.stream_time
         for reason, count in done.dropped.items():
@@ -211,24 +219,48 @@ def _empty_like(key: pa.DataType, value: pa.DataType) -> EdgeBatch:
     return EdgeBatch(pa.array([], key), pa.array([], value), none64, none64, none32, none32, none64)
 
 
-def _to_outputs(op: SinkOp, batch: EdgeBatch) -> list[SinkOutput]:
+def _to_outputs(op: SinkOp, batch: EdgeBatch, sources: Mapping[int, Source]) -> list[SinkOutput]:
     batch = in_order(batch)
     if op.drop_null_keys and batch.key.null_count:
         batch = batch.take(np.flatnonzero(batch.key.is_valid().to_numpy(zero_copy_only=False)))
     if not len(batch):
         return []
-    topics: str | list[str]
-    value = batch.value
-    if op.topic is None:
-        topics = pc.struct_field(value, [0]).to_pylist()
-        value = pc.struct_field(value, [1])
-    elif callable(op.topic):
-        topics = [op.topic(k, v) for k, v in zip(batch.key.to_pylist(), value.to_pylist(), strict=True)]
-    else:
-        topics = op.topic
-    keys = batch.key if op.key_serde is None else op.key_serde.encode_array(batch.key)
-    values = value if op.value_serde is None else op.value_serde.encode_array(value)
+    topics, value = _topics(op, batch, sources)
+    keys = _encoded(op, op.key_serde, batch.key, batch, sources)
+    values = _encoded(op, op.value_serde, value, batch, sources)
     return [SinkOutput(op.name, topics, keys.to_pylist(), values.to_pylist(), batch)]
+
+
+def _topics(op: SinkOp, batch: EdgeBatch, sources: Mapping[int, Source]) -> tuple[str | list[str], pa.Array]:
+    """Topic of all records or one for each, and the value. RecordFailure for a record whose topic cannot be told."""
+    if isinstance(op.topic, str):
+        return op.topic, batch.value
+    topics: list[str] = []
+    if op.topic is None:
+        topics, value = pc.struct_field(batch.value, [0]).to_pylist(), pc.struct_field(batch.value, [1])
+    else:
+        value = batch.value
+        for row, (k, v) in enumerate(zip(batch.key.to_pylist(), value.to_pylist(), strict=True)):
+            try:
+                topics.append(op.topic(k, v))
+            except Exception as error:
+                raise RecordFailure.at(op, sources, batch, row, error) from error
+    for row, topic in enumerate(topics):
+        if not isinstance(topic, str) or not topic:
+            raise RecordFailure.at(op, sources, batch, row, ValueError(f"the topic to write to is {topic!r}, not a name"))
+    return topics, value
+
+
+def _encoded(
+    op: SinkOp, serde: Serde | None, column: pa.Array, batch: EdgeBatch, sources: Mapping[int, Source]
+) -> pa.Array:
+    """Final bytes. RecordFailure for a value that its serde cannot write."""
+    try:
+        return column if serde is None else serde.encode_array(column)
+    except SerdeError as error:
+        if error.index is None:
+            raise
+        raise RecordFailure.at(op, sources, batch, error.index, error) from error
 
 
 # --- what travels beside the rows ------------------------------------------------------------------------------
@@ -283,9 +315,7 @@ def _changes_to_rows(store: str, changes: Mapping[str, list[StoreChanges]]) -> E
     )
 
 
-def _changes_from_rows(
-    store: str, batch: EdgeBatch, sources: tuple[Source, ...]
-) -> Iterator[tuple[str, StoreChanges]]:
+def _changes_from_rows(store: str, batch: EdgeBatch) -> Iterator[tuple[str, StoreChanges]]:
     tasks = {(int(s), int(p)) for s, p in zip(batch.source, batch.partition, strict=True)}
     for sub, partition in sorted(tasks):
         rows = batch.take(np.flatnonzero((batch.source == sub) & (batch.partition == partition)))

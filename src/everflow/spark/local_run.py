@@ -1,46 +1,44 @@
-"""Segments run at once on rows at hand, for the test driver: the same Catalyst projections that an instance runs."""
+"""Segments run at once on rows at hand, for the test driver: the same Catalyst projections that an instance runs.
+
+Each segment is prepared once, down to its RDD of Arrow batches, and re-run with other rows: analysing or generating code again for
+every record would take many times longer than running them. The rows of segment 0 are put into one object of the JVM that every run
+reads anew, so no Python worker is needed; later segments, whose rows have any type, read them from a file in a worker.
+"""
 
 from __future__ import annotations
 
+import json
 import tempfile
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType, StructField, StructType
 
-from everflow.spark.segments import first_segment, hop_out_of_step, later_segment, spark_type
+from everflow.spark.segments import first_segment, hop_into_step, hop_out_of_step, later_segment, spark_type
 from everflow.spark.session import get_session
-from everflow.topology.hops import HEADERS
 from everflow.topology.plan import PhysicalPlan
 
-_LOG = pa.schema(
-    [
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary()),
-        pa.field("topic", pa.string()),
-        pa.field("partition", pa.int32()),
-        pa.field("offset", pa.int64()),
-        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
-        pa.field("headers", HEADERS),
-    ]
+_RECORDS = (
+    "array<struct<key string, value string, topic string, partition int, offset bigint, time bigint, "
+    "headers array<struct<key string, value string>>>>"
 )
+"""Log records as JSON; bytes are base64."""
 
 
 class LocalRun:
-    """Runs a plan's segments on Arrow data. Uses the shared session; not thread-safe.
-
-    Each segment is prepared once over a one-row frame whose Python worker reads the rows from a file, and re-run with another
-    content: analysing the projections again for every record would take many times longer than running them.
-    """
+    """Runs a plan's segments on data at hand. Uses the shared session; owned by the thread that first runs it."""
 
     def __init__(self, plan: PhysicalPlan) -> None:
         self._plan = plan
         self._session = get_session()
         self._folder = tempfile.TemporaryDirectory(prefix="everflow-driver-")
-        self._frames: dict[int, DataFrame] = {}
+        self._rdds: dict[int, Any] = {}
+        self._rows: Any = None
 
     def close(self) -> None:
         """Remove the files. Idempotent."""
@@ -48,33 +46,79 @@ class LocalRun:
 
     def first(self, records: Sequence[tuple[Any, ...]]) -> list[pa.RecordBatch]:
         """Segment 0 over log records ``(key, value, topic, partition, offset, time in ms, headers)``."""
-        columns = list(zip(*records, strict=True)) if records else [[] for _ in _LOG]
-        times = [time * 1000 for time in columns[5]]
-        headers = [[{"key": name, "value": value} for name, value in found] for found in columns[6]]
-        arrays = [*columns[:5], times, headers]
-        batch = pa.record_batch([pa.array(a, f.type) for a, f in zip(arrays, _LOG, strict=True)], schema=_LOG)
-        return self._run(0, [batch], _LOG)
+        if 0 not in self._rdds:
+            self._rdds[0] = self._prepare(first_segment(self._log_frame(), self._plan))
+        listed = [
+            {
+                "key": _text(key),
+                "value": _text(value),
+                "topic": topic,
+                "partition": partition,
+                "offset": offset,
+                "time": time,
+                "headers": [{"key": name, "value": _text(content)} for name, content in headers],
+            }
+            for key, value, topic, partition, offset, time, headers in records
+        ]
+        self._rows.update(0, bytearray(json.dumps(listed).encode()))
+        return self._collect(0)
 
     def later(self, batches: Sequence[pa.RecordBatch], level: int) -> list[pa.RecordBatch]:
         """Segment ``level`` over the hop rows of step ``level - 1``."""
-        return self._run(level, batches, hop_out_of_step(self._plan, level - 1).arrow())
-
-    def _run(self, level: int, batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> list[pa.RecordBatch]:
         path = str(Path(self._folder.name, f"{level}.arrow"))
+        schema = hop_out_of_step(self._plan, level - 1).arrow()
         with pa.OSFile(path, "wb") as out, pa.ipc.new_stream(out, schema) as writer:
             for batch in batches:
                 writer.write_batch(batch)
-        if level not in self._frames:
-            self._frames[level] = self._prepare(level, path, schema)
-        table: pa.Table = self._frames[level].toArrow()
-        return table.to_batches()
+        if level not in self._rdds:
+            self._rdds[level] = self._prepare(later_segment(self._file_frame(path, schema), self._plan, level))
+        return self._collect(level)
 
-    def _prepare(self, level: int, path: str, schema: pa.Schema) -> DataFrame:
+    def _log_frame(self) -> DataFrame:
+        """Kafka's columns of the records in ``self._rows``, a row read again at every run (tasks are serialised anew)."""
+        context = self._session.sparkContext
+        jvm: Any = context._jvm
+        self._rows = jvm.org.apache.spark.sql.catalyst.expressions.GenericInternalRow(1)
+        listed = jvm.java.util.ArrayList()
+        listed.add(self._rows)
+        tag = getattr(getattr(jvm.scala.reflect, "ClassTag$"), "MODULE$").apply(self._rows.getClass().getSuperclass())
+        seq = jvm.scala.jdk.javaapi.CollectionConverters.asScala(listed).toSeq()
+        rdd = context._jsc.sc().parallelize(seq, 1, tag)
+        schema = self._session._jsparkSession.parseDataType(StructType([StructField("records", BinaryType())]).json())
+        rows = DataFrame(self._session._jsparkSession.internalCreateDataFrame(rdd, schema, False), self._session)
+        log = rows.select(F.inline(F.from_json(F.col("records").cast("string"), _RECORDS)))
+        header = F.transform("headers", lambda h: F.struct(h["key"].alias("key"), F.unbase64(h["value"]).alias("value")))
+        return log.select(
+            F.unbase64("key").alias("key"),
+            F.unbase64("value").alias("value"),
+            "topic",
+            "partition",
+            "offset",
+            F.timestamp_millis("time").alias("timestamp"),
+            header.alias("headers"),
+        )
+
+    def _file_frame(self, path: str, schema: pa.Schema) -> DataFrame:
         def read(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             with pa.OSFile(path, "rb") as stream, pa.ipc.open_stream(stream) as reader:
                 yield from reader
 
         types = StructType([StructField(field.name, spark_type(field.type), True) for field in schema])
-        rows = self._session.range(0, 1, 1, 1).mapInArrow(read, types)
-        frame = first_segment(rows, self._plan) if level == 0 else later_segment(rows, self._plan, level)
-        return frame.coalesce(1)  # one Spark partition: rows keep their order up to the marker
+        return self._session.range(0, 1, 1, 1).mapInArrow(read, types)
+
+    def _prepare(self, frame: DataFrame) -> Any:
+        """The frame's RDD of Arrow batches. What Spark SQL sets for the tasks of its own runs is set here once for this thread."""
+        for name, setting in self._session.sparkContext.getConf().getAll():
+            if name.startswith("spark.sql."):
+                self._session.sparkContext.setLocalProperty(name, setting)
+        java: Any = frame.coalesce(1)._jdf  # one Spark partition: rows keep their order up to the marker
+        return java.toArrowBatchRdd(java.queryExecution().executedPlan())
+
+    def _collect(self, level: int) -> list[pa.RecordBatch]:
+        schema = hop_into_step(self._plan, level).arrow()
+        found = self._rdds[level].collect()
+        return [pa.ipc.read_record_batch(pa.py_buffer(bytes(batch)), schema) for batch in found]
+
+
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else b64encode(data).decode()

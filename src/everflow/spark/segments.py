@@ -9,19 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
+from typing import cast
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
-from pyspark.sql.types import DataType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType
 
 from everflow.serdes import Serde
 from everflow.topology.hops import MARKER, HopSchema
-from everflow.topology.plan import DEAD_LETTER_SLOT, Decode, Encode, PhysicalPlan, Projection, Segment, Slot
+from everflow.topology.plan import DEAD_LETTER_SLOT, Decode, Encode, PhysicalPlan, Projection, Segment, Slot, in_catalyst
 
 _LOG_META = ("_src", "_part", "_off", "_ts")
 _META = (*_LOG_META, "_seq", "_ctl")
+_JSON = {
+    # The bytes that `JsonSerde` writes: null fields and microseconds are explicit.
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    "timeZone": "UTC",
+}
 _CORRUPT = "__everflow_corrupt"
 
 
@@ -148,8 +156,9 @@ def _decode_column(serde: Serde, raw: Column) -> Column:
         return raw
     if serde.kind == "string":
         return raw.cast("string")
-    schema = spark_type(serde.type)
-    options = {"mode": "PERMISSIVE"}
+    schema = cast(StructType | ArrayType, spark_type(serde.type))  # of a map too, which the signature leaves out
+    # As strict as JSON is, and as `JsonSerde`.
+    options = {"mode": "PERMISSIVE", "allowNonNumericNumbers": "false", "allowSingleQuotes": "false"}
     if isinstance(schema, StructType):
         schema = StructType([*schema.fields, StructField(_CORRUPT, StringType(), True)])
         options["columnNameOfCorruptRecord"] = _CORRUPT
@@ -173,7 +182,7 @@ def _drop_dead_rows(frame: DataFrame, plan: PhysicalPlan) -> DataFrame:
     if any(not isinstance(p, Projection) or p.node.predicate is not None for p in plan.segments[0].projections) or (
         len(plan.sources) > 1
     ):
-        alive = reduce(lambda a, b: a | b, (F.col(f"p{slot.id}") for slot in slots))
+        alive = reduce(lambda a, b: a | b, (F.col(f"p{slot.id}") for slot in slots), F.lit(False))
     else:
         return frame  # every record is live on some slot
     merged = [source.index for source in plan.sources if source.merged]
@@ -247,8 +256,8 @@ def _encode_column(serde: Serde, column: Column) -> Column:
     """Value -> bytes in Catalyst; parts of other serdes stay as they are, the step encodes them."""
     if serde.kind == "string":
         return column.cast("string").cast("binary")
-    if serde.kind == "json":
-        return F.to_json(column, {"ignoreNullFields": "false"}).cast("binary")
+    if serde.kind == "json" and in_catalyst(serde):
+        return F.to_json(column, _JSON).cast("binary")
     return column
 
 

@@ -1,14 +1,14 @@
 """`TopologyTestDriver`: run a topology without a broker, record by record, and look into its stores.
 
-It runs the very segments and steps that an instance runs: segments on the local Spark session of the test run, steps called in this
-process, stores in memory. Like Kafka Streams' driver it has one partition per topic, passes repartition topics on at once and commits
-after each input; so it shows every intermediate result, and it does not show co-partitioning faults.
+It runs the very segments and steps that an instance runs: segments on the local Spark session of the test run, steps called in
+this process, stores in memory. Like Kafka Streams' driver it has one partition per topic, passes repartition topics on at once and
+commits after each input; so it shows every intermediate result, and it does not show co-partitioning faults.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -22,10 +22,11 @@ from everflow.runtime.batch import COMMITTED, BatchRequest, BatchResult, TaskCon
 from everflow.runtime.step_functions import failed_record
 from everflow.runtime.task_step import StepResult, TaskStep
 from everflow.serdes import Serde
+from everflow.serdes.windowed import split_window_store_key, window_store_key
 from everflow.spark.local_run import LocalRun
 from everflow.state.store import InMemoryStore, StoreSpec, StoreView
 from everflow.topology.graph import Topology
-from everflow.topology.plan import PhysicalPlan, Source, plan
+from everflow.topology.plan import PhysicalPlan, Source, StatefulOp, emitting_every_update, plan
 from everflow.topology.subtopologies import cut
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -57,6 +58,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"]):
         topology: what ``StreamsBuilder.build()`` returned.
         application_id: prefix of internal topics.
         dead_letter_topic: where undecodable records go; None = piping one raises RecordError, and nothing of it has an effect.
+        emit_every_update: every intermediate result of a `InputTopic.pipe_batch`, as ``emit.every.update`` gives; by default the
+            last per key (and window) of a batch.
         initial_wall_clock_ms: the driver's wall clock, moved by `advance_wall_clock_time` only.
     """
 
@@ -68,10 +71,12 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"]):
         *,
         application_id: str = "topology-test-driver",
         dead_letter_topic: str | None = None,
+        emit_every_update: bool = False,
         initial_wall_clock_ms: int = 0,
     ) -> None:
         subs = cut(topology)
-        self._plan: PhysicalPlan = plan(topology, subs.index_of, application_id)
+        chosen = emitting_every_update(topology) if emit_every_update else topology
+        self._plan: PhysicalPlan = plan(chosen, subs.index_of, application_id)
         self._wall_clock_ms = initial_wall_clock_ms
         self._dead_letter_topic = dead_letter_topic
         self._stores = {spec.name: InMemoryStore(spec) for found in self._plan.stores().values() for spec in found}
@@ -117,11 +122,21 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"]):
 
     def get_key_value_store(self, name: str) -> KeyValueView:
         """Read access to a key-value store. KeyError for an unknown name."""
-        return KeyValueView(self._specs[name], self._stores[name])
+        return KeyValueView(self._specs[name], self._stores[name], self._decoder(name))
 
     def get_window_store(self, name: str) -> WindowView:
         """Read access to a window store. KeyError for an unknown name."""
-        return WindowView(self._specs[name], self._stores[name])
+        return WindowView(self._specs[name], self._stores[name], self._decoder(name))
+
+    def _decoder(self, name: str) -> Callable[[bytes], Any]:
+        """Stored bytes as the table shows them: of aggregates the results, not the state that is kept for them."""
+        for step in self._plan.steps:
+            for op in step.ops:
+                if isinstance(op, StatefulOp) and name in {spec.name for spec in op.stores}:
+                    results = getattr(op.operator, "decode_results", None)
+                    if results is not None:
+                        return lambda data: results(pa.array([data[8:]], pa.binary()))[0].as_py()
+        return lambda stored: self._specs[name].value_serde.decode(stored[8:])
 
     def advance_wall_clock_time(self, by: timedelta | int) -> None:
         """Move the wall clock (ms or timedelta); stream time only moves with records."""
@@ -191,7 +206,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"]):
         return self._sink.take()
 
     def _deliver(self, result: StepResult) -> list[_Raw]:
-        looped = []
+        looped: list[_Raw] = []
         internal = {source.topic for source in self._plan.sources if source.kind == "repartition"}
         for output in result.outputs:
             headers = output.batch.headers.to_pylist() if output.batch.headers is not None else [None] * len(output.keys)
@@ -235,12 +250,13 @@ class _MemorySink:
     def __call__(self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]) -> BatchResult:
         letters = result.dead_letters
         if letters is not None and len(letters) and self._topic is None:
-            source = sources[int(letters.source[0])]
+            row = int(letters.seq.argmin())
+            source = sources[int(letters.source[row])]
             raise RecordError(
-                letters.value[0].as_py()["error"],
+                letters.value[row].as_py()["error"],
                 topic=source.topic,
-                partition=int(letters.partition[0]),
-                offset=int(letters.offset[0]),
+                partition=int(letters.partition[row]),
+                offset=int(letters.offset[row]),
                 node=source.node,
             )
         self._result = result
@@ -339,34 +355,35 @@ class OutputTopic:
 class KeyValueView:
     """Decoded read access to a key-value store."""
 
-    def __init__(self, spec: StoreSpec, store: InMemoryStore) -> None:
-        self._spec, self._store = spec, store
+    def __init__(self, spec: StoreSpec, store: InMemoryStore, decode: Callable[[bytes], Any]) -> None:
+        self._spec, self._store, self._decode = spec, store, decode
 
     def get(self, key: Any) -> Any:
         """The value of ``key``, None if absent."""
         encoded = self._spec.key_serde.encode(key)
         found = None if encoded is None else self._store.get_many([encoded])[0]
-        return None if found is None else self._spec.value_serde.decode(found[8:])
+        return None if found is None else self._decode(found)
 
     def all(self) -> Iterator[tuple[Any, Any]]:
         """Keys and values in key-byte order."""
         for key, stored in self._store.range(None, None):
-            yield self._spec.key_serde.decode(key), self._spec.value_serde.decode(stored[8:])
+            yield self._spec.key_serde.decode(key), self._decode(stored)
 
 
 class WindowView:
     """Decoded read access to a window store."""
 
-    def __init__(self, spec: StoreSpec, store: InMemoryStore) -> None:
-        self._spec, self._store = spec, store
+    def __init__(self, spec: StoreSpec, store: InMemoryStore, decode: Callable[[bytes], Any]) -> None:
+        self._spec, self._store, self._decode = spec, store, decode
 
     def all(self) -> Iterator[tuple[tuple[Any, int], Any]]:
         """((key, window start in ms), value) in key-byte order."""
         for stored_key, stored in self._store.range(None, None):
-            start = int.from_bytes(stored_key[-12:-4], "big", signed=True)
-            key = self._spec.key_serde.decode(stored_key[:-12])
-            yield (key, start), self._spec.value_serde.decode(stored[8:])
+            key, start = split_window_store_key(stored_key)
+            yield (self._spec.key_serde.decode(key), start), self._decode(stored)
 
     def fetch(self, key: Any, start_ms: int) -> Any:
         """The value of ``key`` in the window that starts at ``start_ms``, None if absent."""
-        return dict(self.all()).get((key, start_ms))
+        encoded = self._spec.key_serde.encode(key)
+        found = None if encoded is None else self._store.get_many([window_store_key(encoded, start_ms)])[0]
+        return None if found is None else self._decode(found)

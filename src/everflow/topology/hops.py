@@ -115,7 +115,8 @@ def _numpy(table: pa.Table, name: str) -> np.ndarray:
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-    return array.to_numpy(zero_copy_only=False)
+    found: np.ndarray = array.to_numpy(zero_copy_only=False)
+    return found
 
 
 def _chunk(table: pa.Table, name: str) -> pa.Array:
@@ -131,7 +132,8 @@ def _read_slot(
     name = f"p{slot.id}"
     live = _chunk(body, name)
     names = [field.name for field in HopSchema((slot,), headers).slot_fields(slot)][1:]
-    columns = {column: _readable(_chunk(body, column)) for column in names}
+    types = {field.name: field.type for field in HopSchema((slot,), headers).slot_fields(slot)}
+    columns = {column: _readable(_as(_chunk(body, column), types[column])) for column in names}
     header = _chunk(body, "_hdr") if headers else None
     total = len(live)
     if pc.sum(live).as_py() == total and live.null_count == 0:
@@ -157,6 +159,11 @@ def _read_slot(
         header,
     )
     return batch, np.arange(total, dtype=np.int64) if keep is None else keep
+
+
+def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The column in its edge's type: a session in another time zone names that zone in its types."""
+    return array if array.type.equals(kind) else array.cast(kind)
 
 
 def _readable(array: pa.Array) -> pa.Array:
@@ -236,8 +243,8 @@ def concat(batches: Sequence[EdgeBatch]) -> EdgeBatch:
             [b.headers if b.headers is not None else pa.nulls(len(b), HEADERS) for b in filled]
         )
     joined = EdgeBatch(
-        pa.concat_arrays([batch.key for batch in filled]),
-        pa.concat_arrays([batch.value for batch in filled]),
+        pa.concat_arrays([_as(batch.key, filled[0].key.type) for batch in filled]),
+        pa.concat_arrays([_as(batch.value, filled[0].value.type) for batch in filled]),
         np.concatenate([batch.timestamp for batch in filled]),
         np.concatenate([batch.seq for batch in filled]),
         np.concatenate([batch.source for batch in filled]),

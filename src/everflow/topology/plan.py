@@ -41,6 +41,22 @@ from everflow.topology.graph import (
 CATALYST_SERDES = frozenset({"bytes", "string", "json"})
 """Serde kinds that the JVM decodes and encodes; the others are faster in numpy inside a step (design section 7)."""
 
+
+def in_catalyst(serde: Serde) -> bool:
+    """Whether Catalyst reads and writes ``serde``: of JSON only what `from_json` takes (no bare scalars, no maps but of texts)."""
+    if serde.kind == "json":
+        return pa.types.is_nested(serde.type) and _maps_have_text_keys(serde.type)
+    return serde.kind in CATALYST_SERDES
+
+
+def _maps_have_text_keys(type_: pa.DataType) -> bool:
+    if pa.types.is_map(type_):
+        return bool(pa.types.is_string(type_.key_type)) and _maps_have_text_keys(type_.item_type)
+    if pa.types.is_nested(type_):
+        return all(_maps_have_text_keys(type_.field(i).type) for i in range(type_.num_fields))
+    return True
+
+
 DEAD_LETTER_SLOT = 0
 """Slot of undecodable records: key = raw key, value = struct<value: raw value, error: text>."""
 
@@ -173,6 +189,7 @@ class StatefulOp:
     type: EdgeType
     inputs: tuple[int, ...]
     output: int
+    where: str | None
 
 
 @dataclass(frozen=True)
@@ -257,10 +274,22 @@ def plan(topology: Topology, subtopology_of: Mapping[str, int], application_id: 
     raise TopologyError("operators that share a store depend on each other through Columns; use Python functions between them")
 
 
+def emitting_every_update(topology: Topology) -> Topology:
+    """The topology with ``emit.every.update``: stateful operators give every intermediate result, as Kafka Streams does without
+    its record cache, instead of the last one per key (and window) of a micro-batch."""
+
+    def changed(node: Node) -> Node:
+        if isinstance(node, StatefulNode) and hasattr(node.operator, "emit_every_update"):
+            return replace(node, operator=replace(node.operator, emit_every_update=True))
+        return node
+
+    return replace(topology, nodes=tuple(changed(node) for node in topology.nodes))
+
+
 def _raised_floor(planner: _Planner, floor: dict[str, int]) -> dict[str, int]:
     """Minimum levels for the next round: sharers of a store together, sinks in the last step."""
     raised = dict(floor)
-    last = max(planner.level_of.values(), default=0)
+    last = max((level for _, level in planner.step_ops), default=0)
     by_store: dict[str, int] = {}
     for op, level in planner.step_ops:
         if isinstance(op, StatefulOp):
@@ -285,11 +314,14 @@ class _Planner:
         self._sub = subtopology_of
         self._app = app
         self._floor = floor
-        # Only a JSON parser in Catalyst makes dead letters before step 0; otherwise the slot begins there and no hop column is spent.
-        in_catalyst = any(
-            isinstance(node, SourceNode) and "json" in (node.key_serde.kind, node.value_serde.kind) for node in topology.nodes
+        # Only a JSON parser in Catalyst makes dead letters before step 0; else the slot begins there and no hop column is spent.
+        parsed = any(
+            serde.kind == "json" and in_catalyst(serde)
+            for node in topology.nodes
+            if isinstance(node, SourceNode)
+            for serde in (node.key_serde, node.value_serde)
         )
-        self._slots: list[Slot] = [Slot(DEAD_LETTER_SLOT, "dead-letters", DEAD_LETTER_TYPE, 0, in_step=not in_catalyst)]
+        self._slots: list[Slot] = [Slot(DEAD_LETTER_SLOT, "dead-letters", DEAD_LETTER_TYPE, 0, in_step=not parsed)]
         self._outputs: dict[str, tuple[int, ...]] = {}
         self._sources: list[Source] = []
         self._segments: dict[int, tuple[list[Decode], list[Projection | Encode]]] = {}
@@ -343,8 +375,7 @@ class _Planner:
                 raise TopologyError(f"no place in the plan for {type(node).__name__} {node.name}", where=node.where)
 
     def _place_source(self, node: SourceNode) -> Iterator[int]:
-        raw_key = node.key_serde.kind not in CATALYST_SERDES
-        raw_value = node.value_serde.kind not in CATALYST_SERDES
+        raw_key, raw_value = not in_catalyst(node.key_serde), not in_catalyst(node.value_serde)
         decoded = node.out
         edge = EdgeType(pa.binary() if raw_key else decoded.key, pa.binary() if raw_value else decoded.value)
         for topic in node.topics:
@@ -404,7 +435,7 @@ class _Planner:
         elif isinstance(node, UnnestNode):
             op = UnnestOp(node.name, node.keyed, node.out, inputs, out)
         else:
-            op = StatefulOp(node.name, node.operator, node.stores, self._sub[node.name], node.out, inputs, out)
+            op = StatefulOp(node.name, node.operator, node.stores, self._sub[node.name], node.out, inputs, out, node.where)
         self.step_ops.append((op, level))
         yield out
 
@@ -415,18 +446,18 @@ class _Planner:
         for slot in self._inputs(node):
             # A topic chosen by a function needs the decoded values; the step serialises after calling it.
             by_function = isinstance(node.topic, FunctionExpr)
-            in_catalyst = column is not None or not (by_function or self._slots[slot].in_step)
-            groups.setdefault(in_catalyst, []).append(slot)
-        for in_catalyst, slots in groups.items():
-            inputs = [self._encode(node, column, slot) for slot in slots] if in_catalyst else slots
-            self._add_sink_op(node, column, tuple(inputs), in_catalyst, suffix="" if len(groups) == 1 else f":{in_catalyst}")
+            encoded = column is not None or not (by_function or self._slots[slot].in_step)
+            groups.setdefault(encoded, []).append(slot)
+        for encoded, slots in groups.items():
+            inputs = [self._encode(node, column, slot) for slot in slots] if encoded else slots
+            self._add_sink_op(node, column, tuple(inputs), encoded, suffix="" if len(groups) == 1 else f":{encoded}")
 
     def _encode(self, node: SinkNode, column: ColumnExpr | None, slot: int) -> int:
         level = self._segment_level(slot)
         self._read_in_segment(slot, level)
         edge = self._slots[slot].type
-        key = pa.binary() if node.key_serde.kind in CATALYST_SERDES else edge.key
-        value = pa.binary() if node.value_serde.kind in CATALYST_SERDES else edge.value
+        key = pa.binary() if in_catalyst(node.key_serde) else edge.key
+        value = pa.binary() if in_catalyst(node.value_serde) else edge.value
         if column is not None:
             value = pa.struct([("topic", pa.string()), ("value", value)])
         out = self._slot(node.name, EdgeType(key, value), level, in_step=False)
@@ -434,7 +465,7 @@ class _Planner:
         return out
 
     def _add_sink_op(
-        self, node: SinkNode, column: ColumnExpr | None, inputs: tuple[int, ...], in_catalyst: bool, suffix: str
+        self, node: SinkNode, column: ColumnExpr | None, inputs: tuple[int, ...], encoded: bool, suffix: str
     ) -> None:
         topic: str | Callable[..., Any] | None
         if isinstance(node.topic, FunctionExpr):
@@ -447,8 +478,8 @@ class _Planner:
         op = SinkOp(
             node.name + suffix,
             topic,
-            None if in_catalyst and node.key_serde.kind in CATALYST_SERDES else node.key_serde,
-            None if in_catalyst and node.value_serde.kind in CATALYST_SERDES else node.value_serde,
+            None if encoded and in_catalyst(node.key_serde) else node.key_serde,
+            None if encoded and in_catalyst(node.value_serde) else node.value_serde,
             drop_null_keys=node.kind == "repartition",
             inputs=inputs,
             where=node.where,
@@ -479,21 +510,36 @@ class _Planner:
             replace(segment, decodes=tuple(replace(d, source=sources[d.source.index]) for d in segment.decodes))
             for segment in segments
         )
-        headers = any(self._forwards_headers(op) for step in steps for op in step.ops if isinstance(op, SinkOp))
+        headers = self._reads_headers() or any(map(self._forwards_headers, self._topology.nodes))
         return PhysicalPlan(self._app, tuple(sources.values()), tuple(self._slots), segments, steps, headers, changelogs)
 
-    def _forwards_headers(self, op: SinkOp) -> bool:
-        """Whether a sink is reached from a source without a stateful operator between (those drop headers)."""
-        node = self._topology.node(op.name.split(":")[0])
-        todo, seen = list(node.inputs), set[str]()
+    def _reads_headers(self) -> bool:
+        """Whether a Column of the user reads headers."""
+        found: list[Any] = []
+        for node in self._topology.nodes:
+            if isinstance(node, ProjectNode):
+                found += [node.predicate, node.key, node.value]
+            elif isinstance(node, SinkNode):
+                found.append(node.topic)
+        return any("headers" in expr.uses for expr in found if isinstance(expr, ColumnExpr))
+
+    def _forwards_headers(self, sink: Node) -> bool:
+        """Whether records reach a sink from a topic of others without a stateful operator between (those drop headers), through
+        repartition topics too."""
+        if not isinstance(sink, SinkNode) or sink.kind == "repartition":
+            return False
+        todo, seen = list(sink.inputs), set[str]()
         while todo:
             name = todo.pop()
             if name in seen:
                 continue
             seen.add(name)
             found = self._topology.node(name)
-            if isinstance(found, SourceNode):
+            if isinstance(found, SourceNode) and found.kind == "repartition":
+                writers = [n for n in self._topology.nodes if isinstance(n, SinkNode) and n.topic in found.topics]
+                todo.extend(name for writer in writers for name in writer.inputs)
+            elif isinstance(found, SourceNode):
                 return True
-            if not isinstance(found, StatefulNode):
+            elif not isinstance(found, StatefulNode):
                 todo.extend(found.inputs)
         return False
