@@ -1,0 +1,282 @@
+"""What the tests of whole instances share: a cluster to write to and read from, and instances that are always closed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from confluent_kafka import Consumer, Producer, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
+
+from everflow import KafkaStreams, Topology
+from everflow.errors import EverflowError
+from everflow.runtime.client_state import ClientState
+from everflow.testing import wait_until
+
+REQUEST_S = 20.0
+CAUGHT_UP_S = 60.0
+GUARANTEES = ("exactly_once_v2", "at_least_once")
+
+
+class Record(NamedTuple):
+    """A record to write, or one that was read. Times in ms."""
+
+    key: bytes | None
+    value: bytes | None
+    timestamp: int = 1
+    partition: int = 0
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    topic: str = ""
+    offset: int = -1
+
+
+def text(key: str | None, value: str | None, timestamp: int = 1, partition: int = 0) -> Record:
+    """A record of two texts."""
+    return Record(key and key.encode(), None if value is None else value.encode(), timestamp, partition)
+
+
+def in_json(key: str | None, value: object, timestamp: int = 1, partition: int = 0) -> Record:
+    """A record with a JSON value."""
+    return text(key, json.dumps(value), timestamp, partition)
+
+
+def long(data: bytes | None) -> int | None:
+    """Java's long."""
+    return None if data is None else int.from_bytes(data, "big", signed=True)
+
+
+@dataclass
+class Cluster:
+    """A broker; topics and applications of one test begin with ``prefix``."""
+
+    bootstrap: str
+    prefix: str
+    _admin: AdminClient = field(init=False)
+    _consumers: dict[tuple[str, str], Consumer] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._admin = AdminClient({"bootstrap.servers": self.bootstrap})
+
+    def close(self) -> None:
+        """Close the connections."""
+        for consumer in self._consumers.values():
+            consumer.close()
+
+    def topic(self, name: str, partitions: int = 2) -> str:
+        """Create a topic of this test; its full name."""
+        full = f"{self.prefix}-{name}"
+        for future in self._admin.create_topics([NewTopic(full, partitions, 1)], operation_timeout=REQUEST_S).values():
+            future.result(REQUEST_S)
+        return full
+
+    def delete(self, *topics: str) -> None:
+        """Delete topics and wait until they are gone."""
+        for future in self._admin.delete_topics(list(topics), operation_timeout=REQUEST_S).values():
+            future.result(REQUEST_S)
+        wait_until(lambda: not set(topics) & set(self.topics()), REQUEST_S, f"the end of {topics}")
+
+    def topics(self) -> dict[str, int]:
+        """Topics of this test -> number of partitions."""
+        found = self._admin.list_topics(timeout=REQUEST_S).topics
+        return {name: len(topic.partitions) for name, topic in found.items() if name.startswith(self.prefix)}
+
+    def config(self, topic: str) -> dict[str, str]:
+        """A topic's effective settings."""
+        asked = self._admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic)])
+        (entries,) = [future.result(REQUEST_S) for future in asked.values()]
+        return {name: str(entry.value) for name, entry in entries.items()}
+
+    def topic_id(self, topic: str) -> str:
+        """A topic's id; another one after it was created again."""
+        found = self._admin.describe_topics(TopicCollection([topic]))[topic].result(REQUEST_S)
+        return str(found.topic_id)
+
+    def members(self, group: str) -> int:
+        """Members of a consumer group now."""
+        return len(self._admin.describe_consumer_groups([group])[group].result(REQUEST_S).members)
+
+    def delete_group(self, group: str) -> None:
+        """Delete a group and its offsets."""
+        self._admin.delete_consumer_groups([group])[group].result(REQUEST_S)
+
+    def write(self, topic: str, records: Iterable[Record]) -> None:
+        """Write and flush, each record to its partition."""
+        producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 0})
+        refused: list[str] = []
+        for record in records:
+            producer.produce(
+                topic,
+                record.value,
+                record.key,
+                record.partition,
+                timestamp=record.timestamp,
+                headers=list(record.headers),
+                on_delivery=lambda error, _: refused.append(str(error)) if error else None,
+            )
+        assert producer.flush(REQUEST_S) == 0
+        assert not refused, refused
+
+    def ends(self, topic: str, isolation: str = "read_committed") -> dict[TopicPartition, int]:
+        """Ends of a topic's partitions."""
+        consumer = self._consumer(f"{self.prefix}-read", isolation)
+        return {tp: consumer.get_watermark_offsets(tp, REQUEST_S)[1] for tp in self._parts(consumer, topic)}
+
+    def starts(self, topic: str) -> dict[int, int]:
+        """Partition -> first offset in the log."""
+        consumer = self._consumer(f"{self.prefix}-read", "read_committed")
+        return {tp.partition: consumer.get_watermark_offsets(tp, REQUEST_S)[0] for tp in self._parts(consumer, topic)}
+
+    def read(self, topic: str, isolation: str = "read_committed") -> list[Record]:
+        """Everything in a topic, partition after partition, as a reader of committed records sees it."""
+        found: list[Record] = []
+        consumer = self._consumer(f"{self.prefix}-read", isolation)
+        for partition in self._parts(consumer, topic):
+            start, end = consumer.get_watermark_offsets(partition, REQUEST_S)
+            partition.offset = start
+            consumer.assign([partition])
+            position = start
+            while position < end:
+                message = consumer.poll(0.2)
+                if message is not None:
+                    assert message.error() is None, message.error()
+                    found.append(_record(message))
+                position = max(position, consumer.position([partition])[0].offset)
+        consumer.unassign()
+        return found
+
+    def committed(self, group: str, topic: str) -> dict[int, tuple[int, str]]:
+        """Partition -> (committed offset, metadata); partitions without an offset are left out."""
+        consumer = self._consumer(group, "read_committed")
+        found = consumer.committed(self._parts(consumer, topic), timeout=REQUEST_S)
+        return {tp.partition: (tp.offset, (tp.metadata or "").rstrip("\0")) for tp in found if tp.offset >= 0}
+
+    def _consumer(self, group: str, isolation: str) -> Consumer:
+        """One that never joins its group."""
+        if (group, isolation) not in self._consumers:
+            self._consumers[group, isolation] = Consumer(
+                {
+                    "bootstrap.servers": self.bootstrap,
+                    "group.id": group,
+                    "enable.auto.commit": False,
+                    "auto.offset.reset": "earliest",
+                    "isolation.level": isolation,
+                }
+            )
+        return self._consumers[group, isolation]
+
+    @staticmethod
+    def _parts(consumer: Consumer, topic: str) -> list[TopicPartition]:
+        partitions = consumer.list_topics(topic, timeout=REQUEST_S).topics[topic].partitions
+        return [TopicPartition(topic, number) for number in sorted(partitions)]
+
+
+def _record(message: Any) -> Record:
+    return Record(
+        message.key(),
+        message.value(),
+        message.timestamp()[1],
+        message.partition(),
+        tuple(message.headers() or ()),
+        message.topic(),
+        message.offset(),
+    )
+
+
+def last_by_key(records: Iterable[Record]) -> dict[bytes | None, bytes | None]:
+    """The table that a topic of changes stands for."""
+    table: dict[bytes | None, bytes | None] = {}
+    for record in records:
+        if record.value is None:
+            table.pop(record.key, None)
+        else:
+            table[record.key] = record.value
+    return table
+
+
+@dataclass
+class Application:
+    """One application: its name, settings and state folder; instances are started one after the other or side by side."""
+
+    cluster: Cluster
+    folder: Path
+    settings: Mapping[str, object]
+
+    @property
+    def id(self) -> str:
+        """application.id."""
+        return f"{self.cluster.prefix}-app"
+
+    @property
+    def state(self) -> Path:
+        """The folder of the default instance's stores."""
+        return self.folder / "state"
+
+    def instance(self, topology: Topology, **settings: object) -> KafkaStreams:
+        """An instance that has not been started."""
+        merged: dict[str, Any] = {
+            "num_stream_threads": 1,
+            "task_timeout_ms": 60_000,
+            "processing_guarantee": "exactly_once_v2",
+            "state_dir": str(self.state),
+            **self.settings,
+            **settings,
+        }
+        return KafkaStreams(topology, application_id=self.id, bootstrap_servers=self.cluster.bootstrap, **merged)
+
+    @contextmanager
+    def running(self, topology: Topology, *, wait: bool = True, **settings: object) -> Iterator[KafkaStreams]:
+        """A started instance, RUNNING unless ``wait`` is False; closed at the end."""
+        streams = self.instance(topology, **settings)
+        try:
+            streams.start()
+            if wait:
+                until_running(streams)
+            yield streams
+        finally:
+            assert streams.close(60.0), "the instance did not close within 60 s"
+
+    def until_processed(self, streams: KafkaStreams | None, *topics: str) -> None:
+        """Wait until everything in the topics is processed, one topic after the other: sources before what they feed."""
+        for topic in topics:
+
+            def done(topic: str = topic) -> bool:
+                if streams is not None and streams.error is not None:
+                    raise streams.error
+                ends = {tp.partition: end for tp, end in self.cluster.ends(topic).items() if end > 0}
+                have = {p: offset for p, (offset, _) in self.cluster.committed(self.id, topic).items()}
+                return all(have.get(p, 0) >= end for p, end in ends.items())
+
+            wait_until(done, CAUGHT_UP_S, f"the group to reach the end of {topic}")
+
+    def run_through(self, topology: Topology, *topics: str, **settings: object) -> None:
+        """Run an instance until it has processed the topics, then close it."""
+        with self.running(topology, **settings) as streams:
+            self.until_processed(streams, *topics)
+
+
+def until_running(streams: KafkaStreams, timeout_s: float = CAUGHT_UP_S) -> None:
+    """Wait for RUNNING; an instance that fails meanwhile raises what stopped it."""
+
+    def running() -> bool:
+        if streams.error is not None:
+            raise streams.error
+        return streams.state is ClientState.RUNNING
+
+    wait_until(running, timeout_s, "state RUNNING", lambda: [streams.state])
+
+
+def until_failed(streams: KafkaStreams, timeout_s: float = CAUGHT_UP_S) -> EverflowError:
+    """Wait for ERROR; what stopped the instance."""
+    wait_until(lambda: streams.state is ClientState.ERROR, timeout_s, "state ERROR", lambda: [streams.state])
+    assert streams.error is not None
+    return streams.error
+
+
+def closed(streams: KafkaStreams) -> None:
+    """Close whatever its state."""
+    with suppress(EverflowError):
+        streams.close(60.0)

@@ -1,0 +1,329 @@
+"""An instance over its whole life: states, stop and restart, what a restart finds again, what it refuses."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections import Counter
+
+import pytest
+from lifecycle_cluster import (
+    GUARANTEES,
+    Application,
+    Cluster,
+    Record,
+    last_by_key,
+    long,
+    text,
+    until_running,
+)
+
+from everflow import KafkaStreams, StreamsBuilder, TimeWindows, Topology, metrics, serdes
+from everflow.errors import InternalTopicError, OffsetsExpiredError
+from everflow.runtime.batch import parse_metadata
+from everflow.runtime.client_state import ClientState
+from everflow.runtime.restoration import RestoreProgress
+from everflow.testing import wait_until
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark]
+
+SECOND = 1_000
+
+
+def words(n: int, first: int = 0) -> list[Record]:
+    """Records of seven keys over two partitions, a second apart."""
+    return [text(f"w{i % 7}", f"v{i}", 10_000 + i * SECOND, i % 7 % 2) for i in range(first, first + n)]
+
+
+def counting(source: str, output: str) -> Topology:
+    """Count per key."""
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
+    stream.group_by_key().count(store="counts").to_stream().to(output)
+    return builder.build()
+
+
+def windowed(source: str, output: str) -> Topology:
+    """Count per key and 10 s, without grace."""
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
+    counts = stream.group_by_key().windowed_by(TimeWindows.of_size("10 seconds")).count(store="windows")
+    counts.to_stream().to(output)
+    return builder.build()
+
+
+def counts_of(records: list[Record]) -> dict[bytes | None, int]:
+    """What `counting` makes of them."""
+    return Counter(record.key for record in records)
+
+
+def found(cluster: Cluster, topic: str) -> dict[bytes | None, int | None]:
+    """The table of longs in a topic."""
+    return {key: long(value) for key, value in last_by_key(cluster.read(topic)).items()}
+
+
+def consumed(streams: KafkaStreams) -> float:
+    """Records that the instance has read and committed."""
+    return float(streams.metrics().get(metrics.RECORDS_CONSUMED, 0))
+
+
+class Listener:
+    """Notes what a restore reports."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, RestoreProgress]] = []
+
+    def restore_start(self, progress: RestoreProgress) -> None:
+        self.calls.append(("start", progress))
+
+    def batch_restored(self, progress: RestoreProgress, records: int) -> None:
+        self.calls.append(("batch", progress))
+
+    def restore_end(self, progress: RestoreProgress) -> None:
+        self.calls.append(("end", progress))
+
+    def restore_suspended(self, progress: RestoreProgress, reason: str) -> None:
+        self.calls.append(("suspended", progress))
+
+
+def test_states_are_kafka_streams_and_the_listener_sees_each(app: Application, cluster: Cluster) -> None:
+    source, output = cluster.topic("in"), cluster.topic("out")
+    streams = app.instance(counting(source, output))
+    seen: list[tuple[str, str]] = []
+    streams.set_state_listener(lambda new, old: seen.append((old.name, new.name)))
+    assert streams.state is ClientState.CREATED
+    streams.start()
+    until_running(streams)
+    assert cluster.members(app.id) == 1
+    assert streams.close(60.0)
+    assert streams.state is ClientState.NOT_RUNNING
+    assert cluster.members(app.id) == 0, "a closed instance must leave its group at once, not time out"
+    names = ["CREATED", "REBALANCING", "RUNNING", "PENDING_SHUTDOWN", "NOT_RUNNING"]
+    assert seen == list(itertools.pairwise(names))
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_a_restart_goes_on_where_the_last_instance_committed(app: Application, cluster: Cluster, guarantee: str) -> None:
+    source, output = cluster.topic("in"), cluster.topic("out")
+    cluster.write(source, words(70))
+    topology = counting(source, output)
+    app.run_through(topology, source, processing_guarantee=guarantee)
+    before = len(cluster.read(output))
+    with app.running(topology, processing_guarantee=guarantee) as streams:
+        cluster.write(source, words(7, first=70))
+        app.until_processed(streams, source)
+        wait_until(lambda: consumed(streams) > 0, 10, "the batch to be counted")
+    assert consumed(streams) == 7, "records before the committed offset were read again"
+    assert found(cluster, output) == counts_of(words(77))
+    assert len(cluster.read(output)) - before <= 7
+
+
+def test_offsets_carry_the_batch_id_and_stream_time(app: Application, cluster: Cluster) -> None:
+    source, output = cluster.topic("in"), cluster.topic("out")
+    records = words(40)
+    cluster.write(source, records)
+    app.run_through(windowed(source, output), source)
+    for partition, (offset, text_) in cluster.committed(app.id, source).items():
+        mine = [record for record in records if record.partition == partition]
+        metadata = parse_metadata(text_)
+        assert offset == len(mine)
+        incarnation, counter, attempt = (metadata.batch_id or "").split(".")
+        assert incarnation
+        assert int(counter) >= 0
+        assert int(attempt) >= 0
+        assert set(metadata.stream_times.values()) == {max(record.timestamp for record in mine)}
+
+
+def test_a_late_record_stays_late_after_a_restart(app: Application, cluster: Cluster) -> None:
+    """Kafka Streams forgets stream time when a task moves; here it travels with the offsets."""
+    source, output = cluster.topic("in", 1), cluster.topic("out", 1)
+    cluster.write(source, [text("k", "on time", 15_000), text("k", "later", 95_000)])
+    topology = windowed(source, output)
+    app.run_through(topology, source)
+    shutil.rmtree(app.state)
+    with app.running(topology) as streams:
+        cluster.write(source, [text("k", "late", 16_000), text("k", "in time", 96_000)])
+        app.until_processed(streams, source)
+        wait_until(lambda: streams.metrics().get(metrics.DROPPED_RECORDS) == 1, 10, "the late record to be counted as dropped")
+    key = serdes.time_windowed(serdes.string(), 10_000)
+    counts = {key.decode(raw)["start"]: count for raw, count in found(cluster, output).items()}
+    assert counts == {10_000: 1, 90_000: 2}
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_a_deleted_state_folder_is_restored_from_the_changelog(app: Application, cluster: Cluster, guarantee: str) -> None:
+    source, output = cluster.topic("in"), cluster.topic("out")
+    cluster.write(source, words(700))
+    topology = counting(source, output)
+    with app.running(topology, processing_guarantee=guarantee, max_batch_records=200) as streams:
+        app.until_processed(streams, source)
+        before = dict(streams.store("counts").all())
+    outputs = cluster.read(output)
+    shutil.rmtree(app.state)
+
+    listener = Listener()
+    streams = app.instance(topology, processing_guarantee=guarantee)
+    streams.set_global_state_restore_listener(listener)
+    try:
+        streams.start()
+        until_running(streams)
+        assert dict(streams.store("counts").all()) == before
+        assert {key.encode(): count for key, count in before.items()} == counts_of(words(700))
+    finally:
+        assert streams.close(60.0)
+    assert cluster.read(output) == outputs, "restoring must not write results again"
+    changelog = len(cluster.read(f"{app.id}-counts-changelog"))
+    for task in ("0_0", "0_1"):
+        calls = [(kind, progress) for kind, progress in listener.calls if str(progress.task) == task]
+        assert [kind for kind, _ in calls][:1] == ["start"]
+        assert [kind for kind, _ in calls][-1:] == ["end"]
+        assert {kind for kind, _ in calls[1:-1]} == {"batch"}
+        assert calls[-1][1].fraction == 1.0
+        assert calls[0][1].position == 0
+    assert sum(progress.records for kind, progress in listener.calls if kind == "end") == changelog
+
+
+def test_missing_changelogs_are_an_error_and_are_not_made_again(app: Application, cluster: Cluster) -> None:
+    """Invariant I10."""
+    source, output = cluster.topic("in"), cluster.topic("out")
+    cluster.write(source, words(50))
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
+    for name in ("one", "two", "three", "four"):
+        stream.group_by_key().count(store=name).to_stream().to(output)
+    topology = builder.build()
+    app.run_through(topology, source)
+    lost = [f"{app.id}-{name}-changelog" for name in ("four", "two")]
+    cluster.delete(*lost)
+
+    streams = app.instance(topology)
+    with pytest.raises(InternalTopicError) as error:
+        streams.start()
+    assert streams.state is ClientState.ERROR
+    message = str(error.value)
+    assert all(topic in message for topic in lost)
+    assert f"{app.id}-one-changelog" not in message
+    assert f"everflow reset {app.id}" in message
+    assert not set(lost) & set(cluster.topics())
+
+
+def test_lost_offsets_are_an_error_and_nothing_is_counted_again(app: Application, cluster: Cluster) -> None:
+    source, output = cluster.topic("in"), cluster.topic("out")
+    cluster.write(source, words(20))
+    topology = counting(source, output)
+    app.run_through(topology, source)
+    cluster.delete_group(app.id)
+    with pytest.raises(OffsetsExpiredError, match=f"everflow reset {app.id}"):
+        app.instance(topology).start()
+    assert found(cluster, output) == counts_of(words(20))
+
+
+def test_internal_topics_look_like_kafka_streams(app: Application, cluster: Cluster) -> None:
+    """Names, partitions and settings of reference 1.1."""
+    source, output = cluster.topic("in", 3), cluster.topic("out")
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
+    stream.group_by_key().count(store="whole").to_stream().to(output)
+    windows = TimeWindows.of_size("1 hour").grace("10 minutes")
+    stream.group_by_key().windowed_by(windows).count(store="hourly")
+    stream.repartition(name="five", partitions=5).group_by_key().count(store="fives")
+    with app.running(builder.build()):
+        pass
+    own = {name: count for name, count in cluster.topics().items() if name not in (source, output)}
+    assert own == {
+        f"{app.id}-whole-changelog": 3,
+        f"{app.id}-hourly-changelog": 3,
+        f"{app.id}-five-repartition": 5,
+        f"{app.id}-fives-changelog": 5,
+    }
+    plain = cluster.config(f"{app.id}-whole-changelog")
+    assert plain["cleanup.policy"] == "compact"
+    hourly = cluster.config(f"{app.id}-hourly-changelog")
+    assert set(hourly["cleanup.policy"].split(",")) == {"compact", "delete"}
+    assert int(hourly["retention.ms"]) == (3_600 + 600 + 86_400) * SECOND
+    rekeyed = cluster.config(f"{app.id}-five-repartition")
+    assert rekeyed["cleanup.policy"] == "delete"
+    assert rekeyed["retention.ms"] == "-1"
+    assert rekeyed["segment.bytes"] == str(50 << 20)
+    assert {cluster.config(name)["message.timestamp.type"] for name in own} == {"CreateTime"}
+
+
+def test_a_repartition_topic_is_purged_up_to_the_committed_offset(app: Application, cluster: Cluster) -> None:
+    source, output = cluster.topic("in"), cluster.topic("out")
+    cluster.write(source, words(100))
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
+    stream.repartition(name="again").group_by_key().count(store="counts").to_stream().to(output)
+    topic = f"{app.id}-again-repartition"
+    topology = builder.build()
+    with app.running(topology, repartition_purge_interval_ms=200) as streams:
+        app.until_processed(streams, source, topic)
+
+        def purged() -> bool:
+            committed = {p: offset for p, (offset, _) in cluster.committed(app.id, topic).items()}
+            return cluster.starts(topic) == committed
+
+        wait_until(purged, 20, "the log of the repartition topic to begin at the committed offsets")
+        cluster.write(source, words(10, first=100))
+        app.until_processed(streams, source, topic)
+    with app.running(topology):
+        pass
+    assert found(cluster, output) == counts_of(words(110))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_number_of_threads_does_not_change_the_tables(app: Application, cluster: Cluster, threads: int) -> None:
+    source, output = cluster.topic("in", 4), cluster.topic("out")
+    records = [text(f"w{i % 23}", f"v{i}", 10_000 + i, i % 23 % 4) for i in range(600)]
+    cluster.write(source, records)
+    topology = counting(source, output)
+    with app.running(topology, num_stream_threads=threads, max_batch_records=150) as streams:
+        app.until_processed(streams, source)
+        assert streams.metrics()[metrics.ALIVE_STREAM_THREADS] == threads
+        stored = {key.encode(): count for key, count in streams.store("counts").all()}
+    assert stored == found(cluster, output) == counts_of(records)
+
+
+def test_two_instances_share_the_partitions_and_hand_them_over(app: Application, cluster: Cluster) -> None:
+    source, output = cluster.topic("in", 4), cluster.topic("out")
+
+    def batch(number: int) -> list[Record]:
+        return [text(f"w{i % 23}", f"{number}", 10_000 + i, i % 23 % 4) for i in range(92)]
+
+    topology = counting(source, output)
+    with app.running(topology, state_dir=str(app.folder / "first")) as first:
+        cluster.write(source, batch(1))
+        app.until_processed(first, source)
+        with app.running(topology, state_dir=str(app.folder / "second")) as second:
+            wait_until(lambda: cluster.members(app.id) == 2, 20, "two members")
+            for streams in (first, second):
+                wait_until(lambda s=streams: 0 < len(dict(s.store("counts").all())) < 23, 30, "a share of the keys each")
+            until_running(first)
+            until_running(second)
+            cluster.write(source, batch(2))
+            app.until_processed(None, source)
+            seen = [dict(streams.store("counts").all()) for streams in (first, second)]
+            assert not set(seen[0]) & set(seen[1]), "a key may be active on one instance only"
+            assert set(seen[0]) | set(seen[1]) == {f"w{i}" for i in range(23)}
+            for streams in (first, second):
+                wait_until(lambda s=streams: consumed(s) > 0, 10, "each instance to have processed its share")
+        cluster.write(source, batch(3))
+        app.until_processed(first, source)
+        assert len(dict(first.store("counts").all())) == 23
+    assert found(cluster, output) == counts_of([*batch(1), *batch(2), *batch(3)])
+
+
+def test_metadata_is_kept_for_partitions_that_did_not_move(app: Application, cluster: Cluster) -> None:
+    """A task of two inputs commits both with the same batch id and stream time, also where only one has records."""
+    left, right = cluster.topic("left", 1), cluster.topic("right", 1)
+    cluster.write(left, [text("k", "x", 20_000)])
+    builder = StreamsBuilder()
+    one, other = (builder.stream(topic, key=serdes.string(), value=serdes.string()) for topic in (left, right))
+    one.merge(other).group_by_key().windowed_by(TimeWindows.of_size("10 seconds")).count(store="windows")
+    app.run_through(builder.build(), left)
+    ((end, first),) = cluster.committed(app.id, left).values()
+    ((unmoved, second),) = cluster.committed(app.id, right).values()
+    assert (end, unmoved) == (1, 0)
+    assert first == second
+    assert list(json.loads(first.split("|", 2)[2]).values()) == [20_000]
