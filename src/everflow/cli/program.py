@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from everflow.errors import EverflowError, TopologyError
+from everflow.serdes.base import SerdeError
 from everflow.topology.graph import Topology
 
 _FORM = "write it as module:name, e.g. flights:builder for the variable `builder` in flights.py"
@@ -58,8 +59,8 @@ def _put_current_folder_on_path() -> None:
 def _import(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except EverflowError:
-        raise
+    except EverflowError as error:
+        raise _placed(error) from error
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             hint = f"\n  {_FORM}" if name.endswith(".py") or "/" in name else ""
@@ -85,8 +86,8 @@ def _attribute(module: ModuleType, path: str) -> Any:
 def _call(function: Callable[[], Any], target: str) -> Any:
     try:
         return function()
-    except EverflowError:
-        raise
+    except EverflowError as error:
+        raise _placed(error) from error
     except Exception as error:
         raise _failed(f"{target}()", error) from error
 
@@ -113,11 +114,25 @@ def _candidates(module: ModuleType) -> list[str]:
     )
 
 
-def _failed(what: str, error: Exception) -> TopologyError:
+def _placed(error: EverflowError) -> EverflowError:
+    """Serdes and windows do not know the user's line (the DSL does): add it to what they refuse."""
+    if isinstance(error, TopologyError) and error.where is not None:
+        return error
+    if isinstance(error, TopologyError | SerdeError):
+        return TopologyError(str(error), where=_place(error), code=error.code)
+    return error
+
+
+def _place(error: Exception) -> str:
+    """``file:line`` of the innermost frame of the user's program."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if _is_users(frame.filename)]
     last = (own or frames)[-1]
-    where = f"{last.filename}:{last.lineno}"
+    return f"{last.filename}:{last.lineno}"
+
+
+def _failed(what: str, error: Exception) -> TopologyError:
+    where = _place(error)
     if isinstance(error, SyntaxError) and error.filename is not None:
         where = f"{error.filename}:{error.lineno}"
     return TopologyError(f"{what} failed: {type(error).__name__}: {error}", where=where, code="EF-PROGRAM")

@@ -5,6 +5,7 @@ A parser of our own because this layer may not import Spark, and a worker has no
 
 from __future__ import annotations
 
+import difflib
 import re
 from typing import Any
 
@@ -160,7 +161,8 @@ class _Ddl:
             return pa.string()
         if word not in _SIMPLE:
             self.at -= 1
-            raise self.error(f"unknown type {word!r}")
+            near = difflib.get_close_matches(word, [*_SIMPLE, "array", "map", "struct", "decimal"], n=1)
+            raise self.error(f"unknown type {word!r}{f' (did you mean {near[0]}?)' if near else ''}")
         return _SIMPLE[word]
 
     def numbers(self) -> list[int]:
