@@ -117,6 +117,9 @@ class BatchResult:
     positions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
     deferred_offsets: bool = False
+    timings: Mapping[str, float] = field(default_factory=dict)
+    """ms spent by the last hop's worker: ``read`` (waiting for and reading its input), ``operators``, ``write`` (records to the
+    broker), ``gate``, ``offsets``, ``commit``, ``apply``; and ``began``, the epoch ms at which it was called."""
 
     @property
     def committed(self) -> bool:

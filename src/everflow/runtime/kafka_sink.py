@@ -23,7 +23,7 @@ from everflow.runtime.batch import ABORTED, COMMITTED, EXACTLY_ONCE_V2, BatchReq
 from everflow.runtime.crash_points import reached
 from everflow.runtime.gate_client import GateAnswer, GateClient
 from everflow.runtime.step_functions import RECORD_FAILURE, record_failure_text
-from everflow.runtime.task_step import SinkOutput, StepResult
+from everflow.runtime.task_step import SinkOutput, StepResult, timed
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec, StoreView
 from everflow.state.store_meta import Owner
@@ -76,8 +76,9 @@ class KafkaSink:
         writer = RecordWriter.get(request.producer_config, transactional)
         writer.begin()
         try:
-            counts = self._write(writer, request, result, sources)
-            writer.flush(FLUSH_TIMEOUT_S)
+            with timed(result.timings, "write"):
+                counts = self._write(writer, request, result, sources)
+                writer.flush(FLUSH_TIMEOUT_S)
             answer = self._commit(writer, request, result, sources, touched)
         except Exception:
             _abort(writer)
@@ -86,7 +87,8 @@ class KafkaSink:
             _abort(writer)
             return BatchResult(ABORTED, reason=answer.reason)
         reached("committed")
-        positions = _apply(request, result, touched, writer.positions())
+        with timed(result.timings, "apply"):
+            positions = _apply(request, result, touched, writer.positions())
         return BatchResult(
             COMMITTED,
             consumed=result.consumed,
@@ -94,6 +96,7 @@ class KafkaSink:
             positions=positions,
             counts={**counts, "dropped": sum(result.dropped.values())},
             deferred_offsets=answer.deferred,
+            timings=result.timings,
         )
 
     def _write(
@@ -132,13 +135,15 @@ class KafkaSink:
         touched: set[str],
     ) -> GateAnswer:
         offsets = _offsets(request, result, sources, touched)
-        with GateClient(request.gate) as gate:
+        with timed(result.timings, "gate"), GateClient(request.gate) as gate:
             answer = gate.commit(request.batch_id, offsets)
         if answer.ok and request.guarantee == EXACTLY_ONCE_V2:
             assert answer.group_metadata is not None
-            writer.send_offsets(offsets, answer.group_metadata, COMMIT_TIMEOUT_S)
+            with timed(result.timings, "offsets"):
+                writer.send_offsets(offsets, answer.group_metadata, COMMIT_TIMEOUT_S)
             reached("offsets-sent")
-            writer.commit(COMMIT_TIMEOUT_S)
+            with timed(result.timings, "commit"):
+                writer.commit(COMMIT_TIMEOUT_S)
         return answer
 
 

@@ -32,7 +32,9 @@ class RestoreTracker:
         return sum(p.position - p.start for p in active) / total
 
     def restore_start(self, progress: RestoreProgress) -> None:
-        """See `RestoreListener`."""
+        """See `RestoreListener`. A store that is not trusted is rebuilt from all of its changelog: that is shown (D5)."""
+        if progress.rebuild:
+            log.warning("Rebuilding %s of task %s from its changelog: %s", progress.store, progress.task, progress.reason)
         self._note(progress)
         self.listener.restore_start(progress)
 

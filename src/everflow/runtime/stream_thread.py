@@ -392,7 +392,7 @@ class StreamThread:
         self._counter += 1
         raw = result.counts.get("bytes")
         self._size = self._size.after(self.settings.limits, read, elapsed_ms, raw)
-        log.debug("Stream thread %d: batch %s, %d records in %.0f ms", self.number, batch_id, read, elapsed_ms)
+        log.debug("Stream thread %d: batch %s, %d records in %.1f ms %s", self.number, batch_id, read, elapsed_ms, result.timings)
         # An input that ran dry may hold the others back (D3): wait for it to grow before trying again.
         self._stuck_at = planned.log_ends if read == 0 else None
         self._planned, self._failing, self._pause_ms = None, None, FIRST_PAUSE_MS

@@ -7,8 +7,9 @@ the input (scenario 33). It knows neither Kafka nor Spark: the last step hands e
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -65,8 +66,17 @@ class StepResult:
     stream_times: dict[str, dict[str, int]] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     dead_letters: EdgeBatch | None = None
+    timings: dict[str, float] = field(default_factory=dict)
     input_bytes: int = 0
     """Arrow bytes of step 0's input: what ``max.batch.bytes`` bounds."""
+
+
+@contextmanager
+def timed(timings: dict[str, float], name: str) -> Iterator[None]:
+    """Note in ``timings`` how many ms the block took."""
+    began = time.perf_counter()
+    yield
+    timings[name] = round((time.perf_counter() - began) * 1000, 2)
 
 
 class Sink(Protocol):
@@ -120,18 +130,22 @@ class TaskStep:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """What Spark's ``mapInArrow`` runs: hop rows in; hop rows, or on the last step one row with the result, out."""
-        request = self.request()
-        self.announce(request, self.level)
-        yield from self.run(request, read_hop(batches, self.hop_in))
+        timings = {"began": time.time() * 1000}
+        with timed(timings, "read"):
+            request = self.request()
+            self.announce(request, self.level)
+            hop = read_hop(batches, self.hop_in)
+        yield from self.run(request, hop, timings)
 
-    def run(self, request: BatchRequest, hop: HopInput) -> Iterator[pa.RecordBatch]:
+    def run(self, request: BatchRequest, hop: HopInput, timings: dict[str, float]) -> Iterator[pa.RecordBatch]:
         """Run the operators on one hop's rows."""
         result = _from_control(hop.control)
+        result.timings = timings
         if self.level == 0:
             result.input_bytes = hop.bytes
             merge_inputs(hop, self.sources, request.ranges, result.consumed)
         records = dict(hop.batches)
-        with ExitStack() as stack:
+        with timed(timings, "operators"), ExitStack() as stack:
             stores = stack.enter_context(TaskStores(self.stores, request.tasks, self._shared_stores()))
             by_index = {source.index: source for source in self.sources}
             for op in self.ops:
