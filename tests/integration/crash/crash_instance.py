@@ -59,6 +59,8 @@ class Application:
     program: str = "counts-and-copies"
     settings: Mapping[str, Any] = field(default_factory=dict)
     sent: list[tuple[str, str]] = field(default_factory=list)
+    foreign: list[tuple[bytes, bytes]] = field(default_factory=list)
+    """Records that others wrote to the topic of copies."""
     process: subprocess.Popen[bytes] | None = None
     _family: list[psutil.Process] = field(default_factory=list)
 
@@ -136,6 +138,10 @@ class Application:
         """The last lines of the instance's log."""
         return self.log.read_text(errors="replace").splitlines()[-60:]
 
+    def said(self) -> str:
+        """The instance's whole log."""
+        return self.log.read_text(errors="replace")
+
     @property
     def running(self) -> bool:
         return self.process is not None and self.process.poll() is None
@@ -189,6 +195,10 @@ class Application:
             left.unlink()
         (self.points / point).touch()
 
+    def go(self, point: str) -> None:
+        """Let the process that stands at ``point`` go on."""
+        (self.points / f"{point}.go").touch()
+
     def wait_reached(self, point: str) -> int:
         """Wait until a process stands at ``point``; its pid."""
         marker = self.points / f"{point}.reached"
@@ -229,9 +239,9 @@ class Application:
         """Wait until all input is committed and the stores have followed."""
         ends = self.ends(self.inputs(), "read_uncommitted")
         wait_until(lambda: self.committed() == ends, DRAIN_S, "all input to be committed", self.history)
-        wait_until(self._stores_follow, DRAIN_S, "the stores to hold all that is committed", self.history)
+        wait_until(self.stores_follow, DRAIN_S, "the stores to hold all that is committed", self.history)
 
-    def _stores_follow(self) -> bool:
+    def stores_follow(self) -> bool:
         for tp in self.changelogs():
             records = self.read(tp)
             position = self.position(tp.partition)
@@ -315,7 +325,7 @@ class Application:
     def check_outputs(self) -> None:
         """Every record was copied once; the updates of a key rise to its true count and end there."""
         copies = Counter((record.key, record.value) for record in self.read_all(copies_topic(self.name)))
-        expected = Counter((key.encode(), value.encode()) for key, value in self.sent)
+        expected = Counter(self.foreign) + Counter((key.encode(), value.encode()) for key, value in self.sent)
         assert copies == expected, f"lost {expected - copies}, doubled {copies - expected}"
         updates: dict[str, list[int]] = {}
         for record in self.read_all(counts_topic(self.name)):

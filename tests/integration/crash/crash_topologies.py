@@ -10,11 +10,13 @@ import json
 import logging
 import signal
 import sys
+import threading
 from typing import Any
 
 from pyspark.sql import functions as F
 
 from everflow import KafkaStreams, StreamsBuilder, serdes
+from everflow.spark.session import get_session
 
 COUNTS = "counts"
 """The store of every program here."""
@@ -45,7 +47,8 @@ def column_that_fails_on_bad(application: str) -> StreamsBuilder:
     """`counts_and_copies`, behind a Column that raises for the value ``bad`` only."""
     builder = StreamsBuilder()
     records = builder.stream(input_topic(application), key=serdes.string(), value=serdes.string())
-    checked = records.map_values(F.when(F.col("value") == "bad", F.raise_error(F.lit("a bad record"))).otherwise(F.col("value")))
+    value = F.col("value")
+    checked = records.map_values(F.when(value == "bad", value.cast("int").cast("string")).otherwise(value))
     checked.to(copies_topic(application))
     checked.group_by_key().count(store=COUNTS).to_stream().to(counts_topic(application))
     return builder
@@ -68,6 +71,11 @@ def refuse_bad(value: str) -> str:
     return value
 
 
+def _cancel_jobs() -> None:
+    """On SIGUSR2: fail the running Spark jobs without touching their Python workers (scenario 34)."""
+    get_session().sparkContext.cancelAllJobs()
+
+
 PROGRAMS = {
     "counts-and-copies": counts_and_copies,
     "column-fails": column_that_fails_on_bad,
@@ -81,6 +89,7 @@ def main(name: str, settings: dict[str, Any]) -> None:
     logging.getLogger("py4j").setLevel(logging.ERROR)
     logging.getLogger("kafka").setLevel(logging.WARNING)
     faulthandler.register(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR2, lambda *_: threading.Thread(target=_cancel_jobs).start())
     topology = PROGRAMS[name](settings["application.id"]).build()
     streams = KafkaStreams(topology, **settings)
     streams.set_state_listener(lambda new, old: print(new.name, flush=True))

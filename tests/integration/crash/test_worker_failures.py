@@ -1,0 +1,242 @@
+"""What happens around a micro-batch that fails while its instance lives: other readers, zombies, late failures, idleness.
+
+Real broker, real Spark. The cheap cases share one running application.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka import TopicPartition as ClientPartition
+from crash_instance import Application, kill, records
+from crash_topologies import copies_topic, input_topic
+
+from everflow.runtime.crash_points import BEFORE_TRANSACTION, FIRST_RECORD, OFFSETS_SENT
+from everflow.runtime.worker_processes import alive
+from everflow.testing.broker import EmbeddedBroker
+from everflow.testing.waiting import wait_until
+
+KEYS = 5
+SPARK_IDLE_S = 60.0
+"""Spark ends Python workers that were idle for a minute; the figure is fixed in its PythonWorkerFactory."""
+
+
+@pytest.fixture(scope="module")
+def shared(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
+    name = f"shared{uuid.uuid4().hex[:8]}"
+    app = Application(name, broker, tmp_path_factory.mktemp("crash") / name)
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def app(shared: Application) -> Application:
+    """The shared application, running and drained."""
+    if not shared.running:
+        shared.start()
+    shared.produce(records(KEYS, 20, uuid.uuid4().hex[:4]))
+    shared.drain()
+    return shared
+
+
+def test_a_worker_killed_in_a_transaction_delays_other_readers_less_than_two_seconds(app: Application) -> None:
+    """Scenario 11: the instance fences the dead worker's transaction at once, it does not time out."""
+    app.arm(OFFSETS_SENT)
+    app.produce(records(KEYS, 20, "reader"))
+    worker = app.wait_reached(OFFSETS_SENT)
+    topic = copies_topic(app.name)
+    held = [tp for tp in app.outputs() if tp.topic == topic and _open_transaction(app, tp)]
+    assert held, "no transaction is open"
+    bootstrap = {"bootstrap.servers": app.broker.bootstrap_servers}
+    other = Producer(bootstrap)
+    other.produce(topic, b"probe", b"probe", held[0].partition)
+    assert other.flush(10) == 0
+    reader = Consumer({**bootstrap, "group.id": "other", "isolation.level": "read_committed", "enable.auto.commit": False})
+    try:
+        start = app.ends([held[0]], "read_committed")[held[0]]
+        reader.assign([ClientPartition(topic, held[0].partition, start)])
+        assert not [m for m in reader.consume(100, timeout=1.0) if m.value() == b"probe"], "the reader was not held up"
+        kill(worker)
+        killed = time.monotonic()
+        wait_until(lambda: [m for m in reader.consume(100, timeout=0.05) if m.value() == b"probe"], 30, "the other record")
+        delay_s = time.monotonic() - killed
+    finally:
+        reader.close()
+    app.foreign.append((b"probe", b"probe"))
+    app.drain()
+    app.check()
+    assert delay_s < 2.0
+
+
+def test_the_sink_of_a_failed_job_is_ended_before_the_retry(app: Application) -> None:
+    """Scenarios 34 and 9: Spark lets it live (it would reach its commit later), and must not run it again by itself."""
+    app.arm(FIRST_RECORD)
+    app.produce(records(KEYS, 20, "zombie"))
+    worker = app.wait_reached(FIRST_RECORD)
+    said = len(app.said())
+    os.kill(app.driver, signal.SIGUSR2)
+    wait_until(lambda: not alive(worker), 20, "the sink's process to be ended", app.history)
+    app.drain()
+    app.check()
+    assert app.running
+    assert app.said()[said:].count("batch failed") == 1, "the batch ran more than twice"
+
+
+def test_a_commit_whose_answer_is_lost_is_found_out_from_the_log(app: Application) -> None:
+    """Scenario 32: EndTxn is on its way when the worker dies; whatever the broker makes of it is found and respected."""
+    app.arm(OFFSETS_SENT)
+    app.produce(records(KEYS, 20, "unknown"))
+    worker = app.wait_reached(OFFSETS_SENT)
+    (broker,) = psutil.Process(app.broker._guard.pid).children()
+    app.broker.pause()
+    try:
+        wait_until(lambda: broker.status() == psutil.STATUS_STOPPED, 10, "the broker to stand still")
+        waiting = _unread_bytes(worker)
+        app.go(OFFSETS_SENT)
+        wait_until(lambda: _unread_bytes(worker) > waiting, 20, "the commit request to lie in the broker's socket")
+        kill(worker)
+    finally:
+        app.broker.resume()
+    app.produce(records(KEYS, 20, "afterwards"))
+    app.drain()
+    app.check()
+    assert app.running
+
+
+def test_nothing_is_read_beyond_an_open_transaction_of_the_input(app: Application) -> None:
+    """Scenario 5: ranges end at the last stable offset; what was open is read when its writer commits."""
+    foreign = Producer({"bootstrap.servers": app.broker.bootstrap_servers, "transactional.id": f"{app.name}-writer"})
+    foreign.init_transactions(30)
+    foreign.begin_transaction()
+    for partition in range(2):
+        foreign.produce(input_topic(app.name), b"open", b"x0" if partition else b"x1", partition)
+    foreign.flush(10)
+    app.produce(records(KEYS, 20, "behind"))
+    stable = app.ends(app.inputs(), "read_committed")
+    assert stable != app.ends(app.inputs(), "read_uncommitted")
+    failures = app.said().count("batch failed")
+    before = app.committed()
+    assert before == stable
+    foreign.commit_transaction(30)
+    app.sent += [("x1", "open"), ("x0", "open")]
+    app.drain()
+    app.check_outputs()
+    assert app.said().count("batch failed") == failures
+
+
+@pytest.mark.slow
+def test_after_an_idle_minute_the_same_workers_answer_at_once(app: Application) -> None:
+    """Scenario 39: without keep-alive jobs Spark would have ended them, and this record would wait for new ones."""
+    workers = _python_workers(app)
+    assert workers
+    since = time.monotonic()
+    wait_until(lambda: time.monotonic() > since + SPARK_IDLE_S + 5, SPARK_IDLE_S + 10, "more than a minute to pass")
+    sent = time.monotonic()
+    app.produce(records(KEYS, 1, "idle"))
+    ends = app.ends(app.inputs(), "read_uncommitted")
+    wait_until(lambda: app.committed() == ends, 10, "the record to be committed")
+    assert time.monotonic() - sent < 2.0
+    assert _python_workers(app) == workers
+
+
+def test_a_second_instance_on_the_same_state_folder_is_refused(app: Application) -> None:
+    """Scenario 10: two processes on one folder would share transactional ids and stores."""
+    second = Application.__new__(Application)
+    second.__dict__.update(app.__dict__)
+    second.folder = app.folder / "second"
+    second.folder.mkdir(exist_ok=True)
+    second.process = None
+    second.launch(**{"state.dir": str(app.folder / "state")})
+    assert second.wait_end(60) != 0
+    assert f"in use by process {app.driver}" in second.said()
+    app.produce(records(KEYS, 10, "still"))
+    app.drain()
+    app.check()
+
+
+@pytest.mark.parametrize(
+    ("program", "cause"),
+    [
+        pytest.param("column-fails", "'bad'", id="column"),
+        pytest.param("step-fails", "a bad record", id="step", marks=pytest.mark.slow),
+    ],
+)
+def test_a_late_failure_in_a_large_batch_commits_nothing(
+    program: str, cause: str, application: Callable[..., Application]
+) -> None:
+    """Scenario 33: the sink just sees its input end. Without the end marker it would commit what came before.
+
+    A first batch of 50,000 lets the next ones be larger; a worker held at a crash point gathers the input of the one that fails,
+    whose culprit is the last of more than 60,000 records.
+    """
+    limits = {"max.batch.ms": 30_000, "transaction.timeout.ms": 60_000, "task.timeout.ms": 1_000}
+    app = application(program=program, settings=limits)
+    app.produce(records(1_000, 50_000, "first"))
+    app.start()
+    app.drain()
+    app.arm(BEFORE_TRANSACTION)
+    app.produce([("k0", "held")])
+    app.wait_reached(BEFORE_TRANSACTION)
+    good = records(1_000, 60_000, "good")
+    app.produce([*good, ("k0", "bad")])
+    app.go(BEFORE_TRANSACTION)
+    assert app.wait_end(120) != 0
+    assert cause in app.said()
+    app.sent = app.sent[:50_001]
+    app.check()
+    committed, ends = sum(app.committed().values()), sum(app.ends(app.inputs(), "read_uncommitted").values())
+    assert (committed, ends) == (50_001, 110_002)
+
+
+def test_a_recreated_changelog_is_never_mixed_with_the_old_store(application: Callable[..., Application]) -> None:
+    """Scenario 14: the offsets look valid, the topic's id tells; the store is rebuilt from what the changelog now holds."""
+    app = application()
+    app.start()
+    app.produce(records(KEYS, 40, "old"))
+    app.drain()
+    assert app.stop() == 0
+    old, changelog = app.store_paths(), app.changelogs()[0].topic
+    app.admin.delete_topics([changelog])
+    wait_until(lambda: not app.admin.describe_topics([changelog]), 20, "the changelog to be deleted")
+    app.broker.create_topic(changelog, 2, {"cleanup.policy": "compact"})
+    filler = Producer({"bootstrap.servers": app.broker.bootstrap_servers})
+    for partition in range(2):
+        for _ in range(100):  # longer than the old one was: a position in it would look valid
+            filler.produce(changelog, (7).to_bytes(8, "big"), b"other", partition)
+    assert filler.flush(10) == 0
+    app.start()
+    wait_until(app.stores_follow, 30, "the stores to follow the changelog", app.history)
+    assert "deleted and created again" in app.said()
+    for partition in range(2):
+        assert app.store_content(partition) == app.changelog_fold(partition)
+        assert list(app.store_content(partition)) == [b"other"]
+    assert not set(old.values()) & set(app.store_paths().values())
+
+
+def _open_transaction(app: Application, tp: object) -> bool:
+    return app.ends([tp], "read_committed") != app.ends([tp], "read_uncommitted")  # type: ignore[list-item]
+
+
+def _unread_bytes(pid: int) -> int:
+    """Bytes that this process has sent over TCP and the other side (on this machine) has not read yet."""
+    ports = {connection.laddr.port for connection in psutil.Process(pid).net_connections("tcp") if connection.raddr}
+    total = 0
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if int(fields[2].rpartition(":")[2], 16) in ports:  # the peer's socket: its remote port is ours
+                total += int(fields[4].partition(":")[2], 16)
+    return total
+
+
+def _python_workers(app: Application) -> set[int]:
+    """Pids of Spark's Python workers (and their daemons)."""
+    return {p.pid for p in psutil.Process(app.jvm()).children(recursive=True) if "python" in p.name()}
