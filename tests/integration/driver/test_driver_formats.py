@@ -1,0 +1,45 @@
+"""Catalyst writes the JSON that the serde writes, so that it does not matter where a value is serialised."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+
+import pytest
+from pyspark.sql import functions as F
+
+from everflow import StreamsBuilder, serdes
+from everflow.testing.topology_test_driver import TopologyTestDriver
+
+pytestmark = pytest.mark.spark
+TYPE = (
+    "s string, n bigint, f double, b boolean, at timestamp, day date, m decimal(9,2), raw binary, l array<int>, "
+    "o struct<x int>, d map<string,int>"
+)
+FULL = {
+    "s": 'é "quoted" \\ \n',
+    "n": 2**53 + 1,
+    "f": 1.5,
+    "b": False,
+    "at": dt.datetime(2024, 1, 31, 12, 0, 0, 250, dt.timezone.utc),
+    "day": dt.date(2024, 2, 29),
+    "m": decimal.Decimal("12.30"),
+    "raw": b"\x00\xff",
+    "l": [1, None, 3],
+    "o": {"x": None},
+    "d": [("k", 1)],
+}
+VALUES = [FULL, dict.fromkeys(FULL), None]
+
+
+def test_catalyst_and_the_serde_write_the_same_bytes() -> None:
+    serde = serdes.json(TYPE)
+    builder = StreamsBuilder()
+    stream = builder.stream("in", key=serdes.string(), value=serde)
+    stream.filter(F.lit(True)).to("catalyst")
+    stream.peek(lambda v: None).to("step")
+    with TopologyTestDriver(builder.build()) as driver:
+        driver.create_input_topic("in", serdes.string(), serde).pipe_batch([("k", value) for value in VALUES])
+        found = [driver.create_output_topic(t, serdes.string(), serdes.bytes_()).read_records() for t in ("catalyst", "step")]
+    for value, left, right in zip(VALUES, *found, strict=True):
+        assert left.value == right.value == serde.encode(value)

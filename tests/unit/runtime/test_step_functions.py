@@ -1,0 +1,109 @@
+"""Record-by-record operators: shapes of results, and the record that a failure names (design D10)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from everflow import serdes
+from everflow.records import EdgeBatch
+from everflow.runtime.step_functions import RecordFailure, decode_parts, failed_record, run_function, unnest
+from everflow.topology.graph import EdgeType
+from everflow.topology.plan import DecodeOp, FunctionOp, Source, UnnestOp
+
+TEXT = serdes.string()
+SOURCES = {0: Source(0, "in", 0, "source", TEXT, serdes.long(), "earliest", "stream", False)}
+EDGE = EdgeType(pa.string(), pa.int64())
+
+
+def batch(keys: list[Any], values: list[Any], key: pa.DataType = EDGE.key, value: pa.DataType = EDGE.value) -> EdgeBatch:
+    order = np.arange(len(keys), dtype=np.int64)
+    zeros = np.zeros(len(keys), np.int32)
+    return EdgeBatch(pa.array(keys, key), pa.array(values, value), order, order, zeros, zeros + 3, order + 40)
+
+
+def function(op: str, fn: Callable[[Any, Any], Any], type_: EdgeType = EDGE) -> FunctionOp:
+    return FunctionOp("node", op, fn, type_, (1,), 2, "app.py:7")
+
+
+def pairs(found: EdgeBatch) -> list[tuple[Any, Any]]:
+    return list(zip(found.key.to_pylist(), found.value.to_pylist(), strict=True))
+
+
+INPUT = [("a", 1), (None, 2), ("c", None)]
+RESULTS: dict[str, tuple[Callable[[Any, Any], Any], list[tuple[Any, Any]]]] = {
+    "filter": (lambda k, v: k, [("a", 1), ("c", None)]),
+    "filter_not": (lambda k, v: k, [(None, 2)]),
+    "peek": (lambda k, v: "ignored", INPUT),
+    "map": (lambda k, v: (k and k + "!", v and v + 1), [("a!", 2), (None, 3), ("c!", None)]),
+    "map_values": (lambda k, v: v and v * 10, [("a", 10), (None, 20), ("c", None)]),
+    "select_key": (lambda k, v: None if v is None else str(v), [("1", 1), ("2", 2), (None, None)]),
+    "flat_map": (lambda k, v: [(k, i) for i in range(v or 0)], [("a", 0), (None, 0), (None, 1)]),
+    "flat_map_values": (lambda k, v: None if v is None else (x for x in range(v)), [("a", 0), (None, 0), (None, 1)]),
+}
+
+
+@pytest.mark.parametrize("op", RESULTS)
+def test_shapes(op: str) -> None:
+    fn, expected = RESULTS[op]
+    keys, values = [k for k, _ in INPUT], [v for _, v in INPUT]
+    assert pairs(run_function(function(op, fn), batch(keys, values), SOURCES)) == expected
+    assert pairs(run_function(function(op, fn), batch([], []), SOURCES)) == []
+
+
+def test_every_result_keeps_the_place_of_its_record() -> None:
+    found = run_function(function("flat_map_values", lambda k, v: range(v)), batch(["a", "b", "c"], [2, 0, 1]), SOURCES)
+    assert found.offset.tolist() == [40, 40, 42]
+    assert found.seq.tolist() == [0, 0, 2]
+
+
+FAILING: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
+    "raises": ("map_values", lambda k, v: 1 // (v - 2)),
+    "raises while it is drained": ("flat_map_values", lambda k, v: (1 // (v - 2) for _ in range(1))),
+    "another type": ("map_values", lambda k, v: "text" if v == 2 else v),
+    "too large": ("map_values", lambda k, v: 2**70 if v == 2 else v),
+    "no pair": ("map", lambda k, v: None if v == 2 else (k, v)),
+    "no pairs": ("flat_map", lambda k, v: [(k, v, v)] if v == 2 else [(k, v)]),
+    "no truth": ("filter", lambda k, v: np.array([1, 2]) if v == 2 else True),
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_a_failure_names_its_record(name: str) -> None:
+    op, fn = FAILING[name]
+    with pytest.raises(RecordFailure) as failure:
+        run_function(function(op, fn), batch(["a", "b", "c"], [1, 2, 3]), SOURCES)
+    found = failed_record(f"Traceback ...\nRecordFailure: {failure.value}\n more text")
+    assert found is not None
+    error = found.pop("error")
+    assert found == {"topic": "in", "partition": 3, "offset": 41, "node": "node", "where": "app.py:7"}
+    assert error.partition(":")[0] in {"ZeroDivisionError", "TypeError", "ValueError"}
+
+
+def test_other_texts_name_no_record() -> None:
+    assert failed_record("Python worker exited unexpectedly (crashed)") is None
+
+
+def test_unnest() -> None:
+    lists = batch(["a", "b", "c", "d"], [[1, 2], None, [], [3]], value=pa.list_(pa.int64()))
+    assert pairs(unnest(UnnestOp("node", False, EDGE, (1,), 2), lists)) == [("a", 1), ("a", 2), ("d", 3)]
+    element = pa.struct([("key", pa.string()), ("value", pa.int64())])
+    keyed = batch(["a", "b"], [[{"key": "x", "value": 1}, {"key": None, "value": None}], None], value=pa.list_(element))
+    assert pairs(unnest(UnnestOp("node", True, EDGE, (1,), 2), keyed)) == [("x", 1), (None, None)]
+
+
+def test_records_that_cannot_be_decoded_keep_their_bytes() -> None:
+    op = DecodeOp("source:in", 1, 2, None, serdes.long())
+    one = (1).to_bytes(8, "big")
+    good, bad = decode_parts(op, batch(["a", "b", None, "d"], [one, b"\x01", b"", None], value=pa.binary()), SOURCES)
+    assert pairs(good) == [("a", 1), ("d", None)]
+    assert bad is not None
+    assert bad.offset.tolist() == [41, 42]
+    assert bad.key.to_pylist() == [b"b", None]
+    assert [value["value"] for value in bad.value.to_pylist()] == [b"\x01", b""]
+    assert all("value is not a valid" in value["error"] for value in bad.value.to_pylist())
+    assert decode_parts(op, batch([], [], value=pa.binary()), SOURCES)[1] is None

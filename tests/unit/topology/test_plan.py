@@ -1,0 +1,167 @@
+"""Where the planner puts each node: levels, dissolved merges, shared stores, sinks, changelogs (design D2, D5)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pyspark.sql import functions as F
+
+from everflow import StreamsBuilder, TimeWindows, Topology, agg, serdes
+from everflow.topology.graph import StatefulNode
+from everflow.topology.plan import (
+    DEAD_LETTER_SLOT,
+    DecodeOp,
+    Encode,
+    FunctionOp,
+    PhysicalPlan,
+    Projection,
+    SinkOp,
+    StatefulOp,
+    emitting_every_update,
+    in_catalyst,
+    plan,
+)
+from everflow.topology.subtopologies import cut
+
+pytestmark = pytest.mark.spark
+TEXT = serdes.string()
+
+
+def planned(builder: StreamsBuilder | Topology) -> PhysicalPlan:
+    topology = builder if isinstance(builder, Topology) else builder.build()
+    return plan(topology, cut(topology).index_of, "app")
+
+
+def level_of(found: PhysicalPlan, kind: type) -> list[int]:
+    return [step.level for step in found.steps for op in step.ops if isinstance(op, kind)]
+
+
+def test_columns_before_functions_take_one_hop() -> None:
+    builder = StreamsBuilder()
+    stream = builder.stream("in", key=TEXT, value=TEXT)
+    stream.filter(F.col("value") != "").map_values(lambda v: v + "!", returns="string").to("out")
+    found = planned(builder)
+    assert found.levels == 1
+    assert [type(op) for op in found.steps[0].ops] == [FunctionOp, SinkOp]
+
+
+def test_a_column_behind_a_function_opens_a_level_and_sinks_are_last() -> None:
+    builder = StreamsBuilder()
+    stream = builder.stream("in", key=TEXT, value=TEXT)
+    stream.to("copy")
+    stream.map_values(lambda v: v + "!", returns="string").map_values(F.upper("value")).to("out")
+    found = planned(builder)
+    assert found.levels == 2
+    assert level_of(found, FunctionOp) == [0]
+    assert level_of(found, SinkOp) == [1, 1], "both sinks belong to the step that commits"
+    assert [type(p) for p in found.segments[1].projections] == [Projection, Encode]
+
+
+def test_a_merge_is_dissolved_and_what_is_behind_exists_once_per_path() -> None:
+    builder = StreamsBuilder()
+    streams = [builder.stream(name, key=TEXT, value=TEXT) for name in ("a", "b")]
+    merged = streams[0].merge(streams[1])
+    merged.map_values(F.upper("value")).to("up")
+    merged.for_each(lambda k, v: None)
+    found = planned(builder)
+    assert len([p for p in found.segments[0].projections if isinstance(p, Projection)]) == 2
+    (function,) = [op for op in found.steps[0].ops if isinstance(op, FunctionOp)]
+    assert len(function.inputs) == 2
+    assert all(source.merged for source in found.sources)
+
+
+def test_a_merge_over_two_levels() -> None:
+    builder = StreamsBuilder()
+    stream = builder.stream("in", key=TEXT, value=TEXT)
+    late = stream.map_values(lambda v: v, returns="string").map_values(F.upper("value"))
+    late.merge(stream).to_table(store="t")
+    found = planned(builder)
+    (table,) = [op for op in found.steps[1].ops if isinstance(op, StatefulOp)]
+    early_slot = next(d.output for d in found.segments[0].decodes)
+    assert early_slot in table.inputs
+    for schema in (found.into_step(0), found.out_of_step(0), found.into_step(1)):
+        assert early_slot in {slot.id for slot in schema}, "carried through the first step"
+
+
+def test_operators_on_one_store_share_a_step() -> None:
+    builder = StreamsBuilder()
+    stream = builder.stream("in", key=TEXT, value=TEXT)
+    stream.to_table(store="early")
+    stream.map_values(lambda v: v, returns="string").map_values(F.upper("value")).to_table(store="late")
+    topology = builder.build()
+    stores = {n.stores[0].name: n.stores for n in topology.nodes if isinstance(n, StatefulNode)}
+    shared = tuple(replace(n, stores=stores["early"]) if isinstance(n, StatefulNode) else n for n in topology.nodes)
+    apart, together = planned(topology), plan(replace(topology, nodes=shared), cut(topology).index_of, "app")
+    assert level_of(apart, StatefulOp) == [0, 1]
+    assert level_of(together, StatefulOp) == [1, 1]
+
+
+def test_changes_of_an_early_step_travel_to_the_last() -> None:
+    builder = StreamsBuilder()
+    table = builder.stream("in", key=TEXT, value=TEXT).group_by_key().count(store="counts")
+    table.to_stream().map_values(F.col("value") + 1).to("out")
+    found = planned(builder)
+    slot = found.slots[found.changelog_slots["counts"]]
+    assert (slot.level, slot.in_step, slot.last_step) == (0, True, 1)
+    assert slot in found.out_of_step(0)
+    assert slot in found.into_step(1)
+    assert found.stores() == {0: found.steps[0].ops[0].stores}  # type: ignore[union-attr]
+
+
+def test_dead_letters_begin_where_they_can_be_found() -> None:
+    cases = ((serdes.json("a int"), False, 0), (serdes.long(), True, 1), (serdes.json("map<int,int>"), True, 1))
+    for value, in_step, decodes in cases:
+        builder = StreamsBuilder()
+        builder.stream("in", key=TEXT, value=value).for_each(lambda k, v: None)
+        found = planned(builder)
+        assert found.slots[DEAD_LETTER_SLOT].in_step is in_step
+        assert found.parses_in_catalyst is not in_step
+        assert len(level_of(found, DecodeOp)) == decodes
+
+
+def test_json_that_catalyst_cannot_read_is_read_in_a_step() -> None:
+    texts = {"a int": True, "array<int>": True, "map<string,int>": True, "map<int,int>": False, "double": False}
+    for text, expected in texts.items():
+        assert in_catalyst(serdes.json(text)) is expected, text
+
+
+def test_headers_are_read_only_where_someone_needs_them() -> None:
+    def of(describe: object) -> bool:
+        builder = StreamsBuilder()
+        describe(builder.stream("in", key=TEXT, value=TEXT))  # type: ignore[operator]
+        return planned(builder).headers
+
+    counted = lambda s: s.group_by(F.col("value"), name="g").count(store="c").to_stream().to("out")  # noqa: E731
+    assert of(lambda s: s.to("out")) is True
+    assert of(lambda s: s.repartition(name="r").to("out")) is True
+    assert of(counted) is False, "neither the repartition topic nor the counts need them"
+    assert of(lambda s: counted(s.filter(F.size("headers") > 0))) is True
+
+
+def test_names_of_internal_topics_carry_the_application() -> None:
+    builder = StreamsBuilder()
+    builder.stream("in", key=TEXT, value=TEXT).repartition(name="r").to("out")
+    found = planned(builder)
+    assert [source.topic for source in found.sources] == ["in", "app-r-repartition"]
+    sinks = [op for op in found.steps[0].ops if isinstance(op, SinkOp)]
+    assert [(op.topic, op.drop_null_keys) for op in sinks] == [("app-r-repartition", True), ("out", False)]
+
+
+def test_a_topology_without_consumers_has_a_plan() -> None:
+    builder = StreamsBuilder()
+    builder.stream("in", key=TEXT, value=TEXT)
+    found = planned(builder)
+    assert (found.levels, found.into_step(0)) == (1, ())
+
+
+def test_emitting_every_update_changes_every_operator() -> None:
+    builder = StreamsBuilder()
+    grouped = builder.stream("in", key=TEXT, value=TEXT).group_by_key()
+    grouped.count(store="a")
+    grouped.windowed_by(TimeWindows.of_size("1 minute")).aggregate(store="b", n=agg.count())
+    grouped.reduce(max, store="c")
+    topology = builder.build()
+    operators = [n.operator for n in emitting_every_update(topology).nodes if isinstance(n, StatefulNode)]
+    assert [op.emit_every_update for op in operators] == [True] * 3
+    assert not any(n.operator.emit_every_update for n in topology.nodes if isinstance(n, StatefulNode))
