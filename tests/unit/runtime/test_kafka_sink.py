@@ -1,0 +1,135 @@
+"""The order of a micro-batch's end: no store changes unless its transaction has committed (D5, D6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from everflow import serdes
+from everflow.errors import EverflowError, TaskMigratedError, UnknownOutcomeError
+from everflow.kafka.producer import RecordWriter
+from everflow.records import StoreChanges, TopicPartition
+from everflow.runtime import kafka_sink
+from everflow.runtime.batch import ABORTED, EXACTLY_ONCE_V2, BatchRequest, TaskContext
+from everflow.runtime.gate_client import GateAnswer
+from everflow.runtime.kafka_sink import KafkaSink
+from everflow.runtime.task_step import StepResult
+from everflow.state.lmdb_store import LmdbStore
+from everflow.topology.plan import Source
+
+CHANGELOG = "app-counts-changelog"
+SOURCE = Source(0, "in", 0, "in", serdes.string(), serdes.string(), "earliest", "stream", False)
+
+
+class Writer:
+    """A record writer that notes its calls; ``failing`` maps a call to what it raises."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.failing: dict[str, EverflowError] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*_: Any, **__: Any) -> None:
+            self.calls.append(name)
+            if name in self.failing:
+                raise self.failing[name]
+
+        return call
+
+    def positions(self) -> dict[TopicPartition, int]:
+        return {TopicPartition(CHANGELOG, 0): 2}
+
+
+class Gate:
+    """The driver's gate with one answer for all; entering it fails if ``answer`` is an error."""
+
+    answer = GateAnswer(True, group_metadata=b"meta")
+
+    def __init__(self, path: str) -> None:
+        pass
+
+    def __enter__(self) -> Gate:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def commit(self, batch: str, offsets: object) -> GateAnswer:
+        return self.answer
+
+
+@pytest.fixture
+def writer(monkeypatch: pytest.MonkeyPatch) -> Writer:
+    made = Writer()
+    monkeypatch.setattr(RecordWriter, "get", staticmethod(lambda config, transactional_id: made))
+    monkeypatch.setattr(kafka_sink, "GateClient", Gate)
+    monkeypatch.setattr(Gate, "answer", GateAnswer(True, group_metadata=b"meta"))
+    return made
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LmdbStore]:
+    opened = LmdbStore.open(tmp_path / "counts-0", kind="key_value")
+    opened.claim("i1")
+    yield opened
+    opened.close()
+
+
+def run(store: LmdbStore) -> Any:
+    task = TaskContext("0_0", "i1", "", {}, {"counts": {"path": str(store.path), "changelog": CHANGELOG}})
+    request = BatchRequest("i1.1.0", 0, 0, EXACTLY_ONCE_V2, "app-p-0", 0, "gate", {"in-0": [0, 2, 2]}, [task], "app", {})
+    changes = StoreChanges("counts", [b"a", b"b"], [b"1", b"2"], np.array([1, 2]))
+    result = StepResult(changes={"0_0": [changes]}, consumed={"in-0": 2}, stream_times={"0_0": {"count": 2}})
+    return KafkaSink(None)(request, result, (SOURCE,))
+
+
+def entries(store: LmdbStore) -> int:
+    with store.snapshot() as view:
+        return len(list(view.range(None, None)))
+
+
+def test_records_then_gate_then_offsets_then_commit_then_the_store(writer: Writer, store: LmdbStore) -> None:
+    done = run(store)
+    assert writer.calls == ["begin", "write", "flush", "send_offsets", "commit"]
+    assert done.committed
+    assert (entries(store), store.meta().position, store.meta().last_batch) == (2, 2, "i1.1.0")
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("commit", UnknownOutcomeError("no answer to the commit")),  # scenario 32: neither a failure nor a success
+        ("commit", TaskMigratedError("fenced")),
+        ("send_offsets", TaskMigratedError("unknown member")),
+        ("flush", EverflowError("not delivered")),
+    ],
+)
+def test_whatever_fails_up_to_the_commit_leaves_the_store_alone(
+    call: str, error: EverflowError, writer: Writer, store: LmdbStore
+) -> None:
+    writer.failing[call] = error
+    with pytest.raises(type(error)):
+        run(store)
+    assert writer.calls[-1] == "abort"
+    assert (entries(store), store.meta().position) == (0, None)
+
+
+def test_a_no_of_the_gate_aborts(writer: Writer, store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenarios 6 to 8, and 10 where the driver is gone: the answer is no, and nothing happened."""
+    monkeypatch.setattr(Gate, "answer", GateAnswer(False, reason="ownership-changed: task 0_0"))
+    done = run(store)
+    assert (done.outcome, done.reason) == (ABORTED, "ownership-changed: task 0_0")
+    assert writer.calls == ["begin", "write", "flush", "abort"]
+    assert (entries(store), store.meta().position) == (0, None)
+
+
+def test_a_store_that_another_incarnation_has_claimed_is_not_touched(writer: Writer, store: LmdbStore) -> None:
+    """Scenario 3: an orphan that wakes up after its commit finds its successor's claim."""
+    store.claim("i2")
+    with pytest.raises(EverflowError, match="i2"):
+        run(store)
+    assert entries(store) == 0
