@@ -36,12 +36,13 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 class TestRecord(NamedTuple):
     """A record as a test reads it: decoded key and value, time in ms, headers."""
 
-    __test__ = False  # for pytest, which looks for classes called Test...
-
     key: Any
     value: Any
     timestamp: int
     headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+TestRecord.__test__ = False  # type: ignore[attr-defined]  # pytest takes classes called Test... for tests
 
 
 @dataclass(frozen=True)
