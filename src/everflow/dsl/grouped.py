@@ -23,11 +23,12 @@ from everflow.errors import EverflowError, TopologyError
 from everflow.operators import agg
 from everflow.operators.agg import Aggregator
 from everflow.operators.aggregate import AggregateSpec
+from everflow.operators.arrow_inputs import Fields, Presence
 from everflow.operators.python_aggregate import PythonAggregateSpec, PythonAggregator, PythonReducer
 from everflow.serdes import Serde
 from everflow.spark.expressions import analyse
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import PREPARE, ColumnExpr, EdgeType, ProjectNode, StatefulNode
+from everflow.topology.graph import PREPARE, ArrowTwin, ColumnExpr, EdgeType, ProjectNode, StatefulNode
 from everflow.windows import TimeWindows
 
 
@@ -190,7 +191,8 @@ class _Aggregation:
         except EverflowError as error:
             raise TopologyError(f"aggregate in store {self.store!r}: {error}", where=self.where) from None
         value_serde = spec.value_serde if bare else default_serde(spec.result)
-        return self._add(spec, inputs, value_serde)
+        twin = _twin([a.column for a in fields.values() if a.column is not None], inputs, self.windows is None)
+        return self._add(spec, inputs, value_serde, twin)
 
     def reduce(self, reducer: Callable[[Any, Any], Any]) -> KTable:
         """Lower a Python reducer; the aggregate has the value's type."""
@@ -238,14 +240,18 @@ class _Aggregation:
         return analyse(fields if self.windows else F.when(present, fields), edge.type, self.where)
 
     def _add(
-        self, spec: AggregateSpec | PythonAggregateSpec, inputs: ColumnExpr | None, value_serde: Serde | None
+        self,
+        spec: AggregateSpec | PythonAggregateSpec,
+        inputs: ColumnExpr | None,
+        value_serde: Serde | None,
+        twin: ArrowTwin | None = None,
     ) -> KTable:
         node_name = self.graph.node_name(self.name, f"KSTREAM-{self.label}-", self.where)
         stream = self.group.grouped(self.operator, self.where)
         source = stream.node
         if inputs is not None:
             listed = EdgeType(stream.edge.type.key, inputs.type)
-            prepared = ProjectNode(f"{node_name}-inputs", (source,), listed, self.where, PREPARE, value=inputs)
+            prepared = ProjectNode(f"{node_name}-inputs", (source,), listed, self.where, PREPARE, value=inputs, arrow=twin)
             source = self.graph.add(prepared)
         edge = Edge(EdgeType(spec.result_key, spec.result), self._key_serde(spec.key_serde), value_serde)
         node = StatefulNode(
@@ -268,6 +274,16 @@ class _Aggregation:
             window_size_ms=self.windows.size_ms,
             where=self.where,
         )
+
+
+def _twin(columns: list[Any], inputs: ColumnExpr, null_without_value: bool) -> ArrowTwin | None:
+    """The inputs on Arrow, where every aggregate reads a plain field of the value by its name."""
+    if not columns:
+        return Presence()
+    paths = [tuple(column.split(".")) for column in columns if isinstance(column, str)]
+    if len(paths) < len(columns) or any(path[0] != "value" for path in paths):
+        return None
+    return Fields(tuple(path[1:] for path in paths), inputs.type, null_without_value)
 
 
 def _column(aggregator: Aggregator) -> Column:

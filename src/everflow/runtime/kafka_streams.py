@@ -493,6 +493,7 @@ def _job_opener(session: Any, blueprint: Blueprint, config: StreamsConfig) -> Ca
         config.exactly_once,
         config.errors_dead_letter_queue_topic_name,
         client,
+        config.consumer(),
     )
     return lambda number, partitions: ThreadJob(session, blueprint.plan, number, partitions, settings)
 

@@ -79,8 +79,7 @@ class PreparedJob:
                 context.setLocalProperty(name, text)
             rows = list(rdd.collect())
         except (PySparkException, Py4JError, OSError) as error:
-            kind = SparkJobError if self._spark_lives() else SparkGoneError
-            raise kind(str(error)) from error
+            raise failure(self._session, error) from error
         if len(rows) != 1:
             raise SparkJobError(f"the job returned {len(rows)} results instead of one")
         return str(rows[0].getUTF8String(0).toString())
@@ -88,12 +87,6 @@ class PreparedJob:
     def close(self) -> None:
         """Forget the prepared plan; its workers end by themselves when idle."""
         self._rdd = None
-
-    def _spark_lives(self) -> bool:
-        try:
-            return not self._session.sparkContext._jsc.sc().isStopped()
-        except (Py4JError, OSError):  # nobody answers any more
-            return False
 
     def _build(self) -> DataFrame:
         """Kafka rows -> segment 0 -> step 0 -> segment 1 -> ... -> the last step's one row."""
@@ -110,18 +103,65 @@ class PreparedJob:
         last = level == self._plan.levels - 1
         schema = "result string" if last else spark_schema(hop_out_of_step(self._plan, level))
 
-        def run_step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return step(batches)
+        return _map_in_arrow(self._session, frame, step, schema, f"{self._slot}-{level}")
 
-        with _environment_lock:
-            environment = self._session.sparkContext.environment
-            before = dict(environment)
-            environment.update(_worker_environment(f"{self._slot}-{level}"))
-            try:
-                return frame.mapInArrow(run_step, schema)
-            finally:
-                environment.clear()
-                environment.update(before)
+
+class ServingJob:
+    """A job of one task that runs ``step`` until it ends by itself: a step that takes its input from elsewhere.
+
+    It runs on a Python thread of its own; `ended` is set when it is over, `failure` says how. The step's worker is the one that a
+    `PreparedJob` of the same slot and level uses: only one of the two may run at a time.
+    """
+
+    def __init__(self, session: SparkSession, slot: str, step: StepFunction, properties: Mapping[str, str]) -> None:
+        self._session = session
+        self._rdd = _rdd_of(_map_in_arrow(session, session.range(0, 1, 1, 1).toDF("id"), step, "result string", f"{slot}-0"))
+        self._properties = dict(properties)
+        self.ended = threading.Event()
+        self.failure: SparkJobError | None = None
+        self._thread = threading.Thread(target=self._run, name=f"everflow-{slot}-serving", daemon=True)
+
+    def start(self) -> None:
+        """Submit the job; returns at once."""
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for its end."""
+        return self.ended.wait(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            for name, text in self._properties.items():
+                self._session.sparkContext.setLocalProperty(name, text)
+            self._rdd.collect()
+        except (PySparkException, Py4JError, OSError) as error:
+            self.failure = failure(self._session, error)
+        finally:
+            self.ended.set()
+
+
+def failure(session: SparkSession, error: Exception) -> SparkJobError:
+    """SparkGoneError if Spark itself ended, SparkJobError otherwise."""
+    try:
+        lives = not session.sparkContext._jsc.sc().isStopped()
+    except (Py4JError, OSError):  # nobody answers any more
+        lives = False
+    return SparkJobError(str(error)) if lives else SparkGoneError(str(error))
+
+
+def _map_in_arrow(session: SparkSession, frame: DataFrame, step: StepFunction, schema: Any, slot: str) -> DataFrame:
+    def run_step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return step(batches)
+
+    with _environment_lock:
+        environment = session.sparkContext.environment
+        before = dict(environment)
+        environment.update(_worker_environment(slot))
+        try:
+            return frame.mapInArrow(run_step, schema)
+        finally:
+            environment.clear()
+            environment.update(before)
 
 
 def _rdd_of(frame: DataFrame) -> Any:

@@ -49,6 +49,10 @@ class FunctionExpr:
     returns: pa.DataType
 
 
+ArrowTwin = Callable[[pa.Array], pa.Array]
+"""A change of the value column that gives what a Column would; picklable."""
+
+
 @dataclass(frozen=True)
 class Node:
     """Base: ``name`` unique in the topology (``KSTREAM-FILTER-0000000001``), ``where`` = file:line of the user's call."""
@@ -80,6 +84,8 @@ class ProjectNode(Node):
     key: ColumnExpr | None = None
     value: ColumnExpr | None = None
     changes_key: bool = False
+    arrow: ArrowTwin | None = None
+    """The same change of the value on Arrow, where there is one: lets a step do without Catalyst (design note 004)."""
 
 
 @dataclass(frozen=True)

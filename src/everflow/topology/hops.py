@@ -174,8 +174,16 @@ def _readable(array: pa.Array) -> pa.Array:
         array.validate(full=True)
         return array
     except pa.ArrowInvalid:
-        raw = array.cast(pa.binary()).to_pylist()
-        return pa.array([None if text is None else text.decode("utf-8", "replace") for text in raw], pa.string())
+        return as_text(array.cast(pa.binary()))
+
+
+def as_text(raw: pa.Array) -> pa.Array:
+    """Bytes as text; bad ones become U+FFFD, as in Java."""
+    try:
+        return raw.cast(pa.string())
+    except pa.ArrowInvalid:
+        decoded = [None if text is None else text.decode("utf-8", "replace") for text in raw.to_pylist()]
+        return pa.array(decoded, pa.string())
 
 
 def _assemble(columns: dict[str, pa.Array], name: str, slot: Slot) -> pa.Array:

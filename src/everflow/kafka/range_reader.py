@@ -1,0 +1,118 @@
+"""Reads exact offset ranges of several partitions, batch after batch: the resident step's source (design note 004).
+
+Unlike `LogReader` it stays assigned and fetches ahead, so the records of a small batch at the tail of a topic are here already when
+the driver asks for them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import TopicPartition as ClientTopicPartition
+
+from everflow.errors import RetriableError
+from everflow.kafka.errors import classify, classify_exception
+from everflow.records import OffsetRange, TopicPartition
+
+_DEFAULTS: dict[str, Any] = {
+    "enable.auto.commit": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+    # A tail of transaction markers is only reported by an empty fetch; a fetch with records returns at once whatever this says.
+    "fetch.wait.max.ms": 10,
+    "fetch.queue.backoff.ms": 1,
+    "queued.min.messages": 20_000,
+    "queued.max.messages.kbytes": 16_384,
+}
+_MOST_AT_ONCE = 10_000
+_WAIT_S = 0.05
+
+
+class RangeReader:
+    """One consumer over fixed partitions; owned by one thread. ``client`` are librdkafka properties (servers, security)."""
+
+    def __init__(self, client: Mapping[str, Any], group: str, partitions: Sequence[TopicPartition], read_committed: bool) -> None:
+        isolation = "read_committed" if read_committed else "read_uncommitted"
+        # librdkafka wants a group id; the group is never joined and nothing is committed to it.
+        self._consumer = Consumer({**_DEFAULTS, **client, "group.id": group, "isolation.level": isolation})
+        self._ahead: dict[TopicPartition, deque[Message]] = {tp: deque() for tp in partitions}
+        self._next: dict[TopicPartition, int] = {}
+        self._end_seen: dict[TopicPartition, int] = {}
+
+    def read(self, ranges: Mapping[TopicPartition, OffsetRange], timeout_s: float) -> dict[TopicPartition, list[Message]]:
+        """The records of ``ranges`` in offset order, by partition; ranges follow one another except after a failure.
+
+        Raises RetriableError if they do not come within ``timeout_s`` seconds (an end beyond the last stable offset never comes),
+        FatalError as classified in `everflow.kafka.errors`; after either, `close` and make another reader.
+        """
+        self._go_to({tp: wanted.start for tp, wanted in ranges.items()})
+        deadline = time.monotonic() + timeout_s
+        pending = {tp for tp, wanted in ranges.items() if not self._reached(tp, wanted)}
+        while pending:
+            if time.monotonic() > deadline:
+                missing = ", ".join(f"{tp} to {ranges[tp].end}" for tp in sorted(pending))
+                raise RetriableError(f"no records for {timeout_s:g} s though the log says there are: {missing}")
+            self._fetch()
+            pending = {tp for tp in pending if not self._reached(tp, ranges[tp])}
+        return {tp: self._take(tp, wanted) for tp, wanted in ranges.items()}
+
+    def close(self) -> None:
+        """Drop the consumer."""
+        self._consumer.close()
+
+    def _go_to(self, starts: Mapping[TopicPartition, int]) -> None:
+        if all(self._next.get(tp) == start for tp, start in starts.items()):
+            return
+        try:
+            self._consumer.assign([ClientTopicPartition(tp.topic, tp.partition, start) for tp, start in starts.items()])
+        except KafkaException as failure:
+            raise classify_exception(failure, "assigning input partitions") from failure
+        self._next = dict(starts)
+        self._end_seen = {}
+        for ahead in self._ahead.values():
+            ahead.clear()
+
+    def _reached(self, tp: TopicPartition, wanted: OffsetRange) -> bool:
+        if wanted.end <= wanted.start or self._end_seen.get(tp, -1) >= wanted.end:
+            return True
+        ahead = self._ahead[tp]
+        return bool(ahead) and _offset(ahead[-1]) >= wanted.end - 1
+
+    def _fetch(self) -> None:
+        # `consume` waits for all it was asked for; so one record is waited for, and then what is there is taken.
+        first = self._consumer.poll(_WAIT_S)
+        if first is None:
+            return
+        self._add(first)
+        for message in self._consumer.consume(_MOST_AT_ONCE, 0):
+            self._add(message)
+
+    def _add(self, message: Message) -> None:
+        error = message.error()
+        topic, partition, offset = message.topic(), message.partition(), message.offset()
+        if error is None:
+            assert topic is not None and partition is not None  # noqa: PT018
+            self._ahead[TopicPartition(topic, partition)].append(message)
+        elif error.code() == KafkaError._PARTITION_EOF:
+            assert topic is not None and partition is not None and offset is not None  # noqa: PT018
+            self._end_seen[TopicPartition(topic, partition)] = offset
+        elif not error.retriable() or error.fatal():
+            raise classify(error, f"reading {topic}-{partition}")
+
+    def _take(self, tp: TopicPartition, wanted: OffsetRange) -> list[Message]:
+        ahead = self._ahead[tp]
+        taken = []
+        while ahead and _offset(ahead[0]) < wanted.end:
+            taken.append(ahead.popleft())
+        self._next[tp] = wanted.end
+        return taken
+
+
+def _offset(message: Message) -> int:
+    offset = message.offset()
+    assert offset is not None  # only a produced message may lack one
+    return offset

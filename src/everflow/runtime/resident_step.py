@@ -1,0 +1,178 @@
+"""The resident step: one Spark task that serves many small micro-batches (design note 004).
+
+A Spark job per micro-batch costs more than the work of a small one. Where a plan is one step whose segment has Arrow twins, the
+step can read its input itself: it asks the driver for the next request over a socket, runs the very same `TaskStep`, answers with the
+result, and goes on until it is told to stop. Gate, transaction, stores and failures are those of a job per batch.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from confluent_kafka import Message
+
+from everflow.kafka.range_reader import RangeReader
+from everflow.records import EdgeBatch, OffsetRange, TopicPartition
+from everflow.runtime.batch import BatchRequest
+from everflow.runtime.step_functions import decode_parts
+from everflow.runtime.task_step import RESULT_SCHEMA, TaskStep, timed
+from everflow.topology.hops import HEADERS, HopInput, as_text, concat
+from everflow.topology.plan import DEAD_LETTER_SLOT, Decode, DecodeOp, Encode, Projection, Segment, Source
+
+READ_TIMEOUT_S = 30.0
+STOP = "stop"
+
+
+@dataclass(frozen=True)
+class TwinSegment:
+    """Segment 0 without Columns: decoding, the Arrow twins of its projections, encoding."""
+
+    decodes: tuple[Decode, ...]
+    projections: tuple[tuple[int, int, Callable[[pa.Array], pa.Array] | None, Encode | None], ...]
+    headers: bool
+
+    @staticmethod
+    def of(segment: Segment, headers: bool) -> TwinSegment | None:
+        """The twin of a segment; None where one of its projections has none."""
+        steps: list[tuple[int, int, Callable[[pa.Array], pa.Array] | None, Encode | None]] = []
+        for found in segment.projections:
+            if isinstance(found, Encode):
+                if found.topic is not None:
+                    return None
+                steps.append((found.input, found.output, None, found))
+            elif isinstance(found, Projection) and found.node.arrow is not None:
+                steps.append((found.input, found.output, found.node.arrow, None))
+            else:
+                return None
+        return TwinSegment(segment.decodes, tuple(steps), headers)
+
+    def run(self, read: Mapping[TopicPartition, Sequence[Message]]) -> HopInput:
+        """What `read_hop` gives for the same records."""
+        messages = [message for tp in read for message in read[tp]]
+        index = {decode.source.topic: decode.source.index for decode in self.decodes}
+        source = np.fromiter((index[str(m.topic())] for m in messages), np.int32, len(messages))
+        partition = np.fromiter((m.partition() for m in messages), np.int32, len(messages))
+        offset = np.fromiter((m.offset() for m in messages), np.int64, len(messages))
+        timestamp = np.fromiter((m.timestamp()[1] for m in messages), np.int64, len(messages))
+        hop = HopInput({}, {}, source, partition, offset, timestamp, "{}")
+        letters = []
+        for decode in self.decodes:
+            rows = np.flatnonzero(source == decode.source.index)
+            raw = self._raw([messages[row] for row in rows], rows, hop)
+            batch, bad = _decode(decode, raw, {found.source.index: found.source for found in self.decodes})
+            hop.batches[decode.output], hop.rows[decode.output] = batch, batch.seq
+            if bad is not None:
+                letters.append(bad)
+            hop.bytes += raw.key.nbytes + raw.value.nbytes
+        for given, made, twin, encode in self.projections:
+            batch = hop.batches[given]
+            hop.batches[made] = batch.with_columns(value=twin(batch.value)) if twin is not None else _encoded(encode, batch)
+            hop.rows[made] = hop.rows[given]
+        if letters:
+            hop.batches[DEAD_LETTER_SLOT] = concat(letters)
+            hop.rows[DEAD_LETTER_SLOT] = hop.batches[DEAD_LETTER_SLOT].seq
+        return hop
+
+    def _raw(self, messages: Sequence[Message], rows: np.ndarray, hop: HopInput) -> EdgeBatch:
+        headers = None
+        if self.headers:
+            found = [[{"key": h[0], "value": h[1]} for h in message.headers() or ()] for message in messages]
+            headers = pa.array(found, HEADERS)
+        return EdgeBatch(
+            pa.array([m.key() for m in messages], pa.binary()),
+            pa.array([m.value() for m in messages], pa.binary()),
+            hop.timestamp[rows],
+            rows.astype(np.int64),
+            hop.source[rows],
+            hop.partition[rows],
+            hop.offset[rows],
+            headers,
+        )
+
+
+def _decode(decode: Decode, raw: EdgeBatch, sources: dict[int, Source]) -> tuple[EdgeBatch, EdgeBatch | None]:
+    """Decode what the segment would decode; the parts that it leaves raw stay raw."""
+    source = decode.source
+    serdes = {
+        "key": None if decode.raw_key else source.key_serde,
+        "value": None if decode.raw_value else source.value_serde,
+    }
+    for part, serde in serdes.items():
+        if serde is not None and serde.kind in ("string", "bytes"):
+            column = raw.key if part == "key" else raw.value
+            text = as_text(column) if serde.kind == "string" else column
+            raw = raw.with_columns(**{part: text})
+            serdes[part] = None
+    if serdes["key"] is None and serdes["value"] is None:
+        return raw, None
+    return decode_parts(DecodeOp(source.node, -1, decode.output, serdes["key"], serdes["value"]), raw, sources)
+
+
+def _encoded(encode: Encode | None, batch: EdgeBatch) -> EdgeBatch:
+    assert encode is not None
+    return batch.with_columns(
+        _bytes_of(encode.key_serde, batch.key), _bytes_of(encode.value_serde, batch.value)
+    )
+
+
+def _bytes_of(serde: Any, column: pa.Array) -> pa.Array:
+    return serde.encode_array(column) if serde.kind in ("string", "bytes", "json") else column
+
+
+@dataclass(frozen=True)
+class ResidentStep:
+    """The function of the resident job's only hop; picklable. ``channel`` reads the socket's path (a local property)."""
+
+    step: TaskStep
+    segment: TwinSegment
+    channel: Callable[[], str]
+    client: Mapping[str, Any]
+    group: str
+    partitions: tuple[TopicPartition, ...]
+    read_committed: bool
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Serve requests until told to stop; any error ends the Spark task, as it would end a batch's job."""
+        for _ in batches:
+            pass
+        served = 0
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.connect(self.channel())
+            lines = connection.makefile("rwb")
+            reader = RangeReader(self.client, self.group, self.partitions, self.read_committed)
+            try:
+                for line in lines:
+                    text = line.decode()
+                    if text.strip() == STOP:
+                        break
+                    lines.write(self._serve(text, reader).encode() + b"\n")
+                    lines.flush()
+                    served += 1
+            finally:
+                reader.close()
+        yield pa.RecordBatch.from_arrays([pa.array([str(served)])], schema=RESULT_SCHEMA)
+
+    def _serve(self, text: str, reader: RangeReader) -> str:
+        request = BatchRequest.from_json(text)
+        timings = {"began": time.time() * 1000}
+        with timed(timings, "read"):
+            self.step.announce(request, self.step.level)
+            read = reader.read(_ranges(request), READ_TIMEOUT_S)
+            hop = self.segment.run(read)
+        (row,) = self.step.run(request, hop, timings)
+        return str(row.column(0)[0].as_py())
+
+
+def _ranges(request: BatchRequest) -> dict[TopicPartition, OffsetRange]:
+    found = {}
+    for name, (start, end, _) in request.ranges.items():
+        topic, _, partition = name.rpartition("-")
+        found[TopicPartition(topic, int(partition))] = OffsetRange(start, end)
+    return found
+
