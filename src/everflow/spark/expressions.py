@@ -7,7 +7,6 @@ number per batch is refused here, with what to write instead.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -15,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException, ParseException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import types as st
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
@@ -211,7 +211,8 @@ def _not_analysable(text: str, edge: EdgeType, where: str | None, error: Excepti
 @contextmanager
 def _without_error_log() -> Iterator[None]:
     """pyspark logs each AnalysisException with its JVM stack to stderr; ours already says it in one line."""
-    logger = logging.getLogger("DataFrameQueryContextLogger")
+    # By PySpark's own way: a plain logger of that name cannot take what PySpark logs with, and every failing job would raise.
+    logger = PySparkLogger.getLogger("DataFrameQueryContextLogger")
     disabled, logger.disabled = logger.disabled, True
     try:
         yield
