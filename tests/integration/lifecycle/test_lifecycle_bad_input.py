@@ -1,0 +1,248 @@
+"""Wrong input: refused before anything runs, or stopped at the record, with a message that names place and cure."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from lifecycle_cluster import GUARANTEES, Application, Cluster, Record, in_json, last_by_key, long, text, until_failed
+from pyspark.sql import functions as F
+from typer.testing import CliRunner, Result
+
+from everflow import StreamsBuilder, serdes
+from everflow.cli.app import app as everflow_command
+from everflow.errors import RecordError, StateLockedError, TaskTimeoutError
+from everflow.runtime.client_state import ClientState
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark]
+
+FAILED, USAGE = 1, 2
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(app: Application, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """``everflow run`` on a program given as text, in this process: ``run(program, key=value, ...)``."""
+
+    def invoke(program: str, **settings: object) -> Result:
+        module = f"program_{app.cluster.prefix}"
+        header = "from everflow import StreamsBuilder, serdes\nbuilder = StreamsBuilder()\n"
+        (tmp_path / f"{module}.py").write_text(header + inspect.cleandoc(program) + "\n")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        options = {"application.id": app.id, "bootstrap.servers": app.cluster.bootstrap, "state.dir": str(app.state)}
+        options |= {key.replace("_", "."): str(value) for key, value in settings.items()}
+        sets = [part for key, value in options.items() for part in ("--set", f"{key}={value}")]
+        return CliRunner().invoke(everflow_command, ["run", f"{module}:builder", *sets])
+
+    return invoke
+
+
+def test_unknown_configuration_key(run: Run, cluster: Cluster) -> None:
+    result = run("builder.stream('t').to('u')", procesing_guarantee="exactly_once_v2")
+    assert result.exit_code == USAGE
+    assert "did you mean processing.guarantee" in result.output
+    assert cluster.topics() == {}
+
+
+def test_missing_source_topic(run: Run, cluster: Cluster) -> None:
+    topic = f"{cluster.prefix}-absent"
+    result = run(f"builder.stream('{topic}').group_by_key().count(store='n')")
+    assert result.exit_code == USAGE
+    assert f"source topic {topic} does not exist; create it before the application starts" in result.output
+    assert f"program_{cluster.prefix}.py:3" in result.output
+    assert cluster.topics() == {}
+
+
+def test_topics_that_cannot_meet(run: Run, cluster: Cluster) -> None:
+    two, three = cluster.topic("two", 2), cluster.topic("three", 3)
+    result = run(f"""
+        both = builder.stream('{two}').merge(builder.stream('{three}'))
+        both.group_by_key().count(store='n')
+    """)
+    assert result.exit_code == USAGE
+    assert "different partition counts" in result.output
+    assert f"{three}: 3, {two}: 2" in result.output
+    assert ".repartition(name=..., partitions=...)" in result.output
+    assert f"program_{cluster.prefix}.py:4" in result.output
+    assert set(cluster.topics()) == {two, three}, "nothing may be created before the check"
+
+
+WRONG_PROGRAMS = {
+    "store twice": (
+        """
+        groups = builder.stream('t').group_by_key()
+        groups.count(store='n')
+        groups.count(store='n')
+        """,
+        ["store name 'n' is used twice (first at", ".py:4)", ".py:5"],
+    ),
+    "unnamed store": ("builder.stream('t').group_by_key().count()", ["store='a-name'", ".py:3"]),
+    "unreadable schema": (
+        "builder.stream('t', value=serdes.json('amount bigintt'))",
+        ["cannot read the schema 'amount bigintt'", "did you mean bigint?", ".py:3"],
+    ),
+    "serde that does not fit": (
+        "builder.stream('t', value=serdes.json('amount bigint')).to('u', value=serdes.long())",
+        ["the value is struct<amount", "cannot write", ".py:3"],
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG_PROGRAMS)
+def test_wrong_program(mistake: str, run: Run, cluster: Cluster) -> None:
+    program, parts = WRONG_PROGRAMS[mistake]
+    result = run(program)
+    assert result.exit_code == USAGE
+    for part in parts:
+        assert part in result.output
+    assert cluster.topics() == {}
+
+
+def test_broker_that_cannot_be_reached(app: Application, caplog: pytest.LogCaptureFixture) -> None:
+    streams = app.instance(_passing("t", "u"), task_timeout_ms=3_000)
+    object.__setattr__(streams.config, "bootstrap_servers", "127.0.0.1:1")
+    began = time.monotonic()
+    with caplog.at_level(logging.WARNING, logger="everflow"), pytest.raises(TaskTimeoutError) as error:
+        streams.start()
+    assert 2.5 < time.monotonic() - began < 15
+    assert "no answer from Kafka at 127.0.0.1:1 yet" in caplog.text
+    assert "within 3 s (task.timeout.ms). Check bootstrap.servers" in str(error.value)
+    assert streams.state is ClientState.ERROR
+
+
+def test_broker_that_cannot_be_reached_ends_the_command(run: Run) -> None:
+    result = run("builder.stream('t').to('u')", bootstrap_servers="127.0.0.1:1", task_timeout_ms=1_000)
+    assert result.exit_code == FAILED
+    assert "no Kafka broker answered at 127.0.0.1:1" in result.output
+
+
+def _passing(source: str, output: str):  # type: ignore[no-untyped-def]
+    builder = StreamsBuilder()
+    builder.stream(source, key=serdes.string(), value=serdes.string()).to(output)
+    return builder.build()
+
+
+# --- records ---------------------------------------------------------------------------------------------------
+
+
+def records_with_bad_ones() -> list[Record]:
+    """Twenty good records over two partitions, and three that are not JSON."""
+    good = [in_json(f"k{i % 4}", {"n": i}, 1_000 + i, i % 4 % 2) for i in range(20)]
+    bad = [
+        Record(b"k0", b'{"n": ', 2_000, 0, (("trace", b"abc"),)),
+        Record(b"k1", b"\xff\xfe", 2_001, 1),
+        Record(b"k2", b'{"n": 1} trailing', 2_002, 0),
+    ]
+    return [*good[:7], bad[0], *good[7:9], bad[1], bad[2], *good[9:]]
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_undecodable_records_go_to_the_dead_letter_topic(app: Application, cluster: Cluster, guarantee: str) -> None:
+    source, output, dead = cluster.topic("in"), cluster.topic("out"), cluster.topic("dead", 1)
+    cluster.write(source, records_with_bad_ones())
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=serdes.string(), value=serdes.json("n bigint"))
+    stream.group_by_key().count(store="counts").to_stream().to(output)
+    settings = {"errors_dead_letter_queue_topic_name": dead, "processing_guarantee": guarantee}
+    app.run_through(builder.build(), source, **settings)
+    found = {key: long(value) for key, value in last_by_key(cluster.read(output)).items()}
+    assert found == dict.fromkeys((b"k0", b"k1", b"k2", b"k3"), 5)
+    letters = sorted(cluster.read(dead), key=lambda record: record.timestamp)
+    bad = sorted((r for r in cluster.read(source) if r.timestamp >= 2_000), key=lambda record: record.timestamp)
+    assert [(r.key, r.value, r.timestamp) for r in letters] == [(r.key, r.value, r.timestamp) for r in bad]
+    for letter, origin in zip(letters, bad, strict=True):
+        headers = dict(letter.headers)
+        assert headers["__streams.errors.topic"] == source.encode()
+        assert headers["__streams.errors.partition"] == str(origin.partition).encode()
+        assert headers["__streams.errors.offset"] == str(origin.offset).encode()
+        assert b"not a valid" in (headers["__streams.errors.message"] or b"")
+        assert headers["__streams.errors.exception"]
+        assert "__streams.errors.stacktrace" in headers
+    assert dict(letters[0].headers)["trace"] == b"abc"
+
+
+def test_an_undecodable_record_stops_the_instance(run: Run, app: Application, cluster: Cluster) -> None:
+    source, output = cluster.topic("in"), cluster.topic("out")
+    cluster.write(source, records_with_bad_ones())
+    bad = {r.partition: r.offset for r in reversed(cluster.read(source)) if r.timestamp >= 2_000}
+    result = run(f"""
+        stream = builder.stream('{source}', value=serdes.json('n bigint'))
+        stream.to('{output}')
+    """)
+    assert result.exit_code == FAILED
+    assert "[EF-RECORD]" in result.output
+    assert any(f"{source}-{partition}@{offset}" in result.output for partition, offset in bad.items())
+    assert cluster.members(app.id) == 0
+
+
+def test_a_function_that_raises_names_record_and_line(app: Application, cluster: Cluster) -> None:
+    source, output = cluster.topic("in", 1), cluster.topic("out", 1)
+    cluster.write(source, [text(f"k{i}", str(10 - i), 1_000 + i) for i in range(20)])
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
+    line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
+    stream.map_values(lambda value: 100 // int(value), returns="bigint", name="divide").to(output)
+    streams = app.instance(builder.build())
+    streams.start()
+    error = until_failed(streams)
+    assert isinstance(error, RecordError)
+    assert (error.topic, error.partition, error.offset, error.node) == (source, 0, 10, "divide")
+    assert "ZeroDivisionError" in str(error)
+    assert f"{Path(__file__).name}:{line}" in str(error)
+    assert cluster.read(output) == [], "nothing of a failed micro-batch may be visible"
+
+
+def test_a_function_that_raises_ends_the_command(run: Run, cluster: Cluster) -> None:
+    source = cluster.topic("in", 1)
+    cluster.write(source, [text("k", "x")])
+    result = run(f"builder.stream('{source}').for_each(lambda value: 1 // 0)")
+    assert result.exit_code == FAILED
+    assert f"{source}-0@0" in result.output
+    assert f"program_{cluster.prefix}.py:3" in result.output
+
+
+# --- folder ----------------------------------------------------------------------------------------------------
+
+
+def test_a_state_folder_in_use_is_refused(app: Application, run: Run, cluster: Cluster) -> None:
+    holder = textwrap.dedent(f"""
+        import sys
+        from pathlib import Path
+        from everflow.state.task_directory import StateDirectory
+        held = StateDirectory.open(Path({str(app.state)!r}), {app.id!r})
+        print("held", flush=True)
+        sys.stdin.read()
+    """)
+    with subprocess.Popen([sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline().strip() == "held"
+        with pytest.raises(StateLockedError, match=rf"in use by process {other.pid}\. Stop that process"):
+            app.instance(_passing("t", "u")).start()
+        result = run("builder.stream('t').to('u')")
+        assert result.exit_code == FAILED
+        assert "a state.dir of its own" in result.output
+        other.kill()
+    assert cluster.topics() == {}
+
+
+def test_columns_that_fail_stop_the_instance_with_the_cause(app: Application, cluster: Cluster) -> None:
+    """ANSI arithmetic: no record is named by Spark, but the cause is; nothing of the batch is committed."""
+    source, output = cluster.topic("in", 1), cluster.topic("out", 1)
+    cluster.write(source, [text("k", "1"), text("k", "one")])
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
+    stream.map_values(F.col("value").cast("bigint")).to(output)
+    streams = app.instance(builder.build(), task_timeout_ms=2_000)
+    streams.start()
+    error = until_failed(streams)
+    assert "CAST_INVALID_INPUT" in str(error)
+    assert "'one'" in str(error)
+    assert cluster.read(output) == []
