@@ -1,13 +1,56 @@
-"""One Spark session for the whole test run: starting one takes longer than most tests."""
+"""One Spark session and one broker for a test run: starting them takes longer than most tests. Topics and groups have names of
+their own."""
 
 from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
 
 import pytest
 from pyspark.sql import SparkSession
 
+from everflow.kafka.admin import ClusterAdmin
 from everflow.spark.session import get_session
+from everflow.testing.broker import EmbeddedBroker
 
 
 @pytest.fixture(scope="session")
 def spark() -> SparkSession:
     return get_session()
+
+
+@pytest.fixture(scope="session")
+def bootstrap() -> Iterator[str]:
+    """``EVERFLOW_TEST_BOOTSTRAP`` names a broker that runs already (quicker while developing)."""
+    running = os.environ.get("EVERFLOW_TEST_BOOTSTRAP")
+    if running:
+        yield running
+        return
+    with EmbeddedBroker() as broker:
+        yield broker.bootstrap_servers
+
+
+@pytest.fixture(scope="session")
+def admin(bootstrap: str) -> ClusterAdmin:
+    cluster = ClusterAdmin({"bootstrap.servers": bootstrap})
+    cluster.wait_until_reachable(30, print)
+    return cluster
+
+
+@pytest.fixture
+def name() -> str:
+    return f"t{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def topic(admin: ClusterAdmin, name: str) -> Callable[[int], str]:
+    """Creates topics of this test: ``topic(partitions)``."""
+    made: list[str] = []
+
+    def create(partitions: int = 1, **config: str) -> str:
+        made.append(f"{name}-{len(made)}")
+        admin.create_topics({made[-1]: (partitions, {k.replace("_", "."): v for k, v in config.items()})})
+        return made[-1]
+
+    return create

@@ -1,0 +1,115 @@
+"""Scenario 33 with real Spark: when a Column or an earlier step fails late, the next worker only sees its input end, so without the
+end marker a sink would commit what it got. The sink here writes down that it was called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from everflow import StreamsBuilder, serdes
+from everflow.dsl.kstream import KStream
+from everflow.records import OffsetRange, TopicPartition
+from everflow.runtime.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
+from everflow.runtime.step_functions import failed_record
+from everflow.runtime.task_step import StepResult, TaskStep
+from everflow.spark import job as spark_job
+from everflow.spark.job import PreparedJob, SparkJobError
+from everflow.spark.source import SourceSettings
+from everflow.state.store import StoreSpec, StoreView
+from everflow.topology.plan import PhysicalPlan, Source, plan
+from everflow.topology.subtopologies import cut
+
+pytestmark = pytest.mark.spark
+ROWS = 80_000  # more than one Arrow batch: the first 50,000 are through when the last row fails
+
+
+@dataclass(frozen=True)
+class NotedSink:
+    path: str
+
+    def __call__(self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]) -> BatchResult:
+        Path(self.path).write_text(str(sum(len(output.keys) for output in result.outputs)))
+        return BatchResult(COMMITTED, consumed=result.consumed)
+
+
+class NoStores:
+    def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[StoreView]:
+        raise AssertionError("no stores here")
+
+
+def request() -> BatchRequest:
+    return BatchRequest("t.0.0", 0, 0, "exactly_once_v2", "", 0, "", {"in-0": [0, ROWS, ROWS]}, [], "app")
+
+
+def announce(request: BatchRequest, level: int) -> None:
+    pass
+
+
+class LocalSource:
+    """The rows of one partition; the value is the offset as text, and of the last row what the test wants."""
+
+    rebuilds = False
+
+    def __init__(self, spark: SparkSession, last: str) -> None:
+        self._spark, self._last = spark, last
+
+    def frame(self) -> DataFrame:
+        value = F.when(F.col("id") == ROWS - 1, F.lit(self._last)).otherwise(F.col("id").cast("string"))
+        return self._spark.range(0, ROWS, 1, 1).select(
+            F.lit(b"k").alias("key"),
+            value.cast("binary").alias("value"),
+            F.lit("in").alias("topic"),
+            F.lit(0).alias("partition"),
+            F.col("id").alias("offset"),
+            F.timestamp_millis(F.col("id")).alias("timestamp"),
+            F.lit(None).cast("array<struct<key:string,value:binary>>").alias("headers"),
+        )
+
+    def set_ranges(self, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
+        pass
+
+
+def planned(build: Callable[[KStream], KStream]) -> PhysicalPlan:
+    builder = StreamsBuilder()
+    build(builder.stream("in", key=serdes.string(), value=serdes.string())).to("out", value=serdes.json("n int"))
+    topology = builder.build()
+    return plan(topology, cut(topology).index_of, "app")
+
+
+def number() -> Column:
+    return F.struct(F.col("value").cast("int").alias("n"))
+
+
+BUILDS: dict[str, tuple[int, Callable[[KStream], KStream]]] = {
+    "a Column before the only step": (1, lambda s: s.map_values(number())),
+    "a Column between two steps": (2, lambda s: s.peek(lambda v: None).map_values(number())),
+    "the step before": (2, lambda s: s.map_values(lambda v: str(int(v)), returns="string").map_values(number())),
+}
+
+
+@pytest.mark.parametrize(("name", "last"), [("a Column between two steps", "79999"), *((name, "none") for name in BUILDS)])
+def test_no_marker_no_commit(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, last: str
+) -> None:
+    levels, build = BUILDS[name]
+    found, noted = planned(build), tmp_path / "called"
+    assert found.levels == levels
+    monkeypatch.setattr(spark_job, "open_source", lambda *_: LocalSource(spark, last))
+    steps = [TaskStep.of(found, level, NoStores(), NotedSink(str(noted)), request, announce) for level in range(levels)]
+    settings = SourceSettings("unused", "app", read_committed=True, headers=False)
+    job = PreparedJob(spark, found, "marker", [TopicPartition("in", 0)], settings, steps)
+    if last != "none":
+        result = BatchResult.from_json(job.run({}, {}))
+        assert (noted.read_text(), result.consumed) == (str(ROWS), {"in-0": ROWS})
+        return
+    with pytest.raises(SparkJobError) as failure:
+        job.run({}, {})
+    assert not noted.exists(), "the sink was called with a part of the records"
+    culprit = failed_record(str(failure.value))
+    assert (culprit and culprit["offset"]) == (ROWS - 1 if name == "the step before" else None)
