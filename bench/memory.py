@@ -22,10 +22,11 @@ def tree_memory_mib(pid: int) -> float:
         processes = [root, *root.children(recursive=True)]
     except psutil.NoSuchProcess:
         return 0.0
-    return sum(_process_memory_bytes(process) for process in processes) / 2**20
+    return sum(process_memory_bytes(process) for process in processes) / 2**20
 
 
-def _process_memory_bytes(process: psutil.Process) -> int:
+def process_memory_bytes(process: psutil.Process) -> int:
+    """Bytes resident in one process (see `tree_memory_mib`); 0 if it has ended."""
     try:
         rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_bytes()
     except OSError:

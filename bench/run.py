@@ -12,7 +12,7 @@ from pathlib import Path
 # Started by its path, Python puts this folder, not its parent, on the import path.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench import latency, throughput
+from bench import fairness, latency, memory_growth, throughput
 from bench.java_program import NoJavaCompilerError, java_command
 from bench.results import Measurement, print_rows, summarise, write_json
 from bench.systems import (
@@ -27,7 +27,8 @@ from bench.systems import (
 from bench.verify import WrongOutputError
 
 GUARANTEES = ("exactly_once_v2", "at_least_once")
-BENCHES = ("throughput", "latency")
+BESIDE_KAFKA_STREAMS = ("throughput", "latency")
+BENCHES = (*BESIDE_KAFKA_STREAMS, "memory", "fairness")
 BROKER_HEAP = "1g"
 
 
@@ -39,11 +40,17 @@ def main(arguments: list[str] | None = None) -> int:
     folder = Path(tempfile.mkdtemp(prefix=f"everflow-bench-{options.bench}-"))
     print(f"logs: {folder}", flush=True)
     try:
-        launchers = _launchers(options.systems, folder)
+        launchers = _launchers(options.systems, folder) if options.bench in BESIDE_KAFKA_STREAMS else {}
         with _broker(options.bootstrap_servers, folder) as bootstrap_servers:
             for measurement in _measure(options, bootstrap_servers, launchers, folder):
                 measurements.append(measurement)
-    except (SystemFailedError, WrongOutputError, NoJavaCompilerError) as error:
+    except (
+        SystemFailedError,
+        WrongOutputError,
+        NoJavaCompilerError,
+        memory_growth.MemoryGrowsError,
+        fairness.UnfairError,
+    ) as error:
         failure = str(error)
     rows = summarise(measurements)
     if rows:
@@ -77,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     only_throughput = parser.add_argument_group("throughput")
     only_throughput.add_argument("--records", type=_positive, default=2_000_000, help="default %(default)s")
     only_throughput.add_argument("--timeout", type=float, default=600.0, help="s per run (default %(default)s)")
+    parser.add_argument("--batches", type=_positive, default=2_000, help="memory: micro-batches (default %(default)s)")
     only_latency = parser.add_argument_group("latency")
     only_latency.add_argument("--rates", type=_rates, default=(100, 1_000, 10_000), help="records/s, comma-separated")
     only_latency.add_argument("--warm-up", type=float, default=20.0, help="s per rate, not measured")
@@ -120,6 +128,12 @@ def _measure(
             timeout_s=options.timeout,
         )
         return throughput.measure(plan, bootstrap_servers, launchers, folder)
+    if options.bench == "memory":
+        grows = memory_growth.MemoryPlan(options.guarantee or GUARANTEES[:1], options.batches, options.threads)
+        return memory_growth.measure(grows, bootstrap_servers, folder)
+    if options.bench == "fairness":
+        beside = fairness.FairnessPlan(options.guarantee or GUARANTEES[:1], options.records, options.threads)
+        return fairness.measure(beside, bootstrap_servers, folder)
     return latency.measure(
         latency.LatencyPlan(
             guarantees=options.guarantee or GUARANTEES[:1],

@@ -1,0 +1,191 @@
+"""Memory: what an instance's processes hold over thousands of small micro-batches, driver, JVM and Python workers apart.
+
+The instance runs in this process, on a topology with Columns, a Python function, a repartition topic and a window, over keys that
+do not grow in number. One record a partition is sent and waited for, again and again. At regular intervals both garbage
+collectors run and the proportional set size of every process is taken; growth is the straight line through those after the
+warm-up, over the rest of the run. Collected first, so that what is found is held and not merely garbage.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+
+from bench.memory import MemoryPeak, process_memory_bytes
+from bench.results import Measurement
+from bench.topics import create_topics, delete_topics
+from everflow import KafkaStreams, StreamsBuilder, TimeWindows, Topology, metrics, serdes
+from everflow.runtime.client_state import ClientState
+from everflow.testing import wait_until
+
+KINDS = ("driver", "jvm", "workers")
+PARTITIONS = 2
+KEYS = 500
+ROUND_TIMEOUT_S = 60.0
+BOUNDS_MIB_PER_1000 = {"driver": 4.0, "jvm": 16.0, "workers": 6.0}
+"""Growth in MiB per 1,000 micro-batches above which the bench fails: a kilobyte kept per batch is 1 MiB. The JVM touches more of
+the heap that it has reserved and compiles for a while, hence the wider bound."""
+
+
+class MemoryGrowsError(RuntimeError):
+    """Memory went on growing after the warm-up."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What to run. ``warm_up`` is the share of the micro-batches before growth counts, ``samples`` how often is measured."""
+
+    guarantees: Sequence[str] = ("exactly_once_v2",)
+    batches: int = 2_000
+    threads: int = 2
+    warm_up: float = 0.3
+    samples: int = 20
+
+
+@dataclass(frozen=True)
+class Sample:
+    """MiB of each kind of process after so many micro-batches."""
+
+    batches: int
+    mib: Mapping[str, float]
+
+
+def topology(source: str, output: str) -> Topology:
+    """Every way through the engine: Catalyst, a Python function, a repartition, a plain and a windowed store."""
+    from pyspark.sql import functions as F
+
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=serdes.string(), value=serdes.json("n bigint, word string"))
+    mapped = stream.filter(F.col("value.n") >= 0).map_values(lambda value: value["word"].upper(), returns="string")
+    mapped.group_by_key().count(store="by-key").to_stream().to(output)
+    grouped = mapped.group_by(F.col("value"), name="by-word")
+    grouped.windowed_by(TimeWindows.of_size("1 hour")).count(store="by-word").to_stream().to(output)
+    return builder.build()
+
+
+def measure(plan: MemoryPlan, bootstrap_servers: str, folder: Path) -> Iterator[Measurement]:
+    """Run every guarantee; MemoryGrowsError after the figures of one that grows."""
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    for guarantee in plan.guarantees:
+        application = f"bench-memory-{guarantee.replace('_', '-')}"
+        source, output = f"{application}-input", f"{application}-output"
+        create_topics(admin, [source, output], PARTITIONS)
+        try:
+            streams = KafkaStreams(
+                topology(source, output),
+                application_id=application,
+                bootstrap_servers=bootstrap_servers,
+                processing_guarantee=guarantee,
+                num_stream_threads=plan.threads,
+                state_dir=str(folder / guarantee),
+                repartition_purge_interval_ms=1_000,
+            )
+            peak = MemoryPeak(os.getpid())
+            samples = _run(streams, plan, bootstrap_servers, source)
+            yield from _figures(plan, guarantee, samples, peak.stop())
+        finally:
+            delete_topics(admin, application)
+
+
+def _run(streams: KafkaStreams, plan: MemoryPlan, bootstrap_servers: str, source: str) -> list[Sample]:
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "linger.ms": 0})
+    samples: list[Sample] = []
+    try:
+        streams.start()
+        wait_until(lambda: streams.error or streams.state is ClientState.RUNNING, ROUND_TIMEOUT_S, "RUNNING")
+        sent, every = 0, max(1, plan.batches // plan.samples)
+        while (done := _committed(streams)) < plan.batches:
+            if done >= every * len(samples):
+                samples.append(Sample(done, _settled()))
+            for partition in range(PARTITIONS):
+                value = f'{{"n": {sent}, "word": "word-{sent % KEYS}"}}'
+                producer.produce(source, value, f"key-{sent % KEYS}", partition)
+                sent += 1
+            producer.flush()
+            # Read once from the source, once from the repartition topic.
+            wait_until(lambda: streams.error or _consumed(streams) >= 2 * sent, ROUND_TIMEOUT_S, "the round to be committed")  # noqa: B023
+            if streams.error is not None:
+                raise streams.error
+        samples.append(Sample(_committed(streams), _settled()))
+        return samples
+    finally:
+        streams.close()
+
+
+def _committed(streams: KafkaStreams) -> int:
+    return int(streams.metrics().get(metrics.COMMITS, 0))
+
+
+def _consumed(streams: KafkaStreams) -> int:
+    return int(streams.metrics().get(metrics.RECORDS_CONSUMED, 0))
+
+
+def _settled() -> dict[str, float]:
+    """MiB of each kind of process, after both garbage collectors have run."""
+    from pyspark import SparkContext
+
+    gc.collect()
+    jvm: Any = SparkContext._jvm
+    jvm.java.lang.System.gc()
+    me = psutil.Process()
+    mib = dict.fromkeys(KINDS, 0.0)
+    for process in (me, *me.children(recursive=True)):
+        kind = _kind(process, me.pid)
+        if kind is not None:
+            mib[kind] += process_memory_bytes(process) / 2**20
+    return mib
+
+
+def _kind(process: psutil.Process, driver: int) -> str | None:
+    """Which of `KINDS` a process of the tree is; None for a broker that this process started."""
+    if process.pid == driver:
+        return "driver"
+    try:
+        command = process.cmdline()
+        above = [parent.cmdline() for parent in process.parents()]
+    except psutil.Error:
+        return None
+    if _has(command, "SparkSubmit"):
+        return "jvm"
+    return "workers" if any(_has(parent, "SparkSubmit") for parent in above) else None
+
+
+def _has(command: Sequence[str], name: str) -> bool:
+    return any(part.endswith(name) for part in command)
+
+
+def slope(samples: Sequence[Sample], kind: str) -> float:
+    """MiB per 1,000 micro-batches, by least squares."""
+    batches = np.array([sample.batches for sample in samples], dtype=float)
+    mib = np.array([sample.mib[kind] for sample in samples])
+    return float(np.polyfit(batches, mib, 1)[0] * 1_000)
+
+
+def _figures(plan: MemoryPlan, guarantee: str, samples: Sequence[Sample], peak_mib: float) -> Iterator[Measurement]:
+    warm = [sample for sample in samples if sample.batches >= plan.warm_up * plan.batches]
+    case = f"{samples[-1].batches} micro-batches"
+    yield Measurement("memory", case, "everflow", guarantee, "memory_peak", "MiB", peak_mib)
+    grown: list[str] = []
+    for kind in KINDS:
+        start, after, end = samples[0].mib[kind], warm[0].mib[kind], samples[-1].mib[kind]
+        per_thousand = slope(warm, kind)
+        growth = per_thousand * (warm[-1].batches - warm[0].batches) / 1_000
+        print(
+            f"{guarantee}, {kind}: start {start:,.1f} MiB, after warm-up {after:,.1f}, end {end:,.1f}; "
+            f"{per_thousand:+.2f} MiB per 1,000 micro-batches (bound {BOUNDS_MIB_PER_1000[kind]:.0f})",
+            flush=True,
+        )
+        if per_thousand > BOUNDS_MIB_PER_1000[kind]:
+            grown.append(f"{kind} by {per_thousand:.1f} MiB per 1,000 micro-batches")
+        yield Measurement("memory", f"{case}, {kind}", "everflow", guarantee, "memory_growth", "MiB", growth)
+    if grown:
+        raise MemoryGrowsError(f"{guarantee}: memory grew after the warm-up: {', '.join(grown)}")

@@ -1,0 +1,51 @@
+"""Short slices of the memory and fairness benches: a real instance, few micro-batches, wide bounds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bench.memory_growth import KINDS, Sample, slope
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 280
+
+
+def bench(tmp_path: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], list[dict[str, object]]]:
+    """Run a bench; what it did and its rows."""
+    rows_file = tmp_path / "rows.json"
+    command = [sys.executable, "bench/run.py", *arguments, "--json", str(rows_file)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    return done, json.loads(rows_file.read_text()) if rows_file.exists() else []
+
+
+def test_slope_is_per_thousand_micro_batches() -> None:
+    samples = [Sample(batches, dict.fromkeys(KINDS, 100 + batches * 0.01)) for batches in range(0, 2_000, 100)]
+    assert slope(samples, "jvm") == pytest.approx(10.0)
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.spark
+def test_200_micro_batches_leave_driver_and_workers_flat(tmp_path: Path) -> None:
+    """The JVM still compiles and loads classes in so short a run: its growth is for the whole bench to judge."""
+    done, rows = bench(tmp_path, "memory", "--batches", "200")
+    found = {(row["metric"], str(row["case"]).rpartition(", ")[2]): row["value"] for row in rows}
+    assert {case for metric, case in found if metric == "memory_growth"} == set(KINDS), done.stdout + done.stderr
+    for kind in ("driver", "workers"):
+        assert float(str(found["memory_growth", kind])) < 8.0, done.stdout
+    (peak,) = [row["value"] for row in rows if row["metric"] == "memory_peak"]
+    assert 200 < float(str(peak)) < 2_560, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.spark
+def test_a_small_job_is_measured_beside_full_ones(tmp_path: Path) -> None:
+    done, rows = bench(tmp_path, "fairness", "--records", "200000")
+    cases = {(row["metric"], row["case"]) for row in rows}
+    assert ("batch_time_median", "beside full threads") in cases, done.stdout + done.stderr
+    assert ("batch_time_median", "alone") in cases
