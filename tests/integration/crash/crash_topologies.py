@@ -58,7 +58,7 @@ def step_that_fails_on_bad(application: str) -> StreamsBuilder:
     """`counts_and_copies`, behind a Python function that raises for the value ``bad`` only."""
     builder = StreamsBuilder()
     records = builder.stream(input_topic(application), key=serdes.string(), value=serdes.string())
-    checked = records.map_values(refuse_bad)
+    checked = records.map_values(refuse_bad, returns="string")
     checked.to(copies_topic(application))
     checked.group_by_key().count(store=COUNTS).to_stream().to(counts_topic(application))
     return builder

@@ -10,6 +10,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -19,7 +20,7 @@ from confluent_kafka import TopicPartition as ClientPartition
 from crash_instance import Application, kill, records
 from crash_topologies import copies_topic, input_topic
 
-from everflow.runtime.crash_points import BEFORE_TRANSACTION, FIRST_RECORD, OFFSETS_SENT
+from everflow.runtime.crash_points import BEFORE_TRANSACTION, COMMITTED, FIRST_RECORD, OFFSETS_SENT
 from everflow.runtime.worker_processes import alive
 from everflow.testing.broker import EmbeddedBroker
 from everflow.testing.waiting import wait_until
@@ -158,6 +159,41 @@ def test_a_second_instance_on_the_same_state_folder_is_refused(app: Application)
     assert second.wait_end(60) != 0
     assert f"in use by process {app.driver}" in second.said()
     app.produce(records(KEYS, 10, "still"))
+    app.drain()
+    app.check()
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(FIRST_RECORD, id="in-its-transaction"),
+        pytest.param(COMMITTED, id="before-the-apply", marks=pytest.mark.slow),
+    ],
+)
+def test_an_orphan_of_a_dead_driver_changes_nothing(point: str, app: Application) -> None:
+    """Scenarios 10 and 3: it wakes up while its successor runs; its transaction is fenced, its batch unknown, its apply refused."""
+    app.arm(point)
+    app.produce(records(KEYS, 20, "orphan"))
+    orphan = app.wait_reached(point)
+    daemon = psutil.Process(orphan).parent()
+    assert daemon is not None
+    daemon.suspend()  # it would end its workers when the JVM goes
+    try:
+        assert app.process is not None
+        app.process.kill()
+        app.wait_end()
+        app.start()
+        app.drain()
+        positions = app.positions()
+        assert alive(orphan)
+        app.go(point)
+        wait_until(lambda: not alive(orphan), 30, "the orphan to end", app.history)
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            daemon.kill()
+    assert not (app.points / f"{point}.go").exists(), "the orphan never woke up"
+    assert app.positions() == positions
+    app.produce(records(KEYS, 20, "successor"))
     app.drain()
     app.check()
 

@@ -1,0 +1,26 @@
+"""`docs/SCENARIOS.md` names tests that exist, for every scenario that has to have one."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "SCENARIOS.md").read_text()
+NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
+REQUIRED = {4, 5, *range(7, 13), 14, 15, 18, 19, 29, *range(32, 42)}
+
+
+@pytest.mark.parametrize(("path", "name"), NAMED, ids="::".join)
+def test_a_named_test_exists(path: str, name: str) -> None:
+    assert (ROOT / path).is_file()
+    defined = {node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)}
+    assert name in defined
+
+
+def test_every_scenario_of_the_main_job_has_a_row_with_a_test() -> None:
+    rows = {int(number): tests for number, tests in re.findall(r"^\| (\d+) \|[^|]+\|(.*)\|$", PAGE, re.MULTILINE)}
+    assert {number for number in REQUIRED if "::" not in rows.get(number, "")} == set()
