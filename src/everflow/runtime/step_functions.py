@@ -215,8 +215,11 @@ def _dead_letters(
     are gone by now (the same bytes for text, JSON in schema order)."""
     bad = batch.take(rows)
     source = sources[int(bad.source[0])]
-    key = bad.key if op.key_serde is not None else source.key_serde.encode_array(bad.key)
-    raw = bad.value if op.value_serde is not None else source.value_serde.encode_array(bad.value)
+    key, raw = _bytes_again(source.key_serde, bad.key), _bytes_again(source.value_serde, bad.value)
     texts = pa.array([errors[int(row)] for row in rows])
     value = pa.StructArray.from_arrays([raw, texts], fields=list(DEAD_LETTER_TYPE.value))
     return bad.with_columns(key, value)
+
+
+def _bytes_again(serde: Serde, column: pa.Array) -> pa.Array:
+    return column if pa.types.is_binary(column.type) else serde.encode_array(column)

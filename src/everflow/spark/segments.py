@@ -255,7 +255,8 @@ def _encoded(encode: Encode) -> tuple[Column, Column]:
 def _encode_column(serde: Serde, column: Column) -> Column:
     """Value -> bytes in Catalyst; parts of other serdes stay as they are, the step encodes them."""
     if serde.kind == "string":
-        return column.cast("string").cast("binary")
+        # Bytes that are no text leave as U+FFFD, as from a step and as in Java, also where nothing in Catalyst looked at them.
+        return F.make_valid_utf8(column.cast("string")).cast("binary")
     if serde.kind == "json" and in_catalyst(serde):
         return F.to_json(column, _JSON).cast("binary")
     return column

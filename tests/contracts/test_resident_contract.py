@@ -1,0 +1,133 @@
+"""One contract, two ways to read a batch: Catalyst's first segment and the resident step's Arrow twin give the same hop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from everflow import StreamsBuilder, TimeWindows, agg, serdes
+from everflow.records import EdgeBatch, TopicPartition
+from everflow.runtime.resident_step import TwinSegment
+from everflow.spark.local_run import LocalRun
+from everflow.spark.segments import hop_into_step
+from everflow.topology.hops import HopInput, read_hop
+from everflow.topology.plan import PhysicalPlan, plan
+from everflow.topology.subtopologies import cut
+
+pytestmark = pytest.mark.spark
+
+
+@dataclass
+class FakeMessage:
+    """What `confluent_kafka.Message` gives for a record."""
+
+    place: tuple[str, int, int]
+    data: tuple[bytes | None, bytes | None]
+    time: int
+    head: list[tuple[str, bytes | None]] = field(default_factory=list)
+
+    def topic(self) -> str:
+        return self.place[0]
+
+    def partition(self) -> int:
+        return self.place[1]
+
+    def offset(self) -> int:
+        return self.place[2]
+
+    def key(self) -> bytes | None:
+        return self.data[0]
+
+    def value(self) -> bytes | None:
+        return self.data[1]
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, self.time
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        return self.head or None
+
+
+def counted(builder: StreamsBuilder) -> None:
+    builder.stream("in", key=serdes.string(), value=serdes.string()).group_by_key().count(store="s").to_stream().to("out")
+
+
+def windowed(builder: StreamsBuilder) -> None:
+    stream = builder.stream("in", key=serdes.string(), value=serdes.json("a bigint, b struct<c: double>"))
+    windows = TimeWindows.of_size("1 minute").grace("1 minute")
+    grouped = stream.group_by_key().windowed_by(windows)
+    grouped.aggregate(n=agg.count(), a=agg.sum("value.a"), c=agg.avg("value.b.c"), store="s").to_stream().to("out")
+
+
+def summed(builder: StreamsBuilder) -> None:
+    stream = builder.stream("in", key=serdes.long(), value=serdes.json("a bigint, b struct<c: double>"))
+    stream.group_by_key().aggregate(a=agg.max("value.a"), store="s").to_stream().to("out")
+
+
+def copied(builder: StreamsBuilder) -> None:
+    builder.stream("in", key=serdes.string(), value=serdes.bytes_()).to("out")
+
+
+PROGRAMS = [counted, windowed, summed, copied]
+VALUES = [b'{"a": 1, "b": {"c": 2.5}}', b'{"a": 2}', None, b'{"b": {"c": null}, "extra": 1}', b"{broken", b"", b"\xff\xfe"]
+KEYS = [b"\x00" * 7 + b"\x01", b"\x00" * 8, b"\x7f" + b"\xff" * 7, None, b"\x00" * 8, b"\x00" * 8, b"\x00" * 8]
+
+
+def planned(program: object) -> PhysicalPlan:
+    builder = StreamsBuilder()
+    program(builder)  # type: ignore[operator]
+    topology = builder.build()
+    return plan(topology, cut(topology).index_of, "app")
+
+
+def records(program: object) -> list[FakeMessage]:
+    keys: list[bytes | None] = list(KEYS) if program is summed else [b"k", b"", b"\xffk", None, b"k", b"k", b"l"]
+    return [
+        FakeMessage(("in", 0, 10 + row), (key, value), 1_000 * row, [("h", b"%d" % row)] if row % 2 else [])
+        for row, (key, value) in enumerate(zip(keys, VALUES, strict=True))
+    ]
+
+
+def columns(batch: EdgeBatch) -> list[object]:
+    headers = None if batch.headers is None else [row or [] for row in batch.headers.to_pylist()]
+    arrays = [batch.timestamp, batch.source, batch.partition, batch.offset]
+    values = batch.value.to_pylist()
+    for value in values:
+        if isinstance(value, dict) and "error" in value:  # the step's own parser says more of the cause
+            value["error"] = value["error"].split("): ")[0].rstrip(")")
+    return [batch.key.to_pylist(), values, *(array.tolist() for array in arrays), headers]
+
+
+def through_catalyst(found: PhysicalPlan, messages: list[FakeMessage]) -> HopInput:
+    log = [(m.key(), m.value(), m.topic(), m.partition(), m.offset(), m.time, m.head) for m in messages]
+    return read_hop(LocalRun(found).first(log), hop_into_step(found, 0))
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("rows", [7, 1, 0])
+def test_the_twin_gives_what_catalyst_gives(spark: SparkSession, program: object, rows: int) -> None:
+    found, messages = planned(program), records(program)[:rows]
+    twin = TwinSegment.of(found.segments[0], found.headers)
+    assert twin is not None
+    expected = through_catalyst(found, messages)
+    given = twin.run({TopicPartition("in", 0): messages})  # type: ignore[dict-item]
+    for slot in found.into_step(0):
+        if len(expected.batches[slot.id]) or slot.id in given.batches:
+            assert columns(given.batches[slot.id])[:6] == columns(expected.batches[slot.id])[:6], slot
+            assert given.batches[slot.id].key.type == expected.batches[slot.id].key.type
+            assert given.batches[slot.id].value.type == expected.batches[slot.id].value.type
+            if found.headers:
+                assert columns(given.batches[slot.id])[6] == columns(expected.batches[slot.id])[6]
+            np.testing.assert_array_equal(given.offset[given.rows[slot.id]], given.batches[slot.id].offset)
+
+
+def test_columns_of_the_user_have_no_twin(spark: SparkSession) -> None:
+    def filtered(builder: StreamsBuilder) -> None:
+        builder.stream("in", key=serdes.string(), value=serdes.string()).filter(F.col("value") != "").to("out")
+
+    found = planned(filtered)
+    assert TwinSegment.of(found.segments[0], found.headers) is None
