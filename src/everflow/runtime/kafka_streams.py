@@ -166,7 +166,7 @@ class KafkaStreams:
         def places() -> dict[TaskId, Path]:
             return {task.id: store.path for task in self._running_tasks() for store in task.stores if store.name == name}
 
-        return store_named(name, specs, places)
+        return store_named(name, specs, places, None if blueprint is None else blueprint.plan)
 
     def metrics(self) -> dict[str, float | str]:
         """Counters since the start, the present lag (records) and restore progress, by the names in `everflow.metrics`."""

@@ -12,6 +12,7 @@ from everflow.records import TaskId
 from everflow.state.changelog import WINDOW_SUFFIX_BYTES
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
+from everflow.topology.plan import PhysicalPlan
 
 TIMESTAMP_BYTES = 8
 
@@ -32,6 +33,8 @@ class ReadOnlyStore:
 
     spec: StoreSpec
     places: Callable[[], Mapping[TaskId, Path]]
+    decode: Callable[[bytes], Any]
+    """Reads value bytes as the table shows them (`PhysicalPlan.value_decoder`)."""
 
     def get(self, key: Any) -> Any:
         """The value of ``key`` (for a window store of ``(key, start ms)``), None where no task of this instance has it."""
@@ -44,7 +47,7 @@ class ReadOnlyStore:
             with LmdbStore.open(path).snapshot() as view:
                 (found,) = view.get_many([wanted])
             if found is not None:
-                return self.spec.value_serde.decode(found[TIMESTAMP_BYTES:])
+                return self.decode(found[TIMESTAMP_BYTES:])
         return None
 
     def all(self) -> Iterator[tuple[Any, Any]]:
@@ -72,7 +75,7 @@ class ReadOnlyStore:
             with LmdbStore.open(path).snapshot() as view:
                 found = list(view.range(lower, upper))
             for key, stored in found:
-                yield self._decoded_key(key), self.spec.value_serde.decode(stored[TIMESTAMP_BYTES:])
+                yield self._decoded_key(key), self.decode(stored[TIMESTAMP_BYTES:])
 
     def _key(self, key: Any) -> bytes:
         data = self.spec.key_serde.encode(key)
@@ -88,10 +91,15 @@ class ReadOnlyStore:
         return {"key": self.spec.key_serde.decode(inner), "start": start_ms, "end": end_ms}
 
 
-def store_named(name: str, stores: Mapping[str, StoreSpec], places: Callable[[], Mapping[TaskId, Path]]) -> ReadOnlyStore:
+def store_named(
+    name: str,
+    stores: Mapping[str, StoreSpec],
+    places: Callable[[], Mapping[TaskId, Path]],
+    plan: PhysicalPlan | None,
+) -> ReadOnlyStore:
     """The store called ``name``; StoreNotFoundError names the stores there are."""
     spec = stores.get(name)
-    if spec is None:
+    if spec is None or plan is None:
         have = ", ".join(sorted(stores)) or "none"
         raise StoreNotFoundError(f"The topology has no store {name!r}; it has: {have}.")
-    return ReadOnlyStore(spec, places)
+    return ReadOnlyStore(spec, places, plan.value_decoder(name))

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-
 from everflow.errors import EverflowError, RecordError, TopologyError
 from everflow.records import EdgeBatch
 from everflow.runtime.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
@@ -26,7 +24,7 @@ from everflow.serdes.windowed import split_window_store_key, window_store_key
 from everflow.spark.local_run import LocalRun
 from everflow.state.store import InMemoryStore, StoreSpec, StoreView
 from everflow.topology.graph import Topology
-from everflow.topology.plan import PhysicalPlan, Source, StatefulOp, emitting_every_update, plan
+from everflow.topology.plan import PhysicalPlan, Source, emitting_every_update, plan
 from everflow.topology.subtopologies import cut
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -125,21 +123,11 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"]):
 
     def get_key_value_store(self, name: str) -> KeyValueView:
         """Read access to a key-value store. KeyError for an unknown name."""
-        return KeyValueView(self._specs[name], self._stores[name], self._decoder(name))
+        return KeyValueView(self._specs[name], self._stores[name], self._plan.value_decoder(name))
 
     def get_window_store(self, name: str) -> WindowView:
         """Read access to a window store. KeyError for an unknown name."""
-        return WindowView(self._specs[name], self._stores[name], self._decoder(name))
-
-    def _decoder(self, name: str) -> Callable[[bytes], Any]:
-        """Stored bytes as the table shows them: of aggregates the results, not the state that is kept for them."""
-        for step in self._plan.steps:
-            for op in step.ops:
-                if isinstance(op, StatefulOp) and name in {spec.name for spec in op.stores}:
-                    results = getattr(op.operator, "decode_results", None)
-                    if results is not None:
-                        return lambda data: results(pa.array([data[8:]], pa.binary()))[0].as_py()
-        return lambda stored: self._specs[name].value_serde.decode(stored[8:])
+        return WindowView(self._specs[name], self._stores[name], self._plan.value_decoder(name))
 
     def advance_wall_clock_time(self, by: timedelta | int) -> None:
         """Move the wall clock (ms or timedelta); stream time only moves with records."""
@@ -365,12 +353,12 @@ class KeyValueView:
         """The value of ``key``, None if absent."""
         encoded = self._spec.key_serde.encode(key)
         found = None if encoded is None else self._store.get_many([encoded])[0]
-        return None if found is None else self._decode(found)
+        return None if found is None else self._decode(found[8:])
 
     def all(self) -> Iterator[tuple[Any, Any]]:
         """Keys and values in key-byte order."""
         for key, stored in self._store.range(None, None):
-            yield self._spec.key_serde.decode(key), self._decode(stored)
+            yield self._spec.key_serde.decode(key), self._decode(stored[8:])
 
 
 class WindowView:
@@ -383,10 +371,10 @@ class WindowView:
         """((key, window start in ms), value) in key-byte order."""
         for stored_key, stored in self._store.range(None, None):
             key, start = split_window_store_key(stored_key)
-            yield (self._spec.key_serde.decode(key), start), self._decode(stored)
+            yield (self._spec.key_serde.decode(key), start), self._decode(stored[8:])
 
     def fetch(self, key: Any, start_ms: int) -> Any:
         """The value of ``key`` in the window that starts at ``start_ms``, None if absent."""
         encoded = self._spec.key_serde.encode(key)
         found = None if encoded is None else self._store.get_many([window_store_key(encoded, start_ms)])[0]
-        return None if found is None else self._decode(found)
+        return None if found is None else self._decode(found[8:])

@@ -256,6 +256,27 @@ class PhysicalPlan:
                     found.setdefault(op.subtopology, {}).update({spec.name: spec for spec in op.stores})
         return {sub: tuple(specs.values()) for sub, specs in found.items()}
 
+    def value_decoder(self, store: str) -> Callable[[bytes], Any]:
+        """Reads a store's value bytes (without the 8-byte timestamp) as the table shows them: of built-in aggregates the results,
+        not the state that is kept for them. KeyError for an unknown store."""
+        for step in self.steps:
+            for op in step.ops:
+                spec = next((spec for spec in op.stores if spec.name == store), None) if isinstance(op, StatefulOp) else None
+                if spec is not None and isinstance(op, StatefulOp):
+                    results = getattr(op.operator, "decode_results", None)
+                    return spec.value_serde.decode if results is None else _One(results)
+        raise KeyError(store)
+
+
+@dataclass(frozen=True)
+class _One:
+    """A decoder of columns applied to one value."""
+
+    column: Callable[[pa.Array], pa.Array]
+
+    def __call__(self, data: bytes) -> Any:
+        return self.column(pa.array([data], pa.binary()))[0].as_py()
+
 
 def plan(topology: Topology, subtopology_of: Mapping[str, int], application_id: str) -> PhysicalPlan:
     """Cut ``topology`` into segments and steps.

@@ -13,7 +13,7 @@ from everflow.dsl.grouped import KGroupedStream
 from everflow.dsl.kstream import KStream
 from everflow.dsl.ktable import KTable
 from everflow.errors import RecordError
-from everflow.testing.topology_test_driver import TopologyTestDriver
+from everflow.testing import TopologyTestDriver
 
 pytestmark = pytest.mark.spark
 TEXT, LONG = serdes.string(), serdes.long()
@@ -203,6 +203,9 @@ def test_a_column_behind_an_aggregate_and_a_second_aggregate_behind_it() -> None
     sizes.group_by(F.col("value"), name="sizes").count(store="second").to_stream().to("out")
     with TopologyTestDriver(builder.build()) as driver:
         topic, out = driver.create_input_topic("in", TEXT, VALUE), driver.create_output_topic("out", TEXT, LONG)
+        topic.pipe_batch([])
+        topic.pipe_batch([(None, n(1)), ("a", None)])
+        assert out.is_empty(), "batches that change nothing pass through all hops too"
         topic.pipe_each([("a", n(1)), ("b", n(1)), ("a", n(1))])
         assert out.read_key_values() == [("one", 1), ("one", 2), ("many", 1)]
         assert dict(driver.get_key_value_store("first").all()) == {"a": 2, "b": 1}, "changed two hops before the sink"
