@@ -10,7 +10,6 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -175,9 +174,8 @@ def test_an_orphan_of_a_dead_driver_changes_nothing(point: str, app: Application
     app.arm(point)
     app.produce(records(KEYS, 20, "orphan"))
     orphan = app.wait_reached(point)
-    daemon = psutil.Process(orphan).parent()
-    assert daemon is not None
-    daemon.suspend()  # it would end its workers when the JVM goes
+    jvm = psutil.Process(app.jvm())
+    jvm.suspend()  # it would end itself and its workers when the driver goes
     try:
         assert app.process is not None
         app.process.kill()
@@ -187,11 +185,11 @@ def test_an_orphan_of_a_dead_driver_changes_nothing(point: str, app: Application
         positions = app.positions()
         assert alive(orphan)
         app.go(point)
-        wait_until(lambda: not alive(orphan), 30, "the orphan to end", app.history)
+        wait_until(lambda: not (app.points / f"{point}.go").exists(), 10, "the orphan to wake up")
+        wait_until(_settled(orphan), 30, "the orphan to have tried all it can", app.history)
     finally:
-        with suppress(psutil.NoSuchProcess):
-            daemon.kill()
-    assert not (app.points / f"{point}.go").exists(), "the orphan never woke up"
+        jvm.kill()
+    wait_until(lambda: not alive(orphan), 30, "the orphan to end", app.history)
     assert app.positions() == positions
     app.produce(records(KEYS, 20, "successor"))
     app.drain()
@@ -255,6 +253,21 @@ def test_a_recreated_changelog_is_never_mixed_with_the_old_store(application: Ca
         assert app.store_content(partition) == app.changelog_fold(partition)
         assert list(app.store_content(partition)) == [b"other"]
     assert not set(old.values()) & set(app.store_paths().values())
+
+
+def _settled(pid: int) -> Callable[[], bool]:
+    """A condition: the process has used no processor time for half a second, or is gone."""
+    seen = [(-1.0, time.monotonic())]
+
+    def settled() -> bool:
+        if not alive(pid):
+            return True
+        used = sum(psutil.Process(pid).cpu_times()[:2])
+        if used != seen[0][0]:
+            seen[0] = (used, time.monotonic())
+        return time.monotonic() - seen[0][1] > 0.5
+
+    return settled
 
 
 def _open_transaction(app: Application, tp: object) -> bool:
