@@ -17,7 +17,7 @@ ARROW = frozenset({"pyarrow", "numpy"})
 KAFKA = frozenset({"confluent_kafka", "kafka"})
 ANYTHING = frozenset({"*"})
 
-BASE = frozenset(f"everflow.{name}" for name in ("errors", "config", "records", "serdes", "windows", "clock", "metrics", "jvm"))
+BASE = frozenset(f"everflow.{name}" for name in ("errors", "config", "records", "serdes", "windows", "clock", "metrics", "jvm", "sockets"))
 PURE = frozenset({"everflow.topology", "everflow.operators", "everflow.assignment"}) | {
     "everflow.state.store",
     "everflow.state.changelog",

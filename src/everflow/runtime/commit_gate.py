@@ -14,7 +14,6 @@ import logging
 import os
 import shutil
 import socketserver
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -257,7 +256,7 @@ class CommitGate:
         """Listen; gives the socket's path. SetupError if no folder with a short enough path can be made."""
         path = self.folder / "gate.sock"
         if len(os.fsencode(path)) >= MAX_SOCKET_PATH:
-            self._private = Path(tempfile.mkdtemp(prefix="ef-"))
+            self._private = socket_folder()
             path = self._private / "gate.sock"
         if len(os.fsencode(path)) >= MAX_SOCKET_PATH:
             raise SetupError(

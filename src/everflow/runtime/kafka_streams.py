@@ -494,6 +494,8 @@ def _job_opener(session: Any, blueprint: Blueprint, config: StreamsConfig) -> Ca
         config.errors_dead_letter_queue_topic_name,
         client,
         config.consumer(),
+        config.prepared_source,
+        config.resident_max_records,
     )
     return lambda number, partitions: ThreadJob(session, blueprint.plan, number, partitions, settings)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shutil
 import socket
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from everflow.runtime.batch import BatchFailedError, BatchRequest, BatchResult
 from everflow.runtime.resident_step import STOP
+from everflow.sockets import socket_folder
 from everflow.spark.job import ServingJob, SparkJobError
 
 START_TIMEOUT_S = 60.0
@@ -24,8 +23,7 @@ class ResidentJob:
 
     def __init__(self, serve: Callable[[str], ServingJob], classify: Callable[[SparkJobError], BatchFailedError]) -> None:
         self._classify = classify
-        # A folder of its own, short: socket paths end at 108 bytes.
-        self._folder = Path(tempfile.mkdtemp(prefix="ef"))
+        self._folder = socket_folder()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection: socket.socket | None = None
         self._lines: Any = None

@@ -21,8 +21,6 @@ from everflow.spark.source import SourceSettings
 from everflow.topology.plan import PhysicalPlan
 
 CHANNEL_PROPERTY = "everflow.resident"
-RESIDENT_RECORDS = 20_000
-"""Batches up to this size go to the resident step: there Spark's fixed cost outweighs its faster reader."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +34,9 @@ class JobSettings:
     client: Mapping[str, str] = field(default_factory=dict)
     reader: Mapping[str, Any] = field(default_factory=dict)
     """librdkafka properties of the resident step's reader, ``bootstrap.servers`` included."""
+    prepared_source: bool = True
+    resident_records: int = 20_000
+    """Batches up to this size go to the resident step: there Spark's fixed cost outweighs its faster reader. 0 = never."""
 
 
 def resident_channel() -> str:
@@ -66,14 +67,20 @@ class ThreadJob:
         settings: JobSettings,
     ) -> None:
         source = SourceSettings(
-            settings.bootstrap_servers, settings.application_id, settings.read_committed, plan.headers, settings.client
+            settings.bootstrap_servers,
+            settings.application_id,
+            settings.read_committed,
+            plan.headers,
+            settings.client,
+            settings.prepared_source,
         )
         sink = KafkaSink(settings.dead_letter_topic)
         self._steps = [TaskStep.of(plan, level, LmdbAccess(), sink, read_request, announce) for level in range(plan.levels)]
         self._session, self._plan, self._slot, self._settings = session, plan, f"t{thread}", settings
         self._partitions = tuple(partitions)
         self._job = PreparedJob(session, plan, self._slot, partitions, source, self._steps)
-        self._twin = TwinSegment.of(plan.segments[0], plan.headers) if plan.levels == 1 and partitions else None
+        resident = plan.levels == 1 and bool(partitions) and settings.resident_records > 0
+        self._twin = TwinSegment.of(plan.segments[0], plan.headers) if resident else None
         self._resident: ResidentJob | None = None
 
     def run(self, request: BatchRequest) -> BatchResult:
@@ -82,7 +89,7 @@ class ThreadJob:
         Small batches go to the resident step where the plan allows one, large ones through Spark's own reader (design note 004).
         """
         waiting = sum(bounds[1] - bounds[0] for bounds in request.ranges.values())
-        if self._twin is not None and waiting <= RESIDENT_RECORDS:
+        if self._twin is not None and waiting <= self._settings.resident_records:
             return self._run_resident(self._twin, request)
         self._stop_resident()
         ranges = {_parse(name): OffsetRange(bounds[0], bounds[1]) for name, bounds in request.ranges.items()}

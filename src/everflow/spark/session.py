@@ -10,13 +10,13 @@ import logging
 import os
 import shutil
 import sys
-import tempfile
 import threading
 
 from pyspark.sql import SparkSession
 
 from everflow import jvm
 from everflow.errors import SetupError
+from everflow.sockets import socket_folder
 
 log = logging.getLogger("everflow.spark")
 
@@ -55,7 +55,7 @@ def _start(slots: int) -> SparkSession:
     # Workers must be the interpreter that runs the driver, also where `python3` on the PATH is another one.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(f"local[{slots},1]").appName("everflow")
-    for key, value in session_settings(_socket_folder()).items():
+    for key, value in session_settings(_sockets()).items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
@@ -95,9 +95,9 @@ def session_settings(socket_folder: str) -> dict[str, str]:
     }
 
 
-def _socket_folder() -> str:
-    """A short private folder (socket paths end at 108 bytes), emptied by being new."""
-    folder = tempfile.mkdtemp(prefix="ef")
+def _sockets() -> str:
+    """Where the JVM and the Python workers meet; emptied by being new."""
+    folder = str(socket_folder())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 

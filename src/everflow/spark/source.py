@@ -44,6 +44,8 @@ class SourceSettings:
     read_committed: bool
     headers: bool
     client: Mapping[str, str] = field(default_factory=dict)
+    prepared: bool = True
+    """False: the public reader, whatever the connector's internals (``prepared.source``)."""
 
     @property
     def reader_group(self) -> str:
@@ -72,6 +74,8 @@ class Source(Protocol):
 
 def open_source(session: SparkSession, settings: SourceSettings, partitions: Sequence[TopicPartition]) -> Source:
     """The prepared source, or with a warning the public one where the connector's internals differ."""
+    if not settings.prepared:
+        return PublicSource(session, settings, partitions)
     try:
         return PreparedSource(session, settings, partitions)
     except Exception as error:
