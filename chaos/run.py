@@ -166,7 +166,7 @@ def account(app: Application, stores: dict[int, tuple[str, int]], report: Report
 def run(faults: list[Fault], seed: int) -> Report:
     """All rounds on one application, one line each."""
     report = Report(len(faults), seed)
-    with tempfile.TemporaryDirectory(prefix="ef-chaos-") as folder, EmbeddedBroker() as broker:
+    with tempfile.TemporaryDirectory(prefix="ef-chaos-") as folder, EmbeddedBroker(Path(folder) / "broker") as broker:
         app = Application("chaos", broker, Path(folder) / "chaos")
         try:
             app.start()

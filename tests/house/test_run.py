@@ -29,7 +29,6 @@ def _run(script: Path, *arguments: str, cwd: Path, path: str | None = None) -> s
     ("command", "said"),
     [
         ("oracle", "not built yet"),
-        ("chaos", "not built yet"),
         ("soak", "not built yet"),
         ("nope", "unknown command: nope"),
     ],

@@ -41,6 +41,8 @@ _LONGEST_PAUSE_S = 1.0
 _REQUEST_S = 10.0
 _ATTEMPT_S = 1.0
 _REACH_ATTEMPT_S = 3.0
+_STALE_METADATA = frozenset({KafkaError._NOENT, KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH})
+"""Answers after which an admin client may go on asking with what it remembers of topics: a new one does not."""
 
 
 @dataclass(frozen=True)
@@ -350,7 +352,7 @@ class ClusterAdmin:
             try:
                 return {TopicPartition(tp.topic, tp.partition): int(f.result(left + 1).offset) for tp, f in answers.items()}
             except KafkaException as failure:
-                if _code(failure) == KafkaError._NOENT:
+                if _code(failure) in _STALE_METADATA:
                     self._admin = self._new_client()
                 raise
 

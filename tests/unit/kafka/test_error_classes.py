@@ -1,0 +1,31 @@
+"""What a client's error code means for the runtime: run again, give the tasks up, or stop."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import KafkaError
+
+from everflow.errors import FatalError, RetriableError, TaskMigratedError
+from everflow.kafka.errors import GenerationChanged, classify
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        # A broker that was killed and came back answers so for a moment; stopping for it would turn a restart into an outage.
+        (KafkaError.FENCED_LEADER_EPOCH, RetriableError),
+        (KafkaError.UNKNOWN_LEADER_EPOCH, RetriableError),
+        (KafkaError.OFFSET_NOT_AVAILABLE, RetriableError),
+        (KafkaError.NOT_CONTROLLER, RetriableError),
+        (KafkaError._TRANSPORT, RetriableError),
+        (KafkaError.ILLEGAL_GENERATION, GenerationChanged),
+        (KafkaError.UNKNOWN_MEMBER_ID, TaskMigratedError),
+        (KafkaError._FENCED, TaskMigratedError),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, FatalError),
+        (KafkaError.MSG_SIZE_TOO_LARGE, FatalError),
+    ],
+)
+def test_classes(code: int, kind: type[Exception]) -> None:
+    error = classify(KafkaError(code), "doing something")
+    assert type(error) is kind
+    assert "doing something" in str(error)
