@@ -33,12 +33,13 @@ def test_slope_is_per_thousand_micro_batches() -> None:
 def test_200_micro_batches_leave_driver_and_workers_flat(tmp_path: Path) -> None:
     """The JVM still compiles and loads classes in so short a run: its growth is for the whole bench to judge."""
     done, rows = bench(tmp_path, "memory", "--batches", "200")
-    found = {(row["metric"], str(row["case"]).rpartition(", ")[2]): row["value"] for row in rows}
-    assert {case for metric, case in found if metric == "memory_growth"} == set(KINDS), done.stdout + done.stderr
-    for kind in ("driver", "workers"):
-        assert float(str(found["memory_growth", kind])) < 8.0, done.stdout
-    (peak,) = [row["value"] for row in rows if row["metric"] == "memory_peak"]
-    assert 200 < float(str(peak)) < 2_560, done.stdout
+    grown = {str(row["case"]): float(str(row["value"])) for row in rows if row["metric"] == "memory_growth"}
+    assert {case.rpartition(", ")[2] for case in grown} == set(KINDS), done.stdout + done.stderr
+    for case, mib in grown.items():
+        assert mib < 8.0 or "jvm" in case, done.stdout
+    peaks = [float(str(row["value"])) for row in rows if row["metric"] == "memory_peak"]
+    assert peaks
+    assert all(200 < peak < 2_560 for peak in peaks), done.stdout
 
 
 @pytest.mark.slow
