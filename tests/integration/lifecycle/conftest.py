@@ -1,37 +1,20 @@
-"""One broker and one Spark session for all tests of instances; every test has topics and an application of its own."""
+"""Every test of an instance has topics and an application of its own, on the run's broker and Spark session."""
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from lifecycle_cluster import Application, Cluster
-
-from everflow.spark.session import get_session
-from everflow.testing import EmbeddedBroker
-
-pytestmark = [pytest.mark.broker, pytest.mark.spark]
-
-
-@pytest.fixture(scope="session")
-def lifecycle_broker() -> Iterator[str]:
-    """``EVERFLOW_TEST_BOOTSTRAP`` names a broker that runs already (quicker while developing)."""
-    running = os.environ.get("EVERFLOW_TEST_BOOTSTRAP")
-    if running:
-        yield running
-        return
-    with EmbeddedBroker() as broker:
-        yield broker.bootstrap_servers
+from pyspark.sql import SparkSession
 
 
 @pytest.fixture
-def cluster(lifecycle_broker: str) -> Iterator[Cluster]:
+def cluster(bootstrap: str, spark: SparkSession) -> Iterator[Cluster]:
     """The broker, with a name space for one test."""
-    get_session()
-    found = Cluster(lifecycle_broker, f"l{uuid.uuid4().hex[:8]}")
+    found = Cluster(bootstrap, f"l{uuid.uuid4().hex[:8]}")
     yield found
     found.close()
 
