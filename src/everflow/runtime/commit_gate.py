@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from everflow.errors import SetupError
 from everflow.records import TaskId
 from everflow.runtime.batch import EXACTLY_ONCE_V2
+from everflow.sockets import socket_folder
 
 log = logging.getLogger("everflow")
 

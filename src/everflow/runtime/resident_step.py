@@ -1,8 +1,8 @@
 """The resident step: one Spark task that serves many small micro-batches (design note 004).
 
 A Spark job per micro-batch costs more than the work of a small one. Where a plan is one step whose segment has Arrow twins, the
-step can read its input itself: it asks the driver for the next request over a socket, runs the very same `TaskStep`, answers with the
-result, and goes on until it is told to stop. Gate, transaction, stores and failures are those of a job per batch.
+step can read its input itself: it asks the driver for the next request over a socket, runs the very same `TaskStep`, answers with
+the result, and goes on until it is told to stop. Gate, transaction, stores and failures are those of a job per batch.
 """
 
 from __future__ import annotations
