@@ -115,16 +115,17 @@ class ClusterAdmin:
 
         Args:
             timeout_s: seconds, from ``task.timeout.ms``.
-            on_retry: called with a line for people, about every 3 s while no broker answers.
+            on_retry: called with a line for people while no broker answers, about every 3 s, oftener if ``timeout_s`` is short.
 
         Raises:
             TaskTimeoutError: nothing answered in time; the message says what to check.
         """
         deadline = self._clock() + timeout_s
+        attempt_s = min(_REACH_ATTEMPT_S, timeout_s / 3)  # so that a short time-out says something too before it is over
         while True:
             left = deadline - self._clock()
             try:
-                return self.cluster_id(timeout_s=max(0.1, min(_REACH_ATTEMPT_S, left)))
+                return self.cluster_id(timeout_s=max(0.1, min(attempt_s, left)))
             except RetriableError as failure:
                 left = deadline - self._clock()
                 if left <= 0:
