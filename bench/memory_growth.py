@@ -161,12 +161,17 @@ def _settled() -> dict[str, float]:
 
 
 def _live_in_jvm_mib(jvm: Any) -> float:
-    """MiB of heap that a full collection leaves, classes and compiled code."""
+    """MiB of heap that a full collection leaves, and of classes. Compiled code is left out: the compilers go on for thousands of
+    micro-batches, up to a bound of their own."""
     jvm.java.lang.System.gc()
-    factory = jvm.java.lang.management.ManagementFactory
-    left = [pool.getCollectionUsage() for pool in factory.getMemoryPoolMXBeans()]
-    heap = sum(int(usage.getUsed()) for usage in left if usage is not None)
-    return (heap + int(factory.getMemoryMXBean().getNonHeapMemoryUsage().getUsed())) / 2**20
+    used = 0
+    for pool in jvm.java.lang.management.ManagementFactory.getMemoryPoolMXBeans():
+        collected = pool.getCollectionUsage()
+        if collected is not None:
+            used += int(collected.getUsed())
+        elif "CodeHeap" not in pool.getName():
+            used += int(pool.getUsage().getUsed())
+    return used / 2**20
 
 
 def _kind(process: psutil.Process, driver: int) -> str | None:
