@@ -8,9 +8,12 @@ nothing to undo; after it the changelog holds everything, so a crash is mended b
 from __future__ import annotations
 
 import os
+import signal
+import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +33,10 @@ from everflow.state.store_meta import Owner
 from everflow.topology.plan import Source
 
 FLUSH_TIMEOUT_S = 60.0
+OFFSETS_TIMEOUT_S = 10.0
 COMMIT_TIMEOUT_S = 30.0
+STUCK_S = 5.0
+"""How long after its own time-out a call of the client may still not have returned."""
 
 
 class BatchUnwantedError(EverflowError):
@@ -139,10 +145,10 @@ class KafkaSink:
             answer = gate.commit(request.batch_id, offsets)
         if answer.ok and request.guarantee == EXACTLY_ONCE_V2:
             assert answer.group_metadata is not None
-            with timed(result.timings, "offsets"):
-                writer.send_offsets(offsets, answer.group_metadata, COMMIT_TIMEOUT_S)
+            with timed(result.timings, "offsets"), _ended_if_stuck("sending offsets", OFFSETS_TIMEOUT_S):
+                writer.send_offsets(offsets, answer.group_metadata, OFFSETS_TIMEOUT_S)
             reached("offsets-sent")
-            with timed(result.timings, "commit"):
+            with timed(result.timings, "commit"), _ended_if_stuck("committing", COMMIT_TIMEOUT_S):
                 writer.commit(COMMIT_TIMEOUT_S)
         return answer
 
@@ -174,6 +180,27 @@ class _FirstRecord:
             self._writer.write(topic, keys[1:], values[1:], timestamps[1:], partition, rest, track)
             return
         self._writer.write(topic, keys, values, timestamps, partition, headers, track)
+
+
+@contextmanager
+def _ended_if_stuck(doing: str, timeout_s: float) -> Iterator[None]:
+    """End this worker if the block outlives its time-out: the driver then recovers as after any worker's death (D6).
+
+    librdkafka 2.16 may never return from a transactional call when the broker was restarted under it (send_offsets stood for
+    minutes, its time-out was 30 s), and the batch would hold its tasks until the watchdog's five minutes are over.
+    """
+
+    def end() -> None:
+        print(f"everflow: {doing} did not return within {timeout_s + STUCK_S:g} s; ending the worker", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    timer = threading.Timer(timeout_s + STUCK_S, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _abort(writer: RecordWriter) -> None:

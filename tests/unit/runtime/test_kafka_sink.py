@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,19 @@ def test_whatever_fails_up_to_the_commit_leaves_the_store_alone(
         run(store)
     assert writer.calls[-1] == "abort"
     assert (entries(store), store.meta().position) == (0, None)
+
+
+def test_a_worker_whose_client_never_returns_ends_itself(
+    writer: Writer, store: LmdbStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen with a broker killed under send_offsets: the call outlived its time-out by minutes."""
+    killed = threading.Event()
+    monkeypatch.setattr(kafka_sink, "OFFSETS_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(kafka_sink, "STUCK_S", 0.01)
+    monkeypatch.setattr(kafka_sink.os, "kill", lambda pid, number: killed.set())
+    monkeypatch.setattr(writer, "send_offsets", lambda *_: killed.wait(10), raising=False)
+    run(store)
+    assert killed.is_set()
 
 
 def test_a_no_of_the_gate_aborts(writer: Writer, store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
