@@ -24,6 +24,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public names
 )
 
 from everflow.errors import EverflowError, RetriableError, TaskTimeoutError
+from everflow.kafka.client_log import UNPOLLED
 from everflow.kafka.errors import OffsetsUnstableError, classify_exception, kafka_error
 from everflow.records import TopicPartition
 
@@ -321,7 +322,7 @@ class ClusterAdmin:
     # --- inside ----------------------------------------------------------------------------------------------
 
     def _new_client(self) -> AdminClient:
-        return AdminClient(dict(self._config))
+        return AdminClient({**UNPOLLED, **self._config})
 
     def _offset_reader(self, group: str) -> Consumer:
         """A consumer that only reads committed offsets of ``group``: it never subscribes, so it never joins.
@@ -333,7 +334,7 @@ class ClusterAdmin:
         with self._readers_lock:
             if group not in self._readers:
                 settings = {**self._config, "group.id": group, "isolation.level": "read_committed", "enable.auto.commit": False}
-                self._readers[group] = Consumer(settings)
+                self._readers[group] = Consumer({**UNPOLLED, **settings})
             return self._readers[group]
 
     def _list(

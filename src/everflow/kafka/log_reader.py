@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from everflow.errors import RetriableError
+from everflow.kafka.client_log import client_log
 from everflow.kafka.errors import classify, classify_exception
 from everflow.records import Int64, TopicPartition
 
@@ -60,7 +61,7 @@ class LogReader:
 
     def __init__(self, config: Mapping[str, Any], *, clock: Callable[[], float] = time.monotonic) -> None:
         """``config``: librdkafka keys, ``bootstrap.servers`` at least; ``clock``: monotonic seconds."""
-        self._consumer = Consumer({**_DEFAULTS, **config})
+        self._consumer = Consumer({**_DEFAULTS, **config}, logger=client_log)
         self._clock = clock
 
     def __enter__(self) -> LogReader:

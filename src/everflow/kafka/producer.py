@@ -19,6 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from everflow.errors import EverflowError, RetriableError, UnknownOutcomeError
+from everflow.kafka.client_log import client_log
 from everflow.kafka.errors import classify, classify_exception, kafka_error
 from everflow.records import Int64, TopicPartition
 
@@ -73,7 +74,7 @@ def fence(config: Mapping[str, Any], transactional_id: str, timeout_s: float) ->
     Raises:
         RetriableError: the broker did not answer within ``timeout_s`` seconds.
     """
-    producer = Producer(producer_config(config, transactional_id))
+    producer = Producer(producer_config(config, transactional_id), logger=client_log)
     try:
         producer.init_transactions(timeout_s)
     except KafkaException as failure:
@@ -100,7 +101,7 @@ class RecordWriter:
         fatal: list[KafkaError] = []
         self._fatals = fatal
         note = partial(_note_fatal, fatal)
-        self._producer = Producer({**producer_config(config, transactional_id), "error_cb": note})
+        self._producer = Producer({**producer_config(config, transactional_id), "error_cb": note}, logger=client_log)
         if transactional_id is not None:
             self._call("starting", self._producer.init_transactions, _INIT_TIMEOUT_S)
 

@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from everflow.errors import RetriableError
+from everflow.kafka.client_log import client_log
 from everflow.kafka.errors import classify, classify_exception
 from everflow.records import OffsetRange, TopicPartition
 
@@ -38,7 +39,8 @@ class RangeReader:
     def __init__(self, client: Mapping[str, Any], group: str, partitions: Sequence[TopicPartition], read_committed: bool) -> None:
         isolation = "read_committed" if read_committed else "read_uncommitted"
         # librdkafka wants a group id; the group is never joined and nothing is committed to it.
-        self._consumer = Consumer({**_DEFAULTS, **client, "group.id": group, "isolation.level": isolation})
+        settings = {**_DEFAULTS, **client, "group.id": group, "isolation.level": isolation}
+        self._consumer = Consumer(settings, logger=client_log)
         self._ahead: dict[TopicPartition, deque[Message]] = {tp: deque() for tp in partitions}
         self._next: dict[TopicPartition, int] = {}
         self._end_seen: dict[TopicPartition, int] = {}
