@@ -104,7 +104,7 @@ class Recovery:
         started: dict[TopicPartition, int] = {}
         for task in tasks:
             self._restore(task, targets, deadline)
-            self._take_positions(task, committed, spans, started)
+            self._take_positions(task, committed, self._real_ends(task, committed, spans, deadline), started)
         return started, committed
 
     # --- steps -----------------------------------------------------------------------------------
@@ -137,6 +137,21 @@ class Recovery:
         starts = self._retry(lambda: self.ports.log_starts(partitions), "reading starts of topics", deadline)
         ends = self._retry(lambda: self.ports.stable_ends(partitions), "reading ends of topics", deadline)
         return {tp: (starts[tp], ends[tp]) for tp in partitions}
+
+    def _real_ends(
+        self,
+        task: ActiveTask,
+        committed: Mapping[TopicPartition, Committed],
+        spans: Mapping[TopicPartition, tuple[int, int]],
+        deadline: Deadline,
+    ) -> Mapping[TopicPartition, tuple[int, int]]:
+        """``spans`` with the log's end where the committed offset lies behind the stable one: at-least-once reads what open
+        transactions of other applications have written."""
+        behind = [tp for tp in task.inputs if tp in committed and committed[tp].offset > spans[tp][1]]
+        if not behind:
+            return spans
+        ends = self._retry(lambda: self.ports.log_ends(behind), "reading ends of topics", deadline)
+        return {**spans, **{tp: (spans[tp][0], ends[tp]) for tp in behind}}
 
     def _refuse_expired(
         self,
@@ -181,13 +196,9 @@ class Recovery:
             if start <= found.offset <= end:
                 task.positions[tp] = found.offset
             elif found.offset < start:
-                task.positions[tp] = self._reset(
-                    tp, spans[tp], f"committed offset {found.offset} is below the log start {start}"
-                )
+                task.positions[tp] = self._reset(tp, spans[tp], f"committed offset {found.offset} is below the log start {start}")
             else:
-                # Stable committed offsets never lie beyond the stable end of an unharmed log; a lagging
-                # replica may say so
-                # for a moment, a truncated or re-created topic for ever.
+                # Committed offsets never lie beyond the end of an unharmed log.
                 raise FatalError(
                     f"{tp}: committed offset {found.offset} lies beyond the end of the log ({end}): the topic was re-created "
                     f"or truncated. everflow reset {self.rules.application_id} starts over."

@@ -27,6 +27,7 @@ class FakePorts:
         self._committed, self.pending = committed, pending
         self.starts = {IN: 0, LOG: 0}
         self.ends = {IN: 100, LOG: 50}
+        self.stable: dict[TopicPartition, int] = {}
         self.targets: dict[TopicPartition, int] = {}
         self.faults = 0
 
@@ -49,7 +50,7 @@ class FakePorts:
         if self.pending:
             self.pending -= 1
             return {tp: self.ends[tp] - 1 for tp in partitions}
-        return {tp: self.ends[tp] for tp in partitions}
+        return {tp: self.stable.get(tp, self.ends[tp]) for tp in partitions}
 
     def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         return {tp: self.starts[tp] for tp in partitions}
@@ -133,3 +134,10 @@ def test_an_offset_beyond_the_log_is_an_error_and_one_below_goes_through_the_pol
     assert active.positions == {IN: 40}
     with pytest.raises(FatalError, match=r"auto\.offset\.reset"):
         recovery(below, "none").recover([task()], [])
+
+
+def test_at_least_once_may_have_committed_beyond_an_open_transaction_of_its_input() -> None:
+    ports, active = FakePorts({IN: Committed(90, "")}), task()
+    ports.stable[IN] = 80
+    recovery(ports).recover([active], [])
+    assert active.positions == {IN: 90}
