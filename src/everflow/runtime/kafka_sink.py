@@ -35,6 +35,7 @@ from everflow.topology.plan import Source
 FLUSH_TIMEOUT_S = 60.0
 OFFSETS_TIMEOUT_S = 10.0
 COMMIT_TIMEOUT_S = 30.0
+ABORT_TIMEOUT_S = 10.0
 STUCK_S = 5.0
 """How long after its own time-out a call of the client may still not have returned."""
 
@@ -206,7 +207,8 @@ def _ended_if_stuck(doing: str, timeout_s: float) -> Iterator[None]:
 def _abort(writer: RecordWriter) -> None:
     """Give the transaction up; a writer that cannot even do that is fenced by the driver (D6)."""
     try:
-        writer.abort()
+        with _ended_if_stuck("aborting", ABORT_TIMEOUT_S):
+            writer.abort(ABORT_TIMEOUT_S)
     except EverflowError:
         writer.close()
 

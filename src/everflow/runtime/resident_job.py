@@ -49,7 +49,7 @@ class ResidentJob:
             line = self._lines.readline()
         except OSError:
             line = b""
-        if not line:
+        if not line.endswith(b"\n"):  # nothing, or the half of an answer: its worker was killed
             raise self._failed()
         return BatchResult.from_json(line.decode())
 

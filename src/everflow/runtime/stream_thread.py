@@ -157,15 +157,16 @@ class StreamThread:
             self._warm_up()
             while not self._stop.is_set():
                 self.run_once()
+            self._close(self.tasks)
         except StoppedError:
-            pass
+            self._close({})
         except EverflowError as error:
             self._fail(error)
+            self._close({})
         except Exception as error:  # a defect: the instance stops and says where
             log.exception("Stream thread %d failed", self.number)
             self._fail(EverflowError(f"Stream thread {self.number} failed: {error!r}"))
-        finally:
-            self._close()
+            self._close({})
 
     def _warm_up(self) -> None:
         """Start the workers of this thread's hops while the group is joined and stores are restored: an empty batch over no
@@ -236,6 +237,7 @@ class StreamThread:
         if changed:
             self._planned = None  # nothing of it was committed; positions still say where to begin
             self._stuck_at = None
+            self._failing, self._pause_ms = None, FIRST_PAUSE_MS  # what failed was another set of tasks, maybe hours ago
             self._close_job()
 
     def _prepare_job(self) -> None:
@@ -414,7 +416,8 @@ class StreamThread:
         if job is not None:
             job.close()
 
-    def _close(self) -> None:
+    def _close(self, known: dict[TaskId, ActiveTask]) -> None:
+        """``known``: tasks whose last batch has a known outcome. The others must be recovered before they run anywhere."""
         try:
             self._close_job()
         except Exception:  # the session may be gone already
@@ -425,7 +428,7 @@ class StreamThread:
             except queue.Empty:
                 return
             if isinstance(command, _Drop):
-                command.done([self.tasks.pop(task) for task in sorted(command.tasks) if task in self.tasks])
+                command.done([known.pop(task) for task in sorted(command.tasks) if task in known])
 
 
 COUNTS = {

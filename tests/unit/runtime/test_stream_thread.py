@@ -47,9 +47,7 @@ class World:
         self.ends = EndOffsets(lambda partitions: dict.fromkeys(partitions, self.end), self.clock, 15)
         self.metrics = Metrics()
         self.incarnations = iter(f"i{n}" for n in range(1_000))
-        recovery = Recovery(
-            self, RecoveryRules("app", {}), self.clock, 10_000, threading.Event(), lambda: next(self.incarnations)
-        )
+        recovery = Recovery(self, RecoveryRules("app", {}), self.clock, 10_000, threading.Event(), lambda: next(self.incarnations))
         services = ThreadServices(
             lambda number, partitions: self,
             lambda pids: self.done.append(f"kill {list(pids)}"),
@@ -240,6 +238,42 @@ def test_retries_end_with_the_task_timeout(world: World) -> None:
     with pytest.raises(TaskTimeoutError, match="no progress"):
         turns()
     assert world.metrics.snapshot()[names.BATCHES_FAILED] > 2
+
+
+def test_the_failures_of_tasks_given_up_long_ago_do_not_count_against_new_ones(world: World) -> None:
+    abort = BatchResult(ABORTED, reason="ownership-changed")
+    world.behave = lambda request: abort
+    world.give_task()
+    world.end = 10
+    world.turn()
+    world.turn()
+    assert len(world.requests) == 1
+    world.thread.drop([TASK], lambda tasks: None)
+    world.turn()
+    world.clock.advance(3_600_000)
+    world.give_task()
+    world.turn()
+    assert len(world.requests) == 2, "aborted, and run again below"
+    world.behave = world.commit
+    assert world.turn()
+
+
+def test_a_thread_that_fails_hands_back_no_task_of_unknown_outcome(world: World) -> None:
+    given: list[Sequence[ActiveTask]] = []
+
+    def fail(request: BatchRequest) -> BatchResult:
+        if not request.ranges:  # the warm-up
+            return BatchResult(COMMITTED)
+        world.thread.drop([TASK], given.append)
+        raise RuntimeError("a defect")
+
+    world.give_task()
+    world.end = 10
+    world.behave = fail
+    world.thread.start()
+    assert world.thread.join(10)
+    assert given == [[]]
+    assert [done for done in world.done if done.startswith("failed")] == ["failed Stream thread 0 failed: RuntimeError('a defect')"]
 
 
 def test_tasks_are_given_up_between_batches_only_and_the_job_is_closed(world: World) -> None:
