@@ -73,10 +73,12 @@ def decide(
     answered: bool,
     member: MemberMetadata,
     epochs_now: Mapping[TaskId, int],
+    revoked_in: Mapping[TaskId, tuple[int, str]] | None = None,
 ) -> Decision:
     """May the batch commit? Yes only if it is the open one (its id carries the attempt), was not answered
     before, the member stands in a generation, and every task has been owned without a break since the batch
-    began."""
+    began. A task that is being given up (``revoked_in``: generation and member id at that moment) may commit in that
+    generation only: in any other it can be another member's."""
     if batch is None:
         return Decision(False, f"unknown-batch: {batch_id} is not in flight (an older attempt?)")
     if answered:
@@ -87,6 +89,9 @@ def decide(
         now = epochs_now.get(task)
         if now != epoch:
             return Decision(False, f"ownership-changed: task {task} is not owned as when the batch began")
+        present = (member.generation, member.member_id)
+        if revoked_in is not None and revoked_in.get(task, present) != present:
+            return Decision(False, f"ownership-changed: task {task} was revoked in an earlier generation")
     return Decision(True)
 
 
@@ -97,27 +102,51 @@ class GateBook:
         self._lock = threading.Lock()
         self._epoch = 0
         self._epochs: dict[TaskId, int] = {}
+        self._revoked_in: dict[TaskId, tuple[int, str]] = {}
+        self._owned_again: set[TaskId] = set()
         self._open: dict[str, OpenBatch] = {}
         self._answered: set[str] = set()
         self._pids: dict[int, dict[str, int]] = {}
 
     def own(self, tasks: Iterable[TaskId]) -> None:
-        """These tasks became ours; those owned already keep their epoch."""
+        """These tasks became ours; those owned already keep their epoch, unless they were being given up."""
         with self._lock:
             self._epoch += 1
             for task in tasks:
+                if self._revoked_in.pop(task, None) is not None:
+                    del self._epochs[task]
+                    self._owned_again.add(task)
                 self._epochs.setdefault(task, self._epoch)
+
+    def revoke(self, tasks: Iterable[TaskId], member: MemberMetadata) -> None:
+        """These tasks have to be given up. Batches that hold them may still commit, but only while ``member`` stays in its
+        present generation: a member that holds nothing else and is evicted before `release` is told of no loss."""
+        with self._lock:
+            for task in tasks:
+                self._owned_again.discard(task)
+                if task in self._epochs:
+                    self._revoked_in[task] = (member.generation, member.member_id)
+
+    def release(self, tasks: Iterable[TaskId]) -> None:
+        """Revoked tasks were given up. One that has become ours again meanwhile (after an eviction) stays."""
+        with self._lock:
+            for task in tasks:
+                if task not in self._owned_again:
+                    self._epochs.pop(task, None)
+                    self._revoked_in.pop(task, None)
 
     def disown(self, tasks: Iterable[TaskId]) -> None:
         """These tasks are no longer ours: batches that hold one of them abort from now on."""
         with self._lock:
             for task in tasks:
                 self._epochs.pop(task, None)
+                self._revoked_in.pop(task, None)
 
     def disown_all(self) -> None:
         """The member was lost. Called from the membership's listener, before a new generation can be seen."""
         with self._lock:
             self._epochs.clear()
+            self._revoked_in.clear()
 
     def owned(self) -> frozenset[TaskId]:
         """Tasks owned now."""
@@ -170,7 +199,7 @@ class GateBook:
         illegal generation."""
         with self._lock:
             batch = self._open.get(batch_id)
-            decision = decide(batch_id, batch, batch_id in self._answered, member, self._epochs)
+            decision = decide(batch_id, batch, batch_id in self._answered, member, self._epochs, self._revoked_in)
             if batch is not None:
                 self._answered.add(batch_id)
             return decision, batch

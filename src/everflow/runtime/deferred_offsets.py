@@ -16,20 +16,26 @@ class DeferredOffsets:
 
     def __init__(self, commit: CommitOffsets) -> None:
         self._commit = commit
+        self._committing = threading.Lock()
+        # Never held over a commit: `forget` is called on the group client's thread, which the commit itself needs.
         self._lock = threading.Lock()
+        self._forgotten: set[TopicPartition] = set()
         self._held: dict[TopicPartition, tuple[int, str]] = {}
 
     def commit(self, offsets: Sequence[Offset]) -> bool:
         """Commit these and all held ones; False = the group is rebalancing, they are held now. Raises what the member raises;
         then nothing is held that was not before."""
-        with self._lock:
-            merged = dict(self._held)
+        with self._committing:
+            with self._lock:
+                self._forgotten.clear()
+                merged = dict(self._held)
             for topic, partition, offset, metadata in offsets:
                 merged[TopicPartition(topic, partition)] = (offset, metadata)
             if not merged:
                 return True
             taken = self._commit(merged)
-            self._held = {} if taken else merged
+            with self._lock:
+                self._held = {} if taken else {tp: at for tp, at in merged.items() if tp not in self._forgotten}
             return taken
 
     def held(self) -> frozenset[TopicPartition]:
@@ -38,7 +44,8 @@ class DeferredOffsets:
             return frozenset(self._held)
 
     def forget(self, partitions: Collection[TopicPartition]) -> None:
-        """These partitions are others' now; their offsets must not be committed over theirs."""
+        """These partitions are others' now; their offsets must not be committed over theirs. Returns at once."""
         with self._lock:
+            self._forgotten.update(partitions)
             for tp in partitions:
                 self._held.pop(tp, None)

@@ -11,7 +11,7 @@ import queue
 import signal
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -66,9 +66,7 @@ class KafkaStreams:
     All methods may be called from any thread, except `run` (main thread). Raises ConfigError for wrong settings.
     """
 
-    def __init__(
-        self, topology: Topology, config: StreamsConfig | None = None, *, clock: Clock | None = None, **keys: Any
-    ) -> None:
+    def __init__(self, topology: Topology, config: StreamsConfig | None = None, *, clock: Clock | None = None, **keys: Any) -> None:
         self.config = config if config is not None and not keys else StreamsConfig(**keys)
         self.error: EverflowError | None = None
         """Why the instance is in state ERROR."""
@@ -175,9 +173,7 @@ class KafkaStreams:
         values[names.ALIVE_STREAM_THREADS] = sum(1 for thread in self._threads if not thread.join(0))
         ends = {} if self._ends is None else self._ends.ends()
         values[names.LAG] = sum(
-            max(0, ends.get(tp, offset) - offset)
-            for task in self._running_tasks()
-            for tp, offset in dict(task.positions).items()
+            max(0, ends.get(tp, offset) - offset) for task in self._running_tasks() for tp, offset in dict(task.positions).items()
         )
         return values
 
@@ -193,9 +189,7 @@ class KafkaStreams:
 
         config = self.config
         # 1. This process alone works on the state folder.
-        self._directory = StateDirectory.open(
-            Path(config.state_dir).expanduser(), config.application_id, sync=config.state_sync
-        )
+        self._directory = StateDirectory.open(Path(config.state_dir).expanduser(), config.application_id, sync=config.state_sync)
         # 2-7. The cluster is there, earlier writers are fenced, topics exist and fit.
         admin = ClusterAdmin(config.admin())
         blueprint = prepare_cluster(self._topology, config, admin, self._directory, config.num_stream_threads)
@@ -303,12 +297,18 @@ class KafkaStreams:
         def submit(work: Callable[[], None]) -> None:
             pool.submit(work)
 
+        def before_release(tasks: Collection[TaskId]) -> None:
+            if deferred.held():
+                _quietly(lambda: deferred.commit([]))
+            # What the group still would not take must not go over the next owner's offsets with a later batch.
+            deferred.forget({TopicPartition(t, task.partition) for task in tasks for t in blueprint.inputs[task.subtopology]})
+
         services = TaskServices(
             create=lambda task: blueprint.task(task, directory),
             recover=recover,
             submit=submit,
             post=self._events.put,
-            before_release=lambda: _quietly(lambda: deferred.commit([])),
+            before_release=before_release,
             release=member.release,
             failed=self._on_failed,
             changed=self._on_tasks_changed,
@@ -336,18 +336,22 @@ class KafkaStreams:
     def _run_loop(self, admin: ClusterAdmin) -> None:
         while True:
             try:
-                event = self._events.get(timeout=TICK_S)
+                event = self._next_event()
                 if event is None:
                     return
                 event()
-            except queue.Empty:
-                pass
+                self._tick(admin)
             except EverflowError as error:
                 self._on_failed(error)
             except Exception as error:
                 log.exception("The instance's loop failed")
                 self._on_failed(EverflowError(f"The instance's loop failed: {error!r}"))
-            self._tick(admin)
+
+    def _next_event(self) -> Callable[[], None] | None:
+        try:
+            return self._events.get(timeout=TICK_S)
+        except queue.Empty:
+            return lambda: None
 
     def _tick(self, admin: ClusterAdmin) -> None:
         if self.state is ClientState.REBALANCING and self._manager is not None and self._member is not None:
@@ -393,11 +397,14 @@ class KafkaStreams:
             self._book.own(event.tasks)
             self._events.put(lambda: manager.assigned(event.tasks))
         elif isinstance(event, Revoked):
+            assert self._member is not None
+            self._book.revoke(event.tasks, MemberMetadata(*self._member.metadata()))
             self._events.put(lambda: manager.revoked(event.tasks))
         elif isinstance(event, Lost):
-            self._book.disown(event.tasks)
+            # Everything, also what was revoked before and is not released yet: the event does not name it.
+            self._book.disown_all()
             if self._deferred is not None:
-                self._deferred.forget(event.partitions)
+                self._deferred.forget(event.partitions | self._deferred.held())
             self._events.put(lambda: manager.lost(event.tasks))
         else:
             self._book.disown_all()
@@ -444,32 +451,52 @@ class KafkaStreams:
 
     def _shut_down(self) -> None:
         """Batches end and commit -> offsets held back are committed -> stores are flushed -> the group is left -> folder
-        released."""
+        released. Each step is tried whatever became of those before: a member that did not leave would keep its tasks from the
+        others for as long as this process lives."""
+        failures: list[Exception] = []
+        for step in (self._end_loop, self._end_threads, self._end_recoveries, self._commit_held, self._checkpoint, self._leave):
+            try:
+                step()
+            except Exception as error:
+                log.exception("A step of the shutdown failed")
+                failures.append(error)
+        if self._directory is not None:
+            self._directory.close(clean=not failures)
+        if failures:
+            raise failures[0]
+
+    def _end_loop(self) -> None:
         if self._loop is not None and self._loop.ident is not None:
             self._events.put(None)
             self._loop.join()
         if self._manager is not None:
             self._manager.close()
+
+    def _end_threads(self) -> None:
         for thread in self._threads:
             thread.stop()
         self._stop.set()
         for thread in self._threads:
             thread.join(None)
+        for thread in self._threads:
             # No batch runs any more. Idle workers hold a producer that the next instance on this folder fences; end them.
             kill_and_wait(self._book.take_pids(thread.number), self._clock)
+
+    def _end_recoveries(self) -> None:
         if self._ends is not None:
             self._ends.close()
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _commit_held(self) -> None:
         if self._deferred is not None and self._member is not None:
             _quietly(lambda: self._deferred and self._deferred.commit([]))
-        self._checkpoint()
+
+    def _leave(self) -> None:
         if self._member is not None:
             self._member.leave()
         if self._gate is not None:
             self._gate.close()
-        if self._directory is not None:
-            self._directory.close(clean=True)
 
     def _checkpoint(self) -> None:
         """Stores that ran have followed their changelog until now; `StateDirectory.close` flushes them."""
@@ -487,6 +514,13 @@ def _job_opener(session: Any, blueprint: Blueprint, config: StreamsConfig) -> Ca
     from everflow.runtime.thread_job import JobSettings, ThreadJob
 
     client = {key: str(value) for key, value in config.main_consumer().items() if key != "bootstrap.servers"}
+    # A resident step keeps a slot: in a session with few (the user's own) the threads would wait for one another for ever.
+    slots = session.sparkContext.defaultParallelism
+    resident_records = config.resident_max_records if slots > config.num_stream_threads else 0
+    if resident_records != config.resident_max_records:
+        log.warning(
+            "Spark has only %d slots for %d stream threads: every batch is a job of its own", slots, config.num_stream_threads
+        )
     settings = JobSettings(
         config.bootstrap_servers,
         config.application_id,
@@ -495,7 +529,7 @@ def _job_opener(session: Any, blueprint: Blueprint, config: StreamsConfig) -> Ca
         client,
         config.consumer(),
         config.prepared_source,
-        config.resident_max_records,
+        resident_records,
     )
     return lambda number, partitions: ThreadJob(session, blueprint.plan, number, partitions, settings)
 

@@ -41,7 +41,7 @@ class TaskServices:
         recover: recovers tasks and commits their starting offsets; blocks; ends with StoppedError when the event is set.
         submit: runs a function on a restore thread.
         post: queues a function for the instance's loop; callable from any thread.
-        before_release: commits what is still deferred, before tasks are given up.
+        before_release: commits what is still deferred of these tasks, before they are given up.
         release: tells the member that the revoked tasks are closed.
         failed: the instance has to stop.
         changed: called after every event with "all owned tasks run".
@@ -51,7 +51,7 @@ class TaskServices:
     recover: Callable[[Sequence[ActiveTask], threading.Event], None]
     submit: Callable[[Callable[[], None]], None]
     post: Callable[[Callable[[], None]], None]
-    before_release: Callable[[], None]
+    before_release: Callable[[Collection[TaskId]], None]
     release: Callable[[], None]
     failed: Callable[[EverflowError], None]
     changed: Callable[[bool], None]
@@ -216,8 +216,8 @@ class TaskManager:
             return
         if any(task in self.recovering or task in self.leaving or task in self.running for task in self._revoked):
             return
-        self.services.before_release()
-        self.gate.disown(self._revoked)
+        self.services.before_release(frozenset(self._revoked))
+        self.gate.release(self._revoked)
         self._revoked.clear()
         self.services.release()
 

@@ -52,6 +52,34 @@ def test_a_task_that_was_lost_and_came_back_needs_recovery_before_a_batch() -> N
     assert book.begin("i.0.0", 0, EXACTLY_ONCE_V2, {TASK: book.epoch(TASK)})
 
 
+def test_a_revoked_task_commits_in_the_generation_that_revoked_it_and_in_no_later_one() -> None:
+    """Evicted while its last batch runs, a member that holds nothing else is told of no loss and joins again at once."""
+    book = GateBook()
+    book.own([TASK])
+    epoch = book.epoch(TASK)
+    book.revoke([TASK], MEMBER)
+    for number, member in enumerate((MEMBER, MemberMetadata(6, "member-2", None), MemberMetadata(5, "member-1", None))):
+        assert book.begin(f"i.{number}.0", 0, EXACTLY_ONCE_V2, {TASK: epoch})
+        decision, _ = book.ask(f"i.{number}.0", member)
+        assert decision.ok == (member is MEMBER)
+    book.release([TASK])
+    assert book.broken(TASK, epoch)
+
+
+def test_a_revoked_task_that_comes_back_before_its_release_is_a_new_ownership_and_stays() -> None:
+    book = GateBook()
+    book.own([TASK])
+    epoch = book.epoch(TASK)
+    book.revoke([TASK], MEMBER)
+    book.own([TASK])
+    assert book.broken(TASK, epoch), "another member may have run it in between"
+    book.release([TASK])
+    assert book.owned() == {TASK}
+    book.revoke([TASK], MEMBER)
+    book.release([TASK])
+    assert book.owned() == frozenset()
+
+
 def test_owning_again_keeps_the_ownership_of_tasks_that_stay() -> None:
     book = GateBook()
     book.own([TASK])

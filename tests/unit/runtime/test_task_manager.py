@@ -50,7 +50,7 @@ class World:
             recover=self.recover,
             submit=self.works.append,
             post=self.posted.append,
-            before_release=lambda: None,
+            before_release=lambda tasks: None,
             release=self.release,
             failed=self.failures.append,
             changed=lambda running: None,

@@ -1,0 +1,45 @@
+"""At-least-once: what a rebalancing group refused goes with the next commit, and never over another owner's offsets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from everflow.records import TopicPartition
+from everflow.runtime.commit_gate import Offset
+from everflow.runtime.deferred_offsets import DeferredOffsets
+
+A, B = TopicPartition("in", 0), TopicPartition("in", 1)
+Asked = Mapping[TopicPartition, tuple[int, str]]
+
+
+def test_what_was_refused_goes_with_the_next_commit_unless_it_was_forgotten() -> None:
+    asked: list[Asked] = []
+    answers = iter([False, True])
+
+    def commit(offsets: Asked) -> bool:
+        asked.append(offsets)
+        return next(answers)
+
+    deferred = DeferredOffsets(commit)
+    assert not deferred.commit([Offset("in", 0, 5, "m"), Offset("in", 1, 7, "m")])
+    assert deferred.held() == {A, B}
+    deferred.forget([A])
+    assert deferred.commit([Offset("in", 1, 9, "m")])
+    assert asked[1] == {B: (9, "m")}
+    assert deferred.held() == frozenset()
+
+
+def test_forgetting_does_not_wait_for_a_commit_and_counts_for_it() -> None:
+    """The loss of partitions is told on the thread that the commit under way needs to end."""
+
+    def commit(offsets: Asked) -> bool:
+        group_client = threading.Thread(target=lambda: deferred.forget([A]), daemon=True)
+        group_client.start()
+        group_client.join(5)
+        assert not group_client.is_alive()
+        return False
+
+    deferred = DeferredOffsets(commit)
+    deferred.commit([Offset("in", 0, 5, "m"), Offset("in", 1, 7, "m")])
+    assert deferred.held() == {B}
