@@ -39,6 +39,9 @@ FIXED_BY_EVERFLOW = frozenset(
     }
 )
 
+# Readers of exact ranges must see a log's end and an offset that is gone; `auto.offset.reset` would skip records in silence.
+READERS_OWN = frozenset({"auto.offset.reset", "enable.partition.eof"})
+
 Check = Callable[[Any], str | None]
 
 
@@ -231,12 +234,12 @@ class StreamsConfig:
     def consumer(self) -> dict[str, Any]:
         """librdkafka settings of readers (restoration, recovery)."""
         settings = {**self.shared_client(), **self.clients.get("consumer", {})}
-        return {**settings, **self.clients.get("restore.consumer", {})}
+        return _without_own({**settings, **self.clients.get("restore.consumer", {})})
 
     def main_consumer(self) -> dict[str, Any]:
         """Settings of Spark's Kafka source."""
         settings = {**self.shared_client(), **self.clients.get("consumer", {})}
-        return {**settings, **self.clients.get("main.consumer", {})}
+        return _without_own({**settings, **self.clients.get("main.consumer", {})})
 
     def admin(self) -> dict[str, Any]:
         """Settings of the admin client."""
@@ -277,6 +280,10 @@ class StreamsConfig:
 
 def _dotted(name: str) -> str:
     return name.replace("_", ".")
+
+
+def _without_own(settings: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in READERS_OWN}
 
 
 def _client_key(given: str) -> tuple[str | None, str]:

@@ -76,3 +76,11 @@ def test_prefixed_keys_go_to_their_client_only() -> None:
 def test_a_batch_stays_well_below_the_transactions_timeout() -> None:
     config = StreamsConfig(**BASE, processing_guarantee="exactly_once_v2", max_batch_ms=60_000)
     assert config.batches().target_ms <= config.transaction_timeout_ms // 2
+
+
+def test_the_readers_of_exact_ranges_never_skip_what_is_gone() -> None:
+    keys = {"consumer.auto.offset.reset": "latest", "restore.consumer.enable.partition.eof": False, "consumer.fetch.min.bytes": 7}
+    config = StreamsConfig(**BASE, **keys)
+    for settings in (config.consumer(), config.main_consumer()):
+        assert settings["fetch.min.bytes"] == 7
+        assert not {"auto.offset.reset", "enable.partition.eof"} & settings.keys()

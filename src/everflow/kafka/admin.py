@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -367,7 +368,7 @@ class ClusterAdmin:
         while True:
             try:
                 return once(max(0.05, deadline - self._clock()))
-            except (KafkaException, TimeoutError) as failure:
+            except (KafkaException, TimeoutError, FutureTimeoutError) as failure:  # two classes until Python 3.11
                 error = _classified(failure, doing)
                 if not isinstance(error, RetriableError) or self._clock() + pause >= deadline:
                     raise error from failure

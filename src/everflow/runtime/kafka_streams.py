@@ -42,7 +42,7 @@ from everflow.runtime.stream_thread import Job, StreamThread, ThreadServices, Th
 from everflow.runtime.task import ActiveTask, TaskState
 from everflow.runtime.task_manager import TaskManager, TaskServices
 from everflow.runtime.task_recovery import ClusterRecoveryPorts
-from everflow.runtime.worker_processes import kill_and_wait
+from everflow.runtime.worker_processes import is_worker, kill_and_wait
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.task_directory import StateDirectory
 from everflow.topology.graph import Topology
@@ -480,7 +480,7 @@ class KafkaStreams:
             thread.join(None)
         for thread in self._threads:
             # No batch runs any more. Idle workers hold a producer that the next instance on this folder fences; end them.
-            kill_and_wait(self._book.take_pids(thread.number), self._clock)
+            kill_and_wait([pid for pid in self._book.take_pids(thread.number) if is_worker(pid)], self._clock)
 
     def _end_recoveries(self) -> None:
         if self._ends is not None:

@@ -30,6 +30,15 @@ def alive(pid: int) -> bool:
     return state not in ("Z", "X")
 
 
+def is_worker(pid: int) -> bool:
+    """Whether the process is one of our Python workers, as far as it can be told: Spark ends workers that were idle for a minute,
+    and the number may be another program's by now."""
+    try:
+        return b"EVERFLOW_SLOT=" in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return True
+
+
 def kill_and_wait(
     pids: Sequence[int],
     clock: Clock,
