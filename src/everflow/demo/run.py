@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import signal
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,6 +19,7 @@ from everflow.cli.terminal import Progress
 from everflow.cli.watch import LagReader, input_topics
 from everflow.config import StreamsConfig
 from everflow.demo import batch, data, report, results, topology
+from everflow.demo.interrupts import Interrupts
 from everflow.demo.results import Record
 from everflow.errors import FatalError
 from everflow.kafka.admin import ClusterAdmin
@@ -57,7 +56,7 @@ def run_demo(
         SetupError: no Java, no jars, no data package. FatalError: the instance stopped, or was not done in
         15 minutes.
     """
-    with ExitStack() as stack, _terminated_as_interrupt():
+    with ExitStack() as stack, Interrupts() as interrupts:
         start_session = stack.enter_context(spark_log(get_session, show=debug))
         status = stack.enter_context(StatusLine(console))
         flights = data.load_flights(limit)
@@ -77,7 +76,8 @@ def run_demo(
             num_stream_threads=threads or 0,
             state_dir=folder,
         )
-        start_session()
+        with interrupts.held():
+            start_session()
         program = topology.build()
         status.say(banner(config, program).text())
         started = time.monotonic()
@@ -151,17 +151,3 @@ def _read_results(config: StreamsConfig) -> dict[str, list[Record]]:
                     (key, value) for key, value in zip(chunk.keys, chunk.values, strict=True) if key is not None
                 )
     return records
-
-
-@contextmanager
-def _terminated_as_interrupt() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt inside the block, so that ``finally`` clauses run."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
