@@ -23,8 +23,9 @@ _DEFAULTS: dict[str, Any] = {
     "enable.auto.commit": False,
     "enable.partition.eof": True,
     "auto.offset.reset": "error",
-    # A tail of transaction markers is only reported by an empty fetch; a fetch with records returns at once whatever this says.
-    "fetch.wait.max.ms": 10,
+    # A tail of transaction markers is only reported by an empty fetch; a fetch with records returns at once whatever this says. It is
+    # also how often an idle reader asks. (Pausing an idle reader was tried: librdkafka takes a second to fetch again.)
+    "fetch.wait.max.ms": 20,
     "fetch.queue.backoff.ms": 1,
     "queued.min.messages": 20_000,
     "queued.max.messages.kbytes": 16_384,
@@ -44,14 +45,6 @@ class RangeReader:
         self._ahead: dict[TopicPartition, deque[Message]] = {tp: deque() for tp in partitions}
         self._next: dict[TopicPartition, int] = {}
         self._end_seen: dict[TopicPartition, int] = {}
-        self._resting = False
-
-    def rest(self) -> None:
-        """Stop fetching until the next `read`: at an idle tail the short fetch wait would ask the brokers a hundred times a second
-        for nothing."""
-        if self._next and not self._resting:
-            self._consumer.pause(self._assigned())
-            self._resting = True
 
     def read(self, ranges: Mapping[TopicPartition, OffsetRange], timeout_s: float) -> dict[TopicPartition, list[Message]]:
         """The records of ``ranges`` in offset order, by partition; ranges follow one another except after a failure.
@@ -59,9 +52,6 @@ class RangeReader:
         Raises RetriableError if they do not come within ``timeout_s`` seconds (an end beyond the last stable offset never comes),
         FatalError as classified in `everflow.kafka.errors`; after either, `close` and make another reader.
         """
-        if self._resting:
-            self._consumer.resume(self._assigned())
-            self._resting = False
         self._go_to({tp: wanted.start for tp, wanted in ranges.items()})
         deadline = time.monotonic() + timeout_s
         pending = {tp for tp, wanted in ranges.items() if not self._reached(tp, wanted)}
@@ -88,9 +78,6 @@ class RangeReader:
         self._end_seen = {}
         for ahead in self._ahead.values():
             ahead.clear()
-
-    def _assigned(self) -> list[ClientTopicPartition]:
-        return [ClientTopicPartition(tp.topic, tp.partition) for tp in self._next]
 
     def _reached(self, tp: TopicPartition, wanted: OffsetRange) -> bool:
         if wanted.end <= wanted.start or self._end_seen.get(tp, -1) >= wanted.end:

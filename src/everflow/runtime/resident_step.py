@@ -7,7 +7,6 @@ the result, and goes on until it is told to stop. Gate, transaction, stores and 
 
 from __future__ import annotations
 
-import select
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +26,6 @@ from everflow.topology.hops import HEADERS, HopInput, as_text, concat
 from everflow.topology.plan import DEAD_LETTER_SLOT, Decode, DecodeOp, Encode, Projection, Segment, Source
 
 READ_TIMEOUT_S = 30.0
-REST_AFTER_S = 2.0
 STOP = "stop"
 
 
@@ -149,7 +147,7 @@ class ResidentStep:
             lines = connection.makefile("rwb")
             reader = RangeReader(self.client, self.group, self.partitions, self.read_committed)
             try:
-                while line := _next_line(connection, lines, reader):
+                for line in lines:
                     text = line.decode()
                     if text.strip() == STOP:
                         break
@@ -169,16 +167,6 @@ class ResidentStep:
             hop = self.segment.run(read)
         (row,) = self.step.run(request, hop, timings)
         return str(row.column(0)[0].as_py())
-
-
-def _next_line(connection: socket.socket, lines: Any, reader: RangeReader) -> bytes:
-    """The driver's next line, ``b""`` when it is gone. Nothing is buffered while waiting: it sends a line only after an answer."""
-    waiting = select.poll()  # select() takes no descriptors above 1,023, which open stores may reach
-    waiting.register(connection, select.POLLIN)
-    if not waiting.poll(REST_AFTER_S * 1000):
-        reader.rest()
-    line: bytes = lines.readline()
-    return line
 
 
 def _ranges(request: BatchRequest) -> dict[TopicPartition, OffsetRange]:

@@ -84,23 +84,3 @@ def test_an_end_that_does_not_exist_fails_in_time_instead_of_hanging(bootstrap: 
             reader.read({log[0]: OffsetRange(7, 50)}, 1.0)
     finally:
         reader.close()
-
-
-def test_a_reader_that_rested_misses_nothing(bootstrap: str, admin: ClusterAdmin, log: list[TopicPartition], name: str) -> None:
-    one, two = log
-    reader = RangeReader({"bootstrap.servers": bootstrap}, "readers", log, read_committed=True)
-    writer = RecordWriter({"bootstrap.servers": bootstrap}, name)
-    try:
-        assert values_of(reader.read({one: OffsetRange(0, 2), two: OffsetRange(0, 11)}, 10), one) == [b"a", b"b"]
-        reader.rest()  # records of `one` were fetched ahead, `two` is at its end
-        reader.rest()
-        writer.begin()
-        writer.write(two.topic, [b"k"], [b"f"], np.array([2000], dtype=np.int64), two.partition)
-        writer.flush(10)
-        writer.commit(10)
-        wait_until(lambda: admin.end_offsets([two], "read_committed")[two] == 13, 10, "the new record")
-        read = reader.read({one: OffsetRange(2, 11), two: OffsetRange(11, 13)}, 10)
-        assert (values_of(read, one), values_of(read, two)) == ([b"c", b"d", b"e", None], [b"f"])
-    finally:
-        writer.close()
-        reader.close()
