@@ -23,8 +23,8 @@ _DEFAULTS: dict[str, Any] = {
     "enable.auto.commit": False,
     "enable.partition.eof": True,
     "auto.offset.reset": "error",
-    # A tail of transaction markers is only reported by an empty fetch; a fetch with records returns at once whatever this says. It is
-    # also how often an idle reader asks. (Pausing an idle reader was tried: librdkafka takes a second to fetch again.)
+    # A tail of transaction markers is only reported by an empty fetch; a fetch with records returns at once whatever this says. It
+    # is also how often an idle reader asks. (Pausing an idle reader was tried: librdkafka takes a second to fetch again.)
     "fetch.wait.max.ms": 20,
     "fetch.queue.backoff.ms": 1,
     "queued.min.messages": 20_000,
