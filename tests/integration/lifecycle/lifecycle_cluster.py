@@ -17,6 +17,7 @@ from everflow.errors import EverflowError
 from everflow.runtime.client_state import ClientState
 from everflow.testing import wait_until
 
+SETTLE_S = 5.0
 REQUEST_S = 20.0
 CAUGHT_UP_S = 60.0
 GUARANTEES = ("exactly_once_v2", "at_least_once")
@@ -121,7 +122,21 @@ class Cluster:
         assert not refused, refused
 
     def ends(self, topic: str, isolation: str = "read_committed") -> dict[TopicPartition, int]:
-        """Ends of a topic's partitions."""
+        """Ends of a topic's partitions; of committed records once the markers of ended transactions have landed."""
+        if isolation == "read_committed":
+            self._settle(topic)
+        return self._watermarks(topic, isolation)
+
+    def _settle(self, topic: str) -> None:
+        """A group's offsets may be committed while the same transaction's marker is still on its way to ``topic`` (KAFKA-10167)."""
+
+        def landed() -> bool:
+            return self._watermarks(topic, "read_committed") == self._watermarks(topic, "read_uncommitted")
+
+        with suppress(AssertionError):  # a transaction that is open on purpose
+            wait_until(landed, SETTLE_S, "the markers to land")
+
+    def _watermarks(self, topic: str, isolation: str) -> dict[TopicPartition, int]:
         consumer = self._consumer(f"{self.prefix}-read", isolation)
         return {tp: consumer.get_watermark_offsets(tp, REQUEST_S)[1] for tp in self._parts(consumer, topic)}
 
@@ -133,6 +148,8 @@ class Cluster:
     def read(self, topic: str, isolation: str = "read_committed") -> list[Record]:
         """Everything in a topic, partition after partition, as a reader of committed records sees it."""
         found: list[Record] = []
+        if isolation == "read_committed":
+            self._settle(topic)
         consumer = self._consumer(f"{self.prefix}-read", isolation)
         for partition in self._parts(consumer, topic):
             start, end = consumer.get_watermark_offsets(partition, REQUEST_S)
