@@ -24,7 +24,6 @@ from everflow.runtime.merge_order import merge_inputs
 from everflow.runtime.step_functions import RecordFailure, decode_parts, run_function, unnest
 from everflow.runtime.step_stores import StoreAccess, TaskStores
 from everflow.serdes import Serde, SerdeError
-from everflow.state.store import StoreSpec
 from everflow.topology.hops import HopInput, HopSchema, concat, in_order, read_hop, write_hop
 from everflow.topology.plan import (
     DEAD_LETTER_SLOT,
@@ -334,8 +333,3 @@ def _changes_from_rows(store: str, batch: EdgeBatch) -> Iterator[tuple[str, Stor
     for sub, partition in sorted(tasks):
         rows = batch.take(np.flatnonzero((batch.source == sub) & (batch.partition == partition)))
         yield str(TaskId(sub, partition)), StoreChanges(store, rows.key.to_pylist(), rows.value.to_pylist(), rows.timestamp)
-
-
-def stores_of(ops: Iterable[StepOp]) -> tuple[StoreSpec, ...]:
-    """All stores that the operators use."""
-    return tuple(spec for op in ops if isinstance(op, StatefulOp) for spec in op.stores)

@@ -159,3 +159,15 @@ def first_bad(data: pa.Array, read: Callable[[bytes], Any]) -> SerdeError | None
         except SerdeError as error:
             return SerdeError(f"row {index}: {error}", index=index)
     return None
+
+
+def encode_one(serde: Serde, value: Any) -> bytes | None:
+    """One value through ``serde.encode_array``; None stays None. SerdeError where it does not fit the serde's type."""
+    if value is None:
+        return None
+    try:
+        row = pa.array([value], serde.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise SerdeError(f"{value!r:.200} does not fit {serde.type}: {error}") from error
+    data: bytes | None = serde.encode_array(row)[0].as_py()
+    return data

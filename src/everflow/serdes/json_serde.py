@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from everflow.serdes.base import SerdeError, flat
+from everflow.serdes.base import SerdeError, encode_one, flat
 
 _DIGITS = decimal.Context(prec=76)  # the default of 28 digits is fewer than decimal(38) has
 _Convert = Callable[[Any], Any] | None
@@ -31,14 +31,7 @@ class JsonSerde:
     kind: str = "json"
 
     def encode(self, value: Any) -> bytes | None:
-        if value is None:
-            return None
-        try:
-            row = pa.array([value], self.type)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise SerdeError(f"{value!r:.200} does not fit {self.type}: {error}") from error
-        data: bytes | None = self.encode_array(row)[0].as_py()
-        return data
+        return encode_one(self, value)
 
     def decode(self, data: bytes | None) -> Any:
         return None if data is None else self._read([data])[0].as_py()

@@ -22,7 +22,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.records import Int64
-from everflow.serdes.base import SerdeError, binary_from_matrix, decode_present, flat, matrix_from_binary, slices, with_nulls_of
+from everflow.serdes.base import (
+    SerdeError,
+    binary_from_matrix,
+    decode_present,
+    encode_one,
+    flat,
+    matrix_from_binary,
+    slices,
+    with_nulls_of,
+)
 from everflow.serdes.json_serde import JsonSerde
 from everflow.serdes.primitives import BytesSerde, StringSerde
 
@@ -52,14 +61,7 @@ class PackedSerde:
         return self.null_bytes + sum(_width(field.type) or _LENGTH_BYTES for field in self.type)
 
     def encode(self, value: Any) -> bytes | None:
-        if value is None:
-            return None
-        try:
-            row = pa.array([value], self.type)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise SerdeError(f"{value!r:.200} does not fit {self.type}: {error}") from error
-        data: bytes | None = self.encode_array(row)[0].as_py()
-        return data
+        return encode_one(self, value)
 
     def decode(self, data: bytes | None) -> Any:
         return None if data is None else self.decode_array(pa.array([data], pa.binary()))[0].as_py()
