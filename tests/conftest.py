@@ -7,12 +7,17 @@ import os
 import uuid
 from collections.abc import Callable, Iterator
 
+import hypothesis
 import pytest
 from pyspark.sql import SparkSession
 
 from everflow.kafka.admin import ClusterAdmin
 from everflow.spark.session import get_session
 from everflow.testing.broker import EmbeddedBroker
+
+# Time is no property: on a busy machine an example may take any time (speed lives in benches).
+hypothesis.settings.register_profile("everflow", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("everflow")
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,9 @@ def test_ranges_respect_ends_and_budget_and_waste_nothing(available: dict[TopicP
         assert r.start == available[tp].start
         assert r.start <= r.end <= available[tp].end
     waiting = sum(r.end - r.start for r in available.values())
-    assert sum(taken.values()) == min(records, waiting)
+    hungry = sum(1 for r in available.values() if r.end > r.start)
+    assert sum(taken.values()) == min(max(records, hungry), waiting), "the budget, or one offset for each that waits"
+    assert all(taken[tp] > 0 for tp, r in available.items() if r.end > r.start)
 
 
 @given(backlogs, st.integers(1, 20_000))

@@ -45,7 +45,7 @@ def one_by_one(inputs: list[Input]) -> tuple[list[str], dict[str, int]]:
     at, taken = [0] * len(inputs), []
     while True:
         heads = [(one.times[at[i]], i) for i, one in enumerate(inputs) if at[i] < len(one.times)]
-        dry = any(one.more and one.times and at[i] == len(one.times) for i, one in enumerate(inputs))
+        dry = any(one.more and at[i] == len(one.times) for i, one in enumerate(inputs))
         if dry or not heads:
             return taken, {f"t{i}-0": 10 + at[i] for i in range(len(inputs))}
         _, i = min(heads)
@@ -86,9 +86,19 @@ def test_one_input_is_left_in_its_own_order_and_consumed_whole() -> None:
     assert consumed == {"t0-0": 13}
 
 
-def test_a_range_of_nothing_but_markers_bounds_nothing() -> None:
+def test_an_input_that_showed_only_markers_holds_the_others_for_one_batch() -> None:
+    """Its next record may be older than all of theirs."""
     hop, ranges = hop_of([Input([1, 2], False), Input([], False)])
-    ranges["t1-0"] = [10, 14, 20]  # transaction markers up to 14
+    ranges["t1-0"] = [10, 14, 20]  # transaction markers up to 14, more behind them
+    consumed: dict[str, int] = {}
+    merge_inputs(hop, sources(2), ranges, consumed)
+    assert consumed == {"t0-0": 10, "t1-0": 14}
+    assert len(hop.batches[1]) == 0
+
+
+def test_an_input_at_its_end_bounds_nothing() -> None:
+    hop, ranges = hop_of([Input([1, 2], False), Input([], False)])
+    ranges["t1-0"] = [10, 14, 14]
     consumed: dict[str, int] = {}
     merge_inputs(hop, sources(2), ranges, consumed)
     assert consumed == {"t0-0": 12, "t1-0": 14}

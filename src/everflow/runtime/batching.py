@@ -60,7 +60,8 @@ def plan_ranges(
     ``available`` is ``[next offset, end that may be read)``; ends are last stable offsets under exactly-once
     and high watermarks otherwise, so a range never goes beyond them (scenario 5). What one partition does not
     use of its equal share, the others get. Offsets without a record (transaction markers, compaction) count
-    as records.
+    as records. Every partition with something to read gets at least one offset, beyond ``records`` if need be: a
+    merge waits for each of its inputs.
     """
     waiting = {tp: max(0, r.end - r.start) for tp, r in available.items()}
     taken = dict.fromkeys(available, 0)
@@ -68,11 +69,9 @@ def plan_ranges(
     # Smallest backlog first: each leaves what it does not need to the ones behind it.
     order = sorted(available, key=lambda tp: (waiting[tp], tp))
     for position, tp in enumerate(order):
-        share = -(
-            -left // (len(order) - position)
-        )  # rounded up: a budget below the number of partitions is used too
+        share = max(1, -(-left // (len(order) - position)))
         taken[tp] = min(waiting[tp], share)
-        left -= taken[tp]
+        left = max(0, left - taken[tp])
     return {tp: OffsetRange(r.start, r.start + taken[tp]) for tp, r in available.items()}
 
 

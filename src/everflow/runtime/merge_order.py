@@ -65,14 +65,19 @@ def _running_maximum(hop: HopInput, rows: Int64, members: list[Source]) -> Int64
 def _before_cut(
     hop: HopInput, rows: Int64, effective: Int64, members: list[Source], partition: int, ranges: Mapping[str, list[int]]
 ) -> np.ndarray:
-    """True for records up to the last one of the input that runs dry first while the log has more of it."""
+    """True for records up to the last one of the input that runs dry first while the log has more of it.
+
+    Every batch moves on: either that input is consumed whole, or one that showed no record has its range behind it
+    (`plan_ranges` gives each waiting input at least one offset)."""
     cut: tuple[int, int] | None = None
     for source in members:
         _start, end, log_end = ranges[f"{source.topic}-{partition}"]
         mine = hop.source[rows] == source.index
-        if end >= log_end or not mine.any():
-            # Nothing more in the log, or nothing of it in this batch though asked for (only markers): no bound from here.
-            continue
+        if end >= log_end:
+            continue  # nothing more in the log: no bound from here
+        if not mine.any():
+            # Its next record is still unknown (markers only in its range, or no range): the others wait for one batch.
+            return np.zeros(len(rows), dtype=bool)
         last = (int(effective[mine][-1]), source.index)
         cut = last if cut is None else min(cut, last)
     if cut is None:
