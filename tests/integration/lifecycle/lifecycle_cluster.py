@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, Resourc
 
 from everflow import KafkaStreams, Topology
 from everflow.errors import EverflowError
+from everflow.metrics import LAG
 from everflow.runtime.client_state import ClientState
 from everflow.testing import wait_until
 
@@ -265,7 +266,9 @@ class Application:
                     raise streams.error
                 ends = {tp.partition: end for tp, end in self.cluster.ends(topic).items() if end > 0}
                 have = {p: offset for p, (offset, _) in self.cluster.committed(self.id, topic).items()}
-                return all(have.get(p, 0) >= end for p, end in ends.items())
+                # Stores follow their commit (D5): the instance counts a batch as done once it has been applied.
+                applied = streams is None or streams.metrics()[LAG] == 0
+                return applied and all(have.get(p, 0) >= end for p, end in ends.items())
 
             wait_until(done, CAUGHT_UP_S, f"the group to reach the end of {topic}")
 
