@@ -132,6 +132,7 @@ class KeyValueMachine(RuleBasedStateMachine):
         with self.store.snapshot() as view:
             assert view.get_many(keys) == self.model.get_many(keys)
             assert list(view.range(start, end)) == list(self.model.range(start, end))
+            assert list(view.reversed_range(start, end)) == list(self.model.range(start, end))[::-1]
 
     @invariant()
     def content_position_and_owner_agree(self) -> None:

@@ -7,6 +7,8 @@ What LMDB demands and this module keeps (D4, failure scenario 18):
 - The map grows: a write that fills it is rolled back, the map doubled, the write run again. Other processes
   then see MapResizedError and adopt the size. Changing the size invalidates the transactions of this process,
   so it waits until its readers have left; reads are short.
+- Closing unmaps the pages under whoever reads them, and py-lmdb reads without the interpreter's lock: with readers still
+  there the last one closes.
 - Dead readers would pin old pages for ever: `reader_check` runs at opening and before the map grows.
 - Not flushing at commit is safe when a process is killed, as the pages are the operating system's; only a
   crash of the operating system may lose or tear them, which the task directory detects by the boot id.
@@ -29,10 +31,17 @@ MAP_BYTES_AT_FIRST = 1 << 30
 MAP_BYTES_LIMIT = 1 << 42
 READERS_MAX = 510
 READERS_LEAVE_S = 30.0
+CLOSE_WAIT_S = 2.0
 FLUSH_MARKER = "flush-each-commit"
 """A file of this name in the folder makes every process flush at commit (``state.sync=commit``)."""
 
 _Result = TypeVar("_Result")
+
+
+class StoreClosedError(RetriableError):
+    """Another thread of this process closed the store; open it again."""
+
+    code = "EF-STORE-CLOSED"
 
 
 class StoreEnvironment:
@@ -60,6 +69,7 @@ class StoreEnvironment:
         self._gate = threading.Condition()
         self._readers = 0
         self._resizing = False
+        self._closed = False
         self._env.reader_check()
         try:
             self._databases = self._open_databases(names)
@@ -86,7 +96,7 @@ class StoreEnvironment:
 
     @contextmanager
     def read(self) -> Iterator[lmdb.Transaction[bytes]]:
-        """A read transaction on a stable snapshot; keep it short, it pins pages."""
+        """A read transaction on a stable snapshot; keep it short, it pins pages. StoreClosedError after `close`."""
         self._check_process()
         with self._reading() as txn:
             yield txn
@@ -117,9 +127,15 @@ class StoreEnvironment:
         """Free the slots of dead readers; returns how many there were."""
         return self._env.reader_check()
 
-    def close(self) -> None:
-        """Close; a transaction still open in this process becomes unusable. Idempotent."""
-        self._env.close()
+    def close(self, wait_s: float = CLOSE_WAIT_S) -> None:
+        """Close, waiting up to ``wait_s`` for the reads of other threads; if some go on, the last of them closes it. Idempotent."""
+        if self._pid != os.getpid():  # inherited: the readers stayed behind, and the locks may be held for ever
+            self._env.close()
+            return
+        with self._writing, self._gate:
+            self._closed = True
+            if self._gate.wait_for(lambda: self._readers == 0, wait_s):
+                self._env.close()
 
     @contextmanager
     def _reading(self) -> Iterator[lmdb.Transaction[bytes]]:
@@ -134,6 +150,8 @@ class StoreEnvironment:
         while True:
             with self._gate:
                 self._gate.wait_for(lambda: not self._resizing)
+                if self._closed:
+                    raise StoreClosedError(f"The store in {self.path} was closed by another thread: open it again.")
                 self._readers += 1
             try:
                 return self._env.begin()
@@ -148,6 +166,8 @@ class StoreEnvironment:
     def _leave(self) -> None:
         with self._gate:
             self._readers -= 1
+            if self._closed and self._readers == 0:
+                self._env.close()
             self._gate.notify_all()
 
     def _grow(self) -> None:

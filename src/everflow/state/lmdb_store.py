@@ -100,19 +100,35 @@ class StoreSnapshot:
 
     def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         """Entries with ``start <= key < end`` in key order."""
+        return self._merged(self._scan, start, end, reverse=False)
+
+    def reversed_range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        """Entries with ``start <= key < end`` from the last to the first."""
+        return self._merged(self._scan_back, start, end, reverse=True)
+
+    def _merged(
+        self, scan: Callable[..., Iterator[tuple[bytes, bytes]]], start: bytes | None, end: bytes | None, *, reverse: bool
+    ) -> Iterator[tuple[bytes, bytes]]:
         if self.meta.kind == KEY_VALUE:
-            return self._scan(self._databases[0], start, end)
+            return scan(self._databases[0], start, end)
         expired_ms, length = _expired_ms(self.meta), self.meta.segment_ms or SEGMENT_MS_MIN
         scans = []
         for slot, segment in self.meta.segments.items():
-            scan = self._scan(self._databases[slot], start, end)
-            scans.append(_visible(scan, expired_ms) if segment * length <= expired_ms else scan)
-        return merge(*scans, key=itemgetter(0))
+            entries = scan(self._databases[slot], start, end)
+            scans.append(_visible(entries, expired_ms) if segment * length <= expired_ms else entries)
+        return merge(*scans, key=itemgetter(0), reverse=reverse)
 
     def _scan(self, database: Any, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         with self._txn.cursor(database) as cursor:
             if cursor.set_range(stored_keys.lower_bound(start)):
                 yield from stored_keys.in_range(cursor.iternext(), start, end)
+
+    def _scan_back(self, database: Any, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        with self._txn.cursor(database) as cursor:
+            bound = stored_keys.upper_bound(end)
+            # From the first key behind the bound, which the filter leaves out, or from the very last one.
+            if (bound is not None and cursor.set_range(bound)) or cursor.last():
+                yield from stored_keys.in_range_reversed(cursor.iterprev(), start, end)
 
     def entries(self) -> int:
         """How many keys the store holds (long keys with colliding hashes count once); does not read them."""
@@ -408,7 +424,7 @@ class _OpenStores:
             if known is not None and not known.retired:
                 return known
             for gone in [at for at, store in self._stores.items() if store.retired]:
-                self._stores.pop(gone)._env.close()  # frees the disk space of a removed store
+                self._stores.pop(gone)._env.close(wait_s=0.0)  # frees the disk space of a removed store
             store = _open_files(path, kind, retention_ms, sync, map_bytes)
             self._stores[path] = store
             return store

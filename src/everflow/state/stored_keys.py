@@ -45,6 +45,13 @@ def lower_bound(key: bytes | None) -> bytes:
     return PREFIX if key is None else PREFIX + key[:SHORT_BYTES]
 
 
+def upper_bound(key: bytes | None) -> bytes | None:
+    """A stored key behind all at which something below ``key`` may lie; None: there is no bound."""
+    if key is None or len(key) <= SHORT_BYTES:
+        return None if key is None else PREFIX + key
+    return PREFIX + key[:SHORT_BYTES] + b"\xff" * HASH_BYTES
+
+
 def is_bucket(stored_key: bytes) -> bool:
     """Whether the value under this stored key is a bucket."""
     return len(stored_key) == STORED_BYTES_MAX
@@ -90,6 +97,31 @@ def in_range(stored: Iterable[tuple[bytes, bytes]], start: bytes | None, end: by
         if end is not None and key >= end:
             return
         if start is None or key >= start:
+            yield key, value
+    yield from _within(group, start, end)
+
+
+def in_range_reversed(
+    stored: Iterable[tuple[bytes, bytes]], start: bytes | None, end: bytes | None
+) -> Iterator[tuple[bytes, bytes]]:
+    """:func:`in_range` from the last entry to the first; ``stored`` comes in falling order, from ``upper_bound(end)`` on."""
+    group: list[tuple[bytes, bytes]] = []
+    group_prefix = b""
+    for stored_key, value in stored:
+        if group and not (is_bucket(stored_key) and stored_key.startswith(group_prefix)):
+            yield from _within(group, start, end)
+            if start is not None and group[-1][0] < start:
+                return
+            group = []
+        if is_bucket(stored_key):
+            group_prefix = stored_key[:GROUP_BYTES]
+            group += [(group_prefix[1:] + rest, found) for rest, found in read_bucket(value).items()]
+            group.sort(reverse=True)
+            continue
+        key = stored_key[1:]
+        if start is not None and key < start:
+            return
+        if end is None or key < end:
             yield key, value
     yield from _within(group, start, end)
 

@@ -1,0 +1,52 @@
+"""Closing a store while another thread reads it: pages are never pulled from under a reader."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from everflow.state.lmdb_env import StoreClosedError
+from everflow.state.lmdb_store import LmdbStore
+from everflow.testing.waiting import wait_until
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LmdbStore]:
+    opened = LmdbStore.open(tmp_path / "s-0", kind="key_value")
+    opened.load_chunk([b"a", b"b"], [b"1", b"2"], np.array([0, 0]), 2)
+    yield opened
+    LmdbStore.close_at(tmp_path / "s-0")
+
+
+def test_closing_waits_for_a_reader_of_another_thread(store: LmdbStore) -> None:
+    closing = threading.Thread(target=store.close)
+    with store.snapshot() as view:
+        closing.start()
+        wait_until(lambda: store.path not in _open_paths(), 5, "the close to have begun")
+        assert closing.is_alive()
+        assert [key for key, _ in view.range(None, None)] == [b"a", b"b"]
+    closing.join(5)
+    assert not closing.is_alive()
+    with pytest.raises(StoreClosedError, match="open it again"), store.snapshot():
+        pass
+    assert LmdbStore.open(store.path).position == 2
+
+
+def test_a_removed_store_is_closed_by_its_last_reader(store: LmdbStore, tmp_path: Path) -> None:
+    with store.snapshot() as view:
+        (store.path / "data.mdb").unlink()
+        LmdbStore.open(tmp_path / "other-0", kind="key_value").close()  # puts away what was removed
+        assert store.path not in _open_paths()
+        assert view.get_many([b"b"]) == [bytes(8) + b"2"]
+    with pytest.raises(StoreClosedError), store.snapshot():
+        pass
+
+
+def _open_paths() -> set[Path]:
+    from everflow.state import lmdb_store
+
+    return set(lmdb_store._cache._stores)
