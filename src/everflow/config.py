@@ -25,6 +25,7 @@ EXACTLY_ONCE_V2 = "exactly_once_v2"
 
 CLIENT_PREFIXES = ("main.consumer.", "restore.consumer.", "consumer.", "producer.", "admin.", "topic.")
 SHARED_PREFIXES = ("security.", "sasl.", "ssl.")
+TAG_PREFIX = "client.tag."
 
 # Client settings that are everflow's own business: exactly-once and the membership stand on them.
 FIXED_BY_EVERFLOW = frozenset(
@@ -106,6 +107,24 @@ class StateSettings:
     cleanup_delay_ms: int
 
 
+@dataclass(frozen=True)
+class AssignmentRules:
+    """What the assignor goes by (note 005): lags in records, times in ms.
+
+    ``rack_strategy`` is ``none``, ``min_traffic`` or ``balance_subtopology`` (KIP-925); a cost of None is the assignor's
+    default. ``rack_tags`` are the tag keys over which standbys are spread (KIP-708).
+    """
+
+    acceptable_lag: int = 10_000
+    max_warmups: int = 2
+    num_standbys: int = 0
+    rack_tags: tuple[str, ...] = ()
+    rack_strategy: str = "none"
+    traffic_cost: int | None = None
+    non_overlap_cost: int | None = None
+    probing_interval_ms: int = 600_000
+
+
 @dataclass(frozen=True, init=False)
 class StreamsConfig:
     """All settings of an application; ConfigError for an unknown key (with the nearest right name) or a wrong
@@ -142,6 +161,8 @@ class StreamsConfig:
     scheduled_rebalance_max_delay_ms: int = _key(0, _at_least(0))  # Connect's (KIP-415), off
     rack_aware_assignment_tags: str = _key("")
     rack_aware_assignment_strategy: str = _key("none", _one_of("none", "min_traffic", "balance_subtopology"))
+    rack_aware_assignment_traffic_cost: int | None = _key(None, _at_least(0))
+    rack_aware_assignment_non_overlap_cost: int | None = _key(None, _at_least(0))
     deserialization_exception_handler: str = _key("fail", _one_of("fail", "continue"))
     processing_exception_handler: str = _key("fail", _one_of("fail", "continue"))
     production_exception_handler: str = _key("fail", _one_of("fail", "continue"))
@@ -269,6 +290,24 @@ class StreamsConfig:
             MappingProxyType(self.clients.get("shared", {})),
         )
 
+    def assignment(self) -> AssignmentRules:
+        """What the assignor goes by."""
+        tags = (part.strip() for part in self.rack_aware_assignment_tags.split(","))
+        return AssignmentRules(
+            acceptable_lag=self.acceptable_recovery_lag,
+            max_warmups=self.max_warmup_replicas,
+            num_standbys=self.num_standby_replicas,
+            rack_tags=tuple(tag for tag in tags if tag),
+            rack_strategy=self.rack_aware_assignment_strategy,
+            traffic_cost=self.rack_aware_assignment_traffic_cost,
+            non_overlap_cost=self.rack_aware_assignment_non_overlap_cost,
+            probing_interval_ms=self.probing_rebalance_interval_ms,
+        )
+
+    def tags(self) -> Mapping[str, str]:
+        """This instance's tags (``client.tag.zone=...``, KIP-708), told to the group; by tag key."""
+        return MappingProxyType({key: str(value) for key, value in self.clients.get("client.tag", {}).items()})
+
     def state(self) -> StateSettings:
         """Where this application's state lives."""
         return StateSettings(
@@ -301,6 +340,8 @@ def _client_key(given: str) -> tuple[str | None, str]:
             return prefix[:-1], key
     if dotted.startswith(SHARED_PREFIXES):
         return "shared", dotted
+    if dotted.startswith(TAG_PREFIX) and len(dotted) > len(TAG_PREFIX):
+        return "client.tag", dotted[len(TAG_PREFIX) :]
     return None, ""
 
 

@@ -1,25 +1,54 @@
-"""What an assignor decides from and decides: members and tasks in, one assignment per member out. Pure."""
+"""What an assignor decides from and decides: the cluster in, one assignment per member out, and its validator. Pure.
+
+The words (copy, hot, lag, offset sum, movement) are those of docs/design/005-elastic.md.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from everflow.config import AssignmentRules
 from everflow.records import TaskId, TopicPartition
+
+__all__ = [
+    "RUNNING",
+    "Assignment",
+    "AssignmentRules",
+    "ClusterState",
+    "Member",
+    "TaskInfo",
+    "owners_of",
+    "tasks_of",
+    "validate_assignment",
+]
+
+RUNNING = -2
+"""As an offset sum: the task runs active here, nothing can be nearer to its end."""
 
 
 @dataclass(frozen=True)
 class Member:
     """One instance of the group as the leader sees it.
 
-    ``owned`` are the tasks it says it holds, as of ``generation`` (the last generation it has completed, -1 = none).
+    ``owned`` are the active tasks it claims, as of ``generation`` (the last it has completed, -1 = none).
+    ``offset_sums`` are the copies on its disk that do not run active: standby, warm-up, dormant. A task that is owned
+    *and* listed there is not running yet, or came back without its disk: then its lag counts, not the claim (scenario 22).
+    ``draining`` members want to leave. ``rack`` and ``tags`` are for placing copies apart (KIP-392, KIP-708).
     """
 
     member_id: str
     process_id: str
     owned: frozenset[TaskId] = frozenset()
     generation: int = -1
+    threads: int = 1
+    offset_sums: Mapping[TaskId, int] = field(default_factory=dict)
+    rack: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    endpoint: str = ""
+    draining: bool = False
+    instance_id: str | None = None
 
     @property
     def order(self) -> tuple[str, str]:
@@ -28,16 +57,48 @@ class Member:
 
 
 @dataclass(frozen=True)
+class TaskInfo:
+    """A task: the partitions it reads, those its stores are restored from, and whether it has stores at all."""
+
+    task: TaskId
+    inputs: tuple[TopicPartition, ...]
+    changelogs: tuple[TopicPartition, ...] = ()
+    stateful: bool = False
+
+
+@dataclass(frozen=True)
+class ClusterState:
+    """All that a decision depends on; equal states give equal assignments, however they are listed (I8).
+
+    ``end_sums``: log ends of a stateful task's changelogs, summed; None if they could not be read (X2).
+    ``racks``: where replicas of a partition stand. ``held_back``: a lost member's tasks that nobody gets yet
+    (``scheduled.rebalance.max.delay.ms``).
+    """
+
+    members: tuple[Member, ...]
+    tasks: Mapping[TaskId, TaskInfo]
+    end_sums: Mapping[TaskId, int] | None = None
+    racks: Mapping[TopicPartition, frozenset[str]] = field(default_factory=dict)
+    rules: AssignmentRules = field(default_factory=AssignmentRules)
+    held_back: frozenset[TaskId] = frozenset()
+
+
+@dataclass(frozen=True)
 class Assignment:
-    """The next step of the group: tasks per member, and the tasks nobody gets in this generation.
+    """The next step of the group, by member id: tasks to run, copies to follow.
 
     ``withheld`` are moving: their present owner gives them up now, and its follow-up rebalance (KIP-429) hands
-    them to the member of ``target``.
+    them over. ``target`` holds the ideal actives, ``movements`` counts roles that are not yet where the ideal wants
+    them. ``followup_ms``: when to look again; None never, 0 at once.
     """
 
     active: Mapping[str, frozenset[TaskId]]
+    standby: Mapping[str, frozenset[TaskId]] = field(default_factory=dict)
+    warmup: Mapping[str, frozenset[TaskId]] = field(default_factory=dict)
     withheld: frozenset[TaskId] = frozenset()
     target: Mapping[str, frozenset[TaskId]] = field(default_factory=dict)
+    movements: int = 0
+    followup_ms: int | None = None
 
 
 def tasks_of(
@@ -70,12 +131,14 @@ def owners_of(members: Iterable[Member]) -> dict[TaskId, frozenset[str]]:
     return owners
 
 
-def validate_assignment(assignment: Assignment, members: Iterable[Member], tasks: Iterable[TaskId]) -> list[str]:
+def validate_assignment(
+    assignment: Assignment, members: Iterable[Member], tasks: Iterable[TaskId], held_back: Collection[TaskId] = frozenset()
+) -> list[str]:
     """What is wrong with a decision, one phrase each; empty if nothing is.
 
-    Checked: every member is there and no other; every task is on exactly one member or withheld (I1); a task that
-    another live member still owns is on nobody else; a withheld task has an owner whose revocation brings the
-    follow-up rebalance.
+    Checked: every member is there and no other; every task is on exactly one member, withheld or held back (I1); a task
+    that another live member still owns is on nobody else; a withheld task has an owner whose revocation brings the
+    follow-up rebalance; nobody has two roles of one task.
     """
     known = {member.member_id: member for member in members}
     all_tasks = set(tasks)
@@ -90,7 +153,7 @@ def validate_assignment(assignment: Assignment, members: Iterable[Member], tasks
             owners[task] = member_id
     for task in sorted(set(owners) - all_tasks):
         problems.append(f"task {task} does not exist")
-    for task in sorted(all_tasks - set(owners) - assignment.withheld):
+    for task in sorted(all_tasks - set(owners) - assignment.withheld - set(held_back)):
         problems.append(f"task {task} is on nobody")
     held = owners_of(known.values())
     for task in sorted(assignment.withheld):
@@ -101,4 +164,19 @@ def validate_assignment(assignment: Assignment, members: Iterable[Member], tasks
     for task, holders in sorted(held.items()):
         if task in owners and holders != {owners[task]}:
             problems.append(f"task {task} is given to {owners[task]} while {', '.join(sorted(holders))} still own it")
+    return problems + _role_problems(assignment, all_tasks)
+
+
+def _role_problems(assignment: Assignment, all_tasks: set[TaskId]) -> list[str]:
+    problems = []
+    for member_id in sorted({*assignment.standby, *assignment.warmup}):
+        active = assignment.active.get(member_id, frozenset())
+        standby = assignment.standby.get(member_id, frozenset())
+        warmup = assignment.warmup.get(member_id, frozenset())
+        if member_id not in assignment.active and (standby or warmup):
+            problems.append(f"{member_id} is given copies but is no member")
+        for task in sorted((active & standby) | (active & warmup) | (standby & warmup)):
+            problems.append(f"task {task} has two roles on {member_id}")
+        for task in sorted((standby | warmup) - all_tasks):
+            problems.append(f"copy of task {task}, which does not exist, on {member_id}")
     return problems

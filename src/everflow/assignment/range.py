@@ -26,7 +26,8 @@ def assign(members: Iterable[Member], tasks: Iterable[TaskId]) -> Assignment:
                 active[member_id].add(task)
             else:
                 withheld.add(task)
-    return Assignment({member: frozenset(given) for member, given in active.items()}, frozenset(withheld), target)
+    given = {member: frozenset(some) for member, some in active.items()}
+    return Assignment(given, withheld=frozenset(withheld), target=target)
 
 
 def _target(ordered: Sequence[Member], tasks: Iterable[TaskId]) -> dict[str, frozenset[TaskId]]:

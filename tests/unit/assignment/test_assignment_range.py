@@ -78,7 +78,7 @@ def test_any_history_of_joins_and_leaves_converges_without_two_owners(seed: int)
 
 def test_the_validator_names_each_broken_rule() -> None:
     a, b = Member("m1", "a", frozenset({TaskId(0, 0)}), 1), Member("m2", "b")
-    wrong = Assignment({"m1": frozenset({TaskId(0, 1)}), "m2": frozenset(tasks(2)), "m9": frozenset()}, frozenset({TaskId(0, 2)}))
+    wrong = Assignment({"m1": frozenset({TaskId(0, 1)}), "m2": frozenset(tasks(2)), "m9": frozenset()}, withheld=frozenset({TaskId(0, 2)}))
     text = "\n".join(validate_assignment(wrong, [a, b], tasks(4)))
     for expected in ("['m9'] differ", "0_1 is on m1 and on m2", "0_3 is on nobody", "nobody owns it", "while m1 still own"):
         assert expected in text

@@ -1,0 +1,118 @@
+"""The whole decision: an ideal placement, as much of it as may be now, handed over in two steps (KIP-441, KIP-429). Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from everflow.assignment.cluster_state import Assignment, ClusterState, validate_assignment
+from everflow.assignment.lags import Lags
+from everflow.assignment.prior import prior_placement
+from everflow.assignment.refine import Placement, refine
+from everflow.assignment.target import Ideal, target
+from everflow.errors import FatalError
+from everflow.records import TaskId
+
+UNKNOWN_ENDS_RETRY_MS = 5_000
+"""Without end sums nothing may move, and a newcomer stands idle: look again soon (never later than the probing interval)."""
+
+
+def assign(cluster: ClusterState) -> Assignment:
+    """The next assignment; equal cluster states give equal answers, however they are listed (I8).
+
+    A task whose owner does not change is never withheld (I4); a stateful task never becomes active on a cold member while
+    a hot copy lives (I5). Where end sums are unknown everyone keeps what it has, and the group looks again soon (X2).
+
+    Raises:
+        FatalError: the decision breaks a rule of its own: a bug, nothing may be sent.
+    """
+    ideal, placement = place(cluster)
+    assignment = cooperate(cluster, ideal, placement)
+    problems = validate(cluster, assignment)
+    if problems:
+        raise FatalError(f"the assignor broke its own rules, nothing was assigned: {'; '.join(problems)}")
+    return assignment
+
+
+def place(cluster: ClusterState) -> tuple[Ideal, Placement]:
+    """The ideal, and what should be now, before present owners are asked to let go."""
+    lags = Lags(cluster)
+    if not Lags.known(cluster):
+        return prior_placement(cluster, lags)
+    ideal = target(cluster, lags)
+    return ideal, refine(cluster, ideal, lags)
+
+
+def cooperate(cluster: ClusterState, ideal: Ideal, placement: Placement) -> Assignment:
+    """KIP-429: what another member still holds is taken from it now and given away in the follow-up it asks for.
+
+    Until then the next owner goes on following the task if it has a copy: its state stays hot.
+    """
+    lags = Lags(cluster)
+    active: dict[str, set[TaskId]] = {member.member_id: set() for member in cluster.members}
+    standby, warmup = _by_member(placement.standby), _by_member(placement.warmup)
+    withheld: set[TaskId] = set()
+    for task, member_id in placement.active.items():
+        if lags.owners.get(task, frozenset()) <= {member_id}:
+            active[member_id].add(task)
+            continue
+        withheld.add(task)
+        if member_id in lags.copies(task):
+            standby[member_id].add(task)
+    ideals: dict[str, set[TaskId]] = {member.member_id: set() for member in cluster.members}
+    for task, member_id in ideal.active.items():
+        ideals[member_id].add(task)
+    followup_ms = 0 if withheld else None
+    if followup_ms is None and placement.movements:
+        interval = cluster.rules.probing_interval_ms
+        followup_ms = interval if Lags.known(cluster) else min(interval, UNKNOWN_ENDS_RETRY_MS)
+    return Assignment(
+        _frozen(cluster, active),
+        _frozen(cluster, standby),
+        _frozen(cluster, warmup),
+        frozenset(withheld),
+        _frozen(cluster, ideals),
+        placement.movements,
+        followup_ms,
+    )
+
+
+def validate(cluster: ClusterState, assignment: Assignment) -> list[str]:
+    """What is wrong with a decision, one phrase each: the rules of ``validate_assignment``, and no stateful task newly
+    active on a cold member while a hot copy lives (I5), and no more warm-ups than the budget."""
+    lags = Lags(cluster)
+    held_back = cluster.held_back - set(lags.owners)
+    problems = validate_assignment(assignment, cluster.members, cluster.tasks, held_back)
+    if sum(len(tasks) for tasks in assignment.warmup.values()) > cluster.rules.max_warmups:
+        problems.append(f"more than {cluster.rules.max_warmups} warm-ups")
+    for copies in (assignment.standby, assignment.warmup):
+        for member_id, tasks in copies.items():
+            stateless = sorted(task for task in tasks if task in cluster.tasks and not cluster.tasks[task].stateful)
+            problems.extend(f"task {task} has no state, yet {member_id} is to follow it" for task in stateless)
+    if Lags.known(cluster):
+        problems.extend(_cold_owners(cluster, assignment, lags))
+    return problems
+
+
+def _cold_owners(cluster: ClusterState, assignment: Assignment, lags: Lags) -> list[str]:
+    problems = []
+    for member_id, tasks in assignment.active.items():
+        for task in sorted(tasks):
+            if task not in cluster.tasks or not cluster.tasks[task].stateful or lags.hot(member_id, task):
+                continue
+            hot = sorted(holder for holder in lags.copies(task) if lags.hot(holder, task))
+            if hot:
+                problems.append(f"task {task} is given to {member_id}, which is cold, while {', '.join(hot)} is hot")
+    return problems
+
+
+def _by_member(holders: Mapping[TaskId, frozenset[str]]) -> dict[str, set[TaskId]]:
+    tasks: dict[str, set[TaskId]] = defaultdict(set)
+    for task, members in holders.items():
+        for member_id in members:
+            tasks[member_id].add(task)
+    return tasks
+
+
+def _frozen(cluster: ClusterState, tasks: Mapping[str, set[TaskId]]) -> dict[str, frozenset[TaskId]]:
+    return {member.member_id: frozenset(tasks.get(member.member_id, ())) for member in cluster.members}

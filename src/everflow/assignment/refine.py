@@ -1,0 +1,164 @@
+"""How far towards the ideal the group may go now: never a cold owner while a hot copy lives (I5). Pure (D8).
+
+In the spirit of Kafka's movements (KIP-441) and of the assignment refiner of the streams protocol: a task runs on where
+it is hot while its ideal owner warms up, and where no warm-up is left in the budget it is *parked*: it runs on all the same.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from everflow.assignment.cluster_state import ClusterState, Member
+from everflow.assignment.lags import Lags
+from everflow.assignment.target import Ideal
+from everflow.records import TaskId
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What should be now. ``warmup`` names the members that prepare to take a role; ``movements`` are the roles not yet
+    where the ideal wants them."""
+
+    active: Mapping[TaskId, str]
+    standby: Mapping[TaskId, frozenset[str]]
+    warmup: Mapping[TaskId, frozenset[str]]
+    movements: int
+
+
+@dataclass(frozen=True)
+class _Move:
+    """A member that should hold a task and is not hot yet. ``standby``: the role it waits for is not the active one."""
+
+    task: TaskId
+    source: str
+    destination: str
+    standby: bool
+
+
+@dataclass
+class _Draft:
+    cluster: ClusterState
+    ideal: Ideal
+    lags: Lags
+    active: dict[TaskId, str] = field(default_factory=dict)
+    standby: dict[TaskId, set[str]] = field(default_factory=dict)
+    moves: list[_Move] = field(default_factory=list)
+    swaps: int = 0
+
+    def __post_init__(self) -> None:
+        self.members: dict[str, Member] = {member.member_id: member for member in self.cluster.members}
+        self.load: Counter[str] = Counter(self.ideal.active.values())
+
+    def per_thread(self, member_id: str) -> float:
+        return self.load[member_id] / self.members[member_id].threads
+
+    def choice(self, member_id: str, task: TaskId) -> tuple[object, ...]:
+        """Sort key among members to run or follow a task meanwhile: hot before near before far."""
+        member = self.members[member_id]
+        if self.lags.hot(member_id, task):
+            rank: tuple[object, ...] = (0, member.draining, member_id not in self.standby.get(task, ()), self.per_thread(member_id))
+        else:
+            rank = (1, self.lags.lag(member_id, task), member_id != self.lags.owner(task))
+        return (*rank, member.order)
+
+
+def refine(cluster: ClusterState, ideal: Ideal, lags: Lags) -> Placement:
+    """The next placement on the way to ``ideal``. Needs known end sums (``Lags.known``); stateless tasks go at once."""
+    draft = _Draft(cluster, ideal, lags)
+    draft.standby = {task: set(holders) for task, holders in ideal.standby.items()}
+    for task in sorted(ideal.active):
+        _place_active(draft, task)
+    for task in sorted(draft.standby):
+        _place_standbys(draft, task)
+    warmup: dict[TaskId, set[str]] = {}
+    for move in _within_budget(draft):
+        warmup.setdefault(move.task, set()).add(move.destination)
+    return Placement(
+        draft.active,
+        {task: frozenset(holders) for task, holders in draft.standby.items() if holders},
+        {task: frozenset(holders) for task, holders in warmup.items()},
+        draft.swaps + len(draft.moves),
+    )
+
+
+def _place_active(draft: _Draft, task: TaskId) -> None:
+    wanted = draft.ideal.active[task]
+    holder = _runs_meanwhile(draft, task, wanted)
+    draft.active[task] = holder
+    if holder == wanted:
+        return
+    draft.load[holder] += 1
+    following = draft.standby.get(task, set())
+    if holder in following:  # roles are swapped: costs nothing, as the copy at the ideal owner was wanted anyway
+        following.remove(holder)
+        following.add(wanted)
+        draft.swaps += 1
+    else:
+        draft.load[wanted] -= 1
+        draft.moves.append(_Move(task, holder, wanted, standby=False))
+
+
+def _runs_meanwhile(draft: _Draft, task: TaskId, wanted: str) -> str:
+    """The ideal owner if it is hot or nobody is nearer; else who runs it now and is hot; else the best copy."""
+    lags = draft.lags
+    if not draft.cluster.tasks[task].stateful or lags.hot(wanted, task):
+        return wanted
+    nearer = [member_id for member_id, lag in lags.copies(task).items() if lag < lags.lag(wanted, task)]
+    if not nearer:
+        return wanted
+    owner = lags.owner(task)
+    if owner in nearer and lags.hot(owner, task):
+        return owner
+    return min(nearer, key=lambda member_id: draft.choice(member_id, task))
+
+
+def _place_standbys(draft: _Draft, task: TaskId) -> None:
+    """A standby that would start cold leaves its role to a nearer copy that has none, and warms up."""
+    lags, following = draft.lags, draft.standby[task]
+    busy = {*following, draft.active.get(task), draft.ideal.active.get(task)}
+    for wanted in sorted(following, key=lambda member_id: draft.members[member_id].order):
+        if lags.hot(wanted, task):
+            continue
+        nearer = [one for one, lag in lags.copies(task).items() if lag < lags.lag(wanted, task) and one not in busy]
+        if nearer:
+            holder = min(nearer, key=lambda member_id: draft.choice(member_id, task))
+            following.remove(wanted)
+            following.add(holder)
+            busy.add(holder)
+            draft.load[holder] += 1
+            draft.moves.append(_Move(task, holder, wanted, standby=wanted != draft.ideal.active.get(task)))
+
+
+def _within_budget(draft: _Draft) -> list[_Move]:
+    """Which moves get a warm-up: actives before standbys; started ones before new ones, those nearest to hot first;
+    last those on a member that restores tasks of its own. Then the less loaded destination, the more loaded source."""
+    cluster, lags = draft.cluster, draft.lags
+    busy = {member.member_id for member in cluster.members if any(lags.restoring(member.member_id, task) for task in member.owned)}
+    planted: Counter[str] = Counter()
+
+    def entry(index: int) -> tuple[object, ...]:
+        move = draft.moves[index]
+        started = move.destination in lags.copies(move.task)
+        rank = 0 if started else 2 if move.destination in busy else 1
+        threads = draft.members[move.destination].threads
+        load = (draft.load[move.destination] + planted[move.destination]) / threads
+        near = lags.lag(move.destination, move.task) if started else 0
+        return (move.standby, rank, near, load, -draft.per_thread(move.source), move.task, index)
+
+    heap = [entry(index) for index in range(len(draft.moves))]
+    heapq.heapify(heap)
+    chosen: list[_Move] = []
+    while heap and len(chosen) < cluster.rules.max_warmups:
+        index = heap[0][-1]
+        assert isinstance(index, int)
+        now = entry(index)
+        if now != heap[0]:  # its destination was given another warm-up meanwhile
+            heapq.heapreplace(heap, now)
+            continue
+        heapq.heappop(heap)
+        chosen.append(draft.moves[index])
+        planted[draft.moves[index].destination] += 1
+    return chosen

@@ -1,0 +1,186 @@
+"""Where copies should stand: apart by tags (KIP-708), balanced per thread, where one already is if that fits. Pure."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from everflow.assignment.cluster_state import ClusterState, Member
+from everflow.assignment.lags import Lags
+from everflow.records import TaskId
+
+Tags = tuple[str, ...]
+
+
+def place_standbys(
+    cluster: ClusterState, members: Sequence[Member], tasks: Sequence[TaskId], active: Mapping[TaskId, str], lags: Lags
+) -> dict[TaskId, frozenset[str]]:
+    """``num.standby.replicas`` members for each task, fewer if there are not as many; never the task's own.
+
+    With ``rack.aware.assignment.tags`` every next copy stands where most tags differ from those of all earlier copies,
+    and load only decides among equals.
+    """
+    if cluster.rules.num_standbys == 0 or len(members) < 2:
+        return {}
+    floor = _Floor(cluster, members, tasks, active)
+    if cluster.rules.rack_tags:
+        for task in tasks:
+            floor.place_apart(task, lags)
+    else:
+        floor.keep_hot_copies(tasks, lags)
+        for task in tasks:
+            floor.fill(task)
+    floor.level()
+    return {task: frozenset(members[place].member_id for place in floor.standby[task]) for task in tasks}
+
+
+class _Floor:
+    """The placement while it is made; members are known by their place in the order."""
+
+    def __init__(
+        self, cluster: ClusterState, members: Sequence[Member], tasks: Sequence[TaskId], active: Mapping[TaskId, str]
+    ) -> None:
+        self._count = cluster.rules.num_standbys
+        self._members = members
+        self._place = {member.member_id: place for place, member in enumerate(members)}
+        self._tags: list[Tags] = [tuple(member.tags.get(key, "") for key in cluster.rules.rack_tags) for member in members]
+        self._load = [0] * len(members)
+        self._active: dict[TaskId, int] = {}
+        for task in tasks:
+            if task in active:
+                self._active[task] = self._place[active[task]]
+                self._load[self._active[task]] += 1
+        self.standby: dict[TaskId, set[int]] = {task: set() for task in tasks}
+        self._of_member: list[set[TaskId]] = [set() for _ in members]
+        self._by_tags: dict[Tags, list[tuple[float, int]]] = defaultdict(list)
+        for place in range(len(members)):
+            self._offer(place)
+
+    def _per_thread(self, place: int, more: int = 0) -> float:
+        return (self._load[place] + more) / self._members[place].threads
+
+    def _offer(self, place: int) -> None:
+        heapq.heappush(self._by_tags[self._tags[place]], (self._per_thread(place), place))
+
+    def _holds(self, place: int, task: TaskId) -> bool:
+        return place in self.standby[task] or self._active.get(task) == place
+
+    def _give(self, place: int, task: TaskId) -> None:
+        self.standby[task].add(place)
+        self._of_member[place].add(task)
+        self._load[place] += 1
+        self._offer(place)
+
+    def _take(self, place: int, task: TaskId) -> None:
+        self.standby[task].remove(place)
+        self._of_member[place].remove(task)
+        self._load[place] -= 1
+        self._offer(place)
+
+    def _least_loaded(self, tags: Tags, task: TaskId) -> int | None:
+        """The least loaded member of these tags that holds nothing of the task. Its place stays on offer."""
+        heap = self._by_tags[tags]
+        passed = []
+        found = None
+        while heap:
+            load, place = heap[0]
+            if load != self._per_thread(place):
+                heapq.heappop(heap)  # an old figure; the present one is in the heap too
+                continue
+            if not self._holds(place, task):
+                found = place
+                break
+            passed.append(heapq.heappop(heap))
+        for entry in passed:
+            heapq.heappush(heap, entry)
+        return found
+
+    def keep_hot_copies(self, tasks: Sequence[TaskId], lags: Lags) -> None:
+        """Members that could take over at once keep following, up to the number an even deal gives them."""
+        places = self._even_numbers(sum(min(self._count, len(self._members) - 1) for _ in tasks))
+        for task in tasks:
+            holders = sorted((lag, self._place[holder]) for holder, lag in lags.copies(task).items() if holder in self._place)
+            for _, place in holders:
+                if len(self.standby[task]) == self._count:
+                    break
+                hot = lags.hot(self._members[place].member_id, task)
+                if hot and places[place] > 0 and not self._holds(place, task):
+                    places[place] -= 1
+                    self._give(place, task)
+
+    def _even_numbers(self, total: int) -> list[int]:
+        numbers = [0] * len(self._members)
+        heap = [(self._per_thread(place), place) for place in range(len(self._members))]
+        heapq.heapify(heap)
+        for _ in range(total):
+            place = heap[0][1]
+            numbers[place] += 1
+            heapq.heapreplace(heap, (self._per_thread(place, numbers[place]), place))
+        return numbers
+
+    def fill(self, task: TaskId) -> None:
+        """The rest: least loaded first."""
+        while len(self.standby[task]) < self._count:
+            place = self._least_loaded((), task)
+            if place is None:
+                return
+            self._give(place, task)
+
+    def place_apart(self, task: TaskId, lags: Lags) -> None:
+        """Each next copy where most tags are new to the task; then where it is hot already, then least loaded."""
+        while len(self.standby[task]) < self._count:
+            holding = [*self.standby[task], *([self._active[task]] if task in self._active else [])]
+            used = [{self._tags[place][key] for place in holding} for key in range(len(self._tags[0]))]
+            best: tuple[int, float, bool, int] | None = None
+            for tags in sorted(self._by_tags):
+                apart = sum(value not in taken for value, taken in zip(tags, used, strict=True))
+                if best is not None and -apart > best[0]:
+                    continue
+                place = self._least_loaded(tags, task)
+                if place is not None:
+                    cold = not lags.hot(self._members[place].member_id, task)
+                    candidate = (-apart, self._per_thread(place), cold, place)
+                    best = candidate if best is None else min(best, candidate)
+            if best is None:
+                return
+            self._give(best[-1], task)
+
+    def level(self) -> None:
+        """Moves copies from the most to the least loaded while that narrows the gap and no tag is lost."""
+        while self._level_once():
+            pass
+
+    def _level_once(self) -> bool:
+        ordered = sorted(range(len(self._members)), key=lambda place: (self._per_thread(place), place))
+        for source in reversed(ordered):
+            for destination in ordered:
+                if self._per_thread(source, -1) < self._per_thread(destination, 1):
+                    break
+                if self._per_thread(source) == self._per_thread(destination):
+                    break
+                task = self._movable(source, destination)
+                if task is not None:
+                    self._take(source, task)
+                    self._give(destination, task)
+                    return True
+            else:
+                continue
+            if ordered[0] == destination:
+                return False  # nobody is loaded more than the source, nobody less than this one
+        return False
+
+    def _movable(self, source: int, destination: int) -> TaskId | None:
+        return min((task for task in self._of_member[source] if self._may_move(task, source, destination)), default=None)
+
+    def _may_move(self, task: TaskId, source: int, destination: int) -> bool:
+        if self._holds(destination, task):
+            return False
+        if self._tags[source] == self._tags[destination]:
+            return True
+        others = [place for place in (*self.standby[task], self._active.get(task, source)) if place != source]
+        before, after = (
+            sum(len({self._tags[place][key] for place in (*others, one)}) for key in range(len(self._tags[0])))
+            for one in (source, destination)
+        )
+        return after >= before
