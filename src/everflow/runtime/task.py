@@ -22,6 +22,14 @@ class TaskState(enum.Enum):
     CLOSED = "CLOSED"
 
 
+class TaskRole(enum.Enum):
+    """What a task is on this instance. A warm-up is a standby that waits to become active here (KIP-441)."""
+
+    ACTIVE = "active"
+    STANDBY = "standby"
+    WARMUP = "warm-up"
+
+
 TASK_TRANSITIONS: Mapping[TaskState, frozenset[TaskState]] = {
     TaskState.CREATED: frozenset({TaskState.RESTORING, TaskState.CLOSED}),
     TaskState.RESTORING: frozenset({TaskState.RUNNING, TaskState.SUSPENDED, TaskState.CLOSED}),
@@ -29,6 +37,13 @@ TASK_TRANSITIONS: Mapping[TaskState, frozenset[TaskState]] = {
     TaskState.SUSPENDED: frozenset({TaskState.RESTORING, TaskState.CLOSED}),
     TaskState.CLOSED: frozenset(),
 }
+STANDBY_TRANSITIONS: Mapping[TaskState, frozenset[TaskState]] = {
+    TaskState.CREATED: frozenset({TaskState.RUNNING, TaskState.CLOSED}),
+    TaskState.RUNNING: frozenset({TaskState.SUSPENDED}),
+    TaskState.SUSPENDED: frozenset({TaskState.RUNNING, TaskState.CLOSED}),
+    TaskState.CLOSED: frozenset(),
+}
+"""A standby does not restore first: following the changelog is what it does (reference 5.1)."""
 
 
 class IllegalTransitionError(EverflowError):
@@ -44,6 +59,28 @@ class TaskStore:
     name: str
     path: Path
     changelog: TopicPartition | None
+
+
+@dataclass
+class StandbyTask:
+    """A task whose stores follow their changelogs here, as standby or as warm-up; owned by the state updater while RUNNING,
+    by the instance's loop otherwise."""
+
+    id: TaskId
+    stores: tuple[TaskStore, ...] = ()
+    role: TaskRole = TaskRole.STANDBY
+    state: TaskState = TaskState.CREATED
+
+    def to(self, state: TaskState) -> None:
+        """Change the state; IllegalTransitionError for a step the life cycle does not have."""
+        _check_step(self.id, self.role, self.state, state, STANDBY_TRANSITIONS)
+        self.state = state
+
+    def recycle(self, inputs: tuple[TopicPartition, ...]) -> ActiveTask:
+        """Promotion: the active task over the same open stores, SUSPENDED; recovery replays what is missing. Only SUSPENDED,
+        that is once the updater has let go."""
+        _check_recycle(self.id, self.role, self.state)
+        return ActiveTask(self.id, inputs, self.stores, TaskState.SUSPENDED)
 
 
 @dataclass
@@ -68,9 +105,14 @@ class ActiveTask:
 
     def to(self, state: TaskState) -> None:
         """Change the state; IllegalTransitionError for a step the life cycle does not have."""
-        if state not in TASK_TRANSITIONS[self.state]:
-            raise IllegalTransitionError(f"Task {self.id} cannot go from {self.state.name} to {state.name}.")
+        _check_step(self.id, TaskRole.ACTIVE, self.state, state, TASK_TRANSITIONS)
         self.state = state
+
+    def recycle(self, role: TaskRole) -> StandbyTask:
+        """Demotion: the standby (or warm-up) over the same open stores, SUSPENDED. Only SUSPENDED, that is after its last
+        batch has ended."""
+        _check_recycle(self.id, TaskRole.ACTIVE, self.state)
+        return StandbyTask(self.id, self.stores, role, TaskState.SUSPENDED)
 
     def context(self) -> TaskContext:
         """The task as a batch's workers see it."""
@@ -84,6 +126,22 @@ class ActiveTask:
                 for s in self.stores
             },
         )
+
+
+def _check_step(
+    task: TaskId,
+    role: TaskRole,
+    old: TaskState,
+    new: TaskState,
+    transitions: Mapping[TaskState, frozenset[TaskState]],
+) -> None:
+    if new not in transitions[old]:
+        raise IllegalTransitionError(f"Task {task} ({role.value}) cannot go from {old.name} to {new.name}.")
+
+
+def _check_recycle(task: TaskId, role: TaskRole, state: TaskState) -> None:
+    if state is not TaskState.SUSPENDED:
+        raise IllegalTransitionError(f"Task {task} ({role.value}) is {state.name}; only a suspended task changes its role.")
 
 
 def deal(tasks: Collection[TaskId], threads: Sequence[int], previous: Mapping[TaskId, int]) -> dict[TaskId, int]:

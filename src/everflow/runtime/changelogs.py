@@ -1,0 +1,66 @@
+"""What the cluster says of changelog partitions now, as `restoration.restore_plan` judges stores by it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping
+
+from everflow.errors import InternalTopicError
+from everflow.kafka.admin import ClusterAdmin
+from everflow.records import TopicPartition
+from everflow.runtime.restoration import ChangelogState
+
+DEFAULT_DELETE_RETENTION_MS = 86_400_000
+
+
+class Changelogs:
+    """One per instance; any thread may ask. ``delete.retention.ms`` is read once per topic."""
+
+    def __init__(self, admin: ClusterAdmin, cluster_id: str) -> None:
+        self._admin = admin
+        self._cluster_id = cluster_id
+        self._lock = threading.Lock()
+        self._delete_retention: dict[str, int] = {}
+
+    def log_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """read_uncommitted, always: the last stable offset may lag behind (KAFKA-10167)."""
+        return self._admin.end_offsets(partitions, "read_uncommitted")
+
+    def stable_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Last stable offsets."""
+        return self._admin.end_offsets(partitions, "read_committed")
+
+    def states(
+        self, partitions: Collection[TopicPartition], ends: Mapping[TopicPartition, int] | None = None
+    ) -> dict[TopicPartition, ChangelogState]:
+        """State of every partition; ``ends`` are log ends taken before (None: now). InternalTopicError for a missing topic,
+        RetriableError where nobody answers."""
+        if not partitions:
+            return {}
+        asked = sorted(partitions)
+        starts = self._admin.list_offsets(asked, "earliest", "read_uncommitted")
+        found = self.log_ends(asked) if ends is None else ends
+        topics = self._admin.describe_topics({tp.topic for tp in asked})
+        states = {}
+        for tp in asked:
+            described = topics.get(tp.topic)
+            if described is None:
+                raise InternalTopicError(f"The changelog {tp.topic} is missing.")
+            states[tp] = ChangelogState(
+                start=starts[tp],
+                end=found[tp],
+                cluster_id=self._cluster_id,
+                topic_id=described.topic_id,
+                delete_retention_ms=self._delete_retention_ms(tp.topic),
+            )
+        return states
+
+    def _delete_retention_ms(self, topic: str) -> int:
+        with self._lock:
+            known = self._delete_retention.get(topic)
+        if known is None:
+            config = self._admin.topic_configs([topic]).get(topic, {})
+            known = int(config.get("delete.retention.ms", DEFAULT_DELETE_RETENTION_MS))
+            with self._lock:
+                self._delete_retention[topic] = known
+        return known

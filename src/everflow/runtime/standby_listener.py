@@ -1,0 +1,44 @@
+"""What a user is told of standby tasks (KIP-988)."""
+
+from __future__ import annotations
+
+import enum
+from typing import Protocol
+
+from everflow.runtime.restoration import RestoreProgress
+
+
+class SuspendReason(enum.Enum):
+    """Why a standby stopped following: its task went elsewhere, or becomes active here."""
+
+    MIGRATED = "MIGRATED"
+    PROMOTED = "PROMOTED"
+
+
+class StandbyUpdateListener(Protocol):
+    """Told per store of a standby: start, batch after batch, suspended. Called on the state updater's thread: return at once.
+
+    In ``progress`` ``end`` is the changelog's last stable offset as far as known.
+    """
+
+    def update_start(self, progress: RestoreProgress) -> None:
+        """The store begins to follow its changelog at ``progress.position``."""
+
+    def batch_loaded(self, progress: RestoreProgress, records: int) -> None:
+        """``records`` records have been stored."""
+
+    def update_suspended(self, progress: RestoreProgress, reason: SuspendReason) -> None:
+        """It follows no more; the store keeps what it has."""
+
+
+class SilentStandbyListener:
+    """A `StandbyUpdateListener` that does nothing."""
+
+    def update_start(self, progress: RestoreProgress) -> None:
+        """Nothing."""
+
+    def batch_loaded(self, progress: RestoreProgress, records: int) -> None:
+        """Nothing."""
+
+    def update_suspended(self, progress: RestoreProgress, reason: SuspendReason) -> None:
+        """Nothing."""

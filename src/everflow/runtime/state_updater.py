@@ -1,0 +1,457 @@
+"""The state updater: standby and warm-up tasks follow their changelogs on a thread and with a budget of their own (D9).
+
+It never waits for a restore of an active task and none waits for it. Nothing beyond the last stable offset is read. Promotion: the
+updater lets go of the open stores and recovery replays the tail; demotion is the reverse (`task.StandbyTask`).
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from everflow.clock import Clock
+from everflow.errors import EverflowError, RetriableError
+from everflow.records import TaskId, TopicPartition
+from everflow.runtime.restoration import ChangelogState, LogChunk, PreparedStore, RestoreListener, RestoreProgress
+from everflow.runtime.standby_listener import SilentStandbyListener, StandbyUpdateListener, SuspendReason
+from everflow.runtime.task import StandbyTask, TaskRole, TaskState, TaskStore
+from everflow.state.lmdb_store import LmdbStore
+
+log = logging.getLogger("everflow")
+
+ROUND_RECORDS = 5_000
+"""Records of one round over all partitions; its bytes are bounded by the follower's queue (16 MiB)."""
+ROUND_WAIT_S = 0.05
+ENDS_PERIOD_MS = 200.0
+TOUCH_PERIOD_MS = 300_000.0
+IDLE_WAIT_MS = 1_000.0
+FAULT_PAUSE_MS = 500.0
+SAY_EVERY_MS = 10_000.0
+RATE_WINDOW_MS = 5_000.0
+
+
+class Round(Protocol):
+    """See `everflow.kafka.log_follower.FollowedRound`."""
+
+    @property
+    def chunks(self) -> Mapping[TopicPartition, LogChunk]: ...
+    @property
+    def gone(self) -> Mapping[TopicPartition, str]: ...
+
+
+class Follower(Protocol):
+    """The part of `everflow.kafka.log_follower.LogFollower` that the updater needs."""
+
+    def follow(self, starts: Mapping[TopicPartition, int]) -> None: ...
+    def unfollow(self, partitions: Collection[TopicPartition]) -> None: ...
+    def poll(self, records_max: int, timeout_s: float) -> Round: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class UpdaterServices:
+    """Effects of the updater, all called on its thread.
+
+    Attributes:
+        open_follower: a reader over no partition yet.
+        states: what the cluster says of changelog partitions now (`restoration.restore_plan` judges by it).
+        stable_ends: last stable offsets.
+        prepare: (task, store, state, incarnation) -> the opened, claimed and judged store (`restoration.prepare_store`).
+        distrust: (task, store, reason): the next ``prepare`` rebuilds it.
+        became_hot: a warm-up (or a standby that began cold) has reached ``acceptable.recovery.lag``; once per task.
+        restores: told of warm-ups.
+    """
+
+    open_follower: Callable[[], Follower]
+    states: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, ChangelogState]]
+    stable_ends: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, int]]
+    prepare: Callable[[TaskId, str, ChangelogState, str], PreparedStore]
+    distrust: Callable[[TaskId, str, str], None]
+    became_hot: Callable[[TaskId], None]
+    restores: RestoreListener
+    standbys: Callable[[], StandbyUpdateListener] = SilentStandbyListener
+    new_incarnation: Callable[[], str] = lambda: "standby"
+
+
+@dataclass(frozen=True)
+class FollowedTask:
+    """Figures of one followed task: ``offset_sum`` over its changelogs, ``lag`` in offsets against the last stable offsets (None:
+    not measured yet), ``rate`` in records/s over the last seconds, ``remaining_s`` until the end at that rate."""
+
+    role: TaskRole
+    offset_sum: int
+    lag: int | None
+    rate: float = 0.0
+    remaining_s: float | None = None
+
+
+@dataclass
+class _Store:
+    """One store being followed. ``progress`` is the present figures; ``restoring``: the restore listener follows it."""
+
+    store: LmdbStore
+    incarnation: str
+    progress: RestoreProgress
+    began_ms: float
+    end: int | None = None
+    restoring: bool = False
+
+
+@dataclass
+class _Task:
+    task: StandbyTask
+    stores: dict[TopicPartition, _Store] = field(default_factory=dict)
+    cold: bool = False
+    hot: bool = False
+    loaded: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def lag(self) -> int | None:
+        """Offsets to the last stable ends; None while one of them is unknown."""
+        if any(store.end is None for store in self.stores.values()):
+            return None
+        return sum(max(0, (store.end or 0) - store.progress.position) for store in self.stores.values())
+
+
+@dataclass
+class _Drop:
+    tasks: frozenset[TaskId]
+    reason: SuspendReason
+    done: Callable[[Sequence[StandbyTask]], None]
+
+
+@dataclass
+class _Role:
+    task: TaskId
+    role: TaskRole
+
+
+class StateUpdater:
+    """Follows tasks; `run_once` is the loop's body. `add`, `drop`, `set_role`, `followed` may be called from any thread."""
+
+    def __init__(self, services: UpdaterServices, clock: Clock, acceptable_lag: int) -> None:
+        self.wake = threading.Event()
+        self._services = services
+        self._clock = clock
+        self._acceptable_lag = acceptable_lag
+        self._commands: queue.SimpleQueue[StandbyTask | _Drop | _Role] = queue.SimpleQueue()
+        self._tasks: dict[TaskId, _Task] = {}
+        self._waiting: dict[TaskId, StandbyTask] = {}
+        """Not opened yet."""
+        self._owner: dict[TopicPartition, TaskId] = {}
+        self._follower: Follower | None = None
+        self._followed: Mapping[TaskId, FollowedTask] = {}
+        self._ends_ms = self._touched_ms = self._retry_ms = self._said_ms = float("-inf")
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # --- called from other threads ---------------------------------------------------------------
+
+    def add(self, tasks: Sequence[StandbyTask]) -> None:
+        """Follow these tasks from now on; they belong to the updater until `drop` gives them back."""
+        for task in tasks:
+            self._commands.put(task)
+        self.wake.set()
+
+    def drop(self, tasks: Collection[TaskId], reason: SuspendReason, done: Callable[[Sequence[StandbyTask]], None]) -> None:
+        """Let go of tasks after the present round; ``done`` gets them on the updater's thread, their stores still open."""
+        self._commands.put(_Drop(frozenset(tasks), reason, done))
+        self.wake.set()
+
+    def set_role(self, task: TaskId, role: TaskRole) -> None:
+        """A warm-up stays as standby, or the reverse."""
+        self._commands.put(_Role(task, role))
+        self.wake.set()
+
+    def followed(self) -> Mapping[TaskId, FollowedTask]:
+        """Figures of every task whose stores are open; as of the last round."""
+        return self._followed
+
+    def start(self) -> None:
+        """Run on a thread of its own until `close`."""
+        self._thread = threading.Thread(target=self._run, name="everflow-state-updater", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End after the present round and close the stores, marked as fresh where they are at the end."""
+        self._stop.set()
+        self.wake.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._take_commands()
+        self._touch()
+        for task in self._tasks.values():
+            for store in task.stores.values():
+                store.store.close()
+        self._tasks.clear()
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None
+
+    # --- the loop --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.run_once()
+            except RetriableError as error:
+                self._say(f"Standby tasks cannot follow their changelogs: {error}")
+                self._clock.wait(self._stop, FAULT_PAUSE_MS)
+            except Exception as error:  # copies are not worth the instance: it goes on without them and says so
+                log.error("Standby tasks cannot follow their changelogs: %s", error, exc_info=not isinstance(error, EverflowError))
+                self._start_over()
+                self._clock.wait(self._stop, SAY_EVERY_MS)
+
+    def run_once(self) -> None:
+        """One round: commands, newly given tasks, records, figures. Raises RetriableError where nobody answers."""
+        self.wake.clear()
+        self._take_commands()
+        self._open_waiting()
+        if not self._tasks:
+            self._publish()
+            self._clock.wait(self.wake, FAULT_PAUSE_MS if self._waiting else IDLE_WAIT_MS)
+            return
+        self._read_ends()
+        self._follow_round()
+        self._report()
+
+    def _start_over(self) -> None:
+        """After a fault of the reader or of a store: open everything anew."""
+        follower, self._follower = self._follower, None
+        if follower is not None:
+            follower.close()
+        for task_id, task in self._tasks.items():
+            task.task.to(TaskState.SUSPENDED)
+            self._waiting[task_id] = task.task
+        self._tasks.clear()
+        self._owner.clear()
+
+    def _say(self, text: str) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._said_ms >= SAY_EVERY_MS:
+            log.warning("%s", text)
+            self._said_ms = now_ms
+
+    # --- commands --------------------------------------------------------------------------------
+
+    def _take_commands(self) -> None:
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(command, StandbyTask):
+                self._waiting[command.id] = command
+                self._retry_ms = float("-inf")
+            elif isinstance(command, _Role):
+                self._change_role(command)
+            else:
+                self._let_go(command)
+
+    def _let_go(self, command: _Drop) -> None:
+        given = [self._waiting.pop(task) for task in sorted(command.tasks) if task in self._waiting]
+        for task_id in sorted(command.tasks):
+            found = self._tasks.pop(task_id, None)
+            if found is None:
+                continue
+            self._unfollow(found)
+            for store in found.stores.values():
+                self._touch_one(store)
+                self._tell_suspended(store, command.reason)
+            found.task.to(TaskState.SUSPENDED)
+            given.append(found.task)
+        self._publish()
+        command.done(given)
+
+    def _unfollow(self, task: _Task) -> None:
+        for tp in task.stores:
+            self._owner.pop(tp, None)
+        if self._follower is not None:
+            self._follower.unfollow(list(task.stores))
+
+    def _change_role(self, command: _Role) -> None:
+        if command.task in self._waiting:
+            self._waiting[command.task].role = command.role
+        found = self._tasks.get(command.task)
+        if found is None or found.task.role is command.role:
+            return
+        found.task.role = command.role
+        found.hot = found.hot and command.role is TaskRole.STANDBY  # a new warm-up is waited for: it says that it is hot
+        for store in found.stores.values():
+            self._tell_suspended(store, SuspendReason.MIGRATED)
+            self._tell_start(store, command.role)
+
+    # --- opening ---------------------------------------------------------------------------------
+
+    def _open_waiting(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if not self._waiting or now_ms < self._retry_ms:
+            return
+        self._retry_ms = now_ms + FAULT_PAUSE_MS
+        wanted = {s.changelog for task in self._waiting.values() for s in task.stores if s.changelog is not None}
+        states = self._services.states(wanted)
+        for task_id in sorted(self._waiting):
+            try:
+                self._open(self._waiting[task_id], states)
+            except EverflowError as error:
+                self._say(f"Task {task_id} cannot be followed: {error}")
+                continue
+            del self._waiting[task_id]
+
+    def _open(self, task: StandbyTask, states: Mapping[TopicPartition, ChangelogState]) -> None:
+        opened: dict[TopicPartition, _Store] = {}
+        places: list[TaskStore] = []
+        for place in task.stores:
+            if place.changelog is None:  # nothing to copy it from: it begins empty wherever its task runs
+                places.append(place)
+                continue
+            incarnation = self._services.new_incarnation()
+            prepared = self._services.prepare(task.id, place.name, states[place.changelog], incarnation)
+            assert prepared.plan is not None
+            plan = prepared.plan
+            if plan.rebuild:
+                log.warning("Rebuilding %s of task %s (%s): %s", place.name, task.id, task.role.value, plan.reason)
+            progress = RestoreProgress(
+                task.id, place.name, place.changelog, plan.start, plan.start, plan.start, 0, 0.0, plan.rebuild, plan.reason
+            )
+            opened[place.changelog] = _Store(prepared.store, incarnation, progress, self._clock.monotonic_ms())
+            places.append(TaskStore(place.name, prepared.store.path, place.changelog))
+        if self._follower is None:
+            self._follower = self._services.open_follower()
+        self._follower.follow({tp: store.progress.position for tp, store in opened.items()})
+        task.stores = tuple(places)
+        task.to(TaskState.RUNNING)
+        self._tasks[task.id] = _Task(task, opened)
+        self._owner.update(dict.fromkeys(opened, task.id))
+        self._ends_ms = float("-inf")
+        for store in opened.values():
+            self._tell_start(store, task.role)
+
+    # --- a round ---------------------------------------------------------------------------------
+
+    def _follow_round(self) -> None:
+        assert self._follower is not None
+        found = self._follower.poll(ROUND_RECORDS, ROUND_WAIT_S)
+        for tp, chunk in found.chunks.items():
+            task = self._tasks.get(self._owner.get(tp, TaskId(-1, -1)))
+            if task is not None:
+                self._load(task, task.stores[tp], chunk)
+        for tp, reason in found.gone.items():
+            task_id = self._owner.get(tp)
+            if task_id is not None:
+                self._rebuild(self._tasks[task_id], tp, reason)
+
+    def _load(self, task: _Task, store: _Store, chunk: LogChunk) -> None:
+        at_end = store.end is not None and chunk.next_position >= store.end
+        store.store.load_chunk(
+            chunk.keys,
+            chunk.values,
+            chunk.timestamps,
+            chunk.next_position,
+            incarnation=store.incarnation,
+            now_ms=self._clock.now_ms() if at_end else -1,
+        )
+        now_ms = self._clock.monotonic_ms()
+        records = len(chunk.keys)
+        store.progress = replace(
+            store.progress,
+            position=chunk.next_position,
+            end=max(store.progress.end, chunk.next_position),
+            records=store.progress.records + records,
+            elapsed_s=(now_ms - store.began_ms) / 1000,
+        )
+        task.loaded.append((now_ms, records))
+        if store.restoring:
+            self._services.restores.batch_restored(store.progress, records)
+        elif records:
+            self._services.standbys().batch_loaded(store.progress, records)
+
+    def _rebuild(self, task: _Task, tp: TopicPartition, reason: str) -> None:
+        """The changelog begins behind the store: it missed deletes, so nothing of it can be trusted (scenario 13)."""
+        store = task.stores[tp]
+        self._services.distrust(task.task.id, store.progress.store, reason)
+        del self._tasks[task.task.id]
+        self._unfollow(task)
+        for each in task.stores.values():
+            self._tell_suspended(each, SuspendReason.MIGRATED)
+        task.task.to(TaskState.SUSPENDED)
+        self._waiting[task.task.id] = task.task
+        self._retry_ms = float("-inf")
+
+    def _read_ends(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._ends_ms < ENDS_PERIOD_MS:
+            return
+        ends = self._services.stable_ends(list(self._owner))
+        self._ends_ms = now_ms
+        for task in self._tasks.values():
+            for tp, store in task.stores.items():
+                if tp in ends:
+                    store.end = ends[tp]
+                    store.progress = replace(store.progress, end=max(ends[tp], store.progress.position))
+        if now_ms - self._touched_ms >= TOUCH_PERIOD_MS:
+            self._touched_ms = now_ms
+            self._touch()
+
+    def _report(self) -> None:
+        for task_id, task in self._tasks.items():
+            for store in task.stores.values():
+                if store.restoring and store.end is not None and store.progress.position >= store.end:
+                    store.restoring = False
+                    self._services.restores.restore_end(store.progress)
+            lag = task.lag()
+            if lag is None or task.hot:
+                continue
+            if lag > self._acceptable_lag:
+                task.cold = True
+                continue
+            task.hot = True
+            if task.cold or task.task.role is TaskRole.WARMUP:
+                log.info("Task %s (%s) is hot: %d offsets behind", task_id, task.task.role.value, lag)
+                self._services.became_hot(task_id)
+        self._publish()
+
+    def _publish(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        self._followed = {task_id: _figures(task, now_ms) for task_id, task in self._tasks.items()}
+
+    # --- small things ----------------------------------------------------------------------------
+
+    def _touch(self) -> None:
+        for task in self._tasks.values():
+            for store in task.stores.values():
+                self._touch_one(store)
+
+    def _touch_one(self, store: _Store) -> None:
+        """Say in the store that it has followed until now: one that has not for too long is rebuilt."""
+        if store.end is not None and store.progress.position >= store.end:
+            store.store.touch(self._clock.now_ms())
+
+    def _tell_start(self, store: _Store, role: TaskRole) -> None:
+        if role is TaskRole.WARMUP:
+            store.restoring = True
+            self._services.restores.restore_start(store.progress)
+        else:
+            self._services.standbys().update_start(store.progress)
+
+    def _tell_suspended(self, store: _Store, reason: SuspendReason) -> None:
+        if store.restoring:
+            store.restoring = False
+            self._services.restores.restore_suspended(store.progress, reason.value)
+        else:
+            self._services.standbys().update_suspended(store.progress, reason)
+
+
+def _figures(task: _Task, now_ms: float) -> FollowedTask:
+    while task.loaded and now_ms - task.loaded[0][0] > RATE_WINDOW_MS:
+        task.loaded.popleft()
+    began_ms = max(now_ms - RATE_WINDOW_MS, min((store.began_ms for store in task.stores.values()), default=now_ms))
+    rate = sum(records for _, records in task.loaded) / max(0.001, (now_ms - began_ms) / 1000)
+    lag = task.lag()
+    remaining = 0.0 if lag == 0 else None if lag is None or rate <= 0 else lag / rate
+    offset_sum = sum(store.progress.position for store in task.stores.values())
+    return FollowedTask(task.task.role, offset_sum, lag, rate, remaining)
