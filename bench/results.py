@@ -11,7 +11,8 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Row:
-    """One figure: `value` is the median of `runs`, the values of the single runs in the order they ran."""
+    """One figure: `value` is the median of `runs`, the values of the single runs in the order they ran. `note` says what the value
+    alone would hide, e.g. that it is a lower bound; it is not written where it is empty."""
 
     bench: str
     case: str
@@ -21,6 +22,7 @@ class Row:
     value: float
     unit: str
     runs: tuple[float, ...]
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -34,24 +36,30 @@ class Measurement:
     metric: str
     unit: str
     value: float
+    note: str = ""
 
 
 def summarise(measurements: Iterable[Measurement]) -> list[Row]:
     """Group the runs of each figure, in order of first appearance, and take the median."""
     grouped: dict[tuple[str, str, str, str, str, str], list[float]] = {}
+    notes: dict[tuple[str, str, str, str, str, str], list[str]] = {}
     for m in measurements:
         key = (m.bench, m.case, m.system, m.guarantee, m.metric, m.unit)
         grouped.setdefault(key, []).append(round(m.value, 3))
+        if m.note and m.note not in notes.setdefault(key, []):
+            notes[key].append(m.note)
     rows: list[Row] = []
-    for (bench, case, system, guarantee, metric, unit), runs in grouped.items():
+    for key, runs in grouped.items():
+        bench, case, system, guarantee, metric, unit = key
         value = round(statistics.median(runs), 3)
-        rows.append(Row(bench, case, system, guarantee, metric, value, unit, tuple(runs)))
+        rows.append(Row(bench, case, system, guarantee, metric, value, unit, tuple(runs), "; ".join(notes.get(key, ()))))
     return rows
 
 
 def write_json(rows: Sequence[Row], path: Path) -> None:
     """Write the rows as one JSON list."""
-    path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    written = [{name: value for name, value in asdict(row).items() if name != "note" or value} for row in rows]
+    path.write_text(json.dumps(written, indent=1) + "\n")
 
 
 def print_rows(rows: Sequence[Row], system: str, reference: str) -> None:
@@ -61,6 +69,9 @@ def print_rows(rows: Sequence[Row], system: str, reference: str) -> None:
         runs = " ".join(_number(value) for value in row.runs)
         cells.append((row.case, row.guarantee, row.metric, row.system, _number(row.value), row.unit, runs))
     _print_table(cells)
+    for row in rows:
+        if row.note:
+            print(f"{row.system}, {row.metric}: {row.note}", flush=True)
     values = {(row.case, row.guarantee, row.metric, row.system): row.value for row in rows}
     ratios = [("case", "guarantee", "metric", f"{system} / {reference}")]
     for (case, guarantee, metric, measured), value in values.items():
@@ -73,7 +84,8 @@ def print_rows(rows: Sequence[Row], system: str, reference: str) -> None:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.1f}"
+    """Three digits at least where it is small, such as seconds without an output."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.1f}" if abs(value) >= 10 else f"{value:,.2f}"
 
 
 def _print_table(cells: Sequence[tuple[str, ...]]) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 # Started by its path, Python puts this folder, not its parent, on the import path.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench import fairness, latency, memory_growth, throughput
+from bench import failover, fairness, latency, memory_growth, restore, scaleout, throughput
+from bench.elastic import Load
 from bench.java_program import NoJavaCompilerError, java_command
 from bench.results import Measurement, print_rows, summarise, write_json
 from bench.systems import (
@@ -27,8 +28,9 @@ from bench.systems import (
 from bench.verify import WrongOutputError
 
 GUARANTEES = ("exactly_once_v2", "at_least_once")
-BESIDE_KAFKA_STREAMS = ("throughput", "latency")
+BESIDE_KAFKA_STREAMS = ("throughput", "latency", "scaleout", "failover", "restore")
 BENCHES = (*BESIDE_KAFKA_STREAMS, "memory", "fairness")
+KEYS_PER_TASK = {"scaleout": 1_000_000, "failover": 100_000}
 BROKER_HEAP = "1g"
 
 
@@ -68,12 +70,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("bench", choices=BENCHES, metavar="NAME", help=" | ".join(BENCHES))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON")
-    parser.add_argument("--runs", type=_positive, help="runs of each case (throughput: 3, latency: 1)")
+    parser.add_argument("--runs", type=_positive, help="runs of each case (throughput, failover, restore: 3; latency, scaleout: 1)")
     parser.add_argument("--systems", type=_one_of(SYSTEMS), default=SYSTEMS, help=f"default {','.join(SYSTEMS)}")
     parser.add_argument(
         "--guarantee",
         type=_one_of(GUARANTEES),
-        help=f"default {','.join(GUARANTEES)}; latency: {GUARANTEES[0]}",
+        help=f"throughput: {','.join(GUARANTEES)}; else {GUARANTEES[0]}",
     )
     parser.add_argument("--keys", type=_positive, default=100_000, help="distinct keys (default %(default)s)")
     parser.add_argument("--threads", type=_positive, default=2, help="stream threads (default %(default)s)")
@@ -81,15 +83,21 @@ def _parser() -> argparse.ArgumentParser:
         "--bootstrap-servers",
         help="use this broker; default: an embedded one, started and deleted by the bench",
     )
-    only_throughput = parser.add_argument_group("throughput")
-    only_throughput.add_argument("--records", type=_positive, default=2_000_000, help="default %(default)s")
-    only_throughput.add_argument("--timeout", type=float, default=600.0, help="s per run (default %(default)s)")
+    parser.add_argument("--records", type=_positive, help="throughput: 2,000,000; fairness: the same, a thread; restore: 3,000,000")
+    parser.add_argument("--timeout", type=float, default=600.0, help="throughput, restore: s per run (default %(default)s)")
     parser.add_argument("--batches", type=_positive, default=2_000, help="memory: micro-batches (default %(default)s)")
     only_latency = parser.add_argument_group("latency")
     only_latency.add_argument("--rates", type=_rates, default=(100, 1_000, 10_000), help="records/s, comma-separated")
     only_latency.add_argument("--warm-up", type=float, default=20.0, help="s per rate, not measured")
     only_latency.add_argument("--seconds", type=float, default=30.0, help="s per rate, measured")
     only_latency.add_argument("--idle", type=float, default=70.0, help="s without records before the last case")
+    elastic = parser.add_argument_group("scaleout, failover")
+    elastic.add_argument("--keys-per-task", type=_positive, help="state (scaleout: 1,000,000, failover: 100,000)")
+    elastic.add_argument("--rate", type=_positive, default=1_000, help="records/s over all tasks (default %(default)s)")
+    elastic.add_argument("--settle", type=float, default=10.0, help="s under load before anything happens (default %(default)s)")
+    elastic.add_argument("--cut-off", type=float, default=660.0, help="scaleout: s to wait for balance (default %(default)s)")
+    elastic.add_argument("--session-timeout", type=float, default=6.0, help="failover: s, of both systems (default %(default)s)")
+    elastic.add_argument("--cases", type=_one_of(failover.CASES), default=failover.CASES, help="failover: default both")
     return parser
 
 
@@ -118,36 +126,59 @@ def _one_of(allowed: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
 def _measure(
     options: argparse.Namespace, bootstrap_servers: str, launchers: Mapping[str, Launcher], folder: Path
 ) -> Iterator[Measurement]:
-    if options.bench == "throughput":
-        plan = throughput.ThroughputPlan(
-            guarantees=options.guarantee or GUARANTEES,
-            records=options.records,
-            keys=options.keys,
-            threads=options.threads,
-            runs=options.runs or 3,
-            timeout_s=options.timeout,
-        )
-        return throughput.measure(plan, bootstrap_servers, launchers, folder)
+    common = {"guarantees": options.guarantee or GUARANTEES[:1], "threads": options.threads}
     if options.bench == "memory":
-        grows = memory_growth.MemoryPlan(options.guarantee or GUARANTEES[:1], options.batches, options.threads)
-        return memory_growth.measure(grows, bootstrap_servers, folder)
+        return memory_growth.measure(memory_growth.MemoryPlan(batches=options.batches, **common), bootstrap_servers, folder)
     if options.bench == "fairness":
-        beside = fairness.FairnessPlan(options.guarantee or GUARANTEES[:1], options.records, options.threads)
+        beside = fairness.FairnessPlan(records=options.records or 2_000_000, **common)
         return fairness.measure(beside, bootstrap_servers, folder)
-    return latency.measure(
-        latency.LatencyPlan(
-            guarantees=options.guarantee or GUARANTEES[:1],
-            rates=options.rates,
-            keys=options.keys,
-            threads=options.threads,
-            runs=options.runs or 1,
-            warm_up_s=options.warm_up,
-            measured_s=options.seconds,
-            idle_s=options.idle,
-        ),
-        bootstrap_servers,
-        launchers,
-        folder,
+    if options.bench == "throughput":
+        return throughput.measure(_throughput(options), bootstrap_servers, launchers, folder)
+    if options.bench == "latency":
+        return latency.measure(_latency(options), bootstrap_servers, launchers, folder)
+    if options.bench == "restore":
+        restoring = restore.RestorePlan(
+            records=options.records or 3_000_000, keys=options.keys, runs=options.runs or 3, timeout_s=options.timeout, **common
+        )
+        return restore.measure(restoring, bootstrap_servers, launchers, folder)
+    load = Load(keys_per_task=options.keys_per_task or KEYS_PER_TASK[options.bench], rate=options.rate)
+    if options.bench == "scaleout":
+        growing = scaleout.ScaleoutPlan(
+            load=load, runs=options.runs or 1, settle_s=options.settle, cut_off_s=options.cut_off, **common
+        )
+        return scaleout.measure(growing, bootstrap_servers, launchers, folder)
+    losing = failover.FailoverPlan(
+        load=load,
+        runs=options.runs or 3,
+        settle_s=options.settle,
+        session_timeout_s=options.session_timeout,
+        cases=options.cases,
+        **common,
+    )
+    return failover.measure(losing, bootstrap_servers, launchers, folder)
+
+
+def _throughput(options: argparse.Namespace) -> throughput.ThroughputPlan:
+    return throughput.ThroughputPlan(
+        guarantees=options.guarantee or GUARANTEES,
+        records=options.records or 2_000_000,
+        keys=options.keys,
+        threads=options.threads,
+        runs=options.runs or 3,
+        timeout_s=options.timeout,
+    )
+
+
+def _latency(options: argparse.Namespace) -> latency.LatencyPlan:
+    return latency.LatencyPlan(
+        guarantees=options.guarantee or GUARANTEES[:1],
+        rates=options.rates,
+        keys=options.keys,
+        threads=options.threads,
+        runs=options.runs or 1,
+        warm_up_s=options.warm_up,
+        measured_s=options.seconds,
+        idle_s=options.idle,
     )
 
 

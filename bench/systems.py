@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,6 +48,10 @@ class CountJob:
     state_dir: Path
     # Kafka Streams closes after so many records (CountBench.java tells why); 0: runs until stopped.
     stop_after: int = 0
+    # Where the instance notes changes of state, tasks and restores (bench/events.py); SIGTERM then makes it leave the group.
+    events: Path | None = None
+    # Any other setting, by its dotted key.
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,27 +80,27 @@ def kafka_streams_launcher(java: list[str]) -> Launcher:
             "output": job.output_topic,
             "state-dir": str(job.state_dir),
             "stop-after": str(job.stop_after),
+            **({} if job.events is None else {"events": str(job.events)}),
+            **{f"set.{key}": value for key, value in job.settings.items()},
         }
         arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
-        return Launch([*java, *arguments], stops_at_end_of_input=True)
+        return Launch([*java, *arguments], stops_at_end_of_input=job.events is None)
 
     return launch
 
 
 def everflow_launch(job: CountJob) -> Launch:
-    """everflow through its own command, as a user starts it."""
+    """everflow through its own command, as a user starts it; with events, through the program that notes them."""
     settings = {
         "processing.guarantee": job.guarantee,
         "num.stream.threads": str(job.threads),
         "state.dir": str(job.state_dir),
+        **job.settings,
     }
-    command = [
-        sys.executable,
-        "-c",
-        "from everflow.cli import main; main()",
-        "run",
-        "bench.apps.count_app:builder",
-    ]
+    if job.events is None:
+        command = [sys.executable, "-c", "from everflow.cli import main; main()", "run", "bench.apps.count_app:builder"]
+    else:
+        command = [sys.executable, "-m", "bench.apps.instance_app", "--events", str(job.events)]
     command += ["--application-id", job.application_id, "--bootstrap-servers", job.bootstrap_servers]
     command += [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
     python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
@@ -171,18 +175,34 @@ class RunningSystem:
         tail = "".join(self._log_path.read_text(errors="replace").splitlines(keepends=True)[-LOG_TAIL_LINES:])
         return SystemFailedError(f"{self.name}: {what}. The end of what it printed:\n{tail}")
 
+    @property
+    def ended(self) -> bool:
+        """Whether the root of the tree has ended."""
+        return self._process.poll() is not None
+
+    def ask_to_stop(self) -> None:
+        """Ask it to stop, as its user would; returns at once."""
+        if self._launch.stops_at_end_of_input and self._process.stdin is not None:
+            self._process.stdin.close()
+        else:
+            self._process.send_signal(signal.SIGTERM)
+
     def stop(self) -> None:
         """Ask it to stop, wait, then kill what is left of its tree. Idempotent."""
         tree = self._tree()
-        if self._process.poll() is None:
-            if self._launch.stops_at_end_of_input and self._process.stdin is not None:
-                self._process.stdin.close()
-            else:
-                self._process.send_signal(signal.SIGTERM)
+        if not self.ended:
+            self.ask_to_stop()
             try:
                 self._process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 print(f"{self.name} did not stop in {STOP_TIMEOUT_S:.0f} s, killing it", flush=True)
+        self._kill(tree)
+
+    def kill(self) -> None:
+        """SIGKILL to the whole tree at once, as if its host had gone. Idempotent."""
+        self._kill(self._tree())
+
+    def _kill(self, tree: Sequence[psutil.Process]) -> None:
         for process in tree:
             try:
                 process.kill()

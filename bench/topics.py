@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -27,9 +27,11 @@ def key_of(index: int) -> str:
     return f"key-{index:06d}"
 
 
-def create_topics(admin: AdminClient, names: Sequence[str], partitions: int) -> None:
+def create_topics(
+    admin: AdminClient, names: Sequence[str], partitions: int, config: Mapping[str, str] | None = None
+) -> None:
     """Create the topics, unreplicated; raises KafkaException if one exists."""
-    _await_all(admin.create_topics([NewTopic(name, partitions, 1) for name in names]))
+    _await_all(admin.create_topics([NewTopic(name, partitions, 1, config=dict(config or {})) for name in names]))
 
 
 def delete_topics(admin: AdminClient, prefix: str) -> None:
@@ -62,6 +64,20 @@ def warm_broker(admin: AdminClient, bootstrap_servers: str) -> None:
 
 def load(bootstrap_servers: str, topic: str, records: int, keys: int) -> None:
     """Produce `records` JSON values of 100 bytes; the keys are drawn evenly, the same ones in every run."""
+    drawn = draw_keys(records, keys)
+    encoded_keys = [key_of(index).encode() for index in range(keys)]
+    rows = ((encoded_keys[key_index], json_value(number)) for number, key_index in enumerate(drawn))
+    produce_all(bootstrap_servers, topic, rows)
+
+
+def draw_keys(records: int, keys: int) -> list[int]:
+    """The index of each record's key: drawn evenly, the same ones in every run."""
+    return np.random.default_rng(LOAD_SEED).integers(0, keys, size=records).tolist()
+
+
+def produce_all(bootstrap_servers: str, topic: str, rows: Iterable[tuple[bytes, bytes]]) -> None:
+    """Produce keys and values as fast as the broker takes them, placed as a Java producer would; RuntimeError if one was
+    refused."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap_servers,
@@ -78,12 +94,10 @@ def load(bootstrap_servers: str, topic: str, records: int, keys: int) -> None:
         if error is not None:
             failures.append(str(error))
 
-    drawn = np.random.default_rng(LOAD_SEED).integers(0, keys, size=records)
-    encoded_keys = [key_of(index).encode() for index in range(keys)]
-    for number, key_index in enumerate(drawn.tolist()):
+    for number, (key, value) in enumerate(rows):
         while True:
             try:
-                producer.produce(topic, json_value(number), encoded_keys[key_index], on_delivery=report)
+                producer.produce(topic, value, key, on_delivery=report)
                 break
             except BufferError:
                 producer.poll(0.1)

@@ -1,0 +1,102 @@
+"""When committed outputs became visible, per partition, and the longest time without one."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from array import array
+from collections.abc import Mapping, Sequence
+
+from confluent_kafka import Consumer, TopicPartition
+
+from bench.topics import end_offsets
+
+# Bounds a fetch that the broker holds back; it answers at once when a commit makes records visible.
+FETCH_WAIT_MAX_MS = 50
+POLL_TIMEOUT_S = 0.1
+
+
+def longest_gap(arrivals_s: Sequence[float], start_s: float, end_s: float) -> float:
+    """The longest time (s) between two neighbouring arrivals that reaches into [start, end], as far as it lies before the end.
+
+    `arrivals_s` ascend. Without an arrival before the start, time counts from there.
+    """
+    longest, before = 0.0, start_s
+    for at_s in arrivals_s:
+        if at_s >= start_s:
+            longest = max(longest, min(at_s, end_s) - before)
+        if at_s >= end_s:
+            return longest
+        before = at_s
+    return max(longest, end_s - before)
+
+
+class OutputProbe:
+    """Reads the counts of a topic as a read_committed consumer, on a thread of its own, from the present end on.
+
+    Times are seconds since the epoch. Use as a context manager.
+    """
+
+    def __init__(self, bootstrap_servers: str, topic: str) -> None:
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap_servers,
+                "group.id": f"probe-{topic}",
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "fetch.wait.max.ms": FETCH_WAIT_MAX_MS,
+            }
+        )
+        ends = end_offsets(bootstrap_servers, topic)
+        self._arrivals: dict[int, array[float]] = {partition: array("d") for partition in ends}
+        self._counts: dict[str, int] = {}
+        self._fallen: list[str] = []
+        self._error: str | None = None
+        self._stopped = threading.Event()
+        self._consumer.assign([TopicPartition(topic, partition, end) for partition, end in ends.items()])
+        self._thread = threading.Thread(target=self._read, name="output-probe", daemon=True)
+
+    def __enter__(self) -> OutputProbe:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+        self._consumer.close()
+
+    def longest_gaps(self, start_s: float, end_s: float) -> dict[int, float]:
+        """`longest_gap` of every partition."""
+        return {partition: longest_gap(arrivals.tolist(), start_s, end_s) for partition, arrivals in self._arrivals.items()}
+
+    def latest(self) -> dict[int, float]:
+        """When each partition's latest output came; 0.0 for none. RuntimeError if the topic could not be read."""
+        if self._error is not None:
+            raise RuntimeError(self._error)
+        return {partition: arrivals[-1] if arrivals else 0.0 for partition, arrivals in self._arrivals.items()}
+
+    def counts(self) -> Mapping[str, int]:
+        """Key -> its last count so far. The thread goes on writing until the context is left."""
+        return self._counts
+
+    def fallen(self) -> Sequence[str]:
+        """What is wrong with counts that did not rise: one text for each."""
+        return self._fallen
+
+    def _read(self) -> None:
+        while not self._stopped.is_set():
+            message = self._consumer.poll(POLL_TIMEOUT_S)
+            now = time.time()
+            if message is None:
+                continue
+            if message.error() is not None:
+                self._error = f"cannot read {message.topic()}: {message.error()}"
+                return
+            self._arrivals[message.partition()].append(now)
+            key = (message.key() or b"").decode()
+            (count,) = struct.unpack(">q", message.value() or b"")
+            before = self._counts.get(key, 0)
+            if count <= before:
+                self._fallen.append(f"{key} went from {before} to {count}")
+            self._counts[key] = count
