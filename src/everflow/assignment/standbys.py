@@ -8,9 +8,12 @@ from collections.abc import Mapping, Sequence
 
 from everflow.assignment.cluster_state import ClusterState, Member
 from everflow.assignment.lags import Lags
+from everflow.assignment.racks import RackCosts, costs_of
 from everflow.records import TaskId
 
 Tags = tuple[str, ...]
+
+EXCHANGE_ROUNDS = 4
 
 
 def place_standbys(
@@ -32,6 +35,9 @@ def place_standbys(
         for task in tasks:
             floor.fill(task)
     floor.level()
+    costs = RackCosts.of(cluster, members)
+    if costs is not None:
+        floor.exchange(costs, *costs_of(cluster))
     return {task: frozenset(members[place].member_id for place in floor.standby[task]) for task in tasks}
 
 
@@ -41,6 +47,7 @@ class _Floor:
     def __init__(
         self, cluster: ClusterState, members: Sequence[Member], tasks: Sequence[TaskId], active: Mapping[TaskId, str]
     ) -> None:
+        self._cluster = cluster
         self._count = cluster.rules.num_standbys
         self._members = members
         self._place = {member.member_id: place for place, member in enumerate(members)}
@@ -56,6 +63,8 @@ class _Floor:
         self._by_tags: dict[Tags, list[tuple[float, int]]] = defaultdict(list)
         for place in range(len(members)):
             self._offer(place)
+        self._remote: dict[TaskId, tuple[int, ...]] = {}
+        self._rack: list[int] = []
 
     def _per_thread(self, place: int, more: int = 0) -> float:
         return (self._load[place] + more) / self._members[place].threads
@@ -184,3 +193,39 @@ class _Floor:
             for one in (source, destination)
         )
         return after >= before
+
+    def exchange(self, costs: RackCosts, traffic: int, non_overlap: int) -> None:
+        """Members exchange copies while that saves traffic between racks (KIP-925) and loses no tag; numbers stay."""
+        self._remote = {task: costs.remote(self._cluster.tasks[task].changelogs) for task in self.standby}
+        self._rack = [costs.rack_of[member.member_id] for member in self._members]
+        for _ in range(EXCHANGE_ROUNDS):
+            copies = [(task, place) for task in sorted(self.standby) for place in sorted(self.standby[task])]
+            remote = [(task, place) for task, place in copies if self._far(task, place)]
+            swaps = [self._exchange_one(task, place, traffic, non_overlap) for task, place in remote if place in self.standby[task]]
+            if not any(swaps):
+                return
+
+    def _far(self, task: TaskId, place: int) -> int:
+        return self._remote[task][self._rack[place]]
+
+    def _exchange_one(self, task: TaskId, place: int, traffic: int, non_overlap: int) -> bool:
+        """Swaps one copy with the one where most is saved."""
+        best: tuple[int, TaskId, int] | None = None
+        for there, others in enumerate(self._of_member):
+            gain = self._far(task, place) - self._far(task, there)
+            if gain <= 0 or self._holds(there, task):
+                continue
+            for other in others:
+                saved = traffic * (gain + self._far(other, there) - self._far(other, place)) - 2 * non_overlap
+                if saved <= 0 or (best is not None and (-saved, other, there) >= best) or self._holds(place, other):
+                    continue
+                if self._may_move(task, place, there) and self._may_move(other, there, place):
+                    best = (-saved, other, there)
+        if best is None:
+            return False
+        _, other, there = best
+        self._take(place, task)
+        self._take(there, other)
+        self._give(there, task)
+        self._give(place, other)
+        return True

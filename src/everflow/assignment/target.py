@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from everflow.assignment import racks
 from everflow.assignment.cluster_state import ClusterState, Member
 from everflow.assignment.lags import Lags
+from everflow.assignment.places import fill_places
 from everflow.assignment.standbys import place_standbys
 from everflow.records import TaskId
 
@@ -39,13 +40,14 @@ def target(cluster: ClusterState, lags: Lags) -> Ideal:
     tasks = sorted(task for task in cluster.tasks if task not in held_back)
     stateful = [task for task in tasks if cluster.tasks[task].stateful]
     stateless = [task for task in tasks if not cluster.tasks[task].stateful]
-    active = racks.optimise_actives(cluster, members, _deal_all(cluster, stateful, members, {}, lags))
+    active = racks.optimise_actives(cluster, members, _deal_all(cluster, stateful, members, {}, lags), lags, stateful=True)
     followed = sorted(task for task, info in cluster.tasks.items() if info.stateful)
     standby = place_standbys(cluster, members, followed, active, lags)
     base: dict[str, int] = defaultdict(int)
     for member_id in active.values():
         base[member_id] += 1
-    active.update(racks.optimise_actives(cluster, members, _deal_all(cluster, stateless, members, base, lags)))
+    dealt = _deal_all(cluster, stateless, members, base, lags)
+    active.update(racks.optimise_actives(cluster, members, dealt, lags, stateful=False))
     return Ideal(active, standby)
 
 
@@ -89,21 +91,8 @@ def _deal(
         given_up = _surplus(held, -spare[member_id], takers, lags)
         released.extend(given_up)
         dealt.update((task, member_id) for task in held if task not in given_up)
-    free = {member_id: spare[member_id] for member_id in takers}
-    places = {member.member_id: place for place, member in enumerate(members)}
-    offers = [(lag, task, places[holder]) for task in released for holder, lag in lags.copies(task).items() if holder in takers]
-    offers += [
-        (lag, task, places[holder])
-        for task in loose
-        for holder, lag in lags.copies(task).items()
-        if holder in takers and lags.hot(holder, task)
-    ]
-    for _, task, place in sorted(offers):
-        taker = members[place].member_id
-        if task not in dealt and free[taker] > 0:
-            dealt[task] = taker
-            free[taker] -= 1
-    _in_turn((task for task in sorted([*released, *loose]) if task not in dealt), members, free, dealt)
+    places = {member_id: spare[member_id] for member_id in takers}
+    dealt.update(fill_places(sorted([*released, *loose]), members, places, lags, only_hot=frozenset(loose)))
     return dealt
 
 
@@ -147,19 +136,3 @@ def _surplus(held: Sequence[TaskId], number: int, takers: set[str], lags: Lags) 
         largest = max(remaining, key=lambda index: (len(remaining[index]), index))
         given_up.add(remaining[largest].pop())
     return given_up
-
-
-def _in_turn(tasks: Iterable[TaskId], members: Sequence[Member], free: dict[str, int], dealt: dict[TaskId, str]) -> None:
-    """Deals to the member with the most free places per thread; neighbouring partitions go to different members."""
-    heap = [(-free[member.member_id] / member.threads, place) for place, member in enumerate(members) if free.get(member.member_id)]
-    heapq.heapify(heap)
-    for task in tasks:
-        place = heap[0][1]
-        member = members[place]
-        dealt[task] = member.member_id
-        free[member.member_id] -= 1
-        left = free[member.member_id]
-        if left > 0:
-            heapq.heapreplace(heap, (-left / member.threads, place))
-        else:
-            heapq.heappop(heap)

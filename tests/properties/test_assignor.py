@@ -1,0 +1,132 @@
+"""The assignor over arbitrary cluster states, sane or not: rules that hold in every single decision."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everflow.assignment.assignor import assign, place, validate
+from everflow.assignment.cluster_state import RUNNING, AssignmentRules, ClusterState, Member, TaskInfo, owners_of
+from everflow.assignment.lags import Lags
+from everflow.records import TaskId, TopicPartition
+
+RACKS = ("r1", "r2", "r3")
+
+
+def random_cluster(rng: random.Random) -> ClusterState:
+    """Members that contradict each other, copies beyond the end, anything a leader may be told."""
+    tasks = {}
+    for sub in range(rng.randint(1, 4)):
+        stateful = rng.random() < 0.6
+        for partition in range(rng.randint(1, 8)):
+            changelogs = (TopicPartition(f"c{sub}", partition),) if stateful and rng.random() < 0.9 else ()
+            tasks[TaskId(sub, partition)] = TaskInfo(
+                TaskId(sub, partition), (TopicPartition(f"t{sub}", partition),), changelogs, stateful
+            )
+    ends = {task: rng.choice([0, 5, 100, 1_000, 30_000]) for task, info in tasks.items() if info.stateful}
+    if rng.random() < 0.05:
+        ends.pop(next(iter(ends), TaskId(99, 99)), None)
+    everything = sorted(tasks)
+    members = []
+    for number in range(rng.randint(1, 9)):
+        sums = {}
+        for task in everything:
+            if rng.random() < 0.3:
+                sums[task] = rng.choice([0, RUNNING, ends.get(task, 7), max(0, ends.get(task, 7) - rng.randint(0, 200)), 90_000])
+        members.append(
+            Member(
+                f"m{rng.randint(0, 10_000)}-{number}",
+                f"p{rng.randint(0, 99)}",
+                frozenset(task for task in [*everything, TaskId(9, 9)] if rng.random() < rng.choice([0.0, 0.1, 0.4])),
+                rng.choice([-1, 3, 4, 4, 4]),
+                rng.choice([1, 1, 2, 5, 100]),
+                sums,
+                rng.choice(["", *RACKS]),
+                {"zone": rng.choice("abc"), "cluster": rng.choice("xyz")} if rng.random() < 0.7 else {},
+                draining=rng.random() < 0.15,
+            )
+        )
+    partitions = [partition for info in tasks.values() for partition in (*info.inputs, *info.changelogs)]
+    rules = AssignmentRules(
+        rng.choice([0, 100, 10_000, 2**63 - 1]),
+        rng.choice([1, 1, 2, 5, 20]),
+        rng.choice([0, 0, 1, 2, 12]),
+        rng.choice([(), (), ("zone",), ("zone", "cluster", "nobody")]),
+        rng.choice(["none", "none", "min_traffic", "balance_subtopology"]),
+        rng.choice([None, 0, 7]),
+        rng.choice([None, 0, 20]),
+    )
+    racks = {partition: frozenset(rng.sample(RACKS, rng.randint(0, 2))) for partition in partitions if rng.random() < 0.9}
+    held_back = frozenset(task for task in everything if rng.random() < 0.05)
+    return ClusterState(tuple(members), tasks, None if rng.random() < 0.05 else ends, racks, rules, held_back)
+
+
+def shuffled(cluster: ClusterState, rng: random.Random) -> ClusterState:
+    members = [
+        replace(
+            member,
+            owned=frozenset(rng.sample(sorted(member.owned), len(member.owned))),
+            offset_sums=dict(rng.sample(sorted(member.offset_sums.items()), len(member.offset_sums))),
+        )
+        for member in cluster.members
+    ]
+    rng.shuffle(members)
+    tasks = dict(rng.sample(sorted(cluster.tasks.items()), len(cluster.tasks)))
+    ends = cluster.end_sums and dict(rng.sample(sorted(cluster.end_sums.items()), len(cluster.end_sums)))
+    return replace(cluster, members=tuple(members), tasks=tasks, end_sums=ends)
+
+
+@settings(max_examples=1_500)
+@given(st.integers(0, 2**48))
+def test_every_decision_keeps_the_rules(seed: int) -> None:
+    rng = random.Random(seed)
+    cluster = random_cluster(rng)
+    assignment = assign(cluster)  # raises where I1, I5, roles or the budget are violated
+    ideal, placement = place(cluster)
+    lags = Lags(cluster)
+    where = f"{cluster}\n{assignment}"
+    assert validate(cluster, assignment) == [], where
+    assert assign(shuffled(cluster, rng)) == assignment, where  # I8
+    owners = owners_of(cluster.members)
+    for task in assignment.withheld:  # I4: only what goes somewhere else pauses
+        assert owners[task] != {placement.active[task]}, where
+    if not Lags.known(cluster):
+        assert not any(assignment.warmup.values()), where
+        assert all(placement.active[task] in owners[task] for task in owners if len(owners[task]) == 1 and task in cluster.tasks)
+        return
+    warm = {(task, one) for one, tasks in assignment.warmup.items() for task in tasks}
+    for task, owner in placement.active.items():
+        if owner == ideal.active[task]:
+            continue
+        wanted = ideal.active[task]
+        assert cluster.tasks[task].stateful, where  # stateless tasks go at once
+        assert not lags.hot(wanted, task), where  # held back only where state is
+        prepared = (task, wanted) in warm or wanted in placement.standby.get(task, ())
+        assert prepared or len(warm) == cluster.rules.max_warmups, where  # parked only when the budget is spent
+    if placement.movements == 0:
+        assert not warm, where
+        assert placement.active == ideal.active, where
+    draining = {member.member_id for member in cluster.members if member.draining}
+    if len(draining) < len(cluster.members):
+        assert not draining & set(ideal.active.values()), where
+        assert not draining & {one for _, one in warm}, where
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 2**48))
+def test_the_ideal_is_balanced_per_thread(seed: int) -> None:
+    rng = random.Random(seed)
+    cluster = random_cluster(rng)
+    cluster = replace(cluster, end_sums=cluster.end_sums or {}, rules=replace(cluster.rules, rack_strategy="none"))
+    if not Lags.known(cluster):
+        return
+    ideal, _ = place(cluster)
+    members = [member for member in cluster.members if not member.draining] or list(cluster.members)
+    for count in (lambda task: True, lambda task: cluster.tasks[task].stateful):
+        loads = {m.member_id: (sum(ideal.active[t] == m.member_id for t in ideal.active if count(t)), m.threads) for m in members}
+        for number, threads in loads.values():
+            for other, other_threads in loads.values():  # one task fewer here is not more than one more there
+                assert (number - 1) / threads <= other / other_threads, f"{loads}\n{cluster}"
