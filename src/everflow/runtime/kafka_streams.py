@@ -32,12 +32,12 @@ from everflow.runtime.client_state import ENDED, STOPPING, ClientState, StateLis
 from everflow.runtime.commit_gate import CommitGate, GateBackend, GateBook, MemberMetadata
 from everflow.runtime.deferred_offsets import DeferredOffsets
 from everflow.runtime.end_offsets import EndOffsets
+from everflow.runtime.queries import InteractiveQueries, QueryPorts, store_queries
 from everflow.runtime.recovery import Recovery, RecoveryRules
 from everflow.runtime.restoration import RestoreListener
 from everflow.runtime.restore_progress import RestoreTracker
 from everflow.runtime.retry import retrying
 from everflow.runtime.start_up import Blueprint, prepare_cluster, repartition_positions, require_tasks, transactional_id
-from everflow.runtime.store_query import ReadOnlyStore, store_named
 from everflow.runtime.stream_thread import Job, StreamThread, ThreadServices, ThreadSettings
 from everflow.runtime.task import ActiveTask, TaskState
 from everflow.runtime.task_manager import TaskManager, TaskServices
@@ -54,7 +54,7 @@ START_METADATA = "start"
 RESTORE_THREADS = 2
 
 
-class KafkaStreams:
+class KafkaStreams(InteractiveQueries):
     """Runs a topology. One object is one instance: one member of the group ``application.id``; it starts once.
 
         KafkaStreams(builder.build(), application_id="delays", bootstrap_servers="broker:9092").run()
@@ -156,16 +156,6 @@ class KafkaStreams:
         if self.error is not None:
             raise self.error
 
-    def store(self, name: str) -> ReadOnlyStore:
-        """A store for reading, over the tasks that run here. StoreNotFoundError for a name the topology does not have."""
-        blueprint = self._blueprint
-        specs = {} if blueprint is None else blueprint.store_specs()
-
-        def places() -> dict[TaskId, Path]:
-            return {task.id: store.path for task in self._running_tasks() for store in task.stores if store.name == name}
-
-        return store_named(name, specs, places, None if blueprint is None else blueprint.plan)
-
     def metrics(self) -> dict[str, float | str]:
         """Counters since the start, the present lag (records) and restore progress, by the names in `everflow.metrics`."""
         values: dict[str, float | str] = {**self._metrics.snapshot()}
@@ -216,6 +206,14 @@ class KafkaStreams:
             self._clock,
             config.poll_interval_ms,
         )
+        ports = QueryPorts(
+            state=lambda: self.state,
+            running=lambda: {task.id: task.stores for task in self._running_tasks()},
+            copies=dict,
+            hosts=lambda: None,
+            ends=lambda partitions: admin.end_offsets(partitions, isolation),  # type: ignore[arg-type]
+        )
+        self._queries = store_queries(self._topology, blueprint, config.application_server, ports, self._clock)
         self._pool = ThreadPoolExecutor(RESTORE_THREADS, thread_name_prefix="everflow-restore")
         open_job = _job_opener(session, blueprint, config)
         for number in range(config.num_stream_threads):

@@ -1,105 +1,329 @@
-"""Reads of an instance's stores from the user's program: committed content of the tasks that run here (KIP-67, local part)."""
+"""Read-only stores for the user's program: committed content of this instance's tasks, read page by page (KIP-67, D4).
+
+A read transaction pins the pages of a store, so none is open while the user's code runs: every page is one short
+transaction, copied before it is decoded. A page is one moment; a longer result is not, but each key comes once, in order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from everflow.errors import EverflowError
-from everflow.records import TaskId
-from everflow.state.changelog import WINDOW_SUFFIX_BYTES
-from everflow.state.lmdb_store import LmdbStore
+from everflow.errors import StoreMismatchError
+from everflow.runtime.query_errors import StateMovingError, StoreKindError
+from everflow.serdes.base import SerdeError
+from everflow.serdes.windowed import STORE_SUFFIX_BYTES, split_window_store_key, window_store_key
+from everflow.state.changelog import TIMESTAMP_BYTES
+from everflow.state.lmdb_env import StoreClosedError
+from everflow.state.lmdb_store import LmdbStore, StoreSnapshot
 from everflow.state.store import StoreSpec
-from everflow.topology.plan import PhysicalPlan
 
-TIMESTAMP_BYTES = 8
+PAGE_ENTRIES = 1_000
+PAGE_BYTES = 1 << 20
+ATTEMPTS = 3
+"""How often a read that found its store closed or removed looks for it anew."""
+
+_SEQUENCE_MAX = b"\xff" * 4
+_TIME_MAX = (1 << 63) - 1
+
+Entry = tuple[bytes, bytes]
+_Read = TypeVar("_Read")
 
 
-class StoreNotFoundError(EverflowError):
-    """The topology has no such store; the message lists those it has."""
+class StoreAccess(Protocol):
+    """Which copies of one store a query may read at this moment. Safe from any thread."""
 
-    code = "EF-NO-STORE"
+    def readable(self) -> Sequence[int]:
+        """Partitions with a readable copy here, sorted; empty if there is none."""
+
+    def require_some(self) -> None:
+        """InvalidStateStoreError says why there is none."""
+
+    def path(self, partition: int) -> Path:
+        """Folder of a partition's copy; InvalidStateStoreError says why there is none, or that it lags too far."""
+
+    def home(self, key: bytes) -> int:
+        """The partition that a key belongs to."""
 
 
 @dataclass(frozen=True)
-class ReadOnlyStore:
-    """One store over all tasks of this instance. Safe from any thread; every call reads the tasks that run at that moment.
+class StoreReader:
+    """Pages of one store; follows a store that is rebuilt at a new path, fails where the task has moved away.
 
-    Keys and values are decoded by the store's serdes; keys of window stores are ``{"key", "start", "end"}`` (ms). Only
-    committed content is seen (D5).
+    ``page_entries`` and ``page_bytes`` bound what one transaction copies; a single entry may be larger.
     """
 
-    spec: StoreSpec
-    places: Callable[[], Mapping[TaskId, Path]]
-    decode: Callable[[bytes], Any]
-    """Reads value bytes as the table shows them (`PhysicalPlan.value_decoder`)."""
+    access: StoreAccess
+    page_entries: int = PAGE_ENTRIES
+    page_bytes: int = PAGE_BYTES
 
-    def get(self, key: Any) -> Any:
-        """The value of ``key`` (for a window store of ``(key, start ms)``), None where no task of this instance has it."""
-        if self.spec.kind == "window":
-            inner, start_ms = key
-            wanted = self._key(inner) + int(start_ms).to_bytes(8, "big") + bytes(4)
-        else:
-            wanted = self._key(key)
-        for path in self.places().values():
-            with LmdbStore.open(path).snapshot() as view:
-                (found,) = view.get_many([wanted])
-            if found is not None:
-                return self.decode(found[TIMESTAMP_BYTES:])
-        return None
+    def get(self, partition: int, key: bytes) -> bytes | None:
+        """The stored value (timestamp + value bytes) in one partition."""
+        return self.read(partition, lambda view: view.get_many([key])[0])
+
+    def read(self, partition: int, body: Callable[[StoreSnapshot], _Read]) -> _Read:
+        """``body`` on a snapshot of the partition's copy. InvalidStateStoreError."""
+        failure: Exception | None = None
+        for _ in range(ATTEMPTS):
+            path = self.access.path(partition)
+            try:
+                with LmdbStore.open(path).snapshot() as view:
+                    return body(view)
+            except (StoreMismatchError, StoreClosedError) as error:  # removed or closed since the path was asked for
+                failure = error
+        raise StateMovingError(f"Partition {partition} of the store is being rebuilt: retry shortly. ({failure})") from failure
+
+    def entries(self, partition: int, start: bytes | None, end: bytes | None, reverse: bool = False) -> Iterator[Entry]:
+        """Entries with ``start <= key < end`` in order of key bytes, falling with ``reverse``."""
+        while True:
+            page, more = self.read(partition, lambda view, start=start, end=end: self._page(view, start, end, reverse))  # type: ignore[misc]
+            yield from page
+            if not more:
+                return
+            if reverse:
+                end = page[-1][0]
+            else:
+                start = page[-1][0] + b"\x00"
+
+    def _page(
+        self, view: StoreSnapshot, start: bytes | None, end: bytes | None, reverse: bool
+    ) -> tuple[list[Entry], bool]:
+        page: list[Entry] = []
+        size = 0
+        for entry in view.reversed_range(start, end) if reverse else view.range(start, end):
+            if page and (len(page) >= self.page_entries or size >= self.page_bytes):
+                return page, True
+            page.append(entry)
+            size += len(entry[0]) + len(entry[1])
+        return page, False
+
+
+class ReadOnlyStore:
+    """A store as this instance has it: by default the active tasks that run here. Safe from any thread.
+
+    `KafkaStreams.store` gives one by the store's kind: `ReadOnlyKeyValueStore` or `ReadOnlyWindowStore`; keys and values are
+    decoded as in the table. Nothing is cached: each call sees the tasks and the committed content of its moment, so an object
+    may be kept as long as the instance. Results that are iterators read pages as they are consumed; each page is committed
+    content of one moment, no key comes twice, and partitions follow one another.
+
+    Every query may raise InvalidStateStoreError: StateMovingError (retry), StateElsewhereError (names the owner),
+    StaleStateError (the copy lags); an iterator also in its middle, when its partition moves away. SerdeError: the key is
+    not of the store's type.
+    """
+
+    def __init__(self, spec: StoreSpec, reader: StoreReader, decode: Callable[[bytes], Any]) -> None:
+        """``decode`` reads value bytes as the table shows them (`PhysicalPlan.value_decoder`)."""
+        self.spec = spec
+        self._reader = reader
+        self._decode = decode
+
+    @property
+    def partitions(self) -> tuple[int, ...]:
+        """Partitions that can be read here now; none is no error here, unlike in a query."""
+        return tuple(self._reader.access.readable())
 
     def all(self) -> Iterator[tuple[Any, Any]]:
-        """Every entry, task after task, in order of key bytes within a task."""
-        return self._entries(None, None)
+        """Every entry, one partition after the other, in order of key bytes within each."""
+        return self._scan(None, None)
 
-    def range(self, start: Any, end: Any) -> Iterator[tuple[Any, Any]]:
-        """Entries with ``start <= key <= end`` by key bytes, as in Kafka Streams both inclusive; None = open. For key-value
-        stores; of a window store the keys without their windows are compared."""
-        lower = None if start is None else self._key(start)
-        upper = None if end is None else self._key(end) + (b"\xff" * 12 if self.spec.kind == "window" else b"") + b"\x00"
-        return self._entries(lower, upper)
+    def reverse_all(self) -> Iterator[tuple[Any, Any]]:
+        """`all` in falling order of key bytes within each partition."""
+        return self._scan(None, None, reverse=True)
 
-    def approximate_entries(self) -> int:
-        """How many entries the instance's tasks hold."""
-        total = 0
-        for path in self.places().values():
-            with LmdbStore.open(path).snapshot() as view:
-                total += view.entries()
-        return total
+    def approximate_num_entries(self) -> int:
+        """How many entries the readable partitions hold; window stores count windows that are expired but not yet removed."""
+        return sum(self._reader.read(partition, StoreSnapshot.entries) for partition in self._ready())
 
-    def _entries(self, lower: bytes | None, upper: bytes | None) -> Iterator[tuple[Any, Any]]:
-        for path in self.places().values():
-            # Copied before decoding: a read transaction is short, or the store's file grows (D4).
-            with LmdbStore.open(path).snapshot() as view:
-                found = list(view.range(lower, upper))
-            for key, stored in found:
-                yield self._decoded_key(key), self.decode(stored[TIMESTAMP_BYTES:])
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        have = ", ".join(sorted(n for n in dir(type(self)) if not n.startswith("_") and callable(getattr(type(self), n))))
+        raise StoreKindError(f"Store {self.spec.name!r} is a {self.spec.kind} store: it has no {name}(). It has: {have}.")
 
-    def _key(self, key: Any) -> bytes:
-        data = self.spec.key_serde.encode(key)
-        if data is None:
-            raise ValueError(f"store {self.spec.name} has no null keys")
-        return data
+    def _scan(
+        self, start: bytes | None, end: bytes | None, keep: Callable[[bytes], bool] | None = None, *, reverse: bool = False
+    ) -> Iterator[tuple[Any, Any]]:
+        partitions = self._ready()
 
-    def _decoded_key(self, key: bytes) -> Any:
-        if self.spec.kind != "window":
-            return self.spec.key_serde.decode(key)
-        inner, start_ms = key[:-WINDOW_SUFFIX_BYTES], int.from_bytes(key[-WINDOW_SUFFIX_BYTES:-4], "big")
-        end_ms = start_ms + (self.spec.window_size_ms or 0)
-        return {"key": self.spec.key_serde.decode(inner), "start": start_ms, "end": end_ms}
+        def entries() -> Iterator[tuple[Any, Any]]:
+            for partition in partitions:
+                for key, stored in self._reader.entries(partition, start, end, reverse):
+                    if keep is None or keep(key):
+                        yield self._decode_key(key), self._value(stored)
+
+        return entries()
+
+    def _ready(self) -> Sequence[int]:
+        """The readable partitions; refuses at the call, not at the first entry, what cannot be read."""
+        self._reader.access.require_some()
+        partitions = self.partitions
+        for partition in partitions:
+            self._reader.access.path(partition)
+        return partitions
+
+    def _lookup(self, key: bytes, stored_key: bytes) -> Any:
+        for partition in self._places_of(key):
+            found = self._reader.get(partition, stored_key)
+            if found is not None:
+                return self._value(found)
+        return None
+
+    def _places_of(self, key: bytes) -> Iterator[int]:
+        """Where to look for a key: its own partition, then the others here, as whoever wrote the topic may have partitioned it
+        otherwise. If its own is not here the last step raises: "not found" would be a guess."""
+        home = self._reader.access.home(key)
+        here = self.partitions
+        if home in here:
+            yield home
+        yield from (partition for partition in here if partition != home)
+        if home not in here:
+            self._reader.access.path(home)
+            yield home  # it has arrived meanwhile
+
+    def _key_bytes(self, key: Any) -> bytes:
+        return key_bytes(self.spec, key)
+
+    def _decode_key(self, key: bytes) -> Any:
+        return self.spec.key_serde.decode(key)
+
+    def _value(self, stored: bytes) -> Any:
+        return self._decode(stored[TIMESTAMP_BYTES:])
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.spec.name}>"
 
 
-def store_named(
-    name: str,
-    stores: Mapping[str, StoreSpec],
-    places: Callable[[], Mapping[TaskId, Path]],
-    plan: PhysicalPlan | None,
-) -> ReadOnlyStore:
-    """The store called ``name``; StoreNotFoundError names the stores there are."""
-    spec = stores.get(name)
-    if spec is None or plan is None:
-        have = ", ".join(sorted(stores)) or "none"
-        raise StoreNotFoundError(f"The topology has no store {name!r}; it has: {have}.")
-    return ReadOnlyStore(spec, places, plan.value_decoder(name))
+class ReadOnlyKeyValueStore(ReadOnlyStore):
+    """Queries of a key-value store, as Kafka Streams' ReadOnlyKeyValueStore has them. See `ReadOnlyStore`."""
+
+    def get(self, key: Any) -> Any:
+        """The value of ``key``, None if there is none. StateElsewhereError if the key belongs to another instance."""
+        data = self._key_bytes(key)
+        return self._lookup(data, data)
+
+    def range(self, first: Any, last: Any) -> Iterator[tuple[Any, Any]]:
+        """``(key, value)`` with ``first <= key <= last`` by key bytes; None leaves a side open."""
+        return self._scan(*self._bounds(first, last))
+
+    def reverse_range(self, first: Any, last: Any) -> Iterator[tuple[Any, Any]]:
+        """`range`, from ``last`` down to ``first``."""
+        return self._scan(*self._bounds(first, last), reverse=True)
+
+    def prefix_scan(self, prefix: Any) -> Iterator[tuple[Any, Any]]:
+        """``(key, value)`` whose key bytes begin with ``prefix``: bytes, or a value that the key's serde writes (text for
+        text keys)."""
+        start = bytes(prefix) if isinstance(prefix, bytes | bytearray) else self._key_bytes(prefix)
+        return self._scan(start, after_prefix(start))
+
+    def _bounds(self, first: Any, last: Any) -> tuple[bytes | None, bytes | None]:
+        start = None if first is None else self._key_bytes(first)
+        return start, None if last is None else self._key_bytes(last) + b"\x00"
+
+
+class ReadOnlyWindowStore(ReadOnlyStore):
+    """Queries of a window store, as Kafka Streams' ReadOnlyWindowStore has them. See `ReadOnlyStore`.
+
+    Times are window *starts* in ms since the epoch, both ends inclusive. Keys of results over several keys are
+    ``{"key", "start", "end"}``. Expired windows (retention) are not shown.
+    """
+
+    def fetch_window(self, key: Any, start: int) -> Any:
+        """The value of ``key`` in the window that begins at ``start``, None if there is none."""
+        data = self._key_bytes(key)
+        return self._lookup(data, window_store_key(data, start)) if 0 <= start <= _TIME_MAX else None
+
+    def fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[tuple[int, Any]]:
+        """``(window start, value)`` of one key, in order of time."""
+        return self._windows_of(key, time_from, time_to, reverse=False)
+
+    def backward_fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[tuple[int, Any]]:
+        """`fetch`, the latest window first."""
+        return self._windows_of(key, time_from, time_to, reverse=True)
+
+    def fetch_all(self, time_from: int, time_to: int) -> Iterator[tuple[Any, Any]]:
+        """Windows of all keys in an interval of time, in order of key bytes, then of time. Reads the whole store."""
+        return self._scan(None, None, _within(None, None, time_from, time_to))
+
+    def backward_fetch_all(self, time_from: int, time_to: int) -> Iterator[tuple[Any, Any]]:
+        """`fetch_all` in the opposite order."""
+        return self._scan(None, None, _within(None, None, time_from, time_to), reverse=True)
+
+    def fetch_range(self, first: Any, last: Any, time_from: int, time_to: int) -> Iterator[tuple[Any, Any]]:
+        """`fetch_all` of the keys ``first <= key <= last`` by key bytes; None leaves a side open."""
+        return self._windows_between(first, last, time_from, time_to, reverse=False)
+
+    def backward_fetch_range(self, first: Any, last: Any, time_from: int, time_to: int) -> Iterator[tuple[Any, Any]]:
+        """`fetch_range` in the opposite order."""
+        return self._windows_between(first, last, time_from, time_to, reverse=True)
+
+    def _windows_of(self, key: Any, time_from: int, time_to: int, *, reverse: bool) -> Iterator[tuple[int, Any]]:
+        data = self._key_bytes(key)
+        keep = _within(data, data, time_from, time_to)
+
+        def windows() -> Iterator[tuple[int, Any]]:
+            if not 0 <= time_to >= time_from:
+                return
+            start = window_store_key(data, max(0, min(time_from, _TIME_MAX)))
+            end = window_store_key(data, min(time_to, _TIME_MAX))[:-4] + _SEQUENCE_MAX + b"\x00"
+            for partition in self._places_of(data):
+                found = False
+                for stored_key, stored in self._reader.entries(partition, start, end, reverse):
+                    if keep(stored_key):
+                        found = True
+                        yield split_window_store_key(stored_key)[1], self._value(stored)
+                if found:
+                    return
+
+        return windows()
+
+    def _windows_between(self, first: Any, last: Any, time_from: int, time_to: int, *, reverse: bool) -> Iterator[tuple[Any, Any]]:
+        low = None if first is None else self._key_bytes(first)
+        high = None if last is None else self._key_bytes(last)
+        end = None if high is None else after_windows(high, time_to)
+        return self._scan(low, end, _within(low, high, time_from, time_to), reverse=reverse)
+
+    def _decode_key(self, key: bytes) -> Any:
+        inner, start = split_window_store_key(key)
+        return {"key": self.spec.key_serde.decode(inner), "start": start, "end": start + (self.spec.window_size_ms or 0)}
+
+
+STORE_KINDS: Mapping[str, type[ReadOnlyStore]] = {"key_value": ReadOnlyKeyValueStore, "window": ReadOnlyWindowStore}
+"""Queries by `StoreSpec.kind`."""
+
+
+def key_bytes(spec: StoreSpec, key: Any) -> bytes:
+    """Bytes of a store's key; SerdeError names the store and the type it takes."""
+    try:
+        data = spec.key_serde.encode(key)
+    except SerdeError as error:
+        raise SerdeError(f"Keys of store {spec.name!r} are {spec.key_serde!r}: {error}") from error
+    if data is None:
+        raise SerdeError(f"Keys of store {spec.name!r} are {spec.key_serde!r}, never null.")
+    return data
+
+
+def after_prefix(prefix: bytes) -> bytes | None:
+    """The smallest bytes behind all that begin with ``prefix``; None: there is nothing behind them."""
+    stripped = prefix.rstrip(b"\xff")
+    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
+
+
+def after_windows(last: bytes, time_to: int) -> bytes:
+    """Stored keys from here on have a key above ``last`` or a window after ``time_to``.
+
+    A key that is a beginning of ``last`` may lie behind it in the store, as its window start follows at once.
+    """
+    suffix = window_store_key(b"", max(0, min(time_to, _TIME_MAX)))[:-4] + _SEQUENCE_MAX
+    return max(last[:length] + suffix for length in range(len(last) + 1)) + b"\x00"
+
+
+def _within(low: bytes | None, high: bytes | None, time_from: int, time_to: int) -> Callable[[bytes], bool]:
+    """Whether a stored key has ``low <= key <= high`` and its window start lies in the interval."""
+
+    def keep(stored_key: bytes) -> bool:
+        key, start = stored_key[:-STORE_SUFFIX_BYTES], int.from_bytes(stored_key[-STORE_SUFFIX_BYTES:-4], "big", signed=True)
+        return time_from <= start <= time_to and (low is None or key >= low) and (high is None or key <= high)
+
+    return keep

@@ -1,0 +1,118 @@
+"""Which instance has which key, store and task, from the host map of the last rebalance (KIP-67, KIP-535; pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kafka.partitioner.default import murmur2
+
+from everflow.records import TaskId, TopicPartition
+from everflow.state.store import StoreSpec
+from everflow.topology.graph import Node, SourceNode, StatefulNode, Topology
+
+Partitioner = Callable[[bytes, int], int]
+"""``(key bytes, partition count) -> partition``."""
+
+
+class TasksOfHost(Protocol):
+    """The tasks behind one end point (`assignment.user_data.HostTasks`)."""
+
+    @property
+    def active(self) -> frozenset[TaskId]: ...
+    @property
+    def standby(self) -> frozenset[TaskId]: ...
+
+
+Hosts = Mapping[str, TasksOfHost]
+"""Tasks by ``application.server``; instances without one are not in it."""
+
+
+@dataclass(frozen=True)
+class StoreSite:
+    """A store of the running topology: which tasks have it (``subtopology`` x ``range(partitions)``), and its values' decoder
+    (`PhysicalPlan.value_decoder`)."""
+
+    spec: StoreSpec
+    subtopology: int
+    partitions: int
+    decode: Callable[[bytes], Any]
+
+    def task(self, partition: int) -> TaskId:
+        """The task that has the store's content of a partition."""
+        return TaskId(self.subtopology, partition)
+
+
+@dataclass(frozen=True)
+class KeyQueryMetadata:
+    """Where a key is (KIP-535).
+
+    ``active_host``: end point (``application.server``) of the instance whose task processes it, None where that is not known:
+    the task is being handed over, or its instance has no end point. ``standby_hosts``: end points with a standby, sorted; a
+    ``stale=True`` query can be sent there. ``partition``: of the store.
+    """
+
+    active_host: str | None
+    standby_hosts: tuple[str, ...]
+    partition: int
+
+
+@dataclass(frozen=True)
+class StreamsMetadata:
+    """What one instance has, as of the last rebalance: stores and input partitions of its active tasks, the same of its
+    standbys."""
+
+    host: str
+    store_names: frozenset[str] = frozenset()
+    topic_partitions: frozenset[TopicPartition] = frozenset()
+    standby_store_names: frozenset[str] = frozenset()
+    standby_topic_partitions: frozenset[TopicPartition] = frozenset()
+
+
+def default_partitioner(key: bytes, partitions: int) -> int:
+    """Java's and everflow's producers: murmur2 of the key bytes, sign bit cleared. librdkafka's own default is another one:
+    ``zlib.crc32(key) % partitions``."""
+    return (int(murmur2(key)) & 0x7FFFFFFF) % partitions
+
+
+def metadata_for_key(site: StoreSite, partition: int, hosts: Hosts | None) -> KeyQueryMetadata:
+    """Active and standbys of a store's partition; ``hosts`` None: not known."""
+    task = site.task(partition)
+    active = [host for host, tasks in (hosts or {}).items() if task in tasks.active]
+    standby = sorted(host for host, tasks in (hosts or {}).items() if task in tasks.standby)
+    return KeyQueryMetadata(active[0] if active else None, tuple(standby), partition)
+
+
+def metadata_of_hosts(
+    hosts: Hosts | None, sites: Iterable[StoreSite], inputs: Callable[[TaskId], Iterable[TopicPartition]]
+) -> tuple[StreamsMetadata, ...]:
+    """One entry for each end point, sorted; ``inputs``: the partitions that a task reads."""
+    known = tuple(sites)
+
+    def stores(tasks: frozenset[TaskId]) -> frozenset[str]:
+        return frozenset(site.spec.name for site in known if any(task.subtopology == site.subtopology for task in tasks))
+
+    def read(tasks: frozenset[TaskId]) -> frozenset[TopicPartition]:
+        return frozenset(tp for task in tasks for tp in inputs(task))
+
+    return tuple(
+        StreamsMetadata(host, stores(tasks.active), read(tasks.active), stores(tasks.standby), read(tasks.standby))
+        for host, tasks in sorted((hosts or {}).items())
+    )
+
+
+def topics_into_stores(topology: Topology, application_id: str) -> dict[str, frozenset[str]]:
+    """Store -> full names of the topics whose keys it holds: those that reach an operator of it. They are co-partitioned."""
+    nodes: dict[str, Node] = {node.name: node for node in topology.nodes}
+    reach: dict[str, frozenset[str]] = {}
+    found: dict[str, frozenset[str]] = {}
+    for node in topology.nodes:  # inputs come before those that read them
+        topics = frozenset[str]().union(*(reach[name] for name in node.inputs if name in nodes))
+        if isinstance(node, SourceNode):
+            topics |= {f"{application_id}-{topic}" if node.kind == "repartition" else topic for topic in node.topics}
+        reach[node.name] = topics
+        if isinstance(node, StatefulNode):
+            for store in node.stores:
+                found[store.name] = found.get(store.name, frozenset()) | topics
+    return found

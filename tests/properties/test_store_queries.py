@@ -1,0 +1,165 @@
+"""Queries of a store equal those of a sorted dictionary, whatever the page size; also with writes and a rebuild half-way."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everflow import serdes
+from everflow.runtime.store_query import ReadOnlyKeyValueStore, ReadOnlyWindowStore, StoreReader
+from everflow.serdes.windowed import window_store_key
+from everflow.state.lmdb_store import LmdbStore
+from everflow.state.store import StoreSpec
+from everflow.state.stored_keys import SHORT_BYTES
+
+KEYS = StoreSpec("keys", "key_value", serdes.bytes_(), serdes.long())
+WINDOWS = StoreSpec("windows", "window", serdes.bytes_(), serdes.long(), retention_ms=400_000, window_size_ms=10)
+LONG = b"p" * SHORT_BYTES
+
+short = st.binary(max_size=3) | st.lists(st.sampled_from([0, 1, 0x61, 0xFF]), max_size=3).map(bytes)
+key = st.one_of(short, short.map(lambda tail: LONG + tail), st.sampled_from([bytes(7), bytes(9) + b"a", b"a" + bytes(8)]))
+# Starts in several time segments, and beginning with bytes that keys end with.
+start = st.sampled_from([0, 1, 0x61, 256, 65_535, 70_000, 150_000, 250_000, 300_000])
+number = st.integers(-5, 5)
+pages = st.sampled_from([1, 2, 3, 1000])
+
+
+def write(path: Path, spec: StoreSpec, content: Mapping[bytes, int | None]) -> None:
+    store = LmdbStore.open(path, kind=spec.kind, retention_ms=spec.retention_ms)
+    values = [serdes.long().encode(value) for value in content.values()]
+    store.load_chunk(list(content), values, np.zeros(len(content), np.int64), (store.position or 0) + len(content))
+
+
+class OnePlace:
+    """`StoreAccess` of one partition whose store may be rebuilt."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.rebuilds = folder, 0
+
+    def readable(self) -> list[int]:
+        return [0]
+
+    def require_some(self) -> None:
+        pass
+
+    def path(self, partition: int = 0) -> Path:
+        return self.folder / f"s-{self.rebuilds}"
+
+    def home(self, key: bytes) -> int:
+        return 0
+
+    def rebuild(self, spec: StoreSpec, content: Mapping[bytes, int]) -> None:
+        old = self.path()
+        self.rebuilds += 1
+        write(self.path(), spec, content)
+        LmdbStore.close_at(old)
+        shutil.rmtree(old)
+
+
+@contextmanager
+def place(spec: StoreSpec, content: Mapping[bytes, int]) -> Iterator[OnePlace]:
+    with tempfile.TemporaryDirectory() as folder:
+        made = OnePlace(Path(folder))
+        write(made.path(), spec, content)
+        try:
+            yield made
+        finally:
+            LmdbStore.close_at(made.path())
+
+
+def decode(data: bytes) -> Any:
+    return serdes.long().decode(data)
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.dictionaries(key, number, max_size=14), st.none() | key, st.none() | key, short, pages)
+def test_keys(content: dict[bytes, int], first: bytes | None, last: bytes | None, prefix: bytes, page: int) -> None:
+    model = sorted(content.items())
+    between = [(k, v) for k, v in model if (first is None or k >= first) and (last is None or k <= last)]
+    with place(KEYS, content) as access:
+        store = ReadOnlyKeyValueStore(KEYS, StoreReader(access, page), decode)
+        assert list(store.all()) == model
+        assert list(store.reverse_all()) == model[::-1]
+        assert list(store.range(first, last)) == between
+        assert list(store.reverse_range(first, last)) == between[::-1]
+        assert list(store.prefix_scan(prefix)) == [(k, v) for k, v in model if k.startswith(prefix)]
+        for wanted in [first or b"", *content]:
+            assert store.get(wanted) == content.get(wanted)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.dictionaries(st.tuples(key, start), number, max_size=14),
+    key,
+    key,
+    st.tuples(start, start).map(sorted),
+    pages,
+)
+def test_windows(
+    content: dict[tuple[bytes, int], int], first: bytes, last: bytes, times: tuple[int, int], page: int
+) -> None:
+    low, high = times
+    stored = {window_store_key(*place): value for place, value in content.items()}
+    in_order = sorted(content, key=lambda place: window_store_key(*place))
+    in_time = [place for place in in_order if low <= place[1] <= high]
+
+    def entries(places: list[tuple[bytes, int]]) -> list[tuple[dict[str, Any], int]]:
+        return [({"key": k, "start": s, "end": s + 10}, content[k, s]) for k, s in places]
+
+    with place(WINDOWS, stored) as access:
+        store = ReadOnlyWindowStore(WINDOWS, StoreReader(access, page), decode)
+        assert list(store.all()) == entries(in_order)
+        assert list(store.fetch_all(low, high)) == entries(in_time)
+        assert list(store.backward_fetch_all(low, high)) == entries(in_time[::-1])
+        bounded = [place for place in in_time if first <= place[0] <= last]
+        assert list(store.fetch_range(first, last, low, high)) == entries(bounded)
+        assert list(store.backward_fetch_range(first, last, low, high)) == entries(bounded[::-1])
+        assert list(store.fetch_range(None, last, low, high)) == entries([p for p in in_time if p[0] <= last])
+        assert list(store.fetch_range(first, None, low, high)) == entries([p for p in in_time if p[0] >= first])
+        for wanted in {first, *(k for k, _ in content)}:
+            mine = sorted((s, value) for (k, s), value in content.items() if k == wanted and low <= s <= high)
+            assert list(store.fetch(wanted, low, high)) == mine
+            assert list(store.backward_fetch(wanted, low, high)) == mine[::-1]
+            assert store.fetch_window(wanted, low) == content.get((wanted, low))
+
+
+changes = st.dictionaries(short, st.none() | number, max_size=6)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.dictionaries(short, number, min_size=1, max_size=12),
+    st.lists(st.tuples(st.integers(1, 4), changes, st.booleans()), max_size=4),
+    st.sampled_from([1, 2, 3]),
+    st.booleans(),
+)
+def test_a_scan_with_writes_and_rebuilds_half_way(
+    content: dict[bytes, int], steps: list[tuple[int, dict[bytes, int | None], bool]], page: int, reverse: bool
+) -> None:
+    """In order, nothing twice; an entry is as it was at some moment of the scan, and one that was there all the time is seen."""
+    history: list[dict[bytes, int]] = [dict(content)]
+    seen: list[tuple[bytes, int]] = []
+    with place(KEYS, content) as access:
+        store = ReadOnlyKeyValueStore(KEYS, StoreReader(access, page), decode)
+        entries = store.reverse_all() if reverse else store.all()
+        for count, change, rebuilt in steps:
+            seen += [entry for _, entry in zip(range(count), entries, strict=False)]
+            now = {**history[-1], **change}
+            history.append({k: v for k, v in now.items() if v is not None})
+            write(access.path(), KEYS, change)
+            if rebuilt:
+                access.rebuild(KEYS, history[-1])
+        seen += entries
+    shown = f"history {history}, seen {seen}"
+    keys = [k for k, _ in seen]
+    assert keys == sorted(set(keys), reverse=reverse), shown
+    assert all(any(moment.get(k) == v for moment in history) for k, v in seen), shown
+    assert {k for k in history[0] if all(k in moment for moment in history)} <= set(keys), shown

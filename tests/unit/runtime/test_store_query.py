@@ -1,0 +1,192 @@
+"""Queries of real stores: keys, ranges, prefixes, windows, paging, stores that move while they are read."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from query_stores import COUNTS, WINDOWS, Instance, by_first_letter, windows, write
+
+from everflow.records import TaskId
+from everflow.runtime.client_state import ClientState
+from everflow.runtime.query_errors import StateMovingError, StoreKindError
+from everflow.runtime.store_query import ReadOnlyStore, StoreReader, after_prefix
+from everflow.serdes import SerdeError
+from everflow.state.lmdb_store import LmdbStore
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[Instance]:
+    made = Instance(tmp_path)
+    yield made
+    made.close()
+
+
+def store(instance: Instance, name: str, page: int | None = None, **options: Any) -> Any:
+    """A store, reading pages of so many entries."""
+    found = instance.store(name, partitioner=by_first_letter, **options)
+    return found if page is None else type(found)(found.spec, StoreReader(found._reader.access, page), found._decode)
+
+
+def fill(instance: Instance) -> None:
+    instance.put(0, COUNTS, {b"a": 1, b"a\xc3\xa9": 2, b"aa": 3, b"ab": 4})
+    instance.put(1, COUNTS, {b"b": 5, b"ba": 6})
+
+
+@pytest.mark.parametrize("page", [1, 2, 3, 1000])
+def test_keys_ranges_and_prefixes(instance: Instance, page: int) -> None:
+    fill(instance)
+    counts = store(instance, "counts", page)
+    everything = [("a", 1), ("aa", 3), ("ab", 4), ("aé", 2), ("b", 5), ("ba", 6)]
+    assert list(counts.all()) == everything
+    assert list(counts.reverse_all()) == [*everything[3::-1], *everything[:3:-1]]
+    assert list(counts.range("aa", "b")) == everything[1:5]
+    assert list(counts.reverse_range("aa", "ab")) == [("ab", 4), ("aa", 3)]
+    assert list(counts.range(None, "a")) == [("a", 1)]
+    assert list(counts.range("ab", None)) == everything[2:]
+    assert list(counts.prefix_scan("a")) == everything[:4]
+    assert list(counts.prefix_scan(b"a\xc3")) == [("aé", 2)]
+    assert [counts.get(key) for key in ("a", "ba", "ac")] == [1, 6, None]
+    assert counts.approximate_num_entries() == 6
+    assert counts.partitions == (0, 1)
+
+
+def test_a_large_value_ends_a_page(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(instance)
+    sizes = []
+    original = StoreReader._page
+
+    def counted(self: StoreReader, *arguments: Any) -> Any:
+        page, more = original(self, *arguments)
+        sizes.append(len(page))
+        return page, more
+
+    monkeypatch.setattr(StoreReader, "_page", counted)
+    reader = StoreReader(instance.store("counts")._reader.access, 1000, page_bytes=20)
+    assert len(list(reader.entries(0, None, None))) == 4
+    assert sizes == [2, 2]
+
+
+@pytest.mark.parametrize(("prefix", "end"), [(b"a", b"b"), (b"a\xff\xff", b"b"), (b"\xff", None), (b"", None)])
+def test_what_lies_behind_a_prefix(prefix: bytes, end: bytes | None) -> None:
+    assert after_prefix(prefix) == end
+
+
+def test_a_key_written_by_another_partitioner_is_found_here(instance: Instance) -> None:
+    fill(instance)
+    instance.put(0, COUNTS, {b"bz": 7})  # belongs to partition 1
+    assert store(instance, "counts").get("bz") == 7
+
+
+@pytest.mark.parametrize("page", [1, 2, 1000])
+def test_windows(instance: Instance, page: int) -> None:
+    instance.put(0, WINDOWS, windows({("a", 0): 1, ("a", 1000): 2, ("a", 2000): 3, ("aa", 1000): 4}))
+    instance.put(1, WINDOWS, windows({("b", 1000): 5, ("b", 3000): 6}))
+    read = store(instance, "windows", page)
+
+    def at(key: str, start: int) -> dict[str, Any]:
+        return {"key": key, "start": start, "end": start + 1000}
+
+    assert list(read.fetch("a", 0, 1000)) == [(0, 1), (1000, 2)]
+    assert list(read.fetch("a", 1, 1 << 70)) == [(1000, 2), (2000, 3)]
+    assert list(read.fetch("a", -5, 0)) == [(0, 1)]
+    assert list(read.fetch("a", 2, 1)) == list(read.fetch("a", -2, -1)) == []
+    assert list(read.backward_fetch("a", 0, 5000)) == [(2000, 3), (1000, 2), (0, 1)]
+    assert [read.fetch_window("a", start) for start in (0, 1, 2000)] == [1, None, 3]
+    # Within a partition by key bytes; "aa" follows the windows of "a" that start below its second letter: all of them.
+    assert list(read.fetch_all(1000, 2000)) == [
+        (at("a", 1000), 2),
+        (at("a", 2000), 3),
+        (at("aa", 1000), 4),
+        (at("b", 1000), 5),
+    ]
+    assert list(read.backward_fetch_all(3000, 3000)) == [(at("b", 3000), 6)]
+    assert list(read.fetch_range("aa", "b", 0, 1000)) == [(at("aa", 1000), 4), (at("b", 1000), 5)]
+    assert list(read.backward_fetch_range(None, "a", 1000, 9000)) == [(at("a", 2000), 3), (at("a", 1000), 2)]
+    assert len(list(read.all())) == 6
+    assert read.approximate_num_entries() == 6
+
+
+def test_a_query_of_another_kind_says_what_there_is(instance: Instance) -> None:
+    fill(instance)
+    with pytest.raises(StoreKindError, match=r"key_value store: it has no fetch\(\). It has: .*prefix_scan"):
+        instance.store("counts").fetch("a", 0, 1)
+    with pytest.raises(StoreKindError, match=r"window store: it has no get"):
+        instance.store("windows").get("a")
+    assert not hasattr(instance.store("counts"), "fetch")
+
+
+def test_a_key_of_another_type_names_store_and_type(instance: Instance) -> None:
+    fill(instance)
+    with pytest.raises(SerdeError, match="Keys of store 'counts' are string: expected text, found int 5"):
+        instance.store("counts").get(5)
+    with pytest.raises(SerdeError, match="never null"):
+        instance.store("counts").get(None)
+
+
+def test_writes_between_pages_are_seen_behind_the_page_and_nothing_comes_twice(instance: Instance) -> None:
+    path = instance.put(0, COUNTS, {b"a": 1, b"c": 3, b"e": 5})
+    entries = store(instance, "counts", 2).all()
+    assert [next(entries), next(entries)] == [("a", 1), ("c", 3)]
+    write(path, COUNTS, {b"a": 10, b"b": 2, b"d": 4, b"e": None})
+    assert list(entries) == [("d", 4)]
+
+
+def test_a_store_rebuilt_elsewhere_is_read_on_at_its_new_path(instance: Instance) -> None:
+    content = {b"a": 1, b"b": 2, b"c": 3}
+    old = instance.put(0, COUNTS, content)
+    entries = store(instance, "counts", 1).all()
+    assert next(entries) == ("a", 1)
+    rebuilt = instance.place(0, COUNTS, 1)
+    write(rebuilt, COUNTS, {**content, b"d": 4})
+    instance.show(0, COUNTS, rebuilt)
+    LmdbStore.close_at(old)
+    shutil.rmtree(old)
+    assert list(entries) == [("b", 2), ("c", 3), ("d", 4)]
+
+
+def test_a_store_that_is_gone_while_its_task_is_said_to_run_is_moving(instance: Instance) -> None:
+    path = instance.put(0, COUNTS, {b"a": 1})
+    LmdbStore.close_at(path)
+    shutil.rmtree(path)
+    with pytest.raises(StateMovingError, match="Partition 0 of the store is being rebuilt: retry"):
+        store(instance, "counts").get("a")
+
+
+def test_a_store_closed_between_two_reads_is_opened_again(instance: Instance) -> None:
+    path = instance.put(0, COUNTS, {b"a": 1})
+    counts = store(instance, "counts")
+    assert counts.get("a") == 1
+    LmdbStore.close_at(path)
+    assert counts.get("a") == 1
+
+
+def test_a_partition_that_moves_away_ends_the_iteration_with_an_error(instance: Instance) -> None:
+    fill(instance)
+    entries = store(instance, "counts", 1).all()
+    assert next(entries) == ("a", 1)
+    del instance.active[TaskId(0, 0)]
+    instance.state = ClientState.REBALANCING
+    with pytest.raises(StateMovingError, match="Partition 0 of store 'counts' is being restored or handed over: retry"):
+        list(entries)
+
+
+def test_no_read_transaction_is_open_between_two_entries(instance: Instance) -> None:
+    path = instance.put(0, COUNTS, {b"a": 1, b"b": 2, b"c": 3})
+    entries = store(instance, "counts", 2).all()
+    next(entries)
+    opened = LmdbStore.open(path)
+    assert opened._env._readers == 0
+    opened.close()  # would wait for a reader
+    assert [key for key, _ in entries] == ["b", "c"]
+
+
+def test_a_store_is_kept_over_everything_that_happens_to_its_tasks(instance: Instance) -> None:
+    counts: ReadOnlyStore = store(instance, "counts")
+    assert counts.partitions == ()
+    fill(instance)
+    assert counts.partitions == (0, 1)
+    assert repr(counts) == "<ReadOnlyKeyValueStore counts>"
