@@ -96,6 +96,40 @@ class RecordError(FatalError):
         self.topic, self.partition, self.offset, self.node = topic, partition, offset, node
 
 
+class IncompatibleTopologyError(FatalError):
+    """This instance's program does not fit the one that the group runs; the others go on. ``difference``: a line each."""
+
+    code = "EF-INCOMPATIBLE-TOPOLOGY"
+
+    def __init__(self, message: str, *, difference: str = "") -> None:
+        super().__init__(message)
+        self.difference = difference
+
+
+class ProcessIdClashError(FatalError):
+    """Another live instance has this one's process id: the state folder is a copy of another's."""
+
+    code = "EF-PROCESS-ID-CLASH"
+
+
+class MissingSourceTopicError(FatalError):
+    """A topic that the program reads has vanished while it ran."""
+
+    code = "EF-MISSING-SOURCE-TOPIC"
+
+
+class AssignmentFailedError(FatalError):
+    """The leader could not distribute the tasks, or could not read this member's user data."""
+
+    code = "EF-ASSIGNMENT-FAILED"
+
+
+class ShutdownRequestedError(FatalError):
+    """An instance asked the whole application to shut down (KIP-663)."""
+
+    code = "EF-SHUTDOWN-REQUESTED"
+
+
 class TaskTimeoutError(FatalError):
     """An operation was retried until ``task.timeout.ms`` ran out (KIP-572); the cause is chained."""
 

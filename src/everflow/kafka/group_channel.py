@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Protocol
 
 import kafka.errors as client_errors
 from kafka import KafkaConsumer
-from kafka.consumer.subscription_state import ConsumerRebalanceListener
 from kafka.coordinator.assignors.abstract import AbstractPartitionAssignor, RebalanceProtocol
+from kafka.protocol.consumer import LeaveGroupRequest
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from kafka.structs import MemberState, OffsetAndMetadata
 from kafka.structs import TopicPartition as ClientTopicPartition
@@ -43,6 +43,13 @@ class MemberMetadata(NamedTuple):
     instance_id: str | None
 
 
+class Given(NamedTuple):
+    """The leader's answer to one member: input partitions, and bytes that only the assignor understands."""
+
+    partitions: Sequence[TopicPartition]
+    user_data: bytes
+
+
 class GroupAssignor(Protocol):
     """What the channel asks for when the group is rebalanced; called on the client's IO thread, so it must be quick."""
 
@@ -51,21 +58,15 @@ class GroupAssignor(Protocol):
     def user_data(self) -> bytes:
         """Bytes for this member's next join; different from the ones before (scenario 20)."""
 
-    def assign(self, members: Mapping[str, bytes], partition_counts: Mapping[str, int]) -> Mapping[str, Sequence[TopicPartition]]:
-        """On the leader: partitions per member id, from every member's user data."""
-
-    def completed(self, generation: int) -> None:
-        """This member has its assignment of ``generation``, changed or not."""
+    def assign(self, members: Mapping[str, bytes], partition_counts: Mapping[str, int]) -> Mapping[str, Given]:
+        """On the leader: an answer per member id, from every member's user data. A missing topic has the count 0."""
 
 
 class GroupListener(Protocol):
-    """Ownership changes; called on the client's IO thread: mark and return (scenario 24)."""
+    """The outcome of a rebalance; called on the client's IO thread: mark and return (scenario 24)."""
 
-    def on_assigned(self, partitions: frozenset[TopicPartition]) -> None: ...
-
-    def on_revoked(self, partitions: frozenset[TopicPartition]) -> None: ...
-
-    def on_lost(self, partitions: frozenset[TopicPartition]) -> None: ...
+    def on_assignment(self, partitions: frozenset[TopicPartition], user_data: bytes, generation: int) -> None:
+        """Everything this member was given in ``generation``, also if nothing changed."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,10 @@ class GroupSettings:
 class GroupChannel:
     """One member of a consumer group. ``poll`` and ``close`` belong to one thread, the rest is safe from any.
 
+    What the member owns is the listener's affair: the client's own book of it is kept empty, so that it neither compares
+    assignments nor asks for rebalances. An eviction shows in ``metadata`` (generation -1) at the latest when a join asks for
+    the user data.
+
     Raises RetriableError from the constructor when no broker answers within ``bootstrap_timeout_s``.
     """
 
@@ -97,14 +102,16 @@ class GroupChannel:
         bootstrap_timeout_s: float = 30.0,
     ) -> None:
         self._settings = settings
+        self._assignor = _Assignor(assignor)
         try:
-            self._consumer = KafkaConsumer(**_client_config(settings, assignor, bootstrap_timeout_s))
+            self._consumer = KafkaConsumer(**_client_config(settings, self._assignor, bootstrap_timeout_s))
         except client_errors.KafkaError as failure:
             raise classify(failure, f"joining group {settings.group_id} at {settings.bootstrap_servers}") from failure
         self._coordinator = self._consumer._coordinator
         self._committing = threading.Lock()
         wanted = sorted(set(topics))
-        self._consumer.subscribe(wanted, listener=_Listener(listener))
+        self._assignor.attach(listener, self._coordinator._subscription)
+        self._consumer.subscribe(wanted)
         # The leader deals what the metadata cache holds: an empty one costs another rebalance (scenario 30).
         for topic in wanted:
             self._consumer.partitions_for_topic(topic)
@@ -178,9 +185,44 @@ class GroupChannel:
             raise classify(failure, doing) from failure
         return True
 
-    def close(self, timeout_s: float) -> None:
-        """End the membership. A dynamic member leaves the group, a static one stays until its session ends."""
-        self._consumer.close(autocommit=False, timeout_ms=int(timeout_s * 1000))
+    def close(self, timeout_s: float, leave_group: bool | None = None) -> None:
+        """End the membership, trying for at most ``timeout_s`` seconds; errors on the way are swallowed by the client.
+
+        ``leave_group``: None: a dynamic member leaves the group, a static one stays until its session ends (KIP-345);
+        True: also a static one leaves, by its instance id; False: silent, also a dynamic one (the client itself has no such
+        close: without a generation it has nothing to leave with).
+        """
+        timeout_ms = int(timeout_s * 1000)
+        static = self._settings.instance_id is not None
+        if leave_group is False:
+            self._coordinator.reset_generation()
+        elif leave_group and static and self.metadata().member_id:
+            self._leave_static(timeout_ms)
+        self._consumer.close(autocommit=False, timeout_ms=timeout_ms)
+
+    def _leave_static(self, timeout_ms: int) -> None:
+        """LeaveGroup for a static member: the client only ever sends it for dynamic ones."""
+        now = self.metadata()
+        identity = LeaveGroupRequest.MemberIdentity(
+            member_id=now.member_id, group_instance_id=now.instance_id, reason="the instance leaves on purpose"
+        )
+        request = LeaveGroupRequest(group_id=self._settings.group_id, member_id=now.member_id, members=[identity], min_version=3)
+
+        async def send() -> Any:
+            return await self._consumer._manager.wait_for(
+                self._consumer._manager.send(request, node_id=self._coordinator.coordinator_id), timeout_ms
+            )
+
+        doing = f"leaving group {self._settings.group_id} as {now.instance_id}"
+        try:
+            if not self._coordinator.ensure_coordinator_ready(timeout_ms=timeout_ms):
+                raise RetriableError(f"{doing}: no coordinator within {timeout_ms} ms; its tasks wait for the session to end")
+            answer = self._consumer._net.run(send)
+        except client_errors.KafkaError as failure:
+            raise classify(failure, doing) from failure
+        codes = {answer.error_code, *(member.error_code for member in answer.members or ())} - {0}
+        if codes:
+            raise classify(client_errors.for_code(codes.pop())(), doing)
 
     def _check_fenced(self) -> None:
         # A fenced static id only stops the heartbeats: generation and state stay as they were.
@@ -206,25 +248,17 @@ def classify(failure: BaseException, doing: str) -> EverflowError:
     return RetriableError(text)
 
 
-class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
-    def __init__(self, listener: GroupListener) -> None:
-        self._listener = listener
-
-    def on_partitions_assigned(self, assigned: Iterable[Any]) -> None:
-        self._listener.on_assigned(_ours(assigned))
-
-    def on_partitions_revoked(self, revoked: Iterable[Any]) -> None:
-        self._listener.on_revoked(_ours(revoked))
-
-    def on_partitions_lost(self, lost: Iterable[Any]) -> None:
-        self._listener.on_lost(_ours(lost))
-
-
 class _Assignor(AbstractPartitionAssignor):  # type: ignore[misc]
     """kafka-python's idea of an assignor around ours; KIP-429 cooperative protocol."""
 
     def __init__(self, assignor: GroupAssignor) -> None:
         self._assignor = assignor
+        self._listener: GroupListener | None = None
+        self._subscription: Any = None
+
+    def attach(self, listener: GroupListener, subscription: Any) -> None:
+        """Before the first join."""
+        self._listener, self._subscription = listener, subscription
 
     @property
     def name(self) -> str:
@@ -242,24 +276,23 @@ class _Assignor(AbstractPartitionAssignor):  # type: ignore[misc]
         topics = {topic for member in members for topic in member.metadata.topics}
         counts = {topic: len(cluster.partitions_for_topic(topic) or ()) for topic in topics}
         decided = self._assignor.assign({m.member_id: bytes(m.metadata.user_data or b"") for m in members}, counts)
-        return {member_id: _wire(partitions) for member_id, partitions in decided.items()}
+        return {member_id: _wire(given) for member_id, given in decided.items()}
 
     def on_assignment(self, assignment: Any, generation: int) -> None:
-        self._assignor.completed(generation)
+        self._subscription.assign_from_subscribed([])
+        if self._listener is not None:
+            partitions = frozenset(TopicPartition(tp.topic, tp.partition) for tp in assignment.partitions())
+            self._listener.on_assignment(partitions, bytes(assignment.user_data or b""), generation)
 
 
-def _wire(partitions: Sequence[TopicPartition]) -> Any:
+def _wire(given: Given) -> Any:
     by_topic: dict[str, list[int]] = {}
-    for tp in sorted(partitions):
+    for tp in sorted(given.partitions):
         by_topic.setdefault(tp.topic, []).append(tp.partition)
-    return ConsumerProtocolAssignment(0, sorted(by_topic.items()), b"")
+    return ConsumerProtocolAssignment(0, sorted(by_topic.items()), given.user_data)
 
 
-def _ours(partitions: Iterable[Any]) -> frozenset[TopicPartition]:
-    return frozenset(TopicPartition(tp.topic, tp.partition) for tp in partitions)
-
-
-def _client_config(settings: GroupSettings, assignor: GroupAssignor, bootstrap_timeout_s: float) -> dict[str, Any]:
+def _client_config(settings: GroupSettings, assignor: _Assignor, bootstrap_timeout_s: float) -> dict[str, Any]:
     return {
         "bootstrap_servers": settings.bootstrap_servers.split(","),
         "client_id": settings.client_id,
@@ -267,7 +300,7 @@ def _client_config(settings: GroupSettings, assignor: GroupAssignor, bootstrap_t
         **settings.client,
         "group_id": settings.group_id,
         "group_instance_id": settings.instance_id,
-        "partition_assignment_strategy": (_Assignor(assignor),),
+        "partition_assignment_strategy": (assignor,),
         "session_timeout_ms": settings.session_timeout_ms,
         "heartbeat_interval_ms": settings.heartbeat_interval_ms,
         "max_poll_interval_ms": settings.rebalance_timeout_ms,

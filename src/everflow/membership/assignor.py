@@ -1,91 +1,329 @@
-"""Joins the pure assignor to the group protocol: user data in, partitions per member out, checked before it is sent."""
+"""Joins the pure assignor to the group protocol: user data in, one answer per member out, checked before it is sent."""
 
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
 
-from everflow.assignment import range as range_assignment
-from everflow.assignment.cluster_state import Assignment, Member, tasks_of, validate_assignment
-from everflow.assignment.user_data import UserData, decode, encode
-from everflow.errors import FatalError
+from everflow.assignment import assignor as everflow_assignor
+from everflow.assignment.cluster_state import (
+    Assignment,
+    AssignmentRules,
+    ClusterState,
+    Member,
+    TaskInfo,
+    tasks_of,
+    validate_assignment,
+)
+from everflow.assignment.user_data import (
+    LATEST_VERSION,
+    AssignmentData,
+    AssignmentError,
+    HostTasks,
+    UserData,
+    decode_assignment,
+    digest,
+    encode,
+    encode_assignment,
+    hosts_within_budget,
+)
+from everflow.kafka.group_channel import Given
+from everflow.membership.screening import Screening, screen
 from everflow.records import TaskId, TopicPartition
 
 log = logging.getLogger("everflow.membership")
 
-Decide = Callable[[Sequence[Member], Sequence[TaskId]], Assignment]
+Decide = Callable[[ClusterState], Assignment]
+"""The pure decision; an assignor of the user's own is plugged in here (KIP-924). What it gives is validated."""
+
+METADATA_RETRY_MS = 1_000
+"""A leader whose metadata lack a topic asks again after this; they are refreshed with every assignment."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What never changes while the instance lives. ``topology``: the lines of `everflow.topology.fingerprint`."""
+
+    process_id: str
+    threads: int = 1
+    rack: str = ""
+    tags: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    endpoint: str = ""
+    instance_id: str | None = None
+    topology: tuple[str, ...] = ()
+
+
+class LocalCopies(Protocol):
+    """The copies on this instance's disk."""
+
+    def offset_sums(self) -> Mapping[TaskId, int]:
+        """Task -> offset sum of every copy whose task does not run active here. On the client's IO thread: quick, no I/O."""
+
+
+class EndSums(Protocol):
+    """Ends of the changelogs, for the leader."""
+
+    def refresh(self) -> None:
+        """Start to read them anew; returns at once."""
+
+    def latest(self) -> Mapping[TaskId, int] | None:
+        """Per task; None without a fresh figure (X2)."""
+
+
+class PartitionRacks(Protocol):
+    """Where the partitions' replicas stand."""
+
+    def racks(self) -> Mapping[TopicPartition, frozenset[str]]:
+        """Racks per partition; what is not known is left out. Quick, no I/O."""
+
+
+class Claims(NamedTuple):
+    """What the member holds when a join goes out."""
+
+    owned: frozenset[TaskId]
+    generation: int
 
 
 class TaskAssignor:
     """The group's ``everflow`` protocol (cooperative, KIP-429). Called on the group client's IO thread; no waiting.
 
     Args:
-        process_id: this instance's, kept in its state folder.
         subtopologies: index -> full names of its source and repartition topics.
-        threads: number of stream threads, told to the others.
-        decide: the pure decision; range assignment unless another is given.
+        changelogs: index -> full names of its stores' changelogs; a sub-topology without any is stateless.
+        decide: the pure decision.
+        first_nonce: random unless given; two lives of an instance must not begin with the same.
+        latest_version: of user data; lower ones are used as long as the group has members that need them.
     """
 
     name = "everflow"
 
     def __init__(
         self,
-        process_id: str,
+        identity: Identity,
         subtopologies: Mapping[int, Sequence[str]],
-        threads: int = 1,
-        decide: Decide = range_assignment.assign,
+        changelogs: Mapping[int, Sequence[str]],
+        copies: LocalCopies,
+        end_sums: EndSums,
+        racks: PartitionRacks,
+        rules: AssignmentRules,
+        decide: Decide = everflow_assignor.assign,
+        *,
+        first_nonce: int | None = None,
+        latest_version: int = LATEST_VERSION,
     ) -> None:
-        self._process_id = process_id
+        self.identity = identity
+        self.draining = False
+        """Tell the others, from the next join on, that this member wants to leave."""
+        self.shutting_down_all = False
+        """Ask, from the next join on, every member of the group to end."""
         self._subtopologies = {index: tuple(topics) for index, topics in subtopologies.items()}
         self._subtopology_of = {topic: index for index, topics in self._subtopologies.items() for topic in topics}
-        self._threads = threads
+        self._changelogs = {index: tuple(topics) for index, topics in changelogs.items()}
+        self._copies, self._end_sums, self._racks = copies, end_sums, racks
+        self._rules = rules
         self._decide = decide
-        self._owned: Callable[[], frozenset[TaskId]] = frozenset
-        self._generation = -1
-        self._nonce = 0
+        self._digest = digest(identity.topology)
+        self._latest_version = latest_version
+        self._used_version = latest_version
+        self._claims: Callable[[], Claims] = lambda: Claims(frozenset(), -1)
+        self._nonce = secrets.randbits(32) if first_nonce is None else first_nonce
         self._lock = threading.Lock()
+
+    # --- every member ----------------------------------------------------------------------------------------
 
     @property
     def topics(self) -> frozenset[str]:
         """Every source and repartition topic: what the member subscribes to."""
         return frozenset(self._subtopology_of)
 
-    def bind(self, owned: Callable[[], frozenset[TaskId]]) -> None:
+    @property
+    def topology(self) -> str:
+        """The digest of this instance's program."""
+        return self._digest
+
+    def bind(self, claims: Callable[[], Claims]) -> None:
         """Where to ask what this member holds when it joins; set by the member."""
-        self._owned = owned
+        self._claims = claims
 
     def task_of(self, tp: TopicPartition) -> TaskId:
         """The task that reads a partition. KeyError for a topic of no sub-topology."""
         return TaskId(self._subtopology_of[tp.topic], tp.partition)
 
+    def cold(self, tasks: Collection[TaskId]) -> frozenset[TaskId]:
+        """Those of ``tasks`` that have stores, and nothing of them on this disk."""
+        on_disk = self._copies.offset_sums()
+        return frozenset(task for task in tasks if self._changelogs.get(task.subtopology) and task not in on_disk)
+
     def user_data(self) -> bytes:
         """This member's bytes; they differ from join to join (scenario 20)."""
+        claims = self._claims()
         with self._lock:
-            self._nonce += 1
-            nonce = self._nonce & 0xFF
-        return encode(UserData(self._process_id, self._owned(), self._generation, self._threads, nonce))
-
-    def completed(self, generation: int) -> None:
-        """What this member claims from now on is as of ``generation``."""
-        self._generation = generation
-
-    def assign(self, members: Mapping[str, bytes], partition_counts: Mapping[str, int]) -> dict[str, list[TopicPartition]]:
-        """On the leader: partitions per member id. FatalError if the decision breaks a rule (a bug: nothing is sent)."""
-        state = [_member(member_id, decode(blob)) for member_id, blob in sorted(members.items())]
-        tasks = tasks_of(self._subtopologies, partition_counts)
-        decided = self._decide(state, sorted(tasks))
-        problems = validate_assignment(decided, state, tasks)
-        if problems:
-            raise FatalError(f"the assignor broke its own rules, nothing was assigned: {'; '.join(problems)}")
-        log.info(
-            "assigned %d tasks to %d members, %d move in the follow-up rebalance",
-            len(tasks) - len(decided.withheld),
-            len(state),
-            len(decided.withheld),
+            self._nonce = (self._nonce + 1) & 0xFFFFFFFF
+            nonce = self._nonce
+        self._end_sums.refresh()
+        me = self.identity
+        data = UserData(
+            process_id=me.process_id,
+            owned=claims.owned,
+            generation=claims.generation,
+            threads=me.threads,
+            offset_sums=self._copies.offset_sums(),
+            rack=me.rack,
+            tags=me.tags,
+            endpoint=me.endpoint,
+            draining=self.draining,
+            instance_id=me.instance_id,
+            topology=self._digest,
+            error=AssignmentError.SHUTDOWN_REQUESTED if self.shutting_down_all else AssignmentError.NONE,
+            nonce=nonce,
+            used_version=self._used_version,
+            latest_version=self._latest_version,
         )
-        return {member_id: [tp for task in sorted(given) for tp in tasks[task]] for member_id, given in decided.active.items()}
+        return encode(data)
+
+    def answer(self, blob: bytes) -> AssignmentData:
+        """The leader's bytes, and from now on the newest version that the whole group reads. Raises UserDataError."""
+        data = decode_assignment(blob)
+        self._used_version = min(self._latest_version, data.latest_version)
+        return data
+
+    def is_stale(self, data: AssignmentData) -> bool:
+        """Whether this was decided before this instance's present life: a static member gets its old answer again (KIP-345)."""
+        return data.answers != self._nonce
+
+    # --- the leader ------------------------------------------------------------------------------------------
+
+    def assign(self, members: Mapping[str, bytes], partition_counts: Mapping[str, int]) -> dict[str, Given]:
+        """An answer per member id. Never raises: what goes wrong is an error in the answers."""
+        screening = screen(members, self._latest_version)
+        for member_id, refusal in screening.refused.items():
+            log.warning("member %s takes no part: %s", member_id, refusal.message)
+        answers = self._answers(screening, partition_counts)
+        inputs = tasks_of(self._subtopologies, partition_counts)
+        return {
+            member_id: Given([tp for task in sorted(answer.active) for tp in inputs[task]], encode_assignment(answer))
+            for member_id, answer in answers.items()
+        }
+
+    def _answers(self, screening: Screening, counts: Mapping[str, int]) -> dict[str, AssignmentData]:
+        accepted = screening.accepted
+        common = screening.common_version
+        base = AssignmentData(topology=screening.topology, version=common, latest_version=common)
+        reference = self.identity.topology if self._digest == screening.topology else ()
+        answers = {
+            member_id: replace(
+                base,
+                error=refusal.error,
+                message=refusal.message,
+                reference=reference if refusal.error is AssignmentError.INCOMPATIBLE_TOPOLOGY else (),
+                answers=screening.nonces.get(member_id, 0),
+            )
+            for member_id, refusal in screening.refused.items()
+        }
+        error, message = _group_error(accepted, self._missing(counts))
+        if error is AssignmentError.NONE:
+            try:
+                return answers | self._decided(screening, counts, base)
+            except Exception as failure:  # an assignor of the user's own may raise anything; the group must hear of it
+                log.exception("the assignor failed")
+                error, message = AssignmentError.ASSIGNMENT_FAILED, f"the assignor failed on the leader: {failure!r}"
+        log.warning("nothing was assigned: %s", message)
+        asker = min(accepted, default="")
+        for member_id, data in accepted.items():
+            again = member_id == asker and error is AssignmentError.INCOMPLETE_SOURCE_METADATA
+            answers[member_id] = replace(
+                base, error=error, message=message, answers=data.nonce, followup_ms=METADATA_RETRY_MS if again else None
+            )
+        return answers
+
+    def _missing(self, counts: Mapping[str, int]) -> list[str]:
+        return sorted(topic for topic in self._subtopology_of if not counts.get(topic, 0))
+
+    def _decided(self, screening: Screening, counts: Mapping[str, int], base: AssignmentData) -> dict[str, AssignmentData]:
+        cluster = self._cluster(screening, counts)
+        decided = self._decide(cluster)
+        problems = validate_assignment(decided, cluster.members, cluster.tasks, cluster.held_back)
+        if problems:
+            raise ValueError(f"it broke the rules: {'; '.join(problems[:10])}")
+        log.info(
+            "assigned %d tasks to %d members, %d wait for their present owner, %d movements left",
+            sum(map(len, decided.active.values())),
+            len(cluster.members),
+            len(decided.withheld),
+            decided.movements,
+        )
+        none: frozenset[TaskId] = frozenset()
+        hosts = hosts_within_budget(
+            {
+                member.endpoint: HostTasks(decided.active[member.member_id], decided.standby.get(member.member_id, none))
+                for member in cluster.members
+                if member.endpoint
+            },
+            len(cluster.members),
+        )
+        staying = sorted((m for m in cluster.members if not m.draining), key=lambda m: m.order)
+        asker = (staying or sorted(cluster.members, key=lambda m: m.order))[0].member_id if cluster.members else ""
+        return {
+            member.member_id: replace(
+                base,
+                active=decided.active[member.member_id],
+                standby=decided.standby.get(member.member_id, none),
+                warmup=decided.warmup.get(member.member_id, none),
+                hosts=hosts,
+                followup_ms=decided.followup_ms if member.member_id == asker else None,
+                draining_done=member.draining and not staying,
+                answers=screening.accepted[member.member_id].nonce,
+            )
+            for member in cluster.members
+        }
+
+    def _cluster(self, screening: Screening, counts: Mapping[str, int]) -> ClusterState:
+        members = tuple(_member(member_id, data) for member_id, data in sorted(screening.accepted.items()))
+        tasks = {task: self._info(task, inputs) for task, inputs in tasks_of(self._subtopologies, counts).items()}
+        held_back: frozenset[TaskId] = frozenset()
+        if screening.unread:
+            # Whoever cannot be read may run what nobody else claims; it keeps that until it has come down a version.
+            held_back = frozenset(tasks) - frozenset().union(*(member.owned for member in members))
+        return ClusterState(
+            members=members,
+            tasks=tasks,
+            end_sums=self._end_sums.latest(),
+            racks=self._racks.racks(),
+            rules=self._rules,
+            held_back=held_back,
+        )
+
+    def _info(self, task: TaskId, inputs: Sequence[TopicPartition]) -> TaskInfo:
+        changelogs = tuple(TopicPartition(topic, task.partition) for topic in self._changelogs.get(task.subtopology, ()))
+        return TaskInfo(task, tuple(inputs), changelogs, bool(changelogs))
+
+
+def _group_error(members: Mapping[str, UserData], missing: Sequence[str]) -> tuple[AssignmentError, str]:
+    """What stops the whole group, if anything does."""
+    asking = sorted(member_id for member_id, data in members.items() if data.error is AssignmentError.SHUTDOWN_REQUESTED)
+    if asking:
+        return AssignmentError.SHUTDOWN_REQUESTED, f"member {asking[0]} asked the whole application to shut down"
+    if missing:
+        return AssignmentError.INCOMPLETE_SOURCE_METADATA, f"the leader does not see topic {', '.join(missing)}"
+    return AssignmentError.NONE, ""
 
 
 def _member(member_id: str, data: UserData) -> Member:
-    return Member(member_id, data.process_id, data.owned, data.generation)
+    return Member(
+        member_id=member_id,
+        process_id=data.process_id,
+        owned=data.owned,
+        generation=data.generation,
+        threads=data.threads,
+        offset_sums=data.offset_sums,
+        rack=data.rack,
+        tags=data.tags,
+        endpoint=data.endpoint,
+        draining=data.draining,
+        instance_id=data.instance_id,
+    )

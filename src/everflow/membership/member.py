@@ -1,8 +1,9 @@
 """This instance's membership in the group: one thread that joins, and ownership that any thread may read.
 
-The listeners run on the group client's IO thread and only mark and queue (scenario 24). After tasks were taken
-away the thread does not rejoin until ``release``: the next generation would hand them to their new owner while
-their last batch still runs here (D7).
+What a rebalance brings is compared with what this member owns and becomes events, on the group client's IO thread, which only marks
+and queues (scenario 24). After tasks were taken away the thread does not rejoin until ``release``: the next generation would hand
+them to their new owner while their last batch still runs here (D7). Nothing below decides anything on its own: when to ask for a
+rebalance is `FollowUps`, what an answer means is `TaskAssignor`. A simulation gives its own channel and calls ``step`` itself.
 """
 
 from __future__ import annotations
@@ -10,17 +11,23 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
+from everflow.assignment.user_data import AssignmentData, AssignmentError, HostTasks, UserDataError
+from everflow.clock import Clock, SystemClock
 from everflow.errors import EverflowError, FatalError, RetriableError, TaskMigratedError
-from everflow.kafka.group_channel import GroupChannel, GroupSettings, MemberMetadata
-from everflow.membership.assignor import TaskAssignor
+from everflow.kafka.group_channel import GroupAssignor, GroupChannel, GroupListener, GroupSettings, MemberMetadata
+from everflow.membership.assignor import Claims, TaskAssignor
+from everflow.membership.follow_ups import FollowUps
+from everflow.membership.refused import refusal_error
 from everflow.records import TaskId, TopicPartition
 
 log = logging.getLogger("everflow.membership")
 
+METADATA_TIMEOUT_MS = 30_000
+"""For so long a leader may miss a source topic before this member gives up."""
 _POLL_S = 0.05
 _JOIN_SLICE_S = 1.0
 _RETRY_S = 0.5
@@ -52,13 +59,27 @@ class Lost:
 
 
 @dataclass(frozen=True)
+class Roles:
+    """The copies this member keeps, after every completed rebalance, changed or not, after its Assigned and Revoked.
+
+    ``hosts`` by end point; None where it was left out for its size. ``draining_done``: nobody could take what is still here.
+    """
+
+    generation: int
+    standby: frozenset[TaskId]
+    warmup: frozenset[TaskId]
+    hosts: Mapping[str, HostTasks] | None
+    draining_done: bool
+
+
+@dataclass(frozen=True)
 class Failed:
-    """The membership cannot go on (``error`` says why); the thread has ended."""
+    """The membership cannot go on (``error`` says why); the thread has ended, or ends now."""
 
     error: EverflowError
 
 
-MemberEvent = Assigned | Revoked | Lost | Failed
+MemberEvent = Assigned | Revoked | Lost | Roles | Failed
 
 
 @dataclass(frozen=True)
@@ -74,12 +95,39 @@ class MemberSnapshot:
     owned: Mapping[TopicPartition, int]
 
 
+class MemberChannel(Protocol):
+    """What a member needs of its group; `GroupChannel` is the real one and says what each does."""
+
+    def poll(self, timeout_s: float) -> None: ...
+
+    def keep_alive(self) -> None: ...
+
+    @property
+    def joining(self) -> bool: ...
+
+    @property
+    def stable(self) -> bool: ...
+
+    def request_rejoin(self) -> None: ...
+
+    def metadata(self) -> MemberMetadata: ...
+
+    def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> bool: ...
+
+    def close(self, timeout_s: float, leave_group: bool | None = None) -> None: ...
+
+
+OpenChannel = Callable[[GroupSettings, Iterable[str], GroupAssignor, GroupListener, float], MemberChannel]
+
+
 class GroupMember:
     """One member of the group ``application.id``.
 
     ``start`` joins; events arrive through ``on_event`` (called on the group client's IO thread or the membership
     thread: it must return at once, e.g. ``queue.put``) or, without one, in ``events``. Every ``Revoked`` holds the
     rejoin until ``release``. All methods are safe from any thread but not from ``on_event``.
+
+    Without a thread of its own: ``open``, then ``step`` again and again, then ``close``.
     """
 
     def __init__(
@@ -87,29 +135,40 @@ class GroupMember:
         settings: GroupSettings,
         assignor: TaskAssignor,
         on_event: Callable[[MemberEvent], None] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock | None = None,
+        open_channel: OpenChannel = GroupChannel,
     ) -> None:
         self.events: queue.SimpleQueue[MemberEvent] = queue.SimpleQueue()
         self._settings = settings
         self._assignor = assignor
         self._emit = on_event or self.events.put
-        self._clock = clock
-        self._channel: GroupChannel | None = None
+        self._clock = clock or SystemClock()
+        self._open_channel = open_channel
+        self._channel: MemberChannel | None = None
         self._owned: Mapping[TopicPartition, int] = {}
         self._serial = 0
+        self._generation = -1  # the last one completed without an error
+        self._follow_ups = FollowUps()
+        self._asking = threading.Lock()  # for _follow_ups, and for giving everything up
         self._held = threading.Event()
         self._wake = threading.Event()
+        self._drained = threading.Event()
         self._closing = False
         self._silent = False
+        self._leave_group: bool | None = None
+        self._error: EverflowError | None = None
+        self._incomplete_since: float | None = None
         self._thread: threading.Thread | None = None
-        assignor.bind(self.owned)
+        assignor.bind(self._claims)
+
+    # --- for the owner ---------------------------------------------------------------------------------------
 
     def start(self, timeout_s: float = 30.0) -> None:
         """Connect and begin to join, on a thread of its own.
 
         Raises RetriableError when no broker answers within ``timeout_s`` seconds; it may then be called again.
         """
-        self._channel = GroupChannel(self._settings, self._assignor.topics, self._assignor, self, timeout_s)
+        self.open(timeout_s)
         self._thread = threading.Thread(target=self._run, name="everflow-membership", daemon=True)
         self._thread.start()
 
@@ -124,12 +183,12 @@ class GroupMember:
 
     def owned(self) -> frozenset[TaskId]:
         """The tasks this member holds."""
-        return frozenset(self._assignor.task_of(tp) for tp in self._owned)
+        return self._tasks(self._owned)
 
     @property
     def stable(self) -> bool:
-        """True while a member of a completed generation, with no rebalance known to be under way."""
-        return self._channel is not None and self._channel.stable and not self._held.is_set()
+        """True while a member of a completed generation, with no rebalance known to be under way or wanted."""
+        return self._channel is not None and self._channel.stable and not self._held.is_set() and not self._follow_ups.pending
 
     def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> bool:
         """at_least_once: commit (next offset, metadata text); False = deferred, commit with the next batch.
@@ -147,96 +206,209 @@ class GroupMember:
 
     def release(self) -> None:
         """The revoked tasks' batches have ended and they are closed: rejoin."""
-        self._held.clear()
+        if self._held.is_set():
+            self._held.clear()
+            self.request_rejoin("revoked tasks are closed")
+
+    def request_rejoin(self, why: str = "asked for") -> None:
+        """Ask for a rebalance at once; the user data differ each time."""
+        with self._asking:
+            self._follow_ups.ask(why)
         self._wake.set()
 
-    def request_rejoin(self) -> None:
-        """Ask for a rebalance (a hot warm-up, a drain, a changed task list); the user data differ each time."""
-        if self._channel is not None:
-            self._channel.request_rejoin()
-            self._wake.set()
+    def became_hot(self, task: TaskId) -> None:
+        """A warm-up, or a standby of a task whose active waits, reached the acceptable lag; see `FollowUps`."""
+        with self._asking:
+            self._follow_ups.became_hot(task, self._clock.monotonic_ms())
+        self._wake.set()
 
-    def leave(self, timeout_s: float = 10.0) -> None:
-        """End the membership; the caller has drained its tasks. No events follow. Static members stay in the group."""
+    def drain(self) -> None:
+        """Ask the others to take this member's tasks, each as soon as somebody has a hot copy of it; events go on."""
+        if not self._assignor.draining:
+            self._assignor.draining = True
+            self.request_rejoin("this member drains")
+
+    def await_drained(self, timeout_s: float) -> bool:
+        """Wait until a drain has nothing left to give away (or nobody to give it to); False after ``timeout_s``."""
+        return self._drained.wait(timeout_s)
+
+    def shut_down_application(self) -> None:
+        """Ask every instance to end, this one too: each gets Failed(ShutdownRequestedError) (KIP-663)."""
+        self._assignor.shutting_down_all = True
+        self.request_rejoin("the whole application is to shut down")
+
+    def leave(self, timeout_s: float = 10.0, leave_group: bool | None = None) -> None:
+        """End the membership; the caller has drained its tasks. No events follow.
+
+        ``leave_group``: None: a dynamic member leaves, a static one stays; True: also a static one leaves; False: silent:
+        its tasks wait for the session to end, or for its return.
+        """
         self._silent = True
+        if not self._closing:
+            self._leave_group = leave_group
         self._closing = True
         self._wake.set()
         if self._thread is not None:
             self._thread.join(timeout_s)
 
-    # --- on the membership thread ----------------------------------------------------------------------------
+    # --- on the membership thread, or a simulation's ------------------------------------------------------------
 
-    def _run(self) -> None:
-        assert self._channel is not None
+    def open(self, timeout_s: float = 30.0) -> None:
+        """Connect; RetriableError when no broker answers within ``timeout_s`` seconds."""
+        self._channel = self._open_channel(self._settings, self._assignor.topics, self._assignor, self, timeout_s)
+
+    def step(self) -> float | None:
+        """One look at the group. Seconds until the next is due, or None: the membership has failed, call ``close``."""
+        assert self._channel is not None, "open() first"
         try:
-            while not self._closing:
-                try:
-                    self._step(self._channel)
-                    pause = _POLL_S
-                except RetriableError as failure:
-                    log.warning("%s; trying again", failure)
-                    pause = _RETRY_S
-                except TaskMigratedError as failure:
-                    log.warning("%s", failure)
-                    pause = _POLL_S
-                self._wake.wait(pause)
-                self._wake.clear()
+            self._step(self._channel)
+            if self._error is not None:
+                raise self._error
+        except RetriableError as failure:
+            log.warning("%s; trying again", failure)
+            return _RETRY_S
+        except TaskMigratedError as failure:
+            log.warning("%s", failure)
         except EverflowError as failure:
             self._fail(failure)
+            return None
         except Exception as failure:
+            log.exception("the membership failed")
             self._fail(FatalError(f"membership of group {self._settings.group_id} ended: {failure!r}"))
-        finally:
-            self._close(self._channel)
+            return None
+        return _POLL_S
 
-    def _step(self, channel: GroupChannel) -> None:
-        # A member that was evicted has nothing to wait for: others may own its tasks already.
-        evicted = channel.metadata().generation < 0
-        if self._held.is_set() and not channel.joining and not evicted:
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Leave as ``leave`` said and give up everything; no events follow."""
+        self._silent = True
+        try:
+            if self._channel is not None:
+                self._channel.close(timeout_s, self._leave_group)
+        except Exception as failure:
+            log.warning("leaving group %s: %s", self._settings.group_id, failure)
+        self._owned = {}
+        self._drained.set()
+
+    def _run(self) -> None:
+        try:
+            pause = _POLL_S
+            while not self._closing:
+                again = self.step()
+                if again is None:
+                    return
+                pause = again
+                self._wake.wait(pause)
+                self._wake.clear()
+        finally:
+            self.close()
+
+    def _step(self, channel: MemberChannel) -> None:
+        self._notice_eviction(channel)
+        with self._asking:
+            why = self._follow_ups.due(self._clock.monotonic_ms(), channel.joining)
+        if why is not None:
+            log.info("asking for a rebalance: %s", why)
+            channel.request_rejoin()
+        if self._held.is_set() and not channel.joining:
             channel.keep_alive()
         else:
             channel.poll(_JOIN_SLICE_S)
 
+    def _notice_eviction(self, channel: MemberChannel) -> None:
+        """Without a generation others may own the tasks already; there is nothing left to hand over or to wait for."""
+        if channel.metadata().generation < 0 and (self._owned or self._held.is_set()):
+            self._lose()
+
+    def _lose(self) -> None:
+        with self._asking:  # both threads may notice it
+            lost, self._owned = frozenset(self._owned), {}
+            self._follow_ups.lost()
+        self._generation = -1
+        self._held.clear()
+        if lost and not self._silent:
+            self._emit(Lost(self._tasks(lost), lost))
+
     def _fail(self, error: EverflowError) -> None:
-        self.on_lost(frozenset(self._owned))
+        self._lose()
+        self._drained.set()
         if not self._silent:
             self._emit(Failed(error))
 
-    def _close(self, channel: GroupChannel) -> None:
-        self._silent = True
+    # --- on the client's IO thread -----------------------------------------------------------------------------
+
+    def _claims(self) -> Claims:
+        """A join goes out. An eviction since the last one is noticed here at the latest: a claim from before it would be false."""
+        if self._channel is not None:
+            self._notice_eviction(self._channel)
+        with self._asking:
+            self._follow_ups.joining()
+        return Claims(self.owned(), self._generation)
+
+    def on_assignment(self, partitions: frozenset[TopicPartition], user_data: bytes, generation: int) -> None:
+        """Compare with what is owned, mark and queue."""
         try:
-            channel.close(5.0)
-        except Exception as failure:
-            log.warning("leaving group %s: %s", self._settings.group_id, failure)
-        self._owned = {}
-
-    # --- GroupListener: on the client's IO thread --------------------------------------------------------------
-
-    def on_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """Mark and queue."""
-        self._serial += 1
-        self._owned = {**self._owned, **dict.fromkeys(partitions, self._serial)}
-        generation = self.metadata().generation
+            data = self._assignor.answer(user_data)
+        except UserDataError as failure:
+            self._error = FatalError(f"group {self._settings.group_id}, generation {generation}: {failure}")
+            return
+        if data.error is not AssignmentError.NONE:
+            self._refused(data)
+            return
+        self._incomplete_since = None
+        taken = partitions
+        if self._assignor.is_stale(data):
+            taken = self._taken_from_stale(partitions, data)
+        self._take(taken, generation)
+        with self._asking:
+            self._follow_ups.completed(data.standby, data.warmup, data.followup_ms, self._clock.monotonic_ms())
+        if self._assignor.draining and (data.draining_done or not (self._owned or self._held.is_set())):
+            self._drained.set()
         if not self._silent:
-            self._emit(Assigned(self._tasks(partitions), partitions, generation))
+            self._emit(Roles(generation, data.standby, data.warmup, data.hosts, data.draining_done))
 
-    def on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        """Mark, hold the rejoin and queue. The partitions stay claimed by nobody until the next join."""
-        self._take_away(partitions)
-        if not self._silent:
+    def _take(self, taken: frozenset[TopicPartition], generation: int) -> None:
+        revoked = frozenset(self._owned) - taken
+        added = taken - frozenset(self._owned)
+        if added:
+            self._serial += 1
+        kept = {tp: serial for tp, serial in self._owned.items() if tp in taken}
+        self._owned = {**kept, **dict.fromkeys(added, self._serial)}
+        self._generation = generation
+        if revoked and not self._silent:
             self._held.set()
-            self._emit(Revoked(self._tasks(partitions), partitions))
+            self._emit(Revoked(self._tasks(revoked), revoked))
+        if added and not self._silent:
+            self._emit(Assigned(self._tasks(added), added, generation))
 
-    def on_lost(self, partitions: frozenset[TopicPartition]) -> None:
-        """Mark and queue; a hold ends, there is nothing left to hand over."""
-        self._take_away(partitions)
-        self._held.clear()
-        if partitions and not self._silent:
-            self._emit(Lost(self._tasks(partitions), partitions))
+    def _taken_from_stale(self, partitions: frozenset[TopicPartition], data: AssignmentData) -> frozenset[TopicPartition]:
+        """A static member came back and got what its former life had (KIP-345): right for a bounce, not for another program or
+        an empty disk (scenario 22). What it does not take is given anew in the rebalance it asks for."""
+        if data.topology != self._assignor.topology:
+            self.request_rejoin("this instance came back with another program")
+            return frozenset()
+        cold = self._assignor.cold(self._tasks(partitions))
+        if cold:
+            self.request_rejoin(f"this instance came back without the state of {len(cold)} tasks")
+        return frozenset(tp for tp in partitions if self._assignor.task_of(tp) not in cold)
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    def _refused(self, data: AssignmentData) -> None:
+        """No assignment: whoever keeps running keeps what it has, nobody else was given it."""
+        now_ms = self._clock.monotonic_ms()
+        if self._assignor.is_stale(data):
+            self.request_rejoin("the answer was to a former life of this instance")
+        elif data.error is AssignmentError.UNSUPPORTED_VERSION:
+            self.request_rejoin(f"the leader reads user data up to version {data.latest_version}")
+        elif data.error is AssignmentError.INCOMPLETE_SOURCE_METADATA and not self._missing_too_long(now_ms):
+            with self._asking:
+                self._follow_ups.completed((), (), data.followup_ms, now_ms)
+        else:
+            self._leave_group = True
+            self._error = refusal_error(self._settings.group_id, data, self._assignor.identity)
 
-    def _take_away(self, partitions: frozenset[TopicPartition]) -> None:
-        self._owned = {tp: serial for tp, serial in self._owned.items() if tp not in partitions}
+    def _missing_too_long(self, now_ms: float) -> bool:
+        if self._incomplete_since is None:
+            self._incomplete_since = now_ms
+        return now_ms - self._incomplete_since >= METADATA_TIMEOUT_MS
 
-    def _tasks(self, partitions: frozenset[TopicPartition]) -> frozenset[TaskId]:
+    def _tasks(self, partitions: Iterable[TopicPartition]) -> frozenset[TaskId]:
         return frozenset(self._assignor.task_of(tp) for tp in partitions)

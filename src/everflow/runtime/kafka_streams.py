@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from everflow import metrics as names
+from everflow.assignment.cluster_state import tasks_of
 from everflow.clock import Clock, Deadline, SystemClock
 from everflow.config import StreamsConfig
 from everflow.errors import EverflowError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.group_channel import GroupSettings
 from everflow.kafka.producer import group_metadata
-from everflow.membership.assignor import TaskAssignor
-from everflow.membership.member import Assigned, GroupMember, Lost, MemberEvent, Revoked
+from everflow.membership.assignor import Identity, TaskAssignor
+from everflow.membership.member import Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked
 from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.batch import format_metadata
@@ -45,7 +46,9 @@ from everflow.runtime.task_recovery import ClusterRecoveryPorts
 from everflow.runtime.worker_processes import is_worker, kill_and_wait
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.task_directory import StateDirectory
+from everflow.topology.fingerprint import fingerprint
 from everflow.topology.graph import Topology
+from everflow.topology.subtopologies import cut
 
 log = logging.getLogger("everflow")
 
@@ -188,8 +191,7 @@ class KafkaStreams(InteractiveQueries):
         # 8. Spark (slots: stream threads, restores, one spare).
         session = get_session(config.num_stream_threads + RESTORE_THREADS + 1)
         # 9. The gate: workers ask it before any commit. It needs the member, which joins last.
-        subtopologies = {index: list(topics) for index, topics in blueprint.inputs.items()}
-        assignor = TaskAssignor(self._directory.process_id, subtopologies, config.num_stream_threads)
+        assignor = self._assignor(blueprint, self._directory)
         member = self._member = GroupMember(_group_settings(config), assignor, self._on_member_event)
         deferred = self._deferred = DeferredOffsets(member.commit)
         backend = GateBackend(
@@ -232,6 +234,23 @@ class KafkaStreams(InteractiveQueries):
             deadline=Deadline(self._clock, config.task_timeout_ms),
             stop=self._stop,
         )
+
+    def _assignor(self, blueprint: Blueprint, directory: StateDirectory) -> TaskAssignor:
+        config = self.config
+        identity = Identity(
+            directory.process_id,
+            config.num_stream_threads,
+            rack=config.client_rack,
+            endpoint=config.application_server,
+            instance_id=config.group_instance_id,
+            topology=fingerprint(cut(self._topology)),
+        )
+        changelogs = {
+            index: [f"{config.application_id}-{spec.changelog}" for spec in specs if spec.logging]
+            for index, specs in blueprint.stores.items()
+        }
+        nowhere = _NoCopies(dict.fromkeys(tasks_of(blueprint.inputs, blueprint.partitions), 0))
+        return TaskAssignor(identity, blueprint.inputs, changelogs, nowhere, nowhere, nowhere, config.assignment())
 
     def _stream_thread(
         self, number: int, gate_path: str, open_job: Callable[[int, Sequence[TopicPartition]], Job], admin: ClusterAdmin
@@ -404,7 +423,7 @@ class KafkaStreams(InteractiveQueries):
             if self._deferred is not None:
                 self._deferred.forget(event.partitions | self._deferred.held())
             self._events.put(lambda: manager.lost(event.tasks))
-        else:
+        elif isinstance(event, Failed):
             self._book.disown_all()
             self._on_failed(event.error)
 
@@ -549,6 +568,25 @@ def _group_settings(config: StreamsConfig) -> GroupSettings:
 
 def _new_incarnation() -> str:
     return uuid.uuid4().hex[:12]
+
+
+class _NoCopies:
+    """Copies, ends and racks of an instance that follows no changelog: every member is as near to a task as any other."""
+
+    def __init__(self, ends: Mapping[TaskId, int]) -> None:
+        self._ends = ends
+
+    def offset_sums(self) -> Mapping[TaskId, int]:
+        return {}
+
+    def refresh(self) -> None:
+        pass
+
+    def latest(self) -> Mapping[TaskId, int]:
+        return self._ends
+
+    def racks(self) -> Mapping[TopicPartition, frozenset[str]]:
+        return {}
 
 
 def _quietly(action: Callable[[], object]) -> None:

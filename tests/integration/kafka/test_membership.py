@@ -5,39 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from group_members import Instance, assignor_of, await_settled, settled
 
 from everflow.errors import TaskMigratedError
 from everflow.kafka.admin import ClusterAdmin, CommittedOffset
 from everflow.kafka.group_channel import GroupSettings
-from everflow.membership.assignor import TaskAssignor
-from everflow.membership.member import Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked
-from everflow.records import TaskId, TopicPartition
+from everflow.membership.assignor import Identity
+from everflow.membership.member import Assigned, Lost, Revoked, Roles
+from everflow.records import TopicPartition
 from everflow.testing.waiting import wait_until
 
 pytestmark = pytest.mark.broker
 Topic = Callable[..., str]
-
-
-class Instance:
-    """A member and the record of what it was told; gives up revoked tasks at once unless ``keeps``."""
-
-    def __init__(self, settings: GroupSettings, subtopologies: dict[int, list[str]], process_id: str) -> None:
-        self.told: list[MemberEvent] = []
-        self.keeps = False
-        self.member = GroupMember(settings, TaskAssignor(process_id, subtopologies))
-        self.member.start()
-
-    def step(self) -> None:
-        while not self.member.events.empty():
-            event = self.member.events.get()
-            assert not isinstance(event, Failed), event
-            self.told.append(event)
-            if isinstance(event, Revoked) and not self.keeps:
-                self.member.release()
-
-    @property
-    def tasks(self) -> frozenset[TaskId]:
-        return self.member.owned()
 
 
 @pytest.fixture
@@ -45,7 +24,8 @@ def join(bootstrap: str, name: str) -> Iterator[Callable[..., Instance]]:
     running: list[Instance] = []
 
     def start(subtopologies: dict[int, list[str]], process_id: str, **settings: object) -> Instance:
-        running.append(Instance(GroupSettings(bootstrap, name, **settings), subtopologies, process_id))  # type: ignore[arg-type]
+        assignor = assignor_of(Identity(process_id), subtopologies)
+        running.append(Instance(GroupSettings(bootstrap, name, **settings), assignor))  # type: ignore[arg-type]
         return running[-1]
 
     yield start
@@ -53,27 +33,13 @@ def join(bootstrap: str, name: str) -> Iterator[Callable[..., Instance]]:
         instance.member.leave()
 
 
-def settled(instances: list[Instance], count: int) -> bool:
-    for instance in instances:
-        instance.step()
-    owned = [task for instance in instances for task in instance.tasks]
-    assert len(owned) == len(set(owned)), "a task is on two members (I1)"
-    even = max(len(i.tasks) for i in instances) - min(len(i.tasks) for i in instances) <= 1
-    return len(owned) == count and even and all(instance.member.stable for instance in instances)
-
-
-def await_settled(instances: list[Instance], count: int) -> None:
-    wait_until(
-        lambda: settled(instances, count), 30, f"{count} tasks on {len(instances)} members", lambda: [i.told for i in instances]
-    )
-
-
 def test_tasks_move_one_by_one_and_the_others_stay(topic: Topic, join: Callable[..., Instance]) -> None:
     source, repartition = topic(4), topic(2)
     subtopologies = {0: [source], 1: [repartition]}
     first = join(subtopologies, "a")
     await_settled([first], 6)
-    assert [type(event) for event in first.told] == [Assigned]
+    first.step()
+    assert [type(event) for event in first.told] == [Assigned, Roles]
     before = first.member.snapshot().owned
     second = join(subtopologies, "b")
     await_settled([first, second], 6)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from confluent_kafka import Consumer
+from group_members import assignor_of
 
 from everflow.errors import RetriableError, TaskMigratedError
 from everflow.kafka.admin import ClusterAdmin, CommittedOffset
@@ -15,7 +16,7 @@ from everflow.kafka.errors import GenerationChanged, OffsetsUnstableError
 from everflow.kafka.group_channel import GroupSettings
 from everflow.kafka.log_reader import LogReader
 from everflow.kafka.producer import RecordWriter, fence, group_metadata
-from everflow.membership.assignor import TaskAssignor
+from everflow.membership.assignor import Identity
 from everflow.membership.member import GroupMember
 from everflow.records import TopicPartition
 from everflow.testing.waiting import wait_until
@@ -104,7 +105,7 @@ def test_group_metadata_is_what_the_client_itself_builds(bootstrap: str) -> None
 
 
 def member_of(bootstrap: str, group: str, source: str) -> GroupMember:
-    member = GroupMember(GroupSettings(bootstrap, group), TaskAssignor("p1", {0: [source]}))
+    member = GroupMember(GroupSettings(bootstrap, group), assignor_of(Identity("p1"), {0: [source]}))
     member.start()
     wait_until(lambda: member.stable and member.owned(), 20, "the member owns its task")
     return member

@@ -8,7 +8,6 @@ import pytest
 
 from everflow.assignment.cluster_state import Assignment, Member, owners_of, tasks_of, validate_assignment
 from everflow.assignment.range import assign
-from everflow.assignment.user_data import UserData, UserDataError, decode, encode
 from everflow.records import TaskId, TopicPartition
 
 
@@ -91,13 +90,3 @@ def test_tasks_read_every_topic_that_reaches_their_partition() -> None:
         TaskId(0, 1): (TopicPartition("a", 1),),
         TaskId(1, 0): (TopicPartition("c", 0),),
     }
-
-
-def test_user_data_come_back_and_others_are_refused() -> None:
-    data = UserData("p-1", frozenset({TaskId(0, 0), TaskId(0, 1), TaskId(0, 5), TaskId(3, 2)}), 17, 4, 300)
-    assert decode(encode(data)) == UserData(data.process_id, data.owned, 17, 4, 300 & 0xFF)
-    assert encode(data) != encode(UserData("p-1", data.owned, 17, 4, 301))
-    assert len(encode(UserData("p", frozenset(tasks(10_000))))) < 100
-    for blob in (b"", b"\x00\x01", b"ef\x01\x00damaged", b"ef\x63\x00"):
-        with pytest.raises(UserDataError):
-            decode(blob)

@@ -1,61 +1,247 @@
-"""The glue between the group protocol and the pure assignor, and what errors of the client mean."""
+"""The glue between the group protocol and the pure assignor: what members say, what the leader answers, who is refused."""
 
 from __future__ import annotations
 
-import kafka.errors as client_errors
+from collections.abc import Mapping
+from dataclasses import replace
+
 import pytest
 
-from everflow.assignment.cluster_state import Assignment
-from everflow.assignment.user_data import UserData, decode, encode
-from everflow.errors import EverflowError, FatalError, RetriableError, TaskMigratedError
-from everflow.kafka.group_channel import classify
-from everflow.membership.assignor import TaskAssignor
+from everflow.assignment.cluster_state import RUNNING, Assignment, AssignmentRules, ClusterState, Member
+from everflow.assignment.user_data import AssignmentData, AssignmentError, UserData, decode, decode_assignment, digest, encode
+from everflow.kafka.group_channel import Given
+from everflow.membership.assignor import METADATA_RETRY_MS, Claims, Decide, Identity, TaskAssignor
 from everflow.records import TaskId, TopicPartition
 
+LINES = ("sub-topology 0 has key_value store s", "sub-topology 0 reads topic a")
+PROGRAM = digest(LINES)
+TASK_0, TASK_1, TASK_2 = (TaskId(0, partition) for partition in range(3))
 
-def test_each_join_sends_other_bytes_and_the_present_tasks() -> None:
-    assignor = TaskAssignor("p-1", {0: ["a"]}, threads=2)
-    held = {TaskId(0, 1)}
-    assignor.bind(lambda: frozenset(held))
-    assignor.completed(7)
-    first, second = assignor.user_data(), assignor.user_data()
+
+class Ports:
+    """Copies, ends and racks as the test says."""
+
+    def __init__(self, sums: Mapping[TaskId, int] | None = None, ends: Mapping[TaskId, int] | None = None) -> None:
+        self.sums, self.ends, self.refreshed = dict(sums or {}), ends, 0
+
+    def offset_sums(self) -> Mapping[TaskId, int]:
+        return self.sums
+
+    def refresh(self) -> None:
+        self.refreshed += 1
+
+    def latest(self) -> Mapping[TaskId, int] | None:
+        return self.ends
+
+    def racks(self) -> Mapping[TopicPartition, frozenset[str]]:
+        return {TopicPartition("a", 0): frozenset({"r1"})}
+
+
+def assignor(
+    ports: Ports | None = None,
+    decide: Decide | None = None,
+    topics: tuple[str, ...] = ("a",),
+    latest_version: int = 2,
+    identity: Identity | None = None,
+) -> TaskAssignor:
+    ports = ports or Ports(ends={TASK_0: 0, TASK_1: 0, TASK_2: 0})
+    return TaskAssignor(
+        identity or Identity("p-0", 2, topology=LINES),
+        {0: topics},
+        {0: ["log"]},
+        ports,
+        ports,
+        ports,
+        AssignmentRules(acceptable_lag=10),
+        first_nonce=6,
+        latest_version=latest_version,
+        **({} if decide is None else {"decide": decide}),
+    )
+
+
+def member(process_id: str, *owned: TaskId, generation: int = -1, **more: object) -> UserData:
+    nonce = sum(process_id.encode())
+    return UserData(process_id, frozenset(owned), generation, topology=PROGRAM, nonce=nonce, **more)  # type: ignore[arg-type]
+
+
+def answers(given: Mapping[str, Given]) -> dict[str, AssignmentData]:
+    return {member_id: decode_assignment(answer.user_data) for member_id, answer in given.items()}
+
+
+def test_each_join_sends_other_bytes_and_what_holds_now() -> None:
+    ports = Ports({TASK_2: 77})
+    me = Identity("p-1", 2, "rack-1", {"zone": "z"}, "host:1", "node-1", LINES)
+    one = assignor(ports, identity=me)
+    held = {TASK_1}
+    one.bind(lambda: Claims(frozenset(held), 7))
+    first, second = one.user_data(), one.user_data()
     assert first != second
-    assert decode(first) == UserData("p-1", frozenset({TaskId(0, 1)}), 7, 2, 1)
+    expected = UserData(
+        "p-1", frozenset({TASK_1}), 7, 2, {TASK_2: 77}, "rack-1", {"zone": "z"}, "host:1", False, "node-1", PROGRAM, nonce=7
+    )
+    assert decode(first) == expected
     held.clear()
-    assert decode(assignor.user_data()).owned == frozenset()
+    one.draining = one.shutting_down_all = True
+    again = decode(one.user_data())
+    assert (again.owned, again.draining, again.error) == (frozenset(), True, AssignmentError.SHUTDOWN_REQUESTED)
+    assert ports.refreshed == 3
 
 
-def test_a_task_s_partitions_go_to_one_member_and_moving_ones_to_none() -> None:
-    assignor = TaskAssignor("p-1", {0: ["a", "b"]})
-    members = {
-        "m1": encode(UserData("x", frozenset({TaskId(0, 0), TaskId(0, 1)}), 3)),
-        "m2": encode(UserData("y")),
+def test_the_cluster_state_says_what_the_members_said() -> None:
+    seen: list[ClusterState] = []
+
+    def decide(cluster: ClusterState) -> Assignment:
+        seen.append(cluster)
+        return Assignment({"m1": frozenset({TASK_0}), "m2": frozenset({TASK_1})}, followup_ms=5)
+
+    one = assignor(Ports(ends={TASK_0: 100}), decide, topics=("a", "b"))
+    said = {
+        "m1": member("x", TASK_0, generation=3, rack="r", tags={"k": "v"}, endpoint="h:1", threads=3, instance_id="i"),
+        "m2": member("w", offset_sums={TASK_0: 60}, draining=True),
     }
-    assert assignor.assign(members, {"a": 2, "b": 2}) == {
-        "m1": [TopicPartition("a", 0), TopicPartition("b", 0)],
-        "m2": [],
+    given = one.assign({member_id: encode(data) for member_id, data in said.items()}, {"a": 2, "b": 1})
+    (cluster,) = seen
+    assert cluster.members == (
+        Member("m1", "x", frozenset({TASK_0}), 3, 3, {}, "r", {"k": "v"}, "h:1", False, "i"),
+        Member("m2", "w", offset_sums={TASK_0: 60}, draining=True),
+    )
+    assert cluster.end_sums == {TASK_0: 100}
+    assert cluster.racks == {TopicPartition("a", 0): frozenset({"r1"})}
+    assert cluster.tasks[TASK_0].inputs == (TopicPartition("a", 0), TopicPartition("b", 0))
+    assert cluster.tasks[TASK_1].changelogs == (TopicPartition("log", 1),)
+    assert cluster.tasks[TASK_1].stateful
+    # A task's partitions are those that exist; one member, which stays, is told of the follow-up; each gets its nonce back.
+    assert given["m1"].partitions == [TopicPartition("a", 0), TopicPartition("b", 0)]
+    assert given["m2"].partitions == [TopicPartition("a", 1)]
+    told = answers(given)
+    assert {m: (data.followup_ms, data.answers) for m, data in told.items()} == {
+        "m1": (5, said["m1"].nonce),
+        "m2": (None, said["m2"].nonce),
+    }
+    assert told["m2"].hosts == told["m1"].hosts
+    assert {end: tasks.active for end, tasks in (told["m1"].hosts or {}).items()} == {"h:1": frozenset({TASK_0})}
+
+
+def test_with_the_real_assignor_a_newcomer_warms_up_and_the_owner_goes_on() -> None:
+    ends = {TASK_0: 1000, TASK_1: 1000}
+    told = answers(
+        assignor(Ports(ends=ends)).assign(
+            {"m1": encode(member("x", TASK_0, TASK_1, generation=3)), "m2": encode(member("y"))}, {"a": 2}
+        )
+    )
+    assert told["m1"].active == {TASK_0, TASK_1}
+    assert (told["m2"].active, len(told["m2"].warmup)) == (frozenset(), 1)
+    assert RUNNING not in ends.values()
+
+
+def test_a_decision_against_the_rules_or_an_exception_is_told_to_everyone() -> None:
+    def nobody(cluster: ClusterState) -> Assignment:
+        return Assignment({m.member_id: frozenset() for m in cluster.members})
+
+    def broken(cluster: ClusterState) -> Assignment:
+        raise KeyError("theirs")
+
+    for decide, says in ((nobody, "0_0 is on nobody"), (broken, "KeyError('theirs')")):
+        told = answers(assignor(decide=decide).assign({"m1": encode(member("x")), "m2": encode(member("y"))}, {"a": 1}))
+        assert {data.error for data in told.values()} == {AssignmentError.ASSIGNMENT_FAILED}
+        assert all(says in data.message for data in told.values())
+
+
+def test_an_incompatible_program_is_refused_with_the_lines_and_the_others_go_on() -> None:
+    told = answers(
+        assignor().assign(
+            {"m1": encode(member("x", TASK_0, generation=4)), "m2": encode(replace(member("a"), topology="other"))}, {"a": 2}
+        )
+    )
+    assert (told["m2"].error, told["m2"].reference, told["m2"].active) == (
+        AssignmentError.INCOMPATIBLE_TOPOLOGY,
+        LINES,
+        frozenset(),
+    )
+    assert (told["m1"].error, told["m1"].active) == (AssignmentError.NONE, {TASK_0, TASK_1})
+    assert told["m1"].reference == ()
+
+
+def test_the_group_s_program_is_that_of_the_newest_owners_not_of_the_leader() -> None:
+    """The leader itself is refused when it is the odd one; alone, any program may start."""
+    others = {
+        "m1": encode(replace(member("x", TASK_0, generation=4), topology="old")),
+        "m2": encode(replace(member("y", TASK_1, generation=3), topology="older")),
+        "leader": encode(member("z")),
+    }
+    told = answers(assignor().assign(others, {"a": 2}))
+    assert {m: data.error.name for m, data in told.items()} == {
+        "m1": "NONE",
+        "m2": "INCOMPATIBLE_TOPOLOGY",
+        "leader": "INCOMPATIBLE_TOPOLOGY",
+    }
+    assert told["leader"].reference == ()
+    assert answers(assignor().assign({"leader": others["leader"]}, {"a": 2}))["leader"].active == {TASK_0, TASK_1}
+
+
+def test_a_cloned_process_id_is_named_and_the_newer_member_refused() -> None:
+    """Scenario 31."""
+    said = {"a": encode(member("p")), "b": encode(member("p", TASK_0, generation=2)), "c": encode(member("q"))}
+    told = answers(assignor().assign(said, {"a": 2}))
+    assert {m: data.error.name for m, data in told.items()} == {"a": "PROCESS_ID_CLASH", "b": "NONE", "c": "NONE"}
+    assert "process id p" in told["a"].message
+    assert "b and a" in told["a"].message
+
+
+def test_a_member_of_a_future_version_is_answered_and_keeps_what_it_may_run() -> None:
+    future = assignor(latest_version=3, identity=Identity("new", topology=LINES))
+    future.bind(lambda: Claims(frozenset({TASK_1}), 4))
+    old = assignor()
+    members = {"m1": encode(member("x", TASK_0, generation=4)), "m2": future.user_data()}
+    told = answers(old.assign(members, {"a": 2}))
+    assert (told["m2"].error, told["m2"].latest_version) == (AssignmentError.UNSUPPORTED_VERSION, 2)
+    assert told["m1"].active == {TASK_0}, "0_1 may run on the member that cannot be read"
+    future.answer(old.assign(members, {"a": 2})["m2"].user_data)
+    members["m2"] = future.user_data()
+    assert decode(members["m2"]).latest_version == 3
+    told = answers(old.assign(members, {"a": 2}))
+    assert {m: (data.error, data.active) for m, data in told.items()} == {
+        "m1": (AssignmentError.NONE, {TASK_0}),
+        "m2": (AssignmentError.NONE, {TASK_1}),
     }
 
 
-def test_a_decision_against_the_rules_is_not_sent() -> None:
-    assignor = TaskAssignor("p", {0: ["a"]}, decide=lambda members, tasks: Assignment({m.member_id: frozenset() for m in members}))
-    with pytest.raises(FatalError, match="0_0 is on nobody"):
-        assignor.assign({"m1": encode(UserData("x"))}, {"a": 1})
+def test_bytes_that_cannot_be_read_cost_only_their_member_its_tasks() -> None:
+    told = answers(assignor().assign({"m1": encode(member("x")), "m2": b"ef\x02\x00damaged", "m3": b""}, {"a": 2}))
+    assert {m: data.error.name for m, data in told.items()} == {
+        "m1": "NONE",
+        "m2": "ASSIGNMENT_FAILED",
+        "m3": "ASSIGNMENT_FAILED",
+    }
+    assert "damaged" in told["m2"].message
+    assert "another program" in told["m3"].message
+    assert told["m1"].active == {TASK_0, TASK_1}
 
 
-@pytest.mark.parametrize(
-    ("failure", "expected", "says"),
-    [
-        (client_errors.FencedInstanceIdError("node-1"), FatalError, "group.instance.id"),
-        (client_errors.InconsistentGroupProtocolError(), FatalError, "application.id"),
-        (client_errors.GroupAuthorizationFailedError("g"), FatalError, "joining"),
-        (client_errors.UnknownMemberIdError(), TaskMigratedError, "evicted"),
-        (client_errors.IllegalGenerationError(), TaskMigratedError, "evicted"),
-        (client_errors.KafkaTimeoutError(), RetriableError, "joining"),
-        (client_errors.NodeNotReadyError("1"), RetriableError, "joining"),
-    ],
-)
-def test_client_errors_become_reactions(failure: Exception, expected: type[EverflowError], says: str) -> None:
-    error = classify(failure, "joining")
-    assert type(error) is expected
-    assert says in str(error)
+def test_a_missing_topic_is_told_to_everyone_and_one_asks_again() -> None:
+    told = answers(assignor(topics=("a", "gone")).assign({"m1": encode(member("x")), "m2": encode(member("y"))}, {"a": 2}))
+    assert {data.error for data in told.values()} == {AssignmentError.INCOMPLETE_SOURCE_METADATA}
+    assert all("topic gone" in data.message for data in told.values())
+    assert sorted(str(data.followup_ms) for data in told.values()) == [str(METADATA_RETRY_MS), "None"]
+
+
+def test_one_member_can_end_the_whole_application() -> None:
+    asking = replace(member("y"), error=AssignmentError.SHUTDOWN_REQUESTED)
+    told = answers(assignor().assign({"m1": encode(member("x", TASK_0, generation=1)), "m2": encode(asking)}, {"a": 2}))
+    assert {data.error for data in told.values()} == {AssignmentError.SHUTDOWN_REQUESTED}
+    assert all("m2" in data.message for data in told.values())
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_draining_is_done_only_where_nobody_else_could_take_anything(others: bool) -> None:
+    said = {"m1": encode(member("x", TASK_0, generation=1, draining=True))}
+    if others:
+        said["m2"] = encode(member("y"))
+    told = answers(assignor().assign(said, {"a": 1}))
+    assert told["m1"].draining_done is not others
+    assert TASK_0 in told["m1"].active or others
+
+
+def test_what_is_cold_here() -> None:
+    one = assignor(Ports({TASK_0: 5}))
+    assert one.cold({TASK_0, TASK_1}) == {TASK_1}

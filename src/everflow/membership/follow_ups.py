@@ -1,0 +1,89 @@
+"""When this member asks for a rebalance of its own accord: a state machine over a clock that is passed in. Pure.
+
+A rebalance is cheap, but every member takes part in it: what can wait a second is gathered, and what the next join says anyway is
+not asked for again. Nothing is asked while a rebalance runs: its assignment may make the question needless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from everflow.records import TaskId
+
+GATHER_MS = 1_000
+"""Warm-ups turning hot are gathered for this long, counted from the first."""
+AGAIN_MS = 2_000
+"""A hot warm-up that the leader left where it is (end sums were not at hand) is named again after this, then after twice that."""
+AGAIN_AT_MOST_MS = 60_000
+AT_ONCE_GAP_MS = 1_000
+"""Between two follow-ups "at once": an assignor that always wants one must not keep the group rebalancing."""
+
+
+class FollowUps:
+    """Not thread-safe; times are monotonic, in ms."""
+
+    def __init__(self) -> None:
+        self._asked: str | None = None
+        self._hot: dict[TaskId, float] = {}  # not told to the group yet -> when it is due
+        self._told: dict[TaskId, float] = {}  # told with a join -> how long to wait before telling it again
+        self._probe_at: float | None = None
+        self._last_at_once = float("-inf")
+        self._requested = False
+
+    @property
+    def pending(self) -> bool:
+        """Whether a rebalance is wanted now (not one that waits for its time)."""
+        return self._asked is not None or self._requested
+
+    def ask(self, why: str) -> None:
+        """As soon as no rebalance runs: revoked tasks are closed, a drain begins, the task list changed, ..."""
+        self._asked = why
+        self._requested = False
+
+    def became_hot(self, task: TaskId, now_ms: float) -> None:
+        """A warm-up (or a standby whose active waits) reached the acceptable lag."""
+        if task not in self._told:
+            self._hot.setdefault(task, now_ms + GATHER_MS)
+
+    def joining(self) -> None:
+        """A join goes out, with everything this member has to say."""
+        self._asked = None
+        self._requested = False
+        for task in self._hot:
+            self._told.setdefault(task, AGAIN_MS)
+        self._hot.clear()
+        self._probe_at = None
+
+    def completed(self, standby: Collection[TaskId], warmup: Collection[TaskId], followup_ms: int | None, now_ms: float) -> None:
+        """A rebalance ended: ``standby`` and ``warmup`` are this member's copies, ``followup_ms`` what it was told."""
+        self._hot = {task: due for task, due in self._hot.items() if task in standby or task in warmup}
+        for task, wait in list(self._told.items()):
+            if task not in warmup:
+                del self._told[task]
+            elif task not in self._hot:
+                self._hot[task] = now_ms + wait
+                self._told[task] = min(2 * wait, AGAIN_AT_MOST_MS)
+        if followup_ms is None:
+            self._probe_at = None
+        elif followup_ms > 0:
+            self._probe_at = now_ms + followup_ms
+        else:
+            self._probe_at = self._last_at_once = max(now_ms, self._last_at_once + AT_ONCE_GAP_MS)
+
+    def lost(self) -> None:
+        """The membership was lost: the next join is a new member's."""
+        self._hot.clear()
+        self._told.clear()
+        self._probe_at = None
+
+    def due(self, now_ms: float, rebalancing: bool) -> str | None:
+        """Why to ask for a rebalance now; None if there is no reason. The same reason is given once per join."""
+        if rebalancing or self._requested:
+            return None
+        why = self._asked
+        if why is None and self._hot and min(self._hot.values()) <= now_ms:
+            why = f"{len(self._hot)} warm-ups are hot ({', '.join(str(task) for task in sorted(self._hot)[:5])})"
+        if why is None and self._probe_at is not None and self._probe_at <= now_ms:
+            why = "the leader wanted a follow-up"
+        self._requested = why is not None
+        return why

@@ -1,0 +1,104 @@
+"""Members for tests against a real broker: what they hold on disk is said by the test, and every event is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from everflow.assignment.cluster_state import AssignmentRules
+from everflow.kafka.group_channel import GroupSettings
+from everflow.membership.assignor import Identity, TaskAssignor
+from everflow.membership.member import Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked, Roles
+from everflow.records import TaskId, TopicPartition
+from everflow.testing.waiting import wait_until
+
+
+class Ports:
+    """Copies on disk, ends of changelogs and racks; the test changes ``sums`` and ``ends``."""
+
+    def __init__(self) -> None:
+        self.sums: dict[TaskId, int] = {}
+        self.ends: dict[TaskId, int] | None = {}
+
+    def offset_sums(self) -> Mapping[TaskId, int]:
+        return dict(self.sums)
+
+    def refresh(self) -> None:
+        pass
+
+    def latest(self) -> Mapping[TaskId, int] | None:
+        return self.ends
+
+    def racks(self) -> Mapping[TopicPartition, frozenset[str]]:
+        return {}
+
+
+def assignor_of(identity: Identity, subtopologies: Mapping[int, Sequence[str]], stateful: bool = False) -> TaskAssignor:
+    """An assignor with `Ports` of its own (``.ports``)."""
+    ports = Ports()
+    changelogs = {index: [f"log-{index}"] for index in subtopologies} if stateful else {}
+    assignor = TaskAssignor(identity, subtopologies, changelogs, ports, ports, ports, AssignmentRules(acceptable_lag=10))
+    assignor.ports = ports  # type: ignore[attr-defined]
+    return assignor
+
+
+class Instance:
+    """A member and the record of what it was told; gives up revoked tasks at once unless ``keeps``."""
+
+    def __init__(self, settings: GroupSettings, assignor: TaskAssignor) -> None:
+        self.told: list[MemberEvent] = []
+        self.keeps = False
+        self.failed: Failed | None = None
+        self.assignor = assignor
+        self.ports: Ports = assignor.ports  # type: ignore[attr-defined]
+        self.member = GroupMember(settings, assignor)
+        self.member.start()
+
+    def step(self) -> None:
+        while not self.member.events.empty():
+            event = self.member.events.get()
+            self.told.append(event)
+            if isinstance(event, Failed):
+                self.failed = event
+            if isinstance(event, Revoked) and not self.keeps:
+                self.member.release()
+
+    @property
+    def tasks(self) -> frozenset[TaskId]:
+        return self.member.owned()
+
+    @property
+    def roles(self) -> Roles | None:
+        self.step()
+        return next((event for event in reversed(self.told) if isinstance(event, Roles)), None)
+
+    def told_of(self, kind: type[Assigned] | type[Revoked] | type[Lost]) -> list[MemberEvent]:
+        return [event for event in self.told if isinstance(event, kind)]
+
+
+def settled(instances: Sequence[Instance], count: int, even: bool = True) -> bool:
+    for instance in instances:
+        instance.step()
+        assert instance.failed is None, instance.failed
+    owned = [task for instance in instances for task in instance.tasks]
+    assert len(owned) == len(set(owned)), "a task is on two members (I1)"
+    level = not even or max(len(i.tasks) for i in instances) - min(len(i.tasks) for i in instances) <= 1
+    return len(owned) == count and level and all(instance.member.stable for instance in instances)
+
+
+def history(instances: Sequence[Instance]) -> list[str]:
+    return [f"{place}: {event}" for place, instance in enumerate(instances) for event in instance.told]
+
+
+def await_settled(instances: Sequence[Instance], count: int, even: bool = True) -> None:
+    wait_until(
+        lambda: settled(instances, count, even), 30, f"{count} tasks on {len(instances)} members", lambda: history(instances)
+    )
+
+
+def await_told(instances: Sequence[Instance], condition: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
+    def look() -> bool:
+        for instance in instances:
+            instance.step()
+        return bool(condition())
+
+    wait_until(look, timeout_s, what, lambda: history(instances))
