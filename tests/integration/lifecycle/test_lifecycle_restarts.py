@@ -23,6 +23,7 @@ from everflow import KafkaStreams, StreamsBuilder, TimeWindows, Topology, metric
 from everflow.errors import InternalTopicError, OffsetsExpiredError
 from everflow.runtime.batch import parse_metadata
 from everflow.runtime.client_state import ClientState
+from everflow.runtime.query_errors import InvalidStateStoreError, StateElsewhereError
 from everflow.runtime.restoration import RestoreProgress
 from everflow.testing import wait_until
 
@@ -61,6 +62,14 @@ def counts_of(records: list[Record]) -> dict[bytes | None, int]:
 def found(cluster: Cluster, topic: str) -> dict[bytes | None, int | None]:
     """The table of longs in a topic."""
     return {key: long(value) for key, value in last_by_key(cluster.read(topic)).items()}
+
+
+def share(streams: KafkaStreams) -> dict[str, int]:
+    """Counts of the keys that the instance has; none while no task is here."""
+    try:
+        return dict(streams.store("counts").all())
+    except InvalidStateStoreError:
+        return {}
 
 
 def consumed(streams: KafkaStreams) -> float:
@@ -298,7 +307,7 @@ def test_two_instances_share_the_partitions_and_hand_them_over(app: Application,
         with app.running(topology, state_dir=str(app.folder / "second")) as second:
             wait_until(lambda: cluster.members(app.id) == 2, 20, "two members")
             for streams in (first, second):
-                wait_until(lambda s=streams: 0 < len(dict(s.store("counts").all())) < 23, 30, "a share of the keys each")
+                wait_until(lambda s=streams: 0 < len(share(s)) < 23, 30, "a share of the keys each")
             until_running(first)
             until_running(second)
             cluster.write(source, batch(2))
@@ -306,6 +315,11 @@ def test_two_instances_share_the_partitions_and_hand_them_over(app: Application,
             seen = [dict(streams.store("counts").all()) for streams in (first, second)]
             assert not set(seen[0]) & set(seen[1]), "a key may be active on one instance only"
             assert set(seen[0]) | set(seen[1]) == {f"w{i}" for i in range(23)}
+            counts = first.store("counts", partitioner=lambda key, partitions: int(key[1:]) % partitions)
+            assert {key: counts.get(key) for key in seen[0]} == seen[0]
+            for key in seen[1]:
+                with pytest.raises(StateElsewhereError):
+                    counts.get(key)
             for streams in (first, second):
                 wait_until(lambda s=streams: consumed(s) > 0, 10, "each instance to have processed its share")
         cluster.write(source, batch(3))

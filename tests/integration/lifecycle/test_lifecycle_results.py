@@ -60,7 +60,11 @@ def test_windowed_aggregate(app: Application, cluster: Cluster, guarantee: str) 
         store="totals", n=agg.count(), total=agg.sum("value.amount"), high=agg.max("value.amount")
     )
     table.to_stream().to(output)
-    app.run_through(builder.build(), source, processing_guarantee=guarantee)
+    with app.running(builder.build(), processing_guarantee=guarantee) as streams:
+        app.until_processed(streams, source)
+        totals = streams.store("totals")
+        kept = {(at["key"], at["start"]): tuple(result.values()) for at, result in totals.fetch_all(0, 1 << 62)}
+        of_one = [(start, tuple(result.values())) for start, result in totals.backward_fetch("a", 0, 1 << 62)]
     expected: dict[tuple[str, int], tuple[int, int, int]] = {}
     for record in sales():
         customer, _, amount = sale(record)
@@ -73,6 +77,10 @@ def test_windowed_aggregate(app: Application, cluster: Cluster, guarantee: str) 
         window, result = key.decode(raw), value.decode(data)
         found[window["key"], window["start"]] = result["n"], result["total"], result["high"]
     assert found == expected
+    # Stores keep windows for size + grace behind the stream time of their task.
+    assert set(KEYS) == {key for key, _ in kept}
+    assert kept.items() <= expected.items()
+    assert of_one == sorted(((start, result) for (key, start), result in kept.items() if key == "a"), reverse=True)
 
 
 def test_rekeyed_aggregate(app: Application, cluster: Cluster, guarantee: str) -> None:
@@ -96,7 +104,13 @@ def test_table(app: Application, cluster: Cluster, guarantee: str) -> None:
     with app.running(builder.build(), processing_guarantee=guarantee) as streams:
         app.until_processed(streams, source)
         seen = dict(streams.store("latest").all())
-        assert streams.store("latest").get("k3") == seen["k3"]
+        latest = streams.store("latest")
+        assert latest.get("k3") == seen["k3"]
+        assert list(latest.range("k2", "k4")) == [(key, seen[key]) for key in ("k2", "k4", "k3")], "by partition"
+        assert dict(latest.prefix_scan("k")) == dict(latest.reverse_all()) == seen
+        assert latest.approximate_num_entries() == len(seen)
+        lags = streams.all_local_store_partition_lags()["latest"]
+        assert {partition: info.lag for partition, info in lags.items()} == {0: 0, 1: 0}
     expected = last_by_key(records)
     assert {k.encode(): v.encode() for k, v in seen.items()} == expected
     assert last_by_key(cluster.read(output)) == {k: v.upper() for k, v in expected.items() if v is not None}

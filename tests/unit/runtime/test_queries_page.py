@@ -1,0 +1,77 @@
+"""The HTTP service of docs/QUERIES.md: two instances answer for the whole application."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+from query_stores import COUNTS, PARTITIONS, Instance
+
+from everflow.assignment.user_data import HostTasks
+from everflow.records import TaskId
+from everflow.runtime.client_state import ClientState
+from everflow.runtime.key_metadata import default_partitioner
+
+PAGE = Path(__file__).parents[3] / "docs" / "QUERIES.md"
+KEYS = {f"key {i}": i for i in range(20)}
+
+
+def ask(host: str, key: str) -> Any:
+    with urlopen(f"http://{host}/counts/{key.replace(' ', '%20')}", timeout=10) as answer:
+        return json.loads(answer.read())
+
+
+@pytest.fixture
+def instances(tmp_path: Path) -> Iterator[dict[str, Instance]]:
+    """Two, by end point; each has half of the partitions."""
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "def serve" in block]
+    page: dict[str, Any] = {}
+    exec(code, page)  # the page's own example
+    made: dict[str, Instance] = {}
+    servers = []
+    for number in range(2):
+        instance = Instance(tmp_path / str(number))
+        for partition in range(number, PARTITIONS, 2):
+            mine = {k.encode(): v for k, v in KEYS.items() if default_partitioner(k.encode(), PARTITIONS) == partition}
+            instance.put(partition, COUNTS, mine)
+            instance.end = max(instance.end, len(mine))
+        servers.append(page["serve"](instance, "127.0.0.1", 0))
+        made[f"127.0.0.1:{servers[-1].server_address[1]}"] = instance
+    hosts = {host: HostTasks(frozenset(instance.active)) for host, instance in made.items()}
+    for instance in made.values():
+        instance.hosts = hosts
+    yield made
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+    for instance in made.values():
+        instance.close()
+
+
+def test_any_instance_answers_for_every_key(instances: dict[str, Instance]) -> None:
+    for host in instances:
+        assert {key: ask(host, key) for key in KEYS} == KEYS
+        assert ask(host, "never counted") is None
+
+
+def test_while_tasks_move_a_copy_that_is_recent_enough_answers(instances: dict[str, Instance]) -> None:
+    for instance in instances.values():
+        instance.state, instance.hosts = ClientState.REBALANCING, {}
+        instance.copies, instance.active = instance.active, {}
+    first, second = instances
+    key = next(key for key in KEYS if default_partitioner(key.encode(), PARTITIONS) in (0, 2))
+    assert TaskId(0, default_partitioner(key.encode(), PARTITIONS)) in instances[first].copies
+    assert ask(first, key) == KEYS[key]
+    instances[first].end += 2_000
+    instances[first].clock.advance(10_000)
+    for host, reason in ((first, "more than max_lag=1000"), (second, "retry shortly")):
+        with pytest.raises(HTTPError) as raised:
+            ask(host, key)
+        assert raised.value.code == 503
+        assert reason in raised.value.read().decode()
