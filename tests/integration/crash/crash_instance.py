@@ -332,7 +332,9 @@ class Application:
         """Every record was copied once; the updates of a key rise to its true count and end there."""
         copies = Counter((record.key, record.value) for record in self.read_all(copies_topic(self.name)))
         expected = Counter(self.foreign) + Counter((key.encode(), value.encode()) for key, value in self.sent)
-        assert copies == expected, f"lost {expected - copies}, doubled {copies - expected}"
+        lost, doubled = expected - copies, copies - expected
+        assert not lost, f"lost {lost.total()}: {lost.most_common(10)}"
+        assert not doubled, f"doubled {doubled.total()}: {doubled.most_common(10)}"
         updates: dict[str, list[int]] = {}
         for record in self.read_all(counts_topic(self.name)):
             assert record.key is not None
