@@ -14,7 +14,7 @@ from pathlib import Path
 from confluent_kafka.admin import AdminClient
 
 from bench.elastic import RUNNING_TIMEOUT_S, SETTLED_S, Application, Instance, Load, Trial, application
-from bench.gaps import OutputProbe
+from bench.gaps import OutputProbe, gap_lines, worst
 from bench.results import Measurement
 from bench.systems import KAFKA_STREAMS, Launcher
 from bench.topics import warm_broker
@@ -89,10 +89,9 @@ def _run_once(plan: FailoverPlan, app: Application, case: str, run: int) -> Iter
         f"{app.trial.guarantee}, run {run + 1}, {case}: {app.trial.system}: longest time without a committed output, by partition "
         f"(session time-out {plan.session_timeout_s:.1f} s):"
     )
-    for partition, gap_s in sorted(gaps.items()):
-        print(f"  {partition}: {gap_s:.2f} s (before {steady[partition]:.2f} s)", flush=True)
+    print("\n".join(gap_lines(gaps, ended_s, steady)), flush=True)
     for metric, values in (("gap_max", gaps), ("gap_steady", steady)):
-        yield Measurement("failover", case, app.trial.system, app.trial.guarantee, metric, "s", max(values.values()))
+        yield Measurement("failover", case, app.trial.system, app.trial.guarantee, metric, "s", worst(values))
 
 
 def _hot(instance: Instance, since_s: float) -> bool:

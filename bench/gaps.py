@@ -7,6 +7,7 @@ import threading
 import time
 from array import array
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from confluent_kafka import Consumer, TopicPartition
 
@@ -17,19 +18,39 @@ FETCH_WAIT_MAX_MS = 50
 POLL_TIMEOUT_S = 0.1
 
 
-def longest_gap(arrivals_s: Sequence[float], start_s: float, end_s: float) -> float:
-    """The longest time (s) between two neighbouring arrivals that reaches into [start, end], as far as it lies before the end.
+class Gap(NamedTuple):
+    """Time without a committed output: how long, and since when (s since the epoch)."""
+
+    seconds: float
+    began_s: float
+
+
+def longest_gap(arrivals_s: Sequence[float], start_s: float, end_s: float) -> Gap:
+    """The longest time between two neighbouring arrivals that reaches into [start, end], as far as it lies before the end.
 
     `arrivals_s` ascend. Without an arrival before the start, time counts from there.
     """
-    longest, before = 0.0, start_s
-    for at_s in arrivals_s:
+    longest, before = Gap(0.0, start_s), start_s
+    for at_s in (*arrivals_s, end_s):
         if at_s >= start_s:
-            longest = max(longest, min(at_s, end_s) - before)
+            longest = max(longest, Gap(min(at_s, end_s) - before, before), key=lambda gap: gap.seconds)
         if at_s >= end_s:
-            return longest
+            break
         before = at_s
-    return max(longest, end_s - before)
+    return longest
+
+
+def gap_lines(gaps: Mapping[int, Gap], since_s: float, steady: Mapping[int, Gap]) -> list[str]:
+    """For people: each partition's longest gap, when it began, and its longest one before anything happened."""
+    return [
+        f"  {partition}: {gap.seconds:.2f} s, from {gap.began_s - since_s:+.1f} s on (before {steady[partition].seconds:.2f} s)"
+        for partition, gap in sorted(gaps.items())
+    ]
+
+
+def worst(gaps: Mapping[int, Gap]) -> float:
+    """Seconds of the longest gap of all partitions."""
+    return max(gap.seconds for gap in gaps.values())
 
 
 class OutputProbe:
@@ -66,7 +87,7 @@ class OutputProbe:
         self._thread.join()
         self._consumer.close()
 
-    def longest_gaps(self, start_s: float, end_s: float) -> dict[int, float]:
+    def longest_gaps(self, start_s: float, end_s: float) -> dict[int, Gap]:
         """`longest_gap` of every partition."""
         return {partition: longest_gap(arrivals.tolist(), start_s, end_s) for partition, arrivals in self._arrivals.items()}
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from confluent_kafka.admin import AdminClient
 
 from bench.elastic import RUNNING_TIMEOUT_S, SETTLED_S, Application, Load, Trial, application
+from bench.gaps import gap_lines, worst
 from bench.results import Measurement
 from bench.systems import Launcher
 from bench.topics import warm_broker
@@ -71,11 +72,11 @@ def _run_once(plan: ScaleoutPlan, app: Application, run: int) -> Iterator[Measur
     to_balance_s = end_s - second.started_s
     at_least = "" if balanced_s is not None else "> "
     print(f"{app.trial.guarantee}, run {run + 1}: {app.trial.system}: longest time without a committed output, by partition:")
-    for partition, gap_s in sorted(gaps.items()):
-        print(f"  {partition}: {gap_s:.2f} s (before the join {steady[partition]:.2f} s)")
-    print(f"  balanced {at_least}{to_balance_s:.1f} s after the second process was started", flush=True)
+    print("\n".join(gap_lines(gaps, second.started_s, steady)))
+    joined_s = "" if joined is None else f", which joined at {joined.at_s - second.started_s:.1f} s"
+    print(f"  balanced {at_least}{to_balance_s:.1f} s after the start of the second process{joined_s}", flush=True)
     case = f"{plan.load.keys_per_task:,} keys a task, 1 to 2 instances"
-    figures = {"gap_max": max(gaps.values()), "gap_steady": max(steady.values()), "time_to_balance": to_balance_s}
+    figures = {"gap_max": worst(gaps), "gap_steady": worst(steady), "time_to_balance": to_balance_s}
     if joined is not None:
         figures["time_to_balance_from_join"] = end_s - joined.at_s
     for metric, value in figures.items():
