@@ -23,10 +23,14 @@ from everflow.testing.waiting import wait_until
 
 WORKER, DRIVER, JVM = "worker", "driver", "jvm"
 QUICK = {(WORKER, FIRST_RECORD), (WORKER, APPLYING), (DRIVER, OFFSETS_SENT), (DRIVER, COMMITTED), (JVM, COMMITTED)}
-"""The slice in the default suite; `./run test --all` has all 15."""
+"""The slice in the default suite; `./run test --all` has all 15, by both ways of running a batch (design note 004)."""
+
+RESIDENT, SPARK_JOB = "resident", "spark-job"
+WAYS = {RESIDENT: {}, SPARK_JOB: {"resident.max.records": 0}}
 
 CASES = [
-    pytest.param(victim, point, marks=() if (victim, point) in QUICK else pytest.mark.slow, id=f"{victim}-{point}")
+    pytest.param(way, victim, point, marks=() if (victim, point) in QUICK and way == RESIDENT else pytest.mark.slow)
+    for way in WAYS
     for victim in (WORKER, DRIVER, JVM)
     for point in NAMES
 ]
@@ -34,25 +38,25 @@ KEYS = 7
 
 
 @pytest.fixture(scope="module")
-def of_victim(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Application]]:
-    """One application for all cases of a victim: a case finds it running, drained and right, whatever came before."""
-    made: dict[str, Application] = {}
+def of_victim(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, str], Application]]:
+    """One application for all cases of a way and a victim: a case finds it running, drained and right, whatever came before."""
+    made: dict[tuple[str, str], Application] = {}
 
-    def get(victim: str) -> Application:
-        if victim not in made:
+    def get(way: str, victim: str) -> Application:
+        if (way, victim) not in made:
             name = f"{victim}{uuid.uuid4().hex[:8]}"
-            made[victim] = Application(name, broker, tmp_path_factory.mktemp("crash") / name)
-        return made[victim]
+            made[way, victim] = Application(name, broker, tmp_path_factory.mktemp("crash") / name, settings=WAYS[way])
+        return made[way, victim]
 
     yield get
     for application in made.values():
         application.close()
 
 
-@pytest.mark.parametrize(("victim", "point"), CASES)
-def test_nothing_is_lost_doubled_or_wiped(victim: str, point: str, of_victim: Callable[[str], Application]) -> None:
+@pytest.mark.parametrize(("way", "victim", "point"), CASES)
+def test_nothing_is_lost_doubled_or_wiped(way: str, victim: str, point: str, of_victim: Callable[[str, str], Application]) -> None:
     """Scenario 11's kill, and 32's unknown outcome: between send_offsets and commit, and after the commit."""
-    app = of_victim(victim)
+    app = of_victim(way, victim)
     if not app.running:
         app.start()
     app.produce(records(KEYS, 60, f"{point}-before"))
@@ -85,9 +89,9 @@ def test_nothing_is_lost_doubled_or_wiped(victim: str, point: str, of_victim: Ca
     wait_until(lambda: not [pid for pid in orphans if alive(pid)], 10, f"no process of the old instance {orphans} to be left")
 
 
-def test_an_undisturbed_run_passes_the_same_check(of_victim: Callable[[str], Application]) -> None:
+def test_an_undisturbed_run_passes_the_same_check(of_victim: Callable[[str, str], Application]) -> None:
     """Also after a clean stop: the check itself is right, and a stop leaves what a crash leaves."""
-    app = of_victim(WORKER)
+    app = of_victim(RESIDENT, WORKER)
     if not app.running:
         app.start()
     app.produce(records(KEYS, 50, "undisturbed"))
