@@ -21,6 +21,10 @@ BATCHES_FAILED = "batch-failed-total"
 RESTORED_RECORDS = "restore-total"
 RESTORE_REMAINING = "restoring-remaining-records-total"
 LAG = "records-lag"
+STANDBY_TASKS = "standby-updating-tasks"
+WARMUP_TASKS = "warmup-updating-tasks"
+COPIES_LAG = "standby-update-remaining-records-total"
+COPIES_RATE = "standby-update-rate"
 
 UNITS: Mapping[str, str] = {
     RECORDS_CONSUMED: "records",
@@ -34,6 +38,10 @@ UNITS: Mapping[str, str] = {
     RESTORED_RECORDS: "records",
     RESTORE_REMAINING: "records",
     LAG: "records",
+    STANDBY_TASKS: "tasks",
+    WARMUP_TASKS: "tasks",
+    COPIES_LAG: "records",
+    COPIES_RATE: "records/s",
     ALIVE_STREAM_THREADS: "threads",
     FAILED_STREAM_THREADS: "threads",
 }

@@ -167,6 +167,22 @@ class ClusterAdmin:
 
         return self._retry(once, timeout_s, f"describing topics {', '.join(wanted)}")
 
+    def replica_racks(self, names: Iterable[str], timeout_s: float = _REQUEST_S) -> dict[TopicPartition, frozenset[str]]:
+        """Racks of the brokers that hold a replica of each partition of the existing topics; those without a rack are left out."""
+        wanted = sorted(set(names))
+        if not wanted:
+            return {}
+
+        def once(left: float) -> dict[TopicPartition, frozenset[str]]:
+            found = {}
+            for name, future in self._admin.describe_topics(TopicCollection(wanted), request_timeout=left).items():
+                for partition in future.result(left + 1).partitions:
+                    racks = frozenset(str(node.rack) for node in partition.replicas if node.rack)
+                    found[TopicPartition(name, int(partition.id))] = racks
+            return found
+
+        return self._retry(once, timeout_s, "asking for the racks of replicas")
+
     def topic_configs(self, names: Iterable[str], timeout_s: float = _REQUEST_S) -> dict[str, dict[str, str]]:
         """Effective configuration (defaults included) of existing topics."""
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in sorted(set(names))]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
@@ -35,14 +35,14 @@ _WAIT_S = 0.05
 
 
 class RangeReader:
-    """One consumer over fixed partitions; owned by one thread. ``client`` are librdkafka properties (servers, security)."""
+    """One consumer over the partitions it is asked for; owned by one thread. ``client`` are librdkafka properties."""
 
-    def __init__(self, client: Mapping[str, Any], group: str, partitions: Sequence[TopicPartition], read_committed: bool) -> None:
+    def __init__(self, client: Mapping[str, Any], group: str, read_committed: bool) -> None:
         isolation = "read_committed" if read_committed else "read_uncommitted"
         # librdkafka wants a group id; the group is never joined and nothing is committed to it.
         settings = {**_DEFAULTS, **client, "group.id": group, "isolation.level": isolation}
         self._consumer = Consumer(settings, logger=client_log)
-        self._ahead: dict[TopicPartition, deque[Message]] = {tp: deque() for tp in partitions}
+        self._ahead: dict[TopicPartition, deque[Message]] = {}
         self._next: dict[TopicPartition, int] = {}
         self._end_seen: dict[TopicPartition, int] = {}
 
@@ -68,16 +68,26 @@ class RangeReader:
         self._consumer.close()
 
     def _go_to(self, starts: Mapping[TopicPartition, int]) -> None:
-        if all(self._next.get(tp) == start for tp, start in starts.items()):
-            return
+        """Read these partitions and no others. What is read already and goes on where it is, is left alone: assigning it anew would
+        let its tasks wait whenever another task comes or goes (I4)."""
+        moved = {tp: start for tp, start in starts.items() if self._next.get(tp) != start}
+        gone = [tp for tp in self._next if tp in moved or tp not in starts]
         try:
-            self._consumer.assign([ClientTopicPartition(tp.topic, tp.partition, start) for tp, start in starts.items()])
+            if gone:
+                self._consumer.incremental_unassign([ClientTopicPartition(tp.topic, tp.partition) for tp in gone])
+            for tp in gone:
+                del self._next[tp]
+                self._ahead.pop(tp, None)
+                self._end_seen.pop(tp, None)
+            if moved:
+                self._consumer.incremental_assign(
+                    [ClientTopicPartition(tp.topic, tp.partition, start) for tp, start in moved.items()]
+                )
         except KafkaException as failure:
             raise classify_exception(failure, "assigning input partitions") from failure
-        self._next = dict(starts)
-        self._end_seen = {}
-        for ahead in self._ahead.values():
-            ahead.clear()
+        for tp, start in moved.items():
+            self._next[tp] = start
+            self._ahead[tp] = deque()
 
     def _reached(self, tp: TopicPartition, wanted: OffsetRange) -> bool:
         if wanted.end <= wanted.start or self._end_seen.get(tp, -1) >= wanted.end:
@@ -97,6 +107,8 @@ class RangeReader:
     def _add(self, message: Message) -> None:
         error = message.error()
         topic, partition, offset = message.topic(), message.partition(), message.offset()
+        if topic is not None and partition is not None and TopicPartition(topic, partition) not in self._next:
+            return  # fetched before it was given up
         if error is None:
             assert topic is not None and partition is not None  # noqa: PT018
             self._ahead[TopicPartition(topic, partition)].append(message)

@@ -36,16 +36,21 @@ class Folder(Protocol):
 class Copies:
     """`membership.assignor.LocalCopies` of this instance. ``offset_sums`` does no I/O; any thread may call everything.
 
-    ``followed``: the state updater's figures. ``running``: tasks that run active, which are reported by the member itself.
+    ``followed``: the state updater's figures. ``running``: tasks that run active: that the member claims them says enough.
+    ``recovering``: active tasks that do not run yet, and ``restored``: positions of stores being restored, summed per task.
     """
 
     def __init__(
         self,
         followed: Callable[[], Mapping[TaskId, FollowedTask]],
         running: Callable[[], Collection[TaskId]],
+        recovering: Callable[[], Collection[TaskId]] = tuple,
+        restored: Callable[[], Mapping[TaskId, int]] = dict,
     ) -> None:
         self._followed = followed
         self._running = running
+        self._recovering = recovering
+        self._restored = restored
         self._lock = threading.Lock()
         self._at_rest: dict[TaskId, int] = {}
 
@@ -54,6 +59,9 @@ class Copies:
         with self._lock:
             sums = dict(self._at_rest)
         sums.update((task, figures.offset_sum) for task, figures in self._followed().items())
+        restored = self._restored()
+        for task in self._recovering():
+            sums[task] = max(sums.get(task, 0), restored.get(task, 0))
         for task in self._running():
             sums.pop(task, None)
         return sums

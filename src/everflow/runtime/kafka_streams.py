@@ -10,51 +10,66 @@ import logging
 import queue
 import signal
 import threading
-import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from everflow import metrics as names
-from everflow.assignment.cluster_state import tasks_of
+from everflow.assignment.user_data import HostTasks
 from everflow.clock import Clock, Deadline, SystemClock
 from everflow.config import StreamsConfig
-from everflow.errors import EverflowError, RetriableError
+from everflow.errors import EverflowError
 from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.group_channel import GroupSettings
 from everflow.kafka.producer import group_metadata
-from everflow.membership.assignor import Identity, TaskAssignor
-from everflow.membership.member import Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked
+from everflow.membership.member import Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked, Roles
 from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.batch import format_metadata
+from everflow.runtime.changelogs import Changelogs
 from everflow.runtime.client_state import ENDED, STOPPING, ClientState, StateListener, StateMachine
 from everflow.runtime.commit_gate import CommitGate, GateBackend, GateBook, MemberMetadata
+from everflow.runtime.copies import Copies
 from everflow.runtime.deferred_offsets import DeferredOffsets
 from everflow.runtime.end_offsets import EndOffsets
+from everflow.runtime.end_sums import EndSums
+from everflow.runtime.partition_racks import PartitionRacks
 from everflow.runtime.queries import InteractiveQueries, QueryPorts, store_queries
-from everflow.runtime.recovery import Recovery, RecoveryRules
 from everflow.runtime.restoration import RestoreListener
 from everflow.runtime.restore_progress import RestoreTracker
 from everflow.runtime.retry import retrying
-from everflow.runtime.start_up import Blueprint, prepare_cluster, repartition_positions, require_tasks, transactional_id
-from everflow.runtime.stream_thread import Job, StreamThread, ThreadServices, ThreadSettings
-from everflow.runtime.task import ActiveTask, TaskState
+from everflow.runtime.standby_listener import SilentStandbyListener, StandbyUpdateListener
+from everflow.runtime.start_up import commit_starts, prepare_cluster, repartition_positions, require_tasks
+from everflow.runtime.state_updater import StateUpdater
+from everflow.runtime.stream_thread import OpenJob, StreamThread, ThreadServices
+from everflow.runtime.task import ActiveTask, TaskState, TaskStore
 from everflow.runtime.task_manager import TaskManager, TaskServices
-from everflow.runtime.task_recovery import ClusterRecoveryPorts
+from everflow.runtime.task_status import TaskStatus, copies_metrics, statuses
+from everflow.runtime.wiring import (
+    Ground,
+    group_settings,
+    job_opener,
+    new_incarnation,
+    racks_of,
+    recovery_of,
+    scan_copies,
+    state_updater,
+    task_assignor,
+    thread_settings,
+)
 from everflow.runtime.worker_processes import is_worker, kill_and_wait
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.task_directory import StateDirectory
-from everflow.topology.fingerprint import fingerprint
 from everflow.topology.graph import Topology
-from everflow.topology.subtopologies import cut
 
 log = logging.getLogger("everflow")
 
 TICK_S = 0.1
-START_METADATA = "start"
+DRAIN_SHARE = 0.8
+"""Of a close's time-out; the rest is for ending."""
+DRAIN_WITHOUT_BROKER_MS = 5_000.0
 RESTORE_THREADS = 2
+TAIL_THREADS = 2
+"""For tasks whose copy was in use here a moment ago: they must not wait behind whole restores."""
 
 
 class KafkaStreams(InteractiveQueries):
@@ -82,20 +97,28 @@ class KafkaStreams(InteractiveQueries):
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closing = threading.Lock()
         self._shutdown: threading.Thread | None = None
+        self._standby_listener: StandbyUpdateListener = SilentStandbyListener()
         self._stop = threading.Event()
         self._threads: list[StreamThread] = []
         self._purged: dict[TopicPartition, int] = {}
         self._loop: threading.Thread | None = None
         self._next_purge_ms = 0.0
+        self._hosts: Mapping[str, HostTasks] | None = None
+        self._leave_group: bool | None = None
+        self._drain_s = 0.0
+        self._hurry = threading.Event()
         # Set by `start`, in this order; None = not reached.
         self._directory: StateDirectory | None = None
-        self._blueprint: Blueprint | None = None
-        self._gate: CommitGate | None = None
+        self._ground: Ground | None = None
+        self._updater: StateUpdater | None = None
+        self._end_sums: EndSums | None = None
+        self._racks: PartitionRacks | None = None
         self._member: GroupMember | None = None
-        self._ends: EndOffsets | None = None
-        self._pool: ThreadPoolExecutor | None = None
-        self._manager: TaskManager | None = None
         self._deferred: DeferredOffsets | None = None
+        self._gate: CommitGate | None = None
+        self._ends: EndOffsets | None = None
+        self._pools: tuple[ThreadPoolExecutor, ...] = ()
+        self._manager: TaskManager | None = None
 
     # --- what users see --------------------------------------------------------------------------
 
@@ -114,6 +137,11 @@ class KafkaStreams(InteractiveQueries):
         self._require_created("a restore listener is set")
         self._tracker.listener = listener
 
+    def set_standby_update_listener(self, listener: StandbyUpdateListener) -> None:
+        """Told of what standby tasks do (KIP-988), on the state updater's thread. Before `start` only."""
+        self._require_created("a standby update listener is set")
+        self._standby_listener = listener
+
     def start(self) -> None:
         """Check everything that can be checked, join the group, start the threads; returns before the tasks run.
 
@@ -130,34 +158,52 @@ class KafkaStreams(InteractiveQueries):
             self._states.wait_ended(30.0)
             raise
 
-    def close(self, timeout: float = 60.0) -> bool:
-        """Finish the batches in flight, commit, leave the group, release the folder; False if that took more than ``timeout``
-        seconds (it goes on in the background). Dynamic members leave the group, static ones (``group.instance.id``) stay."""
+    def close(self, timeout: float = 60.0, leave_group: bool | None = None) -> bool:
+        """Hand the tasks over, finish the batches in flight, commit, leave the group, release the folder; False if that took more
+        than ``timeout`` seconds (it goes on in the background).
+
+        ``leave_group`` None: a dynamic member drains (every task is processed here until another instance has a hot copy of it,
+        at most ``drain.timeout.ms`` and most of ``timeout``) and leaves; a static one (``group.instance.id``) stays in the group,
+        silently: its tasks wait for its return. True: drain and leave, also a static one. False: stay silent, also a dynamic one.
+        """
         if self.state is ClientState.CREATED:
             self._states.to(ClientState.PENDING_SHUTDOWN)
             return self._states.to(ClientState.NOT_RUNNING)
-        self._begin_shutdown(ClientState.PENDING_SHUTDOWN)
+        leaves = self.config.group_instance_id is None if leave_group is None else leave_group
+        drain_s = min(self.config.drain_timeout_ms / 1000, DRAIN_SHARE * timeout) if leaves else 0.0
+        self._begin_shutdown(ClientState.PENDING_SHUTDOWN, leave_group, drain_s)
         return self._states.wait_ended(timeout)
 
     def run(self) -> None:
-        """`start`, then block until SIGTERM or SIGINT ends the instance cleanly. Raises what stopped it otherwise."""
+        """`start`, then block until SIGTERM or SIGINT ends the instance cleanly, as `close` does; a second signal ends the
+        draining. Raises what stopped it otherwise."""
         from everflow.spark.session import get_session
 
         get_session()  # before the handlers below: a new SparkContext installs one of its own for SIGINT
         stop = threading.Event()
-        before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+
+        def on_signal(*_: object) -> None:
+            (self._hurry if stop.is_set() else stop).set()
+
+        before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             self.start()
             while not self._states.wait_ended(TICK_S):
                 if stop.is_set():
                     log.info("Stopping")
-                    self.close()
+                    self.close(self.config.drain_timeout_ms / 1000 / DRAIN_SHARE + 30.0)
                     break
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
         if self.error is not None:
             raise self.error
+
+    def all_tasks(self) -> dict[TaskId, TaskStatus]:
+        """Every task on this instance: its role, state, how far behind it is. For operators and views."""
+        ends = {} if self._ends is None else self._ends.ends()
+        followed = {} if self._updater is None else self._updater.followed()
+        return statuses(self._running_tasks(), ends, followed, self._recovering_ids(), self._tracker.progress())
 
     def metrics(self) -> dict[str, float | str]:
         """Counters since the start, the present lag (records) and restore progress, by the names in `everflow.metrics`."""
@@ -168,6 +214,7 @@ class KafkaStreams(InteractiveQueries):
         values[names.LAG] = sum(
             max(0, ends.get(tp, offset) - offset) for task in self._running_tasks() for tp, offset in dict(task.positions).items()
         )
+        values.update(copies_metrics({} if self._updater is None else self._updater.followed()))
         return values
 
     def restoring(self) -> float | None:
@@ -187,12 +234,20 @@ class KafkaStreams(InteractiveQueries):
         admin = ClusterAdmin(config.admin())
         blueprint = prepare_cluster(self._topology, config, admin, self._directory, config.num_stream_threads)
         require_tasks(blueprint)
-        self._blueprint = blueprint
+        changelogs = Changelogs(admin, blueprint.cluster_id)
+        ground = self._ground = Ground(config, self._clock, admin, blueprint, self._directory, changelogs)
         # 8. Spark (slots: stream threads, restores, one spare).
         session = get_session(config.num_stream_threads + RESTORE_THREADS + 1)
-        # 9. The gate: workers ask it before any commit. It needs the member, which joins last.
-        assignor = self._assignor(blueprint, self._directory)
-        member = self._member = GroupMember(_group_settings(config), assignor, self._on_member_event)
+        # 9. The copies that are here already, and the member that will tell of them. It joins last.
+        updater = self._updater = state_updater(ground, self._tracker, lambda: self._standby_listener, self._on_hot)
+        copies = Copies(updater.followed, self._running_ids, self._recovering_ids, self._tracker.positions)
+        scan_copies(ground, copies)
+        end_sums = self._end_sums = EndSums(changelogs.stable_ends, ground.changelogs_of_tasks(), self._clock)
+        self._racks = racks_of(ground)
+        self._racks.refresh()
+        assignor = task_assignor(ground, copies, end_sums, self._racks)
+        member = self._member = GroupMember(group_settings(ground), assignor, self._on_member_event)
+        # 10. The gate: workers ask it before any commit.
         deferred = self._deferred = DeferredOffsets(member.commit)
         backend = GateBackend(
             member=lambda: MemberMetadata(*member.metadata()),
@@ -201,32 +256,24 @@ class KafkaStreams(InteractiveQueries):
         )
         self._gate = CommitGate(self._book, backend, self._directory.path)
         gate_path = self._gate.start()
-        # 10. Ends of the input, stream threads, restore threads, the loop.
-        isolation = "read_committed" if config.exactly_once else "read_uncommitted"
-        self._ends = EndOffsets(
-            lambda partitions: admin.end_offsets(partitions, isolation),  # type: ignore[arg-type]
-            self._clock,
-            config.poll_interval_ms,
+        # 11. Ends of the input, stream threads, restore threads, the loop.
+        ends = self._ends = EndOffsets(
+            lambda asked: admin.end_offsets(asked, self._isolation), self._clock, config.poll_interval_ms
         )
-        ports = QueryPorts(
-            state=lambda: self.state,
-            running=lambda: {task.id: task.stores for task in self._running_tasks()},
-            copies=dict,
-            hosts=lambda: None,
-            ends=lambda partitions: admin.end_offsets(partitions, isolation),  # type: ignore[arg-type]
+        self._queries = store_queries(
+            self._topology, blueprint, config.application_server, self._query_ports(admin, updater), self._clock
         )
-        self._queries = store_queries(self._topology, blueprint, config.application_server, ports, self._clock)
-        self._pool = ThreadPoolExecutor(RESTORE_THREADS, thread_name_prefix="everflow-restore")
-        open_job = _job_opener(session, blueprint, config)
+        open_job = job_opener(session, ground)
         for number in range(config.num_stream_threads):
-            self._threads.append(self._stream_thread(number, gate_path, open_job, admin))
-        self._manager = self._task_manager(admin)
-        self._loop = threading.Thread(target=self._run_loop, args=(admin,), name="everflow-instance", daemon=True)
-        self._ends.start()
+            self._threads.append(self._stream_thread(ground, ends, number, gate_path, open_job))
+        self._manager = self._task_manager(ground, member, updater, copies, deferred)
+        self._loop = threading.Thread(target=self._run_loop, args=(ground,), name="everflow-instance", daemon=True)
+        ends.start()
         for thread in self._threads:
             thread.start()
+        updater.start()
         self._loop.start()
-        # 11. Join: from here on tasks arrive.
+        # 12. Join: from here on tasks arrive.
         retrying(
             lambda: member.start(),
             "joining the group",
@@ -235,84 +282,50 @@ class KafkaStreams(InteractiveQueries):
             stop=self._stop,
         )
 
-    def _assignor(self, blueprint: Blueprint, directory: StateDirectory) -> TaskAssignor:
-        config = self.config
-        identity = Identity(
-            directory.process_id,
-            config.num_stream_threads,
-            rack=config.client_rack,
-            endpoint=config.application_server,
-            instance_id=config.group_instance_id,
-            topology=fingerprint(cut(self._topology)),
-        )
-        changelogs = {
-            index: [f"{config.application_id}-{spec.changelog}" for spec in specs if spec.logging]
-            for index, specs in blueprint.stores.items()
-        }
-        nowhere = _NoCopies(dict.fromkeys(tasks_of(blueprint.inputs, blueprint.partitions), 0))
-        return TaskAssignor(identity, blueprint.inputs, changelogs, nowhere, nowhere, nowhere, config.assignment())
+    @property
+    def _isolation(self) -> Literal["read_committed", "read_uncommitted"]:
+        return "read_committed" if self.config.exactly_once else "read_uncommitted"
 
-    def _stream_thread(
-        self, number: int, gate_path: str, open_job: Callable[[int, Sequence[TopicPartition]], Job], admin: ClusterAdmin
-    ) -> StreamThread:
-        config = self.config
-        assert self._directory is not None
-        assert self._ends is not None
-        settings = ThreadSettings(
-            application_id=config.application_id,
-            guarantee=config.processing_guarantee,
-            transactional_id=transactional_id(config, self._directory.process_id, number),
-            gate_path=gate_path,
-            producer_config=config.producer(),
-            limits=config.batches(),
-            task_timeout_ms=config.task_timeout_ms,
-            keep_alive_ms=config.keep_alive_ms,
+    def _query_ports(self, admin: ClusterAdmin, updater: StateUpdater) -> QueryPorts:
+        return QueryPorts(
+            state=lambda: self.state,
+            running=lambda: {task.id: task.stores for task in self._running_tasks()},
+            copies=updater.stores,
+            hosts=lambda: self._hosts,
+            ends=lambda partitions: admin.end_offsets(partitions, self._isolation),
         )
+
+    def _stream_thread(self, ground: Ground, ends: EndOffsets, number: int, gate_path: str, open_job: OpenJob) -> StreamThread:
         services = ThreadServices(
             open_job=open_job,
             kill_workers=lambda pids: kill_and_wait(pids, self._clock),
             gate=self._book,
-            ends=self._ends,
-            recovery=self._recovery(admin, self._stop),
+            ends=ends,
+            recovery=recovery_of(ground, self._tracker, self._stop),
             metrics=self._metrics,
             on_failed=self._on_failed,
             on_warm=lambda: self._events.put(self._on_thread_warm),
         )
-        return StreamThread(number, settings, services, self._clock, _new_incarnation)
+        return StreamThread(number, thread_settings(ground, number, gate_path), services, self._clock, new_incarnation)
 
-    def _recovery(self, admin: ClusterAdmin, stop: threading.Event) -> Recovery:
-        blueprint, directory, config = self._blueprint, self._directory, self.config
-        assert blueprint is not None
-        assert directory is not None
-        stores = blueprint.stores
-        ports = ClusterRecoveryPorts(
-            admin,
-            config.application_id,
-            config.producer(),
-            config.consumer(),
-            directory,
-            lambda subtopology: stores.get(subtopology, ()),
-            blueprint.cluster_id,
-            config.state_sync,
-            self._clock,
-            self._tracker,
-            stop,
-        )
-        rules = RecoveryRules(config.application_id, blueprint.offset_reset)
-        return Recovery(ports, rules, self._clock, config.task_timeout_ms, stop, _new_incarnation)
-
-    def _task_manager(self, admin: ClusterAdmin) -> TaskManager:
-        blueprint, directory, pool, member = self._blueprint, self._directory, self._pool, self._member
-        deferred = self._deferred
-        assert blueprint is not None and directory is not None and pool is not None  # noqa: PT018
-        assert member is not None and deferred is not None  # noqa: PT018
+    def _task_manager(
+        self, ground: Ground, member: GroupMember, updater: StateUpdater, copies: Copies, deferred: DeferredOffsets
+    ) -> TaskManager:
+        blueprint = ground.blueprint
+        pool = ThreadPoolExecutor(RESTORE_THREADS, thread_name_prefix="everflow-restore")
+        tails = ThreadPoolExecutor(TAIL_THREADS, thread_name_prefix="everflow-tail")
+        self._pools = (pool, tails)
 
         def recover(tasks: Sequence[ActiveTask], stop: threading.Event) -> None:
-            started, _ = self._recovery(admin, stop).recover(tasks, ())
-            self._commit_starts(started, stop)
+            started, _ = recovery_of(ground, self._tracker, stop).recover(tasks, ())
+            commit_starts(member.commit, started, self.config, self._clock, stop)
 
-        def submit(work: Callable[[], None]) -> None:
-            pool.submit(work)
+        def submit(work: Callable[[], None], quick: bool) -> None:
+            (tails if quick else pool).submit(work)
+
+        def close(stores: Sequence[TaskStore]) -> None:
+            for store in stores:
+                LmdbStore.close_at(store.path)
 
         def before_release(tasks: Collection[TaskId]) -> None:
             if deferred.held():
@@ -321,7 +334,7 @@ class KafkaStreams(InteractiveQueries):
             deferred.forget({TopicPartition(t, task.partition) for task in tasks for t in blueprint.inputs[task.subtopology]})
 
         services = TaskServices(
-            create=lambda task: blueprint.task(task, directory),
+            create=lambda task: blueprint.task(task, ground.directory),
             recover=recover,
             submit=submit,
             post=self._events.put,
@@ -329,35 +342,21 @@ class KafkaStreams(InteractiveQueries):
             release=member.release,
             failed=self._on_failed,
             changed=self._on_tasks_changed,
+            rest=copies.rest,
+            close=close,
         )
-        return TaskManager(self._book, self._threads, services)
-
-    def _commit_starts(self, started: Mapping[TopicPartition, int], stop: threading.Event) -> None:
-        """Commit where new partitions begin, before anything of them is processed: records in internal topics without any
-        committed offset then always mean that offsets were lost (D5)."""
-        if not started:
-            return
-        member = self._member
-        assert member is not None
-        offsets = {tp: (offset, format_metadata(START_METADATA, {})) for tp, offset in started.items()}
-
-        def commit() -> None:
-            if not member.commit(offsets):
-                raise RetriableError("the group is rebalancing")
-
-        deadline = Deadline(self._clock, self.config.task_timeout_ms)
-        retrying(commit, "committing starting offsets", clock=self._clock, deadline=deadline, stop=stop)
+        return TaskManager(self._book, self._threads, updater, services)
 
     # --- the loop --------------------------------------------------------------------------------
 
-    def _run_loop(self, admin: ClusterAdmin) -> None:
+    def _run_loop(self, ground: Ground) -> None:
         while True:
             try:
                 event = self._next_event()
                 if event is None:
                     return
                 event()
-                self._tick(admin)
+                self._tick(ground)
             except EverflowError as error:
                 self._on_failed(error)
             except Exception as error:
@@ -370,14 +369,16 @@ class KafkaStreams(InteractiveQueries):
         except queue.Empty:
             return lambda: None
 
-    def _tick(self, admin: ClusterAdmin) -> None:
+    def _tick(self, ground: Ground) -> None:
         if self.state is ClientState.REBALANCING and self._manager is not None and self._member is not None:
             self._on_tasks_changed(self._manager.all_running())
         self._watch_batches()
         now_ms = self._clock.monotonic_ms()
         if now_ms >= self._next_purge_ms:
             self._next_purge_ms = now_ms + self.config.repartition_purge_interval_ms
-            _quietly(lambda: self._purge(admin))
+            _quietly(lambda: self._purge(ground))
+            if self._racks is not None:
+                self._racks.refresh()
 
     def _watch_batches(self) -> None:
         """D7's watchdog: end the workers of a batch that hangs; its job then fails, and the thread recovers in D6's order."""
@@ -390,18 +391,23 @@ class KafkaStreams(InteractiveQueries):
                     log.warning("Stream thread %d: a batch hangs, ending its workers %s", thread.number, list(pids))
                     kill_and_wait(pids, self._clock)
 
-    def _purge(self, admin: ClusterAdmin) -> None:
+    def _purge(self, ground: Ground) -> None:
         """Delete what was read from repartition topics, never beyond what is committed (scenario 27)."""
-        assert self._blueprint is not None
         held = frozenset() if self._deferred is None else self._deferred.held()
-        positions = repartition_positions(self._running_tasks(), self._blueprint.repartition)
+        positions = repartition_positions(self._running_tasks(), ground.blueprint.repartition)
         due = {tp: offset for tp, offset in positions.items() if tp not in held and offset > self._purged.get(tp, 0)}
         if due:
-            admin.delete_records(due)
+            ground.admin.delete_records(due)
             self._purged.update(due)
 
     def _running_tasks(self) -> list[ActiveTask]:
         return [task for thread in self._threads for task in list(thread.tasks.values()) if task.state is TaskState.RUNNING]
+
+    def _running_ids(self) -> list[TaskId]:
+        return [task.id for task in self._running_tasks()]
+
+    def _recovering_ids(self) -> list[TaskId]:
+        return [] if self._manager is None else list(self._manager.recovering)
 
     # --- events ----------------------------------------------------------------------------------
 
@@ -423,6 +429,9 @@ class KafkaStreams(InteractiveQueries):
             if self._deferred is not None:
                 self._deferred.forget(event.partitions | self._deferred.held())
             self._events.put(lambda: manager.lost(event.tasks))
+        elif isinstance(event, Roles):
+            self._hosts = event.hosts
+            self._events.put(lambda: manager.roles(event.standby, event.warmup))
         elif isinstance(event, Failed):
             self._book.disown_all()
             self._on_failed(event.error)
@@ -440,6 +449,11 @@ class KafkaStreams(InteractiveQueries):
         if self._manager is not None:
             self._on_tasks_changed(self._manager.all_running())
 
+    def _on_hot(self, task: TaskId) -> None:
+        """On the updater's thread."""
+        if self._member is not None:
+            self._member.became_hot(task)
+
     def _on_failed(self, error: EverflowError) -> None:
         if self.state in STOPPING:
             return
@@ -450,10 +464,11 @@ class KafkaStreams(InteractiveQueries):
 
     # --- the end ---------------------------------------------------------------------------------
 
-    def _begin_shutdown(self, state: ClientState) -> None:
+    def _begin_shutdown(self, state: ClientState, leave_group: bool | None = None, drain_s: float = 0.0) -> None:
         with self._closing:
             if self._shutdown is not None or not self._states.to(state):
                 return
+            self._leave_group, self._drain_s = leave_group, drain_s
             self._shutdown = threading.Thread(target=self._run_shutdown, name="everflow-shutdown", daemon=True)
             self._shutdown.start()
 
@@ -467,11 +482,20 @@ class KafkaStreams(InteractiveQueries):
         self._states.to(ClientState.ERROR if failed else ClientState.NOT_RUNNING)
 
     def _shut_down(self) -> None:
-        """Batches end and commit -> offsets held back are committed -> stores are flushed -> the group is left -> folder
-        released. Each step is tried whatever became of those before: a member that did not leave would keep its tasks from the
-        others for as long as this process lives."""
+        """Tasks are handed over -> batches end and commit -> offsets held back are committed -> stores are flushed -> the group is
+        left -> folder released. Each step is tried whatever became of those before: a member that did not leave would keep its
+        tasks from the others for as long as this process lives."""
         failures: list[Exception] = []
-        for step in (self._end_loop, self._end_threads, self._end_recoveries, self._commit_held, self._checkpoint, self._leave):
+        steps = (
+            self._drain,
+            self._end_loop,
+            self._end_threads,
+            self._end_recoveries,
+            self._commit_held,
+            self._checkpoint,
+            self._leave,
+        )
+        for step in steps:
             try:
                 step()
             except Exception as error:
@@ -481,6 +505,27 @@ class KafkaStreams(InteractiveQueries):
             self._directory.close(clean=not failures)
         if failures:
             raise failures[0]
+
+    def _drain(self) -> None:
+        """D8: go on processing until every task has gone to a hot copy elsewhere, or nobody could take one."""
+        member, ends = self._member, self._ends
+        if self._drain_s <= 0 or member is None or ends is None or member.metadata().generation < 0:
+            return
+        log.info("Handing over the tasks, for %.0f s at most", self._drain_s)
+        deadline = Deadline(self._clock, self._drain_s * 1000)
+        member.drain()
+        while not member.await_drained(TICK_S):
+            given_up = (
+                ("drain.timeout.ms is over", deadline.expired()),
+                ("asked to hurry", self._hurry.is_set()),
+                ("evicted from the group", member.metadata().generation < 0),
+                ("a stream thread has ended", any(thread.join(0) for thread in self._threads)),
+                ("the brokers do not answer", ends.failing_ms() > DRAIN_WITHOUT_BROKER_MS),
+            )
+            for reason, applies in given_up:
+                if applies:
+                    log.warning("Not all tasks were handed over: %s; the others take them cold or behind", reason)
+                    return
 
     def _end_loop(self) -> None:
         if self._loop is not None and self._loop.ident is not None:
@@ -502,8 +547,12 @@ class KafkaStreams(InteractiveQueries):
     def _end_recoveries(self) -> None:
         if self._ends is not None:
             self._ends.close()
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._updater is not None:
+            self._updater.close()
+        for pool in self._pools:
+            pool.shutdown(wait=True, cancel_futures=True)
+        if self._end_sums is not None:
+            self._end_sums.close()
 
     def _commit_held(self) -> None:
         if self._deferred is not None and self._member is not None:
@@ -511,7 +560,7 @@ class KafkaStreams(InteractiveQueries):
 
     def _leave(self) -> None:
         if self._member is not None:
-            self._member.leave()
+            self._member.leave(leave_group=self._leave_group)
         if self._gate is not None:
             self._gate.close()
 
@@ -525,68 +574,6 @@ class KafkaStreams(InteractiveQueries):
     def _require_created(self, what: str) -> None:
         if self.state is not ClientState.CREATED:
             raise EverflowError(f"In state {self.state.name} it is too late: {what} once, before anything else.")
-
-
-def _job_opener(session: Any, blueprint: Blueprint, config: StreamsConfig) -> Callable[[int, Sequence[TopicPartition]], Job]:
-    from everflow.runtime.thread_job import JobSettings, ThreadJob
-
-    client = {key: str(value) for key, value in config.main_consumer().items() if key != "bootstrap.servers"}
-    # A resident step keeps a slot: in a session with few (the user's own) the threads would wait for one another for ever.
-    slots = session.sparkContext.defaultParallelism
-    resident_records = config.resident_max_records if slots > config.num_stream_threads else 0
-    if resident_records != config.resident_max_records:
-        log.warning(
-            "Spark has only %d slots for %d stream threads: every batch is a job of its own", slots, config.num_stream_threads
-        )
-    settings = JobSettings(
-        config.bootstrap_servers,
-        config.application_id,
-        config.exactly_once,
-        config.errors_dead_letter_queue_topic_name,
-        client,
-        config.consumer(),
-        config.prepared_source,
-        resident_records,
-    )
-    return lambda number, partitions: ThreadJob(session, blueprint.plan, number, partitions, settings)
-
-
-def _group_settings(config: StreamsConfig) -> GroupSettings:
-    member = config.member()
-    client = {key.replace(".", "_"): value for key, value in member.client.items()}
-    return GroupSettings(
-        member.bootstrap_servers,
-        member.group_id,
-        member.instance_id,
-        member.session_timeout_ms,
-        member.heartbeat_interval_ms,
-        member.rebalance_timeout_ms,
-        client_id=config.client_id or "everflow",
-        client=client,
-    )
-
-
-def _new_incarnation() -> str:
-    return uuid.uuid4().hex[:12]
-
-
-class _NoCopies:
-    """Copies, ends and racks of an instance that follows no changelog: every member is as near to a task as any other."""
-
-    def __init__(self, ends: Mapping[TaskId, int]) -> None:
-        self._ends = ends
-
-    def offset_sums(self) -> Mapping[TaskId, int]:
-        return {}
-
-    def refresh(self) -> None:
-        pass
-
-    def latest(self) -> Mapping[TaskId, int]:
-        return self._ends
-
-    def racks(self) -> Mapping[TopicPartition, frozenset[str]]:
-        return {}
 
 
 def _quietly(action: Callable[[], object]) -> None:

@@ -134,7 +134,6 @@ class ResidentStep:
     channel: Callable[[], str]
     client: Mapping[str, Any]
     group: str
-    partitions: tuple[TopicPartition, ...]
     read_committed: bool
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -145,7 +144,7 @@ class ResidentStep:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.connect(self.channel())
             lines = connection.makefile("rwb")
-            reader = RangeReader(self.client, self.group, self.partitions, self.read_committed)
+            reader = RangeReader(self.client, self.group, self.read_committed)
             try:
                 for line in lines:
                     text = line.decode()

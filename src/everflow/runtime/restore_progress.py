@@ -31,6 +31,18 @@ class RestoreTracker:
             return None
         return sum(p.position - p.start for p in active) / total
 
+    def progress(self) -> dict[TaskId, list[RestoreProgress]]:
+        """The restores under way, by task."""
+        found: dict[TaskId, list[RestoreProgress]] = {}
+        with self._lock:
+            for (task, _), progress in self._active.items():
+                found.setdefault(task, []).append(progress)
+        return found
+
+    def positions(self) -> dict[TaskId, int]:
+        """Changelog positions of the stores under way, summed per task."""
+        return {task: sum(p.position for p in listed) for task, listed in self.progress().items()}
+
     def restore_start(self, progress: RestoreProgress) -> None:
         """See `RestoreListener`. A store that is not trusted is rebuilt from all of its changelog: that is shown (D5)."""
         if progress.rebuild:

@@ -6,18 +6,23 @@ Nothing here starts a thread; every error is raised to the caller of `KafkaStrea
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from everflow.clock import Clock, Deadline
 from everflow.config import StreamsConfig
-from everflow.errors import TopologyError
+from everflow.errors import RetriableError, TopologyError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.producer import fence
 from everflow.records import TaskId, TopicPartition
+from everflow.runtime.batch import format_metadata
 from everflow.runtime.internal_topics import TopicFacts, TopicSpec, prepare
+from everflow.runtime.retry import retrying
 from everflow.runtime.task import ActiveTask, TaskStore
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
+from everflow.topology.fingerprint import fingerprint
 from everflow.topology.graph import SourceNode, Topology
 from everflow.topology.plan import PhysicalPlan, emitting_every_update, plan
 from everflow.topology.subtopologies import SubTopologies, cut, internal_topics
@@ -25,6 +30,7 @@ from everflow.topology.subtopologies import SubTopologies, cut, internal_topics
 log = logging.getLogger("everflow")
 
 FENCE_TIMEOUT_S = 30.0
+START_METADATA = "start"
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class Blueprint:
         partitions: full name of every input topic -> partition count.
         offset_reset: full topic name -> policy.
         repartition: full names of the repartition topics.
+        fingerprint: what must be the same in all instances (`topology.fingerprint`).
     """
 
     application_id: str
@@ -46,6 +53,7 @@ class Blueprint:
     partitions: Mapping[str, int]
     offset_reset: Mapping[str, str]
     repartition: frozenset[str]
+    fingerprint: tuple[str, ...] = ()
 
     def task(self, task: TaskId, directory: StateDirectory) -> ActiveTask:
         """A task in state CREATED, with its inputs and stores."""
@@ -109,6 +117,7 @@ def prepare_cluster(
         partitions,
         _offset_resets(subs, config),
         frozenset(needed.repartition),
+        fingerprint(subs),
     )
 
 
@@ -180,3 +189,24 @@ def require_tasks(blueprint: Blueprint) -> None:
 def repartition_positions(tasks: Sequence[ActiveTask], repartition: frozenset[str]) -> dict[TopicPartition, int]:
     """Next offsets of the tasks' repartition partitions: everything below has been committed."""
     return {tp: offset for task in tasks for tp, offset in dict(task.positions).items() if tp.topic in repartition}
+
+
+def commit_starts(
+    commit: Callable[[Mapping[TopicPartition, tuple[int, str]]], bool],
+    started: Mapping[TopicPartition, int],
+    config: StreamsConfig,
+    clock: Clock,
+    stop: threading.Event,
+) -> None:
+    """Commit where new partitions begin, before anything of them is processed: records in internal topics without any
+    committed offset then always mean that offsets were lost (D5). ``commit``: `GroupMember.commit`."""
+    if not started:
+        return
+    offsets = {tp: (offset, format_metadata(START_METADATA, {})) for tp, offset in started.items()}
+
+    def once() -> None:
+        if not commit(offsets):
+            raise RetriableError("the group is rebalancing")
+
+    deadline = Deadline(clock, config.task_timeout_ms)
+    retrying(once, "committing starting offsets", clock=clock, deadline=deadline, stop=stop)

@@ -145,6 +145,7 @@ class StateUpdater:
         self._owner: dict[TopicPartition, TaskId] = {}
         self._follower: Follower | None = None
         self._followed: Mapping[TaskId, FollowedTask] = {}
+        self._places: Mapping[TaskId, tuple[TaskStore, ...]] = {}
         self._ends_ms = self._touched_ms = self._retry_ms = self._said_ms = float("-inf")
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -170,6 +171,10 @@ class StateUpdater:
     def followed(self) -> Mapping[TaskId, FollowedTask]:
         """Figures of every task whose stores are open; as of the last round."""
         return self._followed
+
+    def stores(self) -> Mapping[TaskId, tuple[TaskStore, ...]]:
+        """The stores of every followed task; as of the last round."""
+        return self._places
 
     def start(self) -> None:
         """Run on a thread of its own until `close`."""
@@ -418,6 +423,7 @@ class StateUpdater:
     def _publish(self) -> None:
         now_ms = self._clock.monotonic_ms()
         self._followed = {task_id: _figures(task, now_ms) for task_id, task in self._tasks.items()}
+        self._places = {task_id: task.task.stores for task_id, task in self._tasks.items()}
 
     # --- small things ----------------------------------------------------------------------------
 

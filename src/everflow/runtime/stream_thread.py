@@ -33,7 +33,10 @@ IDLE_WAIT_MS = 1_000.0
 
 
 class Job(Protocol):
-    """`everflow.spark.job.ThreadJob`: the prepared Spark job of one thread and one set of partitions."""
+    """`everflow.runtime.thread_job.ThreadJob`: the prepared Spark job of one thread and one set of partitions."""
+
+    def warm_up(self, request: BatchRequest) -> BatchResult:
+        """Run over nothing, so that workers and compiled code are there; raises as `run` does."""
 
     def run(self, request: BatchRequest) -> BatchResult:
         """Blocks; BatchFailedError for a job that failed, whatever its transaction did."""
@@ -42,9 +45,14 @@ class Job(Protocol):
         """Release what was prepared."""
 
 
+OpenJob = Callable[[int, Sequence[TopicPartition]], Job]
+"""(thread number, partitions it may be asked to read) -> the job."""
+
+
 @dataclass(frozen=True)
 class ThreadSettings:
-    """What does not change while the thread lives. Times in ms."""
+    """What does not change while the thread lives. Times in ms. ``partitions``: what its tasks may read, whichever it gets; empty
+    where that is too much to prepare at once."""
 
     application_id: str
     guarantee: str
@@ -54,14 +62,15 @@ class ThreadSettings:
     limits: BatchLimits
     task_timeout_ms: float
     keep_alive_ms: float
+    partitions: frozenset[TopicPartition] = frozenset()
 
 
 @dataclass(frozen=True)
 class ThreadServices:
-    """Effects of a stream thread. ``open_job(thread number, partitions)``; ``kill_workers(pids)`` returns when they are gone;
+    """Effects of a stream thread. ``kill_workers(pids)`` returns when they are gone;
     ``on_failed(error)`` is called once, when the thread ends with an error."""
 
-    open_job: Callable[[int, Sequence[TopicPartition]], Job]
+    open_job: OpenJob
     kill_workers: Callable[[Sequence[int]], None]
     gate: GateBook
     ends: EndOffsets
@@ -112,6 +121,7 @@ class StreamThread:
         self._commands: queue.SimpleQueue[_Add | _Drop] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._job: Job | None = None
+        self._prepared: frozenset[TopicPartition] = frozenset()
         self._partitions: dict[str, TopicPartition] = {}
         self._incarnation = ""
         self._counter = 0
@@ -169,14 +179,14 @@ class StreamThread:
             self._close({})
 
     def _warm_up(self) -> None:
-        """Start the workers of this thread's hops while the group is joined and stores are restored: an empty batch over no
-        partition. Otherwise the first records would wait seconds for daemons, imports and compiled code."""
+        """Prepare the job and start the workers of its hops while the group is joined and stores are restored: an empty batch.
+        Otherwise the first records would wait seconds for plans, daemons, imports and compiled code."""
         batch_id = str(BatchId(self.new_incarnation(), 0, 0))
         try:
             self.services.gate.begin(batch_id, self.number, self.settings.guarantee, {})
-            job = self.services.open_job(self.number, [])
-            job.run(self._request(batch_id, _Planned({}, {})))
-            job.close()
+            self._open_job(self.settings.partitions)
+            assert self._job is not None
+            self._job.warm_up(self._request(batch_id, _Planned({}, {})))
         except BatchFailedError as failure:
             # Not fatal: the first real batch meets the same fault and has the rules for it.
             log.warning("Stream thread %d: warm-up failed: %s", self.number, failure.cause)
@@ -193,7 +203,7 @@ class StreamThread:
         if not self.tasks:
             self._wait(IDLE_WAIT_MS)
             return False
-        # 3. One prepared job per set of partitions.
+        # 3. A job that can read what the tasks read; usually the one of the warm-up.
         self._prepare_job()
         # 4. Which offsets: the range of a failed attempt again, or what is new.
         planned = self._planned or self._plan()
@@ -238,19 +248,28 @@ class StreamThread:
             self._planned = None  # nothing of it was committed; positions still say where to begin
             self._stuck_at = None
             self._failing, self._pause_ms = None, FIRST_PAUSE_MS  # what failed was another set of tasks, maybe hours ago
-            self._close_job()
+            self._begin_with(sorted({tp for task in self.tasks.values() for tp in task.inputs}))
 
-    def _prepare_job(self) -> None:
-        if self._job is not None:
-            return
-        partitions = sorted({tp for task in self.tasks.values() for tp in task.inputs})
+    def _begin_with(self, partitions: Sequence[TopicPartition]) -> None:
+        """Other tasks than before: the job goes on, it only reads other partitions (I4, design note 006)."""
         self._partitions = {str(tp): tp for tp in partitions}
         self._incarnation = self.new_incarnation()
         self._counter = 0
-        self._size = BatchSize()
+        if not partitions:
+            self.services.ends.unwatch(self.number)
+            return
         self.services.ends.watch(self.number, partitions, self.wake)
-        self._job = self.services.open_job(self.number, partitions)
         log.info("Stream thread %d runs tasks %s", self.number, ", ".join(map(str, sorted(self.tasks))))
+
+    def _prepare_job(self) -> None:
+        needed = frozenset(self._partitions.values())
+        if self._job is None or not needed <= self._prepared:
+            self._open_job(self.settings.partitions if needed <= self.settings.partitions else needed)
+
+    def _open_job(self, partitions: frozenset[TopicPartition]) -> None:
+        self._close_job()
+        self._job = self.services.open_job(self.number, sorted(partitions))
+        self._prepared = partitions
 
     def _plan(self) -> _Planned | None:
         if self.services.ends.failure is not None:
@@ -412,12 +431,12 @@ class StreamThread:
 
     def _close_job(self) -> None:
         job, self._job = self._job, None
-        self.services.ends.unwatch(self.number)
         if job is not None:
             job.close()
 
     def _close(self, known: dict[TaskId, ActiveTask]) -> None:
         """``known``: tasks whose last batch has a known outcome. The others must be recovered before they run anywhere."""
+        self.services.ends.unwatch(self.number)
         try:
             self._close_job()
         except Exception:  # the session may be gone already

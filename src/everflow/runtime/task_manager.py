@@ -1,14 +1,16 @@
-"""Which tasks this instance holds, recovers, moves and gives up: reacts to the group's decisions, one event at a time.
+"""Which tasks this instance holds, recovers, follows, moves and gives up: reacts to the group's decisions, one event at a time.
 
-Runs on the instance's loop only (`KafkaStreams`); threads and recoveries answer through ``post``, which queues an event. A task
-is always in one place: recovering, on one stream thread, or being given up by it. `reconcile` moves it on from there.
+Runs on the instance's loop only (`KafkaStreams`); threads, recoveries and the state updater answer through ``post``, which queues
+an event. A task is always in one place at most: recovering, on one stream thread, being given up by it, followed by the state
+updater (standby, warm-up), or being let go of by that. `reconcile` moves it on from there. What is in no place but was here a
+moment ago is suspended, its stores open: it may come back in another role (reference 5.1).
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,7 +18,8 @@ from everflow.errors import EverflowError, TaskMigratedError
 from everflow.records import TaskId
 from everflow.runtime.commit_gate import GateBook
 from everflow.runtime.retry import StoppedError
-from everflow.runtime.task import ActiveTask, TaskState, deal
+from everflow.runtime.standby_listener import SuspendReason
+from everflow.runtime.task import ActiveTask, StandbyTask, TaskRole, TaskState, TaskStore, deal
 
 log = logging.getLogger("everflow")
 
@@ -32,6 +35,16 @@ class TaskHolder(Protocol):
     def drop(self, tasks: Collection[TaskId], done: Callable[[Sequence[ActiveTask]], None]) -> None: ...
 
 
+class CopyHolder(Protocol):
+    """The part of a `StateUpdater` that the task manager needs."""
+
+    def add(self, tasks: Sequence[StandbyTask]) -> None: ...
+    def drop(
+        self, tasks: Collection[TaskId], reason: SuspendReason, done: Callable[[Sequence[StandbyTask]], None]
+    ) -> None: ...
+    def set_role(self, task: TaskId, role: TaskRole) -> None: ...
+
+
 @dataclass(frozen=True)
 class TaskServices:
     """Effects of the task manager.
@@ -39,36 +52,48 @@ class TaskServices:
     Attributes:
         create: a task in state CREATED.
         recover: recovers tasks and commits their starting offsets; blocks; ends with StoppedError when the event is set.
-        submit: runs a function on a restore thread.
+        submit: runs a function on a restore thread; True: it replays a tail only, and must not wait behind whole restores.
         post: queues a function for the instance's loop; callable from any thread.
         before_release: commits what is still deferred of these tasks, before they are given up.
         release: tells the member that the revoked tasks are closed.
         failed: the instance has to stop.
         changed: called after every event with "all owned tasks run".
+        rest: a task ended here (for now) and left these stores: note how far they are.
+        close: close these stores, nobody uses them here any more.
     """
 
     create: Callable[[TaskId], ActiveTask]
     recover: Callable[[Sequence[ActiveTask], threading.Event], None]
-    submit: Callable[[Callable[[], None]], None]
+    submit: Callable[[Callable[[], None], bool], None]
     post: Callable[[Callable[[], None]], None]
     before_release: Callable[[Collection[TaskId]], None]
     release: Callable[[], None]
     failed: Callable[[EverflowError], None]
     changed: Callable[[bool], None]
+    rest: Callable[[TaskId, Sequence[TaskStore]], None] = lambda task, stores: None
+    close: Callable[[Sequence[TaskStore]], None] = lambda stores: None
 
 
 @dataclass
 class TaskManager:
-    """See the module. ``owned`` is what the group wants here; the rest is how far it is."""
+    """See the module. ``owned`` and ``copies`` are what the group wants here; the rest is how far it is."""
 
     gate: GateBook
     threads: Sequence[TaskHolder]
+    updater: CopyHolder
     services: TaskServices
     owned: set[TaskId] = field(default_factory=set)
+    copies: dict[TaskId, TaskRole] = field(default_factory=dict)
+    """Standbys and warm-ups."""
     running: dict[TaskId, int] = field(default_factory=dict)
     recovering: dict[TaskId, threading.Event] = field(default_factory=dict)
     leaving: set[TaskId] = field(default_factory=set)
     """On their way from a thread: moved to another, or given up."""
+    following: dict[TaskId, TaskRole] = field(default_factory=dict)
+    """With the state updater."""
+    letting_go: set[TaskId] = field(default_factory=set)
+    """On their way from the state updater."""
+    suspended: dict[TaskId, ActiveTask] = field(default_factory=dict)
     _revoked: set[TaskId] = field(default_factory=set)
     _last_thread: dict[TaskId, int] = field(default_factory=dict)
     _closing: bool = False
@@ -77,7 +102,8 @@ class TaskManager:
 
     def assigned(self, tasks: Collection[TaskId]) -> None:
         """These tasks became ours (the gate's book knows already)."""
-        log.info("Assigned tasks: %s", _names(tasks))
+        if tasks:
+            log.info("Assigned tasks: %s", _names(tasks))
         self.owned |= set(tasks)
         self._revoked -= set(tasks)
         self.reconcile()
@@ -91,12 +117,23 @@ class TaskManager:
         self.reconcile()
 
     def lost(self, tasks: Collection[TaskId]) -> None:
-        """Others may own these already: close them without a commit (the gate refuses it since the moment of the loss)."""
+        """Others may own these already: close them without a commit (the gate refuses it since the moment of the loss). Standbys
+        and warm-ups go on: they write nothing that others could see."""
         log.warning("Lost tasks: %s", _names(tasks))
         self.owned -= set(tasks)
         self._revoked -= set(tasks)
         self._cancel(tasks)
         self.reconcile()
+
+    def roles(self, standby: Collection[TaskId], warmup: Collection[TaskId]) -> None:
+        """The copies that a completed rebalance wants here; what was suspended and is in no role any more is closed."""
+        wanted = {**dict.fromkeys(standby, TaskRole.STANDBY), **dict.fromkeys(warmup, TaskRole.WARMUP)}
+        if wanted != self.copies:
+            log.info("Standby tasks: %s; warm-up tasks: %s", _names(standby), _names(warmup))
+        self.copies = wanted
+        self.reconcile()
+        for task in [task for task in self.suspended if task not in self.owned and task not in self.copies]:
+            self._close(self.suspended.pop(task))
 
     def close(self) -> None:
         """Start nothing any more and end the recoveries."""
@@ -106,26 +143,57 @@ class TaskManager:
     # --- moving on -------------------------------------------------------------------------------
 
     def reconcile(self) -> None:
-        """Do what is missing between what is owned and what runs."""
+        """Do what is missing between what is wanted and what is."""
         if not self._closing:
-            dealt = deal(self.owned, [thread.number for thread in self.threads], self._last_thread)
-            self._last_thread.update(dealt)
-            for thread in self.threads:
-                self._drop(thread, dealt)
-                fresh = [task for task, number in sorted(dealt.items()) if number == thread.number and self._is_nowhere(task)]
-                if fresh:
-                    self._recover(fresh)
+            self._settle_actives()
         self._release_if_done()
+        if not self._closing:
+            self._settle_copies()
         self.services.changed(self.all_running())
 
     def all_running(self) -> bool:
         """Whether every owned task runs and none is on its way."""
         return self.owned == set(self.running) and not self.recovering and not self.leaving
 
-    def _is_nowhere(self, task: TaskId) -> bool:
-        return task not in self.running and task not in self.recovering and task not in self.leaving
+    def place_of(self, task: TaskId) -> str | None:
+        """Where the task is: ``running``, ``recovering``, ``leaving``, ``following``, ``letting go``; None: nowhere."""
+        places: dict[str, Collection[TaskId]] = {
+            "running": self.running,
+            "recovering": self.recovering,
+            "leaving": self.leaving,
+            "following": self.following,
+            "letting go": self.letting_go,
+        }
+        return next((name for name, tasks in places.items() if task in tasks), None)
 
-    def _drop(self, thread: TaskHolder, dealt: dict[TaskId, int]) -> None:
+    def _settle_actives(self) -> None:
+        dealt = deal(self.owned, [thread.number for thread in self.threads], self._last_thread)
+        self._last_thread.update(dealt)
+        for thread in self.threads:
+            self._drop(thread, dealt)
+            fresh = [task for task, number in sorted(dealt.items()) if number == thread.number and self.place_of(task) is None]
+            # One task's whole restore must not hold back another that only lacks the tail of its changelog.
+            for part in ([t for t in fresh if t in self.suspended], [t for t in fresh if t not in self.suspended]):
+                if part:
+                    self._recover(part)
+
+    def _settle_copies(self) -> None:
+        promoted = [task for task in self.following if task in self.owned]
+        migrated = [task for task in self.following if task not in self.owned and task not in self.copies]
+        self._let_go(promoted, SuspendReason.PROMOTED)
+        self._let_go(migrated, SuspendReason.MIGRATED)
+        for task, role in self.copies.items():
+            if task in self.owned or task in self._revoked:
+                continue
+            if self.following.get(task, role) is not role:
+                self.following[task] = role
+                self.updater.set_role(task, role)
+            elif self.place_of(task) is None:
+                self._follow(task, role)
+
+    # --- actives ---------------------------------------------------------------------------------
+
+    def _drop(self, thread: TaskHolder, dealt: Mapping[TaskId, int]) -> None:
         gone = [t for t, number in self.running.items() if number == thread.number and dealt.get(t) != number]
         if not gone:
             return
@@ -135,7 +203,7 @@ class TaskManager:
         thread.drop(gone, lambda tasks: self.services.post(lambda: self._dropped(gone, tasks)))
 
     def _dropped(self, asked: Iterable[TaskId], tasks: Sequence[ActiveTask]) -> None:
-        """A thread has let go. A task that is still ours goes to its new thread as it is; the others are closed."""
+        """A thread has let go. A task that is still ours goes to its new thread as it is; the others are suspended."""
         self.leaving -= set(asked)
         by_id = {task.id: task for task in tasks}
         for task_id in asked:
@@ -146,15 +214,16 @@ class TaskManager:
             if task_id in self.owned and task_id in self.gate.owned() and not self.gate.broken(task_id, task.epoch):
                 self._start([task])
             else:
-                _close(task)
+                self._suspend(task)
         self.reconcile()
 
     def _recover(self, ids: Sequence[TaskId]) -> None:
         stop = threading.Event()
+        quick = all(task in self.suspended for task in ids)
         tasks = []
         for task_id in ids:
             self.recovering[task_id] = stop
-            task = self.services.create(task_id)
+            task = self.suspended.pop(task_id, None) or self.services.create(task_id)
             task.epoch = self.gate.epoch(task_id)
             task.to(TaskState.RESTORING)
             tasks.append(task)
@@ -175,14 +244,14 @@ class TaskManager:
                 error = EverflowError(f"Recovery of tasks {_names(ids)} failed: {raised!r}")
             self.services.post(lambda: self._recovered(tasks, error))
 
-        self.services.submit(work)
+        self.services.submit(work, quick)
 
     def _recovered(self, tasks: Sequence[ActiveTask], error: EverflowError | None) -> None:
         for task in tasks:
             self.recovering.pop(task.id, None)
         if error is not None and not isinstance(error, StoppedError):
             for task in tasks:
-                _close(task)
+                self._close(task)
             self.services.failed(error)
             return
         keep = [
@@ -192,7 +261,7 @@ class TaskManager:
         ]
         for task in tasks:
             if task not in keep:
-                _close(task)
+                self._suspend(task)
         for task in keep:
             task.to(TaskState.RUNNING)
         self._start(keep)
@@ -221,12 +290,50 @@ class TaskManager:
         self._revoked.clear()
         self.services.release()
 
+    # --- copies ----------------------------------------------------------------------------------
 
-def _close(task: ActiveTask) -> None:
-    if task.state in (TaskState.RUNNING, TaskState.RESTORING):
-        task.to(TaskState.SUSPENDED)
-    if task.state is not TaskState.CLOSED:
+    def _follow(self, task_id: TaskId, role: TaskRole) -> None:
+        before = self.suspended.pop(task_id, None)
+        if before is not None:
+            task = before.recycle(role)
+        else:
+            task = StandbyTask(task_id, self.services.create(task_id).stores, role)
+        self.following[task_id] = role
+        self.updater.add([task])
+
+    def _let_go(self, tasks: Collection[TaskId], reason: SuspendReason) -> None:
+        if not tasks:
+            return
+        for task in tasks:
+            del self.following[task]
+        self.letting_go |= set(tasks)
+        self.updater.drop(tasks, reason, lambda given: self.services.post(lambda: self._given_back(tasks, given)))
+
+    def _given_back(self, asked: Iterable[TaskId], tasks: Sequence[StandbyTask]) -> None:
+        """The updater has let go: a promoted task goes to recovery with its stores open."""
+        self.letting_go -= set(asked)
+        for task in tasks:
+            if task.state is TaskState.CREATED:  # it was never opened
+                continue
+            self._suspend(task.recycle(self.services.create(task.id).inputs))
+        for task_id in asked:
+            if task_id in self.suspended and task_id not in self.owned and task_id not in self.copies:
+                self._close(self.suspended.pop(task_id))
+        self.reconcile()
+
+    # --- ends ------------------------------------------------------------------------------------
+
+    def _suspend(self, task: ActiveTask) -> None:
+        if task.state is not TaskState.SUSPENDED:
+            task.to(TaskState.SUSPENDED)
+        self.suspended[task.id] = task
+        self.services.rest(task.id, task.stores)
+
+    def _close(self, task: ActiveTask) -> None:
+        if task.state in (TaskState.RUNNING, TaskState.RESTORING):
+            task.to(TaskState.SUSPENDED)
         task.to(TaskState.CLOSED)
+        self.services.close(task.stores)
 
 
 def _names(tasks: Collection[TaskId]) -> str:

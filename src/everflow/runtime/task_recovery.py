@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from everflow.clock import Clock
-from everflow.errors import InternalTopicError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.log_reader import LogReader
 from everflow.kafka.producer import fence
 from everflow.records import TopicPartition
 from everflow.runtime import restoration
+from everflow.runtime.changelogs import Changelogs
 from everflow.runtime.recovery import Committed
-from everflow.runtime.restoration import ChangelogState, RestoreJob, RestoreListener, prepare_store
+from everflow.runtime.restoration import RestoreJob, RestoreListener, prepare_store
 from everflow.runtime.retry import StoppedError
 from everflow.runtime.task import ActiveTask, TaskStore
 from everflow.state.store import StoreSpec
@@ -23,7 +23,6 @@ from everflow.state.task_directory import StateDirectory
 
 FENCE_TIMEOUT_S = 30.0
 COMMITTED_TIMEOUT_S = 5.0
-DEFAULT_DELETE_RETENTION_MS = 86_400_000
 
 
 @dataclass
@@ -39,12 +38,11 @@ class ClusterRecoveryPorts:
     reader_config: Mapping[str, Any]
     directory: StateDirectory
     specs: Callable[[int], Sequence[StoreSpec]]
-    cluster_id: str
+    changelogs: Changelogs
     state_sync: str
     clock: Clock
     listener: RestoreListener
     stopped: threading.Event
-    _delete_retention: dict[str, int] = field(default_factory=dict)
 
     def fence(self, transactional_ids: Collection[str]) -> None:
         """Raise the epoch of every id, one after the other."""
@@ -57,12 +55,12 @@ class ClusterRecoveryPorts:
         return {tp: Committed(offset.offset, offset.metadata) for tp, offset in found.items()}
 
     def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """read_uncommitted, always: the last stable offset may lag behind (KAFKA-10167)."""
-        return self.admin.end_offsets(partitions, "read_uncommitted")
+        """See `Changelogs.log_ends`."""
+        return self.changelogs.log_ends(partitions)
 
     def stable_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Last stable offsets."""
-        return self.admin.end_offsets(partitions, "read_committed")
+        return self.changelogs.stable_ends(partitions)
 
     def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Log starts."""
@@ -72,23 +70,11 @@ class ClusterRecoveryPorts:
         """See `RecoveryPorts`."""
         specs = {spec.name: spec for spec in self.specs(task.id.subtopology)}
         changelogs = [store.changelog for store in task.stores if store.changelog is not None]
-        starts = self.log_starts(changelogs) if changelogs else {}
-        topics = self.admin.describe_topics({tp.topic for tp in changelogs}) if changelogs else {}
+        states = self.changelogs.states(changelogs, targets)
         stores: list[TaskStore] = []
         jobs: list[RestoreJob] = []
         for store in task.stores:
-            state = None
-            if store.changelog is not None:
-                described = topics.get(store.changelog.topic)
-                if described is None:
-                    raise InternalTopicError(f"The changelog {store.changelog.topic} of store {store.name} is missing.")
-                state = ChangelogState(
-                    start=starts[store.changelog],
-                    end=targets[store.changelog],
-                    cluster_id=self.cluster_id,
-                    topic_id=described.topic_id,
-                    delete_retention_ms=self._delete_retention_ms(store.changelog.topic),
-                )
+            state = None if store.changelog is None else states[store.changelog]
             prepared = prepare_store(
                 self.directory,
                 task.id,
@@ -109,9 +95,3 @@ class ClusterRecoveryPorts:
             done = restoration.restore_all(jobs, reader, clock=self.clock, listener=self.listener, stopped=self.stopped.is_set)
         if any(not progress.done for progress in done) or len(done) < len(jobs):
             raise StoppedError("stopped while restoring")
-
-    def _delete_retention_ms(self, topic: str) -> int:
-        if topic not in self._delete_retention:
-            config = self.admin.topic_configs([topic]).get(topic, {})
-            self._delete_retention[topic] = int(config.get("delete.retention.ms", DEFAULT_DELETE_RETENTION_MS))
-        return self._delete_retention[topic]

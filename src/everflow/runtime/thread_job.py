@@ -56,7 +56,8 @@ def read_request() -> BatchRequest:
 
 
 class ThreadJob:
-    """A stream thread's plan over one assignment. Owned by that thread."""
+    """A stream thread's plan over ``partitions``: all that the thread may be asked to read, owned or not, so that tasks come and go
+    without a new plan (design note 006). Owned by that thread."""
 
     def __init__(
         self,
@@ -77,7 +78,6 @@ class ThreadJob:
         sink = KafkaSink(settings.dead_letter_topic)
         self._steps = [TaskStep.of(plan, level, LmdbAccess(), sink, read_request, announce) for level in range(plan.levels)]
         self._session, self._plan, self._slot, self._settings = session, plan, f"t{thread}", settings
-        self._partitions = tuple(partitions)
         self._job = PreparedJob(session, plan, self._slot, partitions, source, self._steps)
         resident = plan.levels == 1 and bool(partitions) and settings.resident_records > 0
         self._twin = TwinSegment.of(plan.segments[0], plan.headers) if resident else None
@@ -92,6 +92,15 @@ class ThreadJob:
         if self._twin is not None and waiting <= self._settings.resident_records:
             return self._run_resident(self._twin, request)
         self._stop_resident()
+        return self._run_job(request)
+
+    def warm_up(self, request: BatchRequest) -> BatchResult:
+        """Run a micro-batch over nothing in both ways, so that workers, compiled code and the resident step are there before the
+        first task is. Raises as `run` does."""
+        result = self._run_job(request)
+        return result if self._twin is None else self._run_resident(self._twin, request)
+
+    def _run_job(self, request: BatchRequest) -> BatchResult:
         ranges = {_parse(name): OffsetRange(bounds[0], bounds[1]) for name, bounds in request.ranges.items()}
         try:
             return BatchResult.from_json(self._job.run(ranges, {REQUEST_PROPERTY: request.to_json()}))
@@ -120,7 +129,6 @@ class ThreadJob:
             resident_channel,
             settings.reader,
             f"{settings.application_id}-resident",
-            self._partitions,
             settings.read_committed,
         )
         return ServingJob(self._session, self._slot, step, {CHANNEL_PROPERTY: path})

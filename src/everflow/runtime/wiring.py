@@ -3,26 +3,86 @@
 from __future__ import annotations
 
 import logging
+import threading
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from everflow.clock import Clock
 from everflow.config import StreamsConfig
+from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.group_channel import GroupSettings
 from everflow.kafka.log_follower import LogFollower
+from everflow.membership.assignor import EndSums, Identity, LocalCopies, PartitionRacks, TaskAssignor
 from everflow.records import TaskId, TopicPartition
+from everflow.runtime import partition_racks
 from everflow.runtime.changelogs import Changelogs
 from everflow.runtime.copies import Copies
+from everflow.runtime.recovery import Recovery, RecoveryRules
 from everflow.runtime.restoration import ChangelogState, PreparedStore, RestoreListener, prepare_store
 from everflow.runtime.standby_listener import StandbyUpdateListener
-from everflow.runtime.start_up import Blueprint
-from everflow.runtime.state_updater import UpdaterServices
-from everflow.runtime.stream_thread import Job
+from everflow.runtime.start_up import Blueprint, transactional_id
+from everflow.runtime.state_updater import StateUpdater, UpdaterServices
+from everflow.runtime.stream_thread import OpenJob, ThreadSettings
+from everflow.runtime.task_recovery import ClusterRecoveryPorts
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
 
 log = logging.getLogger("everflow")
+
+PREPARED_PARTITIONS = 1_000
+"""Up to so many input partitions every stream thread's job can read them all; above it a job is prepared per assignment."""
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What every part stands on, known once the cluster was looked at (`start_up.prepare_cluster`)."""
+
+    config: StreamsConfig
+    clock: Clock
+    admin: ClusterAdmin
+    blueprint: Blueprint
+    directory: StateDirectory
+    changelogs: Changelogs
+
+    @property
+    def reader(self) -> dict[str, Any]:
+        """librdkafka settings of our readers; with a rack, they read from replicas near by (KIP-392)."""
+        return {**self._rack, **self.config.consumer()}
+
+    @property
+    def source(self) -> dict[str, str]:
+        """Settings of Spark's reader, without the servers."""
+        settings = {**self._rack, **self.config.main_consumer()}
+        return {key: str(value) for key, value in settings.items() if key != "bootstrap.servers"}
+
+    @property
+    def _rack(self) -> dict[str, str]:
+        return {"client.rack": self.config.client_rack} if self.config.client_rack else {}
+
+    def input_partitions(self) -> frozenset[TopicPartition]:
+        """Every partition that a task of the application reads."""
+        counts = self.blueprint.partitions
+        return frozenset(TopicPartition(topic, p) for topic, count in counts.items() for p in range(count))
+
+    def changelog(self, task: TaskId, spec: StoreSpec) -> TopicPartition:
+        """The changelog partition of a task's store."""
+        return TopicPartition(f"{self.config.application_id}-{spec.changelog}", task.partition)
+
+    def logged(self, subtopology: int) -> list[StoreSpec]:
+        """The stores of a sub-topology that have a changelog."""
+        return [spec for spec in self.blueprint.stores.get(subtopology, ()) if spec.logging]
+
+    def changelogs_of_tasks(self) -> dict[TaskId, tuple[TopicPartition, ...]]:
+        """The changelog partitions of every stateful task of the application."""
+        found = {}
+        for subtopology, topics in self.blueprint.inputs.items():
+            logged = self.logged(subtopology)
+            for partition in range(max(self.blueprint.partitions[topic] for topic in topics) if logged else 0):
+                task = TaskId(subtopology, partition)
+                found[task] = tuple(self.changelog(task, spec) for spec in logged)
+        return found
 
 
 def new_incarnation() -> str:
@@ -30,11 +90,59 @@ def new_incarnation() -> str:
     return uuid.uuid4().hex[:12]
 
 
-def job_opener(session: Any, blueprint: Blueprint, config: StreamsConfig) -> Callable[[int, Sequence[TopicPartition]], Job]:
-    """Opens the Spark job of a stream thread: (thread number, partitions it may be asked to read)."""
+# --- the group -----------------------------------------------------------------------------------
+
+
+def group_settings(ground: Ground) -> GroupSettings:
+    """Settings of the group's channel. The process id is part of the client id, so that whoever describes the group knows which
+    processes live (`lost_writers`)."""
+    member = ground.config.member()
+    client = {key.replace(".", "_"): value for key, value in member.client.items()}
+    return GroupSettings(
+        member.bootstrap_servers,
+        member.group_id,
+        member.instance_id,
+        member.session_timeout_ms,
+        member.heartbeat_interval_ms,
+        member.rebalance_timeout_ms,
+        client_id=f"{ground.config.client_id or ground.config.application_id}-{ground.directory.process_id}",
+        client=client,
+    )
+
+
+def task_assignor(ground: Ground, copies: LocalCopies, end_sums: EndSums, racks: PartitionRacks) -> TaskAssignor:
+    """This instance's side of the group's protocol, and its decision when it leads."""
+    config, blueprint = ground.config, ground.blueprint
+    identity = Identity(
+        ground.directory.process_id,
+        config.num_stream_threads,
+        rack=config.client_rack,
+        tags=config.tags(),
+        endpoint=config.application_server,
+        instance_id=config.group_instance_id,
+        topology=blueprint.fingerprint,
+    )
+    changelogs = {
+        index: [f"{config.application_id}-{spec.changelog}" for spec in ground.logged(index)] for index in blueprint.inputs
+    }
+    return TaskAssignor(identity, blueprint.inputs, changelogs, copies, end_sums, racks, config.assignment())
+
+
+def racks_of(ground: Ground) -> partition_racks.PartitionRacks:
+    """Racks are only asked for where the assignor looks at them."""
+    wanted = ground.config.rack_aware_assignment_strategy != "none"
+    topics = {tp.topic for listed in ground.changelogs_of_tasks().values() for tp in listed} | set(ground.blueprint.partitions)
+    return partition_racks.PartitionRacks(ground.admin.replica_racks, topics if wanted else (), ground.clock)
+
+
+# --- stream threads ------------------------------------------------------------------------------
+
+
+def job_opener(session: Any, ground: Ground) -> OpenJob:
+    """Opens the Spark jobs of stream threads."""
     from everflow.runtime.thread_job import JobSettings, ThreadJob
 
-    client = {key: str(value) for key, value in config.main_consumer().items() if key != "bootstrap.servers"}
+    config = ground.config
     # A resident step keeps a slot: in a session with few (the user's own) the threads would wait for one another for ever.
     slots = session.sparkContext.defaultParallelism
     resident_records = config.resident_max_records if slots > config.num_stream_threads else 0
@@ -47,51 +155,70 @@ def job_opener(session: Any, blueprint: Blueprint, config: StreamsConfig) -> Cal
         config.application_id,
         config.exactly_once,
         config.errors_dead_letter_queue_topic_name,
-        client,
-        config.consumer(),
+        ground.source,
+        ground.reader,
         config.prepared_source,
         resident_records,
     )
-    return lambda number, partitions: ThreadJob(session, blueprint.plan, number, partitions, settings)
+    return lambda number, partitions: ThreadJob(session, ground.blueprint.plan, number, partitions, settings)
 
 
-def group_settings(config: StreamsConfig) -> GroupSettings:
-    """Settings of the group's channel."""
-    member = config.member()
-    client = {key.replace(".", "_"): value for key, value in member.client.items()}
-    return GroupSettings(
-        member.bootstrap_servers,
-        member.group_id,
-        member.instance_id,
-        member.session_timeout_ms,
-        member.heartbeat_interval_ms,
-        member.rebalance_timeout_ms,
-        client_id=config.client_id or "everflow",
-        client=client,
+def thread_settings(ground: Ground, number: int, gate_path: str) -> ThreadSettings:
+    """Settings of a stream thread."""
+    config, partitions = ground.config, ground.input_partitions()
+    return ThreadSettings(
+        application_id=config.application_id,
+        guarantee=config.processing_guarantee,
+        transactional_id=transactional_id(config, ground.directory.process_id, number),
+        gate_path=gate_path,
+        producer_config=config.producer(),
+        limits=config.batches(),
+        task_timeout_ms=config.task_timeout_ms,
+        keep_alive_ms=config.keep_alive_ms,
+        partitions=partitions if len(partitions) <= PREPARED_PARTITIONS else frozenset(),
     )
 
 
-def updater_services(
-    config: StreamsConfig,
-    blueprint: Blueprint,
-    directory: StateDirectory,
-    changelogs: Changelogs,
-    clock: Clock,
+def recovery_of(ground: Ground, listener: RestoreListener, stop: threading.Event) -> Recovery:
+    """A recovery that ends when ``stop`` is set."""
+    config = ground.config
+    ports = ClusterRecoveryPorts(
+        ground.admin,
+        config.application_id,
+        config.producer(),
+        ground.reader,
+        ground.directory,
+        lambda subtopology: ground.blueprint.stores.get(subtopology, ()),
+        ground.changelogs,
+        config.state_sync,
+        ground.clock,
+        listener,
+        stop,
+    )
+    rules = RecoveryRules(config.application_id, ground.blueprint.offset_reset)
+    return Recovery(ports, rules, ground.clock, config.task_timeout_ms, stop, new_incarnation)
+
+
+# --- copies --------------------------------------------------------------------------------------
+
+
+def state_updater(
+    ground: Ground,
     restores: RestoreListener,
     standbys: Callable[[], StandbyUpdateListener],
     became_hot: Callable[[TaskId], None],
-) -> UpdaterServices:
-    """Effects of the state updater on the cluster and the state folder."""
-    specs = blueprint.store_specs()
+) -> StateUpdater:
+    """The state updater on the cluster and the state folder."""
+    specs, directory, clock = ground.blueprint.store_specs(), ground.directory, ground.clock
 
     def prepare(task: TaskId, store: str, state: ChangelogState, incarnation: str) -> PreparedStore:
-        sync, now_ms = config.state_sync, clock.now_ms()
+        sync, now_ms = ground.config.state_sync, clock.now_ms()
         return prepare_store(directory, task, specs[store], state, incarnation=incarnation, now_ms=now_ms, sync=sync)
 
-    return UpdaterServices(
-        open_follower=lambda: LogFollower(config.consumer()),
-        states=changelogs.states,
-        stable_ends=changelogs.stable_ends,
+    services = UpdaterServices(
+        open_follower=lambda: LogFollower(ground.reader),
+        states=ground.changelogs.states,
+        stable_ends=ground.changelogs.stable_ends,
         prepare=prepare,
         distrust=lambda task, store, reason: directory.distrust(directory.store_path(task, store), reason),
         became_hot=became_hot,
@@ -99,29 +226,9 @@ def updater_services(
         standbys=standbys,
         new_incarnation=new_incarnation,
     )
+    return StateUpdater(services, clock, ground.config.acceptable_recovery_lag)
 
 
-def scan_copies(
-    copies: Copies, blueprint: Blueprint, directory: StateDirectory, changelogs: Changelogs, clock: Clock
-) -> None:
+def scan_copies(ground: Ground, copies: Copies) -> None:
     """What the state folder holds, for `Copies.offset_sums`."""
-
-    def changelog(task: TaskId, spec: StoreSpec) -> TopicPartition:
-        return TopicPartition(f"{blueprint.application_id}-{spec.changelog}", task.partition)
-
-    def states(partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, ChangelogState]:
-        return changelogs.states(partitions)
-
-    copies.scan(directory, lambda subtopology: blueprint.stores.get(subtopology, ()), changelog, states, clock)
-
-
-def changelogs_of(blueprint: Blueprint) -> dict[TaskId, tuple[TopicPartition, ...]]:
-    """The changelog partitions of every stateful task of the application."""
-    found = {}
-    for subtopology, topics in blueprint.inputs.items():
-        logged = [spec for spec in blueprint.stores.get(subtopology, ()) if spec.logging]
-        if logged:
-            for partition in range(max(blueprint.partitions[topic] for topic in topics)):
-                names = [f"{blueprint.application_id}-{spec.changelog}" for spec in logged]
-                found[TaskId(subtopology, partition)] = tuple(TopicPartition(name, partition) for name in names)
-    return found
+    copies.scan(ground.directory, ground.logged, ground.changelog, ground.changelogs.states, ground.clock)

@@ -95,6 +95,7 @@ class PreparedSource:
         kafka010 = jvm.org.apache.spark.sql.kafka010
         none = getattr(getattr(jvm.scala, "None$"), "MODULE$")
         self._ranges: dict[TopicPartition, Any] = {}
+        self._set: dict[TopicPartition, OffsetRange] = {}
         listed = jvm.java.util.ArrayList()
         for partition in partitions:
             topic_partition = jvm.org.apache.kafka.common.TopicPartition(partition.topic, partition.partition)
@@ -151,10 +152,13 @@ class PreparedSource:
 
     def set_ranges(self, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
         """See `Source`."""
-        for partition, found in self._ranges.items():
+        # Only what changes: a source knows partitions of tasks that run elsewhere too, and each call into the JVM costs 0.1 ms.
+        for partition in self._set.keys() | ranges.keys():
             wanted = ranges.get(partition, OffsetRange(0, 0))
-            self._from.setLong(found, wanted.start)
-            self._until.setLong(found, wanted.end)
+            if self._set.get(partition) != wanted:
+                self._from.setLong(self._ranges[partition], wanted.start)
+                self._until.setLong(self._ranges[partition], wanted.end)
+        self._set = dict(ranges)
 
 
 class PublicSource:
@@ -170,13 +174,14 @@ class PublicSource:
 
     def set_ranges(self, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
         """See `Source`."""
-        self._ranges = {partition: ranges.get(partition, OffsetRange(0, 0)) for partition in self._partitions}
+        self._ranges = dict(ranges)
 
     def frame(self) -> DataFrame:
         """See `Source`; planned anew at each call."""
         starts: dict[str, dict[str, int]] = {}
         ends: dict[str, dict[str, int]] = {}
-        for partition in self._partitions:
+        # Spark wants one partition at least; the others are of tasks that run elsewhere.
+        for partition in self._ranges or self._partitions[:1]:
             found = self._ranges.get(partition, OffsetRange(0, 0))
             starts.setdefault(partition.topic, {})[str(partition.partition)] = found.start
             ends.setdefault(partition.topic, {})[str(partition.partition)] = found.end

@@ -45,7 +45,7 @@ def values_of(read: dict, tp: TopicPartition) -> list[bytes | None]:  # type: ig
 
 def test_ranges_follow_one_another_over_markers_and_aborted_records(bootstrap: str, log: list[TopicPartition]) -> None:
     one, two = log
-    reader = RangeReader({"bootstrap.servers": bootstrap}, "readers", log, read_committed=True)
+    reader = RangeReader({"bootstrap.servers": bootstrap}, "readers", read_committed=True)
     try:
         first = reader.read({one: OffsetRange(0, 2), two: OffsetRange(0, 0)}, 10)
         assert (values_of(first, one), values_of(first, two)) == ([b"a", b"b"], [])
@@ -58,7 +58,7 @@ def test_ranges_follow_one_another_over_markers_and_aborted_records(bootstrap: s
 
 
 def test_a_range_of_markers_alone_ends(bootstrap: str, log: list[TopicPartition]) -> None:
-    reader = RangeReader({"bootstrap.servers": bootstrap}, "readers", log, read_committed=True)
+    reader = RangeReader({"bootstrap.servers": bootstrap}, "readers", read_committed=True)
     try:
         assert values_of(reader.read({log[0]: OffsetRange(3, 7)}, 10), log[0]) == []
         assert values_of(reader.read({log[0]: OffsetRange(7, 11)}, 10), log[0]) == [b"d", b"e", None]
@@ -68,7 +68,7 @@ def test_a_range_of_markers_alone_ends(bootstrap: str, log: list[TopicPartition]
 
 
 def test_a_range_that_failed_is_read_again(bootstrap: str, log: list[TopicPartition]) -> None:
-    reader = RangeReader({"bootstrap.servers": bootstrap}, "readers", log, read_committed=True)
+    reader = RangeReader({"bootstrap.servers": bootstrap}, "readers", read_committed=True)
     try:
         wanted = {log[0]: OffsetRange(1, 8)}
         assert values_of(reader.read(wanted, 10), log[0]) == [b"b", b"c", b"d"]
@@ -78,7 +78,7 @@ def test_a_range_that_failed_is_read_again(bootstrap: str, log: list[TopicPartit
 
 
 def test_an_end_that_does_not_exist_fails_in_time_instead_of_hanging(bootstrap: str, log: list[TopicPartition]) -> None:
-    reader = RangeReader({"bootstrap.servers": bootstrap}, "readers", log, read_committed=True)
+    reader = RangeReader({"bootstrap.servers": bootstrap}, "readers", read_committed=True)
     try:
         with pytest.raises(RetriableError, match="to 50"):
             reader.read({log[0]: OffsetRange(7, 50)}, 1.0)

@@ -39,7 +39,7 @@ def write(directory: StateDirectory, task: TaskId, spec: StoreSpec, position: in
 
 def scanned(directory: StateDirectory, specs: Iterable[StoreSpec], end: int = 100) -> Copies:
     followed: dict[TaskId, FollowedTask] = {}
-    copies = Copies(lambda: followed, list)
+    copies = Copies(lambda: followed, list, list, dict)
 
     def states(partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, ChangelogState]:
         return {tp: ChangelogState(0, end, "c", "t") for tp in partitions}
@@ -72,12 +72,16 @@ def test_followed_copies_count_as_they_are_now_and_running_tasks_not_at_all(tmp_
     LmdbStore.open(path, kind="key_value").load_chunk([b"k"], [b"v"], np.zeros(1, np.int64), 10)
     followed: dict[TaskId, FollowedTask] = {}
     running: set[TaskId] = set()
-    copies = Copies(lambda: followed, lambda: running)
+    recovering: set[TaskId] = set()
+    copies = Copies(lambda: followed, lambda: running, lambda: recovering, lambda: {B: 3})
     copies.rest(A, [TaskStore("s", path, TopicPartition("log", 0))])
     assert copies.offset_sums() == {A: 10}
     followed[A] = FollowedTask(TaskRole.STANDBY, 12, 0)
     assert copies.offset_sums() == {A: 12}
     del followed[A]
+    recovering |= {A, B, C}
+    assert copies.offset_sums() == {A: 10, B: 3, C: 0}, "what restores does not run yet"
+    recovering -= {A, B, C}
     running.add(A)
     assert copies.offset_sums() == {}
     LmdbStore.close_at(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -30,6 +31,7 @@ from everflow.runtime.task import ActiveTask, TaskState, TaskStore
 
 IN = TopicPartition("in", 0)
 TASK = TaskId(0, 0)
+OTHER, OTHER_TASK = TopicPartition("in", 1), TaskId(0, 1)
 
 
 class World:
@@ -40,6 +42,7 @@ class World:
         self.end = 0
         self.committed_offset = 0
         self.done: list[str] = []
+        self.opened: list[list[TopicPartition]] = []
         self.requests: list[BatchRequest] = []
         self.behave: Callable[[BatchRequest], BatchResult] = self.commit
         self.book = GateBook()
@@ -49,7 +52,7 @@ class World:
         self.incarnations = iter(f"i{n}" for n in range(1_000))
         recovery = Recovery(self, RecoveryRules("app", {}), self.clock, 10_000, threading.Event(), lambda: next(self.incarnations))
         services = ThreadServices(
-            lambda number, partitions: self,
+            self.open_job,
             lambda pids: self.done.append(f"kill {list(pids)}"),
             self.book,
             self.ends,
@@ -67,11 +70,18 @@ class World:
         self.thread.add([task])
         return task
 
+    def open_job(self, number: int, partitions: Sequence[TopicPartition]) -> World:
+        self.opened.append(list(partitions))
+        return self
+
     def turn(self) -> bool:
         self.ends.poll_once()
         return self.thread.run_once()
 
     # the job
+    def warm_up(self, request: BatchRequest) -> BatchResult:
+        return self.run(request)
+
     def run(self, request: BatchRequest) -> BatchResult:
         self.requests.append(request)
         self.book.hello(request.batch_id, "t0-0", 99)
@@ -81,9 +91,10 @@ class World:
         self.done.append("close job")
 
     def commit(self, request: BatchRequest) -> BatchResult:
-        start, end, _ = request.ranges["in-0"]
-        self.committed_offset = end
-        return BatchResult(COMMITTED, consumed={"in-0": end}, stream_times={"0_0": {"A": end}}, counts={"in": end - start})
+        consumed = {name: end for name, (_, end, _) in request.ranges.items()}
+        self.committed_offset = consumed.get("in-0", self.committed_offset)
+        read = sum(end - start for start, end, _ in request.ranges.values())
+        return BatchResult(COMMITTED, consumed=consumed, stream_times={"0_0": {"A": self.committed_offset}}, counts={"in": read})
 
     # recovery's ports
     def fence(self, transactional_ids: Collection[str]) -> None:
@@ -276,7 +287,7 @@ def test_a_thread_that_fails_hands_back_no_task_of_unknown_outcome(world: World)
     assert [done for done in world.done if done.startswith("failed")] == ["failed Stream thread 0 failed: RuntimeError('a defect')"]
 
 
-def test_tasks_are_given_up_between_batches_only_and_the_job_is_closed(world: World) -> None:
+def test_tasks_are_given_up_between_batches_only(world: World) -> None:
     given: list[Sequence[ActiveTask]] = []
 
     def drop_during_batch(request: BatchRequest) -> BatchResult:
@@ -292,8 +303,42 @@ def test_tasks_are_given_up_between_batches_only_and_the_job_is_closed(world: Wo
     assert task.positions == {IN: 10}
     world.turn()
     assert given == [[task]]
-    assert world.done == ["close job"]
     assert world.thread.tasks == {}
+
+
+def test_tasks_come_and_go_without_a_new_job(world: World) -> None:
+    """I4: preparing one takes most of a second, in which the tasks that stay would stand still."""
+    world.thread.settings = replace(world.thread.settings, partitions=frozenset({IN, OTHER}))
+    world.give_task()
+    world.end = 10
+    world.turn()
+    world.turn()
+    world.book.own([OTHER_TASK])
+    other = ActiveTask(OTHER_TASK, (OTHER,), (), TaskState.RUNNING, epoch=world.book.epoch(OTHER_TASK))
+    other.positions[OTHER] = 0
+    world.thread.add([other])
+    world.turn()
+    world.turn()
+    world.thread.drop([TASK], lambda tasks: None)
+    world.end = 20
+    world.turn()
+    world.turn()
+    assert [set(request.ranges) for request in world.requests] == [{"in-0"}, {"in-0", "in-1"}, {"in-1"}], world.requests
+    assert len({request.batch_id for request in world.requests}) == 3
+    assert world.opened == [[IN, OTHER]]
+    assert world.done == []
+
+
+def test_a_job_that_cannot_read_a_new_task_is_prepared_anew(world: World) -> None:
+    world.give_task()
+    world.end = 10
+    world.turn()
+    world.turn()
+    other = ActiveTask(OTHER_TASK, (OTHER,), (), TaskState.RUNNING)
+    world.thread.add([other])
+    world.turn()
+    assert world.opened == [[IN], [IN, OTHER]]
+    assert world.done == ["close job"]
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from everflow.errors import EverflowError, FatalError
-from everflow.records import TaskId
-from everflow.runtime.commit_gate import GateBook
+from everflow.records import TaskId, TopicPartition
+from everflow.runtime.commit_gate import GateBook, MemberMetadata
 from everflow.runtime.retry import StoppedError
-from everflow.runtime.task import ActiveTask, TaskState
+from everflow.runtime.standby_listener import SuspendReason
+from everflow.runtime.task import ActiveTask, StandbyTask, TaskRole, TaskState, TaskStore
 from everflow.runtime.task_manager import TaskManager, TaskServices
 
 A, B, C, D = (TaskId(0, p) for p in range(4))
+
+
+def _store(task: TaskId) -> TaskStore:
+    return TaskStore(f"s{task}", Path(f"s{task}"), TopicPartition("log", task.partition))
 
 
 class FakeThread:
@@ -30,32 +38,65 @@ class FakeThread:
         self.drops.append((list(tasks), done))
 
     def finish_batch(self) -> None:
-        for tasks, done in self.drops:
+        drops, self.drops = self.drops, []
+        for tasks, done in drops:
             done([self.tasks.pop(task) for task in tasks if task in self.tasks])
-        self.drops = []
+
+
+class FakeUpdater:
+    def __init__(self) -> None:
+        self.tasks: dict[TaskId, StandbyTask] = {}
+        self.drops: list[tuple[list[TaskId], SuspendReason, Callable[[Sequence[StandbyTask]], None]]] = []
+
+    def add(self, tasks: Sequence[StandbyTask]) -> None:
+        for task in tasks:
+            assert task.id not in self.tasks
+            task.to(TaskState.RUNNING)
+            self.tasks[task.id] = task
+
+    def drop(
+        self, tasks: Collection[TaskId], reason: SuspendReason, done: Callable[[Sequence[StandbyTask]], None]
+    ) -> None:
+        self.drops.append((list(tasks), reason, done))
+
+    def set_role(self, task: TaskId, role: TaskRole) -> None:
+        self.tasks[task].role = role
+
+    def finish_round(self) -> None:
+        drops, self.drops = self.drops, []
+        for tasks, _, done in drops:
+            given = [self.tasks.pop(task) for task in tasks if task in self.tasks]
+            for task in given:
+                task.to(TaskState.SUSPENDED)
+            done(given)
 
 
 class World:
     def __init__(self, threads: int = 2) -> None:
         self.book = GateBook()
         self.threads = [FakeThread(n) for n in range(threads)]
+        self.updater = FakeUpdater()
         self.posted: list[Callable[[], None]] = []
         self.works: list[Callable[[], None]] = []
         self.recovered: list[TaskId] = []
+        self.rested: list[TaskId] = []
+        self.closed: list[str] = []
         self.released = 0
         self.failures: list[EverflowError] = []
         self.error: EverflowError | None = None
         services = TaskServices(
-            create=lambda task: ActiveTask(task, ()),
+            create=lambda task: ActiveTask(task, (TopicPartition("in", task.partition),), (_store(task),)),
             recover=self.recover,
-            submit=self.works.append,
+            submit=lambda work, quick: self.works.append(work),
             post=self.posted.append,
             before_release=lambda tasks: None,
             release=self.release,
             failed=self.failures.append,
             changed=lambda running: None,
+            rest=lambda task, stores: self.rested.append(task),
+            close=lambda stores: self.closed.extend(store.name for store in stores),
         )
-        self.manager = TaskManager(self.book, self.threads, services)
+        self.manager = TaskManager(self.book, self.threads, self.updater, services)
 
     def recover(self, tasks: Sequence[ActiveTask], stop: threading.Event) -> None:
         if stop.is_set():
@@ -79,6 +120,14 @@ class World:
             posted, self.posted[:] = list(self.posted), []
             for event in posted:
                 event()
+
+    def finish(self) -> None:
+        """Everything that was asked for ends, and what follows from it."""
+        for _ in range(4):
+            for thread in self.threads:
+                thread.finish_batch()
+            self.updater.finish_round()
+            self.settle()
 
     def held(self) -> set[TaskId]:
         return {task for thread in self.threads for task in thread.tasks}
@@ -145,3 +194,141 @@ def test_a_recovery_that_fails_stops_the_instance(world: World) -> None:
     world.settle()
     assert world.failures == [world.error]
     assert world.held() == set()
+
+
+# --- copies ----------------------------------------------------------------------------------------------------
+
+
+def test_standbys_and_warm_ups_go_to_the_updater_and_change_role_there(world: World) -> None:
+    world.manager.roles([A], [B])
+    assert {task.id: task.role for task in world.updater.tasks.values()} == {A: TaskRole.STANDBY, B: TaskRole.WARMUP}
+    opened = dict(world.updater.tasks)
+    world.manager.roles([A, B], [])
+    assert world.updater.tasks == opened, "a change of role opens nothing again"
+    assert world.manager.following == {A: TaskRole.STANDBY, B: TaskRole.STANDBY}
+    world.manager.roles([B], [])
+    world.finish()
+    assert set(world.updater.tasks) == {B}
+    assert world.closed == ["s0_0"]
+    assert world.rested == [A], "its copy is reported on"
+
+
+def test_promotion_keeps_the_stores_open_and_recovers_the_tail(world: World) -> None:
+    world.manager.roles([A], [])
+    world.assign(A)
+    assert world.recovered == [], "the updater still writes into the stores"
+    assert [reason for _, reason, _ in world.updater.drops] == [SuspendReason.PROMOTED]
+    world.manager.roles([], [])
+    world.finish()
+    assert world.held() == {A}
+    assert world.updater.tasks == {}
+    assert world.closed == []
+    assert world.threads[0].tasks.get(A) or world.threads[1].tasks.get(A)
+
+
+def test_demotion_waits_for_the_last_batch_and_keeps_the_stores_open(world: World) -> None:
+    world.assign(A, B)
+    world.settle()
+    world.manager.revoked([A])
+    world.manager.roles([A], [])  # at the earliest
+    assert world.updater.tasks == {}
+    world.finish()
+    assert world.released == 1
+    assert set(world.updater.tasks) == {A}
+    assert world.held() == {B}
+    assert world.closed == []
+
+
+def test_a_revoked_task_without_a_role_is_closed_by_the_next_rebalance(world: World) -> None:
+    world.assign(A)
+    world.settle()
+    world.manager.revoked([A])
+    world.finish()
+    assert world.closed == []
+    world.manager.roles([], [])
+    assert world.closed == ["s0_0"]
+    assert world.rested == [A]
+
+
+def test_a_loss_leaves_standbys_alone(world: World) -> None:
+    world.manager.roles([C], [D])
+    world.assign(A)
+    world.settle()
+    world.book.disown_all()
+    world.manager.lost([A])
+    world.finish()
+    assert set(world.updater.tasks) == {C, D}
+    assert world.held() == set()
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("assigned"), st.frozensets(st.sampled_from([A, B, C, D]), min_size=1)),
+        st.tuples(st.just("revoked"), st.frozensets(st.sampled_from([A, B, C, D]), min_size=1)),
+        st.tuples(st.just("lost"), st.just(frozenset())),
+        st.tuples(st.just("standby"), st.frozensets(st.sampled_from([A, B, C, D]))),
+        st.tuples(st.just("warm-up"), st.frozensets(st.sampled_from([A, B, C, D]))),
+        st.tuples(st.sampled_from(["batch", "round", "recovery", "events"]), st.just(frozenset())),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=300)
+@given(EVENTS)
+def test_whatever_comes_a_task_is_in_one_place_and_everything_is_released(events: list[tuple[str, frozenset[TaskId]]]) -> None:
+    world = World()
+    group: set[TaskId] = set()
+    for kind, tasks in events:
+        _happen(world, group, kind, tasks)
+        _check(world, events)
+    world.finish()
+    manager = world.manager
+    assert world.held() == manager.owned == group, events
+    assert set(world.updater.tasks) == set(manager.copies) - group, events
+    assert {task: t.role for task, t in world.updater.tasks.items()} == {
+        task: role for task, role in manager.copies.items() if task not in group
+    }, events
+    assert world.book.owned() == group, (events, "the group waits for a release")
+    assert world.failures == []
+
+
+def _happen(world: World, group: set[TaskId], kind: str, tasks: frozenset[TaskId]) -> None:
+    if kind == "assigned":
+        group |= tasks
+        world.assign(*tasks)
+    elif kind == "revoked":
+        gone = tasks & group
+        group -= gone
+        world.book.revoke(gone, MemberMetadata(1, "m", None))
+        if gone:
+            world.manager.revoked(gone)
+    elif kind == "lost":
+        world.book.disown_all()
+        world.manager.lost(frozenset(group))
+        group.clear()
+    elif kind in ("standby", "warm-up"):
+        world.manager.roles(tasks - group if kind == "standby" else (), tasks - group if kind == "warm-up" else ())
+    elif kind == "batch":
+        for thread in world.threads:
+            thread.finish_batch()
+    elif kind == "round":
+        world.updater.finish_round()
+    elif kind == "recovery":
+        works, world.works[:] = list(world.works), []
+        for work in works:
+            work()
+    else:
+        posted, world.posted[:] = list(world.posted), []
+        for event in posted:
+            event()
+
+
+def _check(world: World, events: object) -> None:
+    manager = world.manager
+    active = [task for thread in world.threads for task in thread.tasks]
+    assert len(active) == len(set(active)), (events, "active on two threads")
+    assert not set(active) & set(world.updater.tasks), (events, "active, and followed by the updater")
+    places = [*manager.running, *manager.recovering, *manager.leaving, *manager.following, *manager.letting_go]
+    assert len(places) == len(set(places)), (events, places)
+    assert not set(places) & set(manager.suspended), (events, "suspended, but somewhere")

@@ -1,0 +1,74 @@
+"""What an operator sees of the tasks on an instance: role, state, how far behind, for how long still."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from everflow import metrics as names
+from everflow.records import TaskId, TopicPartition
+from everflow.runtime.restoration import RestoreProgress
+from everflow.runtime.state_updater import FollowedTask
+from everflow.runtime.task import ActiveTask, TaskRole, TaskState
+
+
+@dataclass(frozen=True)
+class TaskStatus:
+    """One task on this instance.
+
+    Attributes:
+        lag: a running active task: input records that wait; otherwise offsets between its copy and the end of its changelogs.
+            None: not known yet.
+        rate: records/s of its copy, restoring or following.
+        remaining_s: until its copy is complete at that rate; None: not known, 0: complete.
+    """
+
+    role: TaskRole
+    state: TaskState
+    lag: int | None
+    rate: float = 0.0
+    remaining_s: float | None = None
+
+
+def statuses(
+    running: Iterable[ActiveTask],
+    ends: Mapping[TopicPartition, int],
+    followed: Mapping[TaskId, FollowedTask],
+    recovering: Collection[TaskId],
+    restores: Mapping[TaskId, Sequence[RestoreProgress]],
+) -> dict[TaskId, TaskStatus]:
+    """All tasks by id; ``ends`` of input partitions, ``restores`` under way by task."""
+    found = {task: TaskStatus(f.role, TaskState.RUNNING, f.lag, f.rate, f.remaining_s) for task, f in followed.items()}
+    found |= {task: _restoring(restores.get(task, ())) for task in recovering}
+    for task in running:
+        positions = dict(task.positions)
+        known = all(tp in ends for tp in positions)
+        lag = sum(max(0, ends[tp] - offset) for tp, offset in positions.items()) if known else None
+        found[task.id] = TaskStatus(TaskRole.ACTIVE, task.state, lag, 0.0, 0.0)
+    return dict(sorted(found.items()))
+
+
+def _restoring(stores: Sequence[RestoreProgress]) -> TaskStatus:
+    if not stores:
+        return TaskStatus(TaskRole.ACTIVE, TaskState.RESTORING, None)
+    left = [store.remaining_s for store in stores]
+    known = [seconds for seconds in left if seconds is not None]
+    return TaskStatus(
+        TaskRole.ACTIVE,
+        TaskState.RESTORING,
+        sum(store.end - store.position for store in stores),
+        sum(store.rate for store in stores),
+        max(known) if len(known) == len(left) else None,
+    )
+
+
+def copies_metrics(followed: Mapping[TaskId, FollowedTask]) -> dict[str, float]:
+    """Gauges of standbys and warm-ups."""
+    standbys = [f for f in followed.values() if f.role is TaskRole.STANDBY]
+    warmups = [f for f in followed.values() if f.role is TaskRole.WARMUP]
+    return {
+        names.STANDBY_TASKS: len(standbys),
+        names.WARMUP_TASKS: len(warmups),
+        names.COPIES_LAG: sum(f.lag or 0 for f in followed.values()),
+        names.COPIES_RATE: sum(f.rate for f in followed.values()),
+    }
