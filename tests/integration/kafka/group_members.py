@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from everflow.assignment.cluster_state import AssignmentRules
+from everflow.assignment.user_data import LATEST_VERSION
 from everflow.kafka.group_channel import GroupSettings
 from everflow.membership.assignor import Identity, TaskAssignor
 from everflow.membership.member import Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked, Roles
@@ -15,9 +16,8 @@ from everflow.testing.waiting import wait_until
 class Ports:
     """Copies on disk, ends of changelogs and racks; the test changes ``sums`` and ``ends``."""
 
-    def __init__(self) -> None:
-        self.sums: dict[TaskId, int] = {}
-        self.ends: dict[TaskId, int] | None = {}
+    def __init__(self, sums: Mapping[TaskId, int] | None = None, ends: Mapping[TaskId, int] | None = None) -> None:
+        self.sums, self.ends = dict(sums or {}), dict(ends or {})
 
     def offset_sums(self) -> Mapping[TaskId, int]:
         return dict(self.sums)
@@ -25,18 +25,24 @@ class Ports:
     def refresh(self) -> None:
         pass
 
-    def latest(self) -> Mapping[TaskId, int] | None:
+    def latest(self) -> Mapping[TaskId, int]:
         return self.ends
 
     def racks(self) -> Mapping[TopicPartition, frozenset[str]]:
         return {}
 
 
-def assignor_of(identity: Identity, subtopologies: Mapping[int, Sequence[str]], stateful: bool = False) -> TaskAssignor:
-    """An assignor with `Ports` of its own (``.ports``)."""
-    ports = Ports()
-    changelogs = {index: [f"log-{index}"] for index in subtopologies} if stateful else {}
-    assignor = TaskAssignor(identity, subtopologies, changelogs, ports, ports, ports, AssignmentRules(acceptable_lag=10))
+def assignor_of(
+    identity: Identity,
+    subtopologies: Mapping[int, Sequence[str]],
+    ports: Ports | None = None,
+    latest_version: int = LATEST_VERSION,
+) -> TaskAssignor:
+    """An assignor of tasks that are stateful if ``ports`` are given; otherwise with ports of its own (``.ports``)."""
+    changelogs = {index: [f"log-{index}"] for index in subtopologies} if ports is not None else {}
+    ports = ports or Ports()
+    rules = AssignmentRules(acceptable_lag=10)
+    assignor = TaskAssignor(identity, subtopologies, changelogs, ports, ports, ports, rules, latest_version=latest_version)
     assignor.ports = ports  # type: ignore[attr-defined]
     return assignor
 

@@ -1,0 +1,353 @@
+"""One member over a channel that the test moves: what becomes an event, what is taken, what is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import pytest
+
+from everflow.assignment.cluster_state import AssignmentRules
+from everflow.assignment.user_data import (
+    AssignmentData,
+    AssignmentError,
+    HostTasks,
+    UserData,
+    decode,
+    digest,
+    encode_assignment,
+)
+from everflow.clock import ManualClock
+from everflow.errors import (
+    AssignmentFailedError,
+    FatalError,
+    IncompatibleTopologyError,
+    MissingSourceTopicError,
+    ProcessIdClashError,
+    ShutdownRequestedError,
+    TaskMigratedError,
+)
+from everflow.kafka.group_channel import GroupAssignor, GroupListener, GroupSettings, MemberMetadata
+from everflow.membership.assignor import Identity, TaskAssignor
+from everflow.membership.follow_ups import GATHER_MS
+from everflow.membership.member import METADATA_TIMEOUT_MS, Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked, Roles
+from everflow.records import TaskId, TopicPartition
+
+T0, T1, T2 = (TaskId(0, partition) for partition in range(3))
+LINES = ("sub-topology 0 reads topic a",)
+
+
+class Channel:
+    """Joins at the next poll when a join is wanted; the answer is the test's."""
+
+    def __init__(self, assignor: GroupAssignor, listener: GroupListener) -> None:
+        self.assignor, self.listener = assignor, listener
+        self.identity = MemberMetadata(-1, "", None)
+        self.wanted = True
+        self.joining = False
+        self.kept_alive = 0
+        self.said: list[UserData] = []
+        self.next: tuple[set[TaskId], AssignmentData] | None = None
+        self.closed: list[bool | None] = []
+
+    @property
+    def stable(self) -> bool:
+        return not self.wanted and self.identity.generation >= 0
+
+    def poll(self, timeout_s: float) -> None:
+        if not self.wanted or self.next is None:
+            return
+        self.said.append(decode(self.assignor.user_data()))
+        (tasks, data), self.next = self.next, None
+        self.wanted = False
+        self.identity = MemberMetadata(self.identity.generation + 1, "m-1", None)
+        nonce = data.answers or self.said[-1].nonce
+        data = replace(data, active=frozenset(tasks), answers=nonce, topology=data.topology or digest(LINES))
+        partitions = frozenset(TopicPartition("a", task.partition) for task in tasks)
+        self.listener.on_assignment(partitions, encode_assignment(data), self.identity.generation)
+
+    def keep_alive(self) -> None:
+        self.kept_alive += 1
+
+    def request_rejoin(self) -> None:
+        self.wanted = True
+
+    def metadata(self) -> MemberMetadata:
+        return self.identity
+
+    def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> bool:
+        return True
+
+    def close(self, timeout_s: float, leave_group: bool | None = None) -> None:
+        self.closed.append(leave_group)
+
+
+class Ports:
+    def __init__(self) -> None:
+        self.sums: dict[TaskId, int] = {}
+
+    def offset_sums(self) -> Mapping[TaskId, int]:
+        return self.sums
+
+    def refresh(self) -> None: ...
+
+    def latest(self) -> Mapping[TaskId, int] | None:
+        return None
+
+    def racks(self) -> Mapping[TopicPartition, frozenset[str]]:
+        return {}
+
+
+class Driven:
+    """A member that the test steps."""
+
+    def __init__(self) -> None:
+        self.ports, self.clock = Ports(), ManualClock(1_000)
+        three = (self.ports, self.ports, self.ports)
+        me = Identity("p", topology=LINES)
+        assignor = TaskAssignor(me, {0: ["a"]}, {0: ["log"]}, *three, AssignmentRules(), first_nonce=9)
+        opened: list[Channel] = []
+
+        def open_channel(
+            settings: GroupSettings, topics: Iterable[str], assignor: GroupAssignor, listener: GroupListener, timeout_s: float
+        ) -> Channel:
+            assert set(topics) == {"a"}
+            opened.append(Channel(assignor, listener))
+            return opened[0]
+
+        self.member = GroupMember(GroupSettings("b:1", "app"), assignor, clock=self.clock, open_channel=open_channel)
+        self.member.open()
+        (self.channel,) = opened
+        self.alive = True
+
+    def given(self, *tasks: TaskId, **data: object) -> list[MemberEvent]:
+        """The next join's answer; the events it makes."""
+        self.channel.next = (set(tasks), AssignmentData(**data))  # type: ignore[arg-type]
+        return self.step()
+
+    def step(self) -> list[MemberEvent]:
+        self.alive = self.member.step() is not None
+        return [self.member.events.get() for _ in range(self.member.events.qsize())]
+
+
+@pytest.fixture
+def driven() -> Driven:
+    return Driven()
+
+
+def at(*tasks: TaskId) -> frozenset[TopicPartition]:
+    return frozenset(TopicPartition("a", task.partition) for task in tasks)
+
+
+def test_every_completed_rebalance_ends_with_roles_changed_or_not(driven: Driven) -> None:
+    hosts = {"h:1": HostTasks(frozenset({T0}))}
+    told = driven.given(T0, standby=frozenset({T1}), warmup=frozenset({T2}), hosts=hosts)
+    assert told == [Assigned(frozenset({T0}), at(T0), 0), Roles(0, frozenset({T1}), frozenset({T2}), hosts, False)]
+    driven.member.request_rejoin()
+    assert driven.given(T0) == [Roles(1, frozenset(), frozenset(), {}, False)]
+    assert driven.member.snapshot().owned == {TopicPartition("a", 0): 1}, "owned without a break"
+    driven.member.request_rejoin()
+    assert [type(event) for event in driven.given(T1)] == [Revoked, Assigned, Roles]
+
+
+def test_nothing_is_joined_until_the_revoked_tasks_are_closed(driven: Driven) -> None:
+    driven.given(T0, T1)
+    driven.member.request_rejoin()
+    assert driven.given(T0)[0] == Revoked(frozenset({T1}), at(T1))
+    driven.member.request_rejoin("meanwhile")
+    assert driven.given(T0) == []
+    assert driven.channel.kept_alive == 1
+    assert not driven.member.stable
+    driven.member.release()
+    assert not driven.member.stable, "the hand-over is still to be asked for"
+    assert [type(event) for event in driven.step()] == [Roles]
+    assert [said.owned for said in driven.channel.said] == [frozenset(), {T0, T1}, {T0}]
+    assert driven.member.stable
+
+
+def test_the_claims_are_as_of_the_last_completed_generation(driven: Driven) -> None:
+    driven.given(T0)
+    driven.member.request_rejoin()
+    driven.given(T0)
+    assert [said.generation for said in driven.channel.said] == [-1, 0]
+
+
+def test_an_eviction_is_noticed_before_a_claim_goes_out(driven: Driven) -> None:
+    """Scenarios 7, 8: without a generation the tasks are lost, also when they come back with the next one."""
+    driven.given(T0)
+    driven.member.hold_rejoin()
+    driven.channel.identity, driven.channel.wanted = MemberMetadata(-1, "m-1", None), True
+    with pytest.raises(TaskMigratedError):
+        driven.member.commit({})
+    told = driven.given(T0)
+    assert told[:2] == [Lost(frozenset({T0}), at(T0)), Assigned(frozenset({T0}), at(T0), 0)]
+    assert driven.channel.said[-1].owned == frozenset()
+    assert driven.member.snapshot().owned == {TopicPartition("a", 0): 2}
+
+
+def test_an_eviction_inside_a_join_is_noticed_by_its_next_attempt(driven: Driven) -> None:
+    driven.given(T0)
+    driven.channel.identity = MemberMetadata(-1, "", None)
+    assert decode(driven.channel.assignor.user_data()).owned == frozenset()
+    assert driven.member.events.get() == Lost(frozenset({T0}), at(T0))
+
+
+def test_hot_warm_ups_are_gathered_and_asked_for_once(driven: Driven) -> None:
+    driven.given(T0, warmup=frozenset({T1, T2}))
+    driven.member.became_hot(T1)
+    driven.clock.advance(GATHER_MS - 1)
+    driven.member.became_hot(T2)
+    driven.step()
+    assert not driven.channel.wanted
+    driven.clock.advance(1)
+    driven.step()
+    assert driven.channel.wanted
+
+
+def test_the_leader_s_follow_up_is_asked_for_at_its_time(driven: Driven) -> None:
+    driven.given(T0, followup_ms=600_000)
+    driven.clock.advance(599_999)
+    driven.step()
+    assert not driven.channel.wanted
+    driven.clock.advance(1)
+    driven.step()
+    assert driven.channel.wanted
+
+
+def test_a_drain_is_said_at_once_and_over_when_nothing_is_left(driven: Driven) -> None:
+    driven.given(T0, T1)
+    driven.member.drain()
+    driven.given(T0)
+    assert driven.channel.said[-1].draining
+    assert not driven.member.await_drained(0)
+    driven.member.release()
+    driven.given(T0)
+    driven.member.request_rejoin()
+    driven.given()
+    assert not driven.member.await_drained(0), "its last task is still open"
+    driven.member.release()
+    driven.given()
+    assert driven.member.await_drained(0)
+
+
+def test_a_drain_is_over_where_nobody_could_take_anything(driven: Driven) -> None:
+    driven.given(T0)
+    driven.member.drain()
+    assert driven.given(T0, draining_done=True)[-1] == Roles(1, frozenset(), frozenset(), {}, True)
+    assert driven.member.await_drained(0)
+
+
+# --- a static member's old answer ---------------------------------------------------------------------------------
+
+
+def test_a_bounced_static_member_takes_its_old_answer_as_it_is(driven: Driven) -> None:
+    driven.ports.sums = {T0: 7}
+    told = driven.given(T0, answers=77)
+    assert [type(event) for event in told] == [Assigned, Roles]
+    driven.step()
+    assert not driven.channel.wanted
+
+
+def test_a_static_member_with_an_empty_disk_takes_nothing_cold_and_asks(driven: Driven) -> None:
+    """Scenario 22: the leader decides anew, and knows then that the state is gone."""
+    driven.ports.sums = {T0: 7}
+    told = driven.given(T0, T1, answers=77)
+    assert told[0] == Assigned(frozenset({T0}), at(T0), 0)
+    driven.step()
+    assert driven.channel.wanted
+    driven.given(T0, T1)
+    assert driven.channel.said[-1].owned == {T0}
+    assert driven.member.owned() == {T0, T1}, "an answer to what it said is taken, cold or not"
+
+
+def test_a_static_member_with_another_program_takes_nothing(driven: Driven) -> None:
+    driven.ports.sums = {T0: 7}
+    assert [type(event) for event in driven.given(T0, answers=77, topology="older")] == [Roles]
+    driven.step()
+    assert driven.channel.wanted
+    assert driven.member.owned() == frozenset()
+
+
+def test_a_refusal_of_a_former_life_does_not_count(driven: Driven) -> None:
+    assert driven.given(error=AssignmentError.INCOMPATIBLE_TOPOLOGY, answers=77) == []
+    driven.step()
+    assert driven.channel.wanted
+    assert driven.alive
+
+
+# --- answers that are errors ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "says"),
+    [
+        (AssignmentError.INCOMPATIBLE_TOPOLOGY, IncompatibleTopologyError, "+ sub-topology 0 reads topic a"),
+        (AssignmentError.PROCESS_ID_CLASH, ProcessIdClashError, "state.dir"),
+        (AssignmentError.ASSIGNMENT_FAILED, AssignmentFailedError, "as told"),
+        (AssignmentError.SHUTDOWN_REQUESTED, ShutdownRequestedError, "as told"),
+    ],
+)
+def test_a_refused_member_fails_with_what_to_do_and_leaves(
+    driven: Driven, error: AssignmentError, expected: type[FatalError], says: str
+) -> None:
+    driven.given(T0)
+    driven.member.request_rejoin()
+    told = driven.given(error=error, message="as told", reference=("sub-topology 0 reads topic b",))
+    assert [type(event) for event in told] == [Lost, Failed]
+    failure = told[1].error  # type: ignore[union-attr]
+    assert type(failure) is expected
+    assert says in str(failure)
+    assert not driven.alive
+    driven.member.close()
+    assert driven.channel.closed == [True]
+
+
+def test_without_the_running_program_s_lines_the_refusal_still_says_what_to_do(driven: Driven) -> None:
+    (told,) = driven.given(error=AssignmentError.INCOMPATIBLE_TOPOLOGY, topology="abc")
+    assert isinstance(told, Failed)
+    assert "fingerprint abc" in str(told.error)
+
+
+def test_a_version_the_leader_cannot_read_costs_one_more_join_and_no_task(driven: Driven) -> None:
+    driven.given(T0)
+    driven.member.request_rejoin()
+    assert driven.given(error=AssignmentError.UNSUPPORTED_VERSION) == []
+    assert driven.member.owned() == {T0}
+    driven.step()
+    assert driven.channel.wanted
+
+
+def test_a_missing_topic_is_waited_for_then_named(driven: Driven) -> None:
+    driven.given(T0)
+    missing = {"error": AssignmentError.INCOMPLETE_SOURCE_METADATA, "message": "topic a is gone", "followup_ms": 1_000}
+    driven.member.request_rejoin()
+    assert driven.given(**missing) == []
+    assert driven.member.owned() == {T0}
+    driven.clock.advance(1_000)
+    driven.step()
+    assert driven.channel.wanted, "the one that was told asks again"
+    driven.clock.advance(METADATA_TIMEOUT_MS)
+    told = driven.given(**missing)
+    assert isinstance(told[-1], Failed)
+    assert isinstance(told[-1].error, MissingSourceTopicError)
+    assert "topic a is gone" in str(told[-1].error)
+
+
+def test_bytes_nobody_can_read_end_the_membership(driven: Driven) -> None:
+    driven.channel.listener.on_assignment(frozenset(), b"\x00", 3)
+    (told,) = driven.step()
+    assert isinstance(told, Failed)
+    assert "not everflow's" in str(told.error)
+
+
+# --- leaving -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leave_group", [None, True, False])
+def test_leaving_says_how_and_nothing_follows(driven: Driven, leave_group: bool | None) -> None:
+    driven.given(T0)
+    driven.member.leave(leave_group=leave_group)
+    driven.member.close()
+    assert driven.channel.closed == [leave_group]
+    assert driven.member.owned() == frozenset()
+    assert driven.member.events.empty()

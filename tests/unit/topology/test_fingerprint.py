@@ -1,0 +1,69 @@
+"""What makes two programs one application, and the difference in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+
+from everflow import serdes
+from everflow.state.store import StoreSpec
+from everflow.topology.fingerprint import difference, fingerprint
+from everflow.topology.graph import EdgeType, ProjectNode, RepartitionTopic, SinkNode, SourceNode, StatefulNode, Topology
+from everflow.topology.subtopologies import cut
+
+EDGE = EdgeType(pa.binary(), pa.binary())
+BYTES = serdes.bytes_()
+LONGS = serdes.long()
+STORE = StoreSpec("counts", "window", BYTES, LONGS, retention_ms=7_200_000, window_size_ms=3_600_000)
+
+
+def program(store: StoreSpec = STORE, topic: str = "flights", stateless: bool = False) -> tuple[str, ...]:
+    source = SourceNode("SRC", (), EDGE, "app.py:1", (topic,), BYTES, BYTES)
+    middle = (ProjectNode("MAP", ("SRC",), EDGE, "app.py:2", "MAPVALUES"),) if stateless else ()
+    sink = SinkNode("OUT", ("MAP" if stateless else "SRC",), EDGE, None, "by-carrier-repartition", BYTES, BYTES, "repartition")
+    again = SourceNode("SRC2", (), EDGE, None, ("by-carrier-repartition",), BYTES, BYTES, "repartition")
+    count = StatefulNode("COUNT", ("SRC2",), EDGE, "app.py:3", "AGGREGATE", None, (store,))
+    return fingerprint(cut(Topology((source, *middle, sink, again, count), (RepartitionTopic("by-carrier-repartition"),))))
+
+
+def test_the_lines_name_topics_stores_and_types() -> None:
+    assert program() == (
+        "sub-topology 0 reads topic flights",
+        "sub-topology 0 writes repartition topic by-carrier-repartition",
+        "sub-topology 1 has window store counts, retention 7200000 ms, window 3600000 ms, changelog counts-changelog "
+        "(key bytes binary, value long int64)",
+        "sub-topology 1 reads repartition topic by-carrier-repartition (key bytes binary, value bytes binary)",
+    )
+
+
+def test_stateless_operators_may_change_in_a_rolling_upgrade() -> None:
+    assert program(stateless=True) == program()
+
+
+def test_the_difference_names_both_sides() -> None:
+    other = program(replace(STORE, value_serde=BYTES, retention_ms=9), topic="trains")
+    told = difference(program(), other).splitlines()
+    assert [line[:4] for line in told] == ["  + ", "  - ", "  + ", "  - "]
+    assert "reads topic flights   (only here)" in told[0]
+    assert "reads topic trains   (only there)" in told[1]
+    assert "value long int64" in told[2]
+    assert "retention 9 ms" in told[3]
+    assert difference(other, other) == ""
+
+
+def test_what_counts_as_another_program() -> None:
+    for store in (
+        replace(STORE, name="sums"),
+        replace(STORE, kind="key_value"),
+        replace(STORE, retention_ms=1),
+        replace(STORE, key_serde=LONGS),
+        replace(STORE, value_serde=BYTES),
+        replace(STORE, logging=False),
+    ):
+        assert program(store) != program(), store
+
+
+def test_a_long_difference_is_cut() -> None:
+    told = difference([f"line {n}" for n in range(40)], [])
+    assert told.splitlines()[-1] == "  ... and 28 lines more"
