@@ -444,22 +444,25 @@ class _OpenStores:
 
 
 def _open_files(path: Path, kind: str | None, retention_ms: int | None, sync: str, map_bytes: int | None) -> LmdbStore:
-    data = path / "data.mdb"
-    if kind is None and not data.exists():
-        raise StoreMismatchError(
-            f"There is no store in {path}: it was rebuilt elsewhere or its task was removed. Nothing was written."
-        )
+    gone = f"There is no store in {path}: it was rebuilt elsewhere or its task was removed. Nothing was written."
+    if kind is None and not (path / "data.mdb").exists():
+        raise StoreMismatchError(gone)
     if kind is not None and kind not in (KEY_VALUE, WINDOW):
         raise ValueError(f"store kind {kind!r}: expected {KEY_VALUE} or {WINDOW}")
     if kind == WINDOW and retention_ms is None:
         raise ValueError("a window store needs retention_ms")
-    path.mkdir(parents=True, exist_ok=True)
+    if kind is not None:
+        path.mkdir(parents=True, exist_ok=True)
     if sync == "commit":
         (path / FLUSH_MARKER).touch()
     try:
         return _open_environment(path, kind, retention_ms, map_bytes)
     except (lmdb.CorruptedError, lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.PanicError) as error:
         raise StoreDamagedError(f"the files of the store in {path} cannot be read: {error}") from error
+    except lmdb.Error as error:
+        if kind is None and not (path / "data.mdb").exists():  # removed since it was looked for
+            raise StoreMismatchError(gone) from error
+        raise
 
 
 def _open_environment(path: Path, kind: str | None, retention_ms: int | None, map_bytes: int | None) -> LmdbStore:

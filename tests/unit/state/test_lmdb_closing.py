@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from everflow.errors import StoreMismatchError
+from everflow.state import lmdb_store
 from everflow.state.lmdb_env import StoreClosedError
 from everflow.state.lmdb_store import LmdbStore
 from everflow.testing.waiting import wait_until
@@ -46,7 +50,19 @@ def test_a_removed_store_is_closed_by_its_last_reader(store: LmdbStore, tmp_path
         pass
 
 
-def _open_paths() -> set[Path]:
-    from everflow.state import lmdb_store
+def test_a_store_removed_while_it_is_opened_is_gone_and_stays_so(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.close()
+    original = lmdb_store._open_environment
 
+    def removed_first(path: Path, *rest: Any) -> LmdbStore:
+        shutil.rmtree(path)
+        return original(path, *rest)
+
+    monkeypatch.setattr(lmdb_store, "_open_environment", removed_first)
+    with pytest.raises(StoreMismatchError, match="There is no store in"):
+        LmdbStore.open(store.path)
+    assert not store.path.exists()
+
+
+def _open_paths() -> set[Path]:
     return set(lmdb_store._cache._stores)
