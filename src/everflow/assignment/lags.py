@@ -7,17 +7,21 @@ from collections.abc import Mapping
 from everflow.assignment.cluster_state import RUNNING, ClusterState, owners_of
 from everflow.records import TaskId
 
+STALE_ENDS_RECORDS = 10_000
+"""How far a copy may be beyond the end that the leader has read: it may have read a moment before the copy went on."""
+
 
 class Lags:
     """Lags of all copies in the cluster, in records; ``RUNNING`` where a task runs active.
 
     A member without a copy has the whole end sum as its lag. An offset sum beyond the end is a copy of another
-    history and counts as none (X1), but only from ``acceptable.recovery.lag`` beyond it: the end sums may have been read a
-    little before the positions, and a standby at the tail of a busy log must not look cold for that.
+    history and counts as none (X1), but only from ``STALE_ENDS_RECORDS`` (or the acceptable lag, if larger) beyond it: a
+    standby at the tail of a busy log must not look cold.
     """
 
     def __init__(self, cluster: ClusterState) -> None:
         self._acceptable = cluster.rules.acceptable_lag
+        self._beyond = max(self._acceptable, STALE_ENDS_RECORDS)
         self._ends = cluster.end_sums or {}
         self._copies: dict[TaskId, dict[str, int]] = {}
         self.owners: Mapping[TaskId, frozenset[str]] = owners_of(cluster.members)
@@ -40,7 +44,7 @@ class Lags:
 
     def _add(self, task: TaskId, member_id: str, position: int) -> None:
         end = self.end(task)
-        if position - end <= self._acceptable and (position > 0 or end == 0):
+        if position - end <= self._beyond and (position > 0 or end == 0):
             self._copies.setdefault(task, {})[member_id] = max(0, end - position)
 
     def end(self, task: TaskId) -> int:

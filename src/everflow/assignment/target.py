@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from everflow.assignment import racks
 from everflow.assignment.cluster_state import ClusterState, Member
 from everflow.assignment.lags import Lags
-from everflow.assignment.places import fill_places
+from everflow.assignment.places import Places, Share
 from everflow.assignment.standbys import place_standbys
 from everflow.records import TaskId
 
@@ -40,14 +40,13 @@ def target(cluster: ClusterState, lags: Lags) -> Ideal:
     tasks = sorted(task for task in cluster.tasks if task not in held_back)
     stateful = [task for task in tasks if cluster.tasks[task].stateful]
     stateless = [task for task in tasks if not cluster.tasks[task].stateful]
-    active = racks.optimise_actives(cluster, members, _deal_all(cluster, stateful, members, {}, lags), lags, stateful=True)
+    active = _deal_all(cluster, stateful, members, {}, lags)
     followed = sorted(task for task, info in cluster.tasks.items() if info.stateful)
     standby = place_standbys(cluster, members, followed, active, lags)
     base: dict[str, int] = defaultdict(int)
     for member_id in active.values():
         base[member_id] += 1
-    dealt = _deal_all(cluster, stateless, members, base, lags)
-    active.update(racks.optimise_actives(cluster, members, dealt, lags, stateful=False))
+    active.update(_deal_all(cluster, stateless, members, base, lags))
     return Ideal(active, standby)
 
 
@@ -61,60 +60,72 @@ def _deal_all(
     cluster: ClusterState, tasks: Sequence[TaskId], members: Sequence[Member], base: Mapping[str, int], lags: Lags
 ) -> dict[TaskId, str]:
     """All at once, or sub-topology by sub-topology where each of them is to be balanced by itself (KIP-925)."""
-    if cluster.rules.rack_strategy != "balance_subtopology":
-        return _deal(tasks, members, base, lags, each_alone=False)
+    each_alone = cluster.rules.rack_strategy == "balance_subtopology"
+    parts = sorted({task.subtopology for task in tasks}) if each_alone else [None]
     load = defaultdict(int, base)
     dealt: dict[TaskId, str] = {}
-    for index in sorted({task.subtopology for task in tasks}):
-        part = _deal([task for task in tasks if task.subtopology == index], members, load, lags, each_alone=True)
-        for member_id in part.values():
-            load[member_id] += 1
-        dealt.update(part)
+    for index in parts:
+        part = [task for task in tasks if index is None or task.subtopology == index]
+        share = _share(len(part), members, load, each_alone=each_alone)
+        for rack_members, rack_tasks in racks.split(cluster, members, part, share, lags):
+            dealt.update(_deal(rack_tasks, rack_members, share, lags))
+        for task in part:
+            load[dealt[task]] += 1
     return dealt
 
 
-def _deal(
-    tasks: Sequence[TaskId], members: Sequence[Member], base: Mapping[str, int], lags: Lags, *, each_alone: bool
-) -> dict[TaskId, str]:
-    """Everyone keeps what it owns up to its number; the surplus goes to who has most of it, the rest in turn."""
+def _share(total: int, members: Sequence[Member], base: Mapping[str, int], *, each_alone: bool) -> Share:
+    """Always one more for the least loaded per thread; the last ones stay open among equals."""
+    numbers = {member.member_id: 0 for member in members}
+
+    def entry(place: int) -> tuple[tuple[float, float], int]:
+        member = members[place]
+        here = numbers[member.member_id]
+        load = (here + base.get(member.member_id, 0)) / member.threads
+        return ((here / member.threads if each_alone else load, load), place)
+
+    heap = [entry(place) for place in range(len(members))]
+    heapq.heapify(heap)
+    level: tuple[float, float] | None = None
+    last: list[int] = []
+    for _ in range(total):
+        load, place = heap[0]
+        if load != level:
+            level, last = load, []
+        last.append(place)
+        numbers[members[place].member_id] += 1
+        heapq.heapreplace(heap, entry(place))
+    for place in last:
+        numbers[members[place].member_id] -= 1
+    equals = {*last, *(place for load, place in heap if load == level)}
+    return Share(numbers, frozenset(members[place].member_id for place in equals), len(last))
+
+
+def _deal(tasks: Sequence[TaskId], members: Sequence[Member], share: Share, lags: Lags) -> dict[TaskId, str]:
+    """Everyone keeps what it owns up to its share; the surplus goes to who has most of its state, the rest in turn."""
     owned: dict[str, list[TaskId]] = {member.member_id: [] for member in members}
     loose: list[TaskId] = []
     for task in tasks:
-        owner = lags.owner(task)
-        owned.get(owner or "", loose).append(task)
-    numbers = _numbers(len(tasks), members, base, owned, each_alone=each_alone)
+        owned.get(lags.owner(task) or "", loose).append(task)
+    extra = len(tasks) - sum(share.least[member.member_id] for member in members)
+    numbers = {}
+    for member_id, held in owned.items():
+        one_more = extra > 0 and member_id in share.open and len(held) > share.least[member_id]
+        numbers[member_id] = share.least[member_id] + one_more
+        extra -= one_more
     spare = {member_id: numbers[member_id] - len(held) for member_id, held in owned.items()}
-    takers = {member_id for member_id, places in spare.items() if places > 0}
+    may_open = {one for one in owned if one in share.open and numbers[one] == share.least[one]} if extra else set()
+    takers = {one for one in owned if spare[one] > 0 or (one in may_open and spare[one] == 0)}
     dealt: dict[TaskId, str] = {}
     released: list[TaskId] = []
     for member_id, held in owned.items():
         given_up = _surplus(held, -spare[member_id], takers, lags)
         released.extend(given_up)
         dealt.update((task, member_id) for task in held if task not in given_up)
-    places = {member_id: spare[member_id] for member_id in takers}
-    dealt.update(fill_places(sorted([*released, *loose]), members, places, lags, only_hot=frozenset(loose)))
+    places = Places(members, {one: number for one, number in spare.items() if number > 0}, may_open & takers, extra)
+    unowned = frozenset(task for task in loose if task not in lags.owners)
+    dealt.update(places.fill(sorted([*released, *loose]), lags, only_hot=unowned))
     return dealt
-
-
-def _numbers(
-    total: int, members: Sequence[Member], base: Mapping[str, int], owned: Mapping[str, Sequence[TaskId]], *, each_alone: bool
-) -> dict[str, int]:
-    """How many each member gets: always one more for the least loaded per thread; among equals for who holds more."""
-    numbers = {member.member_id: 0 for member in members}
-
-    def entry(place: int) -> tuple[float, float, bool, int]:
-        member = members[place]
-        here = numbers[member.member_id]
-        load = (here + base.get(member.member_id, 0)) / member.threads
-        return (here / member.threads if each_alone else load, load, here >= len(owned[member.member_id]), place)
-
-    heap = [entry(place) for place in range(len(members))]
-    heapq.heapify(heap)
-    for _ in range(total):
-        place = heap[0][-1]
-        numbers[members[place].member_id] += 1
-        heapq.heapreplace(heap, entry(place))
-    return numbers
 
 
 def _surplus(held: Sequence[TaskId], number: int, takers: set[str], lags: Lags) -> set[TaskId]:

@@ -1,0 +1,166 @@
+"""However the group is disturbed, it comes to rest in bounded rounds, balanced, and every round keeps I1, I4, I5 and I8."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from simulated_group import Group, tasks_of_counts
+
+from everflow.assignment.cluster_state import AssignmentRules
+
+STRATEGIES = ("none", "min_traffic", "balance_subtopology")
+
+
+def new_group(seed: int, stateful: list[int], stateless: list[int], members: int, rules: AssignmentRules) -> Group:
+    rng = random.Random(seed)
+    group = Group(tasks_of_counts(stateful, stateless, rng), rules, rng)
+    for number in range(members):
+        group.join(f"p{number:03}")
+    return group
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_first_assignment_is_the_ideal_at_once(strategy: str) -> None:
+    group = new_group(1, [5, 4], [7], 3, AssignmentRules(100, 2, 1, rack_strategy=strategy))
+    assert group.settle(1) == 1
+    group.assert_balanced()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("seed", range(5))
+def test_adding_a_member_to_eleven_stateful_tasks(strategy: str, seed: int) -> None:
+    group = new_group(seed, [5, 5, 1], [5, 2], 1, AssignmentRules(100, 2, 0, rack_strategy=strategy))
+    group.settle(1)
+    group.tick()
+    group.join("p900")
+    group.settle(11 // 2 + 1)
+    group.assert_balanced()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("seed", range(5))
+def test_dropping_one_of_seven_members_with_thirteen_stateful_tasks(strategy: str, seed: int) -> None:
+    group = new_group(seed, [5, 5, 3], [5, 5, 1], 7, AssignmentRules(100, 2, 0, rack_strategy=strategy))
+    group.settle(1)
+    group.tick()
+    group.leave("p000")
+    group.settle(13 // 2 + 2)
+    group.assert_balanced()
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 2**48), st.sampled_from(STRATEGIES))
+def test_any_perturbation_converges_within_kafkas_bound(seed: int, strategy: str) -> None:
+    """Kafka's random scenario: at most 2 x stateful tasks x (1 + standbys) rounds after each event."""
+    rng = random.Random(seed)
+    size, stateful = rng.randint(1, 10), rng.randint(1, 10)
+    standbys = rng.randint(0, size)
+    rules = AssignmentRules(100, rng.randint(1, stateful), standbys, rack_strategy=strategy)
+    group = new_group(seed, [stateful], [rng.randint(1, 10)], size, rules)
+    group.settle(1)
+    group.assert_balanced()
+    for _ in range(rng.randint(1, 8)):
+        group.tick()
+        names = sorted(group.instances)
+        if rng.random() < 0.5 and len(names) > 1:
+            for name in rng.sample(names, rng.randint(1, len(names) - 1)):
+                group.leave(name)
+        else:
+            for _ in range(rng.randint(1, size)):
+                back = sorted(group.gone)
+                new = f"p{len(group.instances) + len(group.gone):03}"
+                group.join(rng.choice(back) if back and rng.random() < 0.5 else new)
+        group.settle(2 * stateful * (1 + standbys))
+        group.assert_balanced()
+
+
+class GroupMachine(RuleBasedStateMachine):
+    """Events at any moment, also in the middle of a hand-over or of a restore; at the end everything settles."""
+
+    group: Group
+
+    @initialize(seed=st.integers(0, 2**32), strategy=st.sampled_from(STRATEGIES), tags=st.booleans())
+    def start(self, seed: int, strategy: str, tags: bool) -> None:
+        rng = random.Random(seed)
+        rules = AssignmentRules(
+            rng.choice([0, 100, 10_000]),
+            rng.randint(1, 20),
+            rng.randint(0, 2),
+            rack_strategy=strategy,
+            rack_tags=("zone",) if tags else (),
+        )
+        self.group = new_group(seed, [rng.randint(1, 8), rng.randint(1, 8)], [rng.randint(1, 6)], rng.randint(1, 4), rules)
+        self.group.rebalance()
+
+    def name(self, at: int) -> str:
+        names = sorted(self.group.instances)
+        return names[at % len(names)]
+
+    @precondition(lambda self: len(self.group.instances) < 8)
+    @rule(at=st.integers(0, 7), threads=st.sampled_from([1, 1, 2, 5]))
+    def join(self, at: int, threads: int) -> None:
+        back = sorted(self.group.gone)
+        new = f"p{len(self.group.instances) + len(back):03}"
+        self.group.join(back[at] if at < len(back) else new, threads)
+        self.group.rebalance()
+
+    @precondition(lambda self: len(self.group.instances) > 1)
+    @rule(at=st.integers(0, 7))
+    def leave(self, at: int) -> None:
+        self.group.leave(self.name(at))
+        self.group.rebalance()
+
+    @rule(at=st.integers(0, 7))
+    def drain(self, at: int) -> None:
+        self.group.drain(self.name(at))
+        self.group.rebalance()
+
+    @rule(at=st.integers(0, 7), with_disk=st.booleans())
+    def restart(self, at: int, with_disk: bool) -> None:
+        self.group.restart(self.name(at), with_disk=with_disk)
+        self.group.rebalance()
+
+    @rule(records=st.integers(2_000, 10_000))
+    def restores_go_on(self, records: int) -> None:
+        self.group.tick(records)
+
+    @rule()
+    def rebalance(self) -> None:
+        self.group.rebalance()
+
+    @rule(known=st.sampled_from(["now", "now", "unknown"]))
+    def the_leader_reads_the_ends(self, known: str) -> None:
+        """In between, its figures are old; a new leader may have none."""
+        self.group.seen_ends = dict(self.group.ends) if known == "now" else None
+
+    @rule(standbys=st.integers(0, 3), warmups=st.integers(1, 20))
+    def the_rules_change(self, standbys: int, warmups: int) -> None:
+        self.group.rules = replace(self.group.rules, num_standbys=standbys, max_warmups=warmups)
+        self.group.rebalance()
+
+    @invariant()
+    def every_task_is_somewhere(self) -> None:
+        if hasattr(self, "group") and self.group.last is not None:
+            given = [task for tasks in self.group.last.active.values() for task in tasks]
+            assert len(given) == len(set(given))
+
+    def teardown(self) -> None:
+        if not hasattr(self, "group"):
+            return
+        group = self.group
+        group.settle(2 * len(group.ends) * (1 + group.rules.num_standbys) + 2)
+        group.assert_balanced(slack=1 if group.rules.rack_strategy != "balance_subtopology" else 4)
+        before = {name: one.active for name, one in group.instances.items()}
+        group.tick()
+        group.seen_ends = dict(group.ends)
+        group.rebalance()
+        assert {name: one.active for name, one in group.instances.items()} == before, group.told("not stable at rest")
+
+
+TestGroupMachine = GroupMachine.TestCase
+TestGroupMachine.settings = settings(max_examples=80, stateful_step_count=25)
