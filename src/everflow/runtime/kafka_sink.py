@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from everflow.errors import EverflowError, RecordError
+from everflow.kafka.errors import GenerationChanged
 from everflow.kafka.producer import RecordWriter
 from everflow.records import EdgeBatch, Int64, StoreChanges, TaskId, TopicPartition
 from everflow.runtime.batch import ABORTED, COMMITTED, EXACTLY_ONCE_V2, BatchRequest, BatchResult, TaskContext, format_metadata
@@ -87,6 +88,11 @@ class KafkaSink:
                 counts = self._write(writer, request, result, sources)
                 writer.flush(FLUSH_TIMEOUT_S)
             answer = self._commit(writer, request, result, sources, touched)
+        except GenerationChanged as error:
+            # The group moved on between the gate's answer and the offsets: refused as a whole, nothing was committed. The tasks that
+            # stay run the batch again at once (I4), with nothing to recover.
+            _abort(writer)
+            return BatchResult(ABORTED, reason=f"generation: {error}")
         except Exception:
             _abort(writer)
             raise
