@@ -89,8 +89,8 @@ class KafkaSink:
                 writer.flush(FLUSH_TIMEOUT_S)
             answer = self._commit(writer, request, result, sources, touched)
         except GenerationChanged as error:
-            # The group moved on between the gate's answer and the offsets: refused as a whole, nothing was committed. The tasks that
-            # stay run the batch again at once (I4), with nothing to recover.
+            # The group moved on between the gate's answer and the offsets: refused as a whole, nothing was committed. The tasks
+            # that stay run the batch again at once (I4), with nothing to recover.
             _abort(writer)
             return BatchResult(ABORTED, reason=f"generation: {error}")
         except Exception:

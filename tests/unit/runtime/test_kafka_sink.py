@@ -12,8 +12,8 @@ import pytest
 
 from everflow import serdes
 from everflow.errors import EverflowError, TaskMigratedError, UnknownOutcomeError
-from everflow.kafka.producer import RecordWriter
 from everflow.kafka.errors import GenerationChanged
+from everflow.kafka.producer import RecordWriter
 from everflow.records import StoreChanges, TopicPartition
 from everflow.runtime import kafka_sink
 from everflow.runtime.batch import ABORTED, EXACTLY_ONCE_V2, BatchRequest, TaskContext
@@ -142,7 +142,7 @@ def test_a_no_of_the_gate_aborts(writer: Writer, store: LmdbStore, monkeypatch: 
     assert (entries(store), store.meta().position) == (0, None)
 
 
-def test_a_generation_that_moved_on_under_the_offsets_aborts_and_nothing_has_to_be_recovered(writer: Writer, store: LmdbStore) -> None:
+def test_a_generation_that_moved_on_under_the_offsets_costs_an_abort_only(writer: Writer, store: LmdbStore) -> None:
     """Scenario 8 and I4: tasks that stay run the batch again at once."""
     writer.failing["send_offsets"] = GenerationChanged("illegal generation")
     done = run(store)
