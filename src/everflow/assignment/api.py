@@ -1,0 +1,239 @@
+"""Assignors of one's own (KIP-924): what they are given, what they answer, what is checked, and helpers to build on. Pure.
+
+A ``TaskAssignor`` replaces ``target`` and ``refine``; handing over in two steps (KIP-429) stays everflow's. Nothing stops an own
+assignor from giving a task to a cold instance: see ``KafkaStreamsState.lag_for``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Protocol
+
+from everflow.assignment.assignor import cooperate
+from everflow.assignment.cluster_state import Assignment, AssignmentRules, ClusterState, Member, TaskInfo, validate_assignment
+from everflow.assignment.lags import Lags
+from everflow.assignment.refine import Placement
+from everflow.assignment.standbys import exchanged_standbys, place_standbys
+from everflow.assignment.target import Ideal, eligible, exchanged_actives
+from everflow.errors import FatalError
+from everflow.records import TaskId
+
+
+class AssignmentError(Enum):
+    """What can be wrong with an answer; the last one is everflow's: a task on nobody would stand still in silence."""
+
+    NONE = "none"
+    ACTIVE_TASK_ASSIGNED_MULTIPLE_TIMES = "an active task is assigned more than once"
+    INVALID_STANDBY_TASK = "a standby of a stateless task, or on the process that has the active task"
+    MISSING_PROCESS_ID = "a process is missing"
+    UNKNOWN_PROCESS_ID = "a process is unknown"
+    UNKNOWN_TASK_ID = "a task is unknown"
+    ACTIVE_TASK_NOT_ASSIGNED = "a task is on no process"
+
+
+@dataclass(frozen=True)
+class KafkaStreamsState:
+    """One instance, by its process id. ``previous_standby`` are all copies on its disk that do not run active."""
+
+    process_id: str
+    threads: int
+    previous_active: frozenset[TaskId]
+    previous_standby: frozenset[TaskId]
+    host: str
+    tags: Mapping[str, str]
+    rack: str
+    draining: bool
+    lag_for: Callable[[TaskId], int]
+    """Records to restore before it could run the task: -2 where it runs, the whole changelog where it has nothing."""
+
+    def previous_tasks_by_lag(self) -> list[TaskId]:
+        """Its copies, the nearest to its end first."""
+        return sorted(self.previous_active | self.previous_standby, key=lambda task: (self.lag_for(task), task))
+
+
+@dataclass(frozen=True)
+class ApplicationState:
+    """What an assignor decides from. ``lags_known`` is False where end offsets could not be read: all lags are 0 then."""
+
+    states: Mapping[str, KafkaStreamsState]
+    tasks: Mapping[TaskId, TaskInfo]
+    rules: AssignmentRules
+    lags_known: bool
+    cluster: ClusterState
+
+
+@dataclass(frozen=True)
+class KafkaStreamsAssignment:
+    """What one process gets. ``followup_ms``: it shall ask for a further rebalance after so many ms."""
+
+    active: frozenset[TaskId] = frozenset()
+    standby: frozenset[TaskId] = frozenset()
+    followup_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class TaskAssignment:
+    """An assignor's answer, by process id; every process has to be in it."""
+
+    assignments: Mapping[str, KafkaStreamsAssignment] = field(default_factory=dict)
+
+
+class TaskAssignor(Protocol):
+    """An own assignor. Both are called on the leader only, on the group client's thread: quick, no waiting.
+
+    ``on_assignment_computed`` is told what became of the answer, also where it was refused (then the leader stops with
+    a FatalError).
+    """
+
+    def assign(self, application_state: ApplicationState) -> TaskAssignment: ...
+
+    def on_assignment_computed(self, assignment: TaskAssignment, error: AssignmentError) -> None: ...
+
+
+def decide_with(assignor: TaskAssignor) -> Callable[[ClusterState], Assignment]:
+    """``assignor`` in the place of ``assignor.assign``.
+
+    The returned function raises FatalError if the answer breaks a rule (``validate``).
+    """
+
+    def decide(cluster: ClusterState) -> Assignment:
+        state = application_state(cluster)
+        answer = assignor.assign(state)
+        error, detail = validate(state, answer)
+        assignor.on_assignment_computed(answer, error)
+        if error is not AssignmentError.NONE:
+            raise FatalError(f"{type(assignor).__name__} gave an assignment that cannot be used: {error.value} ({detail})")
+        return _assignment(cluster, answer)
+
+    return decide
+
+
+def application_state(cluster: ClusterState) -> ApplicationState:
+    """The cluster as an own assignor sees it. FatalError if two members have one process id."""
+    lags = Lags(cluster)
+
+    def state(member: Member) -> KafkaStreamsState:
+        active = frozenset(task for task in member.owned if lags.owner(task) == member.member_id and task in cluster.tasks)
+        return KafkaStreamsState(
+            member.process_id,
+            member.threads,
+            active,
+            frozenset(task for task in member.offset_sums if task in cluster.tasks) - active,
+            member.endpoint,
+            member.tags,
+            member.rack,
+            member.draining,
+            lambda task: lags.lag(member.member_id, task),
+        )
+
+    states = {member.process_id: state(member) for member in sorted(cluster.members, key=lambda member: member.order)}
+    if len(states) < len(cluster.members):
+        raise FatalError("two members of the group have one process id: was a state folder copied?")
+    return ApplicationState(states, cluster.tasks, cluster.rules, Lags.known(cluster), cluster)
+
+
+def validate(state: ApplicationState, answer: TaskAssignment) -> tuple[AssignmentError, str]:
+    """The first rule that an answer breaks, and where; ``NONE`` and an empty text if none."""
+    missing = sorted(set(state.states) - set(answer.assignments))
+    if missing:
+        return AssignmentError.MISSING_PROCESS_ID, ", ".join(missing)
+    unknown = sorted(set(answer.assignments) - set(state.states))
+    if unknown:
+        return AssignmentError.UNKNOWN_PROCESS_ID, ", ".join(unknown)
+    owners: dict[TaskId, str] = {}
+    for process_id, given in sorted(answer.assignments.items()):
+        for task in sorted(given.active | given.standby):
+            if task not in state.tasks:
+                return AssignmentError.UNKNOWN_TASK_ID, f"{task} on {process_id}"
+            if task in given.standby and (task in given.active or not state.tasks[task].stateful):
+                return AssignmentError.INVALID_STANDBY_TASK, f"{task} on {process_id}"
+            if task in given.active and task in owners:
+                return AssignmentError.ACTIVE_TASK_ASSIGNED_MULTIPLE_TIMES, f"{task} on {owners[task]} and {process_id}"
+            if task in given.active:
+                owners[task] = process_id
+    for task in sorted(set(state.tasks) - set(owners) - state.cluster.held_back):
+        return AssignmentError.ACTIVE_TASK_NOT_ASSIGNED, str(task)
+    return AssignmentError.NONE, ""
+
+
+def identity_assignment(state: ApplicationState) -> TaskAssignment:
+    """Everything stays where it is, copies too; tasks that nobody has are on nobody."""
+    kept = {one: (had.previous_active, _stateful(state, had.previous_standby)) for one, had in state.states.items()}
+    return TaskAssignment({one: KafkaStreamsAssignment(active, standby) for one, (active, standby) in kept.items()})
+
+
+def default_standby_assignment(state: ApplicationState, assignment: TaskAssignment) -> TaskAssignment:
+    """``assignment`` with everflow's standbys for its active tasks, by tags where configured (KIP-708)."""
+    cluster = state.cluster
+    active = _by_task(cluster, assignment)
+    standby = place_standbys(cluster, eligible(cluster), sorted(_stateful(state, cluster.tasks)), active, Lags(cluster))
+    return _with_standbys(cluster, assignment, standby)
+
+
+def optimize_rack_aware_active_tasks(
+    state: ApplicationState, assignment: TaskAssignment, tasks: Iterable[TaskId]
+) -> TaskAssignment:
+    """``assignment`` with these active tasks exchanged for less traffic between racks (KIP-925); numbers stay."""
+    cluster = state.cluster
+    given = _by_task(cluster, assignment)
+    active = {**given, **exchanged_actives(cluster, {task: given[task] for task in sorted(set(tasks)) if task in given})}
+    held = {member.process_id: {t for t, one in active.items() if one == member.member_id} for member in cluster.members}
+    return TaskAssignment(
+        {
+            one: replace(had, active=frozenset(held.get(one, ())), standby=had.standby - held.get(one, set()))
+            for one, had in assignment.assignments.items()
+        }
+    )
+
+
+def optimize_rack_aware_standby_tasks(state: ApplicationState, assignment: TaskAssignment) -> TaskAssignment:
+    """``assignment`` with standbys exchanged for less traffic between racks, losing no tag; numbers stay."""
+    cluster = state.cluster
+    standby = exchanged_standbys(cluster, _by_task(cluster, assignment), _followers(cluster, assignment))
+    return _with_standbys(cluster, assignment, standby)
+
+
+def _stateful(state: ApplicationState, tasks: Iterable[TaskId]) -> frozenset[TaskId]:
+    return frozenset(task for task in tasks if state.tasks[task].stateful)
+
+
+def _members(cluster: ClusterState) -> dict[str, str]:
+    return {member.process_id: member.member_id for member in cluster.members}
+
+
+def _by_task(cluster: ClusterState, assignment: TaskAssignment) -> dict[TaskId, str]:
+    members = _members(cluster)
+    return {task: members[one] for one, given in sorted(assignment.assignments.items()) for task in sorted(given.active)}
+
+
+def _followers(cluster: ClusterState, assignment: TaskAssignment) -> dict[TaskId, frozenset[str]]:
+    members = _members(cluster)
+    followers: dict[TaskId, set[str]] = {}
+    for one, given in assignment.assignments.items():
+        for task in given.standby:
+            followers.setdefault(task, set()).add(members[one])
+    return {task: frozenset(followers[task]) for task in sorted(followers)}
+
+
+def _with_standbys(cluster: ClusterState, given: TaskAssignment, standby: Mapping[TaskId, frozenset[str]]) -> TaskAssignment:
+    members = _members(cluster)
+    return TaskAssignment(
+        {
+            one: replace(had, standby=frozenset(task for task, followers in standby.items() if members[one] in followers))
+            for one, had in given.assignments.items()
+        }
+    )
+
+
+def _assignment(cluster: ClusterState, answer: TaskAssignment) -> Assignment:
+    active = _by_task(cluster, answer)
+    handed = cooperate(cluster, Ideal(active, {}), Placement(active, _followers(cluster, answer), {}, 0))
+    problems = validate_assignment(handed, cluster.members, cluster.tasks, cluster.held_back)
+    if problems:
+        raise FatalError(f"handing over broke a rule, nothing was assigned: {'; '.join(problems)}")
+    asked = [given.followup_ms for given in answer.assignments.values() if given.followup_ms is not None]
+    if handed.followup_ms is None and asked:
+        return replace(handed, followup_ms=min(asked))
+    return handed

@@ -1,0 +1,364 @@
+"""Kafka Streams' own test vectors for assignors, by the names that the reference gives them (facts of its tests, restated)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from everflow.assignment.api import KafkaStreamsAssignment, TaskAssignment, application_state, optimize_rack_aware_active_tasks
+from everflow.assignment.assignor import UNKNOWN_ENDS_RETRY_MS, assign, place
+from everflow.assignment.cluster_state import RUNNING, AssignmentRules, ClusterState, Member, TaskInfo
+from everflow.assignment.lags import Lags
+from everflow.assignment.racks import RackCosts, costs_of
+from everflow.assignment.refine import Placement, refine
+from everflow.assignment.standbys import place_standbys
+from everflow.assignment.target import Ideal
+from everflow.records import TaskId, TopicPartition
+
+END = 100_000
+ALL = 2**63 - 1
+
+
+def stateful(count: int) -> dict[TaskId, TaskInfo]:
+    """``count`` tasks over sub-topologies of three."""
+    ids = [TaskId(number // 3, number % 3) for number in range(count)]
+    return {task: TaskInfo(task, (), (TopicPartition("c", number),), True) for number, task in enumerate(ids)}
+
+
+def member(
+    name: str, owned: Mapping[TaskId, object] | None = None, *, lags: Mapping[TaskId, int] | None = None, threads: int = 1
+) -> Member:
+    sums = {task: END - lag for task, lag in (lags or {}).items()}
+    return Member(name, name, frozenset(owned or ()), 1, threads, sums)
+
+
+def cluster(
+    tasks: Mapping[TaskId, TaskInfo], *members: Member, acceptable: int = 0, warmups: int = 2, standbys: int = 0
+) -> ClusterState:
+    rules = AssignmentRules(acceptable, warmups, standbys)
+    return ClusterState(members, tasks, {task: END for task, info in tasks.items() if info.stateful}, {}, rules)
+
+
+def copies(placement: Placement) -> dict[str, int]:
+    """Tasks per member in any role."""
+    count: Counter[str] = Counter(placement.active.values())
+    for holders in (placement.standby, placement.warmup):
+        for members in holders.values():
+            count.update(members)
+    return dict(count)
+
+
+def actives(placement: Placement) -> dict[str, int]:
+    return dict(Counter(placement.active.values()))
+
+
+def decided(state: ClusterState) -> Placement:
+    """What should be now; the whole decision is made as well, as it checks itself."""
+    assign(state)
+    return place(state)[1]
+
+
+def probes(state: ClusterState) -> bool:
+    return decided(state).movements > 0
+
+
+def test_v1_warm_ups_beside_a_hot_standby() -> None:
+    tasks = stateful(9)
+    members = (member("c1", tasks), member("c2", lags=dict.fromkeys(tasks, 10)), member("c3"))
+    state = cluster(tasks, *members, acceptable=11, standbys=1)
+    placement = decided(state)
+    assert copies(placement) == {"c1": 9, "c2": 9, "c3": 2}
+    assert sum("c3" in holders for holders in placement.warmup.values()) == 2
+    assert probes(state)
+
+
+def test_v2_everyone_is_hot_with_the_largest_acceptable_lag() -> None:
+    tasks = stateful(9)
+    members = (member("c1", tasks), member("c2", lags=dict.fromkeys(tasks, 10)), member("c3"))
+    state = cluster(tasks, *members, acceptable=ALL, standbys=1)
+    assert copies(decided(state)) == {"c1": 6, "c2": 6, "c3": 6}
+    assert not probes(state)
+
+
+def test_v3_nobody_is_hot() -> None:
+    tasks = stateful(9)
+    state = cluster(tasks, *(member(name, lags=dict.fromkeys(tasks, 10)) for name in ("c1", "c2", "c3")))
+    assert actives(decided(state)) == {"c1": 3, "c2": 3, "c3": 3}
+    assert not probes(state)
+
+
+@pytest.mark.parametrize(
+    ("number", "threads", "expected"),
+    [
+        pytest.param(6, {"c1": 1, "c2": 2, "c3": 3}, {"c1": 1, "c2": 2, "c3": 3}, id="V4"),
+        pytest.param(9, {"c1": 6, "c2": 3}, {"c1": 6, "c2": 3}, id="V5"),
+    ],
+)
+def test_v4_v5_actives_follow_the_threads(number: int, threads: dict[str, int], expected: dict[str, int]) -> None:
+    state = cluster(stateful(number), *(member(name, threads=count) for name, count in threads.items()))
+    assert actives(decided(state)) == expected
+
+
+def v6(*, warm: bool) -> ClusterState:
+    tasks = stateful(4)
+    ids = sorted(tasks)
+    newcomers = [member(name, lags={ids[2 + at]: 0} if warm else {}, threads=5) for at, name in enumerate(("c2", "c3"))]
+    return cluster(tasks, member("c1", tasks, threads=5), *newcomers)
+
+
+def test_v6_newcomers_warm_up_first() -> None:
+    placement = decided(v6(warm=False))
+    assert actives(placement) == {"c1": 4}
+    assert copies(placement) == {"c1": 4, "c2": 1, "c3": 1}
+    assert probes(v6(warm=False))
+
+
+def test_v7_then_it_is_balanced() -> None:
+    assert actives(decided(v6(warm=True))) == {"c1": 2, "c2": 1, "c3": 1}
+    assert not probes(v6(warm=True))
+
+
+def test_v8_one_warm_up_although_no_standby_is_wanted() -> None:
+    tasks = stateful(2)
+    state = cluster(tasks, member("c1", tasks), member("c2"))
+    assert copies(decided(state)) == {"c1": 2, "c2": 1}
+    assert actives(decided(state)) == {"c1": 2}
+    assert probes(state)
+
+
+@pytest.mark.parametrize(("standbys", "expected"), [pytest.param(0, 1, id="V9"), pytest.param(1, 4, id="V10")])
+def test_v9_v10_the_budget_and_the_standbys_that_do_not_count(standbys: int, expected: int) -> None:
+    tasks = stateful(4)
+    state = cluster(tasks, member("c1", tasks), member("c2"), warmups=1, standbys=standbys)
+    placement = decided(state)
+    assert actives(placement) == {"c1": 4}
+    assert copies(placement)["c2"] == expected
+    assert sum(map(len, placement.warmup.values())) == 1 - standbys
+    assert probes(state)
+
+
+def test_v11_no_standby_for_a_single_process() -> None:
+    tasks = stateful(2)
+    state = cluster(tasks, member("c1", tasks), standbys=1)
+    assert copies(decided(state)) == {"c1": 2}
+    assert not probes(state)
+
+
+def test_v12_the_most_caught_up_runs_it() -> None:
+    tasks = stateful(1)
+    task = TaskId(0, 0)
+    members = (member("c1"), member("c2", lags={task: 1000}), member("c3", lags={task: 500}))
+    state = cluster(tasks, *members, acceptable=100, standbys=1)
+    placement = decided(state)
+    assert placement.active == {task: "c3"}
+    assert placement.standby == {task: {"c2"}}
+    assert placement.warmup == {task: {"c1"}}
+    assert probes(state)
+
+
+def test_v13_a_claim_that_lags_gives_way_to_a_hot_copy() -> None:
+    tasks = stateful(1)
+    task = TaskId(0, 0)
+    state = cluster(tasks, member("c1", tasks, lags={task: 500}), member("c2", lags={task: 0}))
+    assert decided(state).active == {task: "c2"}
+    assert probes(state)
+
+
+def test_v14_every_process_gets_one() -> None:
+    threads = {"c1": 100, "c2": 50, "c3": 1}
+    state = cluster(stateful(9), *(member(name, threads=count) for name, count in threads.items()))
+    assert set(actives(decided(state))) == set(threads)
+
+
+def test_v15_nobody_has_anything() -> None:
+    state = cluster(stateful(9), *(member(f"c{number}") for number in range(4)), standbys=1)
+    assert decided(state).movements == 0
+
+
+# --- movements: the ideal is given ------------------------------------------------------------------------------------
+
+T0, T1, T2 = (TaskId(0, number) for number in range(3))
+IDEAL = Ideal({T0: "c1", T1: "c2", T2: "c3"}, {})
+
+
+def refined(state: ClusterState, ideal: Ideal = IDEAL) -> Placement:
+    return refine(state, ideal, Lags(state))
+
+
+def caught_up_elsewhere(warmups: int) -> ClusterState:
+    return cluster(
+        stateful(3), member("c1", lags={T0: 0}), member("c2", lags={T2: 0}), member("c3", lags={T1: 0}), warmups=warmups
+    )
+
+
+def test_m1_actives_stay_where_they_are_hot() -> None:
+    placement = refined(caught_up_elsewhere(warmups=2))
+    assert placement.active == {T0: "c1", T1: "c3", T2: "c2"}
+    assert placement.warmup == {T1: {"c2"}, T2: {"c3"}}
+    assert placement.movements == 2
+
+
+def test_m2_the_budget_is_for_the_whole_group() -> None:
+    placement = refined(caught_up_elsewhere(warmups=1))
+    assert placement.active == {T0: "c1", T1: "c3", T2: "c2"}
+    assert placement.warmup == {T1: {"c2"}}
+    assert placement.movements == 2
+
+
+def test_m3_a_swap_with_a_hot_standby_is_free() -> None:
+    tasks = {T0: stateful(1)[T0]}
+    placement = refined(
+        cluster(tasks, member("c1", lags={T0: 0}), member("c2"), warmups=0), Ideal({T0: "c2"}, {T0: frozenset({"c1"})})
+    )
+    assert placement.active == {T0: "c1"}
+    assert placement.standby == {T0: {"c2"}}
+    assert not placement.warmup
+    assert placement.movements == 1
+
+
+def test_m4_without_state_nothing_is_held_back() -> None:
+    members = [member(name) for name in ("c1", "c2", "c3")]
+    for tasks in (stateful(3), {task: TaskInfo(task, ()) for task in (T0, T1, T2)}):
+        placement = refined(cluster(tasks, *members))
+        assert placement.active == IDEAL.active
+        assert placement.movements == 0
+
+
+def test_m5_nobody_is_hot_but_some_are_nearer() -> None:
+    state = cluster(
+        stateful(3),
+        member("c1", lags={T0: 0, T1: 20, T2: 30}),
+        member("c2", lags={T1: 30, T2: 10}),
+        member("c3", lags={T1: 10, T2: 20}),
+    )
+    placement = refined(state)
+    assert placement.active == {T0: "c1", T1: "c3", T2: "c2"}
+    assert placement.warmup == {T1: {"c2"}, T2: {"c3"}}
+    assert placement.movements == 2
+
+
+# --- racks ------------------------------------------------------------------------------------------------------------
+
+
+def racked(traffic: int, overlap: int) -> tuple[ClusterState, TaskAssignment]:
+    """c1, c2, c3 stand in r1, r2, r3, beside an empty c4 and c5; every task reads one partition."""
+    near = {TaskId(0, 0): {"r1"}, TaskId(0, 1): {"r2", "r3"}, TaskId(1, 0): {"r1", "r3"}, TaskId(1, 1): {"r2"}}
+    tasks = {task: TaskInfo(task, (TopicPartition(f"t{task.subtopology}", task.partition),), (), True) for task in near}
+    racks = {tasks[task].inputs[0]: frozenset(where) for task, where in near.items()}
+    given = {"c1": {TaskId(0, 1), TaskId(1, 1)}, "c2": {TaskId(1, 0)}, "c3": {TaskId(0, 0)}, "c4": set(), "c5": set()}
+    stand = {"c1": "r1", "c2": "r2", "c3": "r3", "c4": "r1", "c5": "r2"}
+    members = tuple(replace(member(name), rack=rack) for name, rack in stand.items())
+    rules = AssignmentRules(rack_strategy="min_traffic", traffic_cost=traffic, non_overlap_cost=overlap)
+    start = TaskAssignment({name: KafkaStreamsAssignment(frozenset(some)) for name, some in given.items()})
+    return ClusterState(members, tasks, dict.fromkeys(tasks, END), racks, rules), start
+
+
+def cost(state: ClusterState, start: TaskAssignment, answer: TaskAssignment) -> int:
+    racks = RackCosts.of(state, state.members)
+    assert racks is not None
+    traffic, overlap = costs_of(state)
+    return sum(
+        traffic * racks.remote(state.tasks[task].inputs)[racks.rack_of[name]]
+        + overlap * (task not in start.assignments[name].active)
+        for name, given in answer.assignments.items()
+        for task in given.active
+    )
+
+
+def test_r1_the_cheapest_exchange() -> None:
+    state, start = racked(10, 1)
+    best = optimize_rack_aware_active_tasks(application_state(state), start, state.tasks)
+    assert cost(state, start, start) == 40
+    assert cost(state, start, best) == 4
+    assert {name: set(given.active) for name, given in best.assignments.items()} == {
+        "c1": {TaskId(0, 0), TaskId(1, 0)},
+        "c2": {TaskId(1, 1)},
+        "c3": {TaskId(0, 1)},
+        "c4": set(),
+        "c5": set(),
+    }
+
+
+def test_r2_without_traffic_cost_nothing_moves() -> None:
+    state, start = racked(0, 1)
+    assert optimize_rack_aware_active_tasks(application_state(state), start, state.tasks) == start
+    assert cost(state, start, start) == 0
+
+
+# --- tags -------------------------------------------------------------------------------------------------------------
+
+
+def in_zones(*, distinct: bool) -> tuple[ClusterState, list[Member]]:
+    """Nine members in three zones of three clusters; six tasks, all running in zone 1."""
+    tasks = stateful(6)
+    ids = sorted(tasks)
+    members = []
+    for number in range(9):
+        owned = ids[2 * number : 2 * number + 2]
+        tags = {"zone": f"z{1 + number // 3 if distinct else 1}", "cluster": f"k{1 + number % 3 if distinct else 1}"}
+        members.append(replace(member(f"c{number + 1}", dict.fromkeys(owned)), tags=tags))
+    return replace(cluster(tasks, *members, standbys=2), rules=AssignmentRules(0, 2, 2, ("zone", "cluster"))), members
+
+
+def test_g1_standbys_in_another_zone_and_cluster() -> None:
+    state, members = in_zones(distinct=True)
+    active = {task: one.member_id for one in members for task in one.owned}
+    standby = place_standbys(state, members, sorted(active), active, Lags(state))
+    count = Counter(one for followers in standby.values() for one in followers)
+    assert dict(count) == {f"c{number}": 2 for number in range(4, 10)}
+    tags = {one.member_id: one.tags for one in members}
+    for task, followers in standby.items():
+        for key in ("zone", "cluster"):
+            assert len({tags[one][key] for one in (active[task], *followers)}) == 3
+
+
+def test_g2_too_few_tags_still_give_all_standbys() -> None:
+    state, members = in_zones(distinct=False)
+    active = {task: one.member_id for one in members for task in one.owned}
+    standby = place_standbys(state, members, sorted(active), active, Lags(state))
+    assert all(len(followers) == 2 for followers in standby.values())
+    load = Counter([*active.values(), *(one for followers in standby.values() for one in followers)])
+    assert max(load.values()) - min(load.values()) <= 1
+
+
+# --- what the leader cannot know --------------------------------------------------------------------------------------
+
+
+def test_x1_a_copy_beyond_the_end_counts_as_none() -> None:
+    tasks = stateful(1)
+    task = TaskId(0, 0)
+    wrong = replace(member("c1"), offset_sums={task: END + 50_000})
+    lags = Lags(cluster(tasks, wrong, member("c2", lags={task: 500}), acceptable=1_000))
+    assert lags.lag("c1", task) == END
+    assert decided(cluster(tasks, wrong, member("c2", lags={task: 500}), acceptable=1_000)).active == {task: "c2"}
+    a_moment_later = replace(member("c1"), offset_sums={task: END + 500})
+    assert Lags(cluster(tasks, a_moment_later)).hot("c1", task)
+
+
+@pytest.mark.parametrize("ends", [None, {}])
+def test_x2_without_ends_everyone_keeps_what_it_has(ends: dict[TaskId, int] | None) -> None:
+    tasks = stateful(4)
+    ids = sorted(tasks)
+    members = (member("c1", dict.fromkeys(ids[:3])), member("c2", lags={ids[3]: 9, ids[0]: 1}), member("c3"))
+    state = cluster(tasks, *members, standbys=1)
+    decision = assign(replace(state, end_sums=ends))
+    assert decision.active == {"c1": frozenset(ids[:3]), "c2": {ids[3]}, "c3": frozenset()}
+    assert decision.standby["c2"] == {ids[0]}
+    assert not any(decision.warmup.values())
+    assert decision.followup_ms == UNKNOWN_ENDS_RETRY_MS
+
+
+def test_scenario_22_a_member_back_without_its_disk_does_not_keep_its_task_cold() -> None:
+    tasks = stateful(1)
+    task = TaskId(0, 0)
+    back = replace(member("c1", tasks), offset_sums={task: 0})
+    state = cluster(tasks, back, member("c2", lags={task: 10}), acceptable=100, standbys=1)
+    first = assign(state)
+    assert first.withheld == {task}
+    assert first.standby == {"c1": {task}, "c2": {task}}  # the next owner stays hot meanwhile
+    follow_up = assign(replace(state, members=(replace(back, owned=frozenset()), state.members[1])))
+    assert follow_up.active == {"c1": frozenset(), "c2": {task}}
+    assert RUNNING not in back.offset_sums.values()
