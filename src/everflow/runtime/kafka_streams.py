@@ -290,7 +290,7 @@ class KafkaStreams(InteractiveQueries):
         return QueryPorts(
             state=lambda: self.state,
             running=lambda: {task.id: task.stores for task in self._running_tasks()},
-            copies=updater.stores,
+            copies=lambda: {**updater.stores(), **({} if self._manager is None else self._manager.idle_stores())},
             hosts=lambda: self._hosts,
             ends=lambda partitions: admin.end_offsets(partitions, self._isolation),
         )

@@ -94,6 +94,7 @@ class TaskManager:
     letting_go: set[TaskId] = field(default_factory=set)
     """On their way from the state updater."""
     suspended: dict[TaskId, ActiveTask] = field(default_factory=dict)
+    _restoring: dict[TaskId, ActiveTask] = field(default_factory=dict)
     _revoked: set[TaskId] = field(default_factory=set)
     _last_thread: dict[TaskId, int] = field(default_factory=dict)
     _closing: bool = False
@@ -154,6 +155,10 @@ class TaskManager:
     def all_running(self) -> bool:
         """Whether every owned task runs and none is on its way."""
         return self.owned == set(self.running) and not self.recovering and not self.leaving
+
+    def idle_stores(self) -> dict[TaskId, tuple[TaskStore, ...]]:
+        """Stores of tasks that are being restored or are suspended; from any thread."""
+        return {task.id: task.stores for held in (self.suspended, self._restoring) for task in list(held.values())}
 
     def place_of(self, task: TaskId) -> str | None:
         """Where the task is: ``running``, ``recovering``, ``leaving``, ``following``, ``letting go``; None: nowhere."""
@@ -226,6 +231,7 @@ class TaskManager:
             task = self.suspended.pop(task_id, None) or self.services.create(task_id)
             task.epoch = self.gate.epoch(task_id)
             task.to(TaskState.RESTORING)
+            self._restoring[task_id] = task
             tasks.append(task)
 
         def work() -> None:
@@ -249,6 +255,7 @@ class TaskManager:
     def _recovered(self, tasks: Sequence[ActiveTask], error: EverflowError | None) -> None:
         for task in tasks:
             self.recovering.pop(task.id, None)
+            self._restoring.pop(task.id, None)
         if error is not None and not isinstance(error, StoppedError):
             for task in tasks:
                 self._close(task)

@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 from collections import Counter
+from contextlib import AbstractContextManager
 
 import pytest
 from lifecycle_cluster import (
@@ -70,6 +71,35 @@ def share(streams: KafkaStreams) -> dict[str, int]:
         return dict(streams.store("counts").all())
     except InvalidStateStoreError:
         return {}
+
+
+def assert_either_answers_for_both(first: KafkaStreams, second: KafkaStreams, mine: dict[str, int], others: dict[str, int]) -> None:
+    """The first instance reads its own keys, names the second for the others, and has them in its standbys too."""
+
+    def by_number(key: bytes, partitions: int) -> int:
+        return int(key[1:]) % partitions
+
+    def owners(streams: KafkaStreams) -> dict[str, tuple[str | None, tuple[str, ...]]]:
+        found = {key: streams.query_metadata_for_key("counts", key, by_number) for key in (*mine, *others)}
+        return {key: (place.active_host, place.standby_hosts) for key, place in found.items()}
+
+    def copies(streams: KafkaStreams) -> dict[str, int]:
+        try:
+            return dict(streams.store("counts", stale=True, max_lag=0).all())
+        except InvalidStateStoreError:
+            return {}
+
+    expected = {**dict.fromkeys(mine, ("first:1", ("second:1",))), **dict.fromkeys(others, ("second:1", ("first:1",)))}
+    counts = first.store("counts", partitioner=by_number)
+    assert {key: counts.get(key) for key in mine} == mine
+    for streams in (first, second):
+        wait_until(lambda s=streams: owners(s) == expected, 20, "the host map", lambda s=streams: [owners(s)])
+        wait_until(lambda s=streams: copies(s) == {**mine, **others}, 20, "standbys", lambda s=streams: [copies(s)])
+        assert set(streams.all_local_store_partition_lags()["counts"]) == {0, 1, 2, 3}
+    for key in others:
+        with pytest.raises(StateElsewhereError, match="A copy of it is here") as raised:
+            counts.get(key)
+        assert raised.value.host == "second:1"
 
 
 def consumed(streams: KafkaStreams) -> float:
@@ -301,10 +331,14 @@ def test_two_instances_share_the_partitions_and_hand_them_over(app: Application,
         return [text(f"w{i % 23}", f"{number}", 10_000 + i, i % 23 % 4) for i in range(92)]
 
     topology = counting(source, output)
-    with app.running(topology, state_dir=str(app.folder / "first")) as first:
+
+    def running(name: str) -> AbstractContextManager[KafkaStreams]:
+        return app.running(topology, state_dir=str(app.folder / name), application_server=f"{name}:1", num_standby_replicas=1)
+
+    with running("first") as first:
         cluster.write(source, batch(1))
         app.until_processed(first, source)
-        with app.running(topology, state_dir=str(app.folder / "second")) as second:
+        with running("second") as second:
             wait_until(lambda: cluster.members(app.id) == 2, 20, "two members")
             for streams in (first, second):
                 wait_until(lambda s=streams: 0 < len(share(s)) < 23, 30, "a share of the keys each")
@@ -312,14 +346,12 @@ def test_two_instances_share_the_partitions_and_hand_them_over(app: Application,
             until_running(second)
             cluster.write(source, batch(2))
             app.until_processed(None, source)
-            seen = [dict(streams.store("counts").all()) for streams in (first, second)]
+            total = {str(key, "utf-8"): n for key, n in counts_of([*batch(1), *batch(2)]).items() if key is not None}
+            wait_until(lambda: {**share(first), **share(second)} == total, 20, "the stores to have followed")
+            seen = [share(streams) for streams in (first, second)]
             assert not set(seen[0]) & set(seen[1]), "a key may be active on one instance only"
             assert set(seen[0]) | set(seen[1]) == {f"w{i}" for i in range(23)}
-            counts = first.store("counts", partitioner=lambda key, partitions: int(key[1:]) % partitions)
-            assert {key: counts.get(key) for key in seen[0]} == seen[0]
-            for key in seen[1]:
-                with pytest.raises(StateElsewhereError):
-                    counts.get(key)
+            assert_either_answers_for_both(first, second, *seen)
             for streams in (first, second):
                 wait_until(lambda s=streams: consumed(s) > 0, 10, "each instance to have processed its share")
         cluster.write(source, batch(3))

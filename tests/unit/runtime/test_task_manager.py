@@ -142,8 +142,10 @@ def test_assigned_tasks_are_recovered_then_dealt_to_the_threads(world: World) ->
     world.assign(A, B, C, D)
     assert not world.manager.all_running()
     assert world.held() == set()
+    assert world.manager.idle_stores().keys() == {A, B, C, D}, "queries may read what is being restored"
     world.settle()
     assert world.manager.all_running()
+    assert world.manager.idle_stores() == {}
     assert [len(thread.tasks) for thread in world.threads] == [2, 2]
     assert all(task.state is TaskState.RUNNING for thread in world.threads for task in thread.tasks.values())
 
