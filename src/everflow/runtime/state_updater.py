@@ -398,6 +398,8 @@ class StateUpdater:
                 if tp in ends:
                     store.end = ends[tp]
                     store.progress = replace(store.progress, end=max(ends[tp], store.progress.position))
+            # Also before its first records: a small copy is at its end after one round, and still somebody waits to hear of it.
+            task.cold = task.cold or (task.lag() or 0) > self._acceptable_lag
         if now_ms - self._touched_ms >= TOUCH_PERIOD_MS:
             self._touched_ms = now_ms
             self._touch()
@@ -412,7 +414,6 @@ class StateUpdater:
             if lag is None or task.hot:
                 continue
             if lag > self._acceptable_lag:
-                task.cold = True
                 continue
             task.hot = True
             if task.cold or task.task.role is TaskRole.WARMUP:
