@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 
 CLIENT_STATE = "client-state"
+REBALANCES = "rebalance-total"
 ALIVE_STREAM_THREADS = "alive-stream-threads"
 FAILED_STREAM_THREADS = "failed-stream-threads"
 
@@ -42,6 +43,7 @@ UNITS: Mapping[str, str] = {
     WARMUP_TASKS: "tasks",
     COPIES_LAG: "records",
     COPIES_RATE: "records/s",
+    REBALANCES: "rebalances",
     ALIVE_STREAM_THREADS: "threads",
     FAILED_STREAM_THREADS: "threads",
 }

@@ -14,6 +14,7 @@ from everflow import KafkaStreams, __version__
 from everflow.cli.program import load_topology
 from everflow.cli.spark_log import spark_log
 from everflow.cli.status import StatusLine
+from everflow.cli.tasks import summary, task_lines
 from everflow.cli.terminal import Banner, Progress, topology_lines
 from everflow.cli.watch import LagReader, input_topics
 from everflow.config import StreamsConfig
@@ -83,10 +84,11 @@ class watching:
         with closing(ClusterAdmin(config.admin())) as admin:
             reader = LagReader(admin, config.application_id, self._topics)
             while not self._stop.wait(WATCH_INTERVAL_S):
+                tasks = self._streams.all_tasks()
                 try:
-                    sample = reader.sample(time.monotonic(), self._streams.restoring())
+                    sample = reader.sample(time.monotonic(), summary(tasks))
                 except EverflowError:
                     continue  # the instance itself reports brokers that are away
                 if sample is not None:
                     progress.add(sample)
-                    self._status.show(progress.line())
+                    self._status.show(progress.line(), below=task_lines(tasks))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
 PLAIN_INTERVAL_S = 5.0
 
@@ -45,16 +46,22 @@ class StatusLine:
         """Print a lasting line (above the live one)."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def show(self, text: str) -> None:
-        """Replace the progress line."""
+    def show(self, text: str, *, below: Sequence[str] = (), now: bool = False) -> None:
+        """Replace the progress line, which may have several lines itself.
+
+        Args:
+            below: more lines, on a terminal only: what is worth a glance, but not a log file.
+            now: worth printing without a terminal although the interval is not over.
+        """
         if self._console.is_terminal:
+            live = Text("\n".join((text, *below)), no_wrap=True, overflow="ellipsis")
             if self._status is None:
-                self._status = self._console.status(text)
+                self._status = self._console.status(live)
                 self._status.start()
-            self._status.update(text)
+            self._status.update(live)
             return
-        now = self._clock()
-        due = self._printed_at is None or now - self._printed_at >= self._interval_s
+        at = self._clock()
+        due = now or self._printed_at is None or at - self._printed_at >= self._interval_s
         if due and text != self._printed:
-            self._printed_at, self._printed = now, text
+            self._printed_at, self._printed = at, text
             self.say(text)

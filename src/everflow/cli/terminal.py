@@ -70,13 +70,13 @@ class Sample:
     """One look at a running instance.
 
     ``consumed`` and ``log_end`` are offsets summed over its input partitions, repartition topics included;
-    ``restoring`` is the restored share of the stores being restored, 0 to 1, or None when none is.
+    ``tasks`` says what its tasks do (`everflow.cli.tasks.summary`).
     """
 
     at_s: float
     consumed: int
     log_end: int
-    restoring: float | None = None
+    tasks: str = ""
 
 
 @dataclass
@@ -108,12 +108,11 @@ class Progress:
         return None if last is None else max(0, last.log_end - last.consumed)
 
     def line(self) -> str:
-        """``45,120 records/s · lag 12,345 · restoring 43 %``."""
+        """``45,120 records/s · lag 12,345 · 6 active, 2 standby``."""
         lag = self.lag
         parts = [f"{self.records_per_s:,.0f} records/s", "lag unknown" if lag is None else f"lag {lag:,}"]
-        last = self._samples[-1] if self._samples else None
-        if last is not None and last.restoring is not None:
-            parts.append(f"restoring {last.restoring:.0%}".replace("%", " %"))
+        if self._samples and self._samples[-1].tasks:
+            parts.append(self._samples[-1].tasks)
         return " · ".join(parts)
 
 

@@ -35,8 +35,8 @@ class LagReader:
         self._topics = list(topics)
         self._partitions: list[TopicPartition] = []
 
-    def sample(self, at_s: float, restoring: float | None = None) -> Sample | None:
-        """Committed and end offsets now; None while topics are missing.
+    def sample(self, at_s: float, tasks: str = "") -> Sample | None:
+        """Committed and end offsets now, with what the tasks do; None while topics are missing.
 
         Committed offsets are read first: records that a commit made visible downstream are then in the ends
         read after it, so a lag of zero over all topics means that nothing is on its way between
@@ -53,7 +53,7 @@ class LagReader:
         starts = self._admin.list_offsets(self._partitions, "earliest", "read_uncommitted")
         ends = self._admin.list_offsets(self._partitions, "latest", "read_uncommitted")
         consumed = sum(max(committed[tp].offset, starts[tp]) if tp in committed else starts[tp] for tp in self._partitions)
-        return Sample(at_s, consumed, sum(ends[tp] for tp in self._partitions), restoring)
+        return Sample(at_s, consumed, sum(ends[tp] for tp in self._partitions), tasks)
 
     def _find_partitions(self) -> list[TopicPartition]:
         described = self._admin.describe_topics(self._topics)

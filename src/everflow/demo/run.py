@@ -15,6 +15,7 @@ from everflow import KafkaStreams
 from everflow.cli.run import banner
 from everflow.cli.spark_log import spark_log
 from everflow.cli.status import StatusLine
+from everflow.cli.tasks import summary
 from everflow.cli.terminal import Progress
 from everflow.cli.watch import LagReader, input_topics
 from everflow.config import StreamsConfig
@@ -129,7 +130,7 @@ def _process(config: StreamsConfig, program: Topology, status: StatusLine) -> No
                     raise streams.error or FatalError("the instance stopped before all flights were processed")
                 if time.monotonic() > deadline:
                     raise FatalError(f"not done after {TIMEOUT_S:.0f} s: {progress.line()}")
-                sample = reader.sample(time.monotonic(), streams.restoring())
+                sample = reader.sample(time.monotonic(), summary(streams.all_tasks()))
                 if sample is not None:
                     progress.add(sample)
                     status.show(progress.line())

@@ -430,6 +430,7 @@ class KafkaStreams(InteractiveQueries):
                 self._deferred.forget(event.partitions | self._deferred.held())
             self._events.put(lambda: manager.lost(event.tasks))
         elif isinstance(event, Roles):
+            self._metrics.add(names.REBALANCES, 1)
             self._hosts = event.hosts
             self._events.put(lambda: manager.roles(event.standby, event.warmup))
         elif isinstance(event, Failed):

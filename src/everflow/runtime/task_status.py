@@ -21,6 +21,7 @@ class TaskStatus:
             None: not known yet.
         rate: records/s of its copy, restoring or following.
         remaining_s: until its copy is complete at that rate; None: not known, 0: complete.
+        copied: offsets of its changelogs that its copy has, of ``copied + lag``; None for a running active task.
     """
 
     role: TaskRole
@@ -28,6 +29,7 @@ class TaskStatus:
     lag: int | None
     rate: float = 0.0
     remaining_s: float | None = None
+    copied: int | None = None
 
 
 def statuses(
@@ -38,7 +40,10 @@ def statuses(
     restores: Mapping[TaskId, Sequence[RestoreProgress]],
 ) -> dict[TaskId, TaskStatus]:
     """All tasks by id; ``ends`` of input partitions, ``restores`` under way by task."""
-    found = {task: TaskStatus(f.role, TaskState.RUNNING, f.lag, f.rate, f.remaining_s) for task, f in followed.items()}
+    found = {
+        task: TaskStatus(copy.role, TaskState.RUNNING, copy.lag, copy.rate, copy.remaining_s, copy.offset_sum)
+        for task, copy in followed.items()
+    }
     found |= {task: _restoring(restores.get(task, ())) for task in recovering}
     for task in running:
         positions = dict(task.positions)
@@ -59,6 +64,7 @@ def _restoring(stores: Sequence[RestoreProgress]) -> TaskStatus:
         sum(store.end - store.position for store in stores),
         sum(store.rate for store in stores),
         max(known) if len(known) == len(left) else None,
+        sum(store.position - store.start for store in stores),
     )
 
 

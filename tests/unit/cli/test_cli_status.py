@@ -18,6 +18,23 @@ def test_plain_lines_come_every_few_seconds_and_only_when_they_change() -> None:
     assert out.getvalue().splitlines() == ["lag 3", "lag 2", "lag 0"]
 
 
+def test_what_cannot_wait_is_printed_at_once_and_details_are_for_terminals() -> None:
+    out = io.StringIO()
+    with StatusLine(Console(file=out), interval_s=5.0, clock=lambda: 0.0) as status:
+        status.show("1 warm-up", below=["0_1  warm-up  43 %"])
+        status.show("2 active")
+        status.show("1 active", now=True)
+    assert out.getvalue().splitlines() == ["1 warm-up", "1 active"]
+
+
+def test_a_terminal_shows_the_details_and_takes_brackets_as_they_are() -> None:
+    out = io.StringIO()
+    with StatusLine(Console(file=out, force_terminal=True, width=60, color_system=None)) as status:
+        status.show("lag 3", below=["0_1  [warm-up]"])
+    assert "lag 3" in out.getvalue()
+    assert "0_1  [warm-up]" in out.getvalue()
+
+
 def test_lasting_lines_are_printed_as_they_are() -> None:
     out = io.StringIO()
     with StatusLine(Console(file=out, width=20)) as status:

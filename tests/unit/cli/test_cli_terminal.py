@@ -88,10 +88,10 @@ def test_progress_rates_are_taken_over_the_window() -> None:
     assert progress.line() == "8,000 records/s · lag 5,000"
 
 
-def test_progress_shows_restoring_while_it_lasts() -> None:
+def test_progress_ends_with_what_the_tasks_do() -> None:
     progress = Progress()
-    progress.add(Sample(0.0, 0, 10, restoring=0.434))
-    assert progress.line() == "0 records/s · lag 10 · restoring 43 %"
+    progress.add(Sample(0.0, 0, 10, tasks="2 active"))
+    assert progress.line() == "0 records/s · lag 10 · 2 active"
 
 
 def test_settings_keep_equal_signs_of_the_value() -> None:

@@ -45,9 +45,9 @@ def reader(admin: FakeAdmin, *topics: str) -> LagReader:
 
 
 def test_partitions_without_a_commit_count_from_their_start() -> None:
-    sample = reader(FakeAdmin(), "flights").sample(1.0, 0.5)
+    sample = reader(FakeAdmin(), "flights").sample(1.0, "2 active")
     assert sample is not None
-    assert (sample.at_s, sample.consumed, sample.log_end, sample.restoring) == (1.0, 30 + 5, 120, 0.5)
+    assert (sample.at_s, sample.consumed, sample.log_end, sample.tasks) == (1.0, 30 + 5, 120, "2 active")
 
 
 def test_purged_records_are_not_lag() -> None:

@@ -1,0 +1,81 @@
+"""An instance's tasks in words: how many in which role, how far the copies are. Values in, text out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+from everflow.records import TaskId
+from everflow.runtime.task import TaskRole, TaskState
+from everflow.runtime.task_status import TaskStatus
+
+ACTIVE, RESTORING, STANDBY, WARM_UP = "active", "restoring", "standby", "warm-up"
+ROLES = (ACTIVE, RESTORING, STANDBY, WARM_UP)
+"""What a task is here, for people: an active one that cannot process yet is restoring."""
+_ROWS_SHOWN = 12
+
+
+def role_of(status: TaskStatus) -> str:
+    """One of `ROLES`."""
+    if status.role is not TaskRole.ACTIVE:
+        return str(status.role.value)
+    return ACTIVE if status.state is TaskState.RUNNING else RESTORING
+
+
+def summary(tasks: Mapping[TaskId, TaskStatus]) -> str:
+    """``6 active, 2 warm-up · warm-up 43 %, 12,000 records/s, 3 s left``; empty without tasks.
+
+    What somebody waits for has its progress: restores, and warm-ups, added up.
+    """
+    counts = Counter(role_of(status) for status in tasks.values())
+    parts = [", ".join(f"{counts[role]} {role}" for role in ROLES if counts[role])]
+    for role in (RESTORING, WARM_UP):
+        if counts[role]:
+            parts.append(f"{role} {progress([status for status in tasks.values() if role_of(status) == role])}")
+    return " · ".join(filter(None, parts))
+
+
+def progress(copies: Collection[TaskStatus]) -> str:
+    """``43 %, 12,000 records/s, 3 s left`` of copies being built, added up; ``begins`` while nothing is known."""
+    known = [(status.copied, status.lag) for status in copies if status.copied is not None and status.lag is not None]
+    if not known:
+        return "begins"
+    copied, lag = (sum(column) for column in zip(*known, strict=True))
+    parts = [_percent(copied, lag)]
+    rate = sum(status.rate for status in copies)
+    if rate > 0:
+        parts.append(f"{rate:,.0f} records/s")
+    left = [status.remaining_s for status in copies if status.remaining_s is not None]
+    if lag and len(left) == len(copies):
+        parts.append(f"{duration(max(left))} left")
+    return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """``0.4 s``, ``12 s``, ``3 min``, ``2 h 10 min``."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def task_lines(tasks: Mapping[TaskId, TaskStatus]) -> list[str]:
+    """A line for each task, those that somebody waits for first; at most a dozen."""
+    order = {RESTORING: 0, WARM_UP: 1, ACTIVE: 2, STANDBY: 3}
+    ranked = sorted(tasks.items(), key=lambda item: (order[role_of(item[1])], item[0]))
+    lines = [f"{task!s:>6}  {role_of(status):<9}  {_figures(status)}" for task, status in ranked[:_ROWS_SHOWN]]
+    hidden = len(ranked) - len(lines)
+    return [*lines, f"and {hidden:,} more tasks"] if hidden > 0 else lines
+
+
+def _figures(status: TaskStatus) -> str:
+    if role_of(status) == ACTIVE:
+        return "" if status.lag is None else f"lag {status.lag:,}"
+    return progress([status])
+
+
+def _percent(copied: int, lag: int) -> str:
+    # Rounded down: 100 % is said of what is complete, and of nothing else.
+    return f"{100 * copied // (copied + lag)} %" if lag else "100 %"

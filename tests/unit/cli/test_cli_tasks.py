@@ -1,0 +1,57 @@
+"""Tasks in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from everflow.cli.tasks import duration, summary, task_lines
+from everflow.records import TaskId
+from everflow.runtime.task import TaskRole, TaskState
+from everflow.runtime.task_status import TaskStatus
+
+RUNNING = TaskStatus(TaskRole.ACTIVE, TaskState.RUNNING, 1_200, 0.0, 0.0)
+STANDBY = TaskStatus(TaskRole.STANDBY, TaskState.RUNNING, 0, 50.0, 0.0, 900)
+WARM_UP = TaskStatus(TaskRole.WARMUP, TaskState.RUNNING, 6_000, 2_000.0, 3.0, 2_000)
+RESTORING = TaskStatus(TaskRole.ACTIVE, TaskState.RESTORING, 570, 1_000.0, 0.57, 430)
+BEGINNING = TaskStatus(TaskRole.ACTIVE, TaskState.RESTORING, None)
+
+
+def tasks(*found: TaskStatus) -> dict[TaskId, TaskStatus]:
+    return {TaskId(0, partition): status for partition, status in enumerate(found)}
+
+
+def test_roles_are_counted_and_what_somebody_waits_for_has_its_progress() -> None:
+    assert summary(tasks(RUNNING, RUNNING, STANDBY)) == "2 active, 1 standby"
+    assert summary(tasks(RUNNING, WARM_UP, WARM_UP)) == "1 active, 2 warm-up · warm-up 25 %, 4,000 records/s, 3.0 s left"
+    assert summary(tasks(RESTORING)) == "1 restoring · restoring 43 %, 1,000 records/s, 0.6 s left"
+    assert summary({}) == ""
+
+
+def test_what_is_not_known_is_not_said() -> None:
+    assert summary(tasks(BEGINNING)) == "1 restoring · restoring begins"
+    assert summary(tasks(BEGINNING, RESTORING)) == "2 restoring · restoring 43 %, 1,000 records/s"
+
+
+def test_a_hundred_percent_is_said_of_complete_copies_only() -> None:
+    nearly = TaskStatus(TaskRole.WARMUP, TaskState.RUNNING, 1, 0.0, None, 999_999)
+    done = TaskStatus(TaskRole.WARMUP, TaskState.RUNNING, 0, 0.0, 0.0, 5)
+    assert summary(tasks(nearly)) == "1 warm-up · warm-up 99 %"
+    assert summary(tasks(done)) == "1 warm-up · warm-up 100 %"
+
+
+def test_lines_begin_with_what_is_waited_for_and_end_after_a_dozen() -> None:
+    lines = task_lines(tasks(STANDBY, RUNNING, WARM_UP, RESTORING))
+    assert lines == [
+        "   0_3  restoring  43 %, 1,000 records/s, 0.6 s left",
+        "   0_2  warm-up    25 %, 2,000 records/s, 3.0 s left",
+        "   0_1  active     lag 1,200",
+        "   0_0  standby    100 %, 50 records/s",
+    ]
+    assert task_lines(tasks(*[RUNNING] * 15))[-1] == "and 3 more tasks"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.44, "0.4 s"), (9.96, "10 s"), (100, "2 min"), (7_800, "2 h 10 min"), (0.0, "0.0 s")]
+)
+def test_durations_are_as_exact_as_people_read_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
