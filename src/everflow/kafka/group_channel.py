@@ -297,6 +297,7 @@ def _client_config(settings: GroupSettings, assignor: _Assignor, bootstrap_timeo
         "bootstrap_servers": settings.bootstrap_servers.split(","),
         "client_id": settings.client_id,
         "bootstrap_timeout_ms": int(bootstrap_timeout_s * 1000),
+        "reconnect_backoff_max_ms": 1_000,  # the client's 30 s would eat the session after a broker's restart
         **settings.client,
         "group_id": settings.group_id,
         "group_instance_id": settings.instance_id,

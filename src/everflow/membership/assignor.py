@@ -20,6 +20,7 @@ from everflow.assignment.cluster_state import (
     tasks_of,
     validate_assignment,
 )
+from everflow.assignment.delayed import Delay, hold_back, remember
 from everflow.assignment.user_data import (
     LATEST_VERSION,
     AssignmentData,
@@ -32,6 +33,8 @@ from everflow.assignment.user_data import (
     encode_assignment,
     hosts_within_budget,
 )
+from everflow.clock import Clock, SystemClock
+from everflow.errors import EverflowError
 from everflow.kafka.group_channel import Given
 from everflow.membership.screening import Screening, screen
 from everflow.records import TaskId, TopicPartition
@@ -96,6 +99,7 @@ class TaskAssignor:
         subtopologies: index -> full names of its source and repartition topics.
         changelogs: index -> full names of its stores' changelogs; a sub-topology without any is stateless.
         decide: the pure decision.
+        max_delay_ms: ``scheduled.rebalance.max.delay.ms``: how long a lost member's tasks wait for it (0: not at all).
         first_nonce: random unless given; two lives of an instance must not begin with the same.
         latest_version: of user data; lower ones are used as long as the group has members that need them.
     """
@@ -113,6 +117,8 @@ class TaskAssignor:
         rules: AssignmentRules,
         decide: Decide = everflow_assignor.assign,
         *,
+        max_delay_ms: int = 0,
+        clock: Clock | None = None,
         first_nonce: int | None = None,
         latest_version: int = LATEST_VERSION,
     ) -> None:
@@ -127,6 +133,10 @@ class TaskAssignor:
         self._copies, self._end_sums, self._racks = copies, end_sums, racks
         self._rules = rules
         self._decide = decide
+        self._max_delay_ms = max_delay_ms
+        self._clock = clock or SystemClock()
+        self._delay = Delay()  # a leader's memory
+        self._led = False  # whether this member made the assignment that it is about to get
         self._digest = digest(identity.topology)
         self._latest_version = latest_version
         self._used_version = latest_version
@@ -190,6 +200,9 @@ class TaskAssignor:
         """The leader's bytes, and from now on the newest version that the whole group reads. Raises UserDataError."""
         data = decode_assignment(blob)
         self._used_version = min(self._latest_version, data.latest_version)
+        if not self._led:  # what another leader decided meanwhile is not remembered here
+            self._delay = Delay()
+        self._led = False
         return data
 
     def is_stale(self, data: AssignmentData) -> bool:
@@ -200,6 +213,7 @@ class TaskAssignor:
 
     def assign(self, members: Mapping[str, bytes], partition_counts: Mapping[str, int]) -> dict[str, Given]:
         """An answer per member id. Never raises: what goes wrong is an error in the answers."""
+        self._led = True
         screening = screen(members, self._latest_version)
         for member_id, refusal in screening.refused.items():
             log.warning("member %s takes no part: %s", member_id, refusal.message)
@@ -231,7 +245,7 @@ class TaskAssignor:
                 return answers | self._decided(screening, counts, base)
             except Exception as failure:  # an assignor of the user's own may raise anything; the group must hear of it
                 log.exception("the assignor failed")
-                error, message = AssignmentError.ASSIGNMENT_FAILED, f"the assignor failed on the leader: {failure!r}"
+                error, message = AssignmentError.ASSIGNMENT_FAILED, f"the assignor failed on the leader: {_said(failure)}"
         log.warning("nothing was assigned: %s", message)
         asker = min(accepted, default="")
         for member_id, data in accepted.items():
@@ -245,11 +259,16 @@ class TaskAssignor:
         return sorted(topic for topic in self._subtopology_of if not counts.get(topic, 0))
 
     def _decided(self, screening: Screening, counts: Mapping[str, int], base: AssignmentData) -> dict[str, AssignmentData]:
-        cluster = self._cluster(screening, counts)
+        cluster, now_ms = self._cluster(screening, counts), int(self._clock.monotonic_ms())
+        delays = self._max_delay_ms > 0 and not screening.unread
+        if delays:
+            self._delay, cluster = hold_back(self._delay, cluster, now_ms, self._max_delay_ms)
         decided = self._decide(cluster)
         problems = validate_assignment(decided, cluster.members, cluster.tasks, cluster.held_back)
         if problems:
             raise ValueError(f"it broke the rules: {'; '.join(problems[:10])}")
+        if delays:
+            self._delay, decided = remember(self._delay, cluster, decided, now_ms)
         log.info(
             "assigned %d tasks to %d members, %d wait for their present owner, %d movements left",
             sum(map(len, decided.active.values())),
@@ -301,6 +320,10 @@ class TaskAssignor:
     def _info(self, task: TaskId, inputs: Sequence[TopicPartition]) -> TaskInfo:
         changelogs = tuple(TopicPartition(topic, task.partition) for topic in self._changelogs.get(task.subtopology, ()))
         return TaskInfo(task, tuple(inputs), changelogs, bool(changelogs))
+
+
+def _said(failure: Exception) -> str:
+    return str(failure) if isinstance(failure, (EverflowError, ValueError)) else repr(failure)
 
 
 def _group_error(members: Mapping[str, UserData], missing: Sequence[str]) -> tuple[AssignmentError, str]:

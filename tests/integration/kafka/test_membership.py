@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -61,10 +62,10 @@ def test_tasks_move_one_by_one_and_the_others_stay(topic: Topic, join: Callable[
 
 def test_the_rejoin_waits_for_the_revoked_tasks_batches(topic: Topic, join: Callable[..., Instance]) -> None:
     subtopologies = {0: [topic(2)]}
-    first = join(subtopologies, "a")
+    first = join(subtopologies, "a", session_timeout_ms=2_000)
     await_settled([first], 2)
     first.keeps = True
-    second = join(subtopologies, "b")
+    second = join(subtopologies, "b", session_timeout_ms=2_000)
 
     def revoked() -> bool:
         first.step()
@@ -75,12 +76,44 @@ def test_the_rejoin_waits_for_the_revoked_tasks_batches(topic: Topic, join: Call
     generation = first.member.metadata().generation
     # While the batch runs on, the old owner's generation still commits and the task is on nobody.
     held = TopicPartition(*next((tp.topic, tp.partition) for e in first.told if isinstance(e, Revoked) for tp in e.partitions))
-    assert first.member.commit({held: (7, "last words")})
+    # Longer than a session: heartbeats are nobody's business but the client's (scenario 24).
+    end = time.monotonic() + 4.5
+    wait_until(lambda: first.member.commit({held: (7, "last words")}) and time.monotonic() > end, 10, "two sessions")
     assert first.member.metadata().generation == generation
     assert not second.tasks
     first.member.release()
     await_settled([first, second], 2)
     assert first.member.metadata().generation > generation
+
+
+def test_a_hand_over_takes_heartbeats_of_half_a_second_not_of_three(topic: Topic, join: Callable[..., Instance]) -> None:
+    """Scenario 21: from the last batch of the old owner to the new owner's assignment."""
+    subtopologies = {0: [topic(4)]}
+    first = join(subtopologies, "a")
+    await_settled([first], 4)
+    second = join(subtopologies, "b")
+    seen: dict[str, float] = {}
+
+    def handed_over() -> bool:
+        first.step()
+        second.step()
+        if first.told_of(Revoked):
+            seen.setdefault("revoked", time.monotonic())
+        if second.tasks:
+            seen.setdefault("assigned", time.monotonic())
+        return len(seen) == 2
+
+    wait_until(handed_over, 20, "tasks move", lambda: first.told)
+    assert seen["assigned"] - seen["revoked"] < 1.5, seen
+
+
+def test_the_first_start_takes_one_rebalance(topic: Topic, join: Callable[..., Instance]) -> None:
+    """Scenario 30: topics made a moment before are in the leader's metadata when it deals them."""
+    first = join({0: [topic(3)], 1: [topic(2)]}, "a")
+    await_settled([first], 5)
+    end = time.monotonic() + 1.0  # the refresh that every assignment starts has arrived by then
+    wait_until(lambda: settled([first], 5) and time.monotonic() > end, 5, "a second of calm", lambda: first.told)
+    assert [type(event) for event in first.told] == [Assigned, Roles]
 
 
 def test_offsets_are_committed_deferred_or_refused(

@@ -93,6 +93,29 @@ def test_a_dynamic_member_can_leave_silently(topic: Topic, join: Join) -> None:
     assert time.monotonic() - began > 2.0, "the session lasted from the last heartbeat on"
 
 
+def test_a_drain_gives_everything_to_hot_copies_and_ends(topic: Topic, join: Join) -> None:
+    """Scenario 23: two tasks with state; each goes when the other member's copy of it is hot, none goes cold."""
+    source, ends = topic(2), {TASK: 1_000, TaskId(0, 1): 1_000}
+    leaving, copies = join(source, "a", ports=Ports({}, ends)), Ports({}, ends)
+    await_settled([leaving], 2)
+    staying = join(source, "b", ports=copies)
+    await_settled([leaving, staying], 2, even=False)
+    leaving.member.drain()
+    for moved in range(2):
+        await_told([leaving, staying], lambda: staying.roles and staying.roles.warmup - staying.tasks, "a warm-up")
+        assert staying.roles is not None
+        assert len(leaving.tasks) == 2 - moved, history([leaving, staying])
+        assert not leaving.member.await_drained(0)
+        task = min(staying.roles.warmup - staying.tasks)
+        copies.sums[task] = 995
+        staying.member.became_hot(task)
+        await_told([leaving, staying], lambda t=task: t in staying.tasks, "the hot copy takes over")
+        del copies.sums[task]  # it runs active now
+    await_told([leaving, staying], lambda: leaving.member.await_drained(0), "the drain is over")
+    assert not leaving.tasks
+    assert not leaving.told_of(Lost)
+
+
 def test_of_two_members_with_one_instance_id_the_older_is_fenced_and_says_so(topic: Topic, join: Join) -> None:
     source = topic(2)
     first = join(source, "a", instance_id="same")

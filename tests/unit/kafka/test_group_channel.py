@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import kafka.errors as client_errors
 import pytest
 
 from everflow.errors import EverflowError, FatalError, RetriableError, TaskMigratedError
-from everflow.kafka.group_channel import classify
+from everflow.kafka.group_channel import Given, GroupSettings, _Assignor, _client_config, classify
 
 
 @pytest.mark.parametrize(
@@ -25,3 +27,28 @@ def test_client_errors_become_reactions(failure: Exception, expected: type[Everf
     error = classify(failure, "joining")
     assert type(error) is expected
     assert says in str(error)
+
+
+def test_the_client_s_settings_that_guarantees_stand_on() -> None:
+    """Scenario 12: only a read_committed client is made to wait for pending offsets; scenario 21: half a second."""
+    config = _client_config(GroupSettings("b:1", "app", client={"enable_auto_commit": True}), _Assignor(Nothing()), 1.0)
+    wanted = {
+        "isolation_level": "read_committed",
+        "heartbeat_interval_ms": 500,
+        "enable_auto_commit": False,
+        "allow_auto_create_topics": False,
+        "auto_offset_reset": "none",
+    }
+    assert {key: config[key] for key in wanted} == wanted
+
+
+class Nothing:
+    """An assignor that is never asked."""
+
+    name = "everflow"
+
+    def user_data(self) -> bytes:
+        raise NotImplementedError
+
+    def assign(self, members: Mapping[str, bytes], partition_counts: Mapping[str, int]) -> Mapping[str, Given]:
+        raise NotImplementedError

@@ -9,6 +9,7 @@ import pytest
 
 from everflow.assignment.cluster_state import RUNNING, Assignment, AssignmentRules, ClusterState, Member
 from everflow.assignment.user_data import AssignmentData, AssignmentError, UserData, decode, decode_assignment, digest, encode
+from everflow.clock import ManualClock
 from everflow.kafka.group_channel import Given
 from everflow.membership.assignor import METADATA_RETRY_MS, Claims, Decide, Identity, TaskAssignor
 from everflow.records import TaskId, TopicPartition
@@ -43,6 +44,7 @@ def assignor(
     topics: tuple[str, ...] = ("a",),
     latest_version: int = 2,
     identity: Identity | None = None,
+    **more: object,
 ) -> TaskAssignor:
     ports = ports or Ports(ends={TASK_0: 0, TASK_1: 0, TASK_2: 0})
     return TaskAssignor(
@@ -56,6 +58,7 @@ def assignor(
         first_nonce=6,
         latest_version=latest_version,
         **({} if decide is None else {"decide": decide}),
+        **more,  # type: ignore[arg-type]
     )
 
 
@@ -240,6 +243,23 @@ def test_draining_is_done_only_where_nobody_else_could_take_anything(others: boo
     told = answers(assignor().assign(said, {"a": 1}))
     assert told["m1"].draining_done is not others
     assert TASK_0 in told["m1"].active or others
+
+
+def test_a_lost_member_s_tasks_wait_for_it_as_long_as_the_same_leader_remembers() -> None:
+    """``scheduled.rebalance.max.delay.ms``; the decision itself is tested in tests/unit/assignment."""
+    clock = ManualClock(0)
+    leader = assignor(Ports(ends={TASK_0: 1000, TASK_1: 1000}), max_delay_ms=5_000, clock=clock)
+    both = {"m1": encode(member("x", TASK_0, generation=3)), "m2": encode(member("y", TASK_1, generation=3))}
+    leader.answer(leader.assign(both, {"a": 2})["m1"].user_data)
+    told = answers(leader.assign({"m1": both["m1"]}, {"a": 2}))
+    assert (told["m1"].active, told["m1"].followup_ms) == ({TASK_0}, 5_000)
+    clock.advance(5_000)
+    given = leader.assign({"m1": both["m1"]}, {"a": 2})
+    assert answers(given)["m1"].active == {TASK_0, TASK_1}
+    # Another member led in between: what was remembered before is forgotten.
+    leader.answer(leader.assign(both, {"a": 2})["m1"].user_data)
+    leader.answer(given["m1"].user_data)
+    assert answers(leader.assign({"m1": both["m1"]}, {"a": 2}))["m1"].active == {TASK_0, TASK_1}
 
 
 def test_what_is_cold_here() -> None:
