@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from everflow import KafkaStreams
 from everflow.records import TaskId
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.restoration import RestoreProgress
+from everflow.runtime.state_updater import FollowedTask
+from everflow.runtime.task import TaskRole
 
 TASKS_POLL_S = 0.05
 LAG_EVERY_POLLS = 20
@@ -57,30 +61,49 @@ class Events:
 
     def follow_tasks(self, streams: KafkaStreams) -> None:
         """Ask for the tasks again and again; for a daemon thread."""
+        joined = False
         before: dict[str, list[str]] = {}
-        polls = 0
-        while True:
+        for poll in itertools.count():
             time.sleep(TASKS_POLL_S)
-            tasks = tasks_of(streams)
+            if not joined and _is_member(streams):
+                joined = True
+                self.write("joined")
+            tasks = _tasks_of(streams)
             if tasks != before:
-                if not before:
-                    self.write("joined")
                 before = tasks
                 self.write("tasks", **tasks)
-            polls += 1
-            if polls % LAG_EVERY_POLLS == 0:
-                self.write("lag", records=lag_of(streams))
+            lag = _lag_of(streams)
+            if poll % LAG_EVERY_POLLS == 0 and lag is not None:
+                self.write("lag", records=lag)
 
 
-def tasks_of(streams: KafkaStreams) -> dict[str, list[str]]:
-    """The tasks by role; empty until the instance is a member."""
-    active: list[TaskId] = [task.id for task in streams._running_tasks()]
-    return {"active": sorted(map(str, active)), "standby": [], "warmup": []} if active else {}
+# What an operator sees in logs and metrics; the bench looks inside, as it wants it to the tenth of a second.
 
 
-def lag_of(streams: KafkaStreams) -> int:
-    """Records that the furthest copy lacks."""
-    return 0
+def _is_member(streams: KafkaStreams) -> bool:
+    """Whether a rebalance with this instance has ended."""
+    member = streams._member
+    return member is not None and member.metadata()[0] >= 0
+
+
+def _tasks_of(streams: KafkaStreams) -> dict[str, list[str]]:
+    """The tasks by role; a task counts as active once it processes."""
+    tasks: dict[str, list[str]] = {"active": sorted(str(task.id) for task in streams._running_tasks())}
+    followed = _followed(streams)
+    for name, role in (("standby", TaskRole.STANDBY), ("warmup", TaskRole.WARMUP)):
+        tasks[name] = sorted(str(task) for task, figures in followed.items() if figures.role is role)
+    return tasks
+
+
+def _lag_of(streams: KafkaStreams) -> int | None:
+    """Records that the copy furthest behind lacks; None while that is not known of all."""
+    lags = [figures.lag for figures in _followed(streams).values()]
+    return None if None in lags else max((lag for lag in lags if lag is not None), default=0)
+
+
+def _followed(streams: KafkaStreams) -> Mapping[TaskId, FollowedTask]:
+    updater = streams._updater
+    return {} if updater is None else updater.followed()
 
 
 def main() -> None:
