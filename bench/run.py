@@ -12,7 +12,7 @@ from pathlib import Path
 # Started by its path, Python puts this folder, not its parent, on the import path.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench import failover, fairness, latency, memory_growth, restore, scaleout, throughput
+from bench import assignor, failover, fairness, latency, memory_growth, restore, scaleout, throughput
 from bench.elastic import Load
 from bench.java_program import NoJavaCompilerError, java_command
 from bench.results import Measurement, print_rows, summarise, write_json
@@ -29,7 +29,7 @@ from bench.verify import WrongOutputError
 
 GUARANTEES = ("exactly_once_v2", "at_least_once")
 BESIDE_KAFKA_STREAMS = ("throughput", "latency", "scaleout", "failover", "restore")
-BENCHES = (*BESIDE_KAFKA_STREAMS, "memory", "fairness")
+BENCHES = (*BESIDE_KAFKA_STREAMS, "memory", "fairness", "assignor")
 KEYS_PER_TASK = {"scaleout": 1_000_000, "failover": 100_000}
 BROKER_HEAP = "1g"
 
@@ -43,7 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"logs: {folder}", flush=True)
     try:
         launchers = _launchers(options.systems, folder) if options.bench in BESIDE_KAFKA_STREAMS else {}
-        with _broker(options.bootstrap_servers, folder) as bootstrap_servers:
+        # The assignor is a pure decision: it needs no broker.
+        with _broker("" if options.bench == "assignor" else options.bootstrap_servers, folder) as bootstrap_servers:
             for measurement in _measure(options, bootstrap_servers, launchers, folder):
                 measurements.append(measurement)
     except (
@@ -52,6 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         NoJavaCompilerError,
         memory_growth.MemoryGrowsError,
         fairness.UnfairError,
+        assignor.SlowError,
     ) as error:
         failure = str(error)
     rows = summarise(measurements)
@@ -126,6 +128,8 @@ def _one_of(allowed: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
 def _measure(
     options: argparse.Namespace, bootstrap_servers: str, launchers: Mapping[str, Launcher], folder: Path
 ) -> Iterator[Measurement]:
+    if options.bench == "assignor":
+        return assignor.measure(assignor.AssignorPlan(options.runs or 5))
     common = {"guarantees": options.guarantee or GUARANTEES[:1], "threads": options.threads}
     if options.bench == "memory":
         return memory_growth.measure(memory_growth.MemoryPlan(batches=options.batches, **common), bootstrap_servers, folder)

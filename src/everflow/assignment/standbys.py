@@ -27,11 +27,12 @@ def place_standbys(
     if cluster.rules.num_standbys == 0 or len(members) < 2:
         return {}
     floor = _Floor(cluster, members, tasks, active)
+    even = floor.even_numbers()
     if cluster.rules.rack_tags:
         for task in tasks:
-            floor.place_apart(task, lags)
+            floor.place_apart(task, even, lags)
     else:
-        floor.keep_hot_copies(tasks, lags)
+        floor.keep_hot_copies(tasks, even, lags)
         for task in tasks:
             floor.fill(task)
     floor.level()
@@ -125,28 +126,33 @@ class _Floor:
             heapq.heappush(heap, entry)
         return found
 
-    def keep_hot_copies(self, tasks: Sequence[TaskId], lags: Lags) -> None:
-        """Members that could take over at once keep following, up to the number an even deal gives them."""
-        places = self._even_numbers(sum(min(self._count, len(self._members) - 1) for _ in tasks))
-        for task in tasks:
-            holders = sorted((lag, self._place[holder]) for holder, lag in lags.copies(task).items() if holder in self._place)
-            for _, place in holders:
-                if len(self.standby[task]) == self._count:
-                    break
-                hot = lags.hot(self._members[place].member_id, task)
-                if hot and places[place] > 0 and not self._holds(place, task):
-                    places[place] -= 1
-                    self._give(place, task)
-
-    def _even_numbers(self, total: int) -> list[int]:
+    def even_numbers(self) -> list[int]:
+        """How many copies each member gets in an even deal."""
         numbers = [0] * len(self._members)
         heap = [(self._per_thread(place), place) for place in range(len(self._members))]
         heapq.heapify(heap)
-        for _ in range(total):
+        for _ in range(min(self._count, len(self._members) - 1) * len(self.standby)):
             place = heap[0][1]
             numbers[place] += 1
             heapq.heapreplace(heap, (self._per_thread(place, numbers[place]), place))
         return numbers
+
+    def _hot_holders(self, task: TaskId, even: Sequence[int], lags: Lags) -> list[int]:
+        """Members that could take over at once, have no role yet and less than the even number; the nearest first."""
+        holders = sorted((lag, self._place[one]) for one, lag in lags.copies(task).items() if one in self._place)
+        return [
+            place
+            for _, place in holders
+            if lags.hot(self._members[place].member_id, task)
+            and len(self._of_member[place]) < even[place]
+            and not self._holds(place, task)
+        ]
+
+    def keep_hot_copies(self, tasks: Sequence[TaskId], even: Sequence[int], lags: Lags) -> None:
+        """Members that could take over at once keep following, up to the number an even deal gives them."""
+        for task in tasks:
+            for place in self._hot_holders(task, even, lags)[: self._count]:
+                self._give(place, task)
 
     def fill(self, task: TaskId) -> None:
         """The rest: least loaded first."""
@@ -156,24 +162,25 @@ class _Floor:
                 return
             self._give(place, task)
 
-    def place_apart(self, task: TaskId, lags: Lags) -> None:
+    def place_apart(self, task: TaskId, even: Sequence[int], lags: Lags) -> None:
         """Each next copy where most tags are new to the task; then where it is hot already, then least loaded."""
         while len(self.standby[task]) < self._count:
             holding = [*self.standby[task], *([self._active[task]] if task in self._active else [])]
             used = [{self._tags[place][key] for place in holding} for key in range(len(self._tags[0]))]
-            best: tuple[int, float, bool, int] | None = None
-            for tags in sorted(self._by_tags):
-                apart = sum(value not in taken for value, taken in zip(tags, used, strict=True))
-                if best is not None and -apart > best[0]:
-                    continue
-                place = self._least_loaded(tags, task)
-                if place is not None:
-                    cold = not lags.hot(self._members[place].member_id, task)
-                    candidate = (-apart, self._per_thread(place), cold, place)
-                    best = candidate if best is None else min(best, candidate)
+            apart = {
+                tags: sum(value not in taken for value, taken in zip(tags, used, strict=True)) for tags in sorted(self._by_tags)
+            }
+            best: tuple[int, float, int] | None = None
+            for tags, differing in apart.items():
+                if best is None or -differing <= best[0]:
+                    place = self._least_loaded(tags, task)
+                    if place is not None:
+                        candidate = (-differing, self._per_thread(place), place)
+                        best = candidate if best is None else min(best, candidate)
             if best is None:
                 return
-            self._give(best[-1], task)
+            hot = [place for place in self._hot_holders(task, even, lags) if apart[self._tags[place]] == -best[0]]
+            self._give(hot[0] if hot else best[-1], task)
 
     def level(self) -> None:
         """Moves copies from the most to the least loaded while that narrows the gap and no tag is lost."""

@@ -1,0 +1,73 @@
+"""scheduled.rebalance.max.delay.ms: what waits for a lost member, for how long, and what does not wait."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from everflow.assignment.assignor import assign
+from everflow.assignment.cluster_state import Assignment, AssignmentRules, ClusterState, Member, TaskInfo
+from everflow.assignment.delayed import Delay, hold_back, remember
+from everflow.records import TaskId, TopicPartition
+
+A, B, FREE = TaskId(0, 0), TaskId(0, 1), TaskId(1, 0)
+TASKS = {task: TaskInfo(task, (), (TopicPartition("c", task.partition),), True) for task in (A, B)} | {FREE: TaskInfo(FREE, ())}
+ONE = Member("m1", "p1", frozenset({A}), 1)
+TWO = Member("m2", "p2", frozenset({B, FREE}), 1)
+
+
+def cluster(*members: Member) -> ClusterState:
+    return ClusterState(members, TASKS, {A: 100_000, B: 100_000}, {}, AssignmentRules())
+
+
+def step(delay: Delay, state: ClusterState, now_ms: int, max_delay_ms: int = 60_000) -> tuple[Delay, Assignment]:
+    delay, state = hold_back(delay, state, now_ms, max_delay_ms)
+    return remember(delay, state, assign(state), now_ms)
+
+
+def after_a_loss() -> tuple[Delay, Assignment]:
+    delay, _ = step(Delay(), cluster(ONE, TWO), 0)
+    return step(delay, cluster(ONE), 1_000)
+
+
+def test_cold_tasks_wait_and_others_go_on() -> None:
+    delay, decided = after_a_loss()
+    assert decided.active == {"m1": {A, FREE}}
+    assert decided.followup_ms == 60_000
+    assert delay.lost == {B: "p2"}
+
+
+def test_the_member_that_returns_gets_its_task() -> None:
+    delay, _ = after_a_loss()
+    now_one = replace(ONE, owned=frozenset({A, FREE}), generation=2)
+    back = Member("m9", "p2", offset_sums={B: 99_990})
+    delay, decided = step(delay, cluster(now_one, back), 30_000)
+    assert B in decided.active["m9"]
+    assert delay.deadline_ms is None
+
+
+def test_the_waiting_ends_and_a_further_loss_does_not_prolong_it() -> None:
+    delay, _ = after_a_loss()
+    one = replace(ONE, owned=frozenset({A, FREE}), generation=2)
+    delay, decided = step(delay, cluster(one), 40_000)
+    assert decided.followup_ms == 21_000
+    newcomer = Member("m3", "p3")
+    delay, decided = step(delay, cluster(newcomer), 50_000)
+    assert delay.lost == {A: "p1", B: "p2"}
+    assert decided.active == {"m3": {FREE}}
+    delay, decided = step(delay, cluster(replace(newcomer, owned=frozenset({FREE}), generation=4)), 61_000)
+    assert decided.active == {"m3": {A, B, FREE}}
+    assert delay.deadline_ms is None
+    assert delay.lost == {}
+
+
+def test_a_hot_copy_elsewhere_takes_over_at_once() -> None:
+    delay, _ = step(Delay(), cluster(ONE, TWO), 0)
+    _, decided = step(delay, cluster(replace(ONE, offset_sums={B: 99_999})), 1_000)
+    assert decided.active == {"m1": {A, B, FREE}}
+    assert decided.followup_ms is None
+
+
+def test_off_by_default_and_nothing_is_held_back_by_a_new_leader() -> None:
+    delay, _ = step(Delay(), cluster(ONE, TWO), 0, max_delay_ms=0)
+    assert step(delay, cluster(ONE), 1_000, max_delay_ms=0)[1].active == {"m1": {A, B, FREE}}
+    assert step(Delay(), cluster(ONE), 1_000)[1].active == {"m1": {A, B, FREE}}

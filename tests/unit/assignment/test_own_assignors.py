@@ -1,0 +1,132 @@
+"""KIP-924's shape: what an own assignor sees, which answers are refused, what the helpers build."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from everflow.assignment.api import (
+    ApplicationState,
+    AssignmentError,
+    KafkaStreamsAssignment,
+    TaskAssignment,
+    application_state,
+    decide_with,
+    default_standby_assignment,
+    identity_assignment,
+    optimize_rack_aware_standby_tasks,
+)
+from everflow.assignment.cluster_state import RUNNING, AssignmentRules, ClusterState, Member, TaskInfo, validate_assignment
+from everflow.assignment.sticky import StickyTaskAssignor
+from everflow.errors import FatalError
+from everflow.records import TaskId, TopicPartition
+
+A, B, C, FREE = TaskId(0, 0), TaskId(0, 1), TaskId(0, 2), TaskId(1, 0)
+TASKS = {task: TaskInfo(task, (), (TopicPartition("c", task.partition),), True) for task in (A, B, C)} | {FREE: TaskInfo(FREE, ())}
+
+
+def cluster(*members: Member, standbys: int = 0, **rules: object) -> ClusterState:
+    return ClusterState(
+        members, TASKS, dict.fromkeys((A, B, C), 1_000), {}, replace(AssignmentRules(num_standbys=standbys), **rules)
+    )
+
+
+TWO = cluster(
+    Member("m1", "p1", frozenset({A, FREE}), 3, 2, {B: 900}, "r1", {"zone": "a"}, "host:1"),
+    Member("m2", "p2", frozenset({B, C}), 3),
+)
+
+
+@dataclass
+class Fixed:
+    """Answers what it was told to, and notes what it is told."""
+
+    answer: TaskAssignment
+    told: list[AssignmentError] = field(default_factory=list)
+
+    def assign(self, application_state: ApplicationState) -> TaskAssignment:
+        return self.answer
+
+    def on_assignment_computed(self, assignment: TaskAssignment, error: AssignmentError) -> None:
+        self.told.append(error)
+
+
+def on(**given: tuple[set[TaskId], set[TaskId]]) -> TaskAssignment:
+    return TaskAssignment(
+        {one: KafkaStreamsAssignment(frozenset(active), frozenset(standby)) for one, (active, standby) in given.items()}
+    )
+
+
+def test_it_sees_lags_and_what_was_where() -> None:
+    one = application_state(TWO).states["p1"]
+    assert (one.previous_active, one.previous_standby, one.host, one.rack, one.threads) == ({A, FREE}, {B}, "host:1", "r1", 2)
+    assert (one.lag_for(A), one.lag_for(B), one.lag_for(C)) == (RUNNING, 100, 1_000)
+    assert application_state(TWO).states["p2"].previous_tasks_by_lag() == [B, C]
+
+
+def test_an_answer_is_handed_over_in_two_steps() -> None:
+    assignor = Fixed(on(p1=({A, B}, {C}), p2=({C, FREE}, {A})))
+    decided = decide_with(assignor)(TWO)
+    assert decided.active == {"m1": {A}, "m2": {C}}
+    assert decided.withheld == {B, FREE}
+    assert decided.standby == {"m1": {B, C}, "m2": {A}}
+    assert decided.followup_ms == 0
+    assert assignor.told == [AssignmentError.NONE]
+
+
+def test_it_may_ask_for_a_follow_up() -> None:
+    answer = identity_assignment(application_state(TWO))
+    assert decide_with(Fixed(answer))(TWO).followup_ms is None
+    later = TaskAssignment({**answer.assignments, "p1": replace(answer.assignments["p1"], followup_ms=7_000)})
+    assert decide_with(Fixed(later))(TWO).followup_ms == 7_000
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (on(p1=({A, B, C, FREE}, set()), p2=({C}, set())), AssignmentError.ACTIVE_TASK_ASSIGNED_MULTIPLE_TIMES),
+        (on(p1=({A, B, C, FREE}, {A}), p2=(set(), set())), AssignmentError.INVALID_STANDBY_TASK),
+        (on(p1=({A, B, C, FREE}, set()), p2=(set(), {FREE})), AssignmentError.INVALID_STANDBY_TASK),
+        (on(p1=({A, B, C, FREE}, set())), AssignmentError.MISSING_PROCESS_ID),
+        (on(p1=({A, B, C, FREE}, set()), p2=(set(), set()), p3=(set(), set())), AssignmentError.UNKNOWN_PROCESS_ID),
+        (on(p1=({A, B, C, FREE}, {TaskId(9, 9)}), p2=(set(), set())), AssignmentError.UNKNOWN_TASK_ID),
+        (on(p1=({A, B, C}, set()), p2=(set(), set())), AssignmentError.ACTIVE_TASK_NOT_ASSIGNED),
+    ],
+    ids=lambda value: value.name.lower() if isinstance(value, AssignmentError) else "",
+)
+def test_a_wrong_answer_is_refused_and_said(answer: TaskAssignment, error: AssignmentError) -> None:
+    assignor = Fixed(answer)
+    with pytest.raises(FatalError, match="Fixed gave an assignment that cannot be used"):
+        decide_with(assignor)(TWO)
+    assert assignor.told == [error]
+
+
+def test_helpers_build_on_what_is() -> None:
+    state = application_state(replace(TWO, rules=AssignmentRules(num_standbys=1)))
+    same = identity_assignment(state)
+    assert same == on(p1=({A, FREE}, {B}), p2=({B, C}, set()))
+    assert default_standby_assignment(state, same) == on(p1=({A, FREE}, {B, C}), p2=({B, C}, {A}))
+
+
+def test_standbys_are_exchanged_between_racks() -> None:
+    racks = {info.changelogs[0]: frozenset({"r1" if task == A else "r2"}) for task, info in TASKS.items() if info.stateful}
+    members = [Member(f"m{n}", f"p{n}", rack=rack) for n, rack in enumerate(("r1", "r2", "r3"))]
+    state = application_state(replace(cluster(*members, standbys=1, rack_strategy="min_traffic"), racks=racks))
+    before = on(p0=(set(), {B}), p1=(set(), {A}), p2=({A, B, C, FREE}, set()))
+    assert optimize_rack_aware_standby_tasks(state, before) == on(p0=(set(), {A}), p1=(set(), {B}), p2=({A, B, C, FREE}, set()))
+
+
+def test_the_sticky_assignor_keeps_what_is_under_quota() -> None:
+    alone = cluster(Member("m1", "p1", frozenset(TASKS), 1), Member("m2", "p2", offset_sums={B: 10}), standbys=1)
+    decided = decide_with(StickyTaskAssignor())(alone)
+    assert validate_assignment(decided, alone.members, TASKS) == []
+    assert len(decided.active["m1"]) == 2
+    assert decided.withheld == TASKS.keys() - decided.active["m1"]
+    unmoved = decide_with(StickyTaskAssignor())(TWO)
+    assert unmoved.active == {"m1": {A, FREE}, "m2": {B, C}}
+
+
+def test_a_copied_state_folder_is_named() -> None:
+    with pytest.raises(FatalError, match="state folder copied"):
+        application_state(cluster(Member("m1", "p1"), Member("m2", "p1")))
