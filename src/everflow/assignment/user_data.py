@@ -22,6 +22,8 @@ from everflow.records import TaskId
 
 LATEST_VERSION = 2
 OLDEST_VERSION = 2
+UNREAD = -1
+"""As `AssignmentData.answers`: the leader could not read the nonce it would have to repeat."""
 HOSTS_BUDGET_BYTES = 200_000
 """The host map is sent only while all copies of it, one per member, stay below this."""
 
@@ -140,9 +142,9 @@ def encode(data: UserData) -> bytes:
     return _pack(body, data.used_version, data.latest_version)
 
 
-def decode(blob: bytes) -> UserData:
-    """Inverse of `encode`. Raises FutureVersionError (a rolling upgrade: answer it), UserDataError for anything else."""
-    body, used, latest = _unpack(blob, "the member's user data")
+def decode(blob: bytes, latest_version: int = LATEST_VERSION) -> UserData:
+    """Inverse of `encode`, up to ``latest_version``. Raises FutureVersionError (a rolling upgrade: answer it), UserDataError for anything else."""
+    body, used, latest = _unpack(blob, "the member's user data", latest_version)
     try:
         return UserData(
             process_id=_text(body["p"]),
@@ -185,9 +187,9 @@ def encode_assignment(data: AssignmentData) -> bytes:
     return _pack(body, data.version, data.latest_version)
 
 
-def decode_assignment(blob: bytes) -> AssignmentData:
-    """Inverse of `encode_assignment`. Raises FutureVersionError, UserDataError."""
-    body, used, latest = _unpack(blob, "the leader's assignment data")
+def decode_assignment(blob: bytes, latest_version: int = LATEST_VERSION) -> AssignmentData:
+    """Inverse of `encode_assignment`, up to ``latest_version``. Raises FutureVersionError, UserDataError."""
+    body, used, latest = _unpack(blob, "the leader's assignment data", latest_version)
     try:
         hosts = {
             _text(endpoint): HostTasks(tasks_of_runs(active), tasks_of_runs(standby))
@@ -292,12 +294,12 @@ def _pack(body: Mapping[str, Any], used: int, latest: int) -> bytes:
     return _MAGIC + bytes([used, latest]) + packed
 
 
-def _unpack(blob: bytes, what: str) -> tuple[dict[str, Any], int, int]:
+def _unpack(blob: bytes, what: str, newest: int) -> tuple[dict[str, Any], int, int]:
     if blob[:2] != _MAGIC or len(blob) < 4:
         raise UserDataError(f"{what} are not everflow's: another program is in the group; application.id must be its own")
     used, latest = blob[2], blob[3]
-    if used > LATEST_VERSION:
-        says = f"{what} have version {used}, this release reads up to {LATEST_VERSION}: they come from a newer everflow"
+    if used > newest:
+        says = f"{what} have version {used}, this release reads up to {newest}: they come from a newer everflow"
         raise FutureVersionError(says, used, latest)
     if used < OLDEST_VERSION:
         raise UserDataError(f"{what} have version {used}, this release reads {OLDEST_VERSION} and later: upgrade that instance")

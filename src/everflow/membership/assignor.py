@@ -23,6 +23,7 @@ from everflow.assignment.cluster_state import (
 from everflow.assignment.delayed import Delay, hold_back, remember
 from everflow.assignment.user_data import (
     LATEST_VERSION,
+    UNREAD,
     AssignmentData,
     AssignmentError,
     HostTasks,
@@ -198,7 +199,7 @@ class TaskAssignor:
 
     def answer(self, blob: bytes) -> AssignmentData:
         """The leader's bytes, and from now on the newest version that the whole group reads. Raises UserDataError."""
-        data = decode_assignment(blob)
+        data = decode_assignment(blob, self._latest_version)
         self._used_version = min(self._latest_version, data.latest_version)
         if not self._led:  # what another leader decided meanwhile is not remembered here
             self._delay = Delay()
@@ -207,7 +208,7 @@ class TaskAssignor:
 
     def is_stale(self, data: AssignmentData) -> bool:
         """Whether this was decided before this instance's present life: a static member gets its old answer again (KIP-345)."""
-        return data.answers != self._nonce
+        return data.answers not in (self._nonce, UNREAD)
 
     # --- the leader ------------------------------------------------------------------------------------------
 
@@ -235,7 +236,7 @@ class TaskAssignor:
                 error=refusal.error,
                 message=refusal.message,
                 reference=reference if refusal.error is AssignmentError.INCOMPATIBLE_TOPOLOGY else (),
-                answers=screening.nonces.get(member_id, 0),
+                answers=screening.nonces.get(member_id, UNREAD),
             )
             for member_id, refusal in screening.refused.items()
         }

@@ -394,10 +394,10 @@ class GroupMember:
     def _refused(self, data: AssignmentData) -> None:
         """No assignment: whoever keeps running keeps what it has, nobody else was given it."""
         now_ms = self._clock.monotonic_ms()
-        if self._assignor.is_stale(data):
-            self.request_rejoin("the answer was to a former life of this instance")
-        elif data.error is AssignmentError.UNSUPPORTED_VERSION:
+        if data.error is AssignmentError.UNSUPPORTED_VERSION:
             self.request_rejoin(f"the leader reads user data up to version {data.latest_version}")
+        elif self._assignor.is_stale(data):
+            self.request_rejoin("the answer was to a former life of this instance")
         elif data.error is AssignmentError.INCOMPLETE_SOURCE_METADATA and not self._missing_too_long(now_ms):
             with self._asking:
                 self._follow_ups.completed((), (), data.followup_ms, now_ms)

@@ -47,7 +47,7 @@ def screen(members: Mapping[str, bytes], latest_version: int) -> Screening:
     versions = [latest_version]
     for member_id, blob in sorted(members.items()):
         try:
-            readable[member_id] = decode(blob)
+            readable[member_id] = decode(blob, latest_version)
             versions.append(max(readable[member_id].used_version, readable[member_id].latest_version))
         except FutureVersionError as failure:
             refused[member_id] = Refusal(AssignmentError.UNSUPPORTED_VERSION, str(failure))

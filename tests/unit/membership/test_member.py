@@ -9,6 +9,7 @@ import pytest
 
 from everflow.assignment.cluster_state import AssignmentRules
 from everflow.assignment.user_data import (
+    UNREAD,
     AssignmentData,
     AssignmentError,
     HostTasks,
@@ -273,6 +274,12 @@ def test_a_refusal_of_a_former_life_does_not_count(driven: Driven) -> None:
     driven.step()
     assert driven.channel.wanted
     assert driven.alive
+
+
+def test_a_refusal_because_of_unreadable_bytes_always_counts(driven: Driven) -> None:
+    """Such an answer repeats no nonce: taken for an old one, it would be asked for again and again."""
+    (told,) = driven.given(error=AssignmentError.ASSIGNMENT_FAILED, answers=UNREAD)
+    assert isinstance(told, Failed)
 
 
 # --- answers that are errors ------------------------------------------------------------------------------------------

@@ -8,7 +8,16 @@ from dataclasses import replace
 import pytest
 
 from everflow.assignment.cluster_state import RUNNING, Assignment, AssignmentRules, ClusterState, Member
-from everflow.assignment.user_data import AssignmentData, AssignmentError, UserData, decode, decode_assignment, digest, encode
+from everflow.assignment.user_data import (
+    UNREAD,
+    AssignmentData,
+    AssignmentError,
+    UserData,
+    decode,
+    decode_assignment,
+    digest,
+    encode,
+)
 from everflow.clock import ManualClock
 from everflow.kafka.group_channel import Given
 from everflow.membership.assignor import METADATA_RETRY_MS, Claims, Decide, Identity, TaskAssignor
@@ -216,6 +225,7 @@ def test_bytes_that_cannot_be_read_cost_only_their_member_its_tasks() -> None:
         "m2": "ASSIGNMENT_FAILED",
         "m3": "ASSIGNMENT_FAILED",
     }
+    assert told["m2"].answers == told["m3"].answers == UNREAD
     assert "damaged" in told["m2"].message
     assert "another program" in told["m3"].message
     assert told["m1"].active == {TASK_0, TASK_1}
