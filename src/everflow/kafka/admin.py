@@ -167,6 +167,15 @@ class ClusterAdmin:
 
         return self._retry(once, timeout_s, f"describing topics {', '.join(wanted)}")
 
+    def client_ids(self, group: str, timeout_s: float = _REQUEST_S) -> frozenset[str]:
+        """Client ids of a group's members, whatever state the group is in."""
+
+        def once(left: float) -> frozenset[str]:
+            described = self._admin.describe_consumer_groups([group], request_timeout=left)[group].result(left + 1)
+            return frozenset(str(member.client_id) for member in described.members)
+
+        return self._retry(once, timeout_s, f"asking who is in group {group}")
+
     def replica_racks(self, names: Iterable[str], timeout_s: float = _REQUEST_S) -> dict[TopicPartition, frozenset[str]]:
         """Racks of the brokers that hold a replica of each partition of the existing topics; those without a rack are left out."""
         wanted = sorted(set(names))

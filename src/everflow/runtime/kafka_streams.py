@@ -10,13 +10,12 @@ import logging
 import queue
 import signal
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
 from everflow import metrics as names
-from everflow.assignment.user_data import HostTasks
 from everflow.clock import Clock, Deadline, SystemClock
 from everflow.config import StreamsConfig
 from everflow.errors import EverflowError
@@ -32,6 +31,8 @@ from everflow.runtime.copies import Copies
 from everflow.runtime.deferred_offsets import DeferredOffsets
 from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.end_sums import EndSums
+from everflow.runtime.host_map import HostMap
+from everflow.runtime.lost_writers import LostWriters
 from everflow.runtime.partition_racks import PartitionRacks
 from everflow.runtime.queries import InteractiveQueries, QueryPorts, store_queries
 from everflow.runtime.restoration import RestoreListener
@@ -48,6 +49,7 @@ from everflow.runtime.wiring import (
     Ground,
     group_settings,
     job_opener,
+    lost_writers_of,
     new_incarnation,
     racks_of,
     recovery_of,
@@ -103,7 +105,7 @@ class KafkaStreams(InteractiveQueries):
         self._purged: dict[TopicPartition, int] = {}
         self._loop: threading.Thread | None = None
         self._next_purge_ms = 0.0
-        self._hosts: Mapping[str, HostTasks] | None = None
+        self._hosts = HostMap(self._clock)
         self._leave_group: bool | None = None
         self._drain_s = 0.0
         self._hurry = threading.Event()
@@ -118,6 +120,7 @@ class KafkaStreams(InteractiveQueries):
         self._gate: CommitGate | None = None
         self._ends: EndOffsets | None = None
         self._pools: tuple[ThreadPoolExecutor, ...] = ()
+        self._lost_writers: LostWriters | None = None
         self._manager: TaskManager | None = None
 
     # --- what users see --------------------------------------------------------------------------
@@ -246,7 +249,8 @@ class KafkaStreams(InteractiveQueries):
         self._racks = racks_of(ground)
         self._racks.refresh()
         assignor = task_assignor(ground, copies, end_sums, self._racks)
-        member = self._member = GroupMember(group_settings(ground), assignor, self._on_member_event)
+        settings = self._hosts.group = group_settings(ground)
+        member = self._member = GroupMember(settings, assignor, self._on_member_event)
         # 10. The gate: workers ask it before any commit.
         deferred = self._deferred = DeferredOffsets(member.commit)
         backend = GateBackend(
@@ -267,6 +271,7 @@ class KafkaStreams(InteractiveQueries):
         for number in range(config.num_stream_threads):
             self._threads.append(self._stream_thread(ground, ends, number, gate_path, open_job))
         self._manager = self._task_manager(ground, member, updater, copies, deferred)
+        self._lost_writers = lost_writers_of(ground) if config.exactly_once else None
         self._loop = threading.Thread(target=self._run_loop, args=(ground,), name="everflow-instance", daemon=True)
         ends.start()
         for thread in self._threads:
@@ -291,7 +296,7 @@ class KafkaStreams(InteractiveQueries):
             state=lambda: self.state,
             running=lambda: {task.id: task.stores for task in self._running_tasks()},
             copies=lambda: {**updater.stores(), **({} if self._manager is None else self._manager.idle_stores())},
-            hosts=lambda: self._hosts,
+            hosts=self._hosts.hosts,
             ends=lambda partitions: admin.end_offsets(partitions, self._isolation),
         )
 
@@ -419,6 +424,7 @@ class KafkaStreams(InteractiveQueries):
         if isinstance(event, Assigned):
             self._book.own(event.tasks)
             self._events.put(lambda: manager.assigned(event.tasks))
+            self._events.put(self._fence_lost)
         elif isinstance(event, Revoked):
             assert self._member is not None
             self._book.revoke(event.tasks, MemberMetadata(*self._member.metadata()))
@@ -431,7 +437,7 @@ class KafkaStreams(InteractiveQueries):
             self._events.put(lambda: manager.lost(event.tasks))
         elif isinstance(event, Roles):
             self._metrics.add(names.REBALANCES, 1)
-            self._hosts = event.hosts
+            self._hosts.told(event.generation, event.hosts)
             self._events.put(lambda: manager.roles(event.standby, event.warmup))
         elif isinstance(event, Failed):
             self._book.disown_all()
@@ -449,6 +455,12 @@ class KafkaStreams(InteractiveQueries):
     def _on_thread_warm(self) -> None:
         if self._manager is not None:
             self._on_tasks_changed(self._manager.all_running())
+
+    def _fence_lost(self) -> None:
+        """Tasks came: their last owner may have vanished in the middle of a transaction. Runs beside their recovery, which waits
+        for that transaction's end."""
+        if self._lost_writers is not None:
+            self._pools[-1].submit(self._lost_writers.fence_all)
 
     def _on_hot(self, task: TaskId) -> None:
         """On the updater's thread."""

@@ -14,15 +14,18 @@ from everflow.config import StreamsConfig
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.group_channel import GroupSettings
 from everflow.kafka.log_follower import LogFollower
+from everflow.kafka.producer import fence
+from everflow.kafka.transactions import open_transactional_ids
 from everflow.membership.assignor import EndSums, Identity, LocalCopies, PartitionRacks, TaskAssignor
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime import partition_racks
 from everflow.runtime.changelogs import Changelogs
 from everflow.runtime.copies import Copies
+from everflow.runtime.lost_writers import LostWriters
 from everflow.runtime.recovery import Recovery, RecoveryRules
 from everflow.runtime.restoration import ChangelogState, PreparedStore, RestoreListener, prepare_store
 from everflow.runtime.standby_listener import StandbyUpdateListener
-from everflow.runtime.start_up import Blueprint, transactional_id
+from everflow.runtime.start_up import FENCE_TIMEOUT_S, Blueprint, transactional_id
 from everflow.runtime.state_updater import StateUpdater, UpdaterServices
 from everflow.runtime.stream_thread import OpenJob, ThreadSettings
 from everflow.runtime.task_recovery import ClusterRecoveryPorts
@@ -125,7 +128,9 @@ def task_assignor(ground: Ground, copies: LocalCopies, end_sums: EndSums, racks:
     changelogs = {
         index: [f"{config.application_id}-{spec.changelog}" for spec in ground.logged(index)] for index in blueprint.inputs
     }
-    return TaskAssignor(identity, blueprint.inputs, changelogs, copies, end_sums, racks, config.assignment())
+    delay_ms = config.scheduled_rebalance_max_delay_ms
+    rules, clock = config.assignment(), ground.clock
+    return TaskAssignor(identity, blueprint.inputs, changelogs, copies, end_sums, racks, rules, max_delay_ms=delay_ms, clock=clock)
 
 
 def racks_of(ground: Ground) -> partition_racks.PartitionRacks:
@@ -133,6 +138,19 @@ def racks_of(ground: Ground) -> partition_racks.PartitionRacks:
     wanted = ground.config.rack_aware_assignment_strategy != "none"
     topics = {tp.topic for listed in ground.changelogs_of_tasks().values() for tp in listed} | set(ground.blueprint.partitions)
     return partition_racks.PartitionRacks(ground.admin.replica_racks, topics if wanted else (), ground.clock)
+
+
+def lost_writers_of(ground: Ground) -> LostWriters:
+    """Ends what instances that are gone have left open."""
+    config = ground.config
+    client = group_settings(ground).client
+    return LostWriters(
+        config.application_id,
+        ground.directory.process_id,
+        open_ids=lambda: open_transactional_ids(config.bootstrap_servers, client),
+        clients=lambda: ground.admin.client_ids(config.application_id),
+        fence=lambda transactional_id: fence(config.producer(), transactional_id, FENCE_TIMEOUT_S),
+    )
 
 
 # --- stream threads ------------------------------------------------------------------------------

@@ -237,6 +237,11 @@ class Application:
 
     def drain(self) -> None:
         """Wait until all input is committed and the stores have followed."""
+        self.drain_committed()
+        wait_until(self.stores_follow, DRAIN_S, "the stores to hold all that is committed", self.history)
+
+    def drain_committed(self) -> None:
+        """Wait until all input is committed."""
         ends = self.ends(self.inputs(), "read_uncommitted")
 
         def drained() -> bool:
@@ -245,7 +250,6 @@ class Application:
             return all(committed.get(tp, -1) >= end for tp, end in ends.items())
 
         wait_until(drained, DRAIN_S, "all input to be committed", self.history)
-        wait_until(self.stores_follow, DRAIN_S, "the stores to hold all that is committed", self.history)
 
     def stores_follow(self) -> bool:
         for tp in self.changelogs():
