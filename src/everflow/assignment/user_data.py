@@ -143,7 +143,10 @@ def encode(data: UserData) -> bytes:
 
 
 def decode(blob: bytes, latest_version: int = LATEST_VERSION) -> UserData:
-    """Inverse of `encode`, up to ``latest_version``. Raises FutureVersionError (a rolling upgrade: answer it), UserDataError for anything else."""
+    """Inverse of `encode`, up to ``latest_version``.
+
+    Raises FutureVersionError (a rolling upgrade: answer it), UserDataError for anything else.
+    """
     body, used, latest = _unpack(blob, "the member's user data", latest_version)
     try:
         return UserData(
