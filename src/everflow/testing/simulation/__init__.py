@@ -1,0 +1,1 @@
+"""Deterministic simulation of a whole group from one seed: see docs/design/007-simulation.md."""

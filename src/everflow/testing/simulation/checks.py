@@ -1,0 +1,196 @@
+"""The invariants, checked while the simulation runs; each violation is noted with its name and stops the run.
+
+They look at what the simulated world knows to be true (disks, log, who lives), not at what the code under test believes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from everflow.assignment.cluster_state import Assignment, ClusterState
+from everflow.membership.member import Assigned, Failed, Lost, MemberEvent, Revoked
+from everflow.records import TaskId, TopicPartition
+from everflow.runtime.batch import BatchRequest
+from everflow.runtime.task import TaskState
+from everflow.testing.simulation.group_coordinator import GroupCoordinator
+from everflow.testing.simulation.history import History
+from everflow.testing.simulation.instance import SimulatedInstance
+from everflow.testing.simulation.log import Committed, Fold, SimulatedLog, Transaction, fold_of
+from everflow.testing.simulation.settings import SimulationSettings
+
+PAUSE_SLACK_MS = 400.0
+"""Beyond two micro-batches, I4 allows for what lies between them: the poll of the ends, requests, markers of transactions."""
+
+
+class InvariantError(AssertionError):
+    """An invariant does not hold. ``name`` is its name in the design (I1, I3, ...), or ``liveness``."""
+
+    def __init__(self, name: str, what: str, seed: int, at_ms: float, history: str) -> None:
+        super().__init__(f"{name} violated at {at_ms / 1000:.3f} s with seed {seed}: {what}\n{history}")
+        self.name, self.what, self.seed = name, what, seed
+
+
+@dataclass
+class Pause:
+    """The longest time that one task that stayed went without a commit, while it had input."""
+
+    task: TaskId
+    ms: float
+    allowed_ms: float
+    at_ms: float
+
+
+@dataclass
+class _Flow:
+    """Commits of one task by one owner, without a break."""
+
+    owner: str
+    committed_ms: float
+    longest_batch_ms: float
+    disturbed: bool = False
+
+
+@dataclass
+class Checks:
+    """See the module. ``violations`` are (name, what); the simulation raises the first."""
+
+    settings: SimulationSettings
+    history: History
+    coordinator: GroupCoordinator
+    log: SimulatedLog
+    violations: list[tuple[str, str]] = field(default_factory=list)
+    claims: dict[TaskId, dict[str, SimulatedInstance]] = field(default_factory=lambda: defaultdict(dict))
+    batches: int = 0
+    commits: int = 0
+    worst_pause: Pause | None = None
+    records: int = 0
+    _flows: dict[TaskId, _Flow] = field(default_factory=dict)
+
+    # --- I1 ----------------------------------------------------------------------------------------------------------
+
+    def claimed(self, instance: SimulatedInstance, event: MemberEvent) -> None:
+        """I1: within one generation a task is claimed by one living member at most."""
+        name = instance.name
+        if isinstance(event, Assigned):
+            for task in event.tasks:
+                for other in list(self.claims[task].values()):
+                    there = other.member.metadata().generation
+                    member_id = other.member.metadata().member_id  # who was replaced (KIP-345) is no member any more
+                    if other is not instance and there == event.generation and member_id in self.coordinator.members:
+                        self._violated("I1", f"{task} is assigned to {name} while {other.name} has it in generation {there}")
+                self.claims[task][name] = instance
+        elif isinstance(event, Revoked | Lost):
+            for task in event.tasks:
+                self.claims[task].pop(name, None)
+        elif isinstance(event, Failed):
+            for holders in self.claims.values():
+                holders.pop(name, None)
+
+    # --- I5 ----------------------------------------------------------------------------------------------------------
+
+    def decided(self, cluster: ClusterState, assignment: Assignment) -> None:
+        """I1 and I5 on the assignment log: one owner each, and none that is cold while another member's copy is hot."""
+        seen: dict[TaskId, str] = {}
+        for member_id, tasks in assignment.active.items():
+            for task in tasks:
+                if task in seen:
+                    self._violated("I1", f"{task} is given to {seen[task]} and to {member_id}")
+                seen[task] = member_id
+        if cluster.end_sums is None:
+            return
+        acceptable = cluster.rules.acceptable_lag
+        hot: dict[TaskId, set[str]] = defaultdict(set)
+        newest: dict[TaskId, int] = {}
+        for member in cluster.members:
+            for task in member.owned:
+                newest[task] = max(member.generation, newest.get(task, -1))
+        for member in cluster.members:
+            for task in member.owned:
+                if task not in member.offset_sums and member.generation == newest[task]:
+                    hot[task].add(member.member_id)
+            for task, position in member.offset_sums.items():
+                end = cluster.end_sums.get(task, 0)
+                if position <= end + acceptable and end - position <= acceptable and (position > 0 or end == 0):
+                    hot[task].add(member.member_id)
+        for task, member_id in seen.items():
+            end = cluster.end_sums.get(task, 0)
+            if cluster.tasks[task].stateful and end > acceptable and hot[task] and member_id not in hot[task]:
+                self._violated("I5", f"{task} is given to {member_id}, which is cold, while {', '.join(sorted(hot[task]))} is hot")
+
+    # --- I3 ----------------------------------------------------------------------------------------------------------
+
+    def committed(
+        self, before: Mapping[TopicPartition, Committed], after: Mapping[TopicPartition, Committed], transaction: Transaction
+    ) -> None:
+        """I3: each commit goes on where the last one ended, and the store it leaves is the fold of all of the input."""
+        self.commits += 1
+        for tp, offset in after.items():
+            start, end = transaction.ranges[tp]
+            stood = before[tp].offset if tp in before else 0
+            if start != stood:
+                lost = "lost" if start > stood else "counted twice"
+                who = f"{transaction.name} of {transaction.who}"
+                self._violated("I3", f"{tp}: {who} commits [{start}, {end}) but {stood} was committed: {lost}")
+            if offset.offset != end:
+                self._violated("I3", f"{tp}: {transaction.name} commits offset {offset.offset} for the range [{start}, {end})")
+            self.records += end - start
+        for changelog, written in transaction.changes.items():
+            for tp, content in written.content.items():
+                want = fold_of(0, after[tp].offset if tp in after else before[tp].offset if tp in before else 0)
+                if content != want:
+                    self._violated("I3", f"{changelog}: {transaction.who} writes {content}, the fold of {tp} is {want}")
+
+    def stores(self, instances: list[SimulatedInstance]) -> None:
+        """I2: in a group at rest the store of every task is the fold of its committed input."""
+        for instance in instances:
+            for thread in instance.threads:
+                if thread.batch_since_ms is not None:
+                    continue
+                for task in thread.tasks.values():
+                    if task.state is not TaskState.RUNNING:
+                        continue
+                    for place in task.stores:
+                        self._store(instance, place.path.parts[0], instance.disk.store(place.path).content)
+
+    def _store(self, instance: SimulatedInstance, task: str, content: Mapping[TopicPartition, Fold]) -> None:
+        for tp in self.settings.tasks[TaskId.parse(task)]:
+            offset = self.log.decided[tp].offset if tp in self.log.decided else 0
+            if content.get(tp, Fold()) != fold_of(0, offset):
+                held = f"store of {task} on {instance.name} holds {content.get(tp)}"
+                self._violated("I2", f"{held}, not the fold of {tp} up to {offset}")
+
+    # --- I4 ----------------------------------------------------------------------------------------------------------
+
+    def batch(self, instance: SimulatedInstance, request: BatchRequest, duration_ms: float, committed: bool) -> None:
+        """I4: a task that stays is never longer without a commit than two of its micro-batches, whatever the group does."""
+        self.batches += 1
+        now = self.history.now()
+        for context in request.tasks:
+            task = TaskId.parse(context.task)
+            flow = self._flows.get(task)
+            if flow is None or flow.owner != context.incarnation:
+                if committed:
+                    self._flows[task] = _Flow(context.incarnation, now, duration_ms)
+                continue
+            flow.longest_batch_ms = max(flow.longest_batch_ms, duration_ms)
+            if not committed:
+                continue
+            gap, allowed = now - flow.committed_ms, 2 * flow.longest_batch_ms + PAUSE_SLACK_MS + self.settings.input_period_ms
+            if not flow.disturbed:
+                if self.worst_pause is None or gap - allowed > self.worst_pause.ms - self.worst_pause.allowed_ms:
+                    self.worst_pause = Pause(task, gap, allowed, now)
+                if gap > allowed and self.settings.input_rate > 0:
+                    self._violated("I4", f"{task} stayed on {instance.name} and paused for {gap:.0f} ms, allowed {allowed:.0f} ms")
+            self._flows[task] = _Flow(context.incarnation, now, duration_ms)
+
+    def disturbed(self, tasks: frozenset[TaskId] | None = None) -> None:
+        """A fault of another kind hits these tasks (None: all): their present gap says nothing about rebalances."""
+        for task, flow in self._flows.items():
+            if tasks is None or task in tasks:
+                flow.disturbed = True
+
+    def _violated(self, name: str, what: str) -> None:
+        self.history.add("check", f"{name} VIOLATED: {what}")
+        self.violations.append((name, what))

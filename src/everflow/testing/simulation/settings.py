@@ -1,0 +1,91 @@
+"""What a simulation is made of: sizes, rates and time-outs. All times in ms, rates in records a second."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from everflow.config import AssignmentRules
+from everflow.records import TaskId, TopicPartition
+
+APPLICATION = "simulated"
+
+
+@dataclass(frozen=True)
+class SubTopology:
+    """``tasks`` partitions of each of ``inputs`` topics; a stateful one has one store with a changelog."""
+
+    tasks: int
+    stateful: bool = True
+    inputs: int = 1
+
+
+@dataclass(frozen=True)
+class Timings:
+    """How long things take. Ranges are drawn from evenly.
+
+    Attributes:
+        batch_base_ms: fixed part of a micro-batch.
+        batch_rate: records a second beyond that.
+        restore_rate: of one restore thread, and of one state updater.
+        follow_ms: how often a follower hands records to the updater.
+        poll_ms: how often ends of the input are asked for; ``step_ms``: how often the membership looks at its group when
+            nothing calls it.
+    """
+
+    batch_base_ms: tuple[float, float] = (20.0, 80.0)
+    batch_rate: float = 400_000.0
+    restore_rate: float = 400_000.0
+    follow_ms: float = 100.0
+    poll_ms: float = 20.0
+    step_ms: float = 50.0
+    session_timeout_ms: int = 10_000
+    heartbeat_ms: int = 500
+    rebalance_timeout_ms: int = 30_000
+    transaction_timeout_ms: float = 10_000.0
+    initial_delay_ms: float = 0.0
+    network_ms: tuple[float, float] = (0.2, 2.0)
+
+
+@dataclass(frozen=True)
+class SimulationSettings:
+    """A whole simulated application. ``input_rate``: records a second that arrive at every task."""
+
+    subtopologies: tuple[SubTopology, ...] = (SubTopology(12),)
+    threads: int = 2
+    rules: AssignmentRules = field(default_factory=AssignmentRules)
+    timings: Timings = field(default_factory=Timings)
+    input_rate: float = 1_000.0
+    input_period_ms: float = 100.0
+    task_timeout_ms: float = 300_000.0
+
+    @cached_property
+    def topics(self) -> dict[int, tuple[str, ...]]:
+        """Input topics by sub-topology."""
+        return {i: tuple(f"input-{i}-{n}" for n in range(sub.inputs)) for i, sub in enumerate(self.subtopologies)}
+
+    @cached_property
+    def changelogs(self) -> dict[int, tuple[str, ...]]:
+        """Changelog topics by sub-topology."""
+        return {i: (f"{APPLICATION}-store-{i}-changelog",) for i, sub in enumerate(self.subtopologies) if sub.stateful}
+
+    @cached_property
+    def partition_counts(self) -> dict[str, int]:
+        """Of the input topics."""
+        return {topic: self.subtopologies[i].tasks for i, topics in self.topics.items() for topic in topics}
+
+    @cached_property
+    def tasks(self) -> dict[TaskId, tuple[TopicPartition, ...]]:
+        """Every task and its inputs."""
+        return {
+            TaskId(i, p): tuple(TopicPartition(topic, p) for topic in topics)
+            for i, topics in self.topics.items()
+            for p in range(self.subtopologies[i].tasks)
+        }
+
+    def changelog(self, task: TaskId) -> TopicPartition | None:
+        """The task's changelog partition."""
+        names: Mapping[int, tuple[str, ...]] = self.changelogs
+        found = names.get(task.subtopology)
+        return None if found is None else TopicPartition(found[0], task.partition)

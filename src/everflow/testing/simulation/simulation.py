@@ -1,0 +1,362 @@
+"""The simulated world: one seed, a group of instances, faults, time; it stops at the first violated invariant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from everflow.assignment import assignor
+from everflow.assignment.cluster_state import Assignment, ClusterState
+from everflow.errors import EverflowError
+from everflow.records import TaskId
+from everflow.testing.simulation.checks import Checks, InvariantError
+from everflow.testing.simulation.disk import SimulatedDisk
+from everflow.testing.simulation.group_coordinator import GroupCoordinator, GroupState
+from everflow.testing.simulation.history import History
+from everflow.testing.simulation.instance import SimulatedInstance, World
+from everflow.testing.simulation.log import SimulatedLog
+from everflow.testing.simulation.network import Network
+from everflow.testing.simulation.scheduler import Scheduler
+from everflow.testing.simulation.settings import SimulationSettings
+from everflow.testing.simulation.worker import CrashPlan
+
+SHOWN = 60
+"""Entries of the history in an InvariantError."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One decision of a leader."""
+
+    at_ms: float
+    leader: str
+    cluster: ClusterState
+    assignment: Assignment
+
+
+class Simulation:
+    """A group from one seed. Use as a context manager: what still waits at the end is ended.
+
+        with Simulation(SimulationSettings(), seed=7) as group:
+            group.add(3)
+            group.settle(60_000)
+            group.kill("i1")
+            group.settle(120_000)
+
+    Every method runs at the present virtual time; only `run_for` and `settle` let time pass. They raise InvariantError.
+    """
+
+    def __init__(
+        self,
+        settings: SimulationSettings,
+        seed: int,
+        history_file: Path | None = None,
+        decide: Callable[[ClusterState], Assignment] = assignor.assign,
+    ) -> None:
+        self.settings, self.seed = settings, seed
+        self._history_file = history_file
+        self._decide = decide
+        random = Random(seed)
+        self.random = random
+        self.scheduler = Scheduler()
+        self.history = History(lambda: self.scheduler.now_ms)
+        self.coordinator = GroupCoordinator(self.scheduler, self.history, settings.timings.initial_delay_ms)
+        self.log = SimulatedLog(self.scheduler, self.history, self.coordinator, random)
+        self.checks = Checks(settings, self.history, self.coordinator, self.log)
+        self.log.on_commit = self.checks.committed
+        self.decisions: list[Decision] = []
+        self.instances: dict[str, SimulatedInstance] = {}
+        self.expected_failures: set[str] = set()
+        """Instances that may fail, e.g. because they are fenced."""
+        self.paused_task_ms = 0.0
+        """Summed over all tasks: time in which a task ran nowhere, since it first ran."""
+        self._running: dict[TaskId, int] = {}
+        self._runs_on: dict[str, frozenset[TaskId]] = {}
+        self._not_running = 0
+        self._counted_ms = 0.0
+        self._disks = 0
+        self._lives = 0
+        self._input_rest = 0.0
+        self._growing = True
+        self.world = World(
+            settings,
+            self.scheduler,
+            self.history,
+            random,
+            Network(self.scheduler, random, settings.timings.network_ms),
+            self.coordinator,
+            self.log,
+            [1.0],
+            [True],
+            self._decided,
+            self.checks.claimed,
+            self._ran,
+            self.checks.batch,
+            self._failed,
+        )
+        self.scheduler.after(0, self._grow)
+
+    def __enter__(self) -> Simulation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End everything that still waits; write the history where it was asked for."""
+        self.scheduler.close()
+        if self._history_file is not None:
+            self.history.write(self._history_file)
+
+    # --- instances ---------------------------------------------------------------------------------------------------
+
+    def add(self, count: int = 1, *, static: bool = False, version: int | None = None) -> list[SimulatedInstance]:
+        """Start new instances with empty disks."""
+        return [self._start(f"i{len(self.instances) + 1}", None, static, version) for _ in range(count)]
+
+    def _start(self, name: str, disk: SimulatedDisk | None, static: bool, version: int | None) -> SimulatedInstance:
+        if disk is None:
+            self._disks += 1
+            disk = SimulatedDisk(f"p{self._disks:04d}")
+        self._lives += 1
+        instance = SimulatedInstance(self.world, name, disk, self._lives, name if static else None, version)
+        self.instances[name] = instance
+        instance.start()
+        return instance
+
+    def restart(self, name: str, *, with_disk: bool = True, version: int | None = None) -> SimulatedInstance:
+        """A dead or ended instance starts again, on its own disk or on an empty one."""
+        before = self.instances[name]
+        if before.process.alive:
+            raise ValueError(f"{name} still lives")
+        disk = before.disk if with_disk else None
+        return self._start(name, disk, before.instance_id is not None, version if version is not None else before.version)
+
+    def impostor(self, name: str) -> SimulatedInstance:
+        """A second process with the ``group.instance.id`` of one that lives, on a disk of its own."""
+        former = self.instances.pop(name)
+        self.instances[f"{name}-former"] = former
+        return self._start(name, None, True, former.version)
+
+    def live(self) -> list[SimulatedInstance]:
+        """Instances that run and are not on their way out."""
+        return [instance for instance in self.instances.values() if instance.process.alive and not instance.closing]
+
+    def present(self) -> list[SimulatedInstance]:
+        """Instances whose process lives, those that drain included."""
+        return [instance for instance in self.instances.values() if instance.process.alive and not instance.ended]
+
+    # --- faults ------------------------------------------------------------------------------------------------------
+
+    def kill(self, name: str) -> None:
+        """SIGKILL: nothing is said, the session runs out."""
+        self._disturb(name)
+        self.instances[name].kill()
+
+    def pause(self, name: str, ms: float) -> None:
+        """The whole process stands still (garbage collection, a stopped virtual machine)."""
+        instance = self.instances[name]
+        self._disturb(name)
+        self.history.add("fault", f"{name} stands still for {ms:.0f} ms")
+        instance.process.paused_until_ms = max(instance.process.paused_until_ms, self.scheduler.now_ms + ms)
+        self._ran(instance, frozenset())
+
+        def awake() -> None:
+            self._ran(instance, instance.running())
+            self._disturb(name)
+
+        self.scheduler.after(ms, awake, instance.process)
+
+    def stall_batch(self, name: str, thread: int, ms: float) -> None:
+        """The next batch of a stream thread takes that much longer; the rest of the instance goes on."""
+        self._disturb(name)
+        self.history.add("fault", f"next batch of {name}/t{thread} takes {ms:.0f} ms longer")
+        self.instances[name].workers.crashes[thread] = CrashPlan(delay_ms=ms)
+
+    def crash_worker(self, name: str, thread: int, point: str) -> None:
+        """The worker of the next batch dies at a crash point (`worker.POINTS`)."""
+        self._disturb(name)
+        self.history.add("fault", f"worker of {name}/t{thread} dies at {point}")
+        self.instances[name].workers.crashes[thread] = CrashPlan(point=point)
+
+    def fail_over(self, outage_ms: float) -> None:
+        """The group's coordinator moves."""
+        self.checks.disturbed()
+        self.coordinator.fail_over(outage_ms)
+        self.scheduler.after(outage_ms + 200.0, self.checks.disturbed)
+
+    def lose_brokers(self, ms: float) -> None:
+        """No broker answers readers and producers that begin something; the group's coordinator is away too."""
+        self.history.add("fault", f"the brokers are away for {ms:.0f} ms")
+        self.log.available = False
+        if self.coordinator.available:
+            self.fail_over(ms)
+        self.checks.disturbed()
+        self.scheduler.after(ms, lambda: setattr(self.log, "available", True))
+        self.scheduler.after(ms + 1_000.0, self.checks.disturbed)
+
+    def jump_clock(self, name: str, ms: float) -> None:
+        """The wall clock of an instance jumps, forwards or backwards."""
+        self.history.add("fault", f"the clock of {name} jumps by {ms:.0f} ms")
+        self.instances[name].process.wall_offset_ms += ms
+
+    def slow_restores(self, factor: float, ms: float) -> None:
+        """Every replay of a changelog is slower for a while."""
+        self.history.add("fault", f"restores are {factor:g} times slower for {ms:.0f} ms")
+        self.world.restore_slowdown[0] = factor
+        self.scheduler.after(ms, lambda: self.world.restore_slowdown.__setitem__(0, 1.0))
+
+    def hide_end_sums(self, ms: float) -> None:
+        """Leaders cannot read the ends of changelogs for a while (X2)."""
+        self.history.add("fault", f"end sums cannot be read for {ms:.0f} ms")
+        self.world.end_sums_known[0] = False
+        self.scheduler.after(ms, lambda: self.world.end_sums_known.__setitem__(0, True))
+
+    def close_instance(self, name: str, leave_group: bool | None = None, drain_ms: float | None = 60_000.0) -> None:
+        """A clean stop; dynamic members drain and leave."""
+        self._disturb(name)
+        self.instances[name].close(leave_group, drain_ms)
+
+    def _disturb(self, name: str) -> None:
+        instance = self.instances.get(name)
+        if instance is not None:
+            self.checks.disturbed(instance.running() | instance.assigned)
+
+    # --- time --------------------------------------------------------------------------------------------------------
+
+    @property
+    def now_ms(self) -> float:
+        return self.scheduler.now_ms
+
+    def run_for(self, ms: float) -> None:
+        """Let virtual time pass. Raises InvariantError at the first violation."""
+        end = self.scheduler.now_ms + ms
+        while self.scheduler.step(end):
+            if self.checks.violations:
+                self._raise(*self.checks.violations[0])
+        self.scheduler.now_ms = max(self.scheduler.now_ms, end)
+
+    def settle(self, within_ms: float, check_ms: float = 250.0) -> float:
+        """Run until the group is at the assignor's ideal and every task runs; virtual ms it took. InvariantError (``liveness``) if
+        that takes longer than ``within_ms``."""
+        began = self.scheduler.now_ms
+        while not self.balanced():
+            if self.scheduler.now_ms - began > within_ms:
+                self._raise("liveness", f"the group did not come to rest within {within_ms / 1000:g} s: {self.restless()}")
+            self.run_for(check_ms)
+        self.checks.stores(self.live())
+        if self.checks.violations:
+            self._raise(*self.checks.violations[0])
+        return self.scheduler.now_ms - began
+
+    def balanced(self) -> bool:
+        """No movement left, nothing withheld, every task runs once."""
+        return self.restless() == ""
+
+    def restless(self) -> str:
+        """What is still missing for `balanced`; "" if nothing is."""
+        if self.coordinator.state is not GroupState.STABLE:
+            return f"the group is {self.coordinator.state.value}"
+        if not self.decisions:
+            return "nothing was assigned yet"
+        last = self.decisions[-1].assignment
+        if last.movements or last.withheld:
+            return f"{last.movements} movements and {len(last.withheld)} withheld tasks in the last assignment"
+        live = self.present()
+        unsettled = [instance.name for instance in live if not instance.settled or instance.closing]
+        if unsettled:
+            return f"{', '.join(unsettled[:5])} ({len(unsettled)}) not settled"
+        places = [task for instance in live for task in instance.running()]
+        missing = set(self.settings.tasks) - set(places)
+        if missing or len(places) != len(self.settings.tasks):
+            return f"{len(places)} tasks run, {len(self.settings.tasks)} should; missing {sorted(missing)[:5]}"
+        ideal = {task for tasks in last.target.values() for task in tasks}
+        return "" if ideal == set(places) else "the ideal has other tasks"
+
+    def require_progress(self, within_ms: float) -> None:
+        """Every task commits something new. InvariantError (``liveness``) otherwise."""
+        inputs = [tp for tps in self.settings.tasks.values() for tp in tps]
+        before = {tp: self.log.decided[tp].offset if tp in self.log.decided else -1 for tp in inputs}
+        end = self.scheduler.now_ms + within_ms
+        waiting = set(inputs)
+        while waiting:
+            if self.scheduler.now_ms > end:
+                self._raise("liveness", f"nothing committed within {within_ms:.0f} ms: {', '.join(map(str, sorted(waiting)[:5]))}")
+            self.run_for(250.0)
+            waiting = {tp for tp in waiting if tp not in self.log.decided or self.log.decided[tp].offset <= before[tp]}
+
+    def backlog(self, records: int) -> None:
+        """Write records into every input at once."""
+        for tps in self.settings.tasks.values():
+            for tp in tps:
+                self.log.grow(tp, records)
+
+    def count_pauses(self) -> float:
+        """Task-milliseconds in which tasks ran nowhere, until now."""
+        self._account()
+        return self.paused_task_ms
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _grow(self) -> None:
+        period = self.settings.input_period_ms
+        self._input_rest += self.settings.input_rate * period / 1000
+        records, self._input_rest = int(self._input_rest), self._input_rest % 1
+        if records:
+            self.backlog(records)
+        self.scheduler.after(period, self._grow)
+
+    def _decided(self, leader: str, cluster: ClusterState) -> Assignment:
+        assignment = self._decide(cluster)
+        self.decisions.append(Decision(self.scheduler.now_ms, leader, cluster, assignment))
+        del self.decisions[:-1000]
+        self.history.add(leader, _summary(assignment, cluster))
+        self.checks.decided(cluster, assignment)
+        return assignment
+
+    def _ran(self, instance: SimulatedInstance, running: frozenset[TaskId]) -> None:
+        before = self._runs_on.get(instance.name, frozenset())
+        if running == before:
+            return
+        self._account()
+        self._runs_on[instance.name] = running
+        for task in running - before:
+            count = self._running.get(task)
+            if count == 0:
+                self._not_running -= 1
+            self._running[task] = (count or 0) + 1
+        for task in before - running:
+            self._running[task] -= 1
+            if self._running[task] == 0:
+                self._not_running += 1
+
+    def _account(self) -> None:
+        self.paused_task_ms += self._not_running * (self.scheduler.now_ms - self._counted_ms)
+        self._counted_ms = self.scheduler.now_ms
+
+    def _failed(self, instance: SimulatedInstance, error: EverflowError) -> None:
+        if instance.name not in self.expected_failures:
+            self.checks.violations.append(("survival", f"{instance.name} stopped: [{error.code}] {error}"))
+
+    def _raise(self, name: str, what: str) -> None:
+        if self._history_file is not None:
+            self.history.write(self._history_file)
+        raise InvariantError(name, what, self.seed, self.scheduler.now_ms, self.history.text(SHOWN))
+
+
+def _summary(assignment: Assignment, cluster: ClusterState) -> str:
+    active: Mapping[str, frozenset[TaskId]] = assignment.active
+    shown = "; ".join(f"{member_id}: {_run(tasks)}" for member_id, tasks in sorted(active.items())[:6])
+    warm = "; ".join(f"{member_id}: {_run(tasks)}" for member_id, tasks in sorted(assignment.warmup.items())[:6] if tasks)
+    more = "" if len(active) <= 6 else f" and {len(active) - 6} members more"
+    ends = "" if cluster.end_sums is not None else ", ends unknown"
+    return (
+        f"assigns {shown}{more}; withheld {_run(assignment.withheld)}; warm-ups {warm or 'none'}; "
+        f"{assignment.movements} movements left{ends}"
+    )
+
+
+def _run(tasks: frozenset[TaskId]) -> str:
+    return ",".join(map(str, sorted(tasks)[:8])) + (f"+{len(tasks) - 8}" if len(tasks) > 8 else "") or "-"

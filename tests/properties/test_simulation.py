@@ -1,0 +1,170 @@
+"""The real membership, assignor, task and commit code in a simulated world. A failure prints seed, scenario and history.
+
+`EVERFLOW_SIMULATIONS=1000` runs so many seeds instead of a few; the seeds that once found something are always run.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from everflow.assignment import assignor
+from everflow.assignment.cluster_state import Assignment, AssignmentRules, ClusterState
+from everflow.assignment.user_data import LATEST_VERSION
+from everflow.testing.simulation.checks import InvariantError
+from everflow.testing.simulation.scenario import Scenario, draw, run
+from everflow.testing.simulation.settings import SimulationSettings, SubTopology, Timings
+from everflow.testing.simulation.simulation import Simulation
+
+SEEDS = range(int(os.environ.get("EVERFLOW_SIMULATIONS", "12")))
+# Each of them has found a fault: a standby that began cold and was hot after one round told nobody (18).
+FOUND = (18,)
+
+SMALL = SimulationSettings((SubTopology(8), SubTopology(4, stateful=False)), rules=AssignmentRules(num_standbys=0))
+WITH_STATE = 200_000
+
+
+@pytest.mark.parametrize("seed", sorted({*SEEDS, *FOUND}))
+def test_whatever_happens_nothing_is_lost_and_the_group_comes_to_rest(seed: int) -> None:
+    outcome = run(draw(seed))
+    assert outcome.commits > 0
+
+
+def test_one_seed_gives_one_history() -> None:
+    scenario: Scenario = draw(5)
+    first, second, other = run(scenario), run(scenario), run(replace(scenario, seed=6))
+    assert first == second
+    assert first.digest != other.digest
+
+
+def grown(group: Simulation, instances: int, records: int = WITH_STATE, static: bool = False) -> None:
+    """A balanced group whose stores hold something."""
+    group.add(instances, static=static)
+    group.settle(60_000)
+    group.backlog(records)
+    group.run_for(10_000)
+    group.settle(120_000)
+
+
+def test_scaling_out_plants_warm_ups_and_no_task_pauses_for_its_restore() -> None:
+    with Simulation(SMALL, seed=11) as group:
+        grown(group, 1)
+        paused = group.count_pauses()
+        group.add(1)
+        took = group.settle(120_000)
+        warmed = {task for decision in group.decisions for tasks in decision.assignment.warmup.values() for task in tasks}
+        assert len(warmed) >= 4, group.history.text(60)
+        # 6 of the 12 tasks move; each is down for two rebalances and the tail of its changelog, not for its restore.
+        assert (group.count_pauses() - paused) / 6 < 2_500, group.history.text(60)
+        assert took < 60_000
+        assert group.checks.worst_pause is not None
+
+
+def test_an_assignor_that_forgets_warm_ups_is_caught() -> None:
+    def cold(cluster: ClusterState) -> Assignment:
+        return assignor.assign(replace(cluster, rules=replace(cluster.rules, acceptable_lag=1 << 60)))
+
+    with Simulation(SMALL, seed=11, decide=cold) as group:
+        grown(group, 1)
+        group.add(1)
+        with pytest.raises(InvariantError, match="I5 violated") as caught:
+            group.settle(120_000)
+        assert "seed 11" in str(caught.value)
+        assert "assigns" in str(caught.value)
+
+
+def test_a_static_bounce_leaves_the_generation_and_everyone_else_alone() -> None:
+    with Simulation(SMALL, seed=3) as group:
+        grown(group, 3, static=True)
+        generation = group.coordinator.generation
+        for name in ("i1", "i2", "i3"):
+            group.close_instance(name)
+            group.run_for(2_000)
+            assert not group.instances[name].process.alive
+            group.restart(name)
+            group.settle(20_000)
+            group.require_progress(10_000)
+        assert group.coordinator.generation == generation, group.history.text(60)
+
+
+def test_a_static_member_with_an_empty_disk_does_not_get_its_tasks_cold() -> None:
+    settings = replace(SMALL, rules=AssignmentRules(num_standbys=1))
+    with Simulation(settings, seed=4) as group:
+        grown(group, 2, static=True)
+        group.kill("i1")
+        group.run_for(1_000)
+        group.restart("i1", with_disk=False)
+        group.settle(120_000)
+        group.require_progress(10_000)
+
+
+def test_two_instances_with_one_instance_id_the_older_is_fenced_and_says_so() -> None:
+    with Simulation(SMALL, seed=8) as group:
+        grown(group, 2, static=True)
+        older = group.instances["i2"]
+        group.expected_failures.add("i2")
+        group.impostor("i2")
+        group.run_for(20_000)
+        assert older.error is not None
+        assert "group.instance.id" in str(older.error)
+        group.settle(60_000)
+
+
+def test_scaling_in_drains_first_and_nothing_is_restored_cold() -> None:
+    with Simulation(SMALL, seed=21) as group:
+        grown(group, 3)
+        paused = group.count_pauses()
+        group.close_instance("i2")
+        group.run_for(3_000)
+        group.settle(120_000)
+        assert group.count_pauses() - paused < 4 * 2_500, group.history.text(60)
+        group.require_progress(10_000)
+
+
+def test_a_process_that_stood_still_beyond_its_session_is_fenced_and_comes_back() -> None:
+    with Simulation(SMALL, seed=31) as group:
+        grown(group, 2)
+        group.pause("i1", 25_000)
+        group.run_for(24_000)
+        assert len(group.coordinator.members) == 1
+        group.run_for(10_000)
+        group.settle(120_000)
+        group.require_progress(10_000)
+
+
+def test_a_batch_that_wakes_up_after_its_task_went_away_and_came_back_commits_nothing() -> None:
+    settings = replace(SMALL, timings=Timings(rebalance_timeout_ms=5_000))
+    with Simulation(settings, seed=33) as group:
+        grown(group, 2)
+        for thread in (0, 1):
+            group.stall_batch("i1", thread, 40_000)
+        group.add(1)  # the rebalance does not wait for it: the member is dropped
+        group.run_for(60_000)
+        group.settle(120_000)
+        woken = [entry for entry in group.history.entries if entry.who == "i1" and entry.at_ms > 50_000 and "batch" in entry.what]
+        assert any("aborted: ownership-changed" in entry.what for entry in woken), group.history.text(60)
+
+
+def test_a_rolling_upgrade_to_a_newer_version_of_user_data_needs_no_setting() -> None:
+    with Simulation(SMALL, seed=41) as group:
+        grown(group, 3)
+        for name in ("i1", "i2", "i3"):
+            group.close_instance(name, leave_group=False)
+            group.run_for(1_000)
+            group.restart(name, version=LATEST_VERSION + 1)
+            group.run_for(5_000)
+            group.require_progress(60_000)
+        group.settle(120_000)
+
+
+def test_what_is_hidden_from_the_leader_moves_nothing() -> None:
+    with Simulation(SMALL, seed=51) as group:
+        grown(group, 2)
+        before = {instance.name: instance.running() for instance in group.live()}
+        group.hide_end_sums(8_000)
+        group.add(1)
+        group.run_for(6_000)
+        assert {name: group.instances[name].running() for name in before} == before
+        group.settle(120_000)
