@@ -84,3 +84,14 @@ def test_the_readers_of_exact_ranges_never_skip_what_is_gone() -> None:
     for settings in (config.consumer(), config.main_consumer()):
         assert settings["fetch.min.bytes"] == 7
         assert not {"auto.offset.reset", "enable.partition.eof"} & settings.keys()
+
+
+def test_the_assignors_rules_and_the_tags_are_carved_out() -> None:
+    keys = {"client.tag.zone": "a", "rack.aware.assignment.tags": "zone, cluster,", "rack.aware.assignment.traffic_cost": "7"}
+    config = StreamsConfig(**BASE, client_tag_cluster="k", num_standby_replicas=1, **keys)
+    assert config.tags() == {"zone": "a", "cluster": "k"}
+    rules = config.assignment()
+    assert (rules.rack_tags, rules.traffic_cost, rules.non_overlap_cost) == (("zone", "cluster"), 7, None)
+    assert (rules.num_standbys, rules.acceptable_lag, rules.max_warmups) == (1, 10_000, 2)
+    with pytest.raises(ConfigError, match="non"):
+        StreamsConfig(**BASE, **{"rack.aware.assignment.non_overlap_cost": -1})
