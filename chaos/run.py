@@ -3,7 +3,7 @@
 Usage: ``chaos/run.py [--rounds N] [--seed N] [--matrix] [--json FILE]``. The faults are drawn from the seed before anything runs:
 who is killed (a Python worker, the driver, Spark's JVM, the broker), and when (at a named point of a micro-batch, or at a random
 moment). ``--matrix`` takes every process at every named point once instead.
-Ends with 1 if anything was lost, doubled, wrong or wiped.
+Ends with 1 if anything was lost, doubled, wrong or wiped. ``chaos/run.py elastic`` lets instances come and go: `chaos.elastic`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 # A chaos round needs the same instance, and the same looks into it, as the crash tests.
-sys.path[:0] = [str(ROOT / "tests" / "integration" / "crash")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "integration" / "crash")]
 
 from crash_instance import PARTITIONS, Application, kill  # noqa: E402
 from crash_topologies import copies_topic, counts_topic  # noqa: E402
@@ -190,6 +190,10 @@ def run(faults: list[Fault], seed: int) -> Report:
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["elastic"]:
+        from chaos import elastic
+
+        return elastic.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="./run chaos", description="kill -9 under load, then check the books")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=None, help="default: drawn, and printed")

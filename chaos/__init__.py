@@ -1,0 +1,1 @@
+"""Faults against real instances under load; afterwards every output and every store is checked."""

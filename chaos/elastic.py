@@ -1,0 +1,329 @@
+"""Instances come and go under load, cleanly and not; then the books, the stores and the assignment log are checked (issue 4).
+
+``./run chaos elastic [--keys N] [--rate R] [--scale 1,2,3,1] [--bounces N] [--kills N] [--seed N] [--json FILE]``. Three parts, one
+load through all of them: the group grows and shrinks step by step; static members are bounced one after the other; then random
+instances are killed (-9), with their whole tree of processes or the driver alone, and come back on their own disk, soon or late.
+Everything random is drawn from the seed before anything runs. Ends with 1 unless all of it is clean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from bench.topics import GroupProgress, end_offsets
+from crash_topologies import COUNTS, copies_topic, counts_topic, input_topic
+
+from chaos.assignment_log import Rules, Verdict, judge
+from chaos.elastic_accounts import Books, Load, check_outputs, check_stores
+from chaos.elastic_group import Group, Observer
+from everflow.testing.broker import EmbeddedBroker
+
+APPLICATION = "elastic"
+FILL_S = 600.0
+DRAIN_S = 300.0
+LONGEST_AWAY_S = 15.0
+HOT_LAG = 10_000
+SLACK_S = 5.0
+MARKERS_PER_S = 20.0
+MICRO_BATCH_S = 1.0
+TOLERANCE_S = 1.0
+"""A task that stays may pause for two micro-batches. One takes 0.05 s on an idle machine; here Spark sessions start beside it on
+the same cores, and then it takes up to a second. The tolerance is for what the machine does between two of them."""
+REMARKS_SHOWN = 40
+
+
+@dataclass(frozen=True)
+class Kill:
+    """SIGKILL of an instance: the whole tree of processes, or the driver alone; it comes back ``away_s`` later."""
+
+    instance: int
+    whole: bool
+    away_s: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``scale``: sizes of the group in the first part. ``members``: instances in the two other parts. ``static`` members from the
+    first moment to the last, otherwise dynamic ones grow, shrink and are killed. ``rate`` in records/s."""
+
+    keys: int = 1_000_000
+    rate: float = 200.0
+    scale: tuple[int, ...] = (1, 2, 3, 1)
+    bounces: int = 20
+    kills: int = 20
+    members: int = 3
+    partitions: int = 6
+    seed: int = 0
+    static: bool = False
+
+    @property
+    def hot_lag(self) -> int:
+        """``acceptable.recovery.lag``: small enough that an empty copy is never hot."""
+        return min(HOT_LAG, max(50, self.keys // self.partitions // 10))
+
+    def draw_kills(self) -> list[Kill]:
+        """From the seed."""
+        chance = random.Random(self.seed)
+        return [
+            Kill(chance.randint(1, self.members), chance.random() < 0.5, round(chance.uniform(0.0, LONGEST_AWAY_S), 1))
+            for _ in range(self.kills)
+        ]
+
+    def leavers(self) -> random.Random:
+        """Who leaves at a step down."""
+        return random.Random(self.seed + 1)
+
+
+@dataclass
+class Report:
+    """The result in the format of all chaos runs, and what this one is about."""
+
+    rounds: int
+    seed: int
+    faults: dict[str, int] = field(default_factory=dict)
+    lost: int = 0
+    duplicated: int = 0
+    stores_wrong: int = 0
+    stores_wiped: int = 0
+    longest_pause_s: float = 0.0
+    pauses_too_long: int = 0
+    cold_handovers: int = 0
+    two_actives: int = 0
+    generations_changed_in_bounces: int = 0
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        wrong = self.lost or self.duplicated or self.stores_wrong or self.stores_wiped or self.pauses_too_long
+        return not (wrong or self.cold_handovers or self.two_actives or self.generations_changed_in_bounces)
+
+
+class ElasticRun:
+    """One run of a plan; `run` once."""
+
+    def __init__(self, plan: Plan, broker: EmbeddedBroker, folder: Path, name: str = APPLICATION) -> None:
+        self.plan, self.broker, self.name = plan, broker, name
+        self.report = Report(0, plan.seed)
+        settings = {
+            "acceptable.recovery.lag": plan.hot_lag,
+            "drain.timeout.ms": 120_000,
+            "task.timeout.ms": 300_000,
+            "rebalance.timeout.ms": 60_000,
+        }
+        self.group = Group(name, broker.bootstrap_servers, folder, plan.partitions, settings)
+        self.load = Load(broker.bootstrap_servers, name, plan.keys, plan.rate)
+        self.observer = Observer(broker.bootstrap_servers, f"{name}-{COUNTS}-changelog", plan.partitions)
+        self._files: dict[tuple[int, int], tuple[Path, int]] = {}
+        self._owners: dict[int, int] = {}
+
+    def run(self) -> Report:
+        """All parts, then the checks."""
+        for topic in (input_topic(self.name), copies_topic(self.name), counts_topic(self.name)):
+            self.broker.create_topic(topic, self.plan.partitions)
+        self.observer.start()
+        try:
+            self._scale()
+            if self.plan.bounces:
+                self._become(static=True)
+                self._bounce()
+            if self.plan.kills:
+                self._become(static=self.plan.static)
+                self._kill()
+            self._finish()
+        finally:
+            self.group.close()
+            self.observer.stop()
+        self._check()
+        return self.report
+
+    # --- the parts -------------------------------------------------------------------------------
+
+    def _scale(self) -> None:
+        chance = self.plan.leavers()
+        self._start(1, self.plan.static, standbys=0)
+        self.group.wait_balanced(0)
+        began = time.monotonic()
+        self.load.fill()
+        self._wait_committed(FILL_S)
+        print(f"{self.plan.keys:,} keys counted in {time.monotonic() - began:.0f} s", flush=True)
+        self.load.start()
+        for before, after in pairwise(self.plan.scale):
+            while len(self.group.living()) < after:
+                new = min({*range(1, after + 1)} - {process.instance for process in self.group.living()})
+                with self._round("scale-out", f"instance {new} joins"):
+                    self._start(new, self.plan.static, standbys=0)
+                    self.group.wait_balanced(0)
+            while len(self.group.living()) > after:
+                gone = chance.choice([process.instance for process in self.group.living()])
+                with self._round("scale-in", f"instance {gone} leaves ({before} to {after})"):
+                    self.group.leave(gone)
+                    self._note_files()
+                    self.group.wait_balanced(0)
+
+    def _become(self, static: bool) -> None:
+        """The members of the next part, one after the other: further steps out and in, with standbys from here on."""
+        for instance in range(1, self.plan.members + 1):
+            here = [process for process in self.group.living() if process.instance == instance]
+            if here and self.plan.static:
+                continue
+            if here:
+                with self._round("scale-in", f"instance {instance} leaves"):
+                    self.group.leave(instance)
+                    self._note_files()
+                    self.group.wait_spread()
+            with self._round("scale-out", f"instance {instance} joins as a {'static' if static else 'dynamic'} member"):
+                self._start(instance, static, standbys=1)
+                self.group.wait_spread()
+        self.group.wait_balanced(0 if self.plan.static else 1)
+
+    def _bounce(self) -> None:
+        for number in range(self.plan.bounces):
+            instance = 1 + number % self.plan.members
+            settings, before = self.group.of(instance).settings, self.group.generation()
+            with self._round("bounce", f"instance {instance}, generation {before}"):
+                self.group.stop(instance)
+                self._note_files()
+                self.group.start(instance, **settings)
+                self.group.wait_balanced(0 if self.plan.static else 1)
+            after = self.group.generation()
+            if after != before:
+                self.report.generations_changed_in_bounces += 1
+                self.report.remarks.append(f"bounce {number + 1} of instance {instance}: generation {before} became {after}")
+
+    def _kill(self) -> None:
+        for kill in self.plan.draw_kills():
+            settings = self.group.of(kill.instance).settings
+            kind = "kill-host" if kill.whole else "kill-driver"
+            with self._round(kind, f"instance {kill.instance}, back after {kill.away_s} s"):
+                self.group.kill(kill.instance, kill.whole)
+                self._note_files()
+                back_s = time.monotonic() + kill.away_s
+                self.group.wait("its return", lambda until=back_s: time.monotonic() >= until, LONGEST_AWAY_S + 60)
+                self.group.start(kill.instance, **settings)
+                self.group.wait_balanced(0 if self.plan.static else 1)
+
+    def _finish(self) -> None:
+        self.load.stop()
+        self._wait_committed(DRAIN_S)
+        self._owners = {
+            int(task.split("_")[1]): process.instance for process in self.group.living() for task in process.view().active
+        }
+        for process in self.group.living():
+            self.group.stop(process.instance)
+        self._note_files()
+
+    # --- small things ----------------------------------------------------------------------------
+
+    def _start(self, instance: int, static: bool, standbys: int) -> None:
+        settings: dict[str, Any] = {"num.standby.replicas": 0 if self.plan.static else standbys}
+        if static:
+            settings |= {"group.instance.id": f"static-{instance}", "session.timeout.ms": 60_000}
+        else:
+            settings |= {"session.timeout.ms": 10_000}
+        self.group.start(instance, **settings)
+
+    def _round(self, kind: str, what: str) -> _Round:
+        return _Round(self, kind, what)
+
+    def _wait_committed(self, timeout_s: float) -> None:
+        ends = end_offsets(self.broker.bootstrap_servers, input_topic(self.name))
+        progress = GroupProgress(self.broker.bootstrap_servers, self.name, input_topic(self.name), ends)
+        try:
+            total = progress.total_records()
+            self.group.wait("all input to be committed", lambda: progress.committed_records() >= total, timeout_s)
+        finally:
+            progress.close()
+
+    def _note_files(self) -> None:
+        """A store whose file is another one than before was wiped, or built anew."""
+        found = self.group.store_files(COUNTS)
+        for place, file in self._files.items():
+            if found.get(place) != file:
+                self.report.stores_wiped += 1
+                self.report.remarks.append(f"instance {place[0]}, task 0_{place[1]}: {file} became {found.get(place)}")
+        self._files = found
+
+    def _check(self) -> None:
+        bootstrap, plan, books = self.broker.bootstrap_servers, self.plan, Books()
+        check_outputs(bootstrap, self.name, plan.keys, self.load.sent, books)
+        copies = {place: folder for place, (folder, _) in self._files.items()}
+        check_stores(bootstrap, self.name, plan.keys, self.load.sent, copies, self._owners, books)
+        slack = int((plan.rate / plan.partitions + MARKERS_PER_S) * SLACK_S)
+        rules = Rules(plan.hot_lag, slack, 2 * MICRO_BATCH_S + TOLERANCE_S)
+        verdict = judge(self.group.lives(), self.observer.ends(), rules, (self.load.began_s, self.load.ended_s))
+        self._fill_in(books, verdict)
+
+    def _fill_in(self, books: Books, verdict: Verdict) -> None:
+        report = self.report
+        report.lost, report.duplicated, report.stores_wrong = books.lost, books.duplicated, books.stores_wrong
+        report.longest_pause_s = round(verdict.longest.seconds, 3)
+        report.pauses_too_long, report.cold_handovers = len(verdict.pauses), len(verdict.cold_handovers)
+        report.two_actives = len(verdict.two_actives)
+        report.remarks += [*books.remarks, *verdict.two_actives, *verdict.cold_handovers, *verdict.pauses]
+
+
+class _Round:
+    """Counts a fault and says in one line how long it took."""
+
+    def __init__(self, run: ElasticRun, kind: str, what: str) -> None:
+        self._run, self._kind, self._what = run, kind, what
+
+    def __enter__(self) -> None:
+        report = self._run.report
+        report.rounds += 1
+        report.faults[self._kind] = report.faults.get(self._kind, 0) + 1
+        self._since = time.monotonic()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            took, sent = time.monotonic() - self._since, self._run.load.sent
+            number = self._run.report.rounds
+            print(f"round {number}: {self._kind}, {self._what}: {sent:,} records under way, {took:.0f} s", flush=True)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0 if everything is clean."""
+    parser = argparse.ArgumentParser(prog="./run chaos elastic", description="instances come and go under load")
+    parser.add_argument("--keys", type=int, default=Plan.keys)
+    parser.add_argument("--rate", type=float, default=Plan.rate, help="records/s")
+    parser.add_argument("--scale", default=",".join(map(str, Plan.scale)), help="sizes of the group, e.g. 1,2,3,1")
+    parser.add_argument("--bounces", type=int, default=Plan.bounces)
+    parser.add_argument("--kills", type=int, default=Plan.kills)
+    parser.add_argument("--members", type=int, default=Plan.members, help="instances that are bounced and killed")
+    parser.add_argument("--partitions", type=int, default=Plan.partitions)
+    parser.add_argument("--seed", type=int, default=None, help="default: drawn, and printed")
+    parser.add_argument("--static", action="store_true", help="static members throughout, no standbys")
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE")
+    parser.add_argument("--keep", type=Path, default=None, help="where logs and state stay; default: a temporary one")
+    options = parser.parse_args(arguments)
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}", flush=True)
+    scale = tuple(int(size) for size in options.scale.split(","))
+    plan = Plan(
+        options.keys, options.rate, scale, options.bounces, options.kills, options.members, options.partitions, seed, options.static
+    )
+    with tempfile.TemporaryDirectory(prefix="ef-elastic-") as temporary:
+        folder = options.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        with EmbeddedBroker(folder / "broker", heap="768m") as broker:
+            report = ElasticRun(plan, broker, folder).run()
+    print("\n".join(report.remarks[:REMARKS_SHOWN]))
+    text = json.dumps({key: value for key, value in asdict(report).items() if key != "remarks"}, indent=1)
+    print(text)
+    if options.json is not None:
+        options.json.write_text(text + "\n")
+    return 0 if report.clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

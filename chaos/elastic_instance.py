@@ -1,0 +1,132 @@
+"""One instance of the counts and copies that keeps an assignment log (`chaos.assignment_log`).
+
+``python -m chaos.elastic_instance EVENTS SETTINGS``. Standard input takes one line: ``leave`` (drain, leave the group, end) or
+``bounce`` (end silently, the tasks wait for the return). At its end the instance ends silently too: nothing outlives the harness.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "integration" / "crash")]
+
+from bench.apps.instance_app import Events  # noqa: E402
+from crash_topologies import counts_and_copies  # noqa: E402
+
+from everflow import KafkaStreams  # noqa: E402
+from everflow.membership.member import Assigned, Lost, MemberEvent, Revoked, Roles  # noqa: E402
+from everflow.records import TaskId, TopicPartition  # noqa: E402
+from everflow.runtime.batch import BatchRequest, BatchResult  # noqa: E402
+from everflow.runtime.client_state import ENDED, ClientState  # noqa: E402
+from everflow.runtime.copies import Copies  # noqa: E402
+from everflow.runtime.stream_thread import Job, OpenJob, StreamThread  # noqa: E402
+
+COPIES_EVERY_S = 0.5
+CLOSE_S = 150.0
+LEAVE, BOUNCE = "leave", "bounce"
+
+
+class LoggedJob:
+    """A job that notes when each micro-batch began and ended, whose it was and what became of it."""
+
+    def __init__(self, job: Job, events: Events) -> None:
+        self._job, self._events = job, events
+
+    def warm_up(self, request: BatchRequest) -> BatchResult:
+        """Not noted."""
+        return self._job.warm_up(request)
+
+    def run(self, request: BatchRequest) -> BatchResult:
+        """Noted when it ends, also where it fails."""
+        tasks = [context.task for context in request.tasks]
+        began_ms = time.time_ns() / 1e6
+        outcome = {"committed": False, "reason": "failed", "records": 0}
+        try:
+            result = self._job.run(request)
+            outcome = {"committed": result.committed, "reason": result.reason, "records": result.counts.get("in", 0)}
+            return result
+        finally:
+            self._events.write("batch", tasks=tasks, began_ms=began_ms, **outcome)
+
+    def close(self) -> None:
+        """Close the job."""
+        self._job.close()
+
+
+class LoggedStreams(KafkaStreams):
+    """Notes what the group decided, the copies at that moment, and every micro-batch."""
+
+    def __init__(self, events: Events, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._log = events
+
+    def _stream_thread(self, ground: Any, ends: Any, number: int, gate_path: str, open_job: OpenJob) -> StreamThread:
+        def logged(thread: int, partitions: Sequence[TopicPartition]) -> Job:
+            return LoggedJob(open_job(thread, partitions), self._log)
+
+        return super()._stream_thread(ground, ends, number, gate_path, logged)
+
+    def _on_member_event(self, event: MemberEvent) -> None:
+        if isinstance(event, Assigned):
+            self._log.write("assigned", generation=event.generation, tasks=_names(event.tasks), sums=self.offset_sums())
+        elif isinstance(event, (Revoked, Lost)):
+            self._log.write(type(event).__name__.lower(), tasks=_names(event.tasks))
+        elif isinstance(event, Roles):
+            roles = {"standby": _names(event.standby), "warmup": _names(event.warmup)}
+            self._log.write("roles", generation=event.generation, owned=_names(self._owned()), **roles)
+        super()._on_member_event(event)
+
+    def offset_sums(self) -> Mapping[str, int]:
+        """Every copy here that does not run active, as the group would be told."""
+        copies: Copies | None = None if self._member is None else self._member._assignor._copies  # type: ignore[assignment]
+        return {} if copies is None else {str(task): total for task, total in sorted(copies.offset_sums().items())}
+
+    def follow_copies(self) -> None:
+        """Note the copies again and again; for a daemon thread."""
+        pause = threading.Event()
+        while not pause.wait(COPIES_EVERY_S):
+            self._log.write("copies", running=_names(self._running_ids()), sums=self.offset_sums())
+
+    def _owned(self) -> frozenset[TaskId]:
+        return frozenset() if self._member is None else self._member.owned()
+
+
+def _names(tasks: Any) -> list[str]:
+    return [str(task) for task in sorted(tasks)]
+
+
+def main(path: Path, settings: dict[str, Any]) -> int:
+    """Run until told to end; 0 after a clean end."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logging.getLogger("py4j").setLevel(logging.ERROR)
+    logging.getLogger("kafka").setLevel(logging.WARNING)
+    events = Events(path)
+    streams = LoggedStreams(events, counts_and_copies(settings["application.id"]).build(), **settings)
+    streams.set_state_listener(events.state)
+    streams.set_global_state_restore_listener(events)
+    for follow in (lambda: events.follow_tasks(streams), streams.follow_copies):
+        threading.Thread(target=follow, daemon=True).start()
+    told: list[str] = []
+
+    def listen() -> None:
+        told.append(sys.stdin.readline().strip())
+        streams.close(CLOSE_S, leave_group=told[0] == LEAVE)
+
+    threading.Thread(target=listen, daemon=True).start()
+    streams.start()
+    pause = threading.Event()
+    while streams.state not in ENDED:
+        pause.wait(0.1)
+    return 0 if streams.state is ClientState.NOT_RUNNING else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), json.loads(sys.argv[2])))
