@@ -15,30 +15,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bench.topics import GroupProgress, end_offsets
-from crash_topologies import COUNTS, copies_topic, counts_topic, input_topic
-
-from chaos.assignment_log import Rules, Verdict, judge
-from chaos.elastic_accounts import Books, Load, check_outputs, check_stores
-from chaos.elastic_group import Group, Observer
+from chaos.elastic_stage import Report, Sizes, Stage
 from everflow.testing.broker import EmbeddedBroker
 
 APPLICATION = "elastic"
-FILL_S = 600.0
-DRAIN_S = 300.0
 LONGEST_AWAY_S = 15.0
-HOT_LAG = 10_000
-SLACK_S = 5.0
-MARKERS_PER_S = 20.0
-MICRO_BATCH_S = 1.0
-TOLERANCE_S = 1.0
-"""A task that stays may pause for two micro-batches. One takes 0.05 s on an idle machine; here Spark sessions start beside it on
-the same cores, and then it takes up to a second. The tolerance is for what the machine does between two of them."""
 REMARKS_SHOWN = 40
 
 
@@ -66,11 +52,6 @@ class Plan:
     seed: int = 0
     static: bool = False
 
-    @property
-    def hot_lag(self) -> int:
-        """``acceptable.recovery.lag``: small enough that an empty copy is never hot."""
-        return min(HOT_LAG, max(50, self.keys // self.partitions // 10))
-
     def draw_kills(self) -> list[Kill]:
         """From the seed."""
         chance = random.Random(self.seed)
@@ -84,54 +65,18 @@ class Plan:
         return random.Random(self.seed + 1)
 
 
-@dataclass
-class Report:
-    """The result in the format of all chaos runs, and what this one is about."""
-
-    rounds: int
-    seed: int
-    faults: dict[str, int] = field(default_factory=dict)
-    lost: int = 0
-    duplicated: int = 0
-    stores_wrong: int = 0
-    stores_wiped: int = 0
-    longest_pause_s: float = 0.0
-    pauses_too_long: int = 0
-    cold_handovers: int = 0
-    two_actives: int = 0
-    generations_changed_in_bounces: int = 0
-    remarks: list[str] = field(default_factory=list)
-
-    @property
-    def clean(self) -> bool:
-        wrong = self.lost or self.duplicated or self.stores_wrong or self.stores_wiped or self.pauses_too_long
-        return not (wrong or self.cold_handovers or self.two_actives or self.generations_changed_in_bounces)
-
-
 class ElasticRun:
     """One run of a plan; `run` once."""
 
     def __init__(self, plan: Plan, broker: EmbeddedBroker, folder: Path, name: str = APPLICATION) -> None:
-        self.plan, self.broker, self.name = plan, broker, name
-        self.report = Report(0, plan.seed)
-        settings = {
-            "acceptable.recovery.lag": plan.hot_lag,
-            "drain.timeout.ms": 120_000,
-            "task.timeout.ms": 300_000,
-            "rebalance.timeout.ms": 60_000,
-        }
-        self.group = Group(name, broker.bootstrap_servers, folder, plan.partitions, settings)
-        self.load = Load(broker.bootstrap_servers, name, plan.keys, plan.rate)
-        self.observer = Observer(broker.bootstrap_servers, f"{name}-{COUNTS}-changelog", plan.partitions)
-        self._files: dict[tuple[int, int], tuple[Path, int]] = {}
-        self._owners: dict[int, int] = {}
+        self.plan = plan
+        self.stage = Stage(name, broker, folder, Sizes(plan.keys, plan.rate, plan.partitions))
+        self.group, self.report = self.stage.group, self.stage.report
+        self.report.seed = plan.seed
 
     def run(self) -> Report:
         """All parts, then the checks."""
-        for topic in (input_topic(self.name), copies_topic(self.name), counts_topic(self.name)):
-            self.broker.create_topic(topic, self.plan.partitions)
-        self.observer.start()
-        try:
+        with self.stage:
             self._scale()
             if self.plan.bounces:
                 self._become(static=True)
@@ -139,12 +84,7 @@ class ElasticRun:
             if self.plan.kills:
                 self._become(static=self.plan.static)
                 self._kill()
-            self._finish()
-        finally:
-            self.group.close()
-            self.observer.stop()
-        self._check()
-        return self.report
+            return self.stage.finish()
 
     # --- the parts -------------------------------------------------------------------------------
 
@@ -153,10 +93,8 @@ class ElasticRun:
         self._start(1, self.plan.static, standbys=0)
         self.group.wait_balanced(0)
         began = time.monotonic()
-        self.load.fill()
-        self._wait_committed(FILL_S)
+        self.stage.fill()
         print(f"{self.plan.keys:,} keys counted in {time.monotonic() - began:.0f} s", flush=True)
-        self.load.start()
         for before, after in pairwise(self.plan.scale):
             while len(self.group.living()) < after:
                 new = min({*range(1, after + 1)} - {process.instance for process in self.group.living()})
@@ -167,7 +105,7 @@ class ElasticRun:
                 gone = chance.choice([process.instance for process in self.group.living()])
                 with self._round("scale-in", f"instance {gone} leaves ({before} to {after})"):
                     self.group.leave(gone)
-                    self._note_files()
+                    self.stage.note_files()
                     self.group.wait_balanced(0)
 
     def _become(self, static: bool) -> None:
@@ -179,7 +117,7 @@ class ElasticRun:
             if here:
                 with self._round("scale-in", f"instance {instance} leaves"):
                     self.group.leave(instance)
-                    self._note_files()
+                    self.stage.note_files()
                     self.group.wait_spread()
             with self._round("scale-out", f"instance {instance} joins as a {'static' if static else 'dynamic'} member"):
                 self._start(instance, static, standbys=1)
@@ -192,7 +130,7 @@ class ElasticRun:
             settings, before = self.group.of(instance).settings, self.group.generation()
             with self._round("bounce", f"instance {instance}, generation {before}"):
                 self.group.stop(instance)
-                self._note_files()
+                self.stage.note_files()
                 self.group.start(instance, **settings)
                 self.group.wait_balanced(0 if self.plan.static else 1)
             after = self.group.generation()
@@ -206,21 +144,11 @@ class ElasticRun:
             kind = "kill-host" if kill.whole else "kill-driver"
             with self._round(kind, f"instance {kill.instance}, back after {kill.away_s} s"):
                 self.group.kill(kill.instance, kill.whole)
-                self._note_files()
+                self.stage.note_files()
                 back_s = time.monotonic() + kill.away_s
                 self.group.wait("its return", lambda until=back_s: time.monotonic() >= until, LONGEST_AWAY_S + 60)
                 self.group.start(kill.instance, **settings)
                 self.group.wait_balanced(0 if self.plan.static else 1)
-
-    def _finish(self) -> None:
-        self.load.stop()
-        self._wait_committed(DRAIN_S)
-        self._owners = {
-            int(task.split("_")[1]): process.instance for process in self.group.living() for task in process.view().active
-        }
-        for process in self.group.living():
-            self.group.stop(process.instance)
-        self._note_files()
 
     # --- small things ----------------------------------------------------------------------------
 
@@ -234,42 +162,6 @@ class ElasticRun:
 
     def _round(self, kind: str, what: str) -> _Round:
         return _Round(self, kind, what)
-
-    def _wait_committed(self, timeout_s: float) -> None:
-        ends = end_offsets(self.broker.bootstrap_servers, input_topic(self.name))
-        progress = GroupProgress(self.broker.bootstrap_servers, self.name, input_topic(self.name), ends)
-        try:
-            total = progress.total_records()
-            self.group.wait("all input to be committed", lambda: progress.committed_records() >= total, timeout_s)
-        finally:
-            progress.close()
-
-    def _note_files(self) -> None:
-        """A store whose file is another one than before was wiped, or built anew."""
-        found = self.group.store_files(COUNTS)
-        for place, file in self._files.items():
-            if found.get(place) != file:
-                self.report.stores_wiped += 1
-                self.report.remarks.append(f"instance {place[0]}, task 0_{place[1]}: {file} became {found.get(place)}")
-        self._files = found
-
-    def _check(self) -> None:
-        bootstrap, plan, books = self.broker.bootstrap_servers, self.plan, Books()
-        check_outputs(bootstrap, self.name, plan.keys, self.load.sent, books)
-        copies = {place: folder for place, (folder, _) in self._files.items()}
-        check_stores(bootstrap, self.name, plan.keys, self.load.sent, copies, self._owners, books)
-        slack = int((plan.rate / plan.partitions + MARKERS_PER_S) * SLACK_S)
-        rules = Rules(plan.hot_lag, slack, 2 * MICRO_BATCH_S + TOLERANCE_S)
-        verdict = judge(self.group.lives(), self.observer.ends(), rules, (self.load.began_s, self.load.ended_s))
-        self._fill_in(books, verdict)
-
-    def _fill_in(self, books: Books, verdict: Verdict) -> None:
-        report = self.report
-        report.lost, report.duplicated, report.stores_wrong = books.lost, books.duplicated, books.stores_wrong
-        report.longest_pause_s = round(verdict.longest.seconds, 3)
-        report.pauses_too_long, report.cold_handovers = len(verdict.pauses), len(verdict.cold_handovers)
-        report.two_actives = len(verdict.two_actives)
-        report.remarks += [*books.remarks, *verdict.two_actives, *verdict.cold_handovers, *verdict.pauses]
 
 
 class _Round:
@@ -286,7 +178,7 @@ class _Round:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
-            took, sent = time.monotonic() - self._since, self._run.load.sent
+            took, sent = time.monotonic() - self._since, self._run.stage.load.sent
             number = self._run.report.rounds
             print(f"round {number}: {self._kind}, {self._what}: {sent:,} records under way, {took:.0f} s", flush=True)
 
