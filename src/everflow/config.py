@@ -160,6 +160,7 @@ class StreamsConfig:
     probing_rebalance_interval_ms: int = _key(600_000, _at_least(60_000))
     scheduled_rebalance_max_delay_ms: int = _key(0, _at_least(0))  # Connect's (KIP-415), off
     rack_aware_assignment_tags: str = _key("")
+    task_assignor_class: str = _key("")  # module:Class of an own assignor (KIP-924)
     rack_aware_assignment_strategy: str = _key("none", _one_of("none", "min_traffic", "balance_subtopology"))
     rack_aware_assignment_traffic_cost: int | None = _key(None, _at_least(0))
     rack_aware_assignment_non_overlap_cost: int | None = _key(None, _at_least(0))
@@ -372,6 +373,8 @@ def _typed(name: str, raw: Any, annotation: str) -> Any:
     elif base == "str":
         if isinstance(raw, (list, tuple)) and name == "bootstrap_servers":
             return ",".join(str(server) for server in raw)
+        if isinstance(raw, type) and name.endswith("_class"):
+            return f"{raw.__module__}:{raw.__qualname__}"
         if isinstance(raw, (str, os.PathLike)):
             return os.fspath(raw)
     wanted = {"bool": "true or false", "int": "a whole number", "str": "text"}[base]

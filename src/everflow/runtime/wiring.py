@@ -22,6 +22,7 @@ from everflow.runtime import partition_racks
 from everflow.runtime.changelogs import Changelogs
 from everflow.runtime.copies import Copies
 from everflow.runtime.lost_writers import LostWriters
+from everflow.runtime.own_assignor import decision
 from everflow.runtime.recovery import Recovery, RecoveryRules
 from everflow.runtime.restoration import ChangelogState, PreparedStore, RestoreListener, prepare_store
 from everflow.runtime.standby_listener import StandbyUpdateListener
@@ -129,8 +130,10 @@ def task_assignor(ground: Ground, copies: LocalCopies, end_sums: EndSums, racks:
         index: [f"{config.application_id}-{spec.changelog}" for spec in ground.logged(index)] for index in blueprint.inputs
     }
     delay_ms = config.scheduled_rebalance_max_delay_ms
-    rules, clock = config.assignment(), ground.clock
-    return TaskAssignor(identity, blueprint.inputs, changelogs, copies, end_sums, racks, rules, max_delay_ms=delay_ms, clock=clock)
+    rules, clock, decide = config.assignment(), ground.clock, decision(config.task_assignor_class)
+    return TaskAssignor(
+        identity, blueprint.inputs, changelogs, copies, end_sums, racks, rules, decide, max_delay_ms=delay_ms, clock=clock
+    )
 
 
 def racks_of(ground: Ground) -> partition_racks.PartitionRacks:

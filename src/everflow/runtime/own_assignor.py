@@ -1,0 +1,39 @@
+"""Loads the assignor that ``task.assignor.class`` names (KIP-924); without one everflow's own decides."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+from everflow.assignment import assignor as everflow_assignor
+from everflow.assignment.api import decide_with
+from everflow.assignment.cluster_state import Assignment, ClusterState
+from everflow.errors import ConfigError
+
+KEY = "task.assignor.class"
+
+
+def decision(path: str) -> Callable[[ClusterState], Assignment]:
+    """What the leader decides with. ``path`` is ``module:Class`` or, as in Java, ``module.Class``; empty: everflow's own.
+
+    Raises ConfigError if there is no such class, if it cannot be made without arguments, or if it is not an assignor.
+    """
+    if not path:
+        return everflow_assignor.assign
+    module_name, separator, name = path.partition(":")
+    if not separator:
+        module_name, _, name = path.rpartition(".")
+    try:
+        found = importlib.import_module(module_name) if module_name and name else None
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as failure:
+        raise ConfigError(f"{KEY} = {path!r} cannot be loaded: {failure}. Write module:Class.") from failure
+    try:
+        made = found() if isinstance(found, type) else found
+    except Exception as failure:
+        raise ConfigError(f"{KEY}: {path} could not be made without arguments: {failure!r}") from failure
+    missing = [method for method in ("assign", "on_assignment_computed") if not callable(getattr(made, method, None))]
+    if missing:
+        raise ConfigError(f"{KEY}: {path} has no {' and no '.join(missing)}; see everflow.assignment.api.TaskAssignor.")
+    return decide_with(made)  # type: ignore[arg-type]

@@ -1,0 +1,60 @@
+"""``task.assignor.class``: a user's assignor is loaded at start, or the start fails and says why."""
+
+from __future__ import annotations
+
+import pytest
+
+from everflow import StreamsConfig
+from everflow.assignment import assignor as everflow_assignor
+from everflow.assignment.cluster_state import ClusterState, Member, TaskInfo
+from everflow.assignment.sticky import StickyTaskAssignor
+from everflow.config import AssignmentRules
+from everflow.errors import ConfigError
+from everflow.records import TaskId, TopicPartition
+from everflow.runtime.own_assignor import decision
+
+STICKY = "everflow.assignment.sticky"
+
+
+class NotAnAssignor:
+    """Lacks everything."""
+
+
+class NeedsMore:
+    """Cannot be made without arguments."""
+
+    def __init__(self, more: int) -> None:
+        self.more = more
+
+
+def test_without_one_everflow_decides() -> None:
+    assert decision(StreamsConfig(application_id="a", bootstrap_servers="b").task_assignor_class) is everflow_assignor.assign
+
+
+@pytest.mark.parametrize("path", [f"{STICKY}:StickyTaskAssignor", f"{STICKY}.StickyTaskAssignor"])
+def test_a_named_one_decides(path: str) -> None:
+    task = TaskId(0, 0)
+    cluster = ClusterState(
+        (Member("m", "p"),), {task: TaskInfo(task, (TopicPartition("in", 0),))}, {}, {}, AssignmentRules()
+    )
+    assert decision(path)(cluster).active == {"m": frozenset({task})}
+
+
+def test_a_class_itself_is_taken() -> None:
+    config = StreamsConfig(**{"application.id": "a", "bootstrap.servers": "b", "task.assignor.class": StickyTaskAssignor})
+    assert config.task_assignor_class == f"{STICKY}:StickyTaskAssignor"
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("nowhere.at.all:Class", "No module named"),
+        (f"{STICKY}:Missing", "has no attribute"),
+        ("Class", "cannot be loaded"),
+        (f"{__name__}:NotAnAssignor", "has no assign and no on_assignment_computed"),
+        (f"{__name__}:NeedsMore", "without arguments"),
+    ],
+)
+def test_a_wrong_one_is_refused_with_the_reason(path: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        decision(path)
