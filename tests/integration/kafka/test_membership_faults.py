@@ -29,6 +29,7 @@ def member_of(bootstrap: str, group: str, source: str, process_id: str, session_
     return Instance(settings, assignor_of(Identity(process_id), {0: [source]}))
 
 
+@pytest.mark.slow  # two starts of a broker of its own
 def test_a_restarted_coordinator_finds_its_members_where_they_were(name: str) -> None:
     """The group is loaded from its log: nobody loses a task, commits go on, and the next rebalance works."""
     with EmbeddedBroker() as broker:
