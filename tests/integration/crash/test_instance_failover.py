@@ -1,4 +1,4 @@
-"""An instance and all its processes vanish in the middle of a transaction: who takes over ends it and goes on (scenario 9)."""
+"""An instance and all its processes vanish in the middle of a transaction: who takes over ends it and goes on (scenario 11)."""
 
 from __future__ import annotations
 

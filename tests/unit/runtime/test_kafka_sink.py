@@ -143,7 +143,7 @@ def test_a_no_of_the_gate_aborts(writer: Writer, store: LmdbStore, monkeypatch: 
 
 
 def test_a_generation_that_moved_on_under_the_offsets_costs_an_abort_only(writer: Writer, store: LmdbStore) -> None:
-    """Scenario 8 and I4: tasks that stay run the batch again at once."""
+    """Scenario 6 and I4: tasks that stay run the batch again at once."""
     writer.failing["send_offsets"] = GenerationChanged("illegal generation")
     done = run(store)
     assert (done.outcome, done.reason) == (ABORTED, "generation: illegal generation")

@@ -1,4 +1,4 @@
-"""Whose open transactions a new owner may end: never a live member's (scenario 9)."""
+"""Whose open transactions a new owner may end: never a live member's (scenario 11)."""
 
 from __future__ import annotations
 
