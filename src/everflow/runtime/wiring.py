@@ -35,7 +35,7 @@ from everflow.state.task_directory import StateDirectory
 
 log = logging.getLogger("everflow")
 
-PREPARED_PARTITIONS = 1_000
+PREPARED_PARTITIONS = 256
 """Up to so many input partitions every stream thread's job can read them all; above it a job is prepared per assignment."""
 
 
