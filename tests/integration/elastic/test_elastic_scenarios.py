@@ -30,7 +30,7 @@ PARTITIONS = 4
 SIZES = Sizes(keys=4_000, rate=60, partitions=PARTITIONS)
 LONG_S = 240.0
 SHORT_SESSION = {"session.timeout.ms": 10_000}
-RETENTION_MS = 2_000
+RETENTION_MS = 30_000
 HUNG_AFTER_MS = 5_000
 OpenStage = Callable[..., Stage]
 
@@ -63,7 +63,7 @@ def finish_right(stage: Stage) -> None:
 
 
 def test_a_batch_of_tasks_that_stay_commits_although_the_generation_changed_in_it(stage: OpenStage) -> None:
-    """Scenario 6, on the way: its transaction is open when a second instance joins; the commit carries the generation of its moment."""
+    """Scenario 6: its transaction is open when a second instance joins; the commit carries the generation of that moment."""
     app = stage(**{"transaction.timeout.ms": 120_000})
     first = app.group.start(1)
     app.group.wait_balanced(0)
@@ -119,7 +119,7 @@ def test_a_worker_that_sleeps_before_its_apply_changes_nothing_of_its_successor(
     first.arm(COMMITTED)
     app.group.wait("a batch that is committed and not applied", lambda: first.reached(COMMITTED), LONG_S)
     family = first.family()
-    sleepers = [p for p in family[1:]]
+    sleepers = family[1:]
     _each(sleepers, psutil.Process.suspend)  # the JVM too, or it would end them with the driver
     first.gone_s = time.time()
     family[0].kill()
@@ -164,25 +164,31 @@ def test_at_least_once_loses_nothing_while_the_group_is_rebalanced(stage: OpenSt
     app.group.wait_balanced(0)
     assert "batch failed" not in first.log.read_text()
     report = app.finish()
-    assert (report.lost, report.stores_wrong, report.stores_wiped, report.cold_handovers, report.two_actives) == (0, 0, 0, 0, 0), report
+    report.duplicated = 0  # allowed
+    assert report.right, report
 
 
 def test_a_store_that_was_away_longer_than_deletes_are_kept_is_rebuilt(stage: OpenStage) -> None:
-    """Scenario 13: it may have missed deletes that the changelog no longer holds."""
+    """Scenario 13: meanwhile the changelog grew on, and it may have missed deletes that the changelog no longer holds."""
     app = stage(**{"topic.delete.retention.ms": RETENTION_MS})
     app.group.start(1)
     app.group.wait_balanced(0)
     app.fill()
-    app.group.stop(1)
+    app.group.start(2)
+    app.group.wait_balanced(0)
+    app.group.leave(1)
     away_s = time.monotonic()
-    wait_until(lambda: time.monotonic() - away_s > 2 * RETENTION_MS / 1000, 30, "deletes to be dropped")
+    app.note_files()
     app.forget_files(1)
+    wait_until(lambda: time.monotonic() - away_s > RETENTION_MS / 1000, 60, "deletes to be dropped")
     back = app.group.start(1)
     app.group.wait_balanced(0)
-    restored = events(back, "restore_end")
-    assert len(restored) == PARTITIONS
-    assert sum(event.fields["records"] for event in restored) >= SIZES.keys, restored
-    assert "delete.retention.ms" in back.log.read_text()
+    said = back.log.read_text()
+    assert "is not used: it has not followed its changelog" in said, "the old copies were offered to the group"
+    assert f"delete.retention.ms = {RETENTION_MS} ms" in said
+    restored = [event.fields["records"] for event in events(back, "restore_end") if event.fields["records"]]
+    assert restored, "nothing was rebuilt"
+    assert min(restored) > SIZES.keys // PARTITIONS // 2, restored
     finish_right(app)
 
 
