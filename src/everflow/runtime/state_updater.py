@@ -33,6 +33,8 @@ IDLE_WAIT_MS = 1_000.0
 FAULT_PAUSE_MS = 500.0
 SAY_EVERY_MS = 10_000.0
 RATE_WINDOW_MS = 5_000.0
+HOT_AGAIN_MS = 10_000.0
+"""A warm-up hot for so long that still is one says so again: on a busy log the leader may have seen it a little behind."""
 
 
 class Round(Protocol):
@@ -63,7 +65,8 @@ class UpdaterServices:
         stable_ends: last stable offsets.
         prepare: (task, store, state, incarnation) -> the opened, claimed and judged store (`restoration.prepare_store`).
         distrust: (task, store, reason): the next ``prepare`` rebuilds it.
-        became_hot: a warm-up (or a standby that began cold) has reached ``acceptable.recovery.lag``; once per task.
+        became_hot: a warm-up (or a standby that began cold) has reached ``acceptable.recovery.lag``; a
+            warm-up says so again after a while.
         restores: told of warm-ups.
     """
 
@@ -108,6 +111,8 @@ class _Task:
     stores: dict[TopicPartition, _Store] = field(default_factory=dict)
     cold: bool = False
     hot: bool = False
+    said_ms: float = float("-inf")
+    """When it was last reported as hot."""
     loaded: deque[tuple[float, int]] = field(default_factory=deque)
 
     def lag(self) -> int | None:
@@ -230,6 +235,8 @@ class StateUpdater:
         if follower is not None:
             follower.close()
         for task_id, task in self._tasks.items():
+            for store in task.stores.values():
+                self._tell_suspended(store, SuspendReason.MIGRATED)
             task.task.to(TaskState.SUSPENDED)
             self._waiting[task_id] = task.task
         self._tasks.clear()
@@ -411,12 +418,13 @@ class StateUpdater:
                     store.restoring = False
                     self._services.restores.restore_end(store.progress)
             lag = task.lag()
-            if lag is None or task.hot:
+            if lag is None or lag > self._acceptable_lag:
                 continue
-            if lag > self._acceptable_lag:
+            warmup, now_ms = task.task.role is TaskRole.WARMUP, self._clock.monotonic_ms()
+            if task.hot and not (warmup and now_ms - task.said_ms >= HOT_AGAIN_MS):
                 continue
-            task.hot = True
-            if task.cold or task.task.role is TaskRole.WARMUP:
+            task.hot, task.said_ms = True, now_ms
+            if task.cold or warmup:
                 log.info("Task %s (%s) is hot: %d offsets behind", task_id, task.task.role.value, lag)
                 self._services.became_hot(task_id)
         self._publish()

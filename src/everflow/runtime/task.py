@@ -39,6 +39,7 @@ TASK_TRANSITIONS: Mapping[TaskState, frozenset[TaskState]] = {
 }
 STANDBY_TRANSITIONS: Mapping[TaskState, frozenset[TaskState]] = {
     TaskState.CREATED: frozenset({TaskState.RUNNING, TaskState.CLOSED}),
+    TaskState.RESTORING: frozenset(),
     TaskState.RUNNING: frozenset({TaskState.SUSPENDED}),
     TaskState.SUSPENDED: frozenset({TaskState.RUNNING, TaskState.CLOSED}),
     TaskState.CLOSED: frozenset(),

@@ -172,7 +172,7 @@ def test_a_standby_follows_to_the_stable_end_and_goes_on_from_there(world: World
     assert world.told == ["standby start 0_0", *(f"standby batch 0_0 {records}" for records in (2, 2, 1, 2))]
 
 
-def test_a_warm_up_says_once_that_it_is_hot(world: World) -> None:
+def test_a_warm_up_says_that_it_is_hot_and_again_only_after_a_while(world: World) -> None:
     world.stable[log_of(A)] = 9
     world.updater.add([world.task(A, TaskRole.WARMUP)])
     world.rounds(2)
@@ -182,9 +182,12 @@ def test_a_warm_up_says_once_that_it_is_hot(world: World) -> None:
     assert world.hot == [A]
     assert world.told[0] == "restore start 0_0"
     assert world.told[-1] == "restore end 0_0"
-    world.stable[log_of(A)] = 100
-    world.rounds(60)
+    world.rounds(20)
     assert world.hot == [A]
+    world.stable[log_of(A)] = 40
+    world.rounds(60)
+    assert world.hot[:2] == [A, A]
+    assert len(world.hot) <= 3
 
 
 def test_a_standby_that_begins_hot_has_nothing_to_say_but_one_that_was_cold_has(world: World) -> None:

@@ -1,0 +1,61 @@
+"""Tasks change state and role by the table only (reference 5.1)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from everflow.records import TaskId, TopicPartition
+from everflow.runtime.task import ActiveTask, IllegalTransitionError, StandbyTask, TaskRole, TaskState, TaskStore
+
+TASK = TaskId(0, 1)
+INPUTS = (TopicPartition("in", 1),)
+STORES = (TaskStore("s", Path("s"), TopicPartition("log", 1)),)
+ACTIVE = {
+    ("CREATED", "RESTORING"),
+    ("CREATED", "CLOSED"),
+    ("RESTORING", "RUNNING"),
+    ("RESTORING", "SUSPENDED"),
+    ("RESTORING", "CLOSED"),
+    ("RUNNING", "RESTORING"),
+    ("RUNNING", "SUSPENDED"),
+    ("SUSPENDED", "RESTORING"),
+    ("SUSPENDED", "CLOSED"),
+}
+STANDBY = {
+    ("CREATED", "RUNNING"),
+    ("CREATED", "CLOSED"),
+    ("RUNNING", "SUSPENDED"),
+    ("SUSPENDED", "RUNNING"),
+    ("SUSPENDED", "CLOSED"),
+}
+
+
+@pytest.mark.parametrize("old", TaskState)
+@pytest.mark.parametrize("new", TaskState)
+def test_the_steps_there_are(old: TaskState, new: TaskState) -> None:
+    for task, steps in ((ActiveTask(TASK, INPUTS, STORES, old), ACTIVE), (StandbyTask(TASK, STORES, state=old), STANDBY)):
+        if (old.name, new.name) in steps:
+            task.to(new)
+            assert task.state is new
+        else:
+            with pytest.raises(IllegalTransitionError, match=f"cannot go from {old.name} to {new.name}"):
+                task.to(new)
+
+
+def test_a_task_changes_its_role_with_its_stores_and_only_suspended() -> None:
+    standby = StandbyTask(TASK, STORES)
+    standby.to(TaskState.RUNNING)
+    with pytest.raises(IllegalTransitionError, match="only a suspended task changes its role"):
+        standby.recycle(INPUTS)
+    standby.to(TaskState.SUSPENDED)
+    active = standby.recycle(INPUTS)
+    assert (active.stores, active.inputs, active.state) == (STORES, INPUTS, TaskState.SUSPENDED)
+    active.to(TaskState.RESTORING)
+    active.to(TaskState.RUNNING)
+    with pytest.raises(IllegalTransitionError):
+        active.recycle(TaskRole.STANDBY)
+    active.to(TaskState.SUSPENDED)
+    again = active.recycle(TaskRole.WARMUP)
+    assert (again.stores, again.role, again.state) == (STORES, TaskRole.WARMUP, TaskState.SUSPENDED)
