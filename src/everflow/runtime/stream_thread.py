@@ -179,21 +179,32 @@ class StreamThread:
             self._close({})
 
     def _warm_up(self) -> None:
-        """Prepare the job and start the workers of its hops while the group is joined and stores are restored: an empty batch.
+        """Prepare the job and start the workers of its hops before the instance joins the group: an empty batch.
         Otherwise the first records would wait seconds for plans, daemons, imports and compiled code."""
-        batch_id = str(BatchId(self.new_incarnation(), 0, 0))
         try:
-            self.services.gate.begin(batch_id, self.number, self.settings.guarantee, {})
-            self._open_job(self.settings.partitions)
-            assert self._job is not None
-            self._job.warm_up(self._request(batch_id, _Planned({}, {})))
-        except BatchFailedError as failure:
-            # Not fatal: the first real batch meets the same fault and has the rules for it.
-            log.warning("Stream thread %d: warm-up failed: %s", self.number, failure.cause)
+            self._run_empty()
         finally:
-            self.services.gate.end(batch_id)
             self.warm.set()
             self.services.on_warm()
+
+    def _run_empty(self) -> None:
+        """A batch over nothing and no task: opens the job, or keeps the workers of an instance that only has standbys alive."""
+        batch_id = str(BatchId(self.new_incarnation(), 0, 0))
+        self.services.gate.begin(batch_id, self.number, self.settings.guarantee, {})
+        request = self._request(batch_id, _Planned({}, {}))
+        try:
+            if self._job is None:
+                self._open_job(self.settings.partitions)
+                assert self._job is not None
+                self._job.warm_up(request)
+            else:
+                self._job.run(request)
+        except BatchFailedError as failure:
+            # Not fatal: the first real batch meets the same fault and has the rules for it.
+            log.warning("Stream thread %d: an empty batch failed: %s", self.number, brief(failure.cause))
+        finally:
+            self._last_job_ms = self.clock.monotonic_ms()
+            self.services.gate.end(batch_id)
 
     def run_once(self) -> bool:
         """One turn of the loop; True if a micro-batch was committed."""
@@ -201,7 +212,9 @@ class StreamThread:
         self._take_commands()
         # 2. Nothing to do without tasks.
         if not self.tasks:
-            self._wait(IDLE_WAIT_MS)
+            if self._keep_alive_left_ms() <= 0:
+                self._run_empty()
+            self._wait(min(IDLE_WAIT_MS, self._keep_alive_left_ms()))
             return False
         # 3. A job that can read what the tasks read; usually the one of the warm-up.
         self._prepare_job()

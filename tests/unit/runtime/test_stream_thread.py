@@ -147,6 +147,20 @@ def test_no_job_where_nothing_is_new_but_one_before_the_workers_would_be_ended(w
     assert world.requests[0].ranges == {"in-0": [0, 0, 0]}
 
 
+def test_without_tasks_the_workers_are_kept_alive_too(world: World) -> None:
+    """A standby's instance may wait for hours; then a task must not wait for workers."""
+    for _ in range(3):
+        assert not world.turn()
+    assert len(world.requests) <= 1
+    world.requests.clear()
+    world.clock.advance(30_000)
+    world.turn()
+    assert [(request.ranges, request.tasks) for request in world.requests] == [({}, [])]
+    world.thread.wake.set()
+    world.turn()
+    assert len(world.requests) == 1
+
+
 def test_a_failed_batch_is_killed_fenced_recovered_in_that_order_and_run_again(world: World) -> None:
     def fail(request: BatchRequest) -> BatchResult:
         world.behave = world.commit
