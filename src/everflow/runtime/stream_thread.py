@@ -194,9 +194,7 @@ class StreamThread:
         request = self._request(batch_id, _Planned({}, {}))
         try:
             if self._job is None:
-                self._open_job(self.settings.partitions)
-                assert self._job is not None
-                self._job.warm_up(request)
+                self._open_job(self.settings.partitions).warm_up(request)
             else:
                 self._job.run(request)
         except BatchFailedError as failure:
@@ -279,10 +277,11 @@ class StreamThread:
         if self._job is None or not needed <= self._prepared:
             self._open_job(self.settings.partitions if needed <= self.settings.partitions else needed)
 
-    def _open_job(self, partitions: frozenset[TopicPartition]) -> None:
+    def _open_job(self, partitions: frozenset[TopicPartition]) -> Job:
         self._close_job()
-        self._job = self.services.open_job(self.number, sorted(partitions))
+        job = self._job = self.services.open_job(self.number, sorted(partitions))
         self._prepared = partitions
+        return job
 
     def _plan(self) -> _Planned | None:
         if self.services.ends.failure is not None:
