@@ -70,12 +70,14 @@ NO_PAUSE = Pause(0.0, "", "", 0.0, 0)
 
 @dataclass
 class Verdict:
-    """One text for each breach; ``pauses`` beyond the rules, ``longest`` whatever its length."""
+    """One text for each breach; ``pauses`` beyond the rules, ``longest`` whatever its length; ``most_batches`` that a task which
+    stayed needed for one commit (2: one was aborted because the group moved on)."""
 
     two_actives: list[str] = field(default_factory=list)
     cold_handovers: list[str] = field(default_factory=list)
     pauses: list[str] = field(default_factory=list)
     longest: Pause = NO_PAUSE
+    most_batches: int = 0
 
 
 class EndSums:
@@ -97,6 +99,7 @@ def judge(lives: Sequence[Life], ends: EndSums, rules: Rules, load: tuple[float,
     found = sorted((pause for life in lives for pause in pauses(life, *load)), reverse=True)
     if found:
         verdict.longest = found[0]
+        verdict.most_batches = max(pause.batches for pause in found)
     verdict.pauses = [
         f"{at.task} stayed on {at.life} and paused {at.seconds:.2f} s from {at.began_s:.1f} on, for {at.batches} batches"
         for at in found

@@ -39,6 +39,7 @@ class Report:
     stores_wrong: int = 0
     stores_wiped: int = 0
     longest_pause_s: float = 0.0
+    batches_for_one_commit: int = 0
     pauses_too_long: int = 0
     cold_handovers: int = 0
     two_actives: int = 0
@@ -148,7 +149,7 @@ class Stage:
         rules = Rules(sizes.hot_lag, slack, 2 * MICRO_BATCH_S + TOLERANCE_S)
         verdict = judge(self.group.lives(), self._observer.ends(), rules, (self.load.began_s, self.load.ended_s))
         report.lost, report.duplicated, report.stores_wrong = books.lost, books.duplicated, books.stores_wrong
-        report.longest_pause_s = round(verdict.longest.seconds, 3)
+        report.longest_pause_s, report.batches_for_one_commit = round(verdict.longest.seconds, 3), verdict.most_batches
         report.pauses_too_long, report.cold_handovers = len(verdict.pauses), len(verdict.cold_handovers)
         report.two_actives = len(verdict.two_actives)
         report.remarks += [*books.remarks, *verdict.two_actives, *verdict.cold_handovers, *verdict.pauses]

@@ -97,7 +97,7 @@ def test_a_pause_of_a_task_that_stays_is_the_time_between_its_commits() -> None:
     assert abs(found.seconds - 3.0) < 1e-6
     verdict = judge([a], ENDS, RULES, (0.0, 100.0))
     assert len(verdict.pauses) == 1
-    assert verdict.longest == found
+    assert (verdict.longest, verdict.most_batches) == (found, 2)
 
 
 def test_a_task_that_was_away_in_between_did_not_stay() -> None:
