@@ -20,6 +20,7 @@ import typer
 from rich.console import Console
 
 from everflow import __version__
+from everflow.cli import simulate
 from everflow.cli.terminal import error_text, merge_settings, parse_settings
 from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
 
@@ -202,3 +203,6 @@ def _stop_signals() -> threading.Event:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
     return stopped
+
+
+simulate.register(app, _errors_for_people)

@@ -67,6 +67,7 @@ class Checks:
     worst_pause: Pause | None = None
     records: int = 0
     _flows: dict[TaskId, _Flow] = field(default_factory=dict)
+    _disturbed_until_ms: float = -1.0
 
     # --- I1 ----------------------------------------------------------------------------------------------------------
 
@@ -178,18 +179,22 @@ class Checks:
             if not committed:
                 continue
             gap, allowed = now - flow.committed_ms, 2 * flow.longest_batch_ms + PAUSE_SLACK_MS + self.settings.input_period_ms
-            if not flow.disturbed:
+            if not flow.disturbed and flow.committed_ms > self._disturbed_until_ms:
                 if self.worst_pause is None or gap - allowed > self.worst_pause.ms - self.worst_pause.allowed_ms:
                     self.worst_pause = Pause(task, gap, allowed, now)
                 if gap > allowed and self.settings.input_rate > 0:
                     self._violated("I4", f"{task} stayed on {instance.name} and paused for {gap:.0f} ms, allowed {allowed:.0f} ms")
             self._flows[task] = _Flow(context.incarnation, now, duration_ms)
 
-    def disturbed(self, tasks: frozenset[TaskId] | None = None) -> None:
-        """A fault of another kind hits these tasks (None: all): their present gap says nothing about rebalances."""
-        for task, flow in self._flows.items():
-            if tasks is None or task in tasks:
-                flow.disturbed = True
+    def disturbed(self, tasks: frozenset[TaskId]) -> None:
+        """A fault of another kind hits these tasks: their present gap says nothing about rebalances."""
+        for task in tasks:
+            if task in self._flows:
+                self._flows[task].disturbed = True
+
+    def all_disturbed(self, ms: float) -> None:
+        """Nobody can commit for so long from now on."""
+        self._disturbed_until_ms = max(self._disturbed_until_ms, self.history.now() + ms)
 
     def _violated(self, name: str, what: str) -> None:
         self.history.add("check", f"{name} VIOLATED: {what}")

@@ -69,6 +69,7 @@ class World:
     on_claim: Callable[[SimulatedInstance, MemberEvent], None]
     on_running: Callable[[SimulatedInstance, frozenset[TaskId]], None]
     on_batch: Callable[[SimulatedInstance, BatchRequest, float, bool], None]
+    on_crash: Callable[[frozenset[TaskId]], None]
     on_failed: Callable[[SimulatedInstance, EverflowError], None]
 
 
@@ -120,6 +121,7 @@ class SimulatedInstance:
         self._step_at: float | None = None
         self.closing = False
         self._loop_ended = False
+        self._opened = False
         self._thread_fibers: list[Fiber] = []
         self.ends = EndOffsets(self._read_ends, self.clock, settings.timings.poll_ms)
         self.updater = StateUpdater(self._updater_services(), self.clock, settings.rules.acceptable_lag)
@@ -143,6 +145,8 @@ class SimulatedInstance:
             settings.timings,
             world.history,
             on_batch=lambda request, duration_ms, committed: world.on_batch(self, request, duration_ms, committed),
+            # Every task of the instance: one of another thread may have been dealt to the one that stood still.
+            on_crash=lambda: world.on_crash(self.assigned),
         )
         self.restores = FiberPool(world.scheduler, self.process, f"{self.name}-restore", RESTORE_FIBERS)
         self.tails = FiberPool(world.scheduler, self.process, f"{self.name}-tail", RESTORE_FIBERS)
@@ -190,12 +194,13 @@ class SimulatedInstance:
         scheduler.spawn(self.process, f"{self.name}-updater", self.updater._run)
         self._poll_ends()
         self.member.open()
+        self._opened = True
         self.kick()
 
     def _close(self, leave_group: bool | None, drain_ms: float | None) -> None:
         history = self.world.history
         leaves = leave_group if leave_group is not None else self.instance_id is None
-        if drain_ms is not None and leaves and self.error is None:
+        if drain_ms is not None and leaves and self.error is None and self._opened:
             history.add(self.name, "drains")
             self.member.drain()
             self.kick()
@@ -244,6 +249,8 @@ class SimulatedInstance:
         if self._step_at != due or self.ended:
             return
         self._step_at = None
+        if not self._opened:
+            return
         again = self.member.step()
         if again is not None:
             pause = self.world.settings.timings.step_ms if self.member.stable else 50.0
@@ -396,7 +403,7 @@ class SimulatedInstance:
             before_release=_nothing,
             release=release,
             failed=self.fail,
-            changed=lambda all_running: self.world.on_running(self, self.running()),
+            changed=lambda all_running: self.world.on_running(self, frozenset(self.manager.running) | self.manager.leaving),
             rest=self.copies.rest,
         )
 

@@ -36,7 +36,7 @@ class Scenario:
     static: bool
     state_records: int
     steps: tuple[Step, ...]
-    calm_ms: float = 300_000.0
+    calm_ms: float = 400_000.0
 
     def text(self) -> str:
         """For people, before a history."""
@@ -87,6 +87,7 @@ def draw(seed: int, steps: int = 8) -> Scenario:
         acceptable_lag=random.choice([2_000, 10_000]),  # less than what arrives in a second is never reached
         max_warmups=random.randint(1, 4),
         num_standbys=random.choice([0, 0, 1, 2]),
+        probing_interval_ms=60_000,
     )
     subtopologies = tuple(
         SubTopology(random.randint(1, 6), stateful=random.random() < 0.8, inputs=random.choice([1, 1, 2]))

@@ -8,15 +8,16 @@ from pathlib import Path
 from random import Random
 
 from everflow.assignment import assignor
-from everflow.assignment.cluster_state import Assignment, ClusterState
-from everflow.errors import EverflowError
-from everflow.records import TaskId
+from everflow.assignment.cluster_state import Assignment, ClusterState, Member, TaskInfo
+from everflow.errors import EverflowError, ProcessIdClashError
+from everflow.records import TaskId, TopicPartition
+from everflow.runtime.batch import format_metadata
 from everflow.testing.simulation.checks import Checks, InvariantError
 from everflow.testing.simulation.disk import SimulatedDisk
 from everflow.testing.simulation.group_coordinator import GroupCoordinator, GroupState
 from everflow.testing.simulation.history import History
 from everflow.testing.simulation.instance import SimulatedInstance, World
-from everflow.testing.simulation.log import SimulatedLog
+from everflow.testing.simulation.log import Committed, SimulatedLog, Write, fold_of
 from everflow.testing.simulation.network import Network
 from everflow.testing.simulation.scheduler import Scheduler
 from everflow.testing.simulation.settings import SimulationSettings
@@ -72,11 +73,15 @@ class Simulation:
         """Instances that may fail, e.g. because they are fenced."""
         self.paused_task_ms = 0.0
         """Summed over all tasks: time in which a task ran nowhere, since it first ran."""
+        self.outages: list[tuple[TaskId, float]] = []
+        """Task and ms for which it ran nowhere, each time."""
         self._running: dict[TaskId, int] = {}
+        self._down_since: dict[TaskId, float] = {}
         self._runs_on: dict[str, frozenset[TaskId]] = {}
         self._not_running = 0
         self._counted_ms = 0.0
         self._disks = 0
+        self._killed: set[str] = set()
         self._lives = 0
         self._input_rest = 0.0
         self._growing = True
@@ -94,6 +99,7 @@ class Simulation:
             self.checks.claimed,
             self._ran,
             self.checks.batch,
+            self.checks.disturbed,
             self._failed,
         )
         self.scheduler.after(0, self._grow)
@@ -115,6 +121,41 @@ class Simulation:
     def add(self, count: int = 1, *, static: bool = False, version: int | None = None) -> list[SimulatedInstance]:
         """Start new instances with empty disks."""
         return [self._start(f"i{len(self.instances) + 1}", None, static, version) for _ in range(count)]
+
+    def start_with_state(self, count: int, records: int, *, static: bool = False) -> list[SimulatedInstance]:
+        """Start a group that has been running for long: every stateful task has ``records`` behind it, and each copy lies on the
+        disk where the assignor wants it. Only in a fresh simulation."""
+        members = [Member(f"i{n}", f"p{n:04d}", threads=self.settings.threads) for n in range(1, count + 1)]
+        tasks = {task: self._info(task, inputs) for task, inputs in self.settings.tasks.items()}
+        ends = {task: 0 for task, info in tasks.items() if info.stateful}
+        placed = self._decide(ClusterState(tuple(members), tasks, ends, rules=self.settings.rules))
+        for task, inputs in self.settings.tasks.items():
+            self._preload(task, inputs, records)
+        started = []
+        for member in members:
+            disk = SimulatedDisk(member.process_id)
+            self._disks += 1
+            for task in sorted(placed.active[member.member_id] | placed.standby.get(member.member_id, frozenset())):
+                if tasks[task].stateful:
+                    store = disk.store(Path(str(task)) / "store")
+                    store.position = records
+                    store.content = {tp: fold_of(0, records) for tp in self.settings.tasks[task]}
+            started.append(self._start(member.member_id, disk, static, None))
+        return started
+
+    def _info(self, task: TaskId, inputs: tuple[TopicPartition, ...]) -> TaskInfo:
+        changelog = self.settings.changelog(task)
+        return TaskInfo(task, inputs, () if changelog is None else (changelog,), changelog is not None)
+
+    def _preload(self, task: TaskId, inputs: tuple[TopicPartition, ...], records: int) -> None:
+        for tp in inputs:
+            self.log.grow(tp, records)
+            self.log.committed[tp] = self.log.decided[tp] = Committed(records, format_metadata("before", {}))
+        changelog = self.settings.changelog(task)
+        if changelog is not None and records:
+            partition = self.log.partition(changelog)
+            partition.end = records
+            partition.writes.append(Write(0, records, {tp: fold_of(0, records) for tp in inputs}, "before"))
 
     def _start(self, name: str, disk: SimulatedDisk | None, static: bool, version: int | None) -> SimulatedInstance:
         if disk is None:
@@ -153,6 +194,7 @@ class Simulation:
     def kill(self, name: str) -> None:
         """SIGKILL: nothing is said, the session runs out."""
         self._disturb(name)
+        self._killed.add(name)
         self.instances[name].kill()
 
     def pause(self, name: str, ms: float) -> None:
@@ -171,21 +213,18 @@ class Simulation:
 
     def stall_batch(self, name: str, thread: int, ms: float) -> None:
         """The next batch of a stream thread takes that much longer; the rest of the instance goes on."""
-        self._disturb(name)
         self.history.add("fault", f"next batch of {name}/t{thread} takes {ms:.0f} ms longer")
         self.instances[name].workers.crashes[thread] = CrashPlan(delay_ms=ms)
 
     def crash_worker(self, name: str, thread: int, point: str) -> None:
         """The worker of the next batch dies at a crash point (`worker.POINTS`)."""
-        self._disturb(name)
         self.history.add("fault", f"worker of {name}/t{thread} dies at {point}")
         self.instances[name].workers.crashes[thread] = CrashPlan(point=point)
 
     def fail_over(self, outage_ms: float) -> None:
         """The group's coordinator moves."""
-        self.checks.disturbed()
+        self.checks.all_disturbed(outage_ms + 500.0)
         self.coordinator.fail_over(outage_ms)
-        self.scheduler.after(outage_ms + 200.0, self.checks.disturbed)
 
     def lose_brokers(self, ms: float) -> None:
         """No broker answers readers and producers that begin something; the group's coordinator is away too."""
@@ -193,9 +232,8 @@ class Simulation:
         self.log.available = False
         if self.coordinator.available:
             self.fail_over(ms)
-        self.checks.disturbed()
+        self.checks.all_disturbed(ms + 1_000.0)
         self.scheduler.after(ms, lambda: setattr(self.log, "available", True))
-        self.scheduler.after(ms + 1_000.0, self.checks.disturbed)
 
     def jump_clock(self, name: str, ms: float) -> None:
         """The wall clock of an instance jumps, forwards or backwards."""
@@ -326,19 +364,29 @@ class Simulation:
             count = self._running.get(task)
             if count == 0:
                 self._not_running -= 1
+                self.outages.append((task, self.scheduler.now_ms - self._down_since.pop(task)))
             self._running[task] = (count or 0) + 1
         for task in before - running:
             self._running[task] -= 1
             if self._running[task] == 0:
                 self._not_running += 1
+                self._down_since[task] = self.scheduler.now_ms
 
     def _account(self) -> None:
         self.paused_task_ms += self._not_running * (self.scheduler.now_ms - self._counted_ms)
         self._counted_ms = self.scheduler.now_ms
 
     def _failed(self, instance: SimulatedInstance, error: EverflowError) -> None:
+        if isinstance(error, ProcessIdClashError) and instance.name in self._killed:
+            # It came back into a rebalance that still waits for its former life. Whoever supervises it starts it again.
+            self.scheduler.after(self.settings.timings.session_timeout_ms + 5_000, lambda: self._supervise(instance))
+            return
         if instance.name not in self.expected_failures:
             self.checks.violations.append(("survival", f"{instance.name} stopped: [{error.code}] {error}"))
+
+    def _supervise(self, instance: SimulatedInstance) -> None:
+        if not self.instances[instance.name].process.alive:
+            self.restart(instance.name)
 
     def _raise(self, name: str, what: str) -> None:
         if self._history_file is not None:

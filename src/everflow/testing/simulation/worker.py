@@ -58,6 +58,8 @@ class WorkerServices:
     history: History
     crashes: dict[int, CrashPlan] = field(default_factory=dict)
     on_batch: Callable[[BatchRequest, float, bool], None] = lambda request, duration_ms, committed: None
+    on_crash: Callable[[], None] = lambda: None
+    """Told when a batch that a plan has hit is over."""
     _epochs: dict[str, int] = field(default_factory=dict)
 
     def forget_producer(self, transactional_id: str) -> None:
@@ -79,15 +81,18 @@ class SimulatedJob:
     def run(self, request: BatchRequest) -> BatchResult:
         """See `Job.run`."""
         self.services.book.hello(request.batch_id, f"t{self.thread}-sink", hash_pid(self.services.name, self.thread))
-        plan = self.services.crashes.pop(self.thread, None) or CrashPlan()
+        plan = self.services.crashes.pop(self.thread, None) if request.tasks else None
         began = self.services.clock.monotonic_ms()
-        batch = _Batch(self.services, request, plan)
+        batch = _Batch(self.services, request, plan or CrashPlan())
         try:
             result = batch.run()
         except (FencedError, RefusedError, RetriableError, StoreMismatchError, _WorkerDiedError) as failure:
             self.services.forget_producer(request.transactional_id)
             self._done(request, began, f"failed: {failure}", False)
             raise BatchFailedError(f"{type(failure).__name__}: {failure}", kind=_kind(failure)) from failure
+        finally:
+            if plan is not None:
+                self.services.on_crash()
         if batch.touched:
             self._done(request, began, result.outcome + (f": {result.reason}" if result.reason else ""), result.committed)
         return result

@@ -1,0 +1,184 @@
+"""``everflow simulate``: what a scaling step would do, by running the real assignor and membership in a simulated group."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from everflow.errors import ConfigError
+
+if TYPE_CHECKING:
+    from everflow.testing.simulation.forecast import Forecast, Round, Step
+
+SHOWN_ROUNDS = 16
+
+ErrorsForPeople = Callable[[bool], AbstractContextManager[None]]
+
+
+def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
+    """Add the command to the ``everflow`` command."""
+
+    @app.command()
+    def simulate(
+        members: Annotated[int, typer.Option(help="Instances that run before the change.")] = 3,
+        add: Annotated[int, typer.Option(help="Instances that join, with empty disks.")] = 0,
+        remove: Annotated[int, typer.Option(help="Instances that stop cleanly (they drain first).")] = 0,
+        crash: Annotated[int, typer.Option(help="Instances that are killed.")] = 0,
+        tasks: Annotated[int, typer.Option(help="Stateful tasks: partitions of the stateful sub-topologies.")] = 24,
+        stateless_tasks: Annotated[int, typer.Option(help="Tasks without state.")] = 0,
+        state_records: Annotated[int, typer.Option(help="Records in one task's changelog.")] = 1_000_000,
+        restore_rate: Annotated[
+            float | None, typer.Option(help="Records a second that one instance restores; default: 400,000.")
+        ] = None,
+        measured: Annotated[
+            Path | None, typer.Option(metavar="FILE", help="Take the rate from the JSON file of `./run bench restore --json`.")
+        ] = None,
+        input_rate: Annotated[float, typer.Option(help="Records a second that arrive at each task.")] = 100.0,
+        threads: Annotated[int, typer.Option(help="num.stream.threads of every instance.")] = 2,
+        standbys: Annotated[int, typer.Option(help="num.standby.replicas.")] = 0,
+        warmups: Annotated[int, typer.Option(help="max.warmup.replicas.")] = 2,
+        acceptable_lag: Annotated[int, typer.Option(help="acceptable.recovery.lag, in records.")] = 10_000,
+        session_timeout: Annotated[float, typer.Option(help="session.timeout.ms, in seconds.")] = 45.0,
+        static: Annotated[bool, typer.Option("--static", help="Instances have a group.instance.id.")] = False,
+        seed: Annotated[int, typer.Option(help="Same seed, same history.")] = 1,
+        json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON.")] = None,
+        history: Annotated[Path | None, typer.Option(metavar="FILE", help="Write everything that happened.")] = None,
+        debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and everflow's own log.")] = False,
+    ) -> None:
+        """Show what a scaling step would do: moves, warm-ups, rebalances, pauses, time until balanced. Needs no broker."""
+        with errors_for_people(debug):
+            if not debug:
+                logging.getLogger("everflow").setLevel(logging.ERROR)
+            from everflow.testing.simulation.forecast import Step
+
+            step = Step(
+                members=members,
+                add=add,
+                remove=remove,
+                crash=crash,
+                tasks=tasks,
+                stateless_tasks=stateless_tasks,
+                state_records=state_records,
+                restore_rate=_rate(restore_rate, measured),
+                input_rate=input_rate,
+                threads=threads,
+                standbys=standbys,
+                warmups=warmups,
+                acceptable_lag=acceptable_lag,
+                session_timeout_s=session_timeout,
+                static=static,
+                seed=seed,
+            )
+            run(step, Files(json_file, history), Console())
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where to write to, besides the terminal."""
+
+    result: Path | None = None
+    history: Path | None = None
+
+
+def run(step: Step, files: Files, console: Console) -> Forecast:
+    """Simulate and print. ConfigError for a step that cannot be or a file that cannot be written."""
+    from everflow.testing.simulation.forecast import forecast
+
+    step.check()
+    for path in (files.result, files.history):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigError(f"{path}: the folder {path.absolute().parent} does not exist.")
+    began = time.monotonic()
+    with console.status("simulating"):
+        found = forecast(step, files.history)
+    show(found, console)
+    console.print(f"simulated in {time.monotonic() - began:.1f} s, seed {step.seed}", style="dim")
+    if files.result is not None:
+        files.result.write_text(json.dumps(found.as_json(), indent=1) + "\n")
+    return found
+
+
+def show(found: Forecast, console: Console) -> None:
+    """The rebalances as a table, then what it comes to."""
+    step = found.step
+    console.print(_headline(step), markup=False, highlight=False)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("after", "members", "handed over", "taken to hand over", "warm-ups", "still to move"):
+        table.add_column(column, justify="right")
+    for one in _shown(found.rounds):
+        cells = ("...",) * 6 if one is None else (_seconds(one.at_s), *map(str, _cells(one)))
+        table.add_row(*cells)
+    console.print(table)
+    all_tasks = step.tasks + step.stateless_tasks
+    per_member = sorted(found.tasks_per_member.values())
+    rows = [
+        ("moves", f"{found.moves} of {all_tasks} tasks end on another instance, {found.warmed} warmed up first"),
+        ("rebalances", str(found.rebalances)),
+        ("paused", f"{found.task_seconds_paused:,.1f} task-seconds in all, one task at most {_seconds(found.longest_pause_s)}"),
+        ("tasks", f"{per_member[0]} to {per_member[-1]} per instance afterwards, {len(per_member)} instances"),
+        ("balanced", _balanced(found)),
+    ]
+    for label, text in rows:
+        console.print(f"{label:<12} {text}", markup=False, highlight=False)
+
+
+def _headline(step: Step) -> str:
+    named = (("to join", step.add), ("to stop", step.remove), ("to be killed", step.crash))
+    changes = [f"{number} {what}" for what, number in named if number]
+    kind = " static" if step.static else ""
+    return (
+        f"{step.members}{kind} instances, {step.tasks} stateful tasks of {step.state_records:,} records, "
+        f"{step.stateless_tasks} stateless tasks: {', '.join(changes)}. "
+        f"Restoring {step.restore_rate:,.0f} records/s per instance, at most {step.warmups} warm-ups."
+    )
+
+
+def _balanced(found: Forecast) -> str:
+    if found.balanced_after_s is None:
+        return "not within a simulated day: the restore rate does not keep up with the input, or the acceptable lag is too small"
+    restoring = found.step.state_records / found.step.restore_rate
+    return f"after {_seconds(found.balanced_after_s)} (restoring one task takes {_seconds(restoring)})"
+
+
+def _cells(one: Round) -> tuple[int, int, int, int, int]:
+    return (one.members, one.given, one.withheld, one.warmups, one.left)
+
+
+def _shown(rounds: tuple[Round, ...]) -> list[Round | None]:
+    """All, or the first and last ones around a gap."""
+    if len(rounds) <= SHOWN_ROUNDS:
+        return list(rounds)
+    half = SHOWN_ROUNDS // 2
+    return [*rounds[:half], None, *rounds[-half:]]
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _rate(given: float | None, measured: Path | None) -> float:
+    """Records a second: as given, as measured, or the default."""
+    if given is not None and measured is not None:
+        raise ConfigError("--restore-rate and --measured both say how fast restores are; give one of them.")
+    if measured is None:
+        return 400_000.0 if given is None else given
+    try:
+        rows: Any = json.loads(measured.read_text())
+        rates = [float(row["value"]) for row in rows if row["system"] == "everflow" and row["metric"] == "restore"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"--measured {measured}: not the JSON of `./run bench restore --json FILE`: {error}") from error
+    if not rates:
+        raise ConfigError(f"--measured {measured}: it holds no restore rate of everflow.")
+    return min(rates)

@@ -1,0 +1,188 @@
+"""What a scaling step would do: a group with state, one change, and everything that follows until it is balanced again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from everflow.config import AssignmentRules
+from everflow.errors import ConfigError
+from everflow.records import TaskId
+from everflow.testing.simulation.checks import InvariantError
+from everflow.testing.simulation.settings import SimulationSettings, SubTopology, Timings
+from everflow.testing.simulation.simulation import Decision, Simulation
+
+LIMIT_MS = 24 * 3_600_000.0
+LARGE = 100
+"""Members from which on the simulated clients ask less often, so that a forecast stays quick."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A group and what is done to it. ``state_records`` are those of one task's changelog; rates are records a second.
+
+    ``remove`` stops instances cleanly (they drain), ``crash`` kills them.
+    """
+
+    members: int = 3
+    add: int = 0
+    remove: int = 0
+    crash: int = 0
+    tasks: int = 24
+    stateless_tasks: int = 0
+    state_records: int = 1_000_000
+    restore_rate: float = 400_000.0
+    input_rate: float = 100.0
+    threads: int = 2
+    standbys: int = 0
+    warmups: int = 2
+    acceptable_lag: int = 10_000
+    session_timeout_s: float = 45.0
+    static: bool = False
+    seed: int = 1
+
+    def check(self) -> None:
+        """ConfigError, naming the option of ``everflow simulate``, for a step that cannot be."""
+        for name, least in (("members", 1), ("tasks", 0), ("threads", 1), ("warmups", 1), ("restore_rate", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least {least}.")
+        if self.session_timeout_s < 1:
+            raise ConfigError(f"--session-timeout {self.session_timeout_s:g}: must be at least 1 (seconds).")
+        for name in ("add", "remove", "crash", "stateless_tasks", "state_records", "input_rate", "standbys", "acceptable_lag"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: must not be negative.")
+        if self.tasks + self.stateless_tasks == 0:
+            raise ConfigError("--tasks 0: there is nothing to place. Give --tasks or --stateless-tasks.")
+        if self.add + self.remove + self.crash == 0:
+            raise ConfigError("Nothing changes: say what happens with --add, --remove or --crash.")
+        if self.remove + self.crash > self.members:
+            raise ConfigError(f"--remove {self.remove} and --crash {self.crash} are more than the --members {self.members}.")
+        if self.members + self.add - self.remove - self.crash < 1:
+            raise ConfigError("Nobody would be left. Remove fewer instances or --add some.")
+        if self.acceptable_lag < self.input_rate:
+            raise ConfigError(
+                f"--acceptable-lag {self.acceptable_lag} is less than what arrives in a second (--input-rate {self.input_rate:g}): "
+                "no warm-up would ever count as hot. Raise it above the rate."
+            )
+
+    def settings(self) -> SimulationSettings:
+        """The simulated application."""
+        large = self.members + self.add > LARGE
+        rules = AssignmentRules(acceptable_lag=self.acceptable_lag, max_warmups=self.warmups, num_standbys=self.standbys)
+        timings = Timings(
+            restore_rate=self.restore_rate,
+            session_timeout_ms=int(self.session_timeout_s * 1000),
+            initial_delay_ms=3_000.0,
+            follow_ms=1_000.0 if large else 100.0,
+            poll_ms=1_000.0 if large else 50.0,
+            step_ms=1_000.0 if large else 50.0,
+            heartbeat_ms=2_000 if large else 500,
+        )
+        subtopologies = [SubTopology(self.tasks)] if self.tasks else []
+        if self.stateless_tasks:
+            subtopologies.append(SubTopology(self.stateless_tasks, stateful=False))
+        period = 5_000.0 if large else 500.0
+        return SimulationSettings(tuple(subtopologies), self.threads, rules, timings, self.input_rate, period)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One rebalance: seconds since the change, tasks that changed hands or were taken to be handed over, copies being warmed."""
+
+    at_s: float
+    members: int
+    given: int
+    withheld: int
+    warmups: int
+    left: int
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Times in seconds. ``moves``: tasks that end on another instance. ``task_seconds_paused``: summed over the tasks;
+    ``longest_pause_s`` of one task. ``balanced_after_s`` is None where the group did not come to rest."""
+
+    step: Step
+    rounds: tuple[Round, ...]
+    moves: int
+    warmed: int
+    rebalances: int
+    task_seconds_paused: float
+    longest_pause_s: float
+    balanced_after_s: float | None
+    tasks_per_member: Mapping[str, int]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def forecast(step: Step, history_file: Path | None = None) -> Forecast:
+    """Simulate the step. ConfigError for one that cannot be; InvariantError where the code under it breaks a promise."""
+    step.check()
+    with Simulation(step.settings(), step.seed, history_file) as group:
+        group.start_with_state(step.members, step.state_records, static=step.static)
+        group.settle(600_000)
+        group.require_progress(60_000)
+        before = _places(group)
+        began, paused, rebalances = group.now_ms, group.count_pauses(), group.coordinator.rebalances
+        decided, outages = len(group.decisions), len(group.outages)
+        _change(group, step)
+        group.run_for(1_000)
+        balanced_after: float | None
+        try:
+            check_ms = 1_000.0 if step.members + step.add > LARGE else 250.0
+            group.settle(LIMIT_MS, check_ms)
+            balanced_after = (group.now_ms - began) / 1000
+        except InvariantError as error:
+            if error.name != "liveness":
+                raise
+            balanced_after = None
+        after = _places(group)
+        decisions = group.decisions[decided:]
+        return Forecast(
+            step,
+            _rounds(decisions, began),
+            sum(1 for task, name in after.items() if before.get(task) != name),
+            len({(task, member) for d in decisions for member, tasks in d.assignment.warmup.items() for task in tasks}),
+            group.coordinator.rebalances - rebalances,
+            (group.count_pauses() - paused) / 1000,
+            max((ms for _, ms in group.outages[outages:]), default=0.0) / 1000,
+            balanced_after,
+            {instance.name: len(instance.running()) for instance in group.present()},
+        )
+
+
+def _change(group: Simulation, step: Step) -> None:
+    names = [instance.name for instance in group.live()]
+    for name in names[: step.crash]:
+        group.kill(name)
+    for name in names[step.crash : step.crash + step.remove]:
+        group.close_instance(name, leave_group=True, drain_ms=LIMIT_MS)
+    if step.add:
+        group.add(step.add, static=step.static)
+
+
+def _places(group: Simulation) -> dict[TaskId, str]:
+    return {task: instance.name for instance in group.present() for task in instance.running()}
+
+
+def _rounds(decisions: list[Decision], began_ms: float) -> tuple[Round, ...]:
+    rounds = []
+    for decision in decisions:
+        held = {task: member.member_id for member in decision.cluster.members for task in member.owned}
+        active = decision.assignment.active
+        given = sum(1 for member_id, tasks in active.items() for task in tasks if held.get(task) != member_id)
+        rounds.append(
+            Round(
+                (decision.at_ms - began_ms) / 1000,
+                len(decision.cluster.members),
+                given,
+                len(decision.assignment.withheld),
+                sum(len(tasks) for tasks in decision.assignment.warmup.values()),
+                decision.assignment.movements,
+            )
+        )
+    return tuple(rounds)
