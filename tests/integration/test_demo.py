@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,6 +54,84 @@ def test_every_result_of_a_slice_matches_the_batch(tmp_path: Path, temp_folder: 
         code: delay.flights for code, delay in expected.carriers.items()
     }
     assert list(temp_folder.glob("everflow-*")) == []
+
+
+def check_two_instances(written: dict[str, Any], output: str, flights: int) -> None:
+    """The results are those of the batch, and both instances really worked."""
+    expected = batch.figures(data.load_flights(flights))
+    assert (written["records_in"], written["matches_batch"]) == (flights, True), output
+    assert written["routes"] == dict(expected.routes)
+    assert written["instances"] == 2
+    assert written["rebalances"] >= 2, output
+    assert 0 < len(written["tasks_moved"]) < 8, output
+    assert written["longest_pause_s"] > 0
+    for told in ("the second instance has its share", "told to stop", "the second instance has left"):
+        assert told in output
+    # A row of the second instance with work, and a copy on its way there.
+    assert re.search(r"^second .*active", output, re.MULTILINE), output
+    assert re.search(r"warm-up", output), output
+
+
+@pytest.mark.broker
+@pytest.mark.spark
+def test_a_second_instance_comes_and_goes_and_every_result_matches(tmp_path: Path, temp_folder: Path) -> None:
+    report = tmp_path / "demo.json"
+    done = subprocess.run(
+        command("--limit", str(FLIGHTS), "--instances", "2", "--json", str(report)),
+        capture_output=True,
+        text=True,
+        timeout=2 * TIMEOUT_S,
+        env={**os.environ, "TMPDIR": str(temp_folder)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    check_two_instances(json.loads(report.read_text()), done.stdout, FLIGHTS)
+    assert list(temp_folder.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.spark
+def test_all_flights_with_two_instances(tmp_path: Path, temp_folder: Path) -> None:
+    report = tmp_path / "demo.json"
+    done = subprocess.run(
+        [*command("--instances", "2", "--json", str(report)), "--threads", "2"],
+        capture_output=True,
+        text=True,
+        timeout=4 * TIMEOUT_S,
+        env={**os.environ, "TMPDIR": str(temp_folder)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    check_two_instances(json.loads(report.read_text()), done.stdout, data.FLIGHTS_TOTAL)
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.spark
+@pytest.mark.parametrize("moment", ["the second instance starts", "the second instance has its share"])
+def test_an_interrupt_ends_the_second_instance_too(moment: str, tmp_path: Path, temp_folder: Path) -> None:
+    output = tmp_path / "output"
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            command("--limit", str(FLIGHTS), "--instances", "2"),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "TMPDIR": str(temp_folder)},
+        )
+        try:
+            wait_until(lambda: moment in output.read_text(), TIMEOUT_S, f"{moment!r} to be shown")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(TIMEOUT_S) == 130, output.read_text()
+        finally:
+            process.kill()
+    mine = [line for line in processes() if str(temp_folder) in line]
+    assert mine == []
+    assert list(temp_folder.iterdir()) == []
+
+
+def processes() -> list[str]:
+    """The command lines of everything that runs."""
+    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True)
+    return listed.stdout.splitlines()
 
 
 @pytest.mark.broker

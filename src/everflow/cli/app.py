@@ -151,6 +151,9 @@ def demo(
     guarantee: Annotated[Guarantee, typer.Option(help="processing.guarantee.")] = Guarantee.exactly_once_v2,
     threads: Threads = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many flights; default: all 336,776.")] = None,
+    instances: Annotated[
+        int, typer.Option(min=1, max=2, help="2: the flights come at a pace; a second instance joins, works, and leaves again.")
+    ] = 1,
     debug: Debug = False,
 ) -> None:
     """Stream real flights through an embedded broker and compare every result with a plain batch."""
@@ -164,6 +167,7 @@ def demo(
             json_file=json_file,
             console=Console(),
             debug=debug,
+            instances=instances,
         )
     raise typer.Exit(0 if outcome.matches_batch else EXIT_FAILED)
 

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from everflow.demo.batch import Figures
+from everflow.demo.moves import Moves
 
 SHOWN = 10
 DIFFERENCES_SHOWN = 20
@@ -16,13 +18,15 @@ DIFFERENCES_SHOWN = 20
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run of the demo; ``elapsed_s`` from the start of the instance until all results were committed."""
+    """One run of the demo; ``elapsed_s`` from the start of the instance until all results were committed. ``moves`` only where
+    another one came and went meanwhile."""
 
     records_in: int
     guarantee: str
     elapsed_s: float
     streamed: Figures
     differences: Sequence[str]
+    moves: Moves | None = None
 
     @property
     def matches_batch(self) -> bool:
@@ -38,7 +42,18 @@ class Outcome:
             "elapsed_s": round(self.elapsed_s, 3),
             "carriers": {code: delay._asdict() for code, delay in sorted(self.streamed.carriers.items())},
             "routes": dict(sorted(self.streamed.routes.items())),
+            **({} if self.moves is None else _moves_json(self.moves)),
         }
+
+
+def show(outcome: Outcome, console: Console) -> None:
+    """Everything, the verdict last."""
+    console.print(worst_carriers(outcome.streamed), busiest_routes(outcome.streamed))
+    if outcome.moves is not None:
+        console.print(pauses(outcome.moves))
+        console.print(moves_text(outcome.moves), markup=False, highlight=False)
+    line = f"{outcome.records_in:,} flights in {outcome.elapsed_s:.1f} s, {outcome.guarantee}, start and stop included"
+    console.print(f"{line}\n{verdict(outcome)}", markup=False, highlight=False)
 
 
 def worst_carriers(streamed: Figures) -> Table:
@@ -61,6 +76,42 @@ def busiest_routes(streamed: Figures) -> Table:
     for route, flights in sorted(streamed.routes.items(), key=lambda item: (-item[1], item[0]))[:SHOWN]:
         table.add_row(route, f"{flights:,}")
     return table
+
+
+def pauses(moves: Moves) -> Table:
+    """Each task's longest time between two committed batches while records waited, before and while instances came and went."""
+    table = Table(title="The longest pause of each task, s", title_justify="left")
+    table.add_column("task")
+    table.add_column("one instance", justify="right")
+    table.add_column("while the second came and went", justify="right")
+    table.add_column("")
+    for task, pause in sorted(moves.meanwhile.items()):
+        went = "moved there and back" if task in moves.moved else "stayed"
+        table.add_row(str(task), f"{moves.before.get(task, 0.0):.2f}", f"{pause:.2f}", went)
+    return table
+
+
+def moves_text(moves: Moves) -> str:
+    """What came and went, in two lines."""
+    return (
+        f"the second instance had its share of the tasks {moves.join_s:.1f} s after its start, and was gone {moves.leave_s:.1f} s "
+        f"after it was told to stop ({moves.rebalances} rebalances)\n"
+        f"longest time between two committed batches: {moves.longest(moved=False):.2f} s of the tasks that stayed, "
+        f"{moves.longest(moved=True):.2f} s of those that moved"
+    )
+
+
+def _moves_json(moves: Moves) -> dict[str, Any]:
+    return {
+        "instances": moves.instances,
+        "rebalances": moves.rebalances,
+        "join_s": round(moves.join_s, 3),
+        "leave_s": round(moves.leave_s, 3),
+        "longest_pause_s": round(moves.longest(moved=False), 3),
+        "longest_pause_moved_s": round(moves.longest(moved=True), 3),
+        "longest_pause_alone_s": round(max(moves.before.values(), default=0.0), 3),
+        "tasks_moved": sorted(str(task) for task in moves.moved),
+    }
 
 
 def verdict(outcome: Outcome) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-import pyarrow as pa
 from rich.console import Console
 
 from everflow import KafkaStreams
@@ -19,24 +19,26 @@ from everflow.cli.tasks import summary
 from everflow.cli.terminal import Progress
 from everflow.cli.watch import LagReader, input_topics
 from everflow.config import StreamsConfig
-from everflow.demo import batch, data, report, results, topology
+from everflow.demo import batch, data, elastic, report, results, topology
+from everflow.demo.feed import Feed, send_all
+from everflow.demo.instance_process import InstanceProcess
 from everflow.demo.interrupts import Interrupts
+from everflow.demo.moves import Moves
 from everflow.demo.results import Record
 from everflow.errors import FatalError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.log_reader import LogReader
-from everflow.kafka.producer import RecordWriter
-from everflow.records import TopicPartition
+from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ENDED
 from everflow.spark.session import get_session
 from everflow.testing.broker import EmbeddedBroker
 from everflow.topology.graph import Topology
+from everflow.topology.subtopologies import cut
 
 APPLICATION_ID = "flights-demo"
 PARTITIONS = 4
 TIMEOUT_S = 900.0
 _POLL_S = 0.25
-_CHUNK = 50_000  # records handed to the producer at a time
 
 
 def run_demo(
@@ -47,14 +49,16 @@ def run_demo(
     json_file: Path | None,
     console: Console,
     debug: bool = False,
+    instances: int = 1,
 ) -> report.Outcome:
     """Run the demo and print it; the caller turns ``matches_batch`` into an exit code.
 
-    Broker, state folder and instance end with this call, also when it is interrupted (SIGINT, SIGTERM: raises
+    With two ``instances`` the flights come at a pace, and a second instance joins and leaves meanwhile (`everflow.demo.elastic`).
+    Broker, state folders and instances end with this call, also when it is interrupted (SIGINT, SIGTERM: raises
     KeyboardInterrupt). Call it from the main thread.
 
     Raises:
-        SetupError: no Java, no jars, no data package. FatalError: the instance stopped, or was not done in
+        SetupError: no Java, no jars, no data package. FatalError: an instance stopped, or was not done in
         15 minutes.
     """
     with ExitStack() as stack, Interrupts() as interrupts:
@@ -63,26 +67,37 @@ def run_demo(
         flights = data.load_flights(limit)
         status.show("starting a Kafka broker")
         broker = stack.enter_context(EmbeddedBroker(progress=status.say))
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="everflow-demo-"))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="everflow-demo-")))
         for topic in (topology.FLIGHTS_TOPIC, *topology.RESULT_TOPICS):
             broker.create_topic(topic, PARTITIONS)
-        _produce(flights, broker.bootstrap_servers)
-        status.say(f"{flights.num_rows:,} flights are in topic {topology.FLIGHTS_TOPIC} ({PARTITIONS} partitions)")
+        records = data.to_records(flights)
+        if instances == 1:
+            send_all(records, broker.bootstrap_servers)
+            status.say(f"{len(records):,} flights are in topic {topology.FLIGHTS_TOPIC} ({PARTITIONS} partitions)")
 
         status.show("starting Spark")
-        config = StreamsConfig(
-            application_id=APPLICATION_ID,
-            bootstrap_servers=broker.bootstrap_servers,
-            processing_guarantee=guarantee,
-            num_stream_threads=threads or 0,
-            state_dir=folder,
-        )
+        settings: dict[str, object] = {
+            "application.id": APPLICATION_ID,
+            "bootstrap.servers": broker.bootstrap_servers,
+            "processing.guarantee": guarantee,
+            "num.stream.threads": threads or 0,
+            "state.dir": str(folder / "state"),
+        }
         with interrupts.held():
             start_session()
         program = topology.build()
-        status.say(banner(config, program).text())
         started = time.monotonic()
-        _process(config, program, status)
+        if instances == 1:
+            config, moves = StreamsConfig(**settings), None
+            status.say(banner(config, program).text())
+            _process(config, program, status)
+        else:
+            settings |= elastic.SETTINGS
+            config = StreamsConfig(**settings)
+            status.say(banner(config, program).text())
+            feed = Feed(records, broker.bootstrap_servers, elastic.pace(len(records)))
+            second = InstanceProcess({**settings, "state.dir": str(folder / "2" / "state")}, folder / "2")
+            moves = _process_elastic(config, program, feed, second, status)
         elapsed_s = time.monotonic() - started
         streamed = results.to_figures(_read_results(config))
     outcome = report.Outcome(
@@ -91,52 +106,58 @@ def run_demo(
         elapsed_s=elapsed_s,
         streamed=streamed,
         differences=batch.differences(streamed, batch.figures(flights)),
+        moves=moves,
     )
-    console.print(report.worst_carriers(streamed), report.busiest_routes(streamed))
-    console.print(
-        f"{outcome.records_in:,} flights in {elapsed_s:.1f} s, {guarantee}, start and stop included\n" + report.verdict(outcome),
-        markup=False,
-        highlight=False,
-    )
+    report.show(outcome, console)
     if json_file is not None:
         json_file.write_text(json.dumps(outcome.to_json(), indent=2) + "\n")
     return outcome
 
 
-def _produce(flights: pa.Table, bootstrap_servers: str) -> None:
-    records = data.to_records(flights)
-    writer = RecordWriter.get({"bootstrap.servers": bootstrap_servers}, None)
-    writer.begin()
-    for start in range(0, len(records), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        writer.write(topology.FLIGHTS_TOPIC, records.keys[part], records.values[part], records.timestamps[part])
-    writer.flush(60.0)
-    writer.close()
+@contextmanager
+def _instance(config: StreamsConfig, program: Topology, status: StatusLine) -> Iterator[KafkaStreams]:
+    """An instance, not started; closed at the end."""
+    streams = KafkaStreams(program, config)
+    streams.set_state_listener(lambda new, old: status.say(f"state {old.name} -> {new.name}"))
+    try:
+        yield streams
+    except BaseException:
+        streams.close(leave_group=False)  # nobody is there to hand anything over to, or nobody waits for it
+        raise
+    streams.close()
 
 
 def _process(config: StreamsConfig, program: Topology, status: StatusLine) -> None:
     """Run an instance until everything it reads is consumed and committed, then close it."""
-    streams = KafkaStreams(program, config)
-    streams.set_state_listener(lambda new, old: status.say(f"state {old.name} -> {new.name}"))
     topics = input_topics(program, config.application_id)
     progress = Progress()
     deadline = time.monotonic() + TIMEOUT_S
-    try:
+    with _instance(config, program, status) as streams, closing(ClusterAdmin(config.admin())) as admin:
         streams.start()
-        with closing(ClusterAdmin(config.admin())) as admin:
-            reader = LagReader(admin, config.application_id, topics)
-            while progress.lag != 0:
-                if streams.state in ENDED:
-                    raise streams.error or FatalError("the instance stopped before all flights were processed")
-                if time.monotonic() > deadline:
-                    raise FatalError(f"not done after {TIMEOUT_S:.0f} s: {progress.line()}")
-                sample = reader.sample(time.monotonic(), summary(streams.all_tasks()))
-                if sample is not None:
-                    progress.add(sample)
-                    status.show(progress.line())
-                time.sleep(_POLL_S)
-    finally:
-        streams.close()
+        reader = LagReader(admin, config.application_id, topics)
+        while progress.lag != 0:
+            if streams.state in ENDED:
+                raise streams.error or FatalError("the instance stopped before all flights were processed")
+            if time.monotonic() > deadline:
+                raise FatalError(f"not done after {TIMEOUT_S:.0f} s: {progress.line()}")
+            sample = reader.sample(time.monotonic(), summary(streams.all_tasks()))
+            if sample is not None:
+                progress.add(sample)
+                status.show(progress.line())
+            time.sleep(_POLL_S)
+
+
+def _process_elastic(
+    config: StreamsConfig, program: Topology, feed: Feed, second: InstanceProcess, status: StatusLine
+) -> Moves:
+    """The same while the flights come in, and a second instance comes and goes."""
+    inputs = {
+        TaskId(sub.index, partition): tuple(TopicPartition(topic, partition) for topic in sub.inputs(config.application_id))
+        for sub in cut(program).subtopologies
+        for partition in range(PARTITIONS)
+    }
+    with _instance(config, program, status) as streams:
+        return elastic.ElasticRun(elastic.Ports(streams, config, inputs, feed, second, status)).work()
 
 
 def _read_results(config: StreamsConfig) -> dict[str, list[Record]]:

@@ -206,7 +206,7 @@ class KafkaStreams(InteractiveQueries):
         """Every task on this instance: its role, state, how far behind it is. For operators and views."""
         ends = {} if self._ends is None else self._ends.ends()
         followed = {} if self._updater is None else self._updater.followed()
-        return statuses(self._running_tasks(), ends, followed, self._recovering_ids(), self._tracker.progress())
+        return statuses(self._book.owned(), self._running_tasks(), ends, followed, self._recovering_ids(), self._tracker.progress())
 
     def metrics(self) -> dict[str, float | str]:
         """Counters since the start, the present lag (records) and restore progress, by the names in `everflow.metrics`."""

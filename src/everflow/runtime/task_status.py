@@ -17,6 +17,7 @@ class TaskStatus:
     """One task on this instance.
 
     Attributes:
+        state: CREATED while it is ours and is nowhere yet: it waits for its stream thread, or for the state updater to let go.
         lag: a running active task: input records that wait; otherwise offsets between its copy and the end of its changelogs.
             None: not known yet.
         rate: records/s of its copy, restoring or following.
@@ -33,14 +34,16 @@ class TaskStatus:
 
 
 def statuses(
+    owned: Iterable[TaskId],
     running: Iterable[ActiveTask],
     ends: Mapping[TopicPartition, int],
     followed: Mapping[TaskId, FollowedTask],
     recovering: Collection[TaskId],
     restores: Mapping[TaskId, Sequence[RestoreProgress]],
 ) -> dict[TaskId, TaskStatus]:
-    """All tasks by id; ``ends`` of input partitions, ``restores`` under way by task."""
-    found = {
+    """All tasks by id. ``owned``: what the group wants active here; ``ends``: of input partitions; ``restores``: under way."""
+    found = {task: TaskStatus(TaskRole.ACTIVE, TaskState.CREATED, None) for task in owned}
+    found |= {
         task: TaskStatus(copy.role, TaskState.RUNNING, copy.lag, copy.rate, copy.remaining_s, copy.offset_sum)
         for task, copy in followed.items()
     }

@@ -7,17 +7,28 @@ import io
 from rich.console import Console
 
 from everflow.demo.batch import CarrierDay, Delay, Figures
-from everflow.demo.report import DIFFERENCES_SHOWN, Outcome, busiest_routes, verdict, worst_carriers
+from everflow.demo.moves import Moves
+from everflow.demo.report import DIFFERENCES_SHOWN, Outcome, busiest_routes, moves_text, pauses, verdict, worst_carriers
+from everflow.records import TaskId
 
 FIGURES = Figures(
     carriers={"UA": Delay(2, 3.0), "F9": Delay(1, 20.25)},
     carrier_days={CarrierDay("UA", 0): Delay(2, 3.0)},
     routes={"EWR-ORD": 2, "JFK-LAX": 1_000},
 )
+MOVES = Moves(
+    instances=2,
+    rebalances=5,
+    join_s=12.34567,
+    leave_s=1.5,
+    before={TaskId(0, 0): 0.25, TaskId(0, 1): 0.5},
+    meanwhile={TaskId(0, 0): 0.75, TaskId(0, 1): 1.25},
+    moved=frozenset({TaskId(0, 1)}),
+)
 
 
-def outcome(*differences: str) -> Outcome:
-    return Outcome(3, "exactly_once_v2", 1.23456, FIGURES, differences)
+def outcome(*differences: str, moves: Moves | None = None) -> Outcome:
+    return Outcome(3, "exactly_once_v2", 1.23456, FIGURES, differences, moves)
 
 
 def test_a_run_without_differences_matches() -> None:
@@ -43,6 +54,32 @@ def test_json_has_the_promised_keys() -> None:
         },
         "routes": {"EWR-ORD": 2, "JFK-LAX": 1_000},
     }
+
+
+def test_json_of_two_instances_has_the_same_keys_and_more() -> None:
+    alone, moved = outcome().to_json(), outcome(moves=MOVES).to_json()
+    assert {key: moved[key] for key in alone} == alone
+    assert {key: value for key, value in moved.items() if key not in alone} == {
+        "instances": 2,
+        "rebalances": 5,
+        "join_s": 12.346,
+        "leave_s": 1.5,
+        "longest_pause_s": 0.75,
+        "longest_pause_moved_s": 1.25,
+        "longest_pause_alone_s": 0.5,
+        "tasks_moved": ["0_1"],
+    }
+
+
+def test_pauses_tell_tasks_that_stayed_from_those_that_moved() -> None:
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(pauses(MOVES))
+    rows = [line.split("│")[1:5] for line in console.export_text().splitlines() if line.startswith("│")]
+    assert [[cell.strip() for cell in row] for row in rows] == [
+        ["0_0", "0.25", "0.75", "stayed"],
+        ["0_1", "0.50", "1.25", "moved there and back"],
+    ]
+    assert "0.75 s of the tasks that stayed, 1.25 s of those that moved" in moves_text(MOVES)
 
 
 def test_tables_rank_by_delay_and_by_flights() -> None:

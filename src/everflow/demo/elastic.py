@@ -1,0 +1,219 @@
+"""The demo's second part: while the flights come in, another instance joins, takes its share, and leaves again.
+
+The first instance works in this process, the second in one of its own. Nothing here tells the tasks where to go: an instance is
+started and told to stop, that is all. The rest is watched.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+
+from everflow import KafkaStreams
+from everflow import metrics as names
+from everflow.cli.status import StatusLine
+from everflow.cli.tasks import ACTIVE, role_of
+from everflow.cli.terminal import Progress
+from everflow.cli.watch import LagReader
+from everflow.config import StreamsConfig
+from everflow.demo.feed import Feed, Pace
+from everflow.demo.instance_process import InstanceProcess
+from everflow.demo.moves import Moves
+from everflow.demo.pauses import Pauses, PauseWatch
+from everflow.demo.view import Instances, copies, matrix, roles, shared
+from everflow.errors import FatalError
+from everflow.kafka.admin import ClusterAdmin
+from everflow.records import TaskId, TopicPartition
+from everflow.runtime.client_state import ENDED, ClientState
+
+FEED_S = 75.0
+"""The pace of the feed is that of all flights in this time; what is left when the second instance has gone comes at once."""
+ALONE, JOINING, BOTH, LEAVING = 0.15, 0.45, 0.65, 0.9
+"""Shares of the flights that are sent until the end of each stretch."""
+ALONE_S, BOTH_S = 6.0, 6.0
+WARM_S = 3.0
+"""The first batches of a new instance take longer: not counted as what is usual."""
+SETTLED_S = 2.0
+SETTINGS: Mapping[str, object] = {"acceptable.recovery.lag": 200}
+"""The demo's stores are small: with the default even no copy at all would be near enough, and nothing would be warmed up."""
+FIRST, SECOND = "first", "second"
+_POLL_S = 0.1
+_SAMPLE_S = 0.5
+_TIMEOUT_S = 900.0
+
+
+@dataclass
+class Ports:
+    """What a run works with; all open, the second instance not started yet."""
+
+    streams: KafkaStreams
+    config: StreamsConfig
+    inputs: Mapping[TaskId, tuple[TopicPartition, ...]]
+    feed: Feed
+    second: InstanceProcess
+    status: StatusLine
+
+
+@dataclass
+class _Seen:
+    moved: set[TaskId] = field(default_factory=set)
+    roles: frozenset[tuple[str, TaskId, str]] = frozenset()
+    shared_since: float | None = None
+
+
+class ElasticRun:
+    """One run; `work` does all. Not thread-safe."""
+
+    def __init__(self, ports: Ports) -> None:
+        self._ports = ports
+        self._tasks = sorted(ports.inputs)
+        self._progress = Progress()
+        self._seen = _Seen()
+        self._second: InstanceProcess | None = None
+        self._started = time.monotonic()
+        self._sampled_s = float("-inf")
+
+    def work(self) -> Moves:
+        """Until all flights are processed and committed. The first instance is started here, and still runs afterwards.
+
+        Raises what stopped an instance; FatalError after 15 minutes.
+        """
+        ports = self._ports
+        with ExitStack() as stack:
+            ports.streams.start()
+            self._reader = self._open_reader(stack)
+            self._until("the first instance to run", lambda: ports.streams.state is ClientState.RUNNING)
+            partitions = [tp for inputs in ports.inputs.values() for tp in inputs]
+            pauses = stack.enter_context(PauseWatch(ports.config.admin(), ports.config.application_id, partitions))
+            stack.enter_context(ports.feed)
+            alone_s = self._alone()
+            self._say("the second instance starts, a process of its own")
+            before = ports.streams.metrics().get(names.REBALANCES, 0)
+            with ports.second as self._second:
+                join_s = self._join()
+                told_s = self._leave()
+            end_s = time.monotonic()
+            self._second = None
+            rebalances = int(float(ports.streams.metrics().get(names.REBALANCES, 0)) - float(before))
+            self._say("the second instance has left; the flights that are left come at once")
+            ports.feed.all_at_once()
+            self._until("all flights to be sent", lambda: ports.feed.done)
+            sent_s = time.monotonic()
+            self._until("all flights to be processed", lambda: self._sampled_s > sent_s and self._progress.lag == 0)
+            start_s = alone_s + ALONE_S
+            return Moves(
+                instances=2,
+                rebalances=rebalances,
+                join_s=join_s,
+                leave_s=end_s - told_s,
+                before=self._by_task(pauses, alone_s + WARM_S, start_s),
+                meanwhile=self._by_task(pauses, start_s, end_s),
+                moved=frozenset(self._seen.moved),
+            )
+
+    # --- the stretches -----------------------------------------------------------------------------
+
+    def _alone(self) -> float:
+        alone_s = time.monotonic()
+        self._ports.feed.allow(ALONE)
+        self._pass(ALONE_S)
+        return alone_s
+
+    def _join(self) -> float:
+        start_s = time.monotonic()
+        self._ports.feed.allow(JOINING)
+        self._until("the second instance to have its share", lambda: self._shared_for(SETTLED_S))
+        assert self._seen.shared_since is not None
+        join_s = self._seen.shared_since - start_s
+        self._say(f"the second instance has its share, {join_s:.1f} s after its start")
+        self._ports.feed.allow(BOTH)
+        self._pass(BOTH_S)
+        return join_s
+
+    def _leave(self) -> float:
+        told_s = time.monotonic()
+        self._say("the second instance is told to stop: it hands its tasks over before it leaves")
+        self._ports.feed.allow(LEAVING)
+        self._ports.second.stop()
+        self._until("the second instance to leave", lambda: self._ports.second.ended and self._runs_all())
+        return told_s
+
+    # --- watching ----------------------------------------------------------------------------------
+
+    def _until(self, what: str, reached: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _TIMEOUT_S
+        while True:
+            self._look()
+            if reached():
+                return
+            if time.monotonic() > deadline:
+                raise FatalError(f"waited {_TIMEOUT_S:.0f} s for {what}: {self._progress.line()}")
+            time.sleep(_POLL_S)
+
+    def _pass(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        self._until("time to pass", lambda: time.monotonic() >= until)
+
+    def _look(self) -> None:
+        """Check that all goes on, and show it."""
+        ports = self._ports
+        if ports.streams.state in ENDED:
+            raise ports.streams.error or FatalError("the first instance stopped by itself")
+        if self._second is not None:
+            _ = self._second.ended  # raises if it failed
+        _ = ports.feed.done  # the same
+        now = time.monotonic()
+        self._sample(now)
+        instances = self._instances()
+        seen = self._seen
+        seen.moved |= {task for task, status in instances.get(SECOND, {}).items() if role_of(status) == ACTIVE}
+        if not shared(instances, self._tasks):
+            seen.shared_since = None
+        elif seen.shared_since is None:
+            seen.shared_since = now
+        changed = roles(instances) != seen.roles
+        seen.roles = roles(instances)
+        head = f"{now - self._started:5.1f} s  {self._progress.line()} · {ports.feed.sent:,} flights sent"
+        ports.status.show("\n".join([head, *matrix(instances, self._tasks), *copies(instances)]), now=changed)
+
+    def _sample(self, now: float) -> None:
+        if now - self._sampled_s < _SAMPLE_S:
+            return
+        self._sampled_s = now
+        sample = self._reader.sample(now)
+        if sample is not None:
+            self._progress.add(sample)
+            self._ports.feed.lag(sample.log_end - sample.consumed)
+
+    def _instances(self) -> Instances:
+        instances = {FIRST: self._ports.streams.all_tasks()}
+        return instances if self._second is None else {**instances, SECOND: self._second.tasks}
+
+    def _shared_for(self, seconds: float) -> bool:
+        since = self._seen.shared_since
+        return self._second is not None and since is not None and time.monotonic() - since >= seconds
+
+    def _runs_all(self) -> bool:
+        return shared({FIRST: self._ports.streams.all_tasks()}, self._tasks)
+
+    def _by_task(self, pauses: Pauses, since_s: float, until_s: float) -> dict[TaskId, float]:
+        longest = pauses.longest(since_s, until_s)
+        return {
+            task: max((longest[tp].seconds for tp in inputs if tp in longest), default=0.0)
+            for task, inputs in self._ports.inputs.items()
+        }
+
+    def _open_reader(self, stack: ExitStack) -> LagReader:
+        admin = stack.enter_context(closing(ClusterAdmin(self._ports.config.admin())))
+        topics = dict.fromkeys(tp.topic for inputs in self._ports.inputs.values() for tp in inputs)
+        return LagReader(admin, self._ports.config.application_id, list(topics))
+
+    def _say(self, text: str) -> None:
+        self._ports.status.say(f"{time.monotonic() - self._started:5.1f} s  {text}")
+
+
+def pace(records: int) -> Pace:
+    """The pace of so many flights."""
+    return Pace(records / FEED_S)

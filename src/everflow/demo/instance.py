@@ -1,0 +1,99 @@
+"""One more instance of the demo, a process of its own: `python -m everflow.demo.instance SETTINGS`, settings as JSON.
+
+It tells what its tasks do in lines of JSON on its standard output. A line ``stop`` on its standard input makes it hand its tasks
+over, leave and end; the end of the input, which is also what it sees when its starter dies, ends it at once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from everflow import KafkaStreams
+from everflow.config import StreamsConfig
+from everflow.demo import topology
+from everflow.errors import EverflowError, FatalError
+from everflow.records import TaskId
+from everflow.runtime.client_state import ENDED, ClientState
+from everflow.runtime.task import TaskRole, TaskState
+from everflow.runtime.task_status import TaskStatus
+from everflow.spark.session import get_session
+
+STOP = "stop"
+MARK = '{"everflow":'
+"""How a status line begins: Spark's JVM has the same standard output."""
+TELL_S = 0.1
+EXIT_ABANDONED = 3
+
+
+def encode(state: str, tasks: Mapping[TaskId, TaskStatus]) -> str:
+    """A status line, without its end."""
+    listed = [
+        [t.subtopology, t.partition, s.role.value, s.state.value, s.lag, s.rate, s.remaining_s, s.copied] for t, s in tasks.items()
+    ]
+    return json.dumps({"everflow": state, "tasks": listed})
+
+
+def decode(line: str) -> tuple[str, dict[TaskId, TaskStatus]] | None:
+    """State and tasks; None for a line of somebody else."""
+    if not line.startswith(MARK):
+        return None
+    found: dict[str, Any] = json.loads(line)
+    tasks = {
+        TaskId(subtopology, partition): TaskStatus(TaskRole(role), TaskState(state), *figures)
+        for subtopology, partition, role, state, *figures in found["tasks"]
+    }
+    return found["everflow"], tasks
+
+
+def main() -> None:
+    """Run until told to stop. Exit codes: 0 stopped as told, 1 failed (standard error says why), 3 abandoned."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    stop = threading.Event()
+    threading.Thread(target=_obey, args=(stop,), name="demo-orders", daemon=True).start()
+    try:
+        run(StreamsConfig(**json.loads(sys.argv[1])), stop)
+    except EverflowError as error:
+        sys.exit(f"[{error.code}] {error}")
+
+
+def run(config: StreamsConfig, stop: threading.Event) -> None:
+    """An instance from start to clean end. Raises EverflowError: what stopped it before."""
+    session = get_session()
+    streams = KafkaStreams(topology.build(), config)
+    threading.Thread(target=_tell, args=(streams,), name="demo-status", daemon=True).start()
+    streams.start()
+    while not stop.wait(TELL_S):
+        if streams.state in ENDED:
+            raise streams.error or FatalError("the instance stopped by itself")
+    if not streams.close():
+        raise FatalError("the instance did not end in time")
+    session.stop()
+
+
+def _tell(streams: KafkaStreams) -> None:
+    while True:
+        state = streams.state
+        sys.stdout.write(encode(state.name, {} if state in (ClientState.CREATED, *ENDED) else streams.all_tasks()) + "\n")
+        sys.stdout.flush()
+        if state in ENDED:
+            return
+        time.sleep(TELL_S)
+
+
+def _obey(stop: threading.Event) -> None:
+    # Not sys.stdin: its lock, held while waiting, would be missed when the interpreter ends.
+    while order := os.read(0, 64):
+        if STOP.encode() in order:
+            stop.set()
+    os._exit(EXIT_ABANDONED)  # nobody is left to tell; Spark ends with this process
+
+
+if __name__ == "__main__":
+    main()
