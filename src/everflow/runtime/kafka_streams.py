@@ -72,6 +72,7 @@ DRAIN_WITHOUT_BROKER_MS = 5_000.0
 RESTORE_THREADS = 2
 TAIL_THREADS = 2
 """For tasks whose copy was in use here a moment ago: they must not wait behind whole restores."""
+WARM_UP_WAIT_S = 60.0
 
 
 class KafkaStreams(InteractiveQueries):
@@ -278,14 +279,12 @@ class KafkaStreams(InteractiveQueries):
             thread.start()
         updater.start()
         self._loop.start()
-        # 12. Join: from here on tasks arrive.
-        retrying(
-            lambda: member.start(),
-            "joining the group",
-            clock=self._clock,
-            deadline=Deadline(self._clock, config.task_timeout_ms),
-            stop=self._stop,
-        )
+        # 12. Join: from here on tasks arrive. Not before the threads are warm: a task that another instance hands over without a
+        # restore would stand still meanwhile (seconds; measured by `bench scaleout`).
+        for thread in self._threads:
+            thread.warm.wait(WARM_UP_WAIT_S)
+        deadline = Deadline(self._clock, config.task_timeout_ms)
+        retrying(member.start, "joining the group", clock=self._clock, deadline=deadline, stop=self._stop)
 
     @property
     def _isolation(self) -> Literal["read_committed", "read_uncommitted"]:
