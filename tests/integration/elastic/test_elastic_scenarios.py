@@ -134,7 +134,7 @@ def test_a_worker_that_sleeps_before_its_apply_changes_nothing_of_its_successor(
 
 def test_a_static_member_with_an_empty_disk_takes_nothing_while_a_hot_copy_lives(stage: OpenStage) -> None:
     """Scenario 22."""
-    app = stage(**{"num.standby.replicas": 1, "session.timeout.ms": 60_000})
+    app = stage(**{"num.standby.replicas": 1, "session.timeout.ms": 300_000})
     app.group.start(1, **{"group.instance.id": "one"})
     app.group.wait_balanced(0)
     app.fill()
