@@ -72,36 +72,26 @@ def check_two_instances(written: dict[str, Any], output: str, flights: int) -> N
     assert re.search(r"warm-up", output), output
 
 
+@pytest.mark.parametrize("flights", [FLIGHTS, pytest.param(data.FLIGHTS_TOTAL, marks=pytest.mark.slow)])
 @pytest.mark.broker
 @pytest.mark.spark
-def test_a_second_instance_comes_and_goes_and_every_result_matches(tmp_path: Path, temp_folder: Path) -> None:
-    report = tmp_path / "demo.json"
-    done = subprocess.run(
-        command("--limit", str(FLIGHTS), "--instances", "2", "--json", str(report)),
-        capture_output=True,
-        text=True,
-        timeout=2 * TIMEOUT_S,
-        env={**os.environ, "TMPDIR": str(temp_folder)},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    check_two_instances(json.loads(report.read_text()), done.stdout, FLIGHTS)
+@pytest.mark.timeout(900)
+def test_a_second_instance_comes_and_goes_and_every_result_matches(flights: int, tmp_path: Path, temp_folder: Path) -> None:
+    report, output = tmp_path / "demo.json", tmp_path / "output"
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            command("--limit", str(flights), "--instances", "2", "--json", str(report)),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "TMPDIR": str(temp_folder)},
+        )
+        try:
+            wait_until(lambda: process.poll() is not None, 3 * TIMEOUT_S, "the demo's end", lambda: [output.read_text()])
+        finally:
+            process.kill()
+    assert process.returncode == 0, output.read_text()
+    check_two_instances(json.loads(report.read_text()), output.read_text(), flights)
     assert list(temp_folder.iterdir()) == []
-
-
-@pytest.mark.slow
-@pytest.mark.broker
-@pytest.mark.spark
-def test_all_flights_with_two_instances(tmp_path: Path, temp_folder: Path) -> None:
-    report = tmp_path / "demo.json"
-    done = subprocess.run(
-        [*command("--instances", "2", "--json", str(report)), "--threads", "2"],
-        capture_output=True,
-        text=True,
-        timeout=4 * TIMEOUT_S,
-        env={**os.environ, "TMPDIR": str(temp_folder)},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    check_two_instances(json.loads(report.read_text()), done.stdout, data.FLIGHTS_TOTAL)
 
 
 @pytest.mark.slow

@@ -76,25 +76,19 @@ def run_demo(
             status.say(f"{len(records):,} flights are in topic {topology.FLIGHTS_TOPIC} ({PARTITIONS} partitions)")
 
         status.show("starting Spark")
-        settings: dict[str, object] = {
-            "application.id": APPLICATION_ID,
-            "bootstrap.servers": broker.bootstrap_servers,
-            "processing.guarantee": guarantee,
-            "num.stream.threads": threads or 0,
-            "state.dir": str(folder / "state"),
-        }
+        settings = _settings(broker.bootstrap_servers, guarantee, threads, folder / "state")
         with interrupts.held():
             start_session()
         program = topology.build()
+        if instances > 1:
+            settings |= elastic.SETTINGS
+        config = StreamsConfig(**settings)
+        status.say(banner(config, program).text())
         started = time.monotonic()
         if instances == 1:
-            config, moves = StreamsConfig(**settings), None
-            status.say(banner(config, program).text())
+            moves = None
             _process(config, program, status)
         else:
-            settings |= elastic.SETTINGS
-            config = StreamsConfig(**settings)
-            status.say(banner(config, program).text())
             feed = Feed(records, broker.bootstrap_servers, elastic.pace(len(records)))
             second = InstanceProcess({**settings, "state.dir": str(folder / "2" / "state")}, folder / "2")
             moves = _process_elastic(config, program, feed, second, status)
@@ -112,6 +106,16 @@ def run_demo(
     if json_file is not None:
         json_file.write_text(json.dumps(outcome.to_json(), indent=2) + "\n")
     return outcome
+
+
+def _settings(bootstrap_servers: str, guarantee: str, threads: int | None, state: Path) -> dict[str, object]:
+    return {
+        "application.id": APPLICATION_ID,
+        "bootstrap.servers": bootstrap_servers,
+        "processing.guarantee": guarantee,
+        "num.stream.threads": threads or 0,
+        "state.dir": str(state),
+    }
 
 
 @contextmanager
