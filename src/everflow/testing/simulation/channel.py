@@ -142,6 +142,7 @@ class SimulatedChannel:
             self._settings.rebalance_timeout_ms,
             self._assignor.user_data(),
             self._services.client,
+            self._settings.client_id,
         )
         # The user data may show an eviction (claims are taken now); the state changes after that.
         self._state = _State.REBALANCING

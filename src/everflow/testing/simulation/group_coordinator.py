@@ -45,6 +45,8 @@ class JoinRequest:
     rebalance_timeout_ms: float
     metadata: bytes
     client: str = "member"
+    """What the member id begins with."""
+    client_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class GroupMemberState:
     awaiting_sync: SyncAnswer | None = None
     session: Timer | None = None
     session_ends_ms: float = 0.0
+    client_id: str = ""
 
 
 @dataclass
@@ -419,7 +422,7 @@ class GroupCoordinator:
 
 def _member(member_id: str, request: JoinRequest) -> GroupMemberState:
     times = (request.session_timeout_ms, request.rebalance_timeout_ms)
-    return GroupMemberState(member_id, request.instance_id, *times, request.metadata)
+    return GroupMemberState(member_id, request.instance_id, *times, request.metadata, client_id=request.client_id)
 
 
 def _copy(member: GroupMemberState) -> GroupMemberState:
@@ -430,4 +433,5 @@ def _copy(member: GroupMemberState) -> GroupMemberState:
         member.rebalance_timeout_ms,
         member.metadata,
         member.assignment,
+        client_id=member.client_id,
     )

@@ -27,6 +27,7 @@ from everflow.records import TaskId, TopicPartition
 from everflow.runtime.batch import EXACTLY_ONCE_V2, BatchRequest, format_metadata
 from everflow.runtime.commit_gate import GateBackend, GateBook, MemberMetadata
 from everflow.runtime.end_offsets import EndOffsets
+from everflow.runtime.lost_writers import LostWriters
 from everflow.runtime.recovery import Recovery, RecoveryRules
 from everflow.runtime.restoration import ChangelogState, PreparedStore, RestorePlan
 from everflow.runtime.restore_progress import RestoreTracker
@@ -157,7 +158,8 @@ class SimulatedInstance:
 
     def start(self) -> None:
         """Fence what earlier lives on this disk left open, then join."""
-        self.world.history.add(self.name, f"starts (process {self.disk.process_id}, {len(self.disk.positions())} copies on disk)")
+        copies = len(self.disk.positions())
+        self.world.history.add(self.name, f"starts (process {self.disk.process_id[-4:]}, {copies} copies on disk)")
         self.world.scheduler.spawn(self.process, f"{self.name}-start", self._start)
 
     def kill(self) -> None:
@@ -205,7 +207,7 @@ class SimulatedInstance:
             self.member.drain()
             self.kick()
             end = self.clock.monotonic_ms() + drain_ms
-            while not self.member.await_drained(0) and self.clock.monotonic_ms() < end:
+            while not self.member.await_drained(0) and self.clock.monotonic_ms() < end and self.member.metadata().generation >= 0:
                 self.clock.park(100.0)
         history.add(self.name, f"closes, it runs {_names(self.running())}")
         self._loop_ended = True
@@ -281,6 +283,7 @@ class SimulatedInstance:
             self.book.own(event.tasks)
             self.assigned |= event.tasks
             self._post(lambda: self.manager.assigned(event.tasks))
+            self._post(lambda: self.tails.submit(self._fence_lost))
         elif isinstance(event, Revoked):
             self.book.revoke(event.tasks, MemberMetadata(*self.member.metadata()))
             self.assigned -= event.tasks
@@ -296,6 +299,17 @@ class SimulatedInstance:
             self.assigned = frozenset()
             self._post(lambda: self.fail(event.error))
         self.world.on_claim(self, event)
+
+    def _fence_lost(self) -> None:
+        world = self.world
+        self.clock.park(world.network.delay())
+        LostWriters(
+            APPLICATION,
+            self.disk.process_id,
+            open_ids=world.log.open_ids,
+            clients=lambda: [member.client_id for member in world.coordinator.members.values()],
+            fence=lambda transactional_id: fence(world.log, self.clock, transactional_id),
+        ).fence_all()
 
     def _post(self, event: Callable[[], None]) -> None:
         def run() -> None:
@@ -336,6 +350,7 @@ class SimulatedInstance:
             timings.session_timeout_ms,
             timings.heartbeat_ms,
             timings.rebalance_timeout_ms,
+            client_id=f"{APPLICATION}-{self.disk.process_id}",
         )
 
     def _transactional_id(self, thread: int) -> str:

@@ -188,6 +188,11 @@ class SimulatedLog:
         if last is not None and last.markers > 0:
             raise RetriableError(f"{transactional_id}: CONCURRENT_TRANSACTIONS, {last.name} is still being ended")
 
+    def open_ids(self) -> list[str]:
+        """Transactional ids with an open transaction."""
+        self._require_available()
+        return sorted(self._open)
+
     def begin(self, transactional_id: str, epoch: int, who: str, timeout_ms: float) -> Transaction:
         """Open a transaction. FencedError for an older epoch; RetriableError until the last one's markers have landed."""
         self._check_epoch(transactional_id, epoch)

@@ -98,6 +98,7 @@ def draw(seed: int, steps: int = 8) -> Scenario:
         restore_rate=random.choice([20_000.0, 100_000.0]),
         session_timeout_ms=random.choice([6_000, 10_000]),
         rebalance_timeout_ms=random.choice([8_000, 30_000]),
+        marker_ms=random.choice([(0.5, 8.0), (0.5, 8.0), (1.0, 600.0)]),
     )
     settings = SimulationSettings(
         subtopologies, random.randint(1, 3), rules, timings, input_rate=random.choice([50.0, 400.0]), input_period_ms=200.0

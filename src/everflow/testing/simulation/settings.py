@@ -46,6 +46,8 @@ class Timings:
     transaction_timeout_ms: float = 10_000.0
     initial_delay_ms: float = 0.0
     network_ms: tuple[float, float] = (0.2, 2.0)
+    marker_ms: tuple[float, float] = (0.5, 8.0)
+    """Until a transaction's marker has landed, for each partition by itself."""
 
 
 @dataclass(frozen=True)

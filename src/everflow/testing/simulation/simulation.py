@@ -64,7 +64,7 @@ class Simulation:
         self.scheduler = Scheduler()
         self.history = History(lambda: self.scheduler.now_ms)
         self.coordinator = GroupCoordinator(self.scheduler, self.history, settings.timings.initial_delay_ms)
-        self.log = SimulatedLog(self.scheduler, self.history, self.coordinator, random)
+        self.log = SimulatedLog(self.scheduler, self.history, self.coordinator, random, settings.timings.marker_ms)
         self.checks = Checks(settings, self.history, self.coordinator, self.log)
         self.log.on_commit = self.checks.committed
         self.decisions: list[Decision] = []
@@ -125,7 +125,7 @@ class Simulation:
     def start_with_state(self, count: int, records: int, *, static: bool = False) -> list[SimulatedInstance]:
         """Start a group that has been running for long: every stateful task has ``records`` behind it, and each copy lies on the
         disk where the assignor wants it. Only in a fresh simulation."""
-        members = [Member(f"i{n}", f"p{n:04d}", threads=self.settings.threads) for n in range(1, count + 1)]
+        members = [Member(f"i{n}", _process_id(n), threads=self.settings.threads) for n in range(1, count + 1)]
         tasks = {task: self._info(task, inputs) for task, inputs in self.settings.tasks.items()}
         ends = {task: 0 for task, info in tasks.items() if info.stateful}
         placed = self._decide(ClusterState(tuple(members), tasks, ends, rules=self.settings.rules))
@@ -160,7 +160,7 @@ class Simulation:
     def _start(self, name: str, disk: SimulatedDisk | None, static: bool, version: int | None) -> SimulatedInstance:
         if disk is None:
             self._disks += 1
-            disk = SimulatedDisk(f"p{self._disks:04d}")
+            disk = SimulatedDisk(_process_id(self._disks))
         self._lives += 1
         instance = SimulatedInstance(self.world, name, disk, self._lives, name if static else None, version)
         self.instances[name] = instance
@@ -392,6 +392,11 @@ class Simulation:
         if self._history_file is not None:
             self.history.write(self._history_file)
         raise InvariantError(name, what, self.seed, self.scheduler.now_ms, self.history.text(SHOWN))
+
+
+def _process_id(number: int) -> str:
+    """As a state folder has it; `lost_writers` goes by its form."""
+    return f"00000000-0000-0000-0000-{number:012d}"
 
 
 def _summary(assignment: Assignment, cluster: ClusterState) -> str:
