@@ -29,7 +29,7 @@ from bench.topics import GroupProgress, create_topics, delete_topics, end_offset
 from bench.verify import WrongOutputError
 
 POLL_INTERVAL_S = 0.05
-RUNNING_TIMEOUT_S = 180.0
+RUNNING_TIMEOUT_S = 300.0
 LOAD_TIMEOUT_S = 900.0
 DRAIN_TIMEOUT_S = 120.0
 OUTPUT_TIMEOUT_S = 120.0

@@ -10,20 +10,18 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bench.apps.count_app import builder
 from everflow import KafkaStreams
-from everflow.records import TaskId
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.restoration import RestoreProgress
-from everflow.runtime.state_updater import FollowedTask
-from everflow.runtime.task import TaskRole
+from everflow.runtime.task import TaskRole, TaskState
 
 TASKS_POLL_S = 0.05
 LAG_EVERY_POLLS = 20
+ROLES = {TaskRole.ACTIVE: "active", TaskRole.STANDBY: "standby", TaskRole.WARMUP: "warmup"}
 
 
 class Events:
@@ -77,33 +75,25 @@ class Events:
                 self.write("lag", records=lag)
 
 
-# What an operator sees in logs and metrics; the bench looks inside, as it wants it to the tenth of a second.
-
-
 def _is_member(streams: KafkaStreams) -> bool:
-    """Whether a rebalance with this instance has ended."""
+    """Whether a rebalance with this instance has ended; no figure of the instance says so."""
     member = streams._member
-    return member is not None and member.metadata()[0] >= 0
+    return member is not None and member.metadata().generation >= 0
 
 
 def _tasks_of(streams: KafkaStreams) -> dict[str, list[str]]:
     """The tasks by role; a task counts as active once it processes."""
-    tasks: dict[str, list[str]] = {"active": sorted(str(task.id) for task in streams._running_tasks())}
-    followed = _followed(streams)
-    for name, role in (("standby", TaskRole.STANDBY), ("warmup", TaskRole.WARMUP)):
-        tasks[name] = sorted(str(task) for task, figures in followed.items() if figures.role is role)
+    tasks: dict[str, list[str]] = {name: [] for name in ROLES.values()}
+    for task, status in streams.all_tasks().items():
+        if status.role is not TaskRole.ACTIVE or status.state is TaskState.RUNNING:
+            tasks[ROLES[status.role]].append(str(task))
     return tasks
 
 
 def _lag_of(streams: KafkaStreams) -> int | None:
     """Records that the copy furthest behind lacks; None while that is not known of all."""
-    lags = [figures.lag for figures in _followed(streams).values()]
+    lags = [status.lag for status in streams.all_tasks().values() if status.role is not TaskRole.ACTIVE]
     return None if None in lags else max((lag for lag in lags if lag is not None), default=0)
-
-
-def _followed(streams: KafkaStreams) -> Mapping[TaskId, FollowedTask]:
-    updater = streams._updater
-    return {} if updater is None else updater.followed()
 
 
 def main() -> None:
