@@ -48,24 +48,31 @@ class Life:
 @dataclass(frozen=True)
 class Rules:
     """``hot_lag``: a copy with so many offsets to go is hot; ``slack``: offsets that may have come since the figures were taken.
-    ``pause_s``: the longest a task that stays may be without a commit."""
+
+    A task that stays may pause for two micro-batches: of its next ``batches`` one commits, ``idle_s`` pass between them, and the
+    whole takes no longer than ``pause_s`` (a batch that takes longer hangs).
+    """
 
     hot_lag: int
     slack: int
-    pause_s: float
+    batches: int = 2
+    idle_s: float = 1.0
+    pause_s: float = 10.0
 
 
 class Pause(NamedTuple):
-    """A task that stayed on an instance went without a commit; ``batches`` ran for it meanwhile, the committing one included."""
+    """A task that stayed on an instance went without a commit; ``batches`` ran for it meanwhile, the committing one included, and
+    none for ``idle_s``."""
 
     seconds: float
     task: str
     life: str
     began_s: float
     batches: int
+    idle_s: float
 
 
-NO_PAUSE = Pause(0.0, "", "", 0.0, 0)
+NO_PAUSE = Pause(0.0, "", "", 0.0, 0, 0.0)
 
 
 @dataclass
@@ -101,9 +108,10 @@ def judge(lives: Sequence[Life], ends: EndSums, rules: Rules, load: tuple[float,
         verdict.longest = found[0]
         verdict.most_batches = max(pause.batches for pause in found)
     verdict.pauses = [
-        f"{at.task} stayed on {at.life} and paused {at.seconds:.2f} s from {at.began_s:.1f} on, for {at.batches} batches"
+        f"{at.task} stayed on {at.life}, no commit for {at.seconds:.2f} s from {at.began_s:.1f} on: {at.batches} batches, none for "
+        f"{at.idle_s:.2f} s"
         for at in found
-        if at.seconds > rules.pause_s
+        if at.batches > rules.batches or at.idle_s > rules.idle_s or at.seconds > rules.pause_s
     ]
     return verdict
 
@@ -167,6 +175,7 @@ def pauses(life: Life, from_s: float, to_s: float) -> Iterator[Pause]:
     """The time between two commits of a task that stayed here, for every two that follow one another."""
     last: dict[str, float] = {}
     batches: dict[str, int] = {}
+    busy_s: dict[str, float] = {}
     for event in life.events:
         if event.kind in HANDED_ON:
             for task in event.fields["tasks"]:
@@ -175,12 +184,14 @@ def pauses(life: Life, from_s: float, to_s: float) -> Iterator[Pause]:
             continue
         for task in event.fields["tasks"]:
             batches[task] = batches.get(task, 0) + 1
+            busy_s[task] = busy_s.get(task, 0.0) + event.at_s - event.fields["began_ms"] / 1000
             if not event.fields["committed"]:
                 continue
             began_s = last.get(task)
             if began_s is not None and began_s >= from_s and event.at_s <= to_s:
-                yield Pause(event.at_s - began_s, task, life.name, began_s, batches[task])
-            last[task], batches[task] = event.at_s, 0
+                seconds = event.at_s - began_s
+                yield Pause(seconds, task, life.name, began_s, batches[task], max(0.0, seconds - busy_s[task]))
+            last[task], batches[task], busy_s[task] = event.at_s, 0, 0.0
 
 
 def _committed(life: Life) -> Iterator[Event]:

@@ -21,10 +21,6 @@ DRAIN_S = 300.0
 HOT_LAG = 10_000
 SLACK_S = 5.0
 MARKERS_PER_S = 20.0
-MICRO_BATCH_S = 1.0
-TOLERANCE_S = 1.0
-"""A task that stays may pause for two micro-batches. One takes 0.05 s on an idle machine; here Spark sessions start beside it on
-the same cores, and then it takes up to a second. The tolerance is for what the machine does between two of them."""
 
 
 @dataclass
@@ -146,7 +142,7 @@ class Stage:
         copies = {place: folder for place, (folder, _) in self._files.items()}
         check_stores(bootstrap, self.name, sizes.keys, self.load.sent, copies, owners, books)
         slack = int((sizes.rate / sizes.partitions + MARKERS_PER_S) * SLACK_S)
-        rules = Rules(sizes.hot_lag, slack, 2 * MICRO_BATCH_S + TOLERANCE_S)
+        rules = Rules(sizes.hot_lag, slack)
         verdict = judge(self.group.lives(), self._observer.ends(), rules, (self.load.began_s, self.load.ended_s))
         report.lost, report.duplicated, report.stores_wrong = books.lost, books.duplicated, books.stores_wrong
         report.longest_pause_s, report.batches_for_one_commit = round(verdict.longest.seconds, 3), verdict.most_batches

@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.events import Event
 from chaos.assignment_log import EndSums, Life, Rules, cold_handovers, judge, overlaps, pauses, two_owners
 
 TASK = "0_0"
-RULES = Rules(hot_lag=100, slack=20, pause_s=2.0)
+RULES = Rules(hot_lag=100, slack=20)
 ENDS = EndSums([(0.0, {TASK: 1_000, "0_1": 1_000}), (50.0, {TASK: 2_000, "0_1": 2_000})])
 
 
@@ -94,10 +96,24 @@ def test_a_pause_of_a_task_that_stays_is_the_time_between_its_commits() -> None:
     a = life("a", batch(1, 1.1), batch(1.2, 1.4, committed=False), batch(4.0, 4.1), batch(4.2, 4.3, "0_1"))
     (found,) = pauses(a, 0.0, 100.0)
     assert (found.task, found.began_s, found.batches) == (TASK, 1.1, 2)
-    assert abs(found.seconds - 3.0) < 1e-6
+    assert (found.seconds, found.idle_s) == (pytest.approx(3.0), pytest.approx(2.7))
     verdict = judge([a], ENDS, RULES, (0.0, 100.0))
     assert len(verdict.pauses) == 1
     assert (verdict.longest, verdict.most_batches) == (found, 2)
+
+
+@pytest.mark.parametrize(
+    ("events", "breach"),
+    [
+        pytest.param([batch(1.2, 4.0, committed=False), batch(4.1, 7.0)], False, id="two slow batches"),
+        pytest.param([*(batch(at, at + 0.1, committed=False) for at in (1.2, 1.3)), batch(1.4, 1.5)], True, id="three batches"),
+        pytest.param([batch(2.5, 2.6)], True, id="nothing ran for it"),
+        pytest.param([batch(1.2, 12.0)], True, id="a batch that hung"),
+    ],
+)
+def test_a_task_that_stays_may_pause_for_two_micro_batches(events: list[Event], breach: bool) -> None:
+    verdict = judge([life("a", batch(1, 1.1), *events)], ENDS, RULES, (0.0, 100.0))
+    assert bool(verdict.pauses) == breach, verdict
 
 
 def test_a_task_that_was_away_in_between_did_not_stay() -> None:
