@@ -178,7 +178,7 @@ class Checks:
             flow.longest_batch_ms = max(flow.longest_batch_ms, duration_ms)
             if not committed:
                 continue
-            gap, allowed = now - flow.committed_ms, 2 * flow.longest_batch_ms + PAUSE_SLACK_MS + self.settings.input_period_ms
+            gap, allowed = now - flow.committed_ms, 2 * flow.longest_batch_ms + PAUSE_SLACK_MS + self.settings.idle_ms
             if not flow.disturbed and flow.committed_ms > self._disturbed_until_ms:
                 if self.worst_pause is None or gap - allowed > self.worst_pause.ms - self.worst_pause.allowed_ms:
                     self.worst_pause = Pause(task, gap, allowed, now)

@@ -106,6 +106,10 @@ class GroupCoordinator:
     available: bool = True
     rebalances: int = 0
     """Generations completed so far, since the simulation began."""
+    durations_ms: list[float] = field(default_factory=list)
+    """Of each of them, from the first JoinGroup to the leader's SyncGroup."""
+    _prepared_ms: float = 0.0
+    _delayed: bool = False
     _pending: dict[str, Timer] = field(default_factory=dict)
     _serial: int = 0
     _join_timer: Timer | None = None
@@ -200,6 +204,7 @@ class GroupCoordinator:
             if timer is not None:
                 timer.cancel()
         self._pending.clear()
+        self._delayed = False
         self._join_timer = self._sync_timer = None
         for joined in waiting:
             joined(JoinReply(Code.NOT_COORDINATOR))
@@ -295,20 +300,21 @@ class GroupCoordinator:
         if self._sync_timer is not None:
             self._sync_timer.cancel()
         self.state = GroupState.PREPARING
+        self._prepared_ms = self.scheduler.now_ms
         self.history.add("coordinator", f"prepares generation {self.generation + 1}: {why}")
         longest = max((m.rebalance_timeout_ms for m in self.members.values()), default=0.0)
-        delay = self.initial_delay_ms if was_empty else longest
-        self._join_timer = self.scheduler.after(delay, self._complete)
-        if not was_empty or self.initial_delay_ms == 0:
-            self._maybe_complete()
-        return None
+        # group.initial.rebalance.delay.ms: an empty group waits for more members, whoever has joined.
+        self._delayed = was_empty and self.initial_delay_ms > 0
+        self._join_timer = self.scheduler.after(self.initial_delay_ms if self._delayed else longest, self._complete)
+        return self._maybe_complete()
 
     def _maybe_complete(self) -> None:
-        if all(member.awaiting_join is not None for member in self.members.values()) and not self._pending:
+        if not self._delayed and all(member.awaiting_join is not None for member in self.members.values()) and not self._pending:
             self._complete()
 
     def _complete(self) -> None:
         """All joined, or the rebalance time-out passed: who did not come is out (static members stay until their session ends)."""
+        self._delayed = False
         if self._join_timer is not None:
             self._join_timer.cancel()
         for member in [m for m in self.members.values() if m.awaiting_join is None and m.instance_id is None]:
@@ -344,6 +350,7 @@ class GroupCoordinator:
             self._sync_timer.cancel()
         self.state = GroupState.STABLE
         self.rebalances += 1
+        self.durations_ms.append(self.scheduler.now_ms - self._prepared_ms)
         self._write()
         self.on_stable(self.generation, {m.member_id: m.assignment for m in self.members.values()})
         for member in self.members.values():

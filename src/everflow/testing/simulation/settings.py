@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -61,6 +62,13 @@ class SimulationSettings:
     input_rate: float = 1_000.0
     input_period_ms: float = 100.0
     task_timeout_ms: float = 300_000.0
+
+    @cached_property
+    def idle_ms(self) -> float:
+        """The longest time in which nothing arrives at a task."""
+        if self.input_rate <= 0:
+            return 0.0
+        return self.input_period_ms * math.ceil(1_000 / (self.input_rate * self.input_period_ms)) + self.timings.poll_ms
 
     @cached_property
     def topics(self) -> dict[int, tuple[str, ...]]:
