@@ -1,1 +1,21 @@
-"""Deterministic simulation of a whole group from one seed: see docs/design/007-simulation.md."""
+"""Deterministic simulation of a whole group from one seed: see docs/design/007-simulation.md.
+
+`Simulation` is a group to do things to; `scenario.draw` and `scenario.run` let a seed do them; `forecast` tells what a scaling step
+would do, as ``everflow simulate`` does.
+"""
+
+from everflow.testing.simulation.checks import InvariantError
+from everflow.testing.simulation.forecast import Forecast, Step, forecast
+from everflow.testing.simulation.settings import SimulationSettings, SubTopology, Timings
+from everflow.testing.simulation.simulation import Simulation
+
+__all__ = [
+    "Forecast",
+    "InvariantError",
+    "Simulation",
+    "SimulationSettings",
+    "Step",
+    "SubTopology",
+    "Timings",
+    "forecast",
+]

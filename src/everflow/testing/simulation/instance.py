@@ -337,6 +337,8 @@ class SimulatedInstance:
             figures,
             settings.rules,
             lambda cluster: world.decide(self.name, cluster),
+            max_delay_ms=settings.max_delay_ms,
+            clock=self.clock,
             first_nonce=world.random.getrandbits(32),
             latest_version=LATEST_VERSION if self.version is None else self.version,
         )

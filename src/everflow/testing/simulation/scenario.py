@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
+from everflow.assignment.user_data import LATEST_VERSION
 from everflow.config import AssignmentRules
 from everflow.testing.simulation.settings import SimulationSettings, SubTopology, Timings
 from everflow.testing.simulation.simulation import Simulation
@@ -101,7 +102,13 @@ def draw(seed: int, steps: int = 8) -> Scenario:
         marker_ms=random.choice([(0.5, 8.0), (0.5, 8.0), (1.0, 600.0)]),
     )
     settings = SimulationSettings(
-        subtopologies, random.randint(1, 3), rules, timings, input_rate=random.choice([50.0, 400.0]), input_period_ms=200.0
+        subtopologies,
+        random.randint(1, 3),
+        rules,
+        timings,
+        input_rate=random.choice([50.0, 400.0]),
+        input_period_ms=200.0,
+        max_delay_ms=random.choice([0, 0, 0, 15_000]),
     )
     names = [name for name, weight in KINDS for _ in range(weight)]
     drawn = tuple(
@@ -178,7 +185,8 @@ def _restart(group: Simulation, step: Step, scenario: Scenario) -> bool:
     down = sorted(name for name, instance in group.instances.items() if not instance.process.alive)
     if not down:
         return False
-    group.restart(down[step.pick % len(down)], with_disk=step.kind == "restart")
+    version = LATEST_VERSION + 1 if step.amount > 0.75 else None  # some come back as a newer everflow
+    group.restart(down[step.pick % len(down)], with_disk=step.kind == "restart", version=version)
     return True
 
 

@@ -62,6 +62,8 @@ class SimulationSettings:
     input_rate: float = 1_000.0
     input_period_ms: float = 100.0
     task_timeout_ms: float = 300_000.0
+    max_delay_ms: int = 0
+    """``scheduled.rebalance.max.delay.ms``."""
 
     @cached_property
     def idle_ms(self) -> float:
