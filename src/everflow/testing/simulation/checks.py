@@ -44,7 +44,7 @@ class Pause:
 
 @dataclass
 class _Flow:
-    """Commits of one task by one owner, without a break."""
+    """Commits of one task by one owner (instance, life, ownership), without a break."""
 
     owner: str
     committed_ms: float
@@ -171,9 +171,10 @@ class Checks:
         for context in request.tasks:
             task = TaskId.parse(context.task)
             flow = self._flows.get(task)
-            if flow is None or flow.owner != context.incarnation:
+            owner = f"{instance.name}/{instance.life}/{instance.book.epoch(task)}"
+            if flow is None or flow.owner != owner:
                 if committed:
-                    self._flows[task] = _Flow(context.incarnation, now, duration_ms)
+                    self._flows[task] = _Flow(owner, now, duration_ms)
                 continue
             flow.longest_batch_ms = max(flow.longest_batch_ms, duration_ms)
             if not committed:
@@ -184,7 +185,7 @@ class Checks:
                     self.worst_pause = Pause(task, gap, allowed, now)
                 if gap > allowed and self.settings.input_rate > 0:
                     self._violated("I4", f"{task} stayed on {instance.name} and paused for {gap:.0f} ms, allowed {allowed:.0f} ms")
-            self._flows[task] = _Flow(context.incarnation, now, duration_ms)
+            self._flows[task] = _Flow(owner, now, duration_ms)
 
     def disturbed(self, tasks: frozenset[TaskId]) -> None:
         """A fault of another kind hits these tasks: their present gap says nothing about rebalances."""
