@@ -97,6 +97,7 @@ def test_a_second_instance_comes_and_goes_and_every_result_matches(flights: int,
 @pytest.mark.slow
 @pytest.mark.broker
 @pytest.mark.spark
+@pytest.mark.timeout(1_000)
 @pytest.mark.parametrize("moment", ["the second instance starts", "the second instance has its share"])
 def test_an_interrupt_ends_the_second_instance_too(moment: str, tmp_path: Path, temp_folder: Path) -> None:
     output = tmp_path / "output"
@@ -108,7 +109,7 @@ def test_an_interrupt_ends_the_second_instance_too(moment: str, tmp_path: Path, 
             env={**os.environ, "TMPDIR": str(temp_folder)},
         )
         try:
-            wait_until(lambda: moment in output.read_text(), TIMEOUT_S, f"{moment!r} to be shown")
+            wait_until(lambda: moment in output.read_text(), 3 * TIMEOUT_S, f"{moment!r}", lambda: [output.read_text()])
             process.send_signal(signal.SIGINT)
             assert process.wait(TIMEOUT_S) == 130, output.read_text()
         finally:

@@ -13,7 +13,7 @@ from everflow.kafka.producer import RecordWriter
 
 _CHUNK = 50_000  # records handed to the producer at a time
 _TICK_S = 0.05
-_EASE_S = 10.0
+_EASE_S = 30.0
 _BEHIND_S = 2.0
 
 
