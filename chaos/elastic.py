@@ -125,6 +125,11 @@ class ElasticRun:
             with self._round("scale-out", f"instance {instance} joins as a {'static' if static else 'dynamic'} member"):
                 self._start(instance, static, standbys=1)
                 self.group.wait_spread()
+        for process in self.group.living():
+            if process.instance > self.plan.members:
+                with self._round("scale-in", f"instance {process.instance} leaves"):
+                    self.group.leave(process.instance)
+                    self.stage.note_files()
         self.group.wait_balanced(0 if self.plan.static else 1)
 
     def _bounce(self) -> None:
