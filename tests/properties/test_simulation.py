@@ -135,6 +135,23 @@ def test_a_static_owner_that_dies_while_its_task_is_taken_away_is_found_out() ->
         assert len(group.coordinator.members) == 2
 
 
+def test_a_static_owner_that_was_restarted_before_it_let_go_hands_over_all_the_same() -> None:
+    """Its former life had to ask for the follow-up; it gets that answer again, and no rebalance."""
+    stateless = SimulationSettings((SubTopology(8, stateful=False),))  # nobody else asks, for a warm-up that is hot
+    with Simulation(stateless, seed=62) as group:
+        grown(group, 1, static=True)
+        for thread in (0, 1):
+            group.stall_batch("i1", thread, 20_000)
+        group.add(1, static=True)
+        while not group.decisions[-1].assignment.withheld:
+            group.run_for(50)
+        group.kill("i1")
+        group.run_for(300)
+        group.restart("i1")
+        group.settle(60_000)
+        group.require_progress(10_000)
+
+
 def test_a_static_bounce_leaves_the_generation_and_everyone_else_alone() -> None:
     with Simulation(SMALL, seed=3) as group:
         grown(group, 3, static=True)

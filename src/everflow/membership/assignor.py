@@ -289,8 +289,10 @@ class TaskAssignor:
         staying = sorted((m for m in cluster.members if not m.draining), key=lambda m: m.order)
         asker = (staying or sorted(cluster.members, key=lambda m: m.order))[0].member_id if cluster.members else ""
         # Who has to let go of a withheld task asks once it has (KIP-429). Asked for by anyone else, a rebalance would wait for an
-        # owner that is dead, and renew the session of a static one with each generation: it would never be found out.
-        followup_ms = None if decided.withheld and decided.followup_ms == 0 else decided.followup_ms
+        # owner that is dead, and renew the session of a static one with each generation: it would never be found out. A static one
+        # that was only restarted meanwhile gets this answer again, and asks then.
+        hands_over = bool(decided.withheld) and decided.followup_ms == 0
+        asking = {m.member_id for m in cluster.members if m.owned & decided.withheld} if hands_over else {asker}
         return {
             member.member_id: replace(
                 base,
@@ -298,7 +300,7 @@ class TaskAssignor:
                 standby=decided.standby.get(member.member_id, none),
                 warmup=decided.warmup.get(member.member_id, none),
                 hosts=hosts,
-                followup_ms=followup_ms if member.member_id == asker else None,
+                followup_ms=decided.followup_ms if member.member_id in asking else None,
                 draining_done=member.draining and not staying,
                 answers=screening.accepted[member.member_id].nonce,
             )
