@@ -113,7 +113,9 @@ class ElasticRun:
 
     def _become(self, static: bool) -> None:
         """The members of the next part, one after the other: further steps out and in, with standbys from here on."""
-        for instance in range(1, self.plan.members + 1):
+        running = {process.instance for process in self.group.living()}
+        # Those that are away come first: somebody must be there to take over from those that are replaced.
+        for instance in sorted(range(1, self.plan.members + 1), key=lambda number: (number in running, number)):
             here = [process for process in self.group.living() if process.instance == instance]
             if here and self.plan.static:
                 continue
