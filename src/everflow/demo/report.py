@@ -96,8 +96,8 @@ def moves_text(moves: Moves) -> str:
     return (
         f"the second instance had its share of the tasks {moves.join_s:.1f} s after its start, and was gone {moves.leave_s:.1f} s "
         f"after it was told to stop ({moves.rebalances} rebalances)\n"
-        f"longest time between two committed batches: {moves.longest(moved=False):.2f} s of the tasks that stayed, "
-        f"{moves.longest(moved=True):.2f} s of those that moved"
+        f"longest time between two committed batches: {max(moves.before.values(), default=0.0):.2f} s with one instance; then "
+        f"{moves.longest(moved=False):.2f} s of the tasks that stayed, {moves.longest(moved=True):.2f} s of those that moved"
     )
 
 

@@ -79,7 +79,7 @@ def test_pauses_tell_tasks_that_stayed_from_those_that_moved() -> None:
         ["0_0", "0.25", "0.75", "stayed"],
         ["0_1", "0.50", "1.25", "moved there and back"],
     ]
-    assert "0.75 s of the tasks that stayed, 1.25 s of those that moved" in moves_text(MOVES)
+    assert "0.50 s with one instance; then 0.75 s of the tasks that stayed, 1.25 s of those that moved" in moves_text(MOVES)
 
 
 def test_tables_rank_by_delay_and_by_flights() -> None:
