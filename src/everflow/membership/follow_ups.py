@@ -26,6 +26,7 @@ class FollowUps:
         self._asked: str | None = None
         self._hot: dict[TaskId, float] = {}  # not told to the group yet -> when it is due
         self._told: dict[TaskId, float] = {}  # told with a join -> how long to wait before telling it again
+        self._unasked: frozenset[TaskId] = frozenset()  # standbys for which nobody waits
         self._probe_at: float | None = None
         self._last_at_once = float("-inf")
         self._requested = False
@@ -42,7 +43,7 @@ class FollowUps:
 
     def became_hot(self, task: TaskId, now_ms: float) -> None:
         """A warm-up (or a standby whose active waits) reached the acceptable lag."""
-        if task not in self._told:
+        if task not in self._told and task not in self._unasked:
             self._hot.setdefault(task, now_ms + GATHER_MS)
 
     def joining(self) -> None:
@@ -54,8 +55,22 @@ class FollowUps:
         self._hot.clear()
         self._probe_at = None
 
-    def completed(self, standby: Collection[TaskId], warmup: Collection[TaskId], followup_ms: int | None, now_ms: float) -> None:
-        """A rebalance ended: ``standby`` and ``warmup`` are this member's copies, ``followup_ms`` what it was told."""
+    def completed(
+        self,
+        standby: Collection[TaskId],
+        warmup: Collection[TaskId],
+        followup_ms: int | None,
+        now_ms: float,
+        *,
+        stale: bool = False,
+    ) -> None:
+        """A rebalance ended: ``standby`` and ``warmup`` are this member's copies, ``followup_ms`` what it was told.
+
+        ``stale``: a static member came back to what its former life had. Its standbys may have fallen behind meanwhile, but nobody
+        waits for them: that they catch up must not cost the group a rebalance, which a bounce is to avoid (KIP-345). Should the
+        group have waited for one already, the leader's follow-up after the probing interval finds it hot.
+        """
+        self._unasked = frozenset(standby) if stale else frozenset()
         self._hot = {task: due for task, due in self._hot.items() if task in standby or task in warmup}
         for task, wait in list(self._told.items()):
             if task not in warmup:
@@ -74,6 +89,7 @@ class FollowUps:
         """The membership was lost: the next join is a new member's."""
         self._hot.clear()
         self._told.clear()
+        self._unasked = frozenset()
         self._probe_at = None
 
     def due(self, now_ms: float, rebalancing: bool) -> str | None:

@@ -355,12 +355,12 @@ class GroupMember:
             self._refused(data)
             return
         self._incomplete_since = None
-        taken = partitions
-        if self._assignor.is_stale(data):
-            taken = self._taken_from_stale(partitions, data)
+        stale = self._assignor.is_stale(data)
+        taken = self._taken_from_stale(partitions, data) if stale else partitions
         self._take(taken, generation)
         with self._asking:
-            self._follow_ups.completed(data.standby, data.warmup, data.followup_ms, self._clock.monotonic_ms())
+            now_ms = self._clock.monotonic_ms()
+            self._follow_ups.completed(data.standby, data.warmup, data.followup_ms, now_ms, stale=stale)
         if self._assignor.draining and (data.draining_done or not (self._owned or self._held.is_set())):
             self._drained.set()
         if not self._silent:

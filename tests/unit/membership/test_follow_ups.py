@@ -56,6 +56,20 @@ def test_what_the_join_said_is_not_asked_again_unless_the_leader_left_it(follow_
     assert follow_ups.due(20_000.0 + 2 * AGAIN_MS, False)
 
 
+def test_standbys_that_fell_behind_in_a_bounce_cost_no_rebalance(follow_ups: FollowUps) -> None:
+    """Found under load: a static member came back with standbys beyond the acceptable lag, and each bounce made a generation."""
+    follow_ups.joining()
+    follow_ups.completed({A}, {B}, None, 0.0, stale=True)
+    follow_ups.became_hot(A, 10.0)
+    assert follow_ups.due(10.0**9, False) is None
+    follow_ups.became_hot(B, 10.0)
+    assert follow_ups.due(10.0 + GATHER_MS, False) == "1 warm-ups are hot (0_1)", "a warm-up is waited for, bounce or not"
+    follow_ups.joining()
+    follow_ups.completed({A}, (), None, 5_000.0)
+    follow_ups.became_hot(A, 5_000.0)
+    assert follow_ups.due(5_000.0 + GATHER_MS, False), "after a real rebalance the leader may wait for a standby"
+
+
 def test_what_is_asked_at_once_waits_for_the_end_of_a_rebalance_only(follow_ups: FollowUps) -> None:
     follow_ups.joining()
     follow_ups.ask("this member drains")
