@@ -37,6 +37,7 @@ from everflow.topology.subtopologies import cut
 
 APPLICATION_ID = "flights-demo"
 PARTITIONS = 4
+CHANGELOG_RETENTION_MS = 100 * 365 * 86_400_000
 TIMEOUT_S = 900.0
 _POLL_S = 0.25
 
@@ -115,6 +116,8 @@ def _settings(bootstrap_servers: str, guarantee: str, threads: int | None, state
         "processing.guarantee": guarantee,
         "num.stream.threads": threads or 0,
         "state.dir": str(state),
+        # Brokers delete by record time: the windows' changelog of flights of 2013 would be gone before a second instance reads it.
+        "windowstore.changelog.additional.retention.ms": CHANGELOG_RETENTION_MS,
     }
 
 

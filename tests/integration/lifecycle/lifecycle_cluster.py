@@ -240,6 +240,8 @@ class Application:
             "task_timeout_ms": 60_000,
             "processing_guarantee": "exactly_once_v2",
             "state_dir": str(self.state),
+            # Records of 1970: by their times the broker would delete a window's changelog in the middle of a test.
+            "windowstore_changelog_additional_retention_ms": 100 * 365 * 86_400_000,
             **self.settings,
             **settings,
         }
