@@ -27,6 +27,8 @@ from everflow.records import TaskId, TopicPartition
 log = logging.getLogger("everflow.membership")
 
 METADATA_TIMEOUT_MS = 30_000
+CLASH_MARGIN_MS = 3_000
+"""How long after the session's time-out a former life of this instance may still be named as a clash."""
 """For so long a leader may miss a source topic before this member gives up."""
 _POLL_S = 0.05
 _JOIN_SLICE_S = 1.0
@@ -158,6 +160,7 @@ class GroupMember:
         self._leave_group: bool | None = None
         self._error: EverflowError | None = None
         self._incomplete_since: float | None = None
+        self._clash: tuple[float, EverflowError] | None = None  # since when, and what to say if it stays
         self._thread: threading.Thread | None = None
         assignor.bind(self._claims)
 
@@ -304,6 +307,7 @@ class GroupMember:
 
     def _step(self, channel: MemberChannel) -> None:
         self._notice_eviction(channel)
+        self._give_up_clash()
         with self._asking:
             why = self._follow_ups.due(self._clock.monotonic_ms(), channel.joining)
         if why is not None:
@@ -354,7 +358,7 @@ class GroupMember:
         if data.error is not AssignmentError.NONE:
             self._refused(data)
             return
-        self._incomplete_since = None
+        self._incomplete_since = self._clash = None
         stale = self._assignor.is_stale(data)
         taken = self._taken_from_stale(partitions, data) if stale else partitions
         self._take(taken, generation)
@@ -402,8 +406,29 @@ class GroupMember:
             with self._asking:
                 self._follow_ups.completed((), (), data.followup_ms, now_ms)
         else:
-            self._leave_group = True
-            self._error = refusal_error(self._settings.group_id, data, self._assignor.identity)
+            error = refusal_error(self._settings.group_id, data, self._assignor.identity)
+            if data.error is AssignmentError.PROCESS_ID_CLASH and not self._owned:
+                self._await_former_life(now_ms, error)
+            else:
+                self._end_with(error)
+
+    def _await_former_life(self, now_ms: float, error: EverflowError) -> None:
+        """Killed while it joined and started again, this instance meets itself: its former life counts until its session ends,
+        and the group rebalances then. A clone of a running instance (scenario 31) is still there after that."""
+        if self._clash is None:
+            wait_s = (self._settings.session_timeout_ms + CLASH_MARGIN_MS) / 1000
+            log.warning("%s Waiting %g s in case it is a former life of this instance.", error, wait_s)
+            self._clash = (now_ms, error)
+
+    def _give_up_clash(self) -> None:
+        if self._clash is not None:
+            since, error = self._clash
+            if self._clock.monotonic_ms() - since >= self._settings.session_timeout_ms + CLASH_MARGIN_MS:
+                self._end_with(error)
+
+    def _end_with(self, error: EverflowError) -> None:
+        self._leave_group = True
+        self._error = error
 
     def _missing_too_long(self, now_ms: float) -> bool:
         if self._incomplete_since is None:

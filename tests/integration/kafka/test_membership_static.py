@@ -139,8 +139,8 @@ def test_refused_members_leave_and_the_others_do_not_notice(topic: Topic, join: 
     assert other.failed is not None
     assert isinstance(other.failed.error, IncompatibleTopologyError)
     assert other.failed.error.difference == "  + sub-topology 0 has key_value store t   (only here)"
-    clone = join(source, "a", topology=lines)
-    await_told([first, clone], lambda: clone.failed, "the clone is refused")
+    clone = join(source, "a", topology=lines, session_ms=6_000)
+    await_told([first, clone], lambda: clone.failed, "the clone is refused, after one session")
     assert clone.failed is not None
     assert isinstance(clone.failed.error, ProcessIdClashError)
     assert not other.told_of(Assigned)

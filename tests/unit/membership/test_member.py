@@ -31,7 +31,17 @@ from everflow.errors import (
 from everflow.kafka.group_channel import GroupAssignor, GroupListener, GroupSettings, MemberMetadata
 from everflow.membership.assignor import Identity, TaskAssignor
 from everflow.membership.follow_ups import GATHER_MS
-from everflow.membership.member import METADATA_TIMEOUT_MS, Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked, Roles
+from everflow.membership.member import (
+    CLASH_MARGIN_MS,
+    METADATA_TIMEOUT_MS,
+    Assigned,
+    Failed,
+    GroupMember,
+    Lost,
+    MemberEvent,
+    Revoked,
+    Roles,
+)
 from everflow.records import TaskId, TopicPartition
 
 T0, T1, T2 = (TaskId(0, partition) for partition in range(3))
@@ -305,6 +315,27 @@ def test_a_refused_member_fails_with_what_to_do_and_leaves(
     assert type(failure) is expected
     assert says in str(failure)
     assert not driven.alive
+    driven.member.close()
+    assert driven.channel.closed == [True]
+
+
+def test_a_newcomer_that_meets_its_former_life_waits_for_the_end_of_that_session(driven: Driven) -> None:
+    """Killed while it joined, started again at once: the group still counts the dead one."""
+    assert driven.given(error=AssignmentError.PROCESS_ID_CLASH, message="taken") == []
+    driven.clock.advance(GroupSettings("b", "g").session_timeout_ms)
+    driven.member.request_rejoin()  # the group does, once the dead one is out of it
+    assert [type(event) for event in driven.given(T0)] == [Assigned, Roles]
+    driven.clock.advance(10 * CLASH_MARGIN_MS)
+    assert driven.step() == []
+    assert driven.alive
+
+
+def test_a_clone_of_a_running_instance_gives_up_after_one_session(driven: Driven) -> None:
+    assert driven.given(error=AssignmentError.PROCESS_ID_CLASH, message="taken") == []
+    driven.clock.advance(GroupSettings("b", "g").session_timeout_ms + CLASH_MARGIN_MS)
+    (told,) = driven.step()
+    assert isinstance(told, Failed)
+    assert isinstance(told.error, ProcessIdClashError)
     driven.member.close()
     assert driven.channel.closed == [True]
 
