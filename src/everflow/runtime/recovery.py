@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
 from everflow.clock import Clock, Deadline
-from everflow.errors import FatalError, OffsetsExpiredError, RetriableError
+from everflow.errors import FatalError, OffsetsExpiredError, RetriableError, TaskMigratedError
 from everflow.records import TopicPartition
 from everflow.runtime.batch import parse_metadata
 from everflow.runtime.retry import StoppedError, retrying
@@ -33,6 +33,19 @@ class Committed(NamedTuple):
 
     offset: int
     metadata: str
+
+
+class _Patience(Deadline):
+    """How long a recovery goes on."""
+
+    def __init__(self, clock: Clock, timeout_ms: float, given_up: Callable[[], bool]) -> None:
+        super().__init__(clock, timeout_ms)
+        self._given_up = given_up
+
+    def check(self) -> None:
+        """TaskMigratedError where waiting is in vain."""
+        if self._given_up():
+            raise TaskMigratedError("a task was lost while it was recovered")
 
 
 class RecoveryPorts(Protocol):
@@ -80,7 +93,7 @@ class Recovery:
     new_incarnation: Callable[[], str]
 
     def recover(
-        self, tasks: Sequence[ActiveTask], fence: Collection[str]
+        self, tasks: Sequence[ActiveTask], fence: Collection[str], given_up: Callable[[], bool] = lambda: False
     ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, Committed]]:
         """Bring ``tasks`` to where the log is: positions, stream times, stores, a new incarnation.
 
@@ -89,13 +102,15 @@ class Recovery:
         a later start is never taken for a first one), and the committed offsets that were found.
 
         Raises TaskTimeoutError, OffsetsExpiredError, StoppedError; FatalError for an offset out of range with
-        policy ``none``.
+        policy ``none``; TaskMigratedError as soon as something has to be waited for and ``given_up()`` says that it is in vain.
         """
-        deadline = Deadline(self.clock, self.timeout_ms)
+        deadline = _Patience(self.clock, self.timeout_ms, given_up)
         inputs = sorted({tp for task in tasks for tp in task.inputs})
         changelogs = sorted({s.changelog for task in tasks for s in task.stores if s.changelog is not None})
         if fence:
             self._retry(lambda: self.ports.fence(fence), "fencing earlier writers", deadline)
+        if not tasks:
+            return {}, {}
         committed = dict(self._retry(lambda: self.ports.committed(inputs), "reading committed offsets", deadline))
         targets = self._retry(lambda: self.ports.log_ends(changelogs), "reading ends of changelogs", deadline)
         self._wait_stable(targets, deadline)
@@ -109,10 +124,14 @@ class Recovery:
 
     # --- steps -----------------------------------------------------------------------------------
 
-    def _retry(self, operation: Callable[[], _T], what: str, deadline: Deadline) -> _T:
-        return retrying(operation, what, clock=self.clock, deadline=deadline, stop=self.stop)
+    def _retry(self, operation: Callable[[], _T], what: str, deadline: _Patience) -> _T:
+        def attempt() -> _T:
+            deadline.check()
+            return operation()
 
-    def _wait_stable(self, targets: Mapping[TopicPartition, int], deadline: Deadline) -> None:
+        return retrying(attempt, what, clock=self.clock, deadline=deadline, stop=self.stop)
+
+    def _wait_stable(self, targets: Mapping[TopicPartition, int], deadline: _Patience) -> None:
         """Until no transaction is open below the targets: markers of a transaction's partitions land
         independently (KAFKA-10167), so offsets may be committed while the changelog's end is not yet readable
         (scenario 4)."""
@@ -125,6 +144,7 @@ class Recovery:
                 waiting = [tp for tp in waiting if stable[tp] < targets[tp]]
                 if not waiting:
                     return
+                deadline.check()
                 if self.stop.is_set():
                     raise StoppedError("stopped while waiting for open transactions")
                 if deadline.expired():
@@ -133,7 +153,7 @@ class Recovery:
 
         self._retry(reached, "waiting for open transactions to end", deadline)
 
-    def _spans(self, partitions: Sequence[TopicPartition], deadline: Deadline) -> dict[TopicPartition, tuple[int, int]]:
+    def _spans(self, partitions: Sequence[TopicPartition], deadline: _Patience) -> dict[TopicPartition, tuple[int, int]]:
         starts = self._retry(lambda: self.ports.log_starts(partitions), "reading starts of topics", deadline)
         ends = self._retry(lambda: self.ports.stable_ends(partitions), "reading ends of topics", deadline)
         return {tp: (starts[tp], ends[tp]) for tp in partitions}
@@ -143,7 +163,7 @@ class Recovery:
         task: ActiveTask,
         committed: Mapping[TopicPartition, Committed],
         spans: Mapping[TopicPartition, tuple[int, int]],
-        deadline: Deadline,
+        deadline: _Patience,
     ) -> Mapping[TopicPartition, tuple[int, int]]:
         """``spans`` with the log's end where the committed offset lies behind the stable one: at-least-once reads what open
         transactions of other applications have written."""
@@ -172,7 +192,7 @@ class Recovery:
                         f"input twice. To start over: everflow reset {self.rules.application_id}"
                     )
 
-    def _restore(self, task: ActiveTask, targets: Mapping[TopicPartition, int], deadline: Deadline) -> None:
+    def _restore(self, task: ActiveTask, targets: Mapping[TopicPartition, int], deadline: _Patience) -> None:
         incarnation = self.new_incarnation()
         task.stores = self._retry(lambda: self.ports.restore(task, incarnation, targets), f"restoring task {task.id}", deadline)
         task.incarnation, task.last_batch = incarnation, ""

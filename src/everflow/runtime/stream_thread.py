@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from everflow import metrics as names
 from everflow.clock import Clock, Deadline
 from everflow.config import BatchLimits
-from everflow.errors import EverflowError, FatalError, RecordError, TaskTimeoutError
+from everflow.errors import EverflowError, FatalError, RecordError, TaskMigratedError, TaskTimeoutError
 from everflow.metrics import Metrics
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.runtime.batch import EXACTLY_ONCE_V2, BatchFailedError, BatchId, BatchRequest, BatchResult
@@ -129,6 +129,8 @@ class StreamThread:
         self._planned: _Planned | None = None
         self._stuck_at: Mapping[TopicPartition, int] | None = None
         self._failing: Deadline | None = None
+        self._failed: BatchFailedError | None = None
+        """A batch whose outcome is not known yet."""
         self._pause_ms = FIRST_PAUSE_MS
         self._last_job_ms = clock_start(self.clock)
         self._thread = threading.Thread(target=self._run, name=f"everflow-stream-{self.number}", daemon=True)
@@ -208,6 +210,9 @@ class StreamThread:
         """One turn of the loop; True if a micro-batch was committed."""
         # 1. Take what the task manager wants: between batches only, so a batch never loses a task under its feet.
         self._take_commands()
+        if self._failed is not None:
+            self._recover_after(self._failed)
+            return False
         # 2. Nothing to do without tasks.
         if not self.tasks:
             if self._keep_alive_left_ms() <= 0:
@@ -361,41 +366,55 @@ class StreamThread:
             self.clock.wait(self._stop, ABORT_PAUSE_MS)
 
     def _after_failure(self, failure: BatchFailedError) -> None:
-        """D6's order: end the workers, fence, read stable offsets, replay the changelog's tail; then retry.
-
-        `Recovery.recover` takes the positions from the committed offsets, so a batch that did commit is not run again.
-        """
+        """D6's order: end the workers, fence, read stable offsets, replay the changelog's tail; then retry."""
         self.services.metrics.add(names.BATCHES_FAILED, 1)
         log.warning("Stream thread %d: batch failed (%s): %s", self.number, failure.kind, brief(failure.cause))
         log.debug("Stream thread %d: the whole cause: %s", self.number, failure.cause)
         pids = self.services.gate.take_pids(self.number)
         self.services.kill_workers(pids)
-        fence = [self.settings.transactional_id] if self.settings.guarantee == EXACTLY_ONCE_V2 else []
-        before = {tp: offset for task in self.tasks.values() for tp, offset in task.positions.items()}
         for task in self.tasks.values():
             task.to(TaskState.RESTORING)
-        self.services.recovery.recover(list(self.tasks.values()), fence)
-        for task in self.tasks.values():
+        self._failed = failure
+        self._recover_after(failure)
+
+    def _recover_after(self, failure: BatchFailedError) -> None:
+        """Learn what the failed batch did. `Recovery.recover` takes the positions from the committed offsets, so a batch that did
+        commit is not run again. Tasks that are lost meanwhile are their new owner's, whose open transactions nobody here may wait
+        for: the recovery begins again without them, once their removal has arrived."""
+        tasks = [task for task in self.tasks.values() if task.state is TaskState.RESTORING and not self._lost(task)]
+        fence = [self.settings.transactional_id] if self.settings.guarantee == EXACTLY_ONCE_V2 else []
+        before = {tp: offset for task in tasks for tp, offset in task.positions.items()}
+        try:
+            self.services.recovery.recover(tasks, fence, lambda: any(self._lost(task) for task in tasks))
+        except TaskMigratedError as error:
+            log.info("Stream thread %d: %s", self.number, error)
+            self.clock.wait(self.wake, ABORT_PAUSE_MS)
+            return
+        for task in tasks:
             task.to(TaskState.RUNNING)
+        self._failed = None
         if failure.kind == "spark-gone":  # its workers went with it; what they committed has just been replayed
             raise FatalError(
                 "Spark's JVM has ended (killed, out of memory?), so this instance cannot go on; its log file says why. "
                 f"Nothing is lost: start the instance again. The cause as seen here: {brief(failure.cause)}"
             ) from failure
-        after = {tp: offset for task in self.tasks.values() for tp, offset in task.positions.items()}
+        after = {tp: offset for task in tasks for tp, offset in task.positions.items()}
         if before != after:
             log.info("Stream thread %d: the failed batch had been committed, going on behind it", self.number)
             self._planned, self._failing = None, None
             self._counter += 1
             return
-        if failure.kind == "record" and failure.record is not None:
-            bad = failure.record
+        bad = failure.record
+        if failure.kind == "record" and bad is not None and TopicPartition(bad.topic, bad.partition) in before:
             raise RecordError(
                 failure.cause, topic=bad.topic, partition=bad.partition, offset=bad.offset, node=bad.node
             ) from failure
         self._next_attempt(failure)
         self.clock.wait(self._stop, self._pause_ms)
         self._pause_ms = min(self._pause_ms * 2, LONGEST_PAUSE_MS)
+
+    def _lost(self, task: ActiveTask) -> bool:
+        return self.services.gate.broken(task.id, task.epoch)
 
     def _next_attempt(self, cause: EverflowError) -> None:
         if self._planned is not None:

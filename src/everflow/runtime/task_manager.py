@@ -215,8 +215,10 @@ class TaskManager:
             task = by_id.get(task_id)
             if task is None:
                 continue
-            # Owned without a break since it ran? A task that was lost and came back must be recovered.
-            if task_id in self.owned and task_id in self.gate.owned() and not self.gate.broken(task_id, task.epoch):
+            # Owned without a break since it ran? A task that was lost and came back must be recovered, and so must one whose last
+            # batch failed with an outcome that its thread had not learnt yet.
+            whole = task.state is TaskState.RUNNING and not self.gate.broken(task_id, task.epoch)
+            if whole and task_id in self.owned and task_id in self.gate.owned():
                 self._start([task])
             else:
                 self._suspend(task)

@@ -11,7 +11,7 @@ import pytest
 from everflow import metrics as names
 from everflow.clock import ManualClock
 from everflow.config import BatchLimits
-from everflow.errors import FatalError, RecordError, TaskTimeoutError
+from everflow.errors import FatalError, RecordError, RetriableError, TaskTimeoutError
 from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.batch import (
@@ -192,6 +192,55 @@ def test_a_batch_that_had_committed_is_not_run_again(world: World) -> None:
         world.turn()
     assert [r.ranges["in-0"][:2] for r in world.requests] == [[0, 10]]
     assert task.positions == {IN: 10}
+
+
+def test_a_task_lost_in_the_failed_batch_is_not_recovered(world: World) -> None:
+    """Its new owner's transactions are open for as long as it works: waiting for their end would stop the tasks that stay."""
+
+    def lose_and_fail(request: BatchRequest) -> BatchResult:
+        world.behave = world.commit
+        world.book.disown_all()
+        raise BatchFailedError("refused: another owns it", kind="migrated")
+
+    world.behave = lose_and_fail
+    task = world.give_task()
+    world.end = 10
+    while not world.requests:
+        world.turn()
+    assert world.done == ["kill [99]", "fence app-p-0"], "fenced, and nothing of it read or replayed"
+    given: list[ActiveTask] = []
+    world.thread.drop([TASK], given.extend)
+    world.turn()
+    assert given == [task]
+    assert task.state is TaskState.RESTORING, "whoever takes it recovers it"
+
+
+def test_a_task_lost_while_it_is_recovered_ends_the_wait(world: World) -> None:
+    def fail(request: BatchRequest) -> BatchResult:
+        world.behave = world.commit
+        raise BatchFailedError("worker died", kind="worker")
+
+    def lose_it(partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
+        world.book.disown_all()
+        raise RetriableError("a transaction is open")
+
+    world.behave, world.committed = fail, lose_it  # type: ignore[method-assign]
+    task = world.give_task()
+    world.end = 10
+    while not world.requests:
+        assert not world.turn()
+    assert task.state is TaskState.RESTORING
+    assert world.clock.monotonic_ms() < 5_000, "it did not wait for task.timeout.ms"
+    given: list[ActiveTask] = []
+    world.thread.drop([TASK], given.extend)
+    del world.committed  # type: ignore[method-assign]
+    world.turn()
+    assert given == [task]
+    world.book.own([TASK])
+    fresh = world.give_task()
+    while world.turn():
+        pass
+    assert fresh.positions == {IN: 10}
 
 
 def test_an_abort_by_the_gate_runs_the_same_range_without_recovery(world: World) -> None:
