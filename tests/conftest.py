@@ -3,6 +3,7 @@ their own."""
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from collections.abc import Callable, Iterator
@@ -18,6 +19,15 @@ from everflow.testing.broker import EmbeddedBroker
 # Time is no property: on a busy machine an example may take any time (speed lives in benches).
 hypothesis.settings.register_profile("everflow", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("everflow")
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """A command that a test runs in this process may turn the log down; the next test hears it again."""
+    logger = logging.getLogger("everflow")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -267,7 +267,7 @@ def test_internal_topics_look_like_kafka_streams(app: Application, cluster: Clus
     windows = TimeWindows.of_size("1 hour").grace("10 minutes")
     stream.group_by_key().windowed_by(windows).count(store="hourly")
     stream.repartition(name="five", partitions=5).group_by_key().count(store="fives")
-    with app.running(builder.build()):
+    with app.running(builder.build(), windowstore_changelog_additional_retention_ms=86_400_000):
         pass
     own = {name: count for name, count in cluster.topics().items() if name not in (source, output)}
     assert own == {
