@@ -6,6 +6,13 @@ tasks are dealt as ever. That is why networkx' network simplex, plain Python wit
 1,000 tasks on 1,000 members: 3 ms with 3 racks, 0.2 s with 20; 10,000 tasks: 30 ms. On the graph of tasks and members it took
 0.5 s, and 11 s for 5,000 tasks, where OR-tools took 5 and 84 ms at the price of 80 MB and a pinned protobuf, scipy's
 linear_sum_assignment 45 ms and 5 s at the price of 140 MB.
+
+Why hand-overs between racks end: let V be the least that any placement costs, traffic and moves from where the tasks are now.
+A task that is let go for another rack was one move from its place in the optimum and is none now, so V falls with every such
+hand-over, whichever of equal optima is chosen. That holds as long as a task that nobody owns is at home wherever it is hot,
+who has a place or not (a member whose own task still waits to move has none, and would drive away what it was promised), and
+as long as it runs meanwhile, where its new owner is not hot, in that owner's rack (``refine``). Who has a place may decide
+among equals only.
 """
 
 from __future__ import annotations
@@ -22,11 +29,13 @@ from everflow.records import TaskId, TopicPartition
 
 
 class Group(NamedTuple):
-    """Tasks that cost the same: the racks where they are at home, those where somebody who has a place has a copy, and how
-    many of their partitions are remote from each rack."""
+    """Tasks that cost the same: the racks where they are at home, those where somebody has a copy, those that come first
+    among equals as they are home or somebody there with a copy has a place, and how many of their partitions are remote from
+    each rack."""
 
     home: tuple[int, ...]
     prepared: tuple[int, ...]
+    ready: tuple[int, ...]
     remote: tuple[int, ...]
 
 
@@ -71,7 +80,7 @@ def split(
 
     The ``share`` of each member is kept: every rack gets as many tasks as its members have places, and those that are open
     between racks where they save most. A task is at home, free of the penalty for moving, in its owner's rack; without an
-    owner where somebody who has a place is hot. Everything in one part where racks do not count.
+    owner wherever somebody is hot. Everything in one part where racks do not count.
     """
     costs = RackCosts.of(cluster, members)
     if costs is None or not tasks:
@@ -105,14 +114,18 @@ def split(
 
 def _group(cluster: ClusterState, task: TaskId, costs: RackCosts, takers: frozenset[str], lags: Lags) -> Group:
     info = cluster.tasks[task]
-    with_copy = [one for one in lags.copies(task) if one in takers]
+    with_copy = [one for one in lags.copies(task) if one in costs.rack_of]
     prepared = {costs.rack_of[one] for one in with_copy}
     owner = lags.owner(task)
     if owner is not None and owner in costs.rack_of:
         home = {costs.rack_of[owner]}
+        ready = home | {costs.rack_of[one] for one in with_copy if one in takers}
     else:
-        home = {costs.rack_of[one] for one in with_copy if lags.hot(one, task)}
-    return Group(tuple(sorted(home)), tuple(sorted(prepared)), costs.remote((*info.inputs, *info.changelogs)))
+        hot = [one for one in with_copy if lags.hot(one, task)]
+        home = {costs.rack_of[one] for one in hot}
+        ready = {costs.rack_of[one] for one in hot if one in takers} or home
+    remote = costs.remote((*info.inputs, *info.changelogs))
+    return Group(tuple(sorted(home)), tuple(sorted(prepared)), tuple(sorted(ready)), remote)
 
 
 def costs_of(cluster: ClusterState) -> tuple[int, int]:
@@ -142,7 +155,8 @@ def _cheapest(
     traffic: int,
     non_overlap: int,
 ) -> dict[Group, dict[int, int]]:
-    """How many tasks of each group go to which rack: a min-cost flow. Among equals the one that moves least."""
+    """How many tasks of each group go to which rack: a min-cost flow. Among equals the one that moves least, and
+    then the one where most go to who has a place. Every step is scaled to outweigh all that follow."""
     import networkx  # here, as most groups have no racks and its import takes longer than the whole decision
 
     graph = networkx.DiGraph()
@@ -156,6 +170,8 @@ def _cheapest(
         for rack in sorted(least):
             moves = bool(group.home) and rack not in group.home
             cost = traffic * group.remote[rack] + non_overlap * moves
-            graph.add_edge(group, rack, weight=cost * scale + moves * (1 if rack in group.prepared else 2))
+            distance = moves * (1 if rack in group.prepared else 2)
+            unready = bool(group.ready) and rack not in group.ready
+            graph.add_edge(group, rack, weight=(cost * scale + distance) * scale + unready)
     _, flow = networkx.network_simplex(graph)
     return {group: {rack: number for rack, number in flow[group].items() if number} for group in sorted(groups)}

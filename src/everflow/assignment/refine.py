@@ -55,11 +55,13 @@ class _Draft:
     def per_thread(self, member_id: str) -> float:
         return self.load[member_id] / self.members[member_id].threads
 
-    def choice(self, member_id: str, task: TaskId) -> tuple[object, ...]:
-        """Sort key among members to run or follow a task meanwhile: hot before near before far."""
+    def choice(self, member_id: str, task: TaskId, rack: str | None = None) -> tuple[object, ...]:
+        """Sort key among members to run or follow a task meanwhile: hot before near before far; in ``rack`` before elsewhere."""
         member = self.members[member_id]
+        elsewhere = rack is not None and member.rack != rack
         if self.lags.hot(member_id, task):
-            rank: tuple[object, ...] = (0, member.draining, member_id not in self.standby.get(task, ()), self.per_thread(member_id))
+            new = member_id not in self.standby.get(task, ())
+            rank: tuple[object, ...] = (0, member.draining, elsewhere, new, self.per_thread(member_id))
         else:
             rank = (1, self.lags.lag(member_id, task), member_id != self.lags.owner(task))
         return (*rank, member.order)
@@ -112,7 +114,9 @@ def _runs_meanwhile(draft: _Draft, task: TaskId, wanted: str) -> str:
     owner = lags.owner(task)
     if owner in nearer and lags.hot(owner, task):
         return owner
-    return min(nearer, key=lambda member_id: draft.choice(member_id, task))
+    # in the rack that it is to go to, or the next ideal counts it as at home elsewhere and begins anew (see racks)
+    rack = draft.members[wanted].rack if draft.cluster.rules.rack_strategy != "none" else None
+    return min(nearer, key=lambda member_id: draft.choice(member_id, task, rack))
 
 
 def _place_standbys(draft: _Draft, task: TaskId) -> None:
