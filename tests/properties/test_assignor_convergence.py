@@ -58,6 +58,8 @@ def test_dropping_one_of_seven_members_with_thirteen_stateful_tasks(strategy: st
 @example(48733, "min_traffic")  # a released task was no longer at home where its new owner waited to give up another
 @example(349, "min_traffic")  # a task ran meanwhile in another rack than the one it was to go to
 @example(458, "min_traffic")  # a released task cost less to send to a cold rack than while it was owned
+@example(20783, "min_traffic")  # of equals, a released task was sent to a cold rack instead of one that runs on meanwhile
+@example(30230, "balance_subtopology")  # likewise
 def test_any_perturbation_converges_within_kafkas_bound(seed: int, strategy: str) -> None:
     """Kafka's random scenario: at most 2 x stateful tasks x (1 + standbys) rounds after each event."""
     rng = random.Random(seed)

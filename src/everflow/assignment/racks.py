@@ -29,10 +29,11 @@ from everflow.records import TaskId, TopicPartition
 
 
 class Group(NamedTuple):
-    """Tasks that cost the same: the racks where they are at home, those where somebody has a copy, those that come first
-    among equals as they are home or somebody there with a copy has a place, and how many of their partitions are remote from
-    each rack."""
+    """Tasks that cost the same: whether somebody owns them, the racks where they are at home, those where somebody has a copy,
+    those that come first among equals as they are home or somebody there with a copy has a place, and how many of their
+    partitions are remote from each rack."""
 
+    owned: bool
     home: tuple[int, ...]
     prepared: tuple[int, ...]
     ready: tuple[int, ...]
@@ -125,7 +126,7 @@ def _group(cluster: ClusterState, task: TaskId, costs: RackCosts, takers: frozen
         home = {costs.rack_of[one] for one in hot}
         ready = {costs.rack_of[one] for one in hot if one in takers} or home
     remote = costs.remote((*info.inputs, *info.changelogs))
-    return Group(tuple(sorted(home)), tuple(sorted(prepared)), tuple(sorted(ready)), remote)
+    return Group(lags.owner(task) in costs.rack_of, tuple(sorted(home)), tuple(sorted(prepared)), tuple(sorted(ready)), remote)
 
 
 def costs_of(cluster: ClusterState) -> tuple[int, int]:
@@ -171,7 +172,7 @@ def _cheapest(
             moves = bool(group.home) and rack not in group.home
             cost = traffic * group.remote[rack] + non_overlap * moves
             distance = moves * (1 if rack in group.prepared else 2)
-            unready = bool(group.ready) and rack not in group.ready
+            unready = 0 if not group.ready or rack in group.ready else 1 if group.owned else 2  # who waits anyway may wait on
             graph.add_edge(group, rack, weight=(cost * scale + distance) * scale + unready)
     _, flow = networkx.network_simplex(graph)
     return {group: {rack: number for rack, number in flow[group].items() if number} for group in sorted(groups)}
