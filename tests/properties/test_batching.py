@@ -56,20 +56,29 @@ def test_a_batch_is_bounded_by_records_bytes_and_the_time_of_the_one_before(
         assert 1 <= found <= most
         if size.bytes_per_record:
             assert found == 1 or found * size.bytes_per_record <= 1 << 24
-        if elapsed > target_ms:
+        if elapsed > target_ms and not before.cold:
             assert size.bound <= max(SMALLEST_RECORDS, before.bound)
 
 
 def test_a_slow_program_gets_small_batches_at_once_and_a_fast_one_grows_step_by_step() -> None:
     limits = BatchLimits(500_000, 1 << 40, 3_000)
-    assert BatchSize().after(limits, 50_000, 50_000).records(limits) == 3_000
-    assert BatchSize().after(limits, 50_000, 10).records(limits) == 200_000
-    assert BatchSize(200_000).after(limits, 200_000, 10).records(limits) == 500_000
+    assert BatchSize(cold=False).after(limits, 100_000, 100_000).records(limits) == 3_000
+    assert BatchSize().after(limits, 100_000, 10).records(limits) == 400_000
+    assert BatchSize(200_000, cold=False).after(limits, 200_000, 10).records(limits) == 500_000
+    assert BatchSize(200_000, cold=False).after(limits, 200_000, 2_000).records(limits) == 300_000, "what would have fitted"
 
 
-def test_a_cold_first_batch_holds_the_next_ones_back_for_three_batches_at_the_most() -> None:
+def test_what_the_first_full_batch_costs_once_does_not_hold_the_next_ones_back() -> None:
     limits = BatchLimits(500_000, 1 << 40, 3_000)
-    size = BatchSize().after(limits, 50_000, 30_000)  # cold: everything is slow once
+    assert BatchSize().after(limits, 100_000, 2_500).records(limits) == 300_000
+    small = BatchSize().after(limits, 20, 100)
+    assert small.cold, "a batch of a few records has not warmed anything up"
+    assert not small.after(limits, 100_000, 2_500).cold
+
+
+def test_a_first_batch_that_takes_for_ever_holds_the_next_ones_back_for_three_batches_at_the_most() -> None:
+    limits = BatchLimits(500_000, 1 << 40, 3_000)
+    size = BatchSize().after(limits, 100_000, 30_000)
     for _ in range(3):
         size = size.after(limits, size.records(limits), 200)
     assert size.records(limits) >= 300_000

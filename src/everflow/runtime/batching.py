@@ -12,25 +12,29 @@ from dataclasses import dataclass
 from everflow.config import BatchLimits
 from everflow.records import OffsetRange, TopicPartition
 
-FIRST_RECORDS = 50_000
-"""Bound of the first batch of an assignment: nothing is known yet of what a record costs."""
+FIRST_RECORDS = 100_000
+"""Bound of the first batch of a thread: nothing is known yet of what a record costs."""
+COLD_MS = 1_500
+"""What the first full batch of a thread costs more than the next ones, whatever its size: connections, classes, compiled code."""
 SMALLEST_RECORDS = 1_000
 """However slow the user's code is, a batch takes this many records (if there are as many)."""
 GROWTH = 4
-"""How fast the bound grows while full batches end in less than half of the time they may take."""
+"""How fast the bound grows at the most while full batches end before the time they may take."""
 
 
 @dataclass(frozen=True)
 class BatchSize:
     """How many records the next batch may take, learnt from the batches before.
 
-    A bound instead of a measured rate: a batch costs a fixed part and a part per record, and the first ones also the warm-up, so
-    records / time of a small or cold batch says little. The bound shrinks to what fits once a batch took too long, and grows by
-    `GROWTH` while full batches end early. ``bytes_per_record`` is smoothed, None where unknown.
+    A bound instead of a measured rate: a batch costs a fixed part and a part per record, and the first full one also the warm-up,
+    so records / time of a small or cold batch says little. The bound shrinks to what fits once a batch took too long, and grows
+    while full batches end early, to what would have fitted and by `GROWTH` at the most. ``bytes_per_record`` is smoothed, None
+    where unknown.
     """
 
     bound: int = FIRST_RECORDS
     bytes_per_record: float | None = None
+    cold: bool = True
 
     def after(self, limits: BatchLimits, records: int, elapsed_ms: float, raw_bytes: int | None = None) -> BatchSize:
         """With one more finished batch."""
@@ -38,11 +42,14 @@ class BatchSize:
         if raw_bytes is not None and records > 0:
             size = raw_bytes / records if size is None else (size + raw_bytes / records) / 2
         bound = self.bound
+        full = records * 10 >= self.records(limits) * 9
+        if self.cold and full:
+            elapsed_ms = max(elapsed_ms - COLD_MS, elapsed_ms / 4)
         if elapsed_ms > limits.target_ms:
             bound = max(SMALLEST_RECORDS, int(min(records, bound) * limits.target_ms / elapsed_ms))
-        elif records * 10 >= self.records(limits) * 9 and elapsed_ms * 2 < limits.target_ms:
-            bound = min(bound * GROWTH, limits.max_records)
-        return BatchSize(bound, size)
+        elif full:
+            bound = min(int(bound * min(GROWTH, limits.target_ms / max(1.0, elapsed_ms))), limits.max_records)
+        return BatchSize(bound, size, self.cold and not full)
 
     def records(self, limits: BatchLimits) -> int:
         """The bound with ``max.batch.records`` and ``max.batch.bytes``; at least 1."""
