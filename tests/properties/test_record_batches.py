@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import contextlib
 import struct
 import zlib
 from typing import Any
@@ -33,7 +33,8 @@ def batch_bytes(
     transactional: bool = False,
 ) -> bytes:
     """``rows``: (offset delta, time, key, value, headers); built by kafka-python's own writer."""
-    builder = DefaultRecordBatchBuilder(2, 0, transactional, producer, 0 if producer >= 0 else -1, 0 if producer >= 0 else -1, 1 << 30)
+    epoch = sequence = -1 if producer < 0 else 0
+    builder = DefaultRecordBatchBuilder(2, 0, transactional, producer, epoch, sequence, 1 << 30)
     for delta, at, key, value, headers in rows:
         builder.append(delta, at, key, value, headers)
     plain = bytearray(builder.build())
@@ -61,18 +62,10 @@ def compress(records: bytes, codec: str) -> bytes:
     if codec == "xerial":
         blocks = [bytes(pa.Codec("snappy").compress(records[at : at + 100], asbytes=True)) for at in range(0, len(records), 100)]
         return b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1) + b"".join(struct.pack(">i", len(block)) + block for block in blocks)
-    sink = io.BytesIO()
+    sink = pa.BufferOutputStream()
     with pa.CompressedOutputStream(sink, codec) as stream:
         stream.write(records)
-        stream.flush()
-        return sink.getvalue() if codec == "none" else _closed(stream, sink)
-
-
-def _closed(stream: Any, sink: io.BytesIO) -> bytes:
-    kept = sink.getvalue
-    sink.close = lambda: None  # type: ignore[method-assign]  # the stream closes its sink, whose bytes are wanted
-    stream.close()
-    return kept()
+    return bytes(sink.getvalue())
 
 
 def parsed(data: bytes, aborted: list[tuple[int, int]] | None = None) -> list[Record]:
@@ -147,10 +140,8 @@ def test_broken_bytes_end_in_a_corrupt_batch_or_other_records_but_nothing_worse(
     broken = bytearray(batch_bytes(0, **one))
     at = data.draw(st.integers(HEADER, len(broken) - 1))
     broken[at] = data.draw(st.integers(0, 255))
-    try:
-        parsed(bytes(broken))
-    except CorruptBatchError as error:
-        assert "offset 0" in str(error)
+    with contextlib.suppress(CorruptBatchError):
+        assert len(parsed(bytes(broken))) == len(one["rows"])
 
 
 @given(batch(), st.integers(0, 900), st.integers(0, 900))

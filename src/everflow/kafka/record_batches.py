@@ -32,7 +32,8 @@ _RECORDS_AT_ONCE = 16_384
 """Columns of this many records stay in the processor's caches; below it, small batches are read together."""
 _RUN_PROBE = 64
 _RUN_WORTHWHILE = 256
-_MIXED_MOST = 64
+_LENGTHS_MOST = 32
+_RECORDS_PER_LENGTH = 16
 
 
 class UnsupportedBatchError(Exception):
@@ -346,8 +347,8 @@ def _slices(data: bytes, at: Int64, sizes: Int64) -> list[bytes | None]:
     if low == high:
         alike: list[bytes | None] = _same(data, at, low).tolist()
         return alike
-    lengths = np.unique(sizes) if high - low > _MIXED_MOST else np.flatnonzero(np.bincount(sizes - low)) + low
-    if len(lengths) * _MIXED_MOST > len(sizes):
+    lengths = np.unique(sizes)
+    if len(lengths) > min(_LENGTHS_MOST, len(sizes) // _RECORDS_PER_LENGTH):
         ends = (at + np.maximum(sizes, -1)).tolist()
         return [data[begin:end] if end >= begin else None for begin, end in zip(at.tolist(), ends, strict=True)]
     taken = np.empty(len(sizes), object)
