@@ -65,48 +65,47 @@ def values(chunks: list[LogChunk]) -> list[bytes | None]:
     return [value for chunk in chunks for value in chunk.values]
 
 
-@pytest.mark.parametrize(
-    ("start", "end", "expected"),
-    [
-        (0, 14, [b"a", b"b", None, b"c", b"d", b"e"]),
-        (1, 9, [b"b", None, b"c", b"d"]),
-        (0, 5, [b"a", b"b", None]),
-        (3, 7, []),
-        (11, 14, []),
-        (13, 14, []),
-        (9, 11, [b"e"]),
-        (5, 5, None),
-    ],
-)
-def test_exact_ranges(reader: Reader, log: TopicPartition, start: int, end: int, expected: list[bytes | None] | None) -> None:
-    chunks = list(reader.read(log, start, end, stall_timeout_s=10))
-    assert values(chunks) == (expected or [])
-    if expected is None:
-        assert chunks == []
-    else:
-        assert chunks[-1].next_position == end
-    # The reader goes on with another range of the same partition.
-    assert values(list(reader.read(log, 0, 3))) == [b"a", b"b", None]
+def test_exact_ranges(reader: Reader, log: TopicPartition) -> None:
+    everything = {0: b"a", 1: b"b", 2: None, 7: b"c", 8: b"d", 9: b"e"}
+    for start, end in [(0, 14), (1, 9), (0, 5), (3, 7), (11, 14), (13, 14), (9, 11), (5, 5), (0, 3)]:
+        chunks = list(reader.read(log, start, end, stall_timeout_s=10))
+        expected = [value for offset, value in everything.items() if start <= offset < end]
+        assert values(chunks) == expected, (start, end)
+        assert [chunk.next_position for chunk in chunks][-1:] == ([end] if start < end else []), (start, end)
 
 
-@pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_chunks_are_bounded_and_lose_nothing(reader: Reader, bootstrap: str, topic: Topic, compression: str) -> None:
-    tp = TopicPartition(topic(1), 0)
-    count = 20_000
-    writer = RecordWriter({"bootstrap.servers": bootstrap, "compression.type": compression}, None)
+def write(bootstrap: str, topic: str, keys: list[bytes], **config: str) -> None:
+    writer = RecordWriter({"bootstrap.servers": bootstrap, **{key.replace("_", "."): value for key, value in config.items()}}, None)
     writer.begin()
-    keys = [b"%08d" % i for i in range(count)]
-    writer.write(tp.topic, keys, [b"v" * 92] * count, np.arange(count, dtype=np.int64), 0, track=True)
+    writer.write(topic, keys, [b"v" * 92] * len(keys), np.arange(len(keys), dtype=np.int64), 0)
     writer.flush(30)
-    assert writer.positions() == {tp: count}
-    chunks = list(reader.read(tp, 0, count, chunk_bytes=200_000))
+    writer.close()
+
+
+def test_chunks_are_bounded_and_lose_nothing(reader: Reader, bootstrap: str, topic: Topic) -> None:
+    tp = TopicPartition(topic(1), 0)
+    keys = [b"%08d" % i for i in range(20_000)]
+    write(bootstrap, tp.topic, keys)
+    chunks = list(reader.read(tp, 0, len(keys), chunk_bytes=200_000))
     assert [key for chunk in chunks for key in chunk.keys] == keys
     # 0 is "now" to librdkafka, so the writer makes it 1.
     at = np.concatenate([chunk.timestamps for chunk in chunks])
-    assert np.array_equal(at, np.maximum(np.arange(count), 1))
+    assert np.array_equal(at, np.maximum(np.arange(len(keys)), 1))
     assert len(chunks) > 5
     assert max(100 * len(chunk) for chunk in chunks) < 400_000
     assert [chunk.next_position for chunk in chunks] == np.cumsum([len(chunk) for chunk in chunks]).tolist()
+
+
+def test_every_compression_is_read_in_bulk(bootstrap: str, topic: Topic) -> None:
+    reader = bulk(bootstrap)
+    for compression in ("gzip", "snappy", "lz4", "zstd"):
+        tp = TopicPartition(topic(1), 0)
+        keys = [b"%08d" % i for i in range(2_000)]
+        write(bootstrap, tp.topic, keys, compression_type=compression)
+        chunks = list(reader.read(tp, 0, len(keys)))
+        assert [key for chunk in chunks for key in chunk.keys] == keys, compression
+        assert set(values(chunks)) == {b"v" * 92}, compression
+    reader.close()
 
 
 def test_a_range_behind_an_open_transaction_gives_up_with_a_reason(
@@ -131,13 +130,10 @@ def test_a_log_that_starts_later_is_told_not_skipped(reader: Reader, admin: Clus
 
 def test_a_range_may_begin_and_end_inside_a_batch(reader: Reader, bootstrap: str, topic: Topic) -> None:
     tp = TopicPartition(topic(1, message_timestamp_type="LogAppendTime"), 0)
-    writer = RecordWriter({"bootstrap.servers": bootstrap}, None)
-    writer.begin()
-    writer.write(tp.topic, [b"k%d" % i for i in range(100)], [b"v%d" % i for i in range(100)], np.full(100, 77, np.int64), 0)
-    writer.flush(30)
-    writer.close()
+    keys = [b"k%d" % i for i in range(100)]
+    write(bootstrap, tp.topic, keys)
     chunks = list(reader.read(tp, 30, 60))
-    assert values(chunks) == [b"v%d" % i for i in range(30, 60)]
+    assert [key for chunk in chunks for key in chunk.keys] == keys[30:60]
     assert chunks[-1].next_position == 60
     assert min(chunks[0].timestamps) > 10**12, "the broker's time counts where the topic says so"
 
@@ -153,16 +149,16 @@ def test_what_compaction_left(reader: Reader, bootstrap: str, admin: ClusterAdmi
     tp = TopicPartition(topic(1, cleanup_policy="compact", **quickly), 0)
     writer = RecordWriter({"bootstrap.servers": bootstrap}, None)
 
-    def write(count: int) -> None:
+    def write_some(count: int) -> None:
         writer.begin()
         keys, written = [b"k%d" % (i % 3) for i in range(count)], [b"v%d" % i for i in range(count)]
         writer.write(tp.topic, keys, written, np.ones(count, np.int64), 0)
         writer.flush(10)
 
-    write(100)
+    write_some(100)
 
     def compacted() -> bool:
-        write(1)  # rolls the segment, which is not compacted while it is written to
+        write_some(1)  # rolls the segment, which is not compacted while it is written to
         end = admin.end_offsets([tp], "read_committed")[tp]
         with ClientReader({"bootstrap.servers": bootstrap}) as other:
             return sum(map(len, other.read(tp, 0, end))) < 20
