@@ -70,13 +70,15 @@ def compress(records: bytes, codec: str) -> bytes:
 
 def parsed(data: bytes, aborted: list[tuple[int, int]] | None = None) -> list[Record]:
     found = record_batches.batches(data)
-    rows: list[Record] = []
-    for columns in record_batches.columns(data, record_batches.committed(data, found, aborted or [])):
-        assert columns.offsets.dtype == columns.timestamps.dtype == np.int64
-        sizes = [len(key or b"") + len(value or b"") for key, value in zip(columns.keys, columns.values, strict=True)]
-        assert columns.sizes.tolist() == sizes
-        rows += zip(columns.offsets.tolist(), columns.timestamps.tolist(), columns.keys, columns.values, strict=True)
+    columns = record_batches.columns(data, record_batches.committed(data, found, aborted or []))
+    assert columns.offsets.dtype == columns.timestamps.dtype == np.int64
+    rows = rows_of(columns)
+    assert columns.sizes.tolist() == [len(key or b"") + len(value or b"") for _, _, key, value in rows]
     return rows
+
+
+def rows_of(columns: record_batches.Columns) -> list[Record]:
+    return list(zip(columns.offsets.tolist(), columns.timestamps.tolist(), columns.keys(), columns.values(), strict=True))
 
 
 def reference(data: bytes) -> list[Record]:
@@ -147,10 +149,28 @@ def test_broken_bytes_end_in_a_corrupt_batch_or_other_records_but_nothing_worse(
 @given(batch(), st.integers(0, 900), st.integers(0, 900))
 def test_between_keeps_exactly_the_offsets_asked_for(one: dict[str, Any], start: int, end: int) -> None:
     data = batch_bytes(0, **one)
-    (columns,) = record_batches.columns(data, record_batches.batches(data))
-    kept = columns.between(start, end)
-    assert kept.offsets.tolist() == [offset for offset in columns.offsets.tolist() if start <= offset < end]
-    assert len(kept.keys) == len(kept.values) == len(kept.timestamps) == len(kept.sizes) == len(kept.offsets)
+    columns = record_batches.columns(data, record_batches.batches(data))
+    assert rows_of(columns.between(start, end)) == [row for row in rows_of(columns) if start <= row[0] < end]
+
+
+@given(
+    st.lists(st.one_of(st.none(), st.binary(max_size=2), st.binary(min_size=20, max_size=20)), min_size=1, max_size=8),
+    st.integers(1, 2000),
+    st.randoms(use_true_random=False),
+)
+def test_the_latest_records_fold_to_the_same_store_and_stream_time(keys: list[bytes | None], count: int, random: Any) -> None:
+    rows: list[Any] = [(i, random.randrange(1000), random.choice(keys), random.choice([None, b"%d" % i]), []) for i in range(count)]
+    data = batch_bytes(0, rows)
+    columns = record_batches.columns(data, record_batches.batches(data))
+    everything, latest = rows_of(columns), rows_of(columns.latest())
+    assert set(latest) <= set(everything)
+    assert latest == sorted(latest, key=lambda row: row[0])
+    assert {key: row for *row, key, _ in ((at, value, key, offset) for offset, at, key, value in latest)} == {
+        key: [at, value] for _, at, key, value in everything
+    }
+    assert max(at for _, at, _, _ in latest) == max(at for _, at, _, _ in everything)
+    if count >= 256 and None not in keys and b"" not in keys:
+        assert len(latest) <= 4 * len(keys) + 1
 
 
 @pytest.mark.parametrize("sizes", [[3] * 40_000, [3] * 500 + [70] * 500 + [9, 3] * 300, list(range(1, 400)) * 2, [200] * 900 + [1]])

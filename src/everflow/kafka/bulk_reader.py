@@ -92,8 +92,10 @@ class BulkReader:
         *,
         clock: Callable[[], float] = time.monotonic,
         fetch_bytes: int = FETCH_BYTES,
+        latest: bool = False,
     ) -> None:
-        """``settings``: from `bulk_settings`; ``clock``: monotonic seconds; ``fetch_bytes``: size of one fetch."""
+        """``settings``: from `bulk_settings`; ``clock`` and ``latest``: see `LogReader`; ``fetch_bytes``: size of one fetch."""
+        self._latest = latest
         self._settings = settings
         self._clock = clock
         self._fetch_bytes = fetch_bytes
@@ -120,11 +122,11 @@ class BulkReader:
         if self._connection is None:
             self._connection = _Connection(self._settings, self._fetch_bytes, stall_timeout_s, doing)
         fetches = _Fetches(self._connection, tp, start, end, doing)
-        gathered = _Gathered(chunk_bytes)
+        gathered = _Gathered(chunk_bytes, self._latest)
         while fetches.position < end:
             records, wanted = fetches.next_batches(self._clock, stall_timeout_s)
-            for columns in record_batches.columns(records, wanted):
-                yield from gathered.full(columns.between(start, end), end)
+            columns = record_batches.columns(records, wanted).between(start, end)
+            yield from gathered.full(columns, end)
         yield gathered.rest(end)
 
 
@@ -179,40 +181,50 @@ class _Fetches:
 class _Gathered:
     """Columns on their way into chunks of about ``chunk_bytes``."""
 
-    def __init__(self, chunk_bytes: int) -> None:
+    def __init__(self, chunk_bytes: int, latest: bool) -> None:
         self._chunk_bytes = max(1, chunk_bytes)
+        self._latest = latest
         self._clear()
 
     def _clear(self) -> None:
         self._keys: list[bytes | None] = []
         self._values: list[bytes | None] = []
         self._timestamps: list[Int64] = []
+        self._records = 0
         self._held = 0
 
     def full(self, columns: Columns, end: int) -> Iterator[LogChunk]:
         """Take the columns; gives the chunks that are full now and not the range's last."""
+        offsets = columns.offsets
+        read = len(offsets)  # of these, so many have been counted once a chunk ends
+        if self._latest:
+            columns = columns.latest()
         while len(columns.offsets):
             behind = self._held + np.cumsum(columns.sizes)
             if behind[-1] < self._chunk_bytes:
                 self._add(columns, int(behind[-1]))
-                return
+                break
             fitting = int(np.searchsorted(behind, self._chunk_bytes)) + 1
             position = int(columns.offsets[fitting - 1]) + 1
-            self._add(columns.cut(0, fitting), int(behind[fitting - 1]))
-            columns = columns.cut(fitting, len(columns.offsets))
+            self._add(columns.of(slice(0, fitting)), int(behind[fitting - 1]))
+            columns = columns.of(slice(fitting, None))
             if position < end:
+                passed = int(np.searchsorted(offsets, position))
+                self._records += passed - (len(offsets) - read)
+                read = len(offsets) - passed
                 yield self.rest(position)
+        self._records += read
 
     def rest(self, position: int) -> LogChunk:
         """Everything held, as a chunk that ends before ``position``."""
         times = np.concatenate(self._timestamps) if self._timestamps else np.empty(0, np.int64)
-        chunk = LogChunk(self._keys, self._values, times, position)
+        chunk = LogChunk(self._keys, self._values, times, position, self._records)
         self._clear()
         return chunk
 
     def _add(self, columns: Columns, held: int) -> None:
-        self._keys += columns.keys
-        self._values += columns.values
+        self._keys += columns.keys()
+        self._values += columns.values()
         self._timestamps.append(columns.timestamps)
         self._held = held
 
@@ -271,15 +283,19 @@ class _Connection:
     def refresh(self, tp: TopicPartition, timeout_s: float) -> None:
         """Learn the leaders anew, and wait a moment in any case."""
         self._pause.wait(_PAUSE_S)
-        self._cluster.add_topic(tp.topic)
         try:
             wait_ms = max(1.0, min(_REFRESH_MS, timeout_s * 1000))
-            self._consumer._net.run(self._manager.wait_for, self._cluster.request_update(), wait_ms)
+            asked = self._manager.call_soon(self._cluster.refresh_metadata)
+            self._consumer._net.run(self._manager.wait_for, asked, wait_ms)
         except client_errors.KafkaError:
             pass  # the caller tries again until its own time is over
 
     async def _fetch(self, tp: Any, offset: int) -> Any:
         node = self._cluster.leader_for_partition(tp)
+        if node is None:
+            self._cluster.add_topic(tp.topic)
+            await self._cluster.refresh_metadata()  # at once: its own loop would let 100 ms pass first
+            node = self._cluster.leader_for_partition(tp)
         if node is None or node == -1:
             raise client_errors.LeaderNotAvailableError(f"{tp.topic}-{tp.partition}")
         connection = self._manager.get_connection(node)

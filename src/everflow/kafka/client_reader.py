@@ -139,4 +139,5 @@ def _chunk(messages: list[Message], next_position: int) -> LogChunk:
         list(map(Message.value, messages)),
         np.fromiter((at for _, at in map(Message.timestamp, messages)), np.int64, len(messages)),
         next_position,
+        len(messages),
     )

@@ -29,11 +29,15 @@ class LogReader:
     that only librdkafka knows, and for partitions with batches of an old format.
     """
 
-    def __init__(self, config: Mapping[str, Any], *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], *, latest: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """``config``: librdkafka keys, ``bootstrap.servers`` at least; ``clock``: monotonic seconds.
 
-        Connects at the first read only.
+        ``latest``: leave out records that a later one of the same key replaces, as far as that is cheap to see: for who folds
+        them anyhow. The record of the latest time stays. Connects at the first read only.
         """
+        self._latest = latest
         self._config = config
         self._clock = clock
         self._settings = bulk_settings(config)
@@ -75,7 +79,7 @@ class LogReader:
         position = start
         if self._settings is not None and start < end:
             if self._bulk is None:
-                self._bulk = BulkReader(self._settings, clock=self._clock)
+                self._bulk = BulkReader(self._settings, clock=self._clock, latest=self._latest)
             try:
                 for chunk in self._bulk.read(tp, start, end, chunk_bytes=chunk_bytes, stall_timeout_s=stall_timeout_s):
                     position = chunk.next_position

@@ -34,6 +34,10 @@ _RUN_PROBE = 64
 _RUN_WORTHWHILE = 256
 _LENGTHS_MOST = 32
 _RECORDS_PER_LENGTH = 16
+_RECORDS_WORTH_FOLDING = 256
+_FOLDED_KEY_BYTES = 64
+_MIXER = np.uint64(0x9E3779B97F4A7C15)
+_NOTHING: Int64 = np.empty(0, np.int64)
 
 
 class UnsupportedBatchError(Exception):
@@ -66,26 +70,54 @@ class Batch(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Records in log order: offsets, times in ms, and bytes (None = null) of keys and values; ``sizes``: bytes of the two."""
+    """Records in log order: offsets, times in ms, and where in ``data`` keys and values lie (a size below 0: null)."""
 
+    data: bytes
     offsets: Int64
     timestamps: Int64
-    keys: list[bytes | None]
-    values: list[bytes | None]
-    sizes: Int64
+    key_at: Int64
+    key_sizes: Int64
+    value_at: Int64
+    value_sizes: Int64
+
+    @property
+    def sizes(self) -> Int64:
+        """Bytes of each record's key and value."""
+        return np.maximum(self.key_sizes, 0) + np.maximum(self.value_sizes, 0)
 
     def between(self, start: int, end: int) -> Columns:
         """Only the records with offsets in ``[start, end)``."""
         if not len(self.offsets) or (self.offsets[0] >= start and self.offsets[-1] < end):
             return self
-        return self.cut(*np.searchsorted(self.offsets, (start, end)).tolist())
+        return self.of(slice(*np.searchsorted(self.offsets, (start, end)).tolist()))
 
-    def cut(self, first: int, last: int) -> Columns:
-        """The records at places ``[first, last)``."""
-        chosen = slice(first, last)
-        return Columns(
-            self.offsets[chosen], self.timestamps[chosen], self.keys[chosen], self.values[chosen], self.sizes[chosen]
-        )
+    def of(self, chosen: slice | NDArray[np.bool_]) -> Columns:
+        """The chosen records."""
+        return Columns(self.data, *(column[chosen] for column in self[1:]))
+
+    def latest(self) -> Columns:
+        """Without records that a later one of these with the same key replaces; the one of the latest time stays in any case.
+
+        Folding what is left gives the same store and the same stream time. A few that are replaced may stay.
+        """
+        if len(self.offsets) < _RECORDS_WORTH_FOLDING:
+            return self
+        kept = np.ones(len(self.offsets), bool)
+        lengths = np.unique(self.key_sizes)
+        for length in lengths[:_LENGTHS_MOST].tolist():
+            if 0 < length <= _FOLDED_KEY_BYTES:
+                alike = np.flatnonzero(self.key_sizes == length)
+                kept[alike[_replaced(_views(self.data, length)[self.key_at[alike]])]] = False
+        kept[np.argmax(self.timestamps)] = True
+        return self.of(kept)
+
+    def keys(self) -> list[bytes | None]:
+        """The keys, None for null."""
+        return _slices(self.data, self.key_at, self.key_sizes)
+
+    def values(self) -> list[bytes | None]:
+        """The values, None for null."""
+        return _slices(self.data, self.value_at, self.value_sizes)
 
 
 def batches(data: bytes) -> list[Batch]:
@@ -130,32 +162,25 @@ def committed(data: bytes, found: Iterable[Batch], aborted: Iterable[tuple[int, 
             yield batch
 
 
-def columns(data: bytes, wanted: Iterable[Batch]) -> Iterator[Columns]:
-    """The records of ``wanted`` batches of ``data``, some 16,000 at a time and whole batches always.
+def columns(data: bytes, wanted: Iterable[Batch]) -> Columns:
+    """The records of ``wanted`` batches of ``data``.
 
     Raises:
         UnsupportedBatchError: compressed in a way this installation cannot read.
         CorruptBatchError: lengths that do not fit together.
     """
-    group: list[Batch] = []
-    count = 0
-    for batch in wanted:
-        if not batch.records:
-            continue  # compaction has left only the header, whose offsets count
-        if batch.attributes & _CODEC:
-            if group:
-                yield _parsed(data, group)
-                group, count = [], 0
-            plain = _decompressed(data, batch)
-            yield _parsed(plain, [batch._replace(begin=0, end=len(plain))])
-            continue
-        group.append(batch)
+    # Where compaction has left only the header, its offsets count and nothing else.
+    data, filled = _decompressed(data, [batch for batch in wanted if batch.records])
+    parts: list[list[Int64]] = []
+    begin = count = 0
+    for at, batch in enumerate(filled, 1):
         count += batch.records
-        if count >= _RECORDS_AT_ONCE:
-            yield _parsed(data, group)
-            group, count = [], 0
-    if group:
-        yield _parsed(data, group)
+        if count >= _RECORDS_AT_ONCE or at == len(filled):
+            parts.append(_parsed(data, filled[begin:at]))
+            begin, count = at, 0
+    if not parts:
+        return Columns(data, *(_NOTHING,) * 6)
+    return Columns(data, *(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
 # --- one batch ------------------------------------------------------------------------------------
@@ -165,14 +190,25 @@ def _is_abort(data: bytes, batch: Batch) -> bool:
     """Whether a marker says abort: its key is int16 version, int16 type (0 = abort). An empty one says nothing."""
     if not batch.records:
         return False
-    if batch.attributes & _CODEC:
-        data = _decompressed(data, batch)
-        batch = batch._replace(begin=0, end=len(data))
-    key = _parsed(data, [batch]).keys[0]
+    key = columns(data, [batch]).keys()[0]
     return key is not None and key[2:4] == _ABORT
 
 
-def _decompressed(data: bytes, batch: Batch) -> bytes:
+def _decompressed(data: bytes, wanted: list[Batch]) -> tuple[bytes, list[Batch]]:
+    """The same batches over bytes in which none is compressed."""
+    if not any(batch.attributes & _CODEC for batch in wanted):
+        return data, wanted
+    parts: list[bytes] = []
+    plain: list[Batch] = []
+    at = 0
+    for batch in wanted:
+        parts.append(_plain(data, batch) if batch.attributes & _CODEC else data[batch.begin : batch.end])
+        plain.append(batch._replace(begin=at, end=at + len(parts[-1])))
+        at = plain[-1].end
+    return b"".join(parts), plain
+
+
+def _plain(data: bytes, batch: Batch) -> bytes:
     codec, packed = batch.attributes & _CODEC, data[batch.begin : batch.end]
     try:
         if codec == _SNAPPY:
@@ -216,14 +252,15 @@ def _snappy_block(block: bytes) -> bytes:
 # --- many records at once -------------------------------------------------------------------------
 
 
-def _parsed(data: bytes, group: Sequence[Batch]) -> Columns:
+def _parsed(data: bytes, group: Sequence[Batch]) -> list[Int64]:
     try:
         return _read(data, group)
     except (IndexError, ValueError) as failure:
         raise CorruptBatchError(f"record batches from offset {group[0].base_offset}: broken records ({failure})") from failure
 
 
-def _read(data: bytes, group: Sequence[Batch]) -> Columns:
+def _read(data: bytes, group: Sequence[Batch]) -> list[Int64]:
+    """The columns of `Columns`, behind its first."""
     place = np.concatenate([part for batch in group for part in _starts(data, batch)])
     raw = np.frombuffer(data, np.uint8)
     counts = [batch.records for batch in group]
@@ -241,13 +278,14 @@ def _read(data: bytes, group: Sequence[Batch]) -> Columns:
     base_times = [batch.max_timestamp if own else batch.first_timestamp for batch, own in zip(group, appended, strict=True)]
     if any(appended):
         times[np.repeat(appended, counts)] = 0
-    return Columns(
+    return [
         deltas + np.repeat(np.array([batch.base_offset for batch in group], np.int64), counts),
         times + np.repeat(np.array(base_times, np.int64), counts),
-        _slices(data, key_at, key_sizes),
-        _slices(data, value_at, value_sizes),
-        key_bytes + value_bytes,
-    )
+        key_at,
+        key_sizes,
+        value_at,
+        value_sizes,
+    ]
 
 
 def _starts(data: bytes, batch: Batch) -> list[Int64]:
@@ -343,6 +381,8 @@ _ZIGZAG: Int64 = np.array([(number >> 1) ^ -(number & 1) for number in range(256
 
 def _slices(data: bytes, at: Int64, sizes: Int64) -> list[bytes | None]:
     """The bytes at these places; None for a negative size. Those of one length are taken at once."""
+    if not len(sizes):
+        return []
     low, high = int(sizes.min()), int(sizes.max())
     if low == high:
         alike: list[bytes | None] = _same(data, at, low).tolist()
@@ -363,8 +403,31 @@ def _same(data: bytes, at: Int64, size: int) -> NDArray[Any]:
     """One object array of bytes that are all ``size`` long."""
     if size <= 0:
         return np.full(len(at), b"" if size == 0 else None, object)
-    if int(at.max()) + size > len(data):
-        raise ValueError("bytes behind the end")
-    # Overlapping views, one per place: picking from them copies all in one go, and void keeps trailing zero bytes.
+    return _views(data, size)[at].astype(object)
+
+
+def _views(data: bytes, size: int) -> NDArray[Any]:
+    """The ``size`` bytes from each place on: picking from them copies all in one go, and void keeps trailing zero bytes."""
     views: NDArray[Any] = np.ndarray((len(data) - size + 1,), f"V{size}", data, 0, (1,))
-    return views[at].astype(object)
+    return views
+
+
+def _replaced(keys: NDArray[Any]) -> NDArray[np.intp]:
+    """The places of keys (of one length) that come again behind. Keys that share a slot of the table with another may stay."""
+    count, size = len(keys), keys.dtype.itemsize
+    padded = np.zeros((count, -(-size // 8) * 8), np.uint8)
+    padded[:, :size] = keys.view(np.uint8).reshape(count, size)
+    words = padded.view(np.uint64)
+    mixed = np.zeros(count, np.uint64)
+    for column in range(words.shape[1]):
+        mixed = (mixed ^ words[:, column]) * _MIXER
+        mixed ^= mixed >> np.uint64(29)
+    bits = max(4, (2 * count).bit_length())
+    slot = (mixed * _MIXER) >> np.uint64(64 - bits)
+    order = np.arange(count)
+    table = np.empty(1 << bits, np.intp)
+    table[slot] = order  # of several in one slot, the last stays
+    last = table[slot]
+    earlier = np.flatnonzero(last != order)
+    same: NDArray[np.bool_] = (words[earlier] == words[last[earlier]]).all(axis=1)
+    return np.asarray(earlier[same], np.intp)

@@ -117,13 +117,13 @@ def test_librdkafka_reads_on_behind_the_last_chunk(monkeypatch: pytest.MonkeyPat
         def __init__(self, *_: Any, **__: Any) -> None: ...
         def close(self) -> None: ...
         def read(self, tp: TopicPartition, start: int, end: int, **_: Any) -> Iterator[LogChunk]:
-            yield LogChunk([b"k"], [b"v"], np.array([1], np.int64), 4)
+            yield LogChunk([b"k"], [b"v"], np.array([1], np.int64), 4, 1)
             raise UnsupportedBatchError("message format v1")
 
     class Client(Bulk):
         def read(self, tp: TopicPartition, start: int, end: int, **_: Any) -> Iterator[LogChunk]:
             asked.append((start, end))
-            yield LogChunk([b"k"], [b"w"], np.array([1], np.int64), end)
+            yield LogChunk([b"k"], [b"w"], np.array([1], np.int64), end, 1)
 
     monkeypatch.setattr(log_reader, "BulkReader", Bulk)
     monkeypatch.setattr(log_reader, "ClientReader", Client)
