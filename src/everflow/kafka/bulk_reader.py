@@ -195,25 +195,16 @@ class _Gathered:
 
     def full(self, columns: Columns, end: int) -> Iterator[LogChunk]:
         """Take the columns; gives the chunks that are full now and not the range's last."""
-        offsets = columns.offsets
-        read = len(offsets)  # of these, so many have been counted once a chunk ends
-        if self._latest:
-            columns = columns.latest()
         while len(columns.offsets):
-            behind = self._held + np.cumsum(columns.sizes)
-            if behind[-1] < self._chunk_bytes:
-                self._add(columns, int(behind[-1]))
-                break
-            fitting = int(np.searchsorted(behind, self._chunk_bytes)) + 1
-            position = int(columns.offsets[fitting - 1]) + 1
-            self._add(columns.of(slice(0, fitting)), int(behind[fitting - 1]))
-            columns = columns.of(slice(fitting, None))
-            if position < end:
-                passed = int(np.searchsorted(offsets, position))
-                self._records += passed - (len(offsets) - read)
-                read = len(offsets) - passed
+            room = max(self._chunk_bytes - self._held, self._chunk_bytes // 2, 1)  # many small parts would hide what is replaced
+            fitting = int(np.searchsorted(np.cumsum(columns.sizes), room)) + 1
+            part, columns = columns.of(slice(0, fitting)), columns.of(slice(fitting, None))
+            position = int(part.offsets[-1]) + 1
+            self._records += len(part.offsets)
+            # Within a part only: a chunk is the fold of the log up to its position, so its end must not hide behind another's.
+            self._add(part.latest() if self._latest else part)
+            if self._held >= self._chunk_bytes and position < end:
                 yield self.rest(position)
-        self._records += read
 
     def rest(self, position: int) -> LogChunk:
         """Everything held, as a chunk that ends before ``position``."""
@@ -222,11 +213,11 @@ class _Gathered:
         self._clear()
         return chunk
 
-    def _add(self, columns: Columns, held: int) -> None:
+    def _add(self, columns: Columns) -> None:
         self._keys += columns.keys()
         self._values += columns.values()
         self._timestamps.append(columns.timestamps)
-        self._held = held
+        self._held += int(columns.sizes.sum())
 
 
 class _Connection:

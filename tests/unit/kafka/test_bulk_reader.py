@@ -135,6 +135,30 @@ def test_librdkafka_reads_on_behind_the_last_chunk(monkeypatch: pytest.MonkeyPat
     assert asked == [(4, 9), (2, 9)]
 
 
+@pytest.mark.parametrize(("chunk_bytes", "most"), [(1, 2990), (2000, 2990), (1 << 20, 60)])
+def test_leaving_out_replaced_records_keeps_the_fold_the_counts_and_the_positions(chunk_bytes: int, most: int) -> None:
+    built = []
+    for base in range(0, 3000, 1000):
+        builder = DefaultRecordBatchBuilder(2, 0, False, -1, -1, -1, 1 << 20)
+        for i in range(1000):
+            builder.append(i, 10_000 - base - i, b"k%d" % (i % 10), b"v%d" % (base + i), [])
+        one = bytearray(builder.build())
+        one[:8] = base.to_bytes(8, "big")
+        built.append(bytes(one))
+    broker = Broker(list(built))
+    reader = BulkReader({}, clock=lambda: broker.now, latest=True)
+    reader._connection = broker  # type: ignore[assignment]
+    chunks = list(reader.read(TP, 5, 2995, chunk_bytes=chunk_bytes))
+    folded: dict[bytes | None, bytes | None] = {}
+    for chunk in chunks:  # each leaves the store as the log has it up to its position
+        folded.update(zip(chunk.keys, chunk.values, strict=True))
+        assert folded == {b"k%d" % (i % 10): b"v%d" % i for i in range(5, chunk.next_position)}
+    assert max(int(chunk.timestamps.max()) for chunk in chunks if len(chunk)) == 10_000 - 5
+    assert sum(len(chunk) for chunk in chunks) <= most
+    assert sum(chunk.records for chunk in chunks) == 2990
+    assert np.cumsum([chunk.records for chunk in chunks]).tolist() == [chunk.next_position - 5 for chunk in chunks]
+
+
 def test_settings() -> None:
     given = {
         "bootstrap.servers": "a:1,b:2",
