@@ -204,6 +204,17 @@ def test_aborted_transactions_and_markers_are_left_out() -> None:
     assert [value for *_, value in parsed(b"".join(log[1:]), [(7, 0), (8, 8)])] == kept
 
 
+def test_portions_are_bounded_by_what_the_batches_may_grow_to() -> None:
+    rows: list[Any] = [(i, 1, b"k", b"v" * 20, []) for i in range(10)]
+    plain, packed = batch_bytes(0, rows), batch_bytes(0, rows, codec="zstd")
+    found = record_batches.batches(plain * 3 + packed * 3 + plain)
+    size, grown = len(plain) - HEADER, 8 * (len(packed) - HEADER)
+    assert [len(portion) for portion in record_batches.portions(found, 1)] == [1] * 7
+    assert len(next(record_batches.portions(found, 3 * size + grown))) == 4
+    assert [len(portion) for portion in record_batches.portions(found, 4 * size + 3 * grown)] == [7]
+    assert [batch for portion in record_batches.portions(found, 2 * size) for batch in portion] == found
+
+
 def test_a_batch_that_compaction_emptied_still_moves_the_position() -> None:
     emptied = bytearray(batch_bytes(20, [(9, 5, b"k", b"v", [])])[:HEADER])
     struct.pack_into(">qi", emptied, 0, 20, HEADER - 12)

@@ -125,8 +125,8 @@ class BulkReader:
         gathered = _Gathered(chunk_bytes, self._latest)
         while fetches.position < end:
             records, wanted = fetches.next_batches(self._clock, stall_timeout_s)
-            columns = record_batches.columns(records, wanted).between(start, end)
-            yield from gathered.full(columns, end)
+            for portion in record_batches.portions(wanted, FETCH_BYTES):
+                yield from gathered.full(record_batches.columns(records, portion).between(start, end), end)
         yield gathered.rest(end)
 
 

@@ -36,6 +36,7 @@ _LENGTHS_MOST = 32
 _RECORDS_PER_LENGTH = 16
 _RECORDS_WORTH_FOLDING = 256
 _FOLDED_KEY_BYTES = 64
+_GROWTH = 8
 _MIXER = np.uint64(0x9E3779B97F4A7C15)
 _NOTHING: Int64 = np.empty(0, np.int64)
 
@@ -160,6 +161,22 @@ def committed(data: bytes, found: Iterable[Batch], aborted: Iterable[tuple[int, 
                 open_now.discard(batch.producer_id)
         elif not (batch.attributes & _TRANSACTIONAL and batch.producer_id in open_now):
             yield batch
+
+
+def portions(wanted: Iterable[Batch], most_bytes: int) -> Iterator[list[Batch]]:
+    """The same batches in stretches of about ``most_bytes`` (one batch at least), compressed ones taken for eight times as many:
+    so that a well compressed response does not become columns of a gigabyte."""
+    portion: list[Batch] = []
+    held = 0
+    for batch in wanted:
+        size = (batch.end - batch.begin) * (_GROWTH if batch.attributes & _CODEC else 1)
+        if portion and held + size > most_bytes:
+            yield portion
+            portion, held = [], 0
+        portion.append(batch)
+        held += size
+    if portion:
+        yield portion
 
 
 def columns(data: bytes, wanted: Iterable[Batch]) -> Columns:
