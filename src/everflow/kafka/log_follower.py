@@ -17,7 +17,7 @@ from confluent_kafka import TopicPartition as ClientTopicPartition
 from everflow.errors import RetriableError
 from everflow.kafka.client_log import client_log
 from everflow.kafka.errors import classify, classify_exception
-from everflow.kafka.log_reader import LogChunk
+from everflow.kafka.log_chunk import LogChunk
 from everflow.records import TopicPartition
 
 _DEFAULTS: dict[str, Any] = {
@@ -141,4 +141,5 @@ def _chunk(messages: list[Message], next_position: int) -> LogChunk:
         list(map(Message.value, messages)),
         np.fromiter((at for _, at in map(Message.timestamp, messages)), np.int64, len(messages)),
         next_position,
+        len(messages),
     )

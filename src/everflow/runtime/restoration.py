@@ -216,10 +216,17 @@ class LogChunk(Protocol):
     def next_position(self) -> int: ...
 
 
+class FoldedChunk(LogChunk, Protocol):
+    """A chunk that may lack records which a later one of it replaces; ``records`` counts them too."""
+
+    @property
+    def records(self) -> int: ...
+
+
 class ChangelogReader(Protocol):
     """The part of `kafka.log_reader.LogReader` that restoring needs."""
 
-    def read(self, tp: TopicPartition, start: int, end: int) -> Iterable[LogChunk]:
+    def read(self, tp: TopicPartition, start: int, end: int) -> Iterable[FoldedChunk]:
         """Committed records of offsets ``[start, end)`` in order."""
 
 
@@ -322,10 +329,10 @@ def restore(
             progress = replace(
                 progress,
                 position=position,
-                records=progress.records + len(chunk.keys),
+                records=progress.records + chunk.records,
                 elapsed_s=(clock.monotonic_ms() - began_ms) / 1000,
             )
-            told.batch_restored(progress, len(chunk.keys))
+            told.batch_restored(progress, chunk.records)
         # Also where nothing was read: an empty range still says how far the store is, and that it is fresh.
         _load(job, (), (), _NO_TIMESTAMPS, plan.end, clock)
     except BaseException as error:
@@ -356,7 +363,7 @@ def restore_all(
     return results
 
 
-def _chunks(job: RestoreJob, reader: ChangelogReader) -> Iterator[LogChunk]:
+def _chunks(job: RestoreJob, reader: ChangelogReader) -> Iterator[FoldedChunk]:
     if job.plan.records_max:
         yield from reader.read(job.changelog, job.plan.start, job.plan.end)
 

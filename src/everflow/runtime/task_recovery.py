@@ -91,7 +91,7 @@ class ClusterRecoveryPorts:
         return tuple(stores)
 
     def _replay(self, jobs: Sequence[RestoreJob]) -> None:
-        with LogReader(self.reader_config) as reader:
+        with LogReader(self.reader_config, latest=True) as reader:
             done = restoration.restore_all(jobs, reader, clock=self.clock, listener=self.listener, stopped=self.stopped.is_set)
         if any(not progress.done for progress in done) or len(done) < len(jobs):
             raise StoppedError("stopped while restoring")

@@ -40,6 +40,10 @@ class Chunk:
     timestamps: Int64
     next_position: int
 
+    @property
+    def records(self) -> int:
+        return len(self.keys)
+
 
 @dataclass
 class Log:

@@ -1,0 +1,450 @@
+"""Record batches as they come in a fetch response, to columns: no Python object per record but its key and value (pure).
+
+Format v2 (KIP-98): a batch has a header, then records whose fields are varints. Where the records begin is the one thing that
+must be found one after the other; everything else is read for thousands of records at once. Checksums are not checked, as
+librdkafka does not by default (``check.crcs``): TCP has checked the bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from everflow.errors import RetriableError
+from everflow.records import Int64
+
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+_LENGTH_END = 12  # offset and length fields: the length counts from here
+_MAGIC_AT = 16
+_MAGIC = 2
+_CODEC, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
+_STREAM_CODECS = {1: "gzip", 3: "lz4", 4: "zstd"}
+_SNAPPY = 2
+_XERIAL = b"\x82SNAPPY\x00"
+_XERIAL_HEADER_BYTES = 16
+_ABORT = b"\x00\x00"
+_RECORDS_AT_ONCE = 16_384
+"""Columns of this many records stay in the processor's caches; below it, small batches are read together."""
+_RUN_PROBE = 64
+_RUN_WORTHWHILE = 256
+_LENGTHS_MOST = 32
+_RECORDS_PER_LENGTH = 16
+_RECORDS_WORTH_FOLDING = 256
+_FOLDED_KEY_BYTES = 64
+_GROWTH = 8
+_MIXER = np.uint64(0x9E3779B97F4A7C15)
+_NOTHING: Int64 = np.empty(0, np.int64)
+
+
+class UnsupportedBatchError(Exception):
+    """A batch that this module does not read (format before v2, unknown codec): use another reader for the partition."""
+
+
+class CorruptBatchError(RetriableError):
+    """The bytes are no record batch."""
+
+    code = "EF-CORRUPT-BATCH"
+
+
+class Batch(NamedTuple):
+    """The header of one batch; ``begin`` and ``end`` are the places of its (perhaps compressed) records in the bytes."""
+
+    base_offset: int
+    next_offset: int
+    attributes: int
+    first_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    records: int
+    begin: int
+    end: int
+
+    @property
+    def control(self) -> bool:
+        """Whether it holds a transaction marker."""
+        return bool(self.attributes & _CONTROL)
+
+
+class Columns(NamedTuple):
+    """Records in log order: offsets, times in ms, and where in ``data`` keys and values lie (a size below 0: null)."""
+
+    data: bytes
+    offsets: Int64
+    timestamps: Int64
+    key_at: Int64
+    key_sizes: Int64
+    value_at: Int64
+    value_sizes: Int64
+
+    @property
+    def sizes(self) -> Int64:
+        """Bytes of each record's key and value."""
+        return np.maximum(self.key_sizes, 0) + np.maximum(self.value_sizes, 0)
+
+    def between(self, start: int, end: int) -> Columns:
+        """Only the records with offsets in ``[start, end)``."""
+        if not len(self.offsets) or (self.offsets[0] >= start and self.offsets[-1] < end):
+            return self
+        return self.of(slice(*np.searchsorted(self.offsets, (start, end)).tolist()))
+
+    def of(self, chosen: slice | NDArray[np.bool_]) -> Columns:
+        """The chosen records."""
+        return Columns(self.data, *(column[chosen] for column in self[1:]))
+
+    def latest(self) -> Columns:
+        """Without records that a later one of these with the same key replaces; the one of the latest time stays in any case.
+
+        Folding what is left gives the same store and the same stream time. A few that are replaced may stay.
+        """
+        if len(self.offsets) < _RECORDS_WORTH_FOLDING:
+            return self
+        kept = np.ones(len(self.offsets), bool)
+        lengths = np.unique(self.key_sizes)
+        for length in lengths[:_LENGTHS_MOST].tolist():
+            if 0 < length <= _FOLDED_KEY_BYTES:
+                alike = np.flatnonzero(self.key_sizes == length)
+                kept[alike[_replaced(_views(self.data, length)[self.key_at[alike]])]] = False
+        kept[np.argmax(self.timestamps)] = True
+        return self.of(kept)
+
+    def keys(self) -> list[bytes | None]:
+        """The keys, None for null."""
+        return _slices(self.data, self.key_at, self.key_sizes)
+
+    def values(self) -> list[bytes | None]:
+        """The values, None for null."""
+        return _slices(self.data, self.value_at, self.value_sizes)
+
+
+def batches(data: bytes) -> list[Batch]:
+    """The headers of all complete batches; the last one of a response may be cut off, and is left out.
+
+    Raises:
+        UnsupportedBatchError: a batch of format v0 or v1.
+        CorruptBatchError: lengths that cannot be.
+    """
+    found: list[Batch] = []
+    at, size = 0, len(data)
+    while at + _MAGIC_AT < size:
+        if data[at + _MAGIC_AT] != _MAGIC:
+            raise UnsupportedBatchError(f"message format v{data[at + _MAGIC_AT]}")
+        if at + _HEADER.size > size:
+            break
+        base, length, _, _, _, attributes, last_delta, first, latest, producer, _, _, count = _HEADER.unpack_from(data, at)
+        begin, end = at + _HEADER.size, at + _LENGTH_END + length
+        if end < begin or count < 0 or last_delta < 0:
+            raise CorruptBatchError(f"record batch at offset {base}: length {length}, {count} records, last delta {last_delta}")
+        if end > size:
+            break
+        found.append(Batch(base, base + last_delta + 1, attributes, first, latest, producer, count, begin, end))
+        at = end
+    return found
+
+
+def committed(data: bytes, found: Iterable[Batch], aborted: Iterable[tuple[int, int]]) -> Iterator[Batch]:
+    """The batches a read_committed reader sees: without markers and aborted transactions (KIP-98).
+
+    ``aborted``: (producer id, first offset) as the fetch response has them; the abort marker ends each.
+    """
+    coming = sorted(aborted, key=lambda one: one[1], reverse=True)
+    open_now: set[int] = set()
+    for batch in found:
+        while coming and coming[-1][1] < batch.next_offset:
+            open_now.add(coming.pop()[0])
+        if batch.control:
+            if batch.producer_id in open_now and _is_abort(data, batch):
+                open_now.discard(batch.producer_id)
+        elif not (batch.attributes & _TRANSACTIONAL and batch.producer_id in open_now):
+            yield batch
+
+
+def portions(wanted: Iterable[Batch], most_bytes: int) -> Iterator[list[Batch]]:
+    """The same batches in stretches of about ``most_bytes`` (one batch at least), compressed ones taken for eight times as many:
+    so that a well compressed response does not become columns of a gigabyte."""
+    portion: list[Batch] = []
+    held = 0
+    for batch in wanted:
+        size = (batch.end - batch.begin) * (_GROWTH if batch.attributes & _CODEC else 1)
+        if portion and held + size > most_bytes:
+            yield portion
+            portion, held = [], 0
+        portion.append(batch)
+        held += size
+    if portion:
+        yield portion
+
+
+def columns(data: bytes, wanted: Iterable[Batch]) -> Columns:
+    """The records of ``wanted`` batches of ``data``.
+
+    Raises:
+        UnsupportedBatchError: compressed in a way this installation cannot read.
+        CorruptBatchError: lengths that do not fit together.
+    """
+    # Where compaction has left only the header, its offsets count and nothing else.
+    data, filled = _decompressed(data, [batch for batch in wanted if batch.records])
+    parts: list[list[Int64]] = []
+    begin = count = 0
+    for at, batch in enumerate(filled, 1):
+        count += batch.records
+        if count >= _RECORDS_AT_ONCE or at == len(filled):
+            parts.append(_parsed(data, filled[begin:at]))
+            begin, count = at, 0
+    if not parts:
+        return Columns(data, *(_NOTHING,) * 6)
+    return Columns(data, *(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+# --- one batch ------------------------------------------------------------------------------------
+
+
+def _is_abort(data: bytes, batch: Batch) -> bool:
+    """Whether a marker says abort: its key is int16 version, int16 type (0 = abort). An empty one says nothing."""
+    if not batch.records:
+        return False
+    key = columns(data, [batch]).keys()[0]
+    return key is not None and key[2:4] == _ABORT
+
+
+def _decompressed(data: bytes, wanted: list[Batch]) -> tuple[bytes, list[Batch]]:
+    """The same batches over bytes in which none is compressed."""
+    if not any(batch.attributes & _CODEC for batch in wanted):
+        return data, wanted
+    parts: list[bytes] = []
+    plain: list[Batch] = []
+    at = 0
+    for batch in wanted:
+        parts.append(_plain(data, batch) if batch.attributes & _CODEC else data[batch.begin : batch.end])
+        plain.append(batch._replace(begin=at, end=at + len(parts[-1])))
+        at = plain[-1].end
+    return b"".join(parts), plain
+
+
+def _plain(data: bytes, batch: Batch) -> bytes:
+    codec, packed = batch.attributes & _CODEC, data[batch.begin : batch.end]
+    try:
+        if codec == _SNAPPY:
+            return _snappy(packed)
+        if codec not in _STREAM_CODECS:
+            raise UnsupportedBatchError(f"compression type {codec} at offset {batch.base_offset}")
+        name = _STREAM_CODECS[codec]
+        if not pa.Codec.is_available(name):
+            raise UnsupportedBatchError(f"{name} compression, which this pyarrow was built without")
+        with pa.CompressedInputStream(pa.BufferReader(packed), name) as stream:
+            return bytes(stream.read())
+    except (OSError, ValueError, struct.error) as failure:
+        raise CorruptBatchError(f"record batch at offset {batch.base_offset} cannot be decompressed: {failure}") from failure
+
+
+def _snappy(packed: bytes) -> bytes:
+    """Java's clients cut snappy into blocks behind a header of the Xerial library, others write one block."""
+    if not pa.Codec.is_available("snappy"):
+        raise UnsupportedBatchError("snappy compression, which this pyarrow was built without")
+    if not packed.startswith(_XERIAL):
+        return _snappy_block(packed)
+    parts: list[bytes] = []
+    at = _XERIAL_HEADER_BYTES
+    while at < len(packed):
+        (length,) = struct.unpack_from(">i", packed, at)
+        parts.append(_snappy_block(packed[at + 4 : at + 4 + length]))
+        at += 4 + length
+    return b"".join(parts)
+
+
+def _snappy_block(block: bytes) -> bytes:
+    size = shift = 0
+    for byte in block[:5]:
+        size |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            break
+    return bytes(pa.Codec("snappy").decompress(block, size, asbytes=True))
+
+
+# --- many records at once -------------------------------------------------------------------------
+
+
+def _parsed(data: bytes, group: Sequence[Batch]) -> list[Int64]:
+    try:
+        return _read(data, group)
+    except (IndexError, ValueError) as failure:
+        raise CorruptBatchError(f"record batches from offset {group[0].base_offset}: broken records ({failure})") from failure
+
+
+def _read(data: bytes, group: Sequence[Batch]) -> list[Int64]:
+    """The columns of `Columns`, behind its first."""
+    place = np.concatenate([part for batch in group for part in _starts(data, batch)])
+    raw = np.frombuffer(data, np.uint8)
+    counts = [batch.records for batch in group]
+    length, at = _varints(raw, place)
+    ends = at + length
+    times, at = _varints(raw, at + 1)  # behind the record's attributes, which mean nothing yet
+    deltas, at = _varints(raw, at)
+    key_sizes, key_at = _varints(raw, at)
+    key_bytes = np.maximum(key_sizes, 0)
+    value_sizes, value_at = _varints(raw, key_at + key_bytes)
+    value_bytes = np.maximum(value_sizes, 0)
+    if (value_at + value_bytes >= ends).any():  # at least the number of headers follows
+        raise ValueError("a value ends behind its record")
+    appended = [bool(batch.attributes & _LOG_APPEND_TIME) for batch in group]
+    base_times = [batch.max_timestamp if own else batch.first_timestamp for batch, own in zip(group, appended, strict=True)]
+    if any(appended):
+        times[np.repeat(appended, counts)] = 0
+    return [
+        deltas + np.repeat(np.array([batch.base_offset for batch in group], np.int64), counts),
+        times + np.repeat(np.array(base_times, np.int64), counts),
+        key_at,
+        key_sizes,
+        value_at,
+        value_sizes,
+    ]
+
+
+def _starts(data: bytes, batch: Batch) -> list[Int64]:
+    """Where the batch's records begin, at their length field.
+
+    Records of one length in a row are found at once: each one's place follows from the length in the one before it, so equal
+    length fields at equal distances prove the run. Elsewhere one after the other.
+    """
+    parts: list[Int64] = []
+    at, left, end = batch.begin, batch.records, batch.end
+    probe = _RUN_PROBE
+    while left:
+        some: list[int] = []
+        before = at
+        at = _walk(data, at, min(left, probe), some)
+        parts.append(np.array(some, np.int64))
+        left -= len(some)
+        size = at - some[-1]
+        if not left or size * len(some) != at - before:
+            probe = min(4 * probe, _RECORDS_AT_ONCE)
+            continue
+        run = _run(data, some[-1], size, left, end)
+        parts.append(np.arange(at, at + run * size, size, dtype=np.int64))
+        at, left = at + run * size, left - run
+        probe = _RUN_PROBE if run >= _RUN_WORTHWHILE else min(4 * probe, _RECORDS_AT_ONCE)
+    if at != end:
+        raise ValueError(f"{batch.records} records have {at - batch.begin} bytes, not {end - batch.begin}")
+    return parts
+
+
+def _walk(data: bytes, at: int, count: int, found: list[int]) -> int:
+    """Append the places of ``count`` records from ``at`` on; returns the place behind them."""
+    append = found.append
+    for _ in range(count):
+        append(at)
+        size = data[at]
+        at += 1
+        if size > 127:
+            size &= 127
+            shift = 7
+            while True:
+                byte = data[at]
+                at += 1
+                size |= (byte & 127) << shift
+                shift += 7
+                if byte < 128:
+                    break
+        if size & 1:
+            raise ValueError("a record of negative length")
+        at += size >> 1
+    return at
+
+
+def _run(data: bytes, at: int, size: int, most: int, end: int) -> int:
+    """How many records behind the one at ``at`` are ``size`` bytes long like it, ``most`` at most."""
+    most = min(most, (end - at) // size - 1)
+    width = 1
+    while data[at + width - 1] > 127:
+        width += 1
+    for byte in range(width):
+        if most <= 0:
+            return 0
+        following = np.ndarray((most,), np.uint8, data, at + size + byte, (size,))
+        different = following != data[at + byte]
+        first = int(different.argmax())
+        if different[first]:
+            most = first
+    return most
+
+
+def _varints(raw: NDArray[np.uint8], at: Int64) -> tuple[Int64, Int64]:
+    """The zigzag varints at these places, and the places behind them."""
+    first = raw[at]
+    at = at + 1
+    if not len(first) or int(first.max()) < 128:
+        return _ZIGZAG[first], at
+    number = first.astype(np.uint64) & np.uint64(127)
+    more = np.flatnonzero(first > 127)
+    shift = 7
+    while len(more):
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")
+        byte = raw[at[more]]
+        number[more] |= (byte.astype(np.uint64) & np.uint64(127)) << np.uint64(shift)
+        at[more] += 1
+        shift += 7
+        more = more[byte > 127]
+    return (number >> np.uint64(1)).view(np.int64) ^ -(number & np.uint64(1)).view(np.int64), at
+
+
+_ZIGZAG: Int64 = np.array([(number >> 1) ^ -(number & 1) for number in range(256)], np.int64)
+
+
+def _slices(data: bytes, at: Int64, sizes: Int64) -> list[bytes | None]:
+    """The bytes at these places; None for a negative size. Those of one length are taken at once."""
+    if not len(sizes):
+        return []
+    low, high = int(sizes.min()), int(sizes.max())
+    if low == high:
+        alike: list[bytes | None] = _same(data, at, low).tolist()
+        return alike
+    lengths = np.unique(sizes)
+    if len(lengths) > min(_LENGTHS_MOST, len(sizes) // _RECORDS_PER_LENGTH):
+        ends = (at + np.maximum(sizes, -1)).tolist()
+        return [data[begin:end] if end >= begin else None for begin, end in zip(at.tolist(), ends, strict=True)]
+    taken = np.empty(len(sizes), object)
+    for length in lengths.tolist():
+        chosen = np.flatnonzero(sizes == length)
+        taken[chosen] = _same(data, at[chosen], length)
+    found: list[bytes | None] = taken.tolist()
+    return found
+
+
+def _same(data: bytes, at: Int64, size: int) -> NDArray[Any]:
+    """One object array of bytes that are all ``size`` long."""
+    if size <= 0:
+        return np.full(len(at), b"" if size == 0 else None, object)
+    return _views(data, size)[at].astype(object)
+
+
+def _views(data: bytes, size: int) -> NDArray[Any]:
+    """The ``size`` bytes from each place on: picking from them copies all in one go, and void keeps trailing zero bytes."""
+    views: NDArray[Any] = np.ndarray((len(data) - size + 1,), f"V{size}", data, 0, (1,))
+    return views
+
+
+def _replaced(keys: NDArray[Any]) -> NDArray[np.intp]:
+    """The places of keys (of one length) that come again behind. Keys that share a slot of the table with another may stay."""
+    count, size = len(keys), keys.dtype.itemsize
+    padded = np.zeros((count, -(-size // 8) * 8), np.uint8)
+    padded[:, :size] = keys.view(np.uint8).reshape(count, size)
+    words = padded.view(np.uint64)
+    mixed = np.zeros(count, np.uint64)
+    for column in range(words.shape[1]):
+        mixed = (mixed ^ words[:, column]) * _MIXER
+        mixed ^= mixed >> np.uint64(29)
+    bits = max(4, (2 * count).bit_length())
+    slot = (mixed * _MIXER) >> np.uint64(64 - bits)
+    order = np.arange(count)
+    table = np.empty(1 << bits, np.intp)
+    table[slot] = order  # of several in one slot, the last stays
+    last = table[slot]
+    earlier = np.flatnonzero(last != order)
+    same: NDArray[np.bool_] = (words[earlier] == words[last[earlier]]).all(axis=1)
+    return np.asarray(earlier[same], np.intp)

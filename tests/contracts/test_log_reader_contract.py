@@ -1,0 +1,181 @@
+"""Exact ranges, by every reader of them: aborted records are left out, tails of markers are read to their end, nothing waits for
+ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from everflow.errors import RetriableError
+from everflow.kafka.admin import ClusterAdmin
+from everflow.kafka.bulk_reader import BulkReader, bulk_settings
+from everflow.kafka.client_reader import ClientReader
+from everflow.kafka.log_reader import LogChunk, LogReader, LogStartMovedError
+from everflow.kafka.producer import RecordWriter, fence
+from everflow.records import TopicPartition
+from everflow.testing.waiting import wait_until
+
+pytestmark = pytest.mark.broker
+Topic = Callable[..., str]
+Reader = BulkReader | ClientReader | LogReader
+
+
+def bulk(bootstrap: str, fetch_bytes: int = 8 << 20) -> BulkReader:
+    settings = bulk_settings({"bootstrap.servers": bootstrap})
+    assert settings is not None
+    return BulkReader(settings, fetch_bytes=fetch_bytes)
+
+
+@pytest.fixture(params=["bulk", "bulk in many fetches", "librdkafka", "both"])
+def reader(request: pytest.FixtureRequest, bootstrap: str) -> Iterator[Reader]:
+    made: dict[str, Callable[[], Reader]] = {
+        "bulk": lambda: bulk(bootstrap),
+        "bulk in many fetches": lambda: bulk(bootstrap, fetch_bytes=1),
+        "librdkafka": lambda: ClientReader({"bootstrap.servers": bootstrap}),
+        "both": lambda: LogReader({"bootstrap.servers": bootstrap}),
+    }
+    one = made[request.param]()
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def log(bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str) -> TopicPartition:
+    """Offsets: 0-2 committed, 3 marker, 4-5 aborted, 6 marker, 7-9 committed, 10 marker, 11-12 aborted, 13 marker."""
+    tp = TopicPartition(topic(1), 0)
+    writer = RecordWriter({"bootstrap.servers": bootstrap}, name)
+    for keep, values in ((True, [b"a", b"b", None]), (False, [b"x", b"x"]), (True, [b"c", b"d", b"e"]), (False, [b"x", b"x"])):
+        writer.begin()
+        keys = [b"k%d" % i for i in range(len(values))]
+        writer.write(tp.topic, keys, values, np.arange(len(values), dtype=np.int64) + 1000, 0)
+        writer.flush(10)
+        if keep:
+            writer.commit(10)
+        else:
+            writer.abort()
+    writer.close()
+    # A transaction has ended for its producer before its markers are in every log (KAFKA-10167).
+    wait_until(lambda: admin.end_offsets([tp], "read_committed")[tp] == 14, 10, "the last marker")
+    return tp
+
+
+def values(chunks: list[LogChunk]) -> list[bytes | None]:
+    return [value for chunk in chunks for value in chunk.values]
+
+
+def test_exact_ranges(reader: Reader, log: TopicPartition) -> None:
+    everything = {0: b"a", 1: b"b", 2: None, 7: b"c", 8: b"d", 9: b"e"}
+    for start, end in [(0, 14), (1, 9), (0, 5), (3, 7), (11, 14), (13, 14), (9, 11), (5, 5), (0, 3)]:
+        chunks = list(reader.read(log, start, end, stall_timeout_s=10))
+        expected = [value for offset, value in everything.items() if start <= offset < end]
+        assert values(chunks) == expected, (start, end)
+        assert [chunk.next_position for chunk in chunks][-1:] == ([end] if start < end else []), (start, end)
+
+
+def write(bootstrap: str, topic: str, keys: list[bytes], **config: str) -> None:
+    writer = RecordWriter({"bootstrap.servers": bootstrap, **{key.replace("_", "."): value for key, value in config.items()}}, None)
+    writer.begin()
+    writer.write(topic, keys, [b"v" * 92] * len(keys), np.arange(len(keys), dtype=np.int64), 0)
+    writer.flush(30)
+    writer.close()
+
+
+def test_chunks_are_bounded_and_lose_nothing(reader: Reader, bootstrap: str, topic: Topic) -> None:
+    tp = TopicPartition(topic(1), 0)
+    keys = [b"%08d" % i for i in range(20_000)]
+    write(bootstrap, tp.topic, keys)
+    chunks = list(reader.read(tp, 0, len(keys), chunk_bytes=200_000))
+    assert [key for chunk in chunks for key in chunk.keys] == keys
+    # 0 is "now" to librdkafka, so the writer makes it 1.
+    at = np.concatenate([chunk.timestamps for chunk in chunks])
+    assert np.array_equal(at, np.maximum(np.arange(len(keys)), 1))
+    assert len(chunks) > 5
+    assert max(100 * len(chunk) for chunk in chunks) < 400_000
+    assert [chunk.next_position for chunk in chunks] == np.cumsum([len(chunk) for chunk in chunks]).tolist()
+
+
+def test_every_compression_is_read_in_bulk(bootstrap: str, topic: Topic) -> None:
+    reader = bulk(bootstrap)
+    for compression in ("gzip", "snappy", "lz4", "zstd"):
+        tp = TopicPartition(topic(1), 0)
+        keys = [b"%08d" % i for i in range(2_000)]
+        write(bootstrap, tp.topic, keys, compression_type=compression)
+        chunks = list(reader.read(tp, 0, len(keys)))
+        assert [key for chunk in chunks for key in chunk.keys] == keys, compression
+        assert set(values(chunks)) == {b"v" * 92}, compression
+    reader.close()
+
+
+def test_a_range_behind_an_open_transaction_gives_up_with_a_reason(
+    reader: Reader, bootstrap: str, topic: Topic, name: str
+) -> None:
+    tp = TopicPartition(topic(1), 0)
+    writer = RecordWriter({"bootstrap.servers": bootstrap}, name)
+    writer.begin()
+    writer.write(tp.topic, [b"k"], [b"v"], np.zeros(1, np.int64), 0)
+    writer.flush(10)
+    with pytest.raises(RetriableError, match="still open"):
+        list(reader.read(tp, 0, 1, stall_timeout_s=0.5))
+    fence({"bootstrap.servers": bootstrap}, name, 10)
+
+
+def test_a_log_that_starts_later_is_told_not_skipped(reader: Reader, admin: ClusterAdmin, log: TopicPartition) -> None:
+    admin.delete_records({log: 4})
+    assert admin.list_offsets([log], "earliest", "read_committed")[log] == 4
+    with pytest.raises(LogStartMovedError, match="outside the log"):
+        list(reader.read(log, 0, 14, stall_timeout_s=10))
+
+
+def test_a_range_may_begin_and_end_inside_a_batch(reader: Reader, bootstrap: str, topic: Topic) -> None:
+    tp = TopicPartition(topic(1, message_timestamp_type="LogAppendTime"), 0)
+    keys = [b"k%d" % i for i in range(100)]
+    write(bootstrap, tp.topic, keys)
+    chunks = list(reader.read(tp, 30, 60))
+    assert [key for chunk in chunks for key in chunk.keys] == keys[30:60]
+    assert chunks[-1].next_position == 60
+    assert min(chunks[0].timestamps) > 10**12, "the broker's time counts where the topic says so"
+
+
+def test_an_unknown_topic_gives_up_with_a_reason(reader: Reader, name: str) -> None:
+    with pytest.raises(RetriableError, match=name):
+        list(reader.read(TopicPartition(f"{name}-absent", 0), 0, 1, stall_timeout_s=0.5))
+
+
+@pytest.mark.slow
+def test_what_compaction_left(reader: Reader, bootstrap: str, admin: ClusterAdmin, topic: Topic) -> None:
+    quickly = {"segment_ms": "100", "min_cleanable_dirty_ratio": "0.001", "max_compaction_lag_ms": "100"}
+    tp = TopicPartition(topic(1, cleanup_policy="compact", message_timestamp_type="LogAppendTime", **quickly), 0)
+    writer = RecordWriter({"bootstrap.servers": bootstrap}, None)
+
+    def write_some(count: int) -> None:
+        writer.begin()
+        keys, written = [b"k%d" % (i % 3) for i in range(count)], [b"v%d" % i for i in range(count)]
+        writer.write(tp.topic, keys, written, np.ones(count, np.int64), 0)
+        writer.flush(10)
+
+    write_some(100)
+
+    def compacted() -> bool:
+        write_some(1)  # rolls the segment, which is not compacted while it is written to
+        end = admin.end_offsets([tp], "read_committed")[tp]
+        with ClientReader({"bootstrap.servers": bootstrap}) as other:
+            return sum(map(len, other.read(tp, 0, end))) < end - 50
+
+    wait_until(compacted, 90, "compaction")
+    writer.close()
+    end = admin.end_offsets([tp], "read_committed")[tp]
+    with ClientReader({"bootstrap.servers": bootstrap}) as other:
+        for start in range(0, end, 1 + end // 10):  # many of these offsets are gone
+
+            def same(start: int = start) -> bool:
+                before = values(list(other.read(tp, start, end)))
+                chunks = list(reader.read(tp, start, end))
+                if before != values(list(other.read(tp, start, end))):
+                    return False  # compacted again meanwhile
+                assert chunks[-1].next_position == end
+                assert values(chunks) == before, (start, end)
+                return True
+
+            wait_until(same, 30, "two equal readings")

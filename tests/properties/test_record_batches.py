@@ -1,0 +1,239 @@
+"""Record batches read in columns are the records that kafka-python's own reader finds one by one, whatever the bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.record import MemoryRecords
+from kafka.record.default_records import DefaultRecordBatchBuilder
+
+from everflow.kafka import record_batches
+from everflow.kafka.record_batches import CorruptBatchError, UnsupportedBatchError
+
+HEADER = 61
+CODECS = {"none": 0, "gzip": 1, "snappy": 2, "xerial": 2, "lz4": 3, "zstd": 4}
+Record = tuple[int, int, bytes | None, bytes | None]
+
+
+def batch_bytes(
+    base: int,
+    rows: list[tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]],
+    *,
+    codec: str = "none",
+    append_time: bool = False,
+    producer: int = -1,
+    transactional: bool = False,
+) -> bytes:
+    """``rows``: (offset delta, time, key, value, headers); built by kafka-python's own writer."""
+    epoch = sequence = -1 if producer < 0 else 0
+    builder = DefaultRecordBatchBuilder(2, 0, transactional, producer, epoch, sequence, 1 << 30)
+    for delta, at, key, value, headers in rows:
+        builder.append(delta, at, key, value, headers)
+    plain = bytearray(builder.build())
+    packed = compress(bytes(plain[HEADER:]), codec)
+    (attributes,) = struct.unpack_from(">h", plain, 21)
+    struct.pack_into(">h", plain, 21, attributes | CODECS[codec] | (8 if append_time else 0))
+    struct.pack_into(">qi", plain, 0, base, HEADER - 12 + len(packed))
+    return bytes(plain[:HEADER]) + packed
+
+
+def marker(offset: int, producer: int, *, abort: bool) -> bytes:
+    plain = bytearray(batch_bytes(offset, [(0, 5, struct.pack(">hh", 0, 0 if abort else 1), b"\0" * 6, [])], producer=producer))
+    struct.pack_into(">h", plain, 21, 0x30)
+    return bytes(plain)
+
+
+def compress(records: bytes, codec: str) -> bytes:
+    if codec == "none":
+        return records
+    if codec == "gzip":
+        packer = zlib.compressobj(wbits=31)
+        return packer.compress(records) + packer.flush()
+    if codec == "snappy":
+        return bytes(pa.Codec("snappy").compress(records, asbytes=True))
+    if codec == "xerial":
+        blocks = [bytes(pa.Codec("snappy").compress(records[at : at + 100], asbytes=True)) for at in range(0, len(records), 100)]
+        return b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1) + b"".join(struct.pack(">i", len(block)) + block for block in blocks)
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, codec) as stream:
+        stream.write(records)
+    return bytes(sink.getvalue())
+
+
+def parsed(data: bytes, aborted: list[tuple[int, int]] | None = None) -> list[Record]:
+    found = record_batches.batches(data)
+    columns = record_batches.columns(data, record_batches.committed(data, found, aborted or []))
+    assert columns.offsets.dtype == columns.timestamps.dtype == np.int64
+    rows = rows_of(columns)
+    assert columns.sizes.tolist() == [len(key or b"") + len(value or b"") for _, _, key, value in rows]
+    return rows
+
+
+def rows_of(columns: record_batches.Columns) -> list[Record]:
+    return list(zip(columns.offsets.tolist(), columns.timestamps.tolist(), columns.keys(), columns.values(), strict=True))
+
+
+def reference(data: bytes) -> list[Record]:
+    """kafka-python's reader, for batches that it can decompress."""
+    rows: list[Record] = []
+    records = MemoryRecords(data)
+    while (batch := records.next_batch()) is not None:
+        if not batch.is_control_batch:
+            rows += [(record.offset, record.timestamp, record.key, record.value) for record in batch]
+    return rows
+
+
+some_bytes = st.one_of(st.none(), st.binary(max_size=200), st.binary(min_size=8, max_size=8), st.just(b"\0" * 8))
+row = st.tuples(
+    st.integers(0, 300),
+    st.one_of(st.integers(0, 2**42), st.integers(10**12, 10**12 + 100)),
+    some_bytes,
+    some_bytes,
+    st.lists(st.tuples(st.text(max_size=5), st.one_of(st.none(), st.binary(max_size=70))), max_size=2),
+)
+
+
+@st.composite
+def batch(draw: st.DrawFn) -> dict[str, Any]:
+    rows = draw(st.lists(row, min_size=1, max_size=40))
+    repeat = draw(st.sampled_from([1, 1, 5, 60]))  # runs of records of one length, cut by others
+    gaps = draw(st.lists(st.integers(1, 3), min_size=len(rows) * repeat, max_size=len(rows) * repeat))
+    offsets = np.cumsum(gaps).tolist()
+    repeated = [one for one in rows for _ in range(repeat)]
+    return {
+        "rows": [(offset, *one[1:]) for offset, one in zip(offsets, repeated, strict=True)],
+        "append_time": draw(st.booleans()),
+        "producer": draw(st.sampled_from([-1, 7])),
+    }
+
+
+@given(st.lists(batch(), min_size=1, max_size=4), st.sampled_from(["none", "gzip"]), st.integers(0, 2**40))
+def test_the_same_records_as_kafka_python_reads(made: list[dict[str, Any]], codec: str, base: int) -> None:
+    data = b""
+    for one in made:
+        data += batch_bytes(base, codec=codec, **one)
+        base += one["rows"][-1][0] + 1
+    assert parsed(data) == reference(data)
+    assert record_batches.batches(data)[-1].next_offset == base
+
+
+@given(batch(), st.sampled_from(["snappy", "xerial", "lz4", "zstd"]))
+def test_compressed_batches_hold_what_was_compressed(one: dict[str, Any], codec: str) -> None:
+    assert parsed(batch_bytes(3, codec=codec, **one)) == parsed(batch_bytes(3, **one)) == reference(batch_bytes(3, **one))
+
+
+@given(batch(), batch(), st.data())
+def test_a_cut_off_batch_is_left_out(first: dict[str, Any], second: dict[str, Any], data: st.DataObject) -> None:
+    whole, rest = batch_bytes(0, **first), batch_bytes(1000, **second)
+    cut = data.draw(st.integers(0, len(rest) - 1))
+    assert parsed(whole + rest[:cut]) == reference(whole)
+
+
+@given(batch(), st.data())
+def test_broken_bytes_end_in_a_corrupt_batch_or_other_records_but_nothing_worse(one: dict[str, Any], data: st.DataObject) -> None:
+    broken = bytearray(batch_bytes(0, **one))
+    at = data.draw(st.integers(HEADER, len(broken) - 1))
+    broken[at] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(CorruptBatchError):
+        assert len(parsed(bytes(broken))) == len(one["rows"])
+
+
+@given(batch(), st.integers(0, 900), st.integers(0, 900))
+def test_between_keeps_exactly_the_offsets_asked_for(one: dict[str, Any], start: int, end: int) -> None:
+    data = batch_bytes(0, **one)
+    columns = record_batches.columns(data, record_batches.batches(data))
+    assert rows_of(columns.between(start, end)) == [row for row in rows_of(columns) if start <= row[0] < end]
+
+
+@given(
+    st.lists(st.one_of(st.none(), st.binary(max_size=2), st.binary(min_size=20, max_size=20)), min_size=1, max_size=8),
+    st.integers(1, 2000),
+    st.randoms(use_true_random=False),
+)
+def test_the_latest_records_fold_to_the_same_store_and_stream_time(keys: list[bytes | None], count: int, random: Any) -> None:
+    rows: list[Any] = [(i, random.randrange(1000), random.choice(keys), random.choice([None, b"%d" % i]), []) for i in range(count)]
+    data = batch_bytes(0, rows)
+    columns = record_batches.columns(data, record_batches.batches(data))
+    everything, latest = rows_of(columns), rows_of(columns.latest())
+    assert set(latest) <= set(everything)
+    assert latest == sorted(latest, key=lambda row: row[0])
+    assert {key: row for *row, key, _ in ((at, value, key, offset) for offset, at, key, value in latest)} == {
+        key: [at, value] for _, at, key, value in everything
+    }
+    assert max(at for _, at, _, _ in latest) == max(at for _, at, _, _ in everything)
+    if count >= 256 and None not in keys and b"" not in keys:
+        assert len(latest) <= 4 * len(keys) + 1
+
+
+@pytest.mark.parametrize("sizes", [[3] * 40_000, [3] * 500 + [70] * 500 + [9, 3] * 300, list(range(1, 400)) * 2, [200] * 900 + [1]])
+def test_long_runs(sizes: list[int]) -> None:
+    rows: list[Any] = [(i, 10**12 + i, b"k%06d" % i, bytes([i % 256]) * size, []) for i, size in enumerate(sizes)]
+    data = batch_bytes(0, rows)
+    assert parsed(data) == [(offset, at, key, value) for offset, at, key, value, _ in rows]
+
+
+def test_aborted_transactions_and_markers_are_left_out() -> None:
+    def records(offset: int, producer: int, *values: bytes, transactional: bool = True) -> bytes:
+        rows: list[Any] = [(i, 1, None, value, []) for i, value in enumerate(values)]
+        return batch_bytes(offset, rows, producer=producer, transactional=transactional)
+
+    log = [
+        records(0, 7, b"aborted", b"aborted"),
+        records(2, 8, b"kept"),
+        marker(3, 7, abort=True),
+        records(4, 7, b"next transaction of 7"),
+        records(5, 8, b"kept too"),
+        marker(6, 8, abort=False),
+        marker(7, 7, abort=False),
+        records(8, 8, b"aborted later"),
+        records(9, -1, b"plain", transactional=False),
+        marker(10, 8, abort=True),
+    ]
+    kept = [b"kept", b"next transaction of 7", b"kept too", b"plain"]
+    assert [value for *_, value in parsed(b"".join(log), [(8, 8), (7, 0)])] == kept
+    assert record_batches.batches(b"".join(log))[-1].next_offset == 11
+    # A fetch that begins inside the aborted transaction is told of it as well.
+    assert [value for *_, value in parsed(b"".join(log[1:]), [(7, 0), (8, 8)])] == kept
+
+
+def test_portions_are_bounded_by_what_the_batches_may_grow_to() -> None:
+    rows: list[Any] = [(i, 1, b"k", b"v" * 20, []) for i in range(10)]
+    plain, packed = batch_bytes(0, rows), batch_bytes(0, rows, codec="zstd")
+    found = record_batches.batches(plain * 3 + packed * 3 + plain)
+    size, grown = len(plain) - HEADER, 8 * (len(packed) - HEADER)
+    assert [len(portion) for portion in record_batches.portions(found, 1)] == [1] * 7
+    assert len(next(record_batches.portions(found, 3 * size + grown))) == 4
+    assert [len(portion) for portion in record_batches.portions(found, 4 * size + 3 * grown)] == [7]
+    assert [batch for portion in record_batches.portions(found, 2 * size) for batch in portion] == found
+
+
+def test_a_batch_that_compaction_emptied_still_moves_the_position() -> None:
+    emptied = bytearray(batch_bytes(20, [(9, 5, b"k", b"v", [])])[:HEADER])
+    struct.pack_into(">qi", emptied, 0, 20, HEADER - 12)
+    struct.pack_into(">i", emptied, HEADER - 4, 0)
+    data = bytes(emptied)
+    assert record_batches.batches(data)[0].next_offset == 30
+    assert parsed(data) == []
+
+
+def test_what_it_does_not_read_is_told() -> None:
+    old = bytearray(batch_bytes(0, [(0, 5, b"k", b"v", [])]))
+    old[16] = 1
+    with pytest.raises(UnsupportedBatchError, match="v1"):
+        record_batches.batches(bytes(old))
+    unknown = bytearray(batch_bytes(0, [(0, 5, b"k", b"v", [])]))
+    unknown[22] |= 7
+    with pytest.raises(UnsupportedBatchError, match="compression type 7 at offset 0"):
+        parsed(bytes(unknown))
+    squeezed = bytearray(batch_bytes(0, [(0, 5, b"k", b"v", [])], codec="zstd"))
+    squeezed[HEADER:] = b"\xff" * (len(squeezed) - HEADER)
+    with pytest.raises(CorruptBatchError, match="cannot be decompressed"):
+        parsed(bytes(squeezed))
