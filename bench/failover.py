@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 from confluent_kafka.admin import AdminClient
@@ -55,13 +56,11 @@ def measure(
     """Let the systems take turns; yields the figures of each run as it ends."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     warm_broker(admin, bootstrap_servers)
-    for guarantee in plan.guarantees:
-        for run in range(plan.runs):
-            for case in plan.cases:
-                for system, launcher in launchers.items():
-                    trial = Trial("failover", system, launcher, guarantee, plan.threads, plan.load, plan.settings(system))
-                    with application(trial, admin, bootstrap_servers, log_folder) as app:
-                        yield from _run_once(plan, app, case, run)
+    turns = product(plan.guarantees, range(plan.runs), plan.cases, launchers.items())
+    for guarantee, run, case, (system, launcher) in turns:
+        trial = Trial("failover", system, launcher, guarantee, plan.threads, plan.load, plan.settings(system))
+        with application(trial, admin, bootstrap_servers, log_folder) as app:
+            yield from _run_once(plan, app, case, run)
 
 
 def _run_once(plan: FailoverPlan, app: Application, case: str, run: int) -> Iterator[Measurement]:

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -54,10 +55,8 @@ def measure(
     """One start per system, guarantee and run; yields all its cases when it has ended."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     warm_broker(admin, bootstrap_servers)
-    for guarantee in plan.guarantees:
-        for run in range(plan.runs):
-            for system, launcher in launchers.items():
-                yield from _run_once(plan, admin, bootstrap_servers, system, launcher, guarantee, run, log_folder)
+    for guarantee, run, (system, launcher) in product(plan.guarantees, range(plan.runs), launchers.items()):
+        yield from _run_once(plan, admin, bootstrap_servers, system, launcher, guarantee, run, log_folder)
 
 
 def _run_once(

@@ -14,6 +14,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 from confluent_kafka import Consumer, TopicPartition
@@ -61,12 +62,10 @@ def measure(
         state_dir=log_folder,
     )
     _fill(plan, admin, job)
-    for guarantee in plan.guarantees:
-        for run in range(plan.runs):
-            for system, launcher in launchers.items():
-                files = log_folder / f"{system}-{guarantee}-{run + 1}"
-                files.mkdir()
-                yield _run_once(plan, replace(job, guarantee=guarantee), system, launcher, run, files)
+    for guarantee, run, (system, launcher) in product(plan.guarantees, range(plan.runs), launchers.items()):
+        files = log_folder / f"{system}-{guarantee}-{run + 1}"
+        files.mkdir()
+        yield _run_once(plan, replace(job, guarantee=guarantee), system, launcher, run, files)
     delete_topics(admin, application_id)
 
 

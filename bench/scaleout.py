@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 from confluent_kafka.admin import AdminClient
@@ -45,12 +46,10 @@ def measure(
     """Let the systems take turns; yields the figures of each run as it ends."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     warm_broker(admin, bootstrap_servers)
-    for guarantee in plan.guarantees:
-        for run in range(plan.runs):
-            for system, launcher in launchers.items():
-                trial = Trial("scaleout", system, launcher, guarantee, plan.threads, plan.load)
-                with application(trial, admin, bootstrap_servers, log_folder) as app:
-                    yield from _run_once(plan, app, run)
+    for guarantee, run, (system, launcher) in product(plan.guarantees, range(plan.runs), launchers.items()):
+        trial = Trial("scaleout", system, launcher, guarantee, plan.threads, plan.load)
+        with application(trial, admin, bootstrap_servers, log_folder) as app:
+            yield from _run_once(plan, app, run)
 
 
 def _run_once(plan: ScaleoutPlan, app: Application, run: int) -> Iterator[Measurement]:

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from confluent_kafka.admin import AdminClient
@@ -57,10 +58,8 @@ def measure(
     began = time.monotonic()
     load(bootstrap_servers, INPUT_TOPIC, plan.records, plan.keys)
     print(f"loaded {plan.records:,} records, {plan.keys:,} keys in {time.monotonic() - began:.1f} s", flush=True)
-    for guarantee in plan.guarantees:
-        for run in range(plan.runs):
-            for system, launcher in launchers.items():
-                yield from _run_once(plan, admin, bootstrap_servers, system, launcher, guarantee, run, log_folder)
+    for guarantee, run, (system, launcher) in product(plan.guarantees, range(plan.runs), launchers.items()):
+        yield from _run_once(plan, admin, bootstrap_servers, system, launcher, guarantee, run, log_folder)
 
 
 def _run_once(

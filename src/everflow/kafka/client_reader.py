@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
@@ -17,6 +16,7 @@ from everflow.errors import RetriableError
 from everflow.kafka.client_log import client_log
 from everflow.kafka.errors import classify, classify_exception
 from everflow.kafka.log_chunk import LogChunk, LogStartMovedError
+from everflow.kafka.messages import chunk_of, offset_of
 from everflow.records import TopicPartition
 
 _DEFAULTS: dict[str, Any] = {
@@ -92,9 +92,9 @@ class ClientReader:
                 messages += fetched
                 held += size
             if held >= chunk_bytes and position < end:
-                yield _chunk(messages, position)
+                yield chunk_of(messages, position)
                 messages, held = [], 0
-        yield _chunk(messages, end)
+        yield chunk_of(messages, end)
 
     def _consume(self, tp: TopicPartition, position: int, end: int, count: int) -> tuple[list[Message], int]:
         """Up to ``count`` records of the range, and the position after them (``end`` once it has been reached)."""
@@ -105,19 +105,19 @@ class ClientReader:
         if not got:
             return got, position
         # Restoring runs through here record by record: the usual case calls two methods a record, in C.
-        last = _offset(got[-1])
+        last = offset_of(got[-1])
         if last < end and not any(error is not None for error in map(Message.error, got)):
             return got, last + 1
         records: list[Message] = []
         for message in got:
             error = message.error()
             if error is None:
-                if _offset(message) >= end:
+                if offset_of(message) >= end:
                     return records, end
                 records.append(message)
-                position = _offset(message) + 1
+                position = offset_of(message) + 1
             elif error.code() == KafkaError._PARTITION_EOF:
-                position = max(position, min(_offset(message), end))
+                position = max(position, min(offset_of(message), end))
             elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
                 raise LogStartMovedError(f"{tp}: offset {position} is outside the log ({error.str()})")
             else:
@@ -125,19 +125,3 @@ class ClientReader:
                 if not isinstance(problem, RetriableError):
                     raise problem  # passing ones are mended by the client; the stall time-out bounds the wait
         return records, position
-
-
-def _offset(message: Message) -> int:
-    offset = message.offset()
-    assert offset is not None
-    return offset
-
-
-def _chunk(messages: list[Message], next_position: int) -> LogChunk:
-    return LogChunk(
-        list(map(Message.key, messages)),
-        list(map(Message.value, messages)),
-        np.fromiter((at for _, at in map(Message.timestamp, messages)), np.int64, len(messages)),
-        next_position,
-        len(messages),
-    )

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
@@ -18,6 +17,7 @@ from everflow.errors import RetriableError
 from everflow.kafka.client_log import client_log
 from everflow.kafka.errors import classify, classify_exception
 from everflow.kafka.log_chunk import LogChunk
+from everflow.kafka.messages import chunk_of, offset_of
 from everflow.records import TopicPartition
 
 _DEFAULTS: dict[str, Any] = {
@@ -110,10 +110,10 @@ class LogFollower:
                 continue  # fetched before it was given up
             error = message.error()
             if error is None:
-                if _offset(message) >= self._positions[tp]:
+                if offset_of(message) >= self._positions[tp]:
                     records.setdefault(tp, []).append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
-                ends[tp] = _offset(message)
+                ends[tp] = offset_of(message)
             elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
                 found.gone[tp] = f"offset {self._positions[tp]} is no longer in the changelog ({error.str()})"
             else:
@@ -122,24 +122,8 @@ class LogFollower:
                     raise problem  # passing ones are mended by the client
         for tp in records.keys() | ends.keys():
             held = records.get(tp, [])
-            position = max(_offset(held[-1]) + 1 if held else 0, ends.get(tp, 0))
+            position = max(offset_of(held[-1]) + 1 if held else 0, ends.get(tp, 0))
             if position > self._positions[tp]:
-                found.chunks[tp] = _chunk(held, position)
+                found.chunks[tp] = chunk_of(held, position)
                 self._positions[tp] = position
         return found
-
-
-def _offset(message: Message) -> int:
-    offset = message.offset()
-    assert offset is not None
-    return offset
-
-
-def _chunk(messages: list[Message], next_position: int) -> LogChunk:
-    return LogChunk(
-        list(map(Message.key, messages)),
-        list(map(Message.value, messages)),
-        np.fromiter((at for _, at in map(Message.timestamp, messages)), np.int64, len(messages)),
-        next_position,
-        len(messages),
-    )

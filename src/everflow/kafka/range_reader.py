@@ -17,6 +17,7 @@ from confluent_kafka import TopicPartition as ClientTopicPartition
 from everflow.errors import RetriableError
 from everflow.kafka.client_log import client_log
 from everflow.kafka.errors import classify, classify_exception
+from everflow.kafka.messages import offset_of
 from everflow.records import OffsetRange, TopicPartition
 
 _DEFAULTS: dict[str, Any] = {
@@ -93,7 +94,7 @@ class RangeReader:
         if wanted.end <= wanted.start or self._end_seen.get(tp, -1) >= wanted.end:
             return True
         ahead = self._ahead[tp]
-        return bool(ahead) and _offset(ahead[-1]) >= wanted.end - 1
+        return bool(ahead) and offset_of(ahead[-1]) >= wanted.end - 1
 
     def _fetch(self) -> None:
         # `consume` waits for all it was asked for; so one record is waited for, and then what is there is taken.
@@ -121,13 +122,7 @@ class RangeReader:
     def _take(self, tp: TopicPartition, wanted: OffsetRange) -> list[Message]:
         ahead = self._ahead[tp]
         taken = []
-        while ahead and _offset(ahead[0]) < wanted.end:
+        while ahead and offset_of(ahead[0]) < wanted.end:
             taken.append(ahead.popleft())
         self._next[tp] = wanted.end
         return taken
-
-
-def _offset(message: Message) -> int:
-    offset = message.offset()
-    assert offset is not None  # only a produced message may lack one
-    return offset
