@@ -184,7 +184,7 @@ class StreamsConfig:
     drain_timeout_ms: int = _key(60_000, _at_least(0))
     emit_every_update: bool = _key(False)
     state_sync: str = _key("none", _one_of("none", "commit"))
-    resident_max_records: int = _key(20_000, _at_least(0))  # batches up to this size need no Spark job each (0: never)
+    resident_max_records: int = _key(10_000_000, _at_least(0))  # batches up to this size need no Spark job each (0: never)
     prepared_source: bool = _key(True)  # False: Spark's public reader (D1's fallback)
     clients: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata={"key": False})
 

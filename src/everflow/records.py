@@ -12,6 +12,8 @@ import pyarrow as pa
 
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
+HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+"""A column of records' headers."""
 
 
 class TaskId(NamedTuple):
@@ -55,7 +57,7 @@ class EdgeBatch:
     ``timestamp`` is the record's time in ms; ``seq`` the position of the originating input record in the task's
     merge order (D3), never decreasing inside an ``EdgeBatch`` that enters an operator. ``source`` is the index of the
     input topic in the plan, ``partition`` and ``offset`` those of the originating input record. ``headers`` is
-    ``list<struct<key: string, value: binary>>`` or None where the plan carries no headers.
+    of type `HEADERS`, or None where the plan carries no headers.
     """
 
     key: pa.Array

@@ -10,8 +10,9 @@ import pytest
 
 from everflow.errors import RetriableError
 from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.bulk_reader import BulkReader, bulk_settings
+from everflow.kafka.bulk_reader import BulkReader
 from everflow.kafka.client_reader import ClientReader
+from everflow.kafka.fetch_connection import bulk_settings
 from everflow.kafka.log_reader import LogChunk, LogReader, LogStartMovedError
 from everflow.kafka.producer import RecordWriter, fence
 from everflow.records import TopicPartition

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from everflow import StreamsBuilder, TimeWindows, agg, serdes
-from everflow.records import EdgeBatch, TopicPartition
+from everflow.kafka.log_columns import LogColumns
+from everflow.records import HEADERS, EdgeBatch, TopicPartition
 from everflow.runtime.resident_step import TwinSegment
 from everflow.spark.local_run import LocalRun
 from everflow.spark.segments import hop_into_step
@@ -22,34 +24,24 @@ pytestmark = pytest.mark.spark
 
 
 @dataclass
-class FakeMessage:
-    """What `confluent_kafka.Message` gives for a record."""
+class Record:
+    """A record of the log."""
 
     place: tuple[str, int, int]
     data: tuple[bytes | None, bytes | None]
     time: int
     head: list[tuple[str, bytes | None]] = field(default_factory=list)
 
-    def topic(self) -> str:
-        return self.place[0]
 
-    def partition(self) -> int:
-        return self.place[1]
-
-    def offset(self) -> int:
-        return self.place[2]
-
-    def key(self) -> bytes | None:
-        return self.data[0]
-
-    def value(self) -> bytes | None:
-        return self.data[1]
-
-    def timestamp(self) -> tuple[int, int]:
-        return 1, self.time
-
-    def headers(self) -> list[tuple[str, bytes | None]] | None:
-        return self.head or None
+def log_columns(messages: list[Record], headers: bool) -> LogColumns:
+    """What a reader of ranges gives for the records."""
+    return LogColumns(
+        pa.array([m.data[0] for m in messages], pa.binary()),
+        pa.array([m.data[1] for m in messages], pa.binary()),
+        np.array([m.place[2] for m in messages], np.int64),
+        np.array([m.time for m in messages], np.int64),
+        pa.array([[{"key": k, "value": v} for k, v in m.head] for m in messages], HEADERS) if headers else None,
+    )
 
 
 def counted(builder: StreamsBuilder) -> None:
@@ -84,10 +76,10 @@ def planned(program: object) -> PhysicalPlan:
     return plan(topology, cut(topology).index_of, "app")
 
 
-def records(program: object) -> list[FakeMessage]:
+def records(program: object) -> list[Record]:
     keys: list[bytes | None] = list(KEYS) if program is summed else [b"k", b"", b"\xffk", None, b"k", b"k", b"l"]
     return [
-        FakeMessage(("in", 0, 10 + row), (key, value), 1_000 * row, [("h", b"%d" % row)] if row % 2 else [])
+        Record(("in", 0, 10 + row), (key, value), 1_000 * row, [("h", b"%d" % row)] if row % 2 else [])
         for row, (key, value) in enumerate(zip(keys, VALUES, strict=True))
     ]
 
@@ -102,8 +94,8 @@ def columns(batch: EdgeBatch) -> list[object]:
     return [batch.key.to_pylist(), values, *(array.tolist() for array in arrays), headers]
 
 
-def through_catalyst(found: PhysicalPlan, messages: list[FakeMessage]) -> HopInput:
-    log = [(m.key(), m.value(), m.topic(), m.partition(), m.offset(), m.time, m.head) for m in messages]
+def through_catalyst(found: PhysicalPlan, messages: list[Record]) -> HopInput:
+    log = [(*m.data, *m.place, m.time, m.head) for m in messages]
     return read_hop(LocalRun(found).first(log), hop_into_step(found, 0))
 
 
@@ -114,7 +106,7 @@ def test_the_twin_gives_what_catalyst_gives(spark: SparkSession, program: object
     twin = TwinSegment.of(found.segments[0], found.headers)
     assert twin is not None
     expected = through_catalyst(found, messages)
-    given = twin.run({TopicPartition("in", 0): messages})  # type: ignore[dict-item]
+    given = twin.run({TopicPartition("in", 0): log_columns(messages, found.headers)})
     for slot in found.into_step(0):
         if len(expected.batches[slot.id]) or slot.id in given.batches:
             assert columns(given.batches[slot.id])[:6] == columns(expected.batches[slot.id])[:6], slot

@@ -81,6 +81,15 @@ def rows_of(columns: record_batches.Columns) -> list[Record]:
     return list(zip(columns.offsets.tolist(), columns.timestamps.tolist(), columns.keys(), columns.values(), strict=True))
 
 
+def arrow_rows(data: bytes, headers: bool) -> list[tuple[Any, ...]]:
+    """The same in Arrow columns, with headers."""
+    found = record_batches.columns(data, record_batches.committed(data, record_batches.batches(data), [])).arrow(headers)
+    assert (found.keys.type, found.values.type) == (pa.binary(), pa.binary())
+    names = [None] * len(found) if found.headers is None else found.headers.to_pylist()
+    rows = (found.offsets.tolist(), found.timestamps.tolist(), found.keys.to_pylist(), found.values.to_pylist(), names)
+    return list(zip(*rows, strict=True))
+
+
 def reference(data: bytes) -> list[Record]:
     """kafka-python's reader, for batches that it can decompress."""
     rows: list[Record] = []
@@ -123,6 +132,9 @@ def test_the_same_records_as_kafka_python_reads(made: list[dict[str, Any]], code
         base += one["rows"][-1][0] + 1
     assert parsed(data) == reference(data)
     assert record_batches.batches(data)[-1].next_offset == base
+    given_headers = [[{"key": name, "value": value} for name, value in one[-1]] for batch in made for one in batch["rows"]]
+    assert arrow_rows(data, True) == [(*row, head) for row, head in zip(reference(data), given_headers, strict=True)]
+    assert arrow_rows(data, False) == [(*row, None) for row in reference(data)]
 
 
 @given(batch(), st.sampled_from(["snappy", "xerial", "lz4", "zstd"]))
@@ -144,6 +156,8 @@ def test_broken_bytes_end_in_a_corrupt_batch_or_other_records_but_nothing_worse(
     broken[at] = data.draw(st.integers(0, 255))
     with contextlib.suppress(CorruptBatchError):
         assert len(parsed(bytes(broken))) == len(one["rows"])
+    with contextlib.suppress(CorruptBatchError):
+        assert len(arrow_rows(bytes(broken), True)) == len(one["rows"])
 
 
 @given(batch(), st.integers(0, 900), st.integers(0, 900))

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from everflow.kafka.bulk_reader import BulkReader, bulk_settings
+from everflow.kafka.bulk_reader import BulkReader
 from everflow.kafka.client_reader import ClientReader
+from everflow.kafka.fetch_connection import bulk_settings
 from everflow.kafka.log_chunk import LogChunk, LogStartMovedError
 from everflow.kafka.record_batches import UnsupportedBatchError
 from everflow.records import TopicPartition

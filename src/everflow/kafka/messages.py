@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pyarrow as pa
 from confluent_kafka import Message
 
 from everflow.kafka.log_chunk import LogChunk
+from everflow.kafka.log_columns import LogColumns
+from everflow.records import HEADERS, Int64
 
 
 def offset_of(message: Message) -> int:
@@ -22,7 +25,25 @@ def chunk_of(messages: Sequence[Message], next_position: int) -> LogChunk:
     return LogChunk(
         list(map(Message.key, messages)),
         list(map(Message.value, messages)),
-        np.fromiter((at for _, at in map(Message.timestamp, messages)), np.int64, len(messages)),
+        _times(messages),
         next_position,
         len(messages),
     )
+
+
+def columns_of(messages: Sequence[Message], headers: bool) -> LogColumns:
+    """The records of one partition in columns."""
+    found = None
+    if headers:
+        found = pa.array([[{"key": h[0], "value": h[1]} for h in message.headers() or ()] for message in messages], HEADERS)
+    return LogColumns(
+        pa.array(list(map(Message.key, messages)), pa.binary()),
+        pa.array(list(map(Message.value, messages)), pa.binary()),
+        np.fromiter(map(offset_of, messages), np.int64, len(messages)),
+        _times(messages),
+        found,
+    )
+
+
+def _times(messages: Sequence[Message]) -> Int64:
+    return np.fromiter((at for _, at in map(Message.timestamp, messages)), np.int64, len(messages))

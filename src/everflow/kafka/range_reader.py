@@ -1,128 +1,70 @@
-"""Reads exact offset ranges of several partitions, batch after batch: the resident step's source (design note 004).
+"""Reads exact offset ranges of several partitions, batch after batch, into columns: the resident step's source (design note 004).
 
-Unlike `LogReader` it stays assigned and fetches ahead, so the records of a small batch at the tail of a topic are here already when
-the driver asks for them.
+Two ways, batch by batch: librdkafka for small ranges, because it fetches ahead and has the records of the tail here already when
+the driver asks for them (`TailReader`); whole fetch responses for large ones, because an object per record costs more than
+everything that is done with the record (`StreamReader`).
 """
 
 from __future__ import annotations
 
-import time
-from collections import deque
+import logging
 from collections.abc import Mapping
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message
-from confluent_kafka import TopicPartition as ClientTopicPartition
-
-from everflow.errors import RetriableError
-from everflow.kafka.client_log import client_log
-from everflow.kafka.errors import classify, classify_exception
-from everflow.kafka.messages import offset_of
+from everflow.kafka.fetch_connection import bulk_settings
+from everflow.kafka.log_columns import LogColumns
+from everflow.kafka.record_batches import UnsupportedBatchError
+from everflow.kafka.stream_reader import StreamReader
+from everflow.kafka.tail_reader import TailReader
 from everflow.records import OffsetRange, TopicPartition
 
-_DEFAULTS: dict[str, Any] = {
-    "enable.auto.commit": False,
-    "enable.partition.eof": True,
-    "auto.offset.reset": "error",
-    # A tail of transaction markers is only reported by an empty fetch; a fetch with records returns at once whatever this says. It
-    # is also how often an idle reader asks. (Pausing an idle reader was tried: librdkafka takes a second to fetch again.)
-    "fetch.wait.max.ms": 20,
-    "fetch.queue.backoff.ms": 1,
-    "queued.min.messages": 20_000,
-    "queued.max.messages.kbytes": 16_384,
-}
-_MOST_AT_ONCE = 10_000
-_WAIT_S = 0.05
+_log = logging.getLogger(__name__)
+
+TAIL_RECORDS = 20_000
+"""Up to here librdkafka's messages cost less than the switch: 30 ms."""
 
 
 class RangeReader:
-    """One consumer over the partitions it is asked for; owned by one thread. ``client`` are librdkafka properties."""
+    """Connections over the partitions it is asked for; owned by one thread."""
 
-    def __init__(self, client: Mapping[str, Any], group: str, read_committed: bool) -> None:
-        isolation = "read_committed" if read_committed else "read_uncommitted"
-        # librdkafka wants a group id; the group is never joined and nothing is committed to it.
-        settings = {**_DEFAULTS, **client, "group.id": group, "isolation.level": isolation}
-        self._consumer = Consumer(settings, logger=client_log)
-        self._ahead: dict[TopicPartition, deque[Message]] = {}
-        self._next: dict[TopicPartition, int] = {}
-        self._end_seen: dict[TopicPartition, int] = {}
+    def __init__(
+        self,
+        client: Mapping[str, Any],
+        group: str,
+        read_committed: bool,
+        headers: bool = False,
+        *,
+        tail_records: int = TAIL_RECORDS,
+    ) -> None:
+        """``client``: librdkafka properties. ``group``: a group id, never joined. ``headers``: whether records' headers are read.
+        ``tail_records``: up to so many offsets, librdkafka reads."""
+        self._tail = TailReader(client, group, read_committed, headers)
+        settings = bulk_settings(client)
+        self._stream = None if settings is None else StreamReader(settings, read_committed, headers)
+        self._tail_records = tail_records
 
-    def read(self, ranges: Mapping[TopicPartition, OffsetRange], timeout_s: float) -> dict[TopicPartition, list[Message]]:
+    def read(self, ranges: Mapping[TopicPartition, OffsetRange], timeout_s: float) -> dict[TopicPartition, LogColumns]:
         """The records of ``ranges`` in offset order, by partition; ranges follow one another except after a failure.
 
         Raises RetriableError if they do not come within ``timeout_s`` seconds (an end beyond the last stable offset never comes),
-        FatalError as classified in `everflow.kafka.errors`; after either, `close` and make another reader.
+        LogStartMovedError if a range begins outside the log, FatalError as classified in `everflow.kafka.errors`; after any of
+        them, `close` and make another reader.
         """
-        self._go_to({tp: wanted.start for tp, wanted in ranges.items()})
-        deadline = time.monotonic() + timeout_s
-        pending = {tp for tp, wanted in ranges.items() if not self._reached(tp, wanted)}
-        while pending:
-            if time.monotonic() > deadline:
-                missing = ", ".join(f"{tp} to {ranges[tp].end}" for tp in sorted(pending))
-                raise RetriableError(f"no records for {timeout_s:g} s though the log says there are: {missing}")
-            self._fetch()
-            pending = {tp for tp in pending if not self._reached(tp, ranges[tp])}
-        return {tp: self._take(tp, wanted) for tp, wanted in ranges.items()}
+        offsets = sum(max(0, wanted.end - wanted.start) for wanted in ranges.values())
+        if self._stream is not None and offsets > self._tail_records:
+            self._tail.rest()
+            try:
+                return self._stream.read(ranges, timeout_s)
+            except UnsupportedBatchError as reason:
+                _log.info("librdkafka reads large batches too from now on (%s)", reason)
+                self._stream.close()
+                self._stream = None
+        elif self._stream is not None:
+            self._stream.rest()
+        return self._tail.read(ranges, timeout_s)
 
     def close(self) -> None:
-        """Drop the consumer."""
-        self._consumer.close()
-
-    def _go_to(self, starts: Mapping[TopicPartition, int]) -> None:
-        """Read these partitions and no others. What is read already and goes on where it is, is left alone: assigning it anew would
-        let its tasks wait whenever another task comes or goes (I4)."""
-        moved = {tp: start for tp, start in starts.items() if self._next.get(tp) != start}
-        gone = [tp for tp in self._next if tp in moved or tp not in starts]
-        try:
-            if gone:
-                self._consumer.incremental_unassign([ClientTopicPartition(tp.topic, tp.partition) for tp in gone])
-            for tp in gone:
-                del self._next[tp]
-                self._ahead.pop(tp, None)
-                self._end_seen.pop(tp, None)
-            if moved:
-                self._consumer.incremental_assign(
-                    [ClientTopicPartition(tp.topic, tp.partition, start) for tp, start in moved.items()]
-                )
-        except KafkaException as failure:
-            raise classify_exception(failure, "assigning input partitions") from failure
-        for tp, start in moved.items():
-            self._next[tp] = start
-            self._ahead[tp] = deque()
-
-    def _reached(self, tp: TopicPartition, wanted: OffsetRange) -> bool:
-        if wanted.end <= wanted.start or self._end_seen.get(tp, -1) >= wanted.end:
-            return True
-        ahead = self._ahead[tp]
-        return bool(ahead) and offset_of(ahead[-1]) >= wanted.end - 1
-
-    def _fetch(self) -> None:
-        # `consume` waits for all it was asked for; so one record is waited for, and then what is there is taken.
-        first = self._consumer.poll(_WAIT_S)
-        if first is None:
-            return
-        self._add(first)
-        for message in self._consumer.consume(_MOST_AT_ONCE, 0):
-            self._add(message)
-
-    def _add(self, message: Message) -> None:
-        error = message.error()
-        topic, partition, offset = message.topic(), message.partition(), message.offset()
-        if topic is not None and partition is not None and TopicPartition(topic, partition) not in self._next:
-            return  # fetched before it was given up
-        if error is None:
-            assert topic is not None and partition is not None  # noqa: PT018
-            self._ahead[TopicPartition(topic, partition)].append(message)
-        elif error.code() == KafkaError._PARTITION_EOF:
-            assert topic is not None and partition is not None and offset is not None  # noqa: PT018
-            self._end_seen[TopicPartition(topic, partition)] = offset
-        elif not error.retriable() or error.fatal():
-            raise classify(error, f"reading {topic}-{partition}")
-
-    def _take(self, tp: TopicPartition, wanted: OffsetRange) -> list[Message]:
-        ahead = self._ahead[tp]
-        taken = []
-        while ahead and offset_of(ahead[0]) < wanted.end:
-            taken.append(ahead.popleft())
-        self._next[tp] = wanted.end
-        return taken
+        """Drop the connections."""
+        self._tail.close()
+        if self._stream is not None:
+            self._stream.close()

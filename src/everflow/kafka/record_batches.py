@@ -1,4 +1,5 @@
-"""Record batches as they come in a fetch response, to columns: no Python object per record but its key and value (pure).
+"""Record batches as they come in a fetch response, to columns: no Python object per record but, where asked for, its key and value
+(pure).
 
 Format v2 (KIP-98): a batch has a header, then records whose fields are varints. Where the records begin is the one thing that
 must be found one after the other; everything else is read for thousands of records at once. Checksums are not checked, as
@@ -16,7 +17,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from everflow.errors import RetriableError
-from everflow.records import Int64
+from everflow.kafka.log_columns import LogColumns
+from everflow.records import HEADERS, Int64
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _LENGTH_END = 12  # offset and length fields: the length counts from here
@@ -39,6 +41,7 @@ _FOLDED_KEY_BYTES = 64
 _GROWTH = 8
 _MIXER = np.uint64(0x9E3779B97F4A7C15)
 _NOTHING: Int64 = np.empty(0, np.int64)
+_INT32_MAX = (1 << 31) - 1
 
 
 class UnsupportedBatchError(Exception):
@@ -111,6 +114,16 @@ class Columns(NamedTuple):
                 kept[alike[_replaced(_views(self.data, length)[self.key_at[alike]])]] = False
         kept[np.argmax(self.timestamps)] = True
         return self.of(kept)
+
+    def arrow(self, headers: bool) -> LogColumns:
+        """The records in Arrow columns, copied out of ``data``; with their headers if asked for."""
+        return LogColumns(
+            _gathered(self.data, self.key_at, self.key_sizes),
+            _gathered(self.data, self.value_at, self.value_sizes),
+            self.offsets,
+            self.timestamps,
+            _headers(self.data, self.value_at + np.maximum(self.value_sizes, 0)) if headers else None,
+        )
 
     def keys(self) -> list[bytes | None]:
         """The keys, None for null."""
@@ -289,7 +302,7 @@ def _read(data: bytes, group: Sequence[Batch]) -> list[Int64]:
     key_bytes = np.maximum(key_sizes, 0)
     value_sizes, value_at = _varints(raw, key_at + key_bytes)
     value_bytes = np.maximum(value_sizes, 0)
-    if (value_at + value_bytes >= ends).any():  # at least the number of headers follows
+    if (value_bytes >= ends - value_at).any():  # at least the number of headers follows
         raise ValueError("a value ends behind its record")
     appended = [bool(batch.attributes & _LOG_APPEND_TIME) for batch in group]
     base_times = [batch.max_timestamp if own else batch.first_timestamp for batch, own in zip(group, appended, strict=True)]
@@ -414,6 +427,65 @@ def _slices(data: bytes, at: Int64, sizes: Int64) -> list[bytes | None]:
         taken[chosen] = _same(data, at[chosen], length)
     found: list[bytes | None] = taken.tolist()
     return found
+
+
+def _gathered(data: bytes, at: Int64, sizes: Int64) -> pa.Array:
+    """The bytes at these ascending places as a binary array; null for a negative size.
+
+    ``data`` is taken for one array in which wanted elements and the gaps between them alternate; Arrow copies out every second one.
+    """
+    count = len(at)
+    if not count:
+        return pa.array([], pa.binary())
+    wide = len(data) > _INT32_MAX
+    bounds = np.empty(2 * count, np.int64 if wide else np.int32)
+    bounds[0::2] = at
+    bounds[1::2] = at + np.maximum(sizes, 0)
+    whole = pa.large_binary() if wide else pa.binary()
+    elements = pa.Array.from_buffers(whole, 2 * count - 1, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
+    missing = sizes < 0
+    wanted = pa.array(np.arange(0, 2 * count - 1, 2), pa.int64(), mask=missing if missing.any() else None)
+    return elements.take(wanted).cast(pa.binary())
+
+
+def _headers(data: bytes, at: Int64) -> pa.Array:
+    """The headers that begin at these places with their number; records seldom have any."""
+    try:
+        counts, at = _varints(np.frombuffer(data, np.uint8), at)
+        found: list[list[dict[str, Any]]] = [[]] * len(counts)
+        for row in np.flatnonzero(counts).tolist():
+            found[row] = _headers_of_one(data, int(at[row]), int(counts[row]))
+    except (IndexError, ValueError) as failure:
+        raise CorruptBatchError(f"broken headers of records ({failure})") from failure
+    return pa.array(found, HEADERS)
+
+
+def _headers_of_one(data: bytes, at: int, count: int) -> list[dict[str, Any]]:
+    if count < 0:
+        raise ValueError(f"{count} headers")
+    headers = []
+    for _ in range(count):
+        size, at = _varint(data, at)
+        if size < 0:
+            raise ValueError("a header without a name")
+        name, at = data[at : at + size], at + size
+        size, at = _varint(data, at)
+        value = data[at : at + size] if size >= 0 else None
+        at += max(size, 0)
+        headers.append({"key": name.decode("utf-8", "replace"), "value": value})
+    return headers
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """The zigzag varint at a place, and the place behind it."""
+    number = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        number |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            return (number >> 1) ^ -(number & 1), at
 
 
 def _same(data: bytes, at: Int64, size: int) -> NDArray[Any]:

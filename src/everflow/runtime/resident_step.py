@@ -1,8 +1,9 @@
-"""The resident step: one Spark task that serves many small micro-batches (design note 004).
+"""The resident step: one Spark task that serves many micro-batches (design note 004).
 
-A Spark job per micro-batch costs more than the work of a small one. Where a plan is one step whose segment has Arrow twins, the
-step can read its input itself: it asks the driver for the next request over a socket, runs the very same `TaskStep`, answers with
-the result, and goes on until it is told to stop. Gate, transaction, stores and failures are those of a job per batch.
+A Spark job per micro-batch costs more than the work of a small one, and the way of a large one from Kafka through the JVM costs
+more than reading it in columns here. Where a plan is one step whose segment has Arrow twins, the step can read its input itself:
+it asks the driver for the next request over a socket, runs the very same `TaskStep`, answers with the result, and goes on until
+it is told to stop. Gate, transaction, stores and failures are those of a job per batch.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from confluent_kafka import Message
 
+from everflow.kafka.log_columns import LogColumns
 from everflow.kafka.range_reader import RangeReader
-from everflow.records import EdgeBatch, OffsetRange, TopicPartition
+from everflow.records import EdgeBatch, Int64, OffsetRange, TopicPartition
 from everflow.runtime.batch import BatchRequest
 from everflow.runtime.step_functions import decode_parts
 from everflow.runtime.task_step import RESULT_SCHEMA, TaskStep, timed
-from everflow.topology.hops import HEADERS, HopInput, as_text, concat
+from everflow.topology.hops import HopInput, as_text, concat
 from everflow.topology.plan import DEAD_LETTER_SLOT, Decode, DecodeOp, Encode, Projection, Segment, Source
 
 READ_TIMEOUT_S = 30.0
@@ -52,19 +53,23 @@ class TwinSegment:
                 return None
         return TwinSegment(segment.decodes, tuple(steps), headers)
 
-    def run(self, read: Mapping[TopicPartition, Sequence[Message]]) -> HopInput:
+    def run(self, read: Mapping[TopicPartition, LogColumns]) -> HopInput:
         """What `read_hop` gives for the same records."""
-        messages = [message for tp in read for message in read[tp]]
         index = {decode.source.topic: decode.source.index for decode in self.decodes}
-        source = np.fromiter((index[str(m.topic())] for m in messages), np.int32, len(messages))
-        partition = np.fromiter((m.partition() for m in messages), np.int32, len(messages))
-        offset = np.fromiter((m.offset() for m in messages), np.int64, len(messages))
-        timestamp = np.fromiter((m.timestamp()[1] for m in messages), np.int64, len(messages))
-        hop = HopInput({}, {}, source, partition, offset, timestamp, "{}")
+        lengths = [len(columns) for columns in read.values()]
+        hop = HopInput(
+            {},
+            {},
+            np.repeat(np.array([index[tp.topic] for tp in read], np.int32), lengths),
+            np.repeat(np.array([tp.partition for tp in read], np.int32), lengths),
+            _joined([columns.offsets for columns in read.values()]),
+            _joined([columns.timestamps for columns in read.values()]),
+            "{}",
+        )
         letters = []
         for decode in self.decodes:
-            rows = np.flatnonzero(source == decode.source.index)
-            raw = self._raw([messages[row] for row in rows], rows, hop)
+            mine = LogColumns.concat([found for tp, found in read.items() if tp.topic == decode.source.topic], self.headers)
+            raw = _raw(mine, np.flatnonzero(hop.source == decode.source.index), hop)
             batch, bad = _decode(decode, raw, {found.source.index: found.source for found in self.decodes})
             hop.batches[decode.output], hop.rows[decode.output] = batch, batch.seq
             if bad is not None:
@@ -79,21 +84,15 @@ class TwinSegment:
             hop.rows[DEAD_LETTER_SLOT] = hop.batches[DEAD_LETTER_SLOT].seq
         return hop
 
-    def _raw(self, messages: Sequence[Message], rows: np.ndarray, hop: HopInput) -> EdgeBatch:
-        headers = None
-        if self.headers:
-            found = [[{"key": h[0], "value": h[1]} for h in message.headers() or ()] for message in messages]
-            headers = pa.array(found, HEADERS)
-        return EdgeBatch(
-            pa.array([m.key() for m in messages], pa.binary()),
-            pa.array([m.value() for m in messages], pa.binary()),
-            hop.timestamp[rows],
-            rows.astype(np.int64),
-            hop.source[rows],
-            hop.partition[rows],
-            hop.offset[rows],
-            headers,
-        )
+
+def _joined(columns: Sequence[Int64]) -> Int64:
+    return np.concatenate(columns) if columns else np.empty(0, np.int64)
+
+
+def _raw(found: LogColumns, rows: Int64, hop: HopInput) -> EdgeBatch:
+    return EdgeBatch(
+        found.keys, found.values, hop.timestamp[rows], rows, hop.source[rows], hop.partition[rows], hop.offset[rows], found.headers
+    )
 
 
 def _decode(decode: Decode, raw: EdgeBatch, sources: dict[int, Source]) -> tuple[EdgeBatch, EdgeBatch | None]:
@@ -144,7 +143,7 @@ class ResidentStep:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.connect(self.channel())
             lines = connection.makefile("rwb")
-            reader = RangeReader(self.client, self.group, self.read_committed)
+            reader = RangeReader(self.client, self.group, self.read_committed, self.segment.headers)
             try:
                 for line in lines:
                     text = line.decode()

@@ -35,8 +35,8 @@ class JobSettings:
     reader: Mapping[str, Any] = field(default_factory=dict)
     """librdkafka properties of the resident step's reader, ``bootstrap.servers`` included."""
     prepared_source: bool = True
-    resident_records: int = 20_000
-    """Batches up to this size go to the resident step: there Spark's fixed cost outweighs its faster reader. 0 = never."""
+    resident_records: int = 10_000_000
+    """Batches up to this size go to the resident step where the plan has one. 0 = never."""
 
 
 def resident_channel() -> str:
@@ -152,7 +152,7 @@ _KINDS = (
     (re.compile(r"GenerationChanged"), "generation"),
     (re.compile(r"TaskMigratedError"), "migrated"),
     (re.compile(r"Python worker exited unexpectedly|Python worker process terminated|crashed"), "worker"),
-    (re.compile(r"OffsetOutOfRange|Cannot fetch record|data may have been lost|KAFKA_DATA_LOSS"), "data-loss"),
+    (re.compile(r"OffsetOutOfRange|LogStartMovedError|Cannot fetch record|data may have been lost|KAFKA_DATA_LOSS"), "data-loss"),
 )
 
 

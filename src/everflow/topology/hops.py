@@ -15,11 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.errors import EverflowError
-from everflow.records import EdgeBatch, Int64
+from everflow.records import HEADERS, EdgeBatch, Int64
 from everflow.topology.plan import Slot
 
 MARKER = -1
-HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
 
 class HopError(EverflowError):

@@ -12,7 +12,8 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from everflow.errors import FatalError, RetriableError
 from everflow.kafka import log_reader
-from everflow.kafka.bulk_reader import BulkReader, _Answer, bulk_settings
+from everflow.kafka.bulk_reader import BulkReader
+from everflow.kafka.fetch_connection import Answer, bulk_settings
 from everflow.kafka.log_reader import LogChunk, LogReader, LogStartMovedError
 from everflow.kafka.record_batches import UnsupportedBatchError
 from everflow.records import TopicPartition
@@ -30,12 +31,13 @@ def batch(base: int, values: list[bytes]) -> bytes:
 
 
 class Broker:
-    """A `_Connection`: each fetch is answered by the next of ``script``, bytes or an error."""
+    """A `FetchConnection`: each fetch is answered by the next of ``script``, bytes or an error."""
 
     def __init__(self, script: list[bytes | Exception]) -> None:
         self.script = script
         self.fetched: list[int] = []
         self.refreshed = 0
+        self.replica = False
         self.now = 0.0
 
     def fetch(self, tp: TopicPartition, offset: int) -> bytes | Exception:
@@ -43,11 +45,15 @@ class Broker:
         self.fetched.append(offset)
         return self.script.pop(0)
 
-    def answer(self, coming: Any, timeout_s: float) -> _Answer:
+    def answer(self, coming: Any, timeout_s: float) -> Answer:
         self.now += 0.1
         if isinstance(coming, Exception):
             raise coming
-        return _Answer(coming, [])
+        return Answer(coming, [])
+
+    def back_to_leader(self, tp: TopicPartition) -> bool:
+        was, self.replica = self.replica, False
+        return was
 
     def refresh(self, tp: TopicPartition, timeout_s: float) -> None:
         self.refreshed += 1
@@ -101,6 +107,13 @@ def test_empty_answers_end_in_the_stall_and_not_before() -> None:
     with pytest.raises(RetriableError, match=r"nothing came behind 0 for 1 s\..*still open"):
         read(Broker([b""] * 20), 0, 1)
     assert values(read(Broker([b""] * 8 + [batch(0, [b"a"])]), 0, 1)) == [b"a"]
+
+
+def test_a_replica_that_is_behind_is_left_for_the_leader() -> None:
+    broker = Broker([client_errors.OffsetOutOfRangeError(), batch(3, [b"a"])])
+    broker.replica = True
+    assert values(read(broker, 3, 4)) == [b"a"]
+    assert broker.fetched == [3, 3]
 
 
 def test_errors_that_stay() -> None:

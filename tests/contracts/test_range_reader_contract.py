@@ -1,0 +1,170 @@
+"""One contract, every way to read exact ranges batch after batch: markers, gaps, records fetched ahead, going back after a failure,
+partitions that come and go, headers, compression."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from everflow.errors import FatalError, RetriableError
+from everflow.kafka.admin import ClusterAdmin
+from everflow.kafka.fetch_connection import bulk_settings
+from everflow.kafka.log_chunk import LogStartMovedError
+from everflow.kafka.log_columns import LogColumns
+from everflow.kafka.producer import RecordWriter
+from everflow.kafka.range_reader import RangeReader
+from everflow.kafka.stream_reader import StreamReader
+from everflow.kafka.tail_reader import TailReader
+from everflow.records import OffsetRange, TopicPartition
+from everflow.testing.waiting import wait_until
+
+pytestmark = pytest.mark.broker
+Topic = Callable[..., str]
+Reader = RangeReader | StreamReader | TailReader
+Opened = Callable[..., Reader]
+
+
+def stream(client: dict[str, str], committed: bool, headers: bool, fetch_bytes: int) -> StreamReader:
+    settings = bulk_settings(client)
+    assert settings is not None
+    return StreamReader(settings, committed, headers, fetch_bytes=fetch_bytes)
+
+
+@pytest.fixture(params=["librdkafka", "fetches", "small fetches", "in turns"])
+def opened(request: pytest.FixtureRequest, bootstrap: str) -> Iterator[Opened]:
+    """Opens readers; "in turns" takes librdkafka for ranges of up to four offsets, and fetches for the others."""
+    client = {"bootstrap.servers": bootstrap}
+    made: list[Reader] = []
+
+    def reader(committed: bool = True, headers: bool = False) -> Reader:
+        kinds: dict[str, Callable[[], Reader]] = {
+            "librdkafka": lambda: TailReader(client, "readers", committed, headers),
+            "fetches": lambda: stream(client, committed, headers, 8 << 20),
+            "small fetches": lambda: stream(client, committed, headers, 1),
+            "in turns": lambda: RangeReader(client, "readers", committed, headers, tail_records=4),
+        }
+        made.append(kinds[request.param]())
+        return made[-1]
+
+    yield reader
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def log(bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str) -> list[TopicPartition]:
+    """Two partitions, each: 0-2 committed, 3 marker, 4-5 aborted, 6 marker, 7-9 committed, 10 marker."""
+    both = [TopicPartition(topic(2), 0)]
+    both.append(TopicPartition(both[0].topic, 1))
+    writer = RecordWriter({"bootstrap.servers": bootstrap}, name)
+    for keep, values in ((True, [b"a", b"b", b"c"]), (False, [b"x", b"x"]), (True, [b"d", b"e", None])):
+        writer.begin()
+        for tp in both:
+            writer.write(tp.topic, [b"k"] * len(values), values, np.arange(len(values), dtype=np.int64) + 1000, tp.partition)
+        writer.flush(10)
+        if keep:
+            writer.commit(10)
+        else:
+            writer.abort()
+    writer.close()
+    for tp in both:
+        wait_until(lambda tp=tp: admin.end_offsets([tp], "read_committed")[tp] == 11, 10, "the last marker")  # type: ignore[misc]
+    return both
+
+
+def values_of(read: dict[TopicPartition, LogColumns], tp: TopicPartition) -> list[bytes | None]:
+    return list(read[tp].values.to_pylist())
+
+
+def test_ranges_follow_one_another_over_markers_and_aborted_records(opened: Opened, log: list[TopicPartition]) -> None:
+    one, two = log
+    reader = opened()
+    first = reader.read({one: OffsetRange(0, 2), two: OffsetRange(0, 0)}, 10)
+    assert (values_of(first, one), values_of(first, two)) == ([b"a", b"b"], [])
+    second = reader.read({one: OffsetRange(2, 8), two: OffsetRange(0, 11)}, 10)
+    assert (values_of(second, one), values_of(second, two)) == ([b"c", b"d"], [b"a", b"b", b"c", b"d", b"e", None])
+    assert second[two].offsets.tolist() == [0, 1, 2, 7, 8, 9]
+    assert second[two].timestamps.tolist() == [1000, 1001, 1002] * 2
+    third = reader.read({one: OffsetRange(8, 11), two: OffsetRange(11, 11)}, 10)
+    assert (values_of(third, one), values_of(third, two)) == ([b"e", None], [])
+
+
+def test_every_cut_of_the_log_gives_the_same_records(opened: Opened, log: list[TopicPartition]) -> None:
+    whole = {0: b"a", 1: b"b", 2: b"c", 7: b"d", 8: b"e", 9: None}
+    reader = opened()
+    for cut in range(12):
+        for start, end in ((0, cut), (cut, 11)):
+            expected = [value for offset, value in whole.items() if start <= offset < end]
+            assert values_of(reader.read({log[0]: OffsetRange(start, end)}, 10), log[0]) == expected, (start, end)
+
+
+def test_at_least_once_sees_aborted_records_too(opened: Opened, log: list[TopicPartition]) -> None:
+    read = opened(committed=False).read({log[0]: OffsetRange(0, 11)}, 10)
+    assert values_of(read, log[0]) == [b"a", b"b", b"c", b"x", b"x", b"d", b"e", None]
+
+
+def test_a_range_of_markers_alone_ends(opened: Opened, log: list[TopicPartition]) -> None:
+    reader = opened()
+    assert values_of(reader.read({log[0]: OffsetRange(3, 7)}, 10), log[0]) == []
+    assert values_of(reader.read({log[0]: OffsetRange(7, 11)}, 10), log[0]) == [b"d", b"e", None]
+    assert values_of(reader.read({log[0]: OffsetRange(10, 11)}, 10), log[0]) == []
+
+
+def test_a_range_that_failed_is_read_again(opened: Opened, log: list[TopicPartition]) -> None:
+    wanted = {log[0]: OffsetRange(1, 8)}
+    reader = opened()
+    assert values_of(reader.read(wanted, 10), log[0]) == [b"b", b"c", b"d"]
+    assert values_of(reader.read(wanted, 10), log[0]) == [b"b", b"c", b"d"]
+
+
+def test_partitions_come_and_go(opened: Opened, log: list[TopicPartition]) -> None:
+    one, two = log
+    reader = opened()
+    assert values_of(reader.read({one: OffsetRange(0, 2)}, 10), one) == [b"a", b"b"]
+    both = reader.read({one: OffsetRange(2, 7), two: OffsetRange(1, 8)}, 10)
+    assert (values_of(both, one), values_of(both, two)) == ([b"c"], [b"b", b"c", b"d"])
+    assert values_of(reader.read({two: OffsetRange(8, 11)}, 10), two) == [b"e", None]
+    assert values_of(reader.read({one: OffsetRange(7, 11)}, 10), one) == [b"d", b"e", None]
+
+
+def test_nothing_is_asked_of_no_partition(opened: Opened) -> None:
+    assert opened().read({}, 10) == {}
+
+
+def test_an_end_that_does_not_exist_fails_in_time_instead_of_hanging(opened: Opened, log: list[TopicPartition]) -> None:
+    with pytest.raises(RetriableError, match=f"{log[0]}"):
+        opened().read({log[0]: OffsetRange(7, 50)}, 1.0)
+
+
+def test_a_log_that_starts_later_is_told_not_skipped(opened: Opened, admin: ClusterAdmin, log: list[TopicPartition]) -> None:
+    admin.delete_records({log[0]: 4})
+    with pytest.raises(LogStartMovedError, match="outside the log"):
+        opened().read({log[0]: OffsetRange(0, 11)}, 10)
+
+
+def test_an_unknown_topic_gives_up_with_a_reason(opened: Opened, name: str) -> None:
+    with pytest.raises((RetriableError, FatalError), match=name):
+        opened().read({TopicPartition(f"{name}-absent", 0): OffsetRange(0, 9)}, 1.0)
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_headers_and_nulls_in_many_batches(opened: Opened, bootstrap: str, topic: Topic, compression: str) -> None:
+    tp, count = TopicPartition(topic(1), 0), 3_000
+    keys = [None if row % 7 == 0 else b"k%d" % row for row in range(count)]
+    values = [None if row % 5 == 0 else b"v" * (row % 200) for row in range(count)]
+    heads = [[("one", b"%d" % row), ("none", None)] if row % 3 == 0 else [] for row in range(count)]
+    writer = RecordWriter({"bootstrap.servers": bootstrap, "compression.type": compression, "batch.size": 4_000}, None)
+    writer.begin()
+    writer.write(tp.topic, keys, values, np.arange(count, dtype=np.int64) + 1, 0, headers=heads)
+    writer.flush(30)
+    writer.close()
+    reader = opened(headers=True)
+    found = [reader.read({tp: OffsetRange(at, min(at + 700, count))}, 10)[tp] for at in range(0, count, 700)]
+    assert [key for part in found for key in part.keys.to_pylist()] == keys
+    assert [value for part in found for value in part.values.to_pylist()] == values
+    expected = [[{"key": name, "value": value} for name, value in row] for row in heads]
+    assert [row for part in found for row in part.headers.to_pylist()] == expected
+    assert np.concatenate([part.offsets for part in found]).tolist() == list(range(count))
+    assert np.concatenate([part.timestamps for part in found]).tolist() == list(range(1, count + 1))
