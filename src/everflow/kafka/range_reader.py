@@ -50,18 +50,27 @@ class RangeReader:
         LogStartMovedError if a range begins outside the log, FatalError as classified in `everflow.kafka.errors`; after any of
         them, `close` and make another reader.
         """
-        offsets = sum(max(0, wanted.end - wanted.start) for wanted in ranges.values())
-        if self._stream is not None and offsets > self._tail_records:
+        large = sum(max(0, wanted.end - wanted.start) for wanted in ranges.values()) > self._tail_records
+        if self._stream is None or not (large or self._stream.ahead):
+            return self._tail.read(ranges, timeout_s)
+        try:
+            read = self._stream.read(ranges, timeout_s)
+        except UnsupportedBatchError as reason:
+            _log.info("librdkafka reads large batches too from now on (%s)", reason)
+            self._stream.close()
+            self._stream = None
+            return self._tail.read(ranges, timeout_s)
+        if large:
             self._tail.rest()
-            try:
-                return self._stream.read(ranges, timeout_s)
-            except UnsupportedBatchError as reason:
-                _log.info("librdkafka reads large batches too from now on (%s)", reason)
-                self._stream.close()
-                self._stream = None
-        elif self._stream is not None:
+        else:  # the first small one after large ones was under way already; librdkafka begins behind it
             self._stream.rest()
-        return self._tail.read(ranges, timeout_s)
+            self._tail.go_to({tp: wanted.end for tp, wanted in ranges.items()})
+        return read
+
+    def warm_up(self, timeout_s: float) -> None:
+        """Connect now instead of at the first large range. Raises RetriableError if no broker answers within ``timeout_s`` s."""
+        if self._stream is not None:
+            self._stream.connect(timeout_s)
 
     def close(self) -> None:
         """Drop the connections."""

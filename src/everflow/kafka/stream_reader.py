@@ -47,20 +47,29 @@ class StreamReader:
         self._connection: FetchConnection | None = None
         self._streams: dict[TopicPartition, _Stream] = {}
 
+    @property
+    def ahead(self) -> bool:
+        """Whether it fetches ahead, behind the last ranges."""
+        return bool(self._streams)
+
     def read(self, ranges: Mapping[TopicPartition, OffsetRange], timeout_s: float) -> dict[TopicPartition, LogColumns]:
         """See `RangeReader.read`; ``timeout_s`` is the time without any progress. Raises UnsupportedBatchError besides: then
         nothing of ``ranges`` was handed out."""
-        if self._connection is None:
-            doing = "reading " + ", ".join(f"{tp} from {wanted.start}" for tp, wanted in sorted(ranges.items()))
-            self._connection = FetchConnection(
-                self._settings, self._fetch_bytes, timeout_s, doing, read_committed=self._read_committed
-            )
-        self._connection.fetch_bytes = max(_LEAST_BYTES, min(self._fetch_bytes, _AHEAD_BYTES // max(1, len(ranges))))
-        self._go_to(self._connection, ranges)
+        connection = self.connect(timeout_s)
+        connection.fetch_bytes = max(_LEAST_BYTES, min(self._fetch_bytes, _AHEAD_BYTES // max(1, len(ranges))))
+        self._go_to(connection, ranges)
         for tp, wanted in ranges.items():
             if wanted.end > wanted.start:
                 self._streams[tp].send()
         return {tp: self._streams[tp].take(wanted.end, self._clock, timeout_s) for tp, wanted in ranges.items()}
+
+    def connect(self, timeout_s: float) -> FetchConnection:
+        """The connection, made now if there is none yet. Raises RetriableError if no broker answers within ``timeout_s`` s."""
+        if self._connection is None:
+            self._connection = FetchConnection(
+                self._settings, self._fetch_bytes, timeout_s, "connecting to read", read_committed=self._read_committed
+            )
+        return self._connection
 
     def rest(self) -> None:
         """Drop what was fetched ahead: another reader goes on. The connection stays."""

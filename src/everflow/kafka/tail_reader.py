@@ -51,7 +51,7 @@ class TailReader:
 
     def read(self, ranges: Mapping[TopicPartition, OffsetRange], timeout_s: float) -> dict[TopicPartition, LogColumns]:
         """See `RangeReader.read`."""
-        self._go_to({tp: wanted.start for tp, wanted in ranges.items()})
+        self.go_to({tp: wanted.start for tp, wanted in ranges.items()})
         deadline = time.monotonic() + timeout_s
         pending = {tp for tp, wanted in ranges.items() if not self._reached(tp, wanted)}
         while pending:
@@ -64,15 +64,15 @@ class TailReader:
 
     def rest(self) -> None:
         """Read nothing for now: another reader goes on. The connection stays."""
-        self._go_to({})
+        self.go_to({})
 
     def close(self) -> None:
         """Drop the consumer."""
         self._consumer.close()
 
-    def _go_to(self, starts: Mapping[TopicPartition, int]) -> None:
-        """Read these partitions and no others. What is read already and goes on where it is, is left alone: assigning it anew would
-        let its tasks wait whenever another task comes or goes (I4)."""
+    def go_to(self, starts: Mapping[TopicPartition, int]) -> None:
+        """Fetch these partitions ahead from these offsets on, and no others. What is read already and goes on where it is, is left
+        alone: assigning it anew would let its tasks wait whenever another task comes or goes (I4)."""
         moved = {tp: start for tp, start in starts.items() if self._next.get(tp) != start}
         gone = [tp for tp in self._next if tp in moved or tp not in starts]
         try:

@@ -161,6 +161,8 @@ class ResidentStep:
         timings = {"began": time.time() * 1000}
         with timed(timings, "read"):
             self.step.announce(request, self.step.level)
+            if not request.tasks:
+                reader.warm_up(READ_TIMEOUT_S)  # the thread has no task yet, so nobody waits
             read = reader.read(_ranges(request), READ_TIMEOUT_S)
             hop = self.segment.run(read)
         (row,) = self.step.run(request, hop, timings)
