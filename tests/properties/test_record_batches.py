@@ -194,6 +194,21 @@ def test_long_runs(sizes: list[int]) -> None:
     assert parsed(data) == [(offset, at, key, value) for offset, at, key, value, _ in rows]
 
 
+@given(st.lists(st.lists(st.integers(0, 300), min_size=1, max_size=9), min_size=30, max_size=60), st.data())
+def test_many_batches_are_cut_together(sizes: list[list[int]], data: st.DataObject) -> None:
+    made, expected, base = b"", [], 0
+    for batch_sizes in sizes:
+        rows: list[Any] = [(i, 10**12 + i, b"k" * (size % 5), b"v" * size, []) for i, size in enumerate(batch_sizes)]
+        made += batch_bytes(base, rows)
+        expected += [(base + offset, at, key, value) for offset, at, key, value, _ in rows]
+        base += len(rows)
+    assert parsed(made) == expected
+    broken = bytearray(made)
+    broken[data.draw(st.integers(HEADER, HEADER + 8))] ^= data.draw(st.integers(1, 255))
+    with contextlib.suppress(CorruptBatchError):
+        assert len(parsed(bytes(broken))) == len(expected)
+
+
 def test_aborted_transactions_and_markers_are_left_out() -> None:
     def records(offset: int, producer: int, *values: bytes, transactional: bool = True) -> bytes:
         rows: list[Any] = [(i, 1, None, value, []) for i, value in enumerate(values)]

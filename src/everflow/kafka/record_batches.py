@@ -32,6 +32,8 @@ _XERIAL_HEADER_BYTES = 16
 _ABORT = b"\x00\x00"
 _RECORDS_AT_ONCE = 16_384
 """Columns of this many records stay in the processor's caches; below it, small batches are read together."""
+_WORTH_TOGETHER = 10
+"""A step over many batches costs as much as so many records one after the other."""
 _RUN_PROBE = 64
 _RUN_WORTHWHILE = 256
 _LENGTHS_MOST = 32
@@ -201,16 +203,12 @@ def columns(data: bytes, wanted: Iterable[Batch]) -> Columns:
     """
     # Where compaction has left only the header, its offsets count and nothing else.
     data, filled = _decompressed(data, [batch for batch in wanted if batch.records])
-    parts: list[list[Int64]] = []
-    begin = count = 0
-    for at, batch in enumerate(filled, 1):
-        count += batch.records
-        if count >= _RECORDS_AT_ONCE or at == len(filled):
-            parts.append(_parsed(data, filled[begin:at]))
-            begin, count = at, 0
-    if not parts:
+    if not filled:
         return Columns(data, *(_NOTHING,) * 6)
-    return Columns(data, *(np.concatenate(column) for column in zip(*parts, strict=True)))
+    try:
+        return Columns(data, *_read(data, filled))
+    except (IndexError, ValueError) as failure:
+        raise CorruptBatchError(f"record batches from offset {filled[0].base_offset}: broken records ({failure})") from failure
 
 
 # --- one batch ------------------------------------------------------------------------------------
@@ -282,17 +280,26 @@ def _snappy_block(block: bytes) -> bytes:
 # --- many records at once -------------------------------------------------------------------------
 
 
-def _parsed(data: bytes, group: Sequence[Batch]) -> list[Int64]:
-    try:
-        return _read(data, group)
-    except (IndexError, ValueError) as failure:
-        raise CorruptBatchError(f"record batches from offset {group[0].base_offset}: broken records ({failure})") from failure
-
-
-def _read(data: bytes, group: Sequence[Batch]) -> list[Int64]:
+def _read(data: bytes, filled: Sequence[Batch]) -> Iterator[Int64]:
     """The columns of `Columns`, behind its first."""
-    place = np.concatenate([part for batch in group for part in _starts(data, batch)])
     raw = np.frombuffer(data, np.uint8)
+    counts = [batch.records for batch in filled]
+    if sum(counts) >= _WORTH_TOGETHER * max(counts):
+        places = _starts_together(raw, filled)
+    else:
+        places = np.concatenate([part for batch in filled for part in _starts(data, batch)])
+    parts: list[list[Int64]] = []
+    begin = first = count = 0
+    for at, batch in enumerate(filled, 1):
+        count += batch.records
+        if count >= _RECORDS_AT_ONCE or at == len(filled):
+            parts.append(_fields(raw, filled[begin:at], places[first : first + count]))
+            begin, first, count = at, first + count, 0
+    return (np.concatenate(column) for column in zip(*parts, strict=True))
+
+
+def _fields(raw: NDArray[np.uint8], group: Sequence[Batch], place: Int64) -> list[Int64]:
+    """The same of one group, whose records begin at ``place``."""
     counts = [batch.records for batch in group]
     length, at = _varints(raw, place)
     ends = at + length
@@ -316,6 +323,28 @@ def _read(data: bytes, group: Sequence[Batch]) -> list[Int64]:
         value_at,
         value_sizes,
     ]
+
+
+def _starts_together(raw: NDArray[np.uint8], group: Sequence[Batch]) -> Int64:
+    """Where the records of many batches begin, batch after batch: the first of each at once, then the second of each."""
+    counts = np.array([batch.records for batch in group], np.int64)
+    order = np.argsort(-counts, kind="stable")
+    at = np.array([batch.begin for batch in group], np.int64)[order]
+    steps = int(counts.max())
+    table = np.empty((steps, len(group)), np.int64)
+    left = len(group) - np.searchsorted(np.sort(counts), np.arange(steps), side="right")
+    for step, width in enumerate(left.tolist()):
+        table[step, :width] = at[:width]
+        sizes, behind = _varints(raw, at[:width])
+        if int(sizes.min()) < 0:
+            raise ValueError("a record of negative length")
+        at[:width] = behind + sizes
+    if (at != np.array([batch.end for batch in group], np.int64)[order]).any():
+        raise ValueError("records do not fill their batch")
+    by_batch = np.empty((len(group), steps), np.int64)
+    by_batch[order] = table.T
+    found: Int64 = by_batch[np.arange(steps) < counts[:, None]]
+    return found
 
 
 def _starts(data: bytes, batch: Batch) -> list[Int64]:
