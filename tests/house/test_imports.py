@@ -35,7 +35,6 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
     *((name, BASE, ARROW | {"orjson"}) for name in sorted(BASE)),
     # 1: pure decisions; no I/O, threads, clock, Spark, Kafka, LMDB
     *((name, BASE | PURE, ARROW) for name in sorted(PURE)),
-    ("everflow.assignment.racks", BASE | PURE, ARROW | {"networkx"}),
     # 2: what users write; may ask Spark what a Column means
     ("everflow.dsl", BELOW_RUNTIME | {"everflow.spark.session", "everflow.spark.expressions"}, ARROW | {"pyspark"}),
     # 3: the engines, each in its own folder; they do not know one another

@@ -14,8 +14,6 @@ from simulated_group import Group, tasks_of_counts
 from everflow.assignment.cluster_state import AssignmentRules
 
 STRATEGIES = ("none", "min_traffic", "balance_subtopology")
-SETTLED = ("none", "balance_subtopology")
-"""Those without an open case, see the test that is expected to fail."""
 
 
 def new_group(seed: int, stateful: list[int], stateless: list[int], members: int, rules: AssignmentRules) -> Group:
@@ -55,24 +53,17 @@ def test_dropping_one_of_seven_members_with_thirteen_stateful_tasks(strategy: st
     group.assert_balanced()
 
 
-@settings(max_examples=200)
-@given(st.integers(0, 2**48), st.sampled_from(SETTLED))
+@settings(max_examples=300)
+@given(st.integers(0, 2**48), st.sampled_from(STRATEGIES))
 @example(48733, "min_traffic")  # a released task was no longer at home where its new owner waited to give up another
 @example(349, "min_traffic")  # a task ran meanwhile in another rack than the one it was to go to
 @example(458, "min_traffic")  # a released task cost less to send to a cold rack than while it was owned
 @example(20783, "min_traffic")  # of equals, a released task was sent to a cold rack instead of one that runs on meanwhile
 @example(30230, "balance_subtopology")  # likewise
+@example(21064, "min_traffic")  # a task let go in its rack was given back when the place more than the least changed racks
+@example(44978, "min_traffic")  # likewise
 def test_any_perturbation_converges_within_kafkas_bound(seed: int, strategy: str) -> None:
     perturb(seed, strategy)
-
-
-@pytest.mark.xfail(reason="open: within a rack, a released task may be given back again and again", strict=False)
-@settings(max_examples=100)
-@given(st.integers(0, 2**48))
-@example(44978)
-@example(21064)
-def test_any_perturbation_converges_where_traffic_between_racks_is_least(seed: int) -> None:
-    perturb(seed, "min_traffic")
 
 
 def perturb(seed: int, strategy: str) -> None:
@@ -104,7 +95,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     group: Group
 
-    @initialize(seed=st.integers(0, 2**32), strategy=st.sampled_from(SETTLED), tags=st.booleans())
+    @initialize(seed=st.integers(0, 2**32), strategy=st.sampled_from(STRATEGIES), tags=st.booleans())
     def start(self, seed: int, strategy: str, tags: bool) -> None:
         rng = random.Random(seed)
         rules = AssignmentRules(

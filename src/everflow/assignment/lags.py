@@ -60,6 +60,10 @@ class Lags:
         """Whether the member could run the task at once."""
         return self.lag(member_id, task) <= self._acceptable
 
+    def hot_without_copy(self, task: TaskId) -> bool:
+        """Whether anybody could run the task at once: it has no state, or less than may be missing."""
+        return self.end(task) <= self._acceptable
+
     def copies(self, task: TaskId) -> Mapping[str, int]:
         """Lag by member id, of those that hold a copy."""
         return self._copies.get(task, {})

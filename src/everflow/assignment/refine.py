@@ -55,13 +55,12 @@ class _Draft:
     def per_thread(self, member_id: str) -> float:
         return self.load[member_id] / self.members[member_id].threads
 
-    def choice(self, member_id: str, task: TaskId, rack: str | None = None) -> tuple[object, ...]:
-        """Sort key among members to run or follow a task meanwhile: hot before near before far; in ``rack`` before elsewhere."""
+    def choice(self, member_id: str, task: TaskId) -> tuple[object, ...]:
+        """Sort key among members to run or follow a task meanwhile: hot before near before far."""
         member = self.members[member_id]
-        elsewhere = rack is not None and member.rack != rack
         if self.lags.hot(member_id, task):
             new = member_id not in self.standby.get(task, ())
-            rank: tuple[object, ...] = (0, member.draining, elsewhere, new, self.per_thread(member_id))
+            rank: tuple[object, ...] = (0, member.draining, new, self.per_thread(member_id))
         else:
             rank = (1, self.lags.lag(member_id, task), member_id != self.lags.owner(task))
         return (*rank, member.order)
@@ -114,9 +113,7 @@ def _runs_meanwhile(draft: _Draft, task: TaskId, wanted: str) -> str:
     owner = lags.owner(task)
     if owner in nearer and lags.hot(owner, task):
         return owner
-    # in the rack that it is to go to, or the next ideal counts it as at home elsewhere and begins anew (see racks)
-    rack = draft.members[wanted].rack if draft.cluster.rules.rack_strategy != "none" else None
-    return min(nearer, key=lambda member_id: draft.choice(member_id, task, rack))
+    return min(nearer, key=lambda member_id: draft.choice(member_id, task))
 
 
 def _place_standbys(draft: _Draft, task: TaskId) -> None:

@@ -238,12 +238,16 @@ class _Floor:
     def _exchange_one(self, task: TaskId, place: int, traffic: int, non_overlap: int) -> bool:
         """Swaps one copy with the one where most is saved."""
         best: tuple[int, TaskId, int] | None = None
+        here, remote = self._rack[place], self._remote
+        gains = [remote[task][here] - far for far in remote[task]]
         for there, others in enumerate(self._of_member):
-            gain = self._far(task, place) - self._far(task, there)
+            rack = self._rack[there]
+            gain = gains[rack]
             if gain <= 0 or self._holds(there, task):
                 continue
             for other in others:
-                saved = traffic * (gain + self._far(other, there) - self._far(other, place)) - 2 * non_overlap
+                far = remote[other]
+                saved = traffic * (gain + far[rack] - far[here]) - 2 * non_overlap
                 if saved <= 0 or (best is not None and (-saved, other, there) >= best) or self._holds(place, other):
                     continue
                 if self._may_move(task, place, there) and self._may_move(other, there, place):

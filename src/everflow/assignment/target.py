@@ -1,7 +1,8 @@
 """The ideal placement: balanced per thread, close to what is, as if state could be moved for free. Pure (D8).
 
 Kafka's ideal deals the tasks anew over the sorted processes at every change, which moves most of them when one instance
-joins. Here the *numbers* per member are dealt, and everyone keeps what it runs up to its number: only the surplus moves.
+joins. Here the *numbers* per member are dealt, and who gets which is the placement that costs least (``task_costs``): everyone
+keeps what it runs up to its number, only the surplus moves, and the ideal of the ideal is itself.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from everflow.assignment import racks
 from everflow.assignment.cluster_state import ClusterState, Member
+from everflow.assignment.flow import Room, cheapest
 from everflow.assignment.lags import Lags
-from everflow.assignment.places import Places, Share
+from everflow.assignment.places import Share, in_turn
+from everflow.assignment.racks import RackCosts
 from everflow.assignment.standbys import place_standbys
+from everflow.assignment.task_costs import wishes
 from everflow.records import TaskId
 
 
@@ -70,8 +73,7 @@ def exchanged_actives(cluster: ClusterState, placed: Mapping[TaskId, str]) -> di
     for group in sorted({(cluster.tasks[task].stateful, task.subtopology if each_alone else -1) for task in placed}):
         part = [t for t in sorted(placed) if (cluster.tasks[t].stateful, t.subtopology if each_alone else -1) == group]
         share = Share({one: len(tasks.intersection(part)) for one, tasks in owned.items()}, frozenset(), 0)
-        for rack_members, rack_tasks in racks.split(as_placed, members, part, share, lags):
-            exchanged.update(_deal(rack_tasks, rack_members, share, lags))
+        exchanged.update(_deal(as_placed, part, members, share, lags))
     return exchanged
 
 
@@ -86,8 +88,7 @@ def _deal_all(
     for index in parts:
         part = [task for task in tasks if index is None or task.subtopology == index]
         share = _share(len(part), members, load, each_alone=each_alone)
-        for rack_members, rack_tasks in racks.split(cluster, members, part, share, lags):
-            dealt.update(_deal(rack_tasks, rack_members, share, lags))
+        dealt.update(_deal(cluster, part, members, share, lags))
         for task in part:
             load[dealt[task]] += 1
     return dealt
@@ -120,49 +121,17 @@ def _share(total: int, members: Sequence[Member], base: Mapping[str, int], *, ea
     return Share(numbers, frozenset(members[place].member_id for place in equals), len(last))
 
 
-def _deal(tasks: Sequence[TaskId], members: Sequence[Member], share: Share, lags: Lags) -> dict[TaskId, str]:
-    """Everyone keeps what it owns up to its share; the surplus goes to who has most of its state, the rest in turn."""
-    owned: dict[str, list[TaskId]] = {member.member_id: [] for member in members}
-    loose: list[TaskId] = []
-    for task in tasks:
-        owned.get(lags.owner(task) or "", loose).append(task)
-    extra = len(tasks) - sum(share.least[member.member_id] for member in members)
-    numbers = {}
-    for member_id, held in owned.items():
-        one_more = extra > 0 and member_id in share.open and len(held) > share.least[member_id]
-        numbers[member_id] = share.least[member_id] + one_more
-        extra -= one_more
-    spare = {member_id: numbers[member_id] - len(held) for member_id, held in owned.items()}
-    may_open = {one for one in owned if one in share.open and numbers[one] == share.least[one]} if extra else set()
-    takers = {one for one in owned if spare[one] > 0 or (one in may_open and spare[one] == 0)}
-    dealt: dict[TaskId, str] = {}
-    released: list[TaskId] = []
-    for member_id, held in owned.items():
-        given_up = _surplus(held, -spare[member_id], takers, lags)
-        released.extend(given_up)
-        dealt.update((task, member_id) for task in held if task not in given_up)
-    places = Places(members, {one: number for one, number in spare.items() if number > 0}, may_open & takers, extra)
-    unowned = frozenset(task for task in loose if task not in lags.owners)
-    dealt.update(places.fill(sorted([*released, *loose]), lags, only_hot=unowned))
+def _deal(
+    cluster: ClusterState, tasks: Sequence[TaskId], members: Sequence[Member], share: Share, lags: Lags
+) -> dict[TaskId, str]:
+    """The cheapest placement; tasks that nobody in their rack has anything of are dealt in turn there."""
+    racks = RackCosts.of(cluster, members) or RackCosts.none(members)
+    rack_of = [racks.rack_of[member.member_id] for member in members]
+    least = [share.least[member.member_id] for member in members]
+    room = Room(rack_of, least, [member.member_id in share.open for member in members], share.extra)
+    placed = cheapest(wishes(cluster, tasks, members, racks, lags), room)
+    dealt = {tasks[at]: members[place].member_id for at, place in placed.member.items()}
+    for rack in range(len(racks.racks)):
+        left = {place: number for place, number in enumerate(placed.left) if number and rack_of[place] == rack}
+        dealt.update(in_turn([tasks[at] for at, to in sorted(placed.rack.items()) if to == rack], members, left))
     return dealt
-
-
-def _surplus(held: Sequence[TaskId], number: int, takers: set[str], lags: Lags) -> set[TaskId]:
-    """Which of a member's tasks to give up: first those on whose copy a taker is furthest, then from the largest
-    sub-topology, so that what remains and what goes are both mixed."""
-    if number <= 0:
-        return set()
-    lag_at_takers = {}
-    for task in held:
-        known = [lag for holder, lag in lags.copies(task).items() if holder in takers]
-        if known:
-            lag_at_takers[task] = min(known)
-    given_up = set(sorted(lag_at_takers, key=lambda task: (lag_at_takers[task], task))[:number])
-    remaining: dict[int, list[TaskId]] = defaultdict(list)
-    for task in sorted(held):
-        if task not in given_up:
-            remaining[task.subtopology].append(task)
-    while len(given_up) < number:
-        largest = max(remaining, key=lambda index: (len(remaining[index]), index))
-        given_up.add(remaining[largest].pop())
-    return given_up
