@@ -35,6 +35,9 @@ SAY_EVERY_MS = 10_000.0
 RATE_WINDOW_MS = 5_000.0
 HOT_AGAIN_MS = 10_000.0
 """A warm-up hot for so long that still is one says so again: on a busy log the leader may have seen it a little behind."""
+HOT_AGAIN_AT_MOST_MS = 600_000.0
+"""A standby that fell behind says again that it is hot, each time after twice the silence: one that is always about to fall
+behind must not cost the group a rebalance each time."""
 
 
 class Round(Protocol):
@@ -65,8 +68,8 @@ class UpdaterServices:
         stable_ends: last stable offsets.
         prepare: (task, store, state, incarnation) -> the opened, claimed and judged store (`restoration.prepare_store`).
         distrust: (task, store, reason): the next ``prepare`` rebuilds it.
-        became_hot: a warm-up (or a standby that began cold) has reached ``acceptable.recovery.lag``; a
-            warm-up says so again after a while.
+        became_hot: a warm-up (or a standby that began cold or fell behind) has reached ``acceptable.recovery.lag``; a
+            warm-up says so again after a while, a standby that falls behind again and again ever more seldom.
         restores: told of warm-ups.
     """
 
@@ -113,6 +116,8 @@ class _Task:
     hot: bool = False
     said_ms: float = float("-inf")
     """When it was last reported as hot."""
+    quiet_ms: float = 0.0
+    """How long not to report it again."""
     loaded: deque[tuple[float, int]] = field(default_factory=deque)
 
     def lag(self) -> int | None:
@@ -292,7 +297,8 @@ class StateUpdater:
         if found is None or found.task.role is command.role:
             return
         found.task.role = command.role
-        found.hot = found.hot and command.role is TaskRole.STANDBY  # a new warm-up is waited for: it says that it is hot
+        if command.role is TaskRole.WARMUP:  # it is waited for: it says that it is hot
+            found.hot, found.quiet_ms = False, 0.0
         for store in found.stores.values():
             self._tell_suspended(store, SuspendReason.MIGRATED)
             self._tell_start(store, command.role)
@@ -417,17 +423,25 @@ class StateUpdater:
                 if store.restoring and store.end is not None and store.progress.position >= store.end:
                     store.restoring = False
                     self._services.restores.restore_end(store.progress)
-            lag = task.lag()
-            if lag is None or lag > self._acceptable_lag:
-                continue
-            warmup, now_ms = task.task.role is TaskRole.WARMUP, self._clock.monotonic_ms()
-            if task.hot and not (warmup and now_ms - task.said_ms >= HOT_AGAIN_MS):
-                continue
-            task.hot, task.said_ms = True, now_ms
-            if task.cold or warmup:
-                log.info("Task %s (%s) is hot: %d offsets behind", task_id, task.task.role.value, lag)
-                self._services.became_hot(task_id)
+            self._report_hot(task_id, task)
         self._publish()
+
+    def _report_hot(self, task_id: TaskId, task: _Task) -> None:
+        lag = task.lag()
+        if lag is None:
+            return
+        if lag > self._acceptable_lag:
+            task.hot = False  # a leader that looks now counts it as cold, and may wait for it
+            return
+        warmup, now_ms = task.task.role is TaskRole.WARMUP, self._clock.monotonic_ms()
+        if (task.hot and not warmup) or now_ms - task.said_ms < task.quiet_ms:
+            return
+        task.hot = True
+        if task.cold or warmup:
+            task.said_ms = now_ms
+            task.quiet_ms = HOT_AGAIN_MS if warmup else min(max(HOT_AGAIN_MS, 2 * task.quiet_ms), HOT_AGAIN_AT_MOST_MS)
+            log.info("Task %s (%s) is hot: %d offsets behind", task_id, task.task.role.value, lag)
+            self._services.became_hot(task_id)
 
     def _publish(self) -> None:
         now_ms = self._clock.monotonic_ms()

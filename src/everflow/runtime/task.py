@@ -145,10 +145,13 @@ def _check_recycle(task: TaskId, role: TaskRole, state: TaskState) -> None:
         raise IllegalTransitionError(f"Task {task} ({role.value}) is {state.name}; only a suspended task changes its role.")
 
 
-def deal(tasks: Collection[TaskId], threads: Sequence[int], previous: Mapping[TaskId, int]) -> dict[TaskId, int]:
+def deal(
+    tasks: Collection[TaskId], threads: Sequence[int], previous: Mapping[TaskId, int], running: Collection[TaskId] = ()
+) -> dict[TaskId, int]:
     """Stream thread of every task: balanced (loads differ by at most one) and stable.
 
-    A task stays on its thread as long as that thread's load allows. Sub-topologies are spread too, because
+    As many of those ``running`` stay on their thread as the balance allows: another thread means a pause. What is left of the
+    threads goes to tasks that were there before, so one that comes back drives nobody away. Sub-topologies are spread too, because
     tasks of one sub-topology cost about the same. The same input gives the same result. ValueError without
     threads.
     """
@@ -166,7 +169,7 @@ def deal(tasks: Collection[TaskId], threads: Sequence[int], previous: Mapping[Ta
         of_subtopology[thread, task.subtopology] = of_subtopology.get((thread, task.subtopology), 0) + 1
 
     full = 0  # threads that hold one task more than the others
-    for task in ordered:
+    for task in sorted(ordered, key=lambda task: task not in running):
         thread = previous.get(task)
         if thread not in load:
             continue

@@ -172,7 +172,7 @@ class TaskManager:
         return next((name for name, tasks in places.items() if task in tasks), None)
 
     def _settle_actives(self) -> None:
-        dealt = deal(self.owned, [thread.number for thread in self.threads], self._last_thread)
+        dealt = deal(self.owned, [thread.number for thread in self.threads], self._last_thread, self.running)
         self._last_thread.update(dealt)
         for thread in self.threads:
             self._drop(thread, dealt)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -195,6 +196,33 @@ def test_a_standby_that_begins_hot_has_nothing_to_say_but_one_that_was_cold_has(
     world.updater.add([world.task(A), world.task(B)])
     world.rounds(40)
     assert world.hot == [B]
+
+
+def test_a_standby_that_fell_behind_says_again_that_it_is_hot(world: World) -> None:
+    """Found by the simulation: the group saw it behind and waited for it until the probing interval."""
+    world.updater.add([world.task(A)])
+    world.rounds(2)
+    assert world.hot == []
+    for said in (1, 2):
+        world.stable[log_of(A)] += 60
+        world.rounds(2)
+        assert (world.updater.followed()[A].lag or 0) > ACCEPTABLE, world.updater.followed()
+        assert len(world.hot) == said - 1
+        world.rounds(40)
+        assert world.hot == [A] * said, world.updater.followed()
+
+
+def test_a_standby_that_falls_behind_again_and_again_says_so_ever_more_seldom(world: World) -> None:
+    world.updater.add([world.task(A)])
+    world.rounds(2)
+    at: list[float] = []
+    for _ in range(250):
+        world.stable[log_of(A)] += 2 * world.step + ACCEPTABLE
+        world.rounds(4)
+        at.extend(world.clock.monotonic_ms() for _ in range(len(world.hot) - len(at)))
+    between = [later - before for before, later in pairwise(at)]
+    assert len(between) >= 4, at
+    assert all(later >= 1.8 * before for before, later in pairwise(between)), between
 
 
 def test_a_standby_made_a_warm_up_says_that_it_is_hot_already(world: World) -> None:

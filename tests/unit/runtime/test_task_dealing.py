@@ -26,6 +26,27 @@ def test_dealing_is_balanced_deterministic_and_stable(before: set[TaskId], now: 
     assert deal(sorted(now, reverse=True), threads, first) == second
 
 
+@given(st.dictionaries(st.builds(TaskId, st.integers(0, 1), st.integers(0, 5)), st.integers(0, 3)), tasks, tasks)
+def test_what_runs_stays_on_its_thread_wherever_the_balance_allows(
+    previous: dict[TaskId, int], now: set[TaskId], gone: set[TaskId]
+) -> None:
+    """``gone`` ran here once and come back, or come for the first time: they must not drive away what runs."""
+    threads = range(4)
+    running = now & previous.keys() - gone
+    dealt = deal(now, threads, previous, running)
+    held = [sum(1 for task in running if previous[task] == thread) for thread in threads]
+    low, extra = divmod(len(now), len(threads))
+    most = sum(min(number, low) for number in held) + min(extra, sum(number > low for number in held))
+    stay = sum(dealt[task] == previous[task] for task in running)
+    assert stay == most, f"{stay} of {most} stay: {previous} -> {dealt}, running {running}"
+
+
+def test_a_task_that_comes_back_does_not_take_its_old_place_from_one_that_runs() -> None:
+    first, second = TaskId(0, 0), TaskId(0, 1)
+    remembered = {first: 0, second: 0}  # ``first`` was here, left, and ``second`` came in its place
+    assert deal([first, second], [0, 1], remembered, [second]) == {first: 1, second: 0}
+
+
 def test_tasks_of_one_subtopology_are_spread() -> None:
     dealt = deal([TaskId(s, p) for s in range(2) for p in range(4)], [0, 1], {})
     for sub in range(2):
