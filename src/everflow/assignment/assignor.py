@@ -26,29 +26,30 @@ def assign(cluster: ClusterState) -> Assignment:
     Raises:
         FatalError: the decision breaks a rule of its own: a bug, nothing may be sent.
     """
-    ideal, placement = place(cluster)
-    assignment = cooperate(cluster, ideal, placement)
-    problems = validate(cluster, assignment)
+    lags = Lags(cluster)
+    ideal, placement = place(cluster, lags)
+    assignment = cooperate(cluster, ideal, placement, lags)
+    problems = validate(cluster, assignment, lags)
     if problems:
         raise FatalError(f"the assignor broke its own rules, nothing was assigned: {'; '.join(problems)}")
     return assignment
 
 
-def place(cluster: ClusterState) -> tuple[Ideal, Placement]:
+def place(cluster: ClusterState, lags: Lags | None = None) -> tuple[Ideal, Placement]:
     """The ideal, and what should be now, before present owners are asked to let go."""
-    lags = Lags(cluster)
+    lags = lags or Lags(cluster)
     if not Lags.known(cluster):
         return prior_placement(cluster, lags)
     ideal = target(cluster, lags)
     return ideal, refine(cluster, ideal, lags)
 
 
-def cooperate(cluster: ClusterState, ideal: Ideal, placement: Placement) -> Assignment:
+def cooperate(cluster: ClusterState, ideal: Ideal, placement: Placement, lags: Lags | None = None) -> Assignment:
     """KIP-429: what another member still holds is taken from it now and given away in the follow-up it asks for.
 
     Until then the next owner goes on following the task if it has a copy: its state stays hot.
     """
-    lags = Lags(cluster)
+    lags = lags or Lags(cluster)
     active: dict[str, set[TaskId]] = {member.member_id: set() for member in cluster.members}
     standby, warmup = _by_member(placement.standby), _by_member(placement.warmup)
     withheld: set[TaskId] = set()
@@ -77,10 +78,10 @@ def cooperate(cluster: ClusterState, ideal: Ideal, placement: Placement) -> Assi
     )
 
 
-def validate(cluster: ClusterState, assignment: Assignment) -> list[str]:
+def validate(cluster: ClusterState, assignment: Assignment, lags: Lags | None = None) -> list[str]:
     """What is wrong with a decision, one phrase each: the rules of ``validate_assignment``, and no stateful task newly
     active on a cold member while a hot copy lives (I5), and no more warm-ups than the budget."""
-    lags = Lags(cluster)
+    lags = lags or Lags(cluster)
     held_back = cluster.held_back - set(lags.owners)
     problems = validate_assignment(assignment, cluster.members, cluster.tasks, held_back)
     if sum(len(tasks) for tasks in assignment.warmup.values()) > cluster.rules.max_warmups:
