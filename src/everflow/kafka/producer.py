@@ -38,6 +38,7 @@ _TRANSACTIONAL: dict[str, Any] = {"transaction.timeout.ms": 10_000}
 # last record only. With the gapless guarantee any gap is a fatal error of the producer, except for records that
 # time out, so they never do: flush()'s own time-out ends the batch. log_level: librdkafka warns of the setting.
 _AT_LEAST_ONCE: dict[str, Any] = {"enable.gapless.guarantee": True, "message.timeout.ms": 0, "log_level": 3}
+_COORDINATOR_TOPIC = "__transaction_state"
 _INIT_TIMEOUT_S = 30.0
 _ROOM_TIMEOUT_S = 60.0
 _POLL_S = 0.05
@@ -76,6 +77,8 @@ def fence(config: Mapping[str, Any], transactional_id: str, timeout_s: float) ->
     """
     producer = Producer(producer_config(config, transactional_id), logger=client_log)
     try:
+        # Once a broker is connected: where none is yet, librdkafka looks for the coordinator again after half a second only.
+        producer.list_topics(_COORDINATOR_TOPIC, timeout_s)
         producer.init_transactions(timeout_s)
     except KafkaException as failure:
         raise classify_exception(failure, f"fencing transactional.id {transactional_id}") from failure

@@ -297,7 +297,7 @@ class StreamThread:
             )
         ends = self.services.ends.ends()
         available = {
-            tp: OffsetRange(position, max(position, ends.get(tp, position)))
+            tp: OffsetRange(position, max(position, ends.get(tp, task.ends.get(tp, position))))
             for task in self.tasks.values()
             for tp, position in task.positions.items()
         }

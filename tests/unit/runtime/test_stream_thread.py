@@ -136,6 +136,16 @@ def test_batches_follow_one_another_without_gap_or_overlap(world: World) -> None
     assert world.requests[-1].tasks[0].last_batch == world.requests[-2].batch_id
 
 
+def test_the_first_batch_of_a_recovered_task_does_not_wait_for_the_poller(world: World) -> None:
+    """What its recovery saw of the input's end is there to read; the poller's figure counts as soon as there is one."""
+    task = world.give_task()
+    task.ends = {IN: 40}
+    world.end = 60
+    assert world.thread.run_once()
+    assert world.turn()
+    assert [tuple(r.ranges["in-0"]) for r in world.requests] == [(0, 40, 40), (40, 60, 60)]
+
+
 def test_no_job_where_nothing_is_new_but_one_before_the_workers_would_be_ended(world: World) -> None:
     world.give_task()
     world.turn()
