@@ -311,8 +311,12 @@ class SimulatedInstance:
             self.disk.process_id,
             open_ids=world.log.open_ids,
             clients=lambda: [member.client_id for member in world.coordinator.members.values()],
-            fence=lambda transactional_id: fence(world.log, self.clock, transactional_id),
+            fence=self._fence,
         ).fence_all()
+
+    def _fence(self, transactional_ids: Collection[str]) -> None:
+        for transactional_id in transactional_ids:
+            fence(self.world.log, self.clock, transactional_id)
 
     def _post(self, event: Callable[[], None]) -> None:
         def run() -> None:
