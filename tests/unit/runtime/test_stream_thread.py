@@ -267,6 +267,29 @@ def test_an_abort_by_the_gate_runs_the_same_range_without_recovery(world: World)
     assert "committed" not in world.done
 
 
+@pytest.mark.parametrize("refusals", [1, 2])
+def test_a_batch_that_a_rebalance_refused_is_committed_before_its_task_is_given_up_but_only_tried_once(
+    world: World, refusals: int
+) -> None:
+    """Its records would wait for the whole hand-over otherwise, after they have waited for this batch already."""
+    given: list[Sequence[ActiveTask]] = []
+    answers = ["generation: specified group generation id is not valid"] * refusals
+
+    def refuse(request: BatchRequest) -> BatchResult:
+        if not given and not world.thread._commands.qsize():
+            world.thread.drop([TASK], given.append)
+        return BatchResult(ABORTED, reason=answers.pop()) if answers else world.commit(request)
+
+    world.behave = refuse
+    task = world.give_task()
+    world.end = 10
+    for _ in range(4):
+        world.turn()
+    assert [r.attempt for r in world.requests] == [0, 1]
+    assert given == [[task]]
+    assert task.positions == {IN: 10 if refusals == 1 else 0}
+
+
 def test_a_task_whose_ownership_broke_runs_no_batch(world: World) -> None:
     world.give_task()
     world.book.disown([TASK])
