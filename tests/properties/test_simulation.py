@@ -118,7 +118,7 @@ def first_violation(settings: SimulationSettings, seeds: range) -> str | None:
 def test_who_does_not_wait_for_stable_offsets_misses_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     slow_markers = replace(SMALL, timings=Timings(marker_ms=(1.0, 1_500.0)))
     assert first_violation(slow_markers, range(71, 75)) is None
-    monkeypatch.setattr(Recovery, "_wait_stable", lambda *_: None)
+    monkeypatch.setattr(Recovery, "_stable_ends", lambda self, inputs, targets, _: self.ports.stable_ends([*inputs, *targets]))
     assert first_violation(slow_markers, range(71, 91)) == "I3"
 
 
@@ -208,6 +208,22 @@ def test_scaling_in_drains_first_and_nothing_is_restored_cold() -> None:
         group.run_for(3_000)
         group.settle(120_000)
         assert group.count_pauses() - paused < 4 * 2_500, group.history.text(60)
+        group.require_progress(10_000)
+
+
+def test_a_drain_onto_hot_standbys_takes_two_rebalances_and_nobody_waits_for_a_heartbeat() -> None:
+    """One takes the tasks away; the other begins with the leaving itself, and is noticed long before a heartbeat of a group at rest
+    (500 ms) would."""
+    settings = SimulationSettings((SubTopology(8),), rules=AssignmentRules(num_standbys=1))
+    with Simulation(settings, seed=22) as group:
+        grown(group, 2)
+        group.run_for(10_000)
+        generation, paused = group.coordinator.generation, group.count_pauses()
+        group.close_instance("i2")
+        group.run_for(3_000)
+        group.settle(60_000)
+        assert group.coordinator.generation == generation + 2, group.history.text(60)
+        assert (group.count_pauses() - paused) / 4 < 300, group.history.text(60)
         group.require_progress(10_000)
 
 

@@ -8,6 +8,7 @@ coordinator is polled instead, at most one rebalance a call. Heartbeats run on t
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import kafka.errors as client_errors
 from kafka import KafkaConsumer
 from kafka.coordinator.assignors.abstract import AbstractPartitionAssignor, RebalanceProtocol
+from kafka.coordinator.heartbeat import Heartbeat
 from kafka.protocol.consumer import LeaveGroupRequest
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from kafka.structs import MemberState, OffsetAndMetadata
@@ -33,6 +35,20 @@ _FATAL = (
     client_errors.InvalidSessionTimeoutError,
     client_errors.UnsupportedVersionError,
 )
+
+
+_WATCH_SHARE = 8
+_CLOSEST_SHARE = 10
+
+
+def watch_every(since_rebalance_ms: float, settled_ms: float) -> float:
+    """How closely to watch the group: ms from one look to the next, so many ms after a rebalance ended. Pure.
+
+    A rebalance seldom comes alone: what one revokes the next hands over (KIP-429), and the tasks in between stand still until every
+    member has noticed that one. So it is noticed after an eighth of the time that it took to come; a group at rest is looked at
+    every ``settled_ms``, and never oftener than ten times as often.
+    """
+    return min(settled_ms, max(settled_ms / _CLOSEST_SHARE, since_rebalance_ms / _WATCH_SHARE))
 
 
 class MemberMetadata(NamedTuple):
@@ -108,6 +124,7 @@ class GroupChannel:
         except client_errors.KafkaError as failure:
             raise classify(failure, f"joining group {settings.group_id} at {settings.bootstrap_servers}") from failure
         self._coordinator = self._consumer._coordinator
+        self._coordinator.heartbeat = _Heartbeat(**self._coordinator.config)
         self._committing = threading.Lock()
         wanted = sorted(set(topics))
         self._assignor.attach(listener, self._coordinator._subscription)
@@ -246,6 +263,19 @@ def classify(failure: BaseException, doing: str) -> EverflowError:
     if isinstance(failure, (client_errors.UnknownMemberIdError, client_errors.IllegalGenerationError)):
         return TaskMigratedError(f"{text}. This member was evicted; its tasks are lost.")
     return RetriableError(text)
+
+
+class _Heartbeat(Heartbeat):  # type: ignore[misc]
+    """The client's book of its heartbeats, which come closer together after a rebalance (`watch_every`): they are how a member
+    learns of the next one. The client resets it whenever a rebalance ends; it only looks at it on its IO thread."""
+
+    def time_to_next_heartbeat(self) -> float:
+        """Seconds from now."""
+        if self.heartbeat_failed:
+            return float(super().time_to_next_heartbeat())
+        latest = max(self.last_send, self.last_reset)
+        pause_ms = watch_every((latest - self.last_reset) * 1000, self.config["heartbeat_interval_ms"])
+        return max(0.0, float(latest) + pause_ms / 1000 - time.monotonic())
 
 
 class _Assignor(AbstractPartitionAssignor):  # type: ignore[misc]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -38,6 +39,8 @@ _TRANSACTIONAL: dict[str, Any] = {"transaction.timeout.ms": 10_000}
 # last record only. With the gapless guarantee any gap is a fatal error of the producer, except for records that
 # time out, so they never do: flush()'s own time-out ends the batch. log_level: librdkafka warns of the setting.
 _AT_LEAST_ONCE: dict[str, Any] = {"enable.gapless.guarantee": True, "message.timeout.ms": 0, "log_level": 3}
+_COORDINATOR_TOPIC = "__transaction_state"
+_FENCED_AT_ONCE = 8
 _INIT_TIMEOUT_S = 30.0
 _ROOM_TIMEOUT_S = 60.0
 _POLL_S = 0.05
@@ -76,9 +79,19 @@ def fence(config: Mapping[str, Any], transactional_id: str, timeout_s: float) ->
     """
     producer = Producer(producer_config(config, transactional_id), logger=client_log)
     try:
+        # Once a broker is connected: where none is yet, librdkafka looks for the coordinator again after half a second only.
+        producer.list_topics(_COORDINATOR_TOPIC, timeout_s)
         producer.init_transactions(timeout_s)
     except KafkaException as failure:
         raise classify_exception(failure, f"fencing transactional.id {transactional_id}") from failure
+
+
+def fence_all(config: Mapping[str, Any], transactional_ids: Collection[str], timeout_s: float) -> None:
+    """`fence` all of these ids, at the same time: while a broker still aborts one's transaction, librdkafka asks again only after
+    half a second, and who waits for the last would wait for them all. Blocks until all were tried; raises the first failure."""
+    if transactional_ids:
+        with ThreadPoolExecutor(min(len(transactional_ids), _FENCED_AT_ONCE)) as pool:
+            list(pool.map(lambda transactional_id: fence(config, transactional_id, timeout_s), sorted(transactional_ids)))
 
 
 class RecordWriter:

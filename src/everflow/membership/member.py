@@ -18,7 +18,7 @@ from typing import Protocol
 from everflow.assignment.user_data import AssignmentData, AssignmentError, HostTasks, UserDataError
 from everflow.clock import Clock, SystemClock
 from everflow.errors import EverflowError, FatalError, RetriableError, TaskMigratedError
-from everflow.kafka.group_channel import GroupAssignor, GroupChannel, GroupListener, GroupSettings, MemberMetadata
+from everflow.kafka.group_channel import GroupAssignor, GroupChannel, GroupListener, GroupSettings, MemberMetadata, watch_every
 from everflow.membership.assignor import Claims, TaskAssignor
 from everflow.membership.follow_ups import FollowUps
 from everflow.membership.refused import refusal_error
@@ -30,7 +30,8 @@ METADATA_TIMEOUT_MS = 30_000
 CLASH_MARGIN_MS = 3_000
 """How long after the session's time-out a former life of this instance may still be named as a clash."""
 """For so long a leader may miss a source topic before this member gives up."""
-_POLL_S = 0.05
+_POLL_MS = 50.0
+"""How often the thread looks at a group at rest."""
 _JOIN_SLICE_S = 1.0
 _RETRY_S = 0.5
 
@@ -150,6 +151,7 @@ class GroupMember:
         self._owned: Mapping[TopicPartition, int] = {}
         self._serial = 0
         self._generation = -1  # the last one completed without an error
+        self._completed_ms = self._clock.monotonic_ms()
         self._follow_ups = FollowUps()
         self._asking = threading.Lock()  # for _follow_ups, and for giving everything up
         self._held = threading.Event()
@@ -211,7 +213,11 @@ class GroupMember:
         """The revoked tasks' batches have ended and they are closed: rejoin."""
         if self._held.is_set():
             self._held.clear()
-            self.request_rejoin("revoked tasks are closed")
+            if self._handed_over:
+                self._drained.set()
+                self._wake.set()
+            else:
+                self.request_rejoin("revoked tasks are closed")
 
     def request_rejoin(self, why: str = "asked for") -> None:
         """Ask for a rebalance at once; the user data differ each time."""
@@ -225,9 +231,14 @@ class GroupMember:
             self._follow_ups.became_hot(task, self._clock.monotonic_ms())
         self._wake.set()
 
-    def drain(self) -> None:
-        """Ask the others to take this member's tasks, each as soon as somebody has a hot copy of it; events go on."""
+    def drain(self, leave_group: bool | None = None) -> None:
+        """Ask the others to take this member's tasks, each as soon as somebody has a hot copy of it; events go on.
+
+        Having released the last one the member leaves at once, as ``leave_group`` says (see ``leave``): the rebalance that hands
+        that task over is the one its leaving starts, so it costs the group none of its own.
+        """
         if not self._assignor.draining:
+            self._leave_group = leave_group
             self._assignor.draining = True
             self.request_rejoin("this member drains")
 
@@ -241,7 +252,7 @@ class GroupMember:
         self.request_rejoin("the whole application is to shut down")
 
     def leave(self, timeout_s: float = 10.0, leave_group: bool | None = None) -> None:
-        """End the membership; the caller has drained its tasks. No events follow.
+        """End the membership, unless a drain has; the caller has drained its tasks. No events follow.
 
         ``leave_group``: None: a dynamic member leaves, a static one stays; True: also a static one leaves; False: silent:
         its tasks wait for the session to end, or for its return.
@@ -261,8 +272,10 @@ class GroupMember:
         self._channel = self._open_channel(self._settings, self._assignor.topics, self._assignor, self, timeout_s)
 
     def step(self) -> float | None:
-        """One look at the group. Seconds until the next is due, or None: the membership has failed, call ``close``."""
+        """One look at the group. Seconds until the next is due, or None: it is over (failed, or drained), call ``close``."""
         assert self._channel is not None, "open() first"
+        if self._handed_over:
+            return None
         try:
             self._step(self._channel)
             if self._error is not None:
@@ -279,7 +292,7 @@ class GroupMember:
             log.exception("the membership failed")
             self._fail(FatalError(f"membership of group {self._settings.group_id} ended: {failure!r}"))
             return None
-        return _POLL_S
+        return watch_every(self._clock.monotonic_ms() - self._completed_ms, _POLL_MS) / 1000
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Leave as ``leave`` said and give up everything; no events follow."""
@@ -292,9 +305,14 @@ class GroupMember:
         self._owned = {}
         self._drained.set()
 
+    @property
+    def _handed_over(self) -> bool:
+        """Whether a drain has nothing left to give away: not to rejoin but to leave gives the others what was released last."""
+        return self._assignor.draining and self._generation >= 0 and not self._owned and not self._held.is_set()
+
     def _run(self) -> None:
         try:
-            pause = _POLL_S
+            pause = _POLL_MS / 1000
             while not self._closing:
                 again = self.step()
                 if again is None:
@@ -365,7 +383,7 @@ class GroupMember:
         with self._asking:
             now_ms = self._clock.monotonic_ms()
             self._follow_ups.completed(data.standby, data.warmup, data.followup_ms, now_ms, stale=stale)
-        if self._assignor.draining and (data.draining_done or not (self._owned or self._held.is_set())):
+        if self._handed_over or (self._assignor.draining and data.draining_done):
             self._drained.set()
         if not self._silent:
             self._emit(Roles(generation, data.standby, data.warmup, data.hosts, data.draining_done))
@@ -376,10 +394,11 @@ class GroupMember:
         if added:
             self._serial += 1
         kept = {tp: serial for tp, serial in self._owned.items() if tp in taken}
-        self._owned = {**kept, **dict.fromkeys(added, self._serial)}
-        self._generation = generation
         if revoked and not self._silent:
-            self._held.set()
+            self._held.set()  # before they are gone from what is owned: else it would look as if they were handed over
+        self._owned = {**kept, **dict.fromkeys(added, self._serial)}
+        self._generation, self._completed_ms = generation, self._clock.monotonic_ms()
+        if revoked and not self._silent:
             self._emit(Revoked(self._tasks(revoked), revoked))
         if added and not self._silent:
             self._emit(Assigned(self._tasks(added), added, generation))

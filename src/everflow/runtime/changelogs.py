@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from everflow.errors import InternalTopicError
 from everflow.kafka.admin import ClusterAdmin
@@ -38,9 +39,11 @@ class Changelogs:
         if not partitions:
             return {}
         asked = sorted(partitions)
-        starts = self._admin.list_offsets(asked, "earliest", "read_uncommitted")
-        found = self.log_ends(asked) if ends is None else ends
-        topics = self._admin.describe_topics({tp.topic for tp in asked})
+        with ThreadPoolExecutor(1) as beside:  # a task that is handed over stands still meanwhile: both questions at once
+            describing = beside.submit(self._admin.describe_topics, {tp.topic for tp in asked})
+            starts = self._admin.list_offsets(asked, "earliest", "read_uncommitted")
+            found = self.log_ends(asked) if ends is None else ends
+            topics = describing.result()
         states = {}
         for tp in asked:
             described = topics.get(tp.topic)

@@ -318,7 +318,7 @@ class KafkaStreams(InteractiveQueries):
         blueprint = ground.blueprint
         pool = ThreadPoolExecutor(RESTORE_THREADS, thread_name_prefix="everflow-restore")
         tails = ThreadPoolExecutor(TAIL_THREADS, thread_name_prefix="everflow-tail")
-        self._pools = (pool, tails)
+        self._pools = (pool, tails, ThreadPoolExecutor(1, thread_name_prefix="everflow-fence"))
 
         def recover(tasks: Sequence[ActiveTask], stop: threading.Event) -> None:
             started, _ = recovery_of(ground, self._tracker, stop).recover(tasks, ())
@@ -457,7 +457,7 @@ class KafkaStreams(InteractiveQueries):
 
     def _fence_lost(self) -> None:
         """Tasks came: their last owner may have vanished in the middle of a transaction. Runs beside their recovery, which waits
-        for that transaction's end."""
+        for that transaction's end, and never behind one: on a thread of its own."""
         if self._lost_writers is not None:
             self._pools[-1].submit(self._lost_writers.fence_all)
 
@@ -525,7 +525,7 @@ class KafkaStreams(InteractiveQueries):
             return
         log.info("Handing over the tasks, for %.0f s at most", self._drain_s)
         deadline = Deadline(self._clock, self._drain_s * 1000)
-        member.drain()
+        member.drain(self._leave_group)
         while not member.await_drained(TICK_S):
             given_up = (
                 ("drain.timeout.ms is over", deadline.expired()),

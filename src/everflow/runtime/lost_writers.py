@@ -49,17 +49,18 @@ class LostWriters:
     own_process: str
     open_ids: Callable[[], Collection[str]]
     clients: Callable[[], Collection[str]]
-    fence: Callable[[str], None]
+    fence: Callable[[Collection[str]], None]
 
     def fence_all(self) -> list[str]:
-        """Fence every lost writer; what fails is said: then the transaction's time-out ends it. The ids that were fenced."""
-        fenced = []
+        """Fence every lost writer; what fails is said: then the transactions' time-out ends them. The ids, if all were fenced."""
+        fenced: list[str] = []
         try:
             open_ids = self.open_ids()
             clients = self.clients() if open_ids else ()
-            for transactional_id in lost_writers(self.application_id, open_ids, clients, self.own_process):
-                self.fence(transactional_id)
-                fenced.append(transactional_id)
+            lost = lost_writers(self.application_id, open_ids, clients, self.own_process)
+            if lost:
+                self.fence(lost)
+                fenced = lost
         except EverflowError as error:
             log.warning("Transactions of instances that are gone could not be ended, their time-out will: %s", error)
         if fenced:

@@ -113,13 +113,15 @@ class Recovery:
             return {}, {}
         committed = dict(self._retry(lambda: self.ports.committed(inputs), "reading committed offsets", deadline))
         targets = self._retry(lambda: self.ports.log_ends(changelogs), "reading ends of changelogs", deadline)
-        self._wait_stable(targets, deadline)
-        spans = self._spans([*inputs, *changelogs], deadline)
+        ends = self._stable_ends(inputs, targets, deadline)
+        starts = self._retry(lambda: self.ports.log_starts(sorted(ends)), "reading starts of topics", deadline)
+        spans = {tp: (starts[tp], end) for tp, end in ends.items()}
         self._refuse_expired(tasks, committed, spans)
         started: dict[TopicPartition, int] = {}
         for task in tasks:
             self._restore(task, targets, deadline)
             self._take_positions(task, committed, self._real_ends(task, committed, spans, deadline), started)
+            task.ends = {tp: ends[tp] for tp in task.inputs}
         return started, committed
 
     # --- steps -----------------------------------------------------------------------------------
@@ -131,17 +133,20 @@ class Recovery:
 
         return retrying(attempt, what, clock=self.clock, deadline=deadline, stop=self.stop)
 
-    def _wait_stable(self, targets: Mapping[TopicPartition, int], deadline: _Patience) -> None:
-        """Until no transaction is open below the targets: markers of a transaction's partitions land
-        independently (KAFKA-10167), so offsets may be committed while the changelog's end is not yet readable
-        (scenario 4)."""
-        waiting = sorted(targets)
+    def _stable_ends(
+        self, inputs: Sequence[TopicPartition], targets: Mapping[TopicPartition, int], deadline: _Patience
+    ) -> dict[TopicPartition, int]:
+        """Last stable offsets of inputs and changelogs, once no transaction is open below the changelogs' targets: markers of a
+        transaction's partitions land independently (KAFKA-10167), so offsets may be committed while the changelog's end is not
+        yet readable (scenario 4)."""
+        waiting = sorted({*inputs, *targets})
+        ends: dict[TopicPartition, int] = {}
 
         def reached() -> None:
             nonlocal waiting
             while waiting:
-                stable = self.ports.stable_ends(waiting)
-                waiting = [tp for tp in waiting if stable[tp] < targets[tp]]
+                ends.update(self.ports.stable_ends(waiting))
+                waiting = [tp for tp in waiting if tp in targets and ends[tp] < targets[tp]]
                 if not waiting:
                     return
                 deadline.check()
@@ -152,11 +157,7 @@ class Recovery:
                 self.clock.wait(self.stop, STABLE_POLL_MS)
 
         self._retry(reached, "waiting for open transactions to end", deadline)
-
-    def _spans(self, partitions: Sequence[TopicPartition], deadline: _Patience) -> dict[TopicPartition, tuple[int, int]]:
-        starts = self._retry(lambda: self.ports.log_starts(partitions), "reading starts of topics", deadline)
-        ends = self._retry(lambda: self.ports.stable_ends(partitions), "reading ends of topics", deadline)
-        return {tp: (starts[tp], ends[tp]) for tp in partitions}
+        return ends
 
     def _real_ends(
         self,

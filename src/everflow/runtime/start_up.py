@@ -14,7 +14,7 @@ from everflow.clock import Clock, Deadline
 from everflow.config import StreamsConfig
 from everflow.errors import RetriableError, TopologyError
 from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.producer import fence
+from everflow.kafka.producer import fence_all
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.batch import format_metadata
 from everflow.runtime.internal_topics import TopicFacts, TopicSpec, prepare
@@ -128,8 +128,7 @@ def transactional_id(config: StreamsConfig, process_id: str, thread: int) -> str
 
 def _fence_recorded(config: StreamsConfig, directory: StateDirectory, threads: int) -> None:
     recorded = directory.transactional_ids
-    for transactional in recorded:
-        fence(config.producer(), transactional, FENCE_TIMEOUT_S)
+    fence_all(config.producer(), recorded, FENCE_TIMEOUT_S)
     if recorded:
         log.info("Fenced %d transactional ids of earlier processes", len(recorded))
     mine = [transactional_id(config, directory.process_id, n) for n in range(threads)] if config.exactly_once else []

@@ -127,6 +127,8 @@ class StreamThread:
         self._counter = 0
         self._size = BatchSize()
         self._planned: _Planned | None = None
+        self._refused = False
+        """The last batch was aborted because a rebalance had ended in the middle of it."""
         self._stuck_at: Mapping[TopicPartition, int] | None = None
         self._failing: Deadline | None = None
         self._failed: BatchFailedError | None = None
@@ -208,8 +210,11 @@ class StreamThread:
 
     def run_once(self) -> bool:
         """One turn of the loop; True if a micro-batch was committed."""
-        # 1. Take what the task manager wants: between batches only, so a batch never loses a task under its feet.
-        self._take_commands()
+        # 1. Take what the task manager wants: between batches only, so a batch never loses a task under its feet. One that was
+        # refused only because the group had moved on counts as in flight, once: who hands its tasks over commits it first.
+        if not self._refused:
+            self._take_commands()
+        self._refused = False
         if self._failed is not None:
             self._recover_after(self._failed)
             return False
@@ -297,7 +302,7 @@ class StreamThread:
             )
         ends = self.services.ends.ends()
         available = {
-            tp: OffsetRange(position, max(position, ends.get(tp, position)))
+            tp: OffsetRange(position, max(position, ends.get(tp, task.ends.get(tp, position))))
             for task in self.tasks.values()
             for tp, position in task.positions.items()
         }
@@ -362,7 +367,9 @@ class StreamThread:
         self.services.metrics.add(names.COMMITS_ABORTED, 1)
         log.info("Stream thread %d: batch aborted (%s), running it again", self.number, reason)
         self._next_attempt(EverflowError(f"batches are aborted again and again: {reason}"))
-        if not reason.startswith("generation"):
+        moved_on = reason.startswith("generation")
+        self._refused = moved_on and self._planned is not None and self._planned.attempt == 1
+        if not moved_on:
             self.clock.wait(self._stop, ABORT_PAUSE_MS)
 
     def _after_failure(self, failure: BatchFailedError) -> None:

@@ -101,6 +101,8 @@ class ActiveTask:
     last_batch: str = ""
     positions: dict[TopicPartition, int] = field(default_factory=dict)
     stream_times: dict[str, int] = field(default_factory=dict)
+    ends: dict[TopicPartition, int] = field(default_factory=dict)
+    """Ends of its inputs as its recovery saw them: what its first batch may read, before the instance's poller has looked."""
     epoch: int = -1
     """The ownership (`GateBook.epoch`) in which it was recovered."""
 

@@ -10,7 +10,7 @@ from typing import Any
 from everflow.clock import Clock
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.log_reader import LogReader
-from everflow.kafka.producer import fence
+from everflow.kafka.producer import fence_all
 from everflow.records import TopicPartition
 from everflow.runtime import restoration
 from everflow.runtime.changelogs import Changelogs
@@ -45,9 +45,8 @@ class ClusterRecoveryPorts:
     stopped: threading.Event
 
     def fence(self, transactional_ids: Collection[str]) -> None:
-        """Raise the epoch of every id, one after the other."""
-        for transactional_id in sorted(transactional_ids):
-            fence(self.producer_config, transactional_id, FENCE_TIMEOUT_S)
+        """Raise the epoch of every id."""
+        fence_all(self.producer_config, transactional_ids, FENCE_TIMEOUT_S)
 
     def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
         """Stable committed offsets; waits 5 s for an open transaction, then OffsetsUnstableError (retriable)."""

@@ -14,7 +14,7 @@ from everflow.config import StreamsConfig
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.group_channel import GroupSettings
 from everflow.kafka.log_follower import LogFollower
-from everflow.kafka.producer import fence
+from everflow.kafka.producer import fence_all
 from everflow.kafka.transactions import open_transactional_ids
 from everflow.membership.assignor import EndSums, Identity, LocalCopies, PartitionRacks, TaskAssignor
 from everflow.records import TaskId, TopicPartition
@@ -152,7 +152,7 @@ def lost_writers_of(ground: Ground) -> LostWriters:
         ground.directory.process_id,
         open_ids=lambda: open_transactional_ids(config.bootstrap_servers, client),
         clients=lambda: ground.admin.client_ids(config.application_id),
-        fence=lambda transactional_id: fence(config.producer(), transactional_id, FENCE_TIMEOUT_S),
+        fence=lambda transactional_ids: fence_all(config.producer(), transactional_ids, FENCE_TIMEOUT_S),
     )
 
 

@@ -15,7 +15,7 @@ from everflow.kafka.admin import ClusterAdmin, CommittedOffset
 from everflow.kafka.errors import GenerationChanged, OffsetsUnstableError
 from everflow.kafka.group_channel import GroupSettings
 from everflow.kafka.log_reader import LogReader
-from everflow.kafka.producer import RecordWriter, fence, group_metadata
+from everflow.kafka.producer import RecordWriter, fence, fence_all, group_metadata
 from everflow.membership.assignor import Identity
 from everflow.membership.member import GroupMember
 from everflow.records import TopicPartition
@@ -171,3 +171,19 @@ def test_pending_offsets_are_waited_for_and_fencing_frees_them(
     with pytest.raises(TaskMigratedError):
         writer.commit(10)
     assert RecordWriter.get(config, name) is not writer
+
+
+def test_several_ids_are_fenced_at_once(bootstrap: str, topic: Topic, name: str) -> None:
+    """An instance that is gone leaves a transaction open for each of its stream threads."""
+    target, config = topic(1), {"bootstrap.servers": bootstrap, "transaction.timeout.ms": 60_000}
+    ids = [f"{name}-{thread}" for thread in range(3)]
+    writers = [RecordWriter.get(config, transactional_id) for transactional_id in ids]
+    for writer in writers:
+        writer.begin()
+        writer.write(target, *rows(1), 0)
+        writer.flush(10)
+    fence_all(config, ids, 10)
+    for writer in writers:
+        with pytest.raises(TaskMigratedError):
+            writer.commit(10)
+    fence_all(config, [], 10)

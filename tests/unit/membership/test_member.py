@@ -237,8 +237,49 @@ def test_a_drain_is_said_at_once_and_over_when_nothing_is_left(driven: Driven) -
     driven.given()
     assert not driven.member.await_drained(0), "its last task is still open"
     driven.member.release()
-    driven.given()
     assert driven.member.await_drained(0)
+
+
+@pytest.mark.parametrize("leave_group", [None, True])
+def test_a_drained_member_leaves_instead_of_asking_for_one_more_rebalance(driven: Driven, leave_group: bool | None) -> None:
+    """Leaving starts the rebalance in which the others get what was released last: another before it would only cost time."""
+    driven.given(T0)
+    driven.member.drain(leave_group)
+    assert [type(event) for event in driven.given(followup_ms=0)] == [Revoked, Roles]
+    driven.clock.advance(5_000)
+    assert driven.step() == []
+    assert driven.alive, "its last task is still open"
+    driven.member.release()
+    joins = len(driven.channel.said)
+    assert driven.step() == []
+    assert not driven.alive
+    driven.member.close()
+    assert driven.channel.closed == [leave_group]
+    assert len(driven.channel.said) == joins
+
+
+def test_a_member_whose_tasks_nobody_could_take_stays_until_it_is_told_to_leave(driven: Driven) -> None:
+    driven.given(T0)
+    driven.member.drain()
+    driven.given(T0, draining_done=True)
+    driven.step()
+    assert driven.alive
+
+
+def test_a_draining_member_that_was_evicted_is_not_taken_for_a_drained_one(driven: Driven) -> None:
+    driven.given(T0)
+    driven.member.drain()
+    driven.channel.identity, driven.channel.wanted = MemberMetadata(-1, "m-1", None), True
+    assert [type(event) for event in driven.step()] == [Lost]
+    assert driven.alive
+    assert not driven.member.await_drained(0)
+
+
+def test_the_group_is_watched_closely_after_a_rebalance(driven: Driven) -> None:
+    driven.given(T0)
+    assert driven.member.step() == pytest.approx(0.005)
+    driven.clock.advance(10_000)
+    assert driven.member.step() == pytest.approx(0.05)
 
 
 def test_a_drain_is_over_where_nobody_could_take_anything(driven: Driven) -> None:

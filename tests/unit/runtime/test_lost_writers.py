@@ -28,8 +28,8 @@ def test_nobody_is_asked_for_members_where_nothing_is_open_and_a_fault_is_no_fai
     def refuse() -> list[str]:
         raise RetriableError("away")
 
-    assert LostWriters("app", ME, list, refuse, fenced.append).fence_all() == []
-    assert LostWriters("app", ME, lambda: [f"app-{DEAD}-0"], refuse, fenced.append).fence_all() == []
+    assert LostWriters("app", ME, list, refuse, fenced.extend).fence_all() == []
+    assert LostWriters("app", ME, lambda: [f"app-{DEAD}-0"], refuse, fenced.extend).fence_all() == []
     assert fenced == []
-    assert LostWriters("app", ME, lambda: [f"app-{DEAD}-0"], list, fenced.append).fence_all() == [f"app-{DEAD}-0"]
+    assert LostWriters("app", ME, lambda: [f"app-{DEAD}-0"], list, fenced.extend).fence_all() == [f"app-{DEAD}-0"]
     assert fenced == [f"app-{DEAD}-0"]

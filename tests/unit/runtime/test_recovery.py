@@ -53,6 +53,7 @@ class FakePorts:
         return {tp: self.stable.get(tp, self.ends[tp]) for tp in partitions}
 
     def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        self.calls.append("log-starts")
         return {tp: self.starts[tp] for tp in partitions}
 
     def restore(self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]) -> tuple[TaskStore, ...]:
@@ -78,13 +79,21 @@ def test_the_order_and_what_the_task_has_afterwards() -> None:
     active.last_batch = "inc1.4.0"
     started, _ = recovery(ports).recover([active], ["app-0"])
     order = [call for i, call in enumerate(ports.calls) if i == 0 or call != ports.calls[i - 1]]
-    assert order == ["fence app-0", "committed", "log-ends", "stable-ends", "restore 0_0 inc2"]
+    assert order == ["fence app-0", "committed", "log-ends", "stable-ends", "log-starts", "restore 0_0 inc2"]
     assert ports.calls.count("stable-ends") >= 3  # waited for the open transaction
     assert ports.targets == {LOG: 50}
     assert started == {}
     assert active.positions == {IN: 30}
     assert active.stream_times == {"AGG": 77}
     assert (active.incarnation, active.last_batch) == ("inc2", "")
+    assert active.ends == {IN: 99}, "as of the first look, while a transaction was open"
+
+
+def test_what_is_not_needed_to_wait_for_is_asked_for_once() -> None:
+    """A task that is handed over stands still meanwhile."""
+    ports = FakePorts(COMMITTED)
+    recovery(ports).recover([task()], [])
+    assert ports.calls == ["committed", "log-ends", "stable-ends", "log-starts", "restore 0_0 inc2"]
 
 
 def test_a_transaction_that_stays_open_ends_in_a_timeout_and_restores_nothing() -> None:

@@ -136,6 +136,16 @@ def test_batches_follow_one_another_without_gap_or_overlap(world: World) -> None
     assert world.requests[-1].tasks[0].last_batch == world.requests[-2].batch_id
 
 
+def test_the_first_batch_of_a_recovered_task_does_not_wait_for_the_poller(world: World) -> None:
+    """What its recovery saw of the input's end is there to read; the poller's figure counts as soon as there is one."""
+    task = world.give_task()
+    task.ends = {IN: 40}
+    world.end = 60
+    assert world.thread.run_once()
+    assert world.turn()
+    assert [tuple(r.ranges["in-0"]) for r in world.requests] == [(0, 40, 40), (40, 60, 60)]
+
+
 def test_no_job_where_nothing_is_new_but_one_before_the_workers_would_be_ended(world: World) -> None:
     world.give_task()
     world.turn()
@@ -255,6 +265,29 @@ def test_an_abort_by_the_gate_runs_the_same_range_without_recovery(world: World)
         world.turn()
     assert [(r.attempt, r.ranges["in-0"][:2]) for r in world.requests] == [(0, [0, 10]), (1, [0, 10])]
     assert "committed" not in world.done
+
+
+@pytest.mark.parametrize("refusals", [1, 2])
+def test_a_batch_that_a_rebalance_refused_is_committed_before_its_task_is_given_up_but_only_tried_once(
+    world: World, refusals: int
+) -> None:
+    """Its records would wait for the whole hand-over otherwise, after they have waited for this batch already."""
+    given: list[Sequence[ActiveTask]] = []
+    answers = ["generation: specified group generation id is not valid"] * refusals
+
+    def refuse(request: BatchRequest) -> BatchResult:
+        if not given and not world.thread._commands.qsize():
+            world.thread.drop([TASK], given.append)
+        return BatchResult(ABORTED, reason=answers.pop()) if answers else world.commit(request)
+
+    world.behave = refuse
+    task = world.give_task()
+    world.end = 10
+    for _ in range(4):
+        world.turn()
+    assert [r.attempt for r in world.requests] == [0, 1]
+    assert given == [[task]]
+    assert task.positions == {IN: 10 if refusals == 1 else 0}
 
 
 def test_a_task_whose_ownership_broke_runs_no_batch(world: World) -> None:

@@ -1,8 +1,8 @@
 """`membership.member.MemberChannel` over the simulated coordinator: kafka-python's behaviour, step by step, on virtual time.
 
 Modelled on what its source does: a join under way goes on in the background while ``poll`` returns; the generation changes with the
-answer to JoinGroup, the assignment is taken with the next ``poll`` after SyncGroup's; heartbeats stop while a rebalance is joined;
-UNKNOWN_MEMBER_ID forgets the member id, ILLEGAL_GENERATION only the generation.
+answer to JoinGroup, the assignment is taken with the next ``poll`` after SyncGroup's; heartbeats stop while a rebalance is joined
+and are close together after it; UNKNOWN_MEMBER_ID forgets the member id, ILLEGAL_GENERATION only the generation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import kafka.errors as client_errors
 
 from everflow.errors import RetriableError, TaskMigratedError
-from everflow.kafka.group_channel import Given, GroupAssignor, GroupListener, GroupSettings, MemberMetadata, classify
+from everflow.kafka.group_channel import Given, GroupAssignor, GroupListener, GroupSettings, MemberMetadata, classify, watch_every
 from everflow.records import TopicPartition
 from everflow.testing.simulation.group_coordinator import Code, GroupCoordinator, JoinReply, JoinRequest, SyncReply
 from everflow.testing.simulation.network import Network
@@ -71,7 +71,9 @@ class SimulatedChannel:
         self._closed = False
         self._not_before_ms = 0.0
         self._last_poll_ms = self._now()
-        self._beating = False
+        self._completed_ms = self._now()
+        self._beats = 0
+        """Counts the rebalances: the beats of an earlier one end."""
 
     # --- MemberChannel -----------------------------------------------------------------------------------------
 
@@ -220,20 +222,21 @@ class SimulatedChannel:
         self._rejoining = False
         self._rejoin_needed = False
         self._state = _State.STABLE
-        self._last_poll_ms = self._now()
-        if not self._beating:
-            self._beating = True
-            self._services.network.scheduler.after(self._settings.heartbeat_interval_ms, self._beat, self._services.process)
+        self._completed_ms = self._last_poll_ms = self._now()
+        self._beats += 1
+        self._next_beat(self._beats)
         self._listener.on_assignment(partitions, user_data, self._generation)
 
     # --- heartbeats ----------------------------------------------------------------------------------------------
 
-    def _beat(self) -> None:
-        if self._closed or self._state is not _State.STABLE or self._fenced:
-            self._beating = False
+    def _next_beat(self, beats: int) -> None:
+        pause_ms = watch_every(self._now() - self._completed_ms, self._settings.heartbeat_interval_ms)
+        self._services.network.scheduler.after(pause_ms, lambda: self._beat(beats), self._services.process)
+
+    def _beat(self, beats: int) -> None:
+        if self._closed or self._state is not _State.STABLE or self._fenced or beats != self._beats:
             return
         if self._now() - self._last_poll_ms > self._settings.rebalance_timeout_ms:
-            self._beating = False
             if self._settings.instance_id is None:
                 member_id = self._member_id
                 self._services.network.send(lambda: self._services.coordinator.leave(member_id))
@@ -248,7 +251,7 @@ class SimulatedChannel:
                 lambda code: self._beaten(code, generation, member_id),
                 services.process,
             )
-        services.network.scheduler.after(self._settings.heartbeat_interval_ms, self._beat, services.process)
+        self._next_beat(beats)
 
     def _beaten(self, code: Code, generation: int, member_id: str) -> None:
         if self._closed or (generation, member_id) != (self._generation, self._member_id) or self._rejoining:

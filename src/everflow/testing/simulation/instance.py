@@ -151,6 +151,7 @@ class SimulatedInstance:
         )
         self.restores = FiberPool(world.scheduler, self.process, f"{self.name}-restore", RESTORE_FIBERS)
         self.tails = FiberPool(world.scheduler, self.process, f"{self.name}-tail", RESTORE_FIBERS)
+        self.fencing = FiberPool(world.scheduler, self.process, f"{self.name}-fence", 1)
         self.threads.extend(self._stream_thread(number) for number in range(settings.threads))
         self.manager = TaskManager(self.book, self.threads, self.updater, self._task_services())
 
@@ -204,7 +205,7 @@ class SimulatedInstance:
         leaves = leave_group if leave_group is not None else self.instance_id is None
         if drain_ms is not None and leaves and self.error is None and self._opened:
             history.add(self.name, "drains")
-            self.member.drain()
+            self.member.drain(leave_group)
             self.kick()
             end = self.clock.monotonic_ms() + drain_ms
             while not self.member.await_drained(0) and self.clock.monotonic_ms() < end and self.member.metadata().generation >= 0:
@@ -257,6 +258,8 @@ class SimulatedInstance:
         if again is not None:
             pause = self.world.settings.timings.step_ms if self.member.stable else 50.0
             self._schedule_step(max(again * 1000 if again > 0.05 else 0.0, pause))
+        else:
+            self.member.close()
 
     def _open_channel(
         self, settings: GroupSettings, topics: Iterable[str], assignor: GroupAssignor, listener: GroupListener, timeout_s: float
@@ -283,7 +286,7 @@ class SimulatedInstance:
             self.book.own(event.tasks)
             self.assigned |= event.tasks
             self._post(lambda: self.manager.assigned(event.tasks))
-            self._post(lambda: self.tails.submit(self._fence_lost))
+            self._post(lambda: self.fencing.submit(self._fence_lost))
         elif isinstance(event, Revoked):
             self.book.revoke(event.tasks, MemberMetadata(*self.member.metadata()))
             self.assigned -= event.tasks
@@ -308,8 +311,12 @@ class SimulatedInstance:
             self.disk.process_id,
             open_ids=world.log.open_ids,
             clients=lambda: [member.client_id for member in world.coordinator.members.values()],
-            fence=lambda transactional_id: fence(world.log, self.clock, transactional_id),
+            fence=self._fence,
         ).fence_all()
+
+    def _fence(self, transactional_ids: Collection[str]) -> None:
+        for transactional_id in transactional_ids:
+            fence(self.world.log, self.clock, transactional_id)
 
     def _post(self, event: Callable[[], None]) -> None:
         def run() -> None:

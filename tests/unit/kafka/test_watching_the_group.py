@@ -1,0 +1,66 @@
+"""How closely a member watches its group after a rebalance, and that the client's heartbeats keep to it."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import pytest
+
+from everflow.kafka.group_channel import _Heartbeat, watch_every
+
+
+@pytest.mark.parametrize(
+    ("since_ms", "every_ms"), [(0, 50), (400, 50), (800, 100), (2_000, 250), (4_000, 500), (1e9, 500)]
+)
+def test_a_second_rebalance_is_noticed_after_an_eighth_of_the_time_it_took_to_come(since_ms: float, every_ms: float) -> None:
+    assert watch_every(since_ms, 500) == every_ms
+
+
+def looks(settled_ms: float, for_ms: float) -> int:
+    """How often a group is looked at in so many ms after a rebalance."""
+    at, count = 0.0, 0
+    while (at := at + watch_every(at, settled_ms)) <= for_ms:
+        count += 1
+    return count
+
+
+def test_what_it_costs_is_bounded_and_a_group_with_a_slower_pace_is_not_asked_faster() -> None:
+    assert looks(500, 4_000) <= 30
+    assert looks(500, 64_000) - looks(500, 4_000) == 120
+    assert looks(2_000, 16_000) == looks(500, 4_000)
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds of the monotonic clock that the client reads."""
+    at = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: at[0])
+    return at
+
+
+def test_heartbeats_are_close_together_after_a_rebalance_and_then_spread(now: list[float]) -> None:
+    heartbeat = _Heartbeat(group_id="app", heartbeat_interval_ms=500, session_timeout_ms=6_000)
+    heartbeat.reset_timeouts()
+    sent = []
+    while now[0] < 110.0:
+        wait_s = heartbeat.time_to_next_heartbeat()
+        assert not heartbeat.should_heartbeat() or wait_s == 0
+        now[0] += wait_s + 1e-6
+        assert heartbeat.should_heartbeat()
+        heartbeat.sent_heartbeat()
+        sent.append(now[0])
+    pauses = [later - earlier for earlier, later in pairwise(sent)]
+    assert sent[0] == pytest.approx(100.05, abs=1e-3)
+    assert pauses[0] == pytest.approx(0.05, abs=1e-3)
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == pytest.approx(0.5, abs=1e-3)
+    heartbeat.reset_timeouts()
+    assert heartbeat.time_to_next_heartbeat() == pytest.approx(0.05), "another rebalance has ended"
+
+
+def test_a_heartbeat_that_failed_is_repeated_as_the_client_does_it(now: list[float]) -> None:
+    heartbeat = _Heartbeat(group_id="app", heartbeat_interval_ms=500, session_timeout_ms=6_000, retry_backoff_ms=100)
+    heartbeat.sent_heartbeat()
+    heartbeat.fail_heartbeat()
+    assert heartbeat.time_to_next_heartbeat() == pytest.approx(0.1)
