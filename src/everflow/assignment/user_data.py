@@ -44,7 +44,7 @@ class FutureVersionError(UserDataError):
         self.used, self.latest = used, latest
 
 
-class AssignmentError(enum.IntEnum):
+class AnswerError(enum.IntEnum):
     """Why a member got no assignment. On the wire: numbers never change their meaning."""
 
     NONE = 0
@@ -77,7 +77,7 @@ class UserData:
     draining: bool = False
     instance_id: str | None = None
     topology: str = ""
-    error: AssignmentError = AssignmentError.NONE
+    error: AnswerError = AnswerError.NONE
     nonce: int = 0
     used_version: int = LATEST_VERSION
     latest_version: int = LATEST_VERSION
@@ -107,7 +107,7 @@ class AssignmentData:
     warmup: frozenset[TaskId] = frozenset()
     hosts: Mapping[str, HostTasks] | None = field(default_factory=lambda: _EMPTY)
     followup_ms: int | None = None
-    error: AssignmentError = AssignmentError.NONE
+    error: AnswerError = AnswerError.NONE
     message: str = ""
     draining_done: bool = False
     answers: int = 0
@@ -137,7 +137,7 @@ def encode(data: UserData) -> bytes:
         "d": 1 if data.draining else None,
         "i": data.instance_id,
         "f": data.topology,
-        "x": None if data.error is AssignmentError.NONE else int(data.error),
+        "x": None if data.error is AnswerError.NONE else int(data.error),
     }
     return _pack(body, data.used_version, data.latest_version)
 
@@ -161,7 +161,7 @@ def decode(blob: bytes, latest_version: int = LATEST_VERSION) -> UserData:
             draining=bool(body.get("d", 0)),
             instance_id=body.get("i"),
             topology=_text(body.get("f", "")),
-            error=AssignmentError(body.get("x", 0)),
+            error=AnswerError(body.get("x", 0)),
             nonce=int(body["n"]),
             used_version=used,
             latest_version=latest,
@@ -181,7 +181,7 @@ def encode_assignment(data: AssignmentData) -> bytes:
         "h": hosts,
         "H": 1 if hosts is None else None,
         "u": data.followup_ms,
-        "x": None if data.error is AssignmentError.NONE else int(data.error),
+        "x": None if data.error is AnswerError.NONE else int(data.error),
         "m": data.message,
         "d": 1 if data.draining_done else None,
         "f": data.topology,
@@ -204,7 +204,7 @@ def decode_assignment(blob: bytes, latest_version: int = LATEST_VERSION) -> Assi
             warmup=tasks_of_runs(body.get("w", "")),
             hosts=None if body.get("H") else hosts,
             followup_ms=body.get("u"),
-            error=AssignmentError(body.get("x", 0)),
+            error=AnswerError(body.get("x", 0)),
             message=_text(body.get("m", "")),
             draining_done=bool(body.get("d", 0)),
             answers=int(body["n"]),
@@ -234,7 +234,7 @@ def hosts_of(group: Iterable[tuple[bytes, bytes]]) -> dict[str, HostTasks]:
             endpoint, given = decode(subscription).endpoint, decode_assignment(assignment)
         except UserDataError:
             continue
-        if endpoint and given.error is AssignmentError.NONE:
+        if endpoint and given.error is AnswerError.NONE:
             hosts[endpoint] = HostTasks(given.active, given.standby)
     return hosts
 

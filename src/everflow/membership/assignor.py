@@ -24,8 +24,8 @@ from everflow.assignment.delayed import Delay, hold_back, remember
 from everflow.assignment.user_data import (
     LATEST_VERSION,
     UNREAD,
+    AnswerError,
     AssignmentData,
-    AssignmentError,
     HostTasks,
     UserData,
     decode_assignment,
@@ -190,7 +190,7 @@ class TaskAssignor:
             draining=self.draining,
             instance_id=me.instance_id,
             topology=self._digest,
-            error=AssignmentError.SHUTDOWN_REQUESTED if self.shutting_down_all else AssignmentError.NONE,
+            error=AnswerError.SHUTDOWN_REQUESTED if self.shutting_down_all else AnswerError.NONE,
             nonce=nonce,
             used_version=self._used_version,
             latest_version=self._latest_version,
@@ -235,22 +235,22 @@ class TaskAssignor:
                 base,
                 error=refusal.error,
                 message=refusal.message,
-                reference=reference if refusal.error is AssignmentError.INCOMPATIBLE_TOPOLOGY else (),
+                reference=reference if refusal.error is AnswerError.INCOMPATIBLE_TOPOLOGY else (),
                 answers=screening.nonces.get(member_id, UNREAD),
             )
             for member_id, refusal in screening.refused.items()
         }
         error, message = _group_error(accepted, self._missing(counts))
-        if error is AssignmentError.NONE:
+        if error is AnswerError.NONE:
             try:
                 return answers | self._decided(screening, counts, base)
             except Exception as failure:  # an assignor of the user's own may raise anything; the group must hear of it
                 log.exception("the assignor failed")
-                error, message = AssignmentError.ASSIGNMENT_FAILED, f"the assignor failed on the leader: {_said(failure)}"
+                error, message = AnswerError.ASSIGNMENT_FAILED, f"the assignor failed on the leader: {_said(failure)}"
         log.warning("nothing was assigned: %s", message)
         asker = min(accepted, default="")
         for member_id, data in accepted.items():
-            again = member_id == asker and error is AssignmentError.INCOMPLETE_SOURCE_METADATA
+            again = member_id == asker and error is AnswerError.INCOMPLETE_SOURCE_METADATA
             answers[member_id] = replace(
                 base, error=error, message=message, answers=data.nonce, followup_ms=METADATA_RETRY_MS if again else None
             )
@@ -332,14 +332,14 @@ def _said(failure: Exception) -> str:
     return str(failure) if isinstance(failure, (EverflowError, ValueError)) else repr(failure)
 
 
-def _group_error(members: Mapping[str, UserData], missing: Sequence[str]) -> tuple[AssignmentError, str]:
+def _group_error(members: Mapping[str, UserData], missing: Sequence[str]) -> tuple[AnswerError, str]:
     """What stops the whole group, if anything does."""
-    asking = sorted(member_id for member_id, data in members.items() if data.error is AssignmentError.SHUTDOWN_REQUESTED)
+    asking = sorted(member_id for member_id, data in members.items() if data.error is AnswerError.SHUTDOWN_REQUESTED)
     if asking:
-        return AssignmentError.SHUTDOWN_REQUESTED, f"member {asking[0]} asked the whole application to shut down"
+        return AnswerError.SHUTDOWN_REQUESTED, f"member {asking[0]} asked the whole application to shut down"
     if missing:
-        return AssignmentError.INCOMPLETE_SOURCE_METADATA, f"the leader does not see topic {', '.join(missing)}"
-    return AssignmentError.NONE, ""
+        return AnswerError.INCOMPLETE_SOURCE_METADATA, f"the leader does not see topic {', '.join(missing)}"
+    return AnswerError.NONE, ""
 
 
 def _member(member_id: str, data: UserData) -> Member:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from everflow.assignment.user_data import AssignmentData, AssignmentError, HostTasks, UserDataError
+from everflow.assignment.user_data import AnswerError, AssignmentData, HostTasks, UserDataError
 from everflow.clock import Clock, SystemClock
 from everflow.errors import EverflowError, FatalError, RetriableError, TaskMigratedError
 from everflow.kafka.group_channel import GroupAssignor, GroupChannel, GroupListener, GroupSettings, MemberMetadata, watch_every
@@ -373,7 +373,7 @@ class GroupMember:
         except UserDataError as failure:
             self._error = FatalError(f"group {self._settings.group_id}, generation {generation}: {failure}")
             return
-        if data.error is not AssignmentError.NONE:
+        if data.error is not AnswerError.NONE:
             self._refused(data)
             return
         self._incomplete_since = self._clash = None
@@ -417,16 +417,16 @@ class GroupMember:
     def _refused(self, data: AssignmentData) -> None:
         """No assignment: whoever keeps running keeps what it has, nobody else was given it."""
         now_ms = self._clock.monotonic_ms()
-        if data.error is AssignmentError.UNSUPPORTED_VERSION:
+        if data.error is AnswerError.UNSUPPORTED_VERSION:
             self.request_rejoin(f"the leader reads user data up to version {data.latest_version}")
         elif self._assignor.is_stale(data):
             self.request_rejoin("the answer was to a former life of this instance")
-        elif data.error is AssignmentError.INCOMPLETE_SOURCE_METADATA and not self._missing_too_long(now_ms):
+        elif data.error is AnswerError.INCOMPLETE_SOURCE_METADATA and not self._missing_too_long(now_ms):
             with self._asking:
                 self._follow_ups.completed((), (), data.followup_ms, now_ms)
         else:
             error = refusal_error(self._settings.group_id, data, self._assignor.identity)
-            if data.error is AssignmentError.PROCESS_ID_CLASH and not self._owned:
+            if data.error is AnswerError.PROCESS_ID_CLASH and not self._owned:
                 self._await_former_life(now_ms, error)
             else:
                 self._end_with(error)

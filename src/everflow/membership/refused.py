@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everflow.assignment.user_data import AssignmentData, AssignmentError
+from everflow.assignment.user_data import AnswerError, AssignmentData
 from everflow.errors import (
     AssignmentFailedError,
     EverflowError,
@@ -17,20 +17,20 @@ from everflow.topology.fingerprint import difference
 
 def refusal_error(group_id: str, data: AssignmentData, identity: Identity) -> EverflowError:
     """The error for an answer that is one, with what to do about it."""
-    if data.error is AssignmentError.INCOMPATIBLE_TOPOLOGY:
+    if data.error is AnswerError.INCOMPATIBLE_TOPOLOGY:
         return _other_program(group_id, data, identity)
-    if data.error is AssignmentError.PROCESS_ID_CLASH:
+    if data.error is AnswerError.PROCESS_ID_CLASH:
         return ProcessIdClashError(
             f"Application {group_id}: {data.message}. This instance was refused; the other goes on. Give this instance a state "
             "folder of its own: point state.dir somewhere else, or delete the copy (the state is restored from the changelogs). If "
             "the other was only stopped, start again when its session has ended (session.timeout.ms)."
         )
-    if data.error is AssignmentError.INCOMPLETE_SOURCE_METADATA:
+    if data.error is AnswerError.INCOMPLETE_SOURCE_METADATA:
         return MissingSourceTopicError(
             f"Application {group_id}: {data.message}. Was it deleted? Create it again, or take it out of the program; then start "
             "the instances again."
         )
-    if data.error is AssignmentError.SHUTDOWN_REQUESTED:
+    if data.error is AnswerError.SHUTDOWN_REQUESTED:
         return ShutdownRequestedError(f"Application {group_id} shuts down: {data.message}.")
     return AssignmentFailedError(f"Application {group_id}: {data.message}. No task was assigned, so this instance stops.")
 

@@ -10,14 +10,14 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from everflow.assignment.user_data import AssignmentError, FutureVersionError, UserData, UserDataError, decode
+from everflow.assignment.user_data import AnswerError, FutureVersionError, UserData, UserDataError, decode
 
 
 @dataclass(frozen=True)
 class Refusal:
     """Why a member takes no part, and the sentence it is told."""
 
-    error: AssignmentError
+    error: AnswerError
     message: str
 
 
@@ -37,7 +37,7 @@ class Screening:
     @property
     def unread(self) -> bool:
         """Whether some member's claims could not be read: what nobody else claims may be its."""
-        return any(refusal.error is AssignmentError.UNSUPPORTED_VERSION for refusal in self.refused.values())
+        return any(refusal.error is AnswerError.UNSUPPORTED_VERSION for refusal in self.refused.values())
 
 
 def screen(members: Mapping[str, bytes], latest_version: int) -> Screening:
@@ -50,14 +50,14 @@ def screen(members: Mapping[str, bytes], latest_version: int) -> Screening:
             readable[member_id] = decode(blob, latest_version)
             versions.append(max(readable[member_id].used_version, readable[member_id].latest_version))
         except FutureVersionError as failure:
-            refused[member_id] = Refusal(AssignmentError.UNSUPPORTED_VERSION, str(failure))
+            refused[member_id] = Refusal(AnswerError.UNSUPPORTED_VERSION, str(failure))
             versions.append(max(failure.used, failure.latest))
         except UserDataError as failure:
-            refused[member_id] = Refusal(AssignmentError.ASSIGNMENT_FAILED, str(failure))
+            refused[member_id] = Refusal(AnswerError.ASSIGNMENT_FAILED, str(failure))
     topology = _program(readable)
     for member_id, data in readable.items():
         if data.topology != topology:
-            refused[member_id] = Refusal(AssignmentError.INCOMPATIBLE_TOPOLOGY, _other_program(member_id, data))
+            refused[member_id] = Refusal(AnswerError.INCOMPATIBLE_TOPOLOGY, _other_program(member_id, data))
     refused.update(_clones({m: data for m, data in readable.items() if m not in refused}))
     accepted = {member_id: data for member_id, data in readable.items() if member_id not in refused}
     return Screening(accepted, refused, topology, min(versions), {m: data.nonce for m, data in readable.items()})
@@ -89,7 +89,7 @@ def _clones(members: Mapping[str, UserData]) -> dict[str, Refusal]:
         oldest, *newer = sorted(same, key=lambda m: (-members[m].generation, -len(members[m].owned), m))
         for member_id in newer:
             refused[member_id] = Refusal(
-                AssignmentError.PROCESS_ID_CLASH,
+                AnswerError.PROCESS_ID_CLASH,
                 f"members {oldest} and {member_id} both have the process id {process_id}: their state folders are copies of one "
                 "another (a cloned volume?), and they would fence each other's transactions",
             )

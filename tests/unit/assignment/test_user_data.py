@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from everflow.assignment.user_data import (
     HOSTS_BUDGET_BYTES,
     LATEST_VERSION,
+    AnswerError,
     AssignmentData,
-    AssignmentError,
     FutureVersionError,
     HostTasks,
     UserData,
@@ -34,7 +34,7 @@ from everflow.records import TaskId
 
 TASKS = st.frozensets(st.builds(TaskId, st.integers(0, 12), st.integers(0, 40)), max_size=60)
 NAMES = st.text(max_size=12)
-ERRORS = st.sampled_from(AssignmentError)
+ERRORS = st.sampled_from(AnswerError)
 
 USER_DATA = st.builds(
     UserData,
@@ -163,7 +163,7 @@ def test_the_host_map_can_be_read_from_a_description_of_the_group() -> None:
     group = [
         (encode(UserData("a", endpoint="a:1")), encode_assignment(first)),
         (encode(UserData("b")), encode_assignment(first)),
-        (encode(UserData("c", endpoint="c:1")), encode_assignment(replace(first, error=AssignmentError.PROCESS_ID_CLASH))),
+        (encode(UserData("c", endpoint="c:1")), encode_assignment(replace(first, error=AnswerError.PROCESS_ID_CLASH))),
         (b"", b""),
     ]
     assert hosts_of(group) == {"a:1": HostTasks(first.active, first.standby)}

@@ -10,8 +10,8 @@ import pytest
 from everflow.assignment.cluster_state import AssignmentRules
 from everflow.assignment.user_data import (
     UNREAD,
+    AnswerError,
     AssignmentData,
-    AssignmentError,
     HostTasks,
     UserData,
     decode,
@@ -321,7 +321,7 @@ def test_a_static_member_with_another_program_takes_nothing(driven: Driven) -> N
 
 
 def test_a_refusal_of_a_former_life_does_not_count(driven: Driven) -> None:
-    assert driven.given(error=AssignmentError.INCOMPATIBLE_TOPOLOGY, answers=77) == []
+    assert driven.given(error=AnswerError.INCOMPATIBLE_TOPOLOGY, answers=77) == []
     driven.step()
     assert driven.channel.wanted
     assert driven.alive
@@ -329,7 +329,7 @@ def test_a_refusal_of_a_former_life_does_not_count(driven: Driven) -> None:
 
 def test_a_refusal_because_of_unreadable_bytes_always_counts(driven: Driven) -> None:
     """Such an answer repeats no nonce: taken for an old one, it would be asked for again and again."""
-    (told,) = driven.given(error=AssignmentError.ASSIGNMENT_FAILED, answers=UNREAD)
+    (told,) = driven.given(error=AnswerError.ASSIGNMENT_FAILED, answers=UNREAD)
     assert isinstance(told, Failed)
 
 
@@ -339,14 +339,14 @@ def test_a_refusal_because_of_unreadable_bytes_always_counts(driven: Driven) -> 
 @pytest.mark.parametrize(
     ("error", "expected", "says"),
     [
-        (AssignmentError.INCOMPATIBLE_TOPOLOGY, IncompatibleTopologyError, "+ sub-topology 0 reads topic a"),
-        (AssignmentError.PROCESS_ID_CLASH, ProcessIdClashError, "state.dir"),
-        (AssignmentError.ASSIGNMENT_FAILED, AssignmentFailedError, "as told"),
-        (AssignmentError.SHUTDOWN_REQUESTED, ShutdownRequestedError, "as told"),
+        (AnswerError.INCOMPATIBLE_TOPOLOGY, IncompatibleTopologyError, "+ sub-topology 0 reads topic a"),
+        (AnswerError.PROCESS_ID_CLASH, ProcessIdClashError, "state.dir"),
+        (AnswerError.ASSIGNMENT_FAILED, AssignmentFailedError, "as told"),
+        (AnswerError.SHUTDOWN_REQUESTED, ShutdownRequestedError, "as told"),
     ],
 )
 def test_a_refused_member_fails_with_what_to_do_and_leaves(
-    driven: Driven, error: AssignmentError, expected: type[FatalError], says: str
+    driven: Driven, error: AnswerError, expected: type[FatalError], says: str
 ) -> None:
     driven.given(T0)
     driven.member.request_rejoin()
@@ -362,7 +362,7 @@ def test_a_refused_member_fails_with_what_to_do_and_leaves(
 
 def test_a_newcomer_that_meets_its_former_life_waits_for_the_end_of_that_session(driven: Driven) -> None:
     """Killed while it joined, started again at once: the group still counts the dead one."""
-    assert driven.given(error=AssignmentError.PROCESS_ID_CLASH, message="taken") == []
+    assert driven.given(error=AnswerError.PROCESS_ID_CLASH, message="taken") == []
     driven.clock.advance(GroupSettings("b", "g").session_timeout_ms)
     driven.member.request_rejoin()  # the group does, once the dead one is out of it
     assert [type(event) for event in driven.given(T0)] == [Assigned, Roles]
@@ -372,7 +372,7 @@ def test_a_newcomer_that_meets_its_former_life_waits_for_the_end_of_that_session
 
 
 def test_a_clone_of_a_running_instance_gives_up_after_one_session(driven: Driven) -> None:
-    assert driven.given(error=AssignmentError.PROCESS_ID_CLASH, message="taken") == []
+    assert driven.given(error=AnswerError.PROCESS_ID_CLASH, message="taken") == []
     driven.clock.advance(GroupSettings("b", "g").session_timeout_ms + CLASH_MARGIN_MS)
     (told,) = driven.step()
     assert isinstance(told, Failed)
@@ -382,7 +382,7 @@ def test_a_clone_of_a_running_instance_gives_up_after_one_session(driven: Driven
 
 
 def test_without_the_running_program_s_lines_the_refusal_still_says_what_to_do(driven: Driven) -> None:
-    (told,) = driven.given(error=AssignmentError.INCOMPATIBLE_TOPOLOGY, topology="abc")
+    (told,) = driven.given(error=AnswerError.INCOMPATIBLE_TOPOLOGY, topology="abc")
     assert isinstance(told, Failed)
     assert "fingerprint abc" in str(told.error)
 
@@ -390,7 +390,7 @@ def test_without_the_running_program_s_lines_the_refusal_still_says_what_to_do(d
 def test_a_version_the_leader_cannot_read_costs_one_more_join_and_no_task(driven: Driven) -> None:
     driven.given(T0)
     driven.member.request_rejoin()
-    assert driven.given(error=AssignmentError.UNSUPPORTED_VERSION) == []
+    assert driven.given(error=AnswerError.UNSUPPORTED_VERSION) == []
     assert driven.member.owned() == {T0}
     driven.step()
     assert driven.channel.wanted
@@ -398,7 +398,7 @@ def test_a_version_the_leader_cannot_read_costs_one_more_join_and_no_task(driven
 
 def test_a_missing_topic_is_waited_for_then_named(driven: Driven) -> None:
     driven.given(T0)
-    missing = {"error": AssignmentError.INCOMPLETE_SOURCE_METADATA, "message": "topic a is gone", "followup_ms": 1_000}
+    missing = {"error": AnswerError.INCOMPLETE_SOURCE_METADATA, "message": "topic a is gone", "followup_ms": 1_000}
     driven.member.request_rejoin()
     assert driven.given(**missing) == []
     assert driven.member.owned() == {T0}

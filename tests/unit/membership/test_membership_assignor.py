@@ -10,8 +10,8 @@ import pytest
 from everflow.assignment.cluster_state import RUNNING, Assignment, AssignmentRules, ClusterState, Member
 from everflow.assignment.user_data import (
     UNREAD,
+    AnswerError,
     AssignmentData,
-    AssignmentError,
     UserData,
     decode,
     decode_assignment,
@@ -95,7 +95,7 @@ def test_each_join_sends_other_bytes_and_what_holds_now() -> None:
     held.clear()
     one.draining = one.shutting_down_all = True
     again = decode(one.user_data())
-    assert (again.owned, again.draining, again.error) == (frozenset(), True, AssignmentError.SHUTDOWN_REQUESTED)
+    assert (again.owned, again.draining, again.error) == (frozenset(), True, AnswerError.SHUTDOWN_REQUESTED)
     assert ports.refreshed == 3
 
 
@@ -155,7 +155,7 @@ def test_a_decision_against_the_rules_or_an_exception_is_told_to_everyone() -> N
 
     for decide, says in ((nobody, "0_0 is on nobody"), (broken, "KeyError('theirs')")):
         told = answers(assignor(decide=decide).assign({"m1": encode(member("x")), "m2": encode(member("y"))}, {"a": 1}))
-        assert {data.error for data in told.values()} == {AssignmentError.ASSIGNMENT_FAILED}
+        assert {data.error for data in told.values()} == {AnswerError.ASSIGNMENT_FAILED}
         assert all(says in data.message for data in told.values())
 
 
@@ -166,11 +166,11 @@ def test_an_incompatible_program_is_refused_with_the_lines_and_the_others_go_on(
         )
     )
     assert (told["m2"].error, told["m2"].reference, told["m2"].active) == (
-        AssignmentError.INCOMPATIBLE_TOPOLOGY,
+        AnswerError.INCOMPATIBLE_TOPOLOGY,
         LINES,
         frozenset(),
     )
-    assert (told["m1"].error, told["m1"].active) == (AssignmentError.NONE, {TASK_0, TASK_1})
+    assert (told["m1"].error, told["m1"].active) == (AnswerError.NONE, {TASK_0, TASK_1})
     assert told["m1"].reference == ()
 
 
@@ -206,15 +206,15 @@ def test_a_member_of_a_future_version_is_answered_and_keeps_what_it_may_run() ->
     old = assignor()
     members = {"m1": encode(member("x", TASK_0, generation=4)), "m2": future.user_data()}
     told = answers(old.assign(members, {"a": 2}))
-    assert (told["m2"].error, told["m2"].latest_version) == (AssignmentError.UNSUPPORTED_VERSION, 2)
+    assert (told["m2"].error, told["m2"].latest_version) == (AnswerError.UNSUPPORTED_VERSION, 2)
     assert told["m1"].active == {TASK_0}, "0_1 may run on the member that cannot be read"
     future.answer(old.assign(members, {"a": 2})["m2"].user_data)
     members["m2"] = future.user_data()
     assert decode(members["m2"]).latest_version == 3
     told = answers(old.assign(members, {"a": 2}))
     assert {m: (data.error, data.active) for m, data in told.items()} == {
-        "m1": (AssignmentError.NONE, {TASK_0}),
-        "m2": (AssignmentError.NONE, {TASK_1}),
+        "m1": (AnswerError.NONE, {TASK_0}),
+        "m2": (AnswerError.NONE, {TASK_1}),
     }
 
 
@@ -233,15 +233,15 @@ def test_bytes_that_cannot_be_read_cost_only_their_member_its_tasks() -> None:
 
 def test_a_missing_topic_is_told_to_everyone_and_one_asks_again() -> None:
     told = answers(assignor(topics=("a", "gone")).assign({"m1": encode(member("x")), "m2": encode(member("y"))}, {"a": 2}))
-    assert {data.error for data in told.values()} == {AssignmentError.INCOMPLETE_SOURCE_METADATA}
+    assert {data.error for data in told.values()} == {AnswerError.INCOMPLETE_SOURCE_METADATA}
     assert all("topic gone" in data.message for data in told.values())
     assert sorted(str(data.followup_ms) for data in told.values()) == [str(METADATA_RETRY_MS), "None"]
 
 
 def test_one_member_can_end_the_whole_application() -> None:
-    asking = replace(member("y"), error=AssignmentError.SHUTDOWN_REQUESTED)
+    asking = replace(member("y"), error=AnswerError.SHUTDOWN_REQUESTED)
     told = answers(assignor().assign({"m1": encode(member("x", TASK_0, generation=1)), "m2": encode(asking)}, {"a": 2}))
-    assert {data.error for data in told.values()} == {AssignmentError.SHUTDOWN_REQUESTED}
+    assert {data.error for data in told.values()} == {AnswerError.SHUTDOWN_REQUESTED}
     assert all("m2" in data.message for data in told.values())
 
 
