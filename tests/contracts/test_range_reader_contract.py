@@ -12,7 +12,7 @@ from everflow.errors import FatalError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.fetch_connection import bulk_settings
 from everflow.kafka.log_chunk import LogStartMovedError
-from everflow.kafka.log_columns import LogColumns
+from everflow.kafka.log_columns import Read
 from everflow.kafka.producer import RecordWriter
 from everflow.kafka.range_reader import RangeReader
 from everflow.kafka.stream_reader import StreamReader
@@ -74,8 +74,8 @@ def log(bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str) -> list[To
     return both
 
 
-def values_of(read: dict[TopicPartition, LogColumns], tp: TopicPartition) -> list[bytes | None]:
-    return list(read[tp].values.to_pylist())
+def values_of(read: Read, tp: TopicPartition) -> list[bytes | None]:
+    return list(read.columns[tp].values.to_pylist())
 
 
 def test_ranges_follow_one_another_over_markers_and_aborted_records(opened: Opened, log: list[TopicPartition]) -> None:
@@ -85,8 +85,8 @@ def test_ranges_follow_one_another_over_markers_and_aborted_records(opened: Open
     assert (values_of(first, one), values_of(first, two)) == ([b"a", b"b"], [])
     second = reader.read({one: OffsetRange(2, 8), two: OffsetRange(0, 11)}, 10)
     assert (values_of(second, one), values_of(second, two)) == ([b"c", b"d"], [b"a", b"b", b"c", b"d", b"e", None])
-    assert second[two].offsets.tolist() == [0, 1, 2, 7, 8, 9]
-    assert second[two].timestamps.tolist() == [1000, 1001, 1002] * 2
+    assert second.columns[two].offsets.tolist() == [0, 1, 2, 7, 8, 9]
+    assert second.columns[two].timestamps.tolist() == [1000, 1001, 1002] * 2
     third = reader.read({one: OffsetRange(8, 11), two: OffsetRange(11, 11)}, 10)
     assert (values_of(third, one), values_of(third, two)) == ([b"e", None], [])
 
@@ -130,7 +130,7 @@ def test_partitions_come_and_go(opened: Opened, log: list[TopicPartition]) -> No
 
 
 def test_nothing_is_asked_of_no_partition(opened: Opened) -> None:
-    assert opened().read({}, 10) == {}
+    assert opened().read({}, 10) == ({}, {})
 
 
 def test_an_end_that_does_not_exist_fails_in_time_instead_of_hanging(opened: Opened, log: list[TopicPartition]) -> None:
@@ -161,10 +161,36 @@ def test_headers_and_nulls_in_many_batches(opened: Opened, bootstrap: str, topic
     writer.flush(30)
     writer.close()
     reader = opened(headers=True)
-    found = [reader.read({tp: OffsetRange(at, min(at + 700, count))}, 10)[tp] for at in range(0, count, 700)]
+    found = [reader.read({tp: OffsetRange(at, min(at + 700, count))}, 10).columns[tp] for at in range(0, count, 700)]
     assert [key for part in found for key in part.keys.to_pylist()] == keys
     assert [value for part in found for value in part.values.to_pylist()] == values
     expected = [[{"key": name, "value": value} for name, value in row] for row in heads]
     assert [row for part in found for row in part.headers.to_pylist()] == expected
     assert np.concatenate([part.offsets for part in found]).tolist() == list(range(count))
     assert np.concatenate([part.timestamps for part in found]).tolist() == list(range(1, count + 1))
+
+
+def test_a_read_ends_early_where_it_has_the_bytes_it_may_have(opened: Opened, bootstrap: str, topic: Topic) -> None:
+    one = TopicPartition(topic(2), 0)
+    two = TopicPartition(one.topic, 1)
+    sizes = [10] * 200 + [50_000] * 40 + [10] * 50
+    writer = RecordWriter({"bootstrap.servers": bootstrap, "compression.type": "zstd"}, None)
+    writer.begin()
+    for tp in (one, two):
+        keys = [b"%d" % row for row in range(len(sizes))]
+        writer.write(tp.topic, keys, [b"v" * size for size in sizes], np.ones(len(sizes), np.int64), tp.partition)
+    writer.flush(30)
+    writer.close()
+    reader, at, seen, reads = opened(), {one: 0, two: 0}, {one: 0, two: 0}, 0
+    while any(position < len(sizes) for position in at.values()):
+        read = reader.read({tp: OffsetRange(position, len(sizes)) for tp, position in at.items()}, 10, 200_000)
+        reads += 1
+        taken = sum(columns.values.nbytes + columns.keys.nbytes for columns in read.columns.values())
+        assert taken < 200_000 + 2 * 51_000 + 10_000, at
+        for tp, position in at.items():
+            assert read.columns[tp].offsets.tolist() == list(range(position, read.ends[tp])), tp
+            assert read.ends[tp] > position or position == len(sizes), "each range moves on"
+            seen[tp] += len(read.columns[tp])
+        at = dict(read.ends)
+    assert seen == {one: len(sizes), two: len(sizes)}
+    assert reads > 15

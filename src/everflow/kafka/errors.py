@@ -38,6 +38,21 @@ _MIGRATED = frozenset(
 )
 _GENERATION = frozenset({KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS})
 
+# Codes that stay whatever is tried, also where librdkafka only says that the transaction must be aborted.
+_FOR_GOOD = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    }
+)
+
 # Codes that librdkafka does not call retriable although the cause passes: the same batch is run again under
 # task.timeout.ms, and the message names the topic should it not pass.
 _PASSING = frozenset(
@@ -99,7 +114,7 @@ def classify(error: KafkaError, doing: str) -> EverflowError:
         return GenerationChanged(f"{text}. The group was rebalanced meanwhile; the batch is run again.")
     if code == KafkaError.UNSTABLE_OFFSET_COMMIT:
         return OffsetsUnstableError(f"{text}. A transaction on these offsets is still open.")
-    if code in _PASSING or error.retriable() or error.txn_requires_abort():
+    if code not in _FOR_GOOD and (code in _PASSING or error.retriable() or error.txn_requires_abort()):
         return RetriableError(text)
     return FatalError(f"{text}. Trying again would not help: mend the cause named here and start again.")
 

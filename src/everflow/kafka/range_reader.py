@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from everflow.kafka.fetch_connection import bulk_settings
-from everflow.kafka.log_columns import LogColumns
+from everflow.kafka.log_columns import UNBOUNDED, Read
 from everflow.kafka.record_batches import UnsupportedBatchError
 from everflow.kafka.stream_reader import StreamReader
 from everflow.kafka.tail_reader import TailReader
@@ -43,8 +43,11 @@ class RangeReader:
         self._stream = None if settings is None else StreamReader(settings, read_committed, headers)
         self._tail_records = tail_records
 
-    def read(self, ranges: Mapping[TopicPartition, OffsetRange], timeout_s: float) -> dict[TopicPartition, LogColumns]:
+    def read(self, ranges: Mapping[TopicPartition, OffsetRange], timeout_s: float, most_bytes: int = UNBOUNDED) -> Read:
         """The records of ``ranges`` in offset order, by partition; ranges follow one another except after a failure.
+
+        It ends early where keys and values have about ``most_bytes`` bytes, with one record at least of each range that has one:
+        then the next range begins where the read ended.
 
         Raises RetriableError if they do not come within ``timeout_s`` seconds (an end beyond the last stable offset never comes),
         LogStartMovedError if a range begins outside the log, FatalError as classified in `everflow.kafka.errors`; after any of
@@ -52,19 +55,19 @@ class RangeReader:
         """
         large = sum(max(0, wanted.end - wanted.start) for wanted in ranges.values()) > self._tail_records
         if self._stream is None or not (large or self._stream.ahead):
-            return self._tail.read(ranges, timeout_s)
+            return self._tail.read(ranges, timeout_s, most_bytes)
         try:
-            read = self._stream.read(ranges, timeout_s)
+            read = self._stream.read(ranges, timeout_s, most_bytes)
         except UnsupportedBatchError as reason:
             _log.info("librdkafka reads large batches too from now on (%s)", reason)
             self._stream.close()
             self._stream = None
-            return self._tail.read(ranges, timeout_s)
+            return self._tail.read(ranges, timeout_s, most_bytes)
         if large:
             self._tail.rest()
         else:  # the first small one after large ones was under way already; librdkafka begins behind it
             self._stream.rest()
-            self._tail.go_to({tp: wanted.end for tp, wanted in ranges.items()})
+            self._tail.go_to(read.ends)
         return read
 
     def warm_up(self, timeout_s: float) -> None:

@@ -12,11 +12,13 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from everflow.kafka import record_batches
 from everflow.kafka.fetch_connection import FETCH_BYTES, FetchConnection
-from everflow.kafka.log_columns import LogColumns
+from everflow.kafka.log_columns import UNBOUNDED, Budget, LogColumns, Read
 from everflow.kafka.partition_fetches import PartitionFetches
-from everflow.kafka.record_batches import Columns
+from everflow.kafka.record_batches import Batch, Columns
 from everflow.records import OffsetRange, TopicPartition
 
 _AHEAD_BYTES = 64 << 20
@@ -52,7 +54,7 @@ class StreamReader:
         """Whether it fetches ahead, behind the last ranges."""
         return bool(self._streams)
 
-    def read(self, ranges: Mapping[TopicPartition, OffsetRange], timeout_s: float) -> dict[TopicPartition, LogColumns]:
+    def read(self, ranges: Mapping[TopicPartition, OffsetRange], timeout_s: float, most_bytes: int = UNBOUNDED) -> Read:
         """See `RangeReader.read`; ``timeout_s`` is the time without any progress. Raises UnsupportedBatchError besides: then
         nothing of ``ranges`` was handed out."""
         connection = self.connect(timeout_s)
@@ -61,7 +63,12 @@ class StreamReader:
         for tp, wanted in ranges.items():
             if wanted.end > wanted.start:
                 self._streams[tp].send()
-        return {tp: self._streams[tp].take(wanted.end, self._clock, timeout_s) for tp, wanted in ranges.items()}
+        budget = Budget(most_bytes, len(ranges))
+        columns = {}
+        for tp, wanted in ranges.items():
+            columns[tp] = self._streams[tp].take(wanted.end, self._clock, timeout_s, budget.share())
+            budget.used(columns[tp])
+        return Read(columns, {tp: self._streams[tp].position for tp in ranges})
 
     def connect(self, timeout_s: float) -> FetchConnection:
         """The connection, made now if there is none yet. Raises RetriableError if no broker answers within ``timeout_s`` s."""
@@ -97,7 +104,8 @@ class _Stream:
 
     def __init__(self, connection: FetchConnection, tp: TopicPartition, start: int, headers: bool) -> None:
         self._fetches = PartitionFetches(connection, tp, start, None, f"reading {tp}")
-        self._held: deque[Columns] = deque()
+        self._unparsed: deque[tuple[bytes, list[Batch]]] = deque()
+        self._held: Columns | None = None
         self._headers = headers
         self.position = start
         """Offset behind what was taken."""
@@ -106,21 +114,33 @@ class _Stream:
         """See to it that a fetch is under way."""
         self._fetches.send()
 
-    def take(self, end: int, clock: Callable[[], float], timeout_s: float) -> LogColumns:
-        """The records from the position to ``end``."""
-        while self._fetches.position < end:
-            begun = self._fetches.position
-            data, wanted = self._fetches.next_batches(clock, timeout_s)
-            for portion in record_batches.portions(wanted, FETCH_BYTES):
-                found = record_batches.columns(data, portion).between(begun, sys.maxsize)
-                if len(found.offsets):
-                    self._held.append(found)
-        parts = []
-        while self._held and self._held[0].offsets[0] < end:
-            first = self._held.popleft()
-            taken = first.between(0, end)
-            if len(taken.offsets) < len(first.offsets):
-                self._held.appendleft(first.between(end, sys.maxsize))
+    def take(self, end: int, clock: Callable[[], float], timeout_s: float, most_bytes: int) -> LogColumns:
+        """The records from the position to ``end``, or to where they have ``most_bytes`` bytes; moves the position behind them."""
+        parts: list[LogColumns] = []
+        held = 0
+        while self.position < end and held < most_bytes:
+            found = self._next(end, clock, timeout_s)
+            if found is None:
+                self.position = end
+                break
+            taken = found.between(0, end)
+            taken = taken.of(slice(0, int(np.searchsorted(np.cumsum(taken.sizes), most_bytes - held)) + 1))
+            rest = found.of(slice(len(taken.offsets), None))
+            self._held = rest if len(rest.offsets) else None
             parts.append(taken.arrow(self._headers))
-        self.position = max(self.position, end)
+            held += int(taken.sizes.sum())
+            self.position = int(taken.offsets[-1]) + 1
         return LogColumns.concat(parts, self._headers)
+
+    def _next(self, end: int, clock: Callable[[], float], timeout_s: float) -> Columns | None:
+        """Some records from the position on; None if there are none before ``end``."""
+        while self._held is None:
+            if self._unparsed:
+                found = record_batches.columns(*self._unparsed.popleft()).between(self.position, sys.maxsize)
+                self._held = found if len(found.offsets) else None
+            elif self._fetches.position < end:
+                data, wanted = self._fetches.next_batches(clock, timeout_s)
+                self._unparsed += [(data, portion) for portion in record_batches.portions(wanted, FETCH_BYTES)]
+            else:
+                return None
+        return self._held if self._held.offsets[0] < end else None

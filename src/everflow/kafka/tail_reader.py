@@ -17,7 +17,7 @@ from everflow.errors import RetriableError
 from everflow.kafka.client_log import client_log
 from everflow.kafka.errors import classify, classify_exception
 from everflow.kafka.log_chunk import LogStartMovedError
-from everflow.kafka.log_columns import LogColumns
+from everflow.kafka.log_columns import UNBOUNDED, Budget, Read
 from everflow.kafka.messages import columns_of, offset_of
 from everflow.records import OffsetRange, TopicPartition
 
@@ -46,21 +46,27 @@ class TailReader:
         self._consumer = Consumer(settings, logger=client_log)
         self._headers = headers
         self._ahead: dict[TopicPartition, deque[Message]] = {}
+        self._bytes: dict[TopicPartition, int] = {}
         self._next: dict[TopicPartition, int] = {}
         self._end_seen: dict[TopicPartition, int] = {}
 
-    def read(self, ranges: Mapping[TopicPartition, OffsetRange], timeout_s: float) -> dict[TopicPartition, LogColumns]:
+    def read(self, ranges: Mapping[TopicPartition, OffsetRange], timeout_s: float, most_bytes: int = UNBOUNDED) -> Read:
         """See `RangeReader.read`."""
         self.go_to({tp: wanted.start for tp, wanted in ranges.items()})
         deadline = time.monotonic() + timeout_s
-        pending = {tp for tp, wanted in ranges.items() if not self._reached(tp, wanted)}
+        budget = Budget(most_bytes, len(ranges))
+        enough = budget.share()
+        pending = {tp for tp, wanted in ranges.items() if not self._reached(tp, wanted, enough)}
         while pending:
             if time.monotonic() > deadline:
                 missing = ", ".join(f"{tp} to {ranges[tp].end}" for tp in sorted(pending))
                 raise RetriableError(f"no records for {timeout_s:g} s though the log says there are: {missing}")
             self._fetch()
-            pending = {tp for tp in pending if not self._reached(tp, ranges[tp])}
-        return {tp: columns_of(self._take(tp, wanted), self._headers) for tp, wanted in ranges.items()}
+            pending = {tp for tp in pending if not self._reached(tp, ranges[tp], enough)}
+        columns = {}
+        for tp, wanted in ranges.items():
+            columns[tp] = columns_of(self._take(tp, wanted, enough), self._headers)
+        return Read(columns, {tp: self._next[tp] for tp in ranges})
 
     def rest(self) -> None:
         """Read nothing for now: another reader goes on. The connection stays."""
@@ -81,6 +87,7 @@ class TailReader:
             for tp in gone:
                 del self._next[tp]
                 self._ahead.pop(tp, None)
+                self._bytes.pop(tp, None)
                 self._end_seen.pop(tp, None)
             if moved:
                 self._consumer.incremental_assign(
@@ -91,12 +98,13 @@ class TailReader:
         for tp, start in moved.items():
             self._next[tp] = start
             self._ahead[tp] = deque()
+            self._bytes[tp] = 0
 
-    def _reached(self, tp: TopicPartition, wanted: OffsetRange) -> bool:
+    def _reached(self, tp: TopicPartition, wanted: OffsetRange, enough: int) -> bool:
         if wanted.end <= wanted.start or self._end_seen.get(tp, -1) >= wanted.end:
             return True
         ahead = self._ahead[tp]
-        return bool(ahead) and offset_of(ahead[-1]) >= wanted.end - 1
+        return bool(ahead) and (offset_of(ahead[-1]) >= wanted.end - 1 or self._bytes[tp] >= enough)
 
     def _fetch(self) -> None:
         # `consume` waits for all it was asked for; so one record is waited for, and then what is there is taken.
@@ -114,7 +122,9 @@ class TailReader:
             return  # fetched before it was given up
         if error is None:
             assert topic is not None and partition is not None  # noqa: PT018
-            self._ahead[TopicPartition(topic, partition)].append(message)
+            tp = TopicPartition(topic, partition)
+            self._ahead[tp].append(message)
+            self._bytes[tp] += _size(message)
         elif error.code() == KafkaError._PARTITION_EOF:
             assert topic is not None and partition is not None and offset is not None  # noqa: PT018
             self._end_seen[TopicPartition(topic, partition)] = offset
@@ -123,10 +133,18 @@ class TailReader:
         elif not error.retriable() or error.fatal():
             raise classify(error, f"reading {topic}-{partition}")
 
-    def _take(self, tp: TopicPartition, wanted: OffsetRange) -> list[Message]:
+    def _take(self, tp: TopicPartition, wanted: OffsetRange, enough: int) -> list[Message]:
         ahead = self._ahead[tp]
-        taken = []
-        while ahead and offset_of(ahead[0]) < wanted.end:
+        taken: list[Message] = []
+        held = 0
+        while ahead and offset_of(ahead[0]) < wanted.end and held < enough:
             taken.append(ahead.popleft())
-        self._next[tp] = wanted.end
+            held += _size(taken[-1])
+        self._bytes[tp] -= held
+        cut = bool(ahead) and offset_of(ahead[0]) < wanted.end
+        self._next[tp] = offset_of(taken[-1]) + 1 if cut else wanted.end
         return taken
+
+
+def _size(message: Message) -> int:
+    return len(message) + len(message.key() or b"")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from everflow.errors import EverflowError
@@ -82,6 +82,13 @@ class BatchRequest:
     tasks: list[TaskContext]
     application_id: str
     producer_config: Mapping[str, Any] = field(default_factory=dict)
+    most_bytes: int = 1 << 62
+    """Bytes of input that the batch may take (``max.batch.bytes``). A reader of ranges ends early there; a job, which cannot, fails
+    when it has twice as many, and says what a record weighs (``too-large``)."""
+
+    def ending(self, ends: Mapping[str, int]) -> BatchRequest:
+        """The same request with ranges that end at ``ends``."""
+        return replace(self, ranges={name: [start, ends[name], log_end] for name, (start, _, log_end) in self.ranges.items()})
 
     def to_json(self) -> str:
         """Compact JSON text."""
@@ -153,19 +160,23 @@ class BatchFailedError(EverflowError):
         kind: ``record`` (a record cannot be processed; ``record`` names it), ``worker`` (a Python
             worker died),
             ``migrated`` (fenced or unknown to the group), ``generation`` (the group's generation moved on),
-            ``data-loss`` (a range is no longer, or not yet, in the log), ``spark-gone`` (the JVM ended), ``other``.
+            ``data-loss`` (a range is no longer, or not yet, in the log), ``spark-gone`` (the JVM ended),
+            ``fatal`` (trying again would meet it again), ``too-large`` (more bytes than a batch may have: ``size``), ``other``.
         cause: text of the cause, with the workers' traceback.
         record: the culprit where it is known.
+        size: (records, bytes) of a batch that is too large.
     """
 
     code = "EF-BATCH-FAILED"
-    KINDS = frozenset({"record", "worker", "migrated", "generation", "data-loss", "spark-gone", "other"})
+    KINDS = frozenset({"record", "worker", "migrated", "generation", "data-loss", "spark-gone", "fatal", "too-large", "other"})
 
-    def __init__(self, cause: str, *, kind: str = "other", record: BadRecord | None = None) -> None:
+    def __init__(
+        self, cause: str, *, kind: str = "other", record: BadRecord | None = None, size: tuple[int, int] | None = None
+    ) -> None:
         if kind not in self.KINDS:
             raise ValueError(f"unknown kind of batch failure: {kind!r}")
         super().__init__(cause)
-        self.cause, self.kind, self.record = cause, kind, record
+        self.cause, self.kind, self.record, self.size = cause, kind, record, size
 
 
 class CommitMetadata(NamedTuple):

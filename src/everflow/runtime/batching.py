@@ -51,6 +51,14 @@ class BatchSize:
             bound = min(int(bound * min(GROWTH, limits.target_ms / max(1.0, elapsed_ms))), limits.max_records)
         return BatchSize(bound, size, self.cold and not full)
 
+    def too_large(self, records: int, raw_bytes: int) -> BatchSize:
+        """With a batch that was given up because so many records had so many bytes."""
+        return BatchSize(self.bound, raw_bytes / max(1, records), self.cold)
+
+    def shrunk(self, records: int) -> BatchSize:
+        """With a batch of ``records`` that failed again and again for a reason that fewer may not meet (no memory)."""
+        return BatchSize(max(1, min(self.bound, records) // GROWTH), self.bytes_per_record, self.cold)
+
     def records(self, limits: BatchLimits) -> int:
         """The bound with ``max.batch.records`` and ``max.batch.bytes``; at least 1."""
         bound: float = min(self.bound, limits.max_records)

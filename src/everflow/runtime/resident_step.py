@@ -163,8 +163,9 @@ class ResidentStep:
             self.step.announce(request, self.step.level)
             if not request.tasks:
                 reader.warm_up(READ_TIMEOUT_S)  # the thread has no task yet, so nobody waits
-            read = reader.read(_ranges(request), READ_TIMEOUT_S)
-            hop = self.segment.run(read)
+            read = reader.read(_ranges(request), READ_TIMEOUT_S, request.most_bytes)
+            request = request.ending({str(tp): end for tp, end in read.ends.items()})
+            hop = self.segment.run(read.columns)
         (row,) = self.step.run(request, hop, timings)
         return str(row.column(0)[0].as_py())
 

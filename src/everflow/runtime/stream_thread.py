@@ -355,6 +355,7 @@ class StreamThread:
             tasks=[task.context() for _, task in sorted(self.tasks.items())],
             application_id=self.settings.application_id,
             producer_config=self.settings.producer_config,
+            most_bytes=self.settings.limits.max_bytes,
         )
 
     # --- step 6 ----------------------------------------------------------------------------------
@@ -416,9 +417,26 @@ class StreamThread:
             raise RecordError(
                 failure.cause, topic=bad.topic, partition=bad.partition, offset=bad.offset, node=bad.node
             ) from failure
+        if failure.kind == "fatal":
+            raise FatalError(brief(failure.cause)) from failure
         self._next_attempt(failure)
+        self._plan_smaller(failure)
         self.clock.wait(self._stop, self._pause_ms)
         self._pause_ms = min(self._pause_ms * 2, LONGEST_PAUSE_MS)
+
+    def _plan_smaller(self, failure: BatchFailedError) -> None:
+        """A batch that is too large, or failed twice for what may be a lack of memory, runs again with fewer records."""
+        planned = self._planned
+        if planned is None:
+            return
+        if failure.size is not None:
+            self._size = self._size.too_large(*failure.size)
+        elif failure.kind in ("worker", "other") and planned.attempt > 1:
+            self._size = self._size.shrunk(sum(r.end - r.start for r in planned.ranges.values()))
+        else:
+            return
+        ranges = plan_ranges(planned.ranges, self._size.records(self.settings.limits))
+        self._planned = _Planned(ranges, planned.log_ends, planned.attempt)
 
     def _lost(self, task: ActiveTask) -> bool:
         return self.services.gate.broken(task.id, task.epoch)
@@ -431,7 +449,7 @@ class StreamThread:
         elif self._failing.expired():
             raise TaskTimeoutError(
                 f"Stream thread {self.number} made no progress for {self._failing.timeout_ms / 1000:g} s "
-                f"(task.timeout.ms); the last failure: {cause}"
+                f"(task.timeout.ms); the last failure: {brief(str(cause))}"
             ) from cause
 
     # --- step 7 ----------------------------------------------------------------------------------
@@ -505,7 +523,7 @@ def brief(cause: str) -> str:
     if python:
         after = [line for line in cause[cause.rindex("Traceback (most recent") :].splitlines()[1:] if line[:1].strip()]
         if after:
-            return after[0].strip()
+            return after[0].strip().removeprefix("everflow.errors.").removeprefix("FatalError:").strip()
     causes = [line for line in lines if line.startswith("Caused by:") and "EOFException" not in line]
     return (causes or lines or ["unknown"])[-1 if causes else 0].removeprefix("Caused by:").strip()
 

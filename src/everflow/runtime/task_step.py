@@ -24,7 +24,7 @@ from everflow.runtime.merge_order import merge_inputs
 from everflow.runtime.step_functions import RecordFailure, decode_parts, run_function, unnest
 from everflow.runtime.step_stores import StoreAccess, TaskStores
 from everflow.serdes import Serde, SerdeError
-from everflow.topology.hops import HopInput, HopSchema, concat, in_order, read_hop, write_hop
+from everflow.topology.hops import UNBOUNDED, HopInput, HopSchema, concat, in_order, read_hop, write_hop
 from everflow.topology.plan import (
     DEAD_LETTER_SLOT,
     DecodeOp,
@@ -37,6 +37,8 @@ from everflow.topology.plan import (
     UnnestOp,
 )
 
+JOB_BYTES_FACTOR = 2
+"""A job's range cannot be cut while it is read; beyond so many times ``max.batch.bytes`` it is given up and planned smaller."""
 RESULT_SCHEMA = pa.schema([pa.field("result", pa.string())])
 
 
@@ -133,7 +135,7 @@ class TaskStep:
         with timed(timings, "read"):
             request = self.request()
             self.announce(request, self.level)
-            hop = read_hop(batches, self.hop_in)
+            hop = read_hop(batches, self.hop_in, JOB_BYTES_FACTOR * request.most_bytes if self.level == 0 else UNBOUNDED)
         yield from self.run(request, hop, timings)
 
     def run(self, request: BatchRequest, hop: HopInput, timings: dict[str, float]) -> Iterator[pa.RecordBatch]:

@@ -148,10 +148,12 @@ def _parse(name: str) -> TopicPartition:
     return TopicPartition(topic, int(partition))
 
 
+_TOO_LARGE = re.compile(r"HopTooLargeError: (?P<records>\d+) records have (?P<bytes>\d+) bytes")
 _KINDS = (
     (re.compile(r"GenerationChanged"), "generation"),
     (re.compile(r"TaskMigratedError"), "migrated"),
     (re.compile(r"Python worker exited unexpectedly|Python worker process terminated|crashed"), "worker"),
+    (re.compile(r"^(?:everflow\.errors\.)FatalError:", re.MULTILINE), "fatal"),
     (re.compile(r"OffsetOutOfRange|LogStartMovedError|Cannot fetch record|data may have been lost|KAFKA_DATA_LOSS"), "data-loss"),
 )
 
@@ -162,6 +164,8 @@ def failure_of(text: str) -> BatchFailedError:
         record = BadRecord(found["topic"], found["partition"], found["offset"], found["node"])
         where = f" at {found['where']}" if found.get("where") else ""
         return BatchFailedError(f"{found['error']}{where}", kind="record", record=record)
+    if (large := _TOO_LARGE.search(text)) is not None:
+        return BatchFailedError(text, kind="too-large", size=(int(large["records"]), int(large["bytes"])))
     for pattern, kind in _KINDS:
         if pattern.search(text):
             return BatchFailedError(text, kind=kind)

@@ -19,6 +19,13 @@ from everflow.records import HEADERS, EdgeBatch, Int64
 from everflow.topology.plan import Slot
 
 MARKER = -1
+UNBOUNDED = 1 << 62
+
+
+class HopTooLargeError(EverflowError):
+    """A hop has more bytes than a micro-batch may have: it is run again with fewer records."""
+
+    code = "EF-HOP-TOO-LARGE"
 
 
 class HopError(EverflowError):
@@ -80,18 +87,23 @@ class HopInput:
     bytes: int = 0
 
 
-def read_hop(batches: Iterable[pa.RecordBatch], schema: HopSchema) -> HopInput:
+def read_hop(batches: Iterable[pa.RecordBatch], schema: HopSchema, most_bytes: int = UNBOUNDED) -> HopInput:
     """Read a hop to its marker.
 
+    Raises HopTooLargeError as soon as it has more than ``most_bytes``: before a column has 2 GiB, or the machine has no memory.
     Raises HopError if the marker is missing: then the input was cut short by a failure upstream and nothing of it may be
     committed (scenario 33). Text that is not UTF-8 gets U+FFFD for its bad bytes, as Java's StringDeserializer does.
     """
     expected = schema.arrow()
     collected = []
+    rows = held = 0
     for batch in batches:
         if batch.schema.names != expected.names:
             raise HopError(f"hop columns differ: expected {expected.names}, got {batch.schema.names}")
         collected.append(batch)
+        rows, held = rows + batch.num_rows, held + batch.nbytes
+        if held > most_bytes:
+            raise HopTooLargeError(f"{rows} records have {held} bytes already")
     if not collected:
         raise HopError("the input of a step ended without its end marker: an upstream stage failed")
     table = pa.Table.from_batches(collected).combine_chunks()

@@ -18,7 +18,8 @@ from typer.testing import CliRunner, Result
 
 from everflow import StreamsBuilder, serdes
 from everflow.cli.app import app as everflow_command
-from everflow.errors import RecordError, StateLockedError, TaskTimeoutError
+from everflow.errors import FatalError, RecordError, StateLockedError, TaskTimeoutError
+from everflow.metrics import COMMITS
 from everflow.runtime.client_state import ClientState
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
@@ -206,6 +207,39 @@ def test_a_function_that_raises_ends_the_command(run: Run, cluster: Cluster) -> 
     assert result.exit_code == FAILED
     assert f"{source}-0@0" in result.output
     assert f"program_{cluster.prefix}.py:3" in result.output
+
+
+# --- size ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("resident", [10_000_000, 0], ids=["resident", "spark-job"])
+def test_records_that_suddenly_are_large_come_in_smaller_batches(app: Application, cluster: Cluster, resident: int) -> None:
+    source, output = cluster.topic("in", 1), cluster.topic("out", 1)
+    sizes = [10] * 500 + [100_000] * 60 + [10] * 500
+    cluster.write(source, [text(f"k{row % 7}", "v" * size) for row, size in enumerate(sizes)])
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
+    stream.map_values(lambda value: str(len(value)), returns=serdes.string()).to(output)
+    with app.running(builder.build(), resident_max_records=resident, max_batch_bytes=1_000_000) as streams:
+        app.until_processed(streams, source)
+        batches = streams.metrics()[COMMITS]
+    assert [record.value for record in cluster.read(output)] == [str(size).encode() for size in sizes]
+    assert isinstance(batches, float | int)
+    assert batches >= 4, "6 MB in batches of 1 to 2"
+
+
+def test_a_result_that_the_topic_does_not_take_stops_the_instance_at_once(app: Application, cluster: Cluster) -> None:
+    source, output = cluster.topic("in", 1), cluster.topic("out", 1)
+    cluster.write(source, [text("k", "v" * 900_000)])
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
+    stream.map_values(lambda value: value * 2, returns=serdes.string()).to(output)
+    streams = app.instance(builder.build(), task_timeout_ms=600_000, **{"producer.message.max.bytes": 5_000_000})
+    streams.start()
+    error = until_failed(streams)
+    assert isinstance(error, FatalError)
+    assert output in str(error)
+    assert "\n" not in str(error)
 
 
 # --- folder ----------------------------------------------------------------------------------------------------

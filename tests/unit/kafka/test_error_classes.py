@@ -29,3 +29,10 @@ def test_classes(code: int, kind: type[Exception]) -> None:
     error = classify(KafkaError(code), "doing something")
     assert type(error) is kind
     assert "doing something" in str(error)
+
+
+def test_what_stays_is_fatal_also_where_the_transaction_must_be_aborted() -> None:
+    too_large = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "too large", txn_requires_abort=True)
+    assert type(classify(too_large, "committing")) is FatalError
+    aborted = KafkaError(KafkaError.UNKNOWN_PRODUCER_ID, "gone", txn_requires_abort=True)
+    assert type(classify(aborted, "committing")) is RetriableError

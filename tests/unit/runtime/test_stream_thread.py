@@ -28,6 +28,7 @@ from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.recovery import Committed, Recovery, RecoveryRules
 from everflow.runtime.stream_thread import StreamThread, ThreadServices, ThreadSettings, brief
 from everflow.runtime.task import ActiveTask, TaskState, TaskStore
+from everflow.runtime.thread_job import failure_of
 
 IN = TopicPartition("in", 0)
 TASK = TaskId(0, 0)
@@ -328,6 +329,59 @@ def test_without_spark_the_thread_ends_after_it_has_fenced(world: World) -> None
     with pytest.raises(FatalError, match="start the instance again"):
         world.turn()
     assert world.done[:4] == ["kill [99]", "fence app-p-0", "committed", "restore"]
+
+
+def test_what_would_fail_again_ends_the_thread_at_once_with_the_cause_in_one_line(world: World) -> None:
+    text = "An exception\nTraceback (most recent call last):\n  File x\neverflow.errors.FatalError: too big for out\n\tat j"
+
+    def fail(request: BatchRequest) -> BatchResult:
+        raise failure_of(text)
+
+    world.behave = fail
+    world.give_task()
+    world.end = 10
+    world.turn()
+    with pytest.raises(FatalError, match=r"\Atoo big for out\Z"):
+        world.turn()
+    assert world.done[:4] == ["kill [99]", "fence app-p-0", "committed", "restore"]
+
+
+def test_a_batch_with_too_many_bytes_runs_again_with_as_many_records_as_fit(world: World) -> None:
+    """Nothing is known of a record's size before the first batch; the range is the same for a failure of another kind."""
+
+    def weigh(request: BatchRequest) -> BatchResult:
+        (begin, end, _) = request.ranges["in-0"]
+        if (end - begin) << 20 > 2 * request.most_bytes:
+            raise failure_of(f"everflow.topology.hops.HopTooLargeError: 40 records have {40 << 20} bytes already")
+        return world.commit(request)
+
+    world.thread.settings = replace(world.thread.settings, limits=BatchLimits(100, 20 << 20, 1_000))
+    world.behave = weigh
+    world.give_task()
+    world.end = 100
+    for _ in range(12):
+        world.turn()
+    sizes = [request.ranges["in-0"][1] - request.ranges["in-0"][0] for request in world.requests]
+    assert sizes[:3] == [100, 20, 20]
+    assert world.committed_offset == 100
+    assert [request.attempt for request in world.requests[:2]] == [0, 1]
+
+
+def test_a_batch_that_keeps_failing_is_tried_with_fewer_records(world: World) -> None:
+    def no_memory(request: BatchRequest) -> BatchResult:
+        (begin, end, _) = request.ranges["in-0"]
+        if end - begin > 10:
+            raise BatchFailedError("Python worker exited unexpectedly", kind="worker")
+        return world.commit(request)
+
+    world.behave = no_memory
+    world.give_task()
+    world.end = 100
+    for _ in range(12):
+        world.turn()
+    sizes = [request.ranges["in-0"][1] - request.ranges["in-0"][0] for request in world.requests]
+    assert sizes[:4] == [100, 100, 25, 6]
+    assert world.committed_offset > 0
 
 
 def test_retries_end_with_the_task_timeout(world: World) -> None:
