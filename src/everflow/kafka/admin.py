@@ -207,6 +207,22 @@ class ClusterAdmin:
 
         return self._retry(once, timeout_s, "reading topic configurations")
 
+    def creates_topics(self, timeout_s: float = _REQUEST_S) -> bool | None:
+        """Whether the brokers create a topic when a producer first names it (``auto.create.topics.enable``); None where they do
+        not tell (no permission, a service that hides it)."""
+
+        def once(left: float) -> bool | None:
+            node = self._admin.describe_cluster(request_timeout=left).result(left + 1).nodes[0]
+            broker = ConfigResource(ResourceType.BROKER, str(node.id))
+            entries = self._admin.describe_configs([broker], request_timeout=left)[broker].result(left + 1)
+            entry = entries.get("auto.create.topics.enable")
+            return None if entry is None or entry.value is None else str(entry.value).lower() == "true"
+
+        try:
+            return self._retry(once, timeout_s, "asking whether topics are created by themselves")
+        except EverflowError:
+            return None
+
     def create_topics(
         self,
         topics: Mapping[str, tuple[int, Mapping[str, str]]],

@@ -2,7 +2,7 @@
 
 ``produce`` is called record by record: it takes a timestamp, ``produce_batch`` of confluent-kafka 2.16 refuses one.
 Measured with a local broker, 100-byte records: 1.1-1.8 M/s into the queue, 0.9-1.5 M/s delivered, commit 2-5 ms. A
-delivery callback for every record would cost much of that, so only the last record of a tracked partition has one.
+delivery callback for every record would cost much of that, so only the last record of a write or of a tracked partition has one.
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ class RecordWriter:
         self._bootstrap = str(config["bootstrap.servers"])
         self._positions: dict[TopicPartition, int] = {}
         self._failures: list[tuple[str, KafkaError]] = []
+        self._topics: set[str] = set()
         # The callback holds the list, not the writer: no cycle, so a dropped writer's threads end at once.
         fatal: list[KafkaError] = []
         self._fatals = fatal
@@ -134,6 +135,7 @@ class RecordWriter:
         """Start a batch: a transaction if the writer has an id; forgets positions and errors of the batch before."""
         self._positions.clear()
         self._failures.clear()
+        self._topics.clear()
         if self.transactional_id is not None:
             self._call("beginning the transaction", self._producer.begin_transaction)
 
@@ -162,18 +164,20 @@ class RecordWriter:
         if count == 0:
             return
         partitions = _partitions(partition, count)
-        last = self._last_of_each(topic, partition, count) if track else {}
+        last = self._last_of_each(topic, partition, count) if track else {count - 1: partitions[count - 1]}
+        told = self._on_tracked if track else self._on_last
+        self._topics.add(topic)
         stamps = np.where(timestamps == 0, 1, timestamps).tolist()
         start = 0
         columns = (values, keys, partitions, stamps)
-        # The tracked records (the last of each partition) cut the loop, so the other ones pay nothing for tracking.
+        # The records with a callback (the last one, or the last of each tracked partition) cut the loop: the others pay nothing.
         for stop in [*sorted(last), count]:
             part = slice(start, stop)
             cut = [column[part] for column in columns]
             self._queue(topic, zip(*cut, _headers(headers, part, stop - start), strict=True))
             if stop < count:
                 extra = None if headers is None else headers[stop]
-                self._produce(topic, values[stop], keys[stop], last[stop], stamps[stop], extra, self._on_tracked)
+                self._produce(topic, values[stop], keys[stop], last[stop], stamps[stop], extra, told)
             start = stop + 1
         self._producer.poll(0)
 
@@ -197,7 +201,8 @@ class RecordWriter:
             if not left:
                 return
             if time.monotonic() >= deadline:
-                raise self._failed(RetriableError(f"{self._name}: {left} records not delivered within {timeout_s:g} s"))
+                late = f"{left} records not delivered within {timeout_s:g} s, of those written to {self._written}"
+                raise self._failed(RetriableError(f"{self._name}: {late}"))
 
     def positions(self) -> dict[TopicPartition, int]:
         """Next offset (last delivered + 1) of every tracked partition since ``begin``; complete after ``flush``."""
@@ -228,7 +233,7 @@ class RecordWriter:
             assert error is not None
             # Anything that neither asks for an abort nor is fatal leaves the request on its way.
             if error.txn_requires_abort() or error.fatal():
-                raise self._failed(classify(error, f"{self._name}: committing")) from failure
+                raise self._failed(classify(error, f"{self._name}: committing what was written to {self._written}")) from failure
             raise self._discarded(
                 UnknownOutcomeError(
                     f"{self._name}: no answer to the commit within {timeout_s:g} s ({error.name()}); "
@@ -292,17 +297,31 @@ class RecordWriter:
         backwards, first = np.unique(np.asarray(partition)[::-1], return_index=True)
         return {count - 1 - int(i): int(p) for p, i in zip(backwards, first, strict=True)}
 
+    def _on_last(self, error: KafkaError | None, message: Message) -> None:
+        """The last record of an untracked write: refused records then have a place and a reason, not only a number at the commit.
+        A topic that does not exist refuses them all."""
+        if error is not None:
+            partition = message.partition()
+            topic = str(message.topic())
+            where = topic if partition is None or partition < 0 else str(TopicPartition(topic, partition))
+            self._failures.append((where, error))
+
     def _on_tracked(self, error: KafkaError | None, message: Message) -> None:
         where = TopicPartition(str(message.topic()), int(message.partition() or 0))
         offset = message.offset()
         if error is not None:
-            self._failures.append((str(where), error))
+            self._on_last(error, message)
         elif offset is None or offset < 0:
             # A retry that the broker answered as a duplicate beyond its cache: delivered, but nobody says where.
             unknown = KafkaError(KafkaError._TIMED_OUT, "delivered at an unknown offset")
             self._failures.append((str(where), unknown))
         else:
             self._positions[where] = max(offset + 1, self._positions.get(where, 0))
+
+    @property
+    def _written(self) -> str:
+        """The batch's topics: all that can be said of the place where a record without a callback was refused."""
+        return ", ".join(sorted(self._topics)) or "no topic"
 
     @property
     def _fatal(self) -> KafkaError | None:

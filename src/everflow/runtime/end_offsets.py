@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from everflow.clock import Clock
 from everflow.errors import EverflowError, RetriableError
 from everflow.records import TopicPartition
+from everflow.runtime.shrunk_logs import ShrunkLogs
 
 log = logging.getLogger("everflow")
 
@@ -19,7 +20,8 @@ BUSY_PERIOD_MS = 50.0
 class EndOffsets:
     """Ends of all watched partitions: last stable offsets under exactly-once, high watermarks otherwise.
 
-    ``read`` asks the brokers. `watch`, `unwatch`, `ends` and `idle` may be called from any thread.
+    ``read`` asks the brokers. ``check`` None: nobody minds an end before a position. `watch`, `unwatch`, `ends` and `idle` may be
+    called from any thread.
     """
 
     def __init__(
@@ -27,10 +29,12 @@ class EndOffsets:
         read: Callable[[Sequence[TopicPartition]], Mapping[TopicPartition, int]],
         clock: Clock,
         period_ms: float,
+        check: ShrunkLogs | None = None,
     ) -> None:
         self._read = read
         self._clock = clock
         self._period_ms = period_ms
+        self._check = check
         self._lock = threading.Lock()
         self._watched: dict[int, tuple[frozenset[TopicPartition], threading.Event]] = {}
         self._ends: Mapping[TopicPartition, int] = {}
@@ -69,14 +73,18 @@ class EndOffsets:
         return 0.0 if since is None else self._clock.monotonic_ms() - since
 
     def poll_once(self) -> None:
-        """Read all ends and wake the threads for which something is new."""
+        """Read all ends and wake the threads for which something is new. Raises FatalError for a log that has shrunk."""
         with self._lock:
             watched = dict(self._watched)
         partitions = sorted({tp for mine, _ in watched.values() for tp in mine})
         if not partitions:
             return
+        # Before the ends: what was read until now cannot lie beyond an end that is asked for later.
+        held = {} if self._check is None else self._check.held()
         try:
             now = self._read(partitions)
+            if self._check is not None and held:
+                self._check.require(held, now)
         except RetriableError as error:
             if self._failing_since_ms is None:
                 self._failing_since_ms = self._clock.monotonic_ms()

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from everflow.errors import InternalTopicError, OffsetsExpiredError
 from everflow.records import TopicPartition
+from everflow.runtime.start_over import start_over
 
 log = logging.getLogger("everflow")
 
@@ -89,9 +90,17 @@ def is_first_start(application_id: str, any_committed: bool, spans: Mapping[Topi
             f"The group {application_id} has no committed offsets, but its internal topics hold records "
             f"({', '.join(filled[:5])}{', ...' if len(filled) > 5 else ''}). Either the offsets expired (the application was down "
             "for longer than offsets.retention.minutes) or the group was deleted. Starting would count the input twice. "
-            f"To start over from the input: everflow reset {application_id}"
+            f"{start_over(application_id)}"
         )
     return True
+
+
+def _other_program(application_id: str) -> str:
+    """The cause to look at first: starting over would then destroy an application that is well."""
+    return (
+        f"Most likely another topology (or one with a changed store name) runs or ran under the application.id {application_id}: "
+        "then delete nothing, and give this program an application.id of its own, or its stores the names they had."
+    )
 
 
 def prepare(admin: TopicAdmin, application_id: str, specs: Iterable[TopicSpec], inputs: Iterable[TopicPartition]) -> None:
@@ -111,9 +120,8 @@ def prepare(admin: TopicAdmin, application_id: str, specs: Iterable[TopicSpec], 
     wrong = [text for name, facts in sorted(existing.items()) for text in problems(needed[name], facts)]
     if wrong:
         raise InternalTopicError(
-            "Internal topics do not fit the topology: "
-            + "; ".join(wrong)
-            + f". Was the topology or the number of input partitions changed? everflow reset {application_id} starts over."
+            f"Internal topics do not fit the topology: {'; '.join(wrong)}. {_other_program(application_id)} Or the number of input "
+            f"partitions was changed: keys are then in other partitions than their state. {start_over(application_id)}"
         )
     missing = [spec for name, spec in sorted(needed.items()) if name not in existing]
     if not missing:
@@ -121,8 +129,9 @@ def prepare(admin: TopicAdmin, application_id: str, specs: Iterable[TopicSpec], 
     names = ", ".join(spec.name for spec in missing)
     if not first:
         raise InternalTopicError(
-            f"Internal topics are missing: {names}. The application has run before, so their records are lost; they are not "
-            f"created again silently. Restore them from a backup, or start over with: everflow reset {application_id}"
+            f"Internal topics are missing: {names}. {application_id} has run before, so they are not created silently: state could "
+            f"be lost. {_other_program(application_id)} Only if these topics were deleted: restore them from a backup; or, "
+            f"without one, give up the state. {start_over(application_id)}"
         )
     admin.create(missing)
     for spec in missing:

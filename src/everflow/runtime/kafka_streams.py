@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from everflow import metrics as names
 from everflow.clock import Clock, Deadline, SystemClock
@@ -24,6 +24,7 @@ from everflow.kafka.producer import group_metadata
 from everflow.membership.member import Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked, Roles
 from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
+from everflow.runtime.batch_watchdog import end_hanging
 from everflow.runtime.changelogs import Changelogs
 from everflow.runtime.client_state import ENDED, STOPPING, ClientState, StateListener, StateMachine
 from everflow.runtime.commit_gate import CommitGate, GateBackend, GateBook, MemberMetadata
@@ -45,8 +46,10 @@ from everflow.runtime.stream_thread import OpenJob, StreamThread, ThreadServices
 from everflow.runtime.task import ActiveTask, TaskState, TaskStore
 from everflow.runtime.task_manager import TaskManager, TaskServices
 from everflow.runtime.task_status import TaskStatus, copies_metrics, statuses
+from everflow.runtime.topic_watch import TopicWatch
 from everflow.runtime.wiring import (
     Ground,
+    end_offsets,
     group_settings,
     job_opener,
     lost_writers_of,
@@ -57,6 +60,7 @@ from everflow.runtime.wiring import (
     state_updater,
     task_assignor,
     thread_settings,
+    topic_watch,
 )
 from everflow.runtime.worker_processes import is_worker, kill_and_wait
 from everflow.state.lmdb_store import LmdbStore
@@ -120,6 +124,7 @@ class KafkaStreams(InteractiveQueries):
         self._deferred: DeferredOffsets | None = None
         self._gate: CommitGate | None = None
         self._ends: EndOffsets | None = None
+        self._topic_watch: TopicWatch | None = None
         self._pools: tuple[ThreadPoolExecutor, ...] = ()
         self._lost_writers: LostWriters | None = None
         self._manager: TaskManager | None = None
@@ -215,9 +220,7 @@ class KafkaStreams(InteractiveQueries):
         values[names.CLIENT_STATE] = self.state.name
         values[names.ALIVE_STREAM_THREADS] = sum(1 for thread in self._threads if not thread.join(0))
         ends = {} if self._ends is None else self._ends.ends()
-        values[names.LAG] = sum(
-            max(0, ends.get(tp, offset) - offset) for task in self._running_tasks() for tp, offset in dict(task.positions).items()
-        )
+        values[names.LAG] = sum(max(0, ends.get(tp, at) - at) for tp, at in self._running_positions().items())
         values.update(copies_metrics({} if self._updater is None else self._updater.followed()))
         return values
 
@@ -262,11 +265,9 @@ class KafkaStreams(InteractiveQueries):
         self._gate = CommitGate(self._book, backend, self._directory.path)
         gate_path = self._gate.start()
         # 11. Ends of the input, stream threads, restore threads, the loop.
-        ends = self._ends = EndOffsets(
-            lambda asked: admin.end_offsets(asked, self._isolation), self._clock, config.poll_interval_ms
-        )
+        ends = self._ends = end_offsets(ground, self._running_positions)
         self._queries = store_queries(
-            self._topology, blueprint, config.application_server, self._query_ports(admin, updater), self._clock
+            self._topology, blueprint, config.application_server, self._query_ports(ground, updater), self._clock
         )
         open_job = job_opener(session, ground)
         for number in range(config.num_stream_threads):
@@ -274,6 +275,8 @@ class KafkaStreams(InteractiveQueries):
         self._manager = self._task_manager(ground, member, updater, copies, deferred)
         self._lost_writers = lost_writers_of(ground) if config.exactly_once else None
         self._loop = threading.Thread(target=self._run_loop, args=(ground,), name="everflow-instance", daemon=True)
+        watch = self._topic_watch = topic_watch(ground, self._on_failed)
+        watch.start()
         ends.start()
         for thread in self._threads:
             thread.start()
@@ -286,17 +289,13 @@ class KafkaStreams(InteractiveQueries):
         deadline = Deadline(self._clock, config.task_timeout_ms)
         retrying(member.start, "joining the group", clock=self._clock, deadline=deadline, stop=self._stop)
 
-    @property
-    def _isolation(self) -> Literal["read_committed", "read_uncommitted"]:
-        return "read_committed" if self.config.exactly_once else "read_uncommitted"
-
-    def _query_ports(self, admin: ClusterAdmin, updater: StateUpdater) -> QueryPorts:
+    def _query_ports(self, ground: Ground, updater: StateUpdater) -> QueryPorts:
         return QueryPorts(
             state=lambda: self.state,
             running=lambda: {task.id: task.stores for task in self._running_tasks()},
             copies=lambda: {**updater.stores(), **({} if self._manager is None else self._manager.idle_stores())},
             hosts=self._hosts.hosts,
-            ends=lambda partitions: admin.end_offsets(partitions, self._isolation),
+            ends=lambda partitions: ground.admin.end_offsets(partitions, ground.isolation),
         )
 
     def _stream_thread(self, ground: Ground, ends: EndOffsets, number: int, gate_path: str, open_job: OpenJob) -> StreamThread:
@@ -376,24 +375,13 @@ class KafkaStreams(InteractiveQueries):
     def _tick(self, ground: Ground) -> None:
         if self.state is ClientState.REBALANCING and self._manager is not None and self._member is not None:
             self._on_tasks_changed(self._manager.all_running())
-        self._watch_batches()
+        end_hanging(self._threads, self._book, self.config.max_poll_interval_ms, self._clock)
         now_ms = self._clock.monotonic_ms()
         if now_ms >= self._next_purge_ms:
             self._next_purge_ms = now_ms + self.config.repartition_purge_interval_ms
             _quietly(lambda: self._purge(ground))
             if self._racks is not None:
                 self._racks.refresh()
-
-    def _watch_batches(self) -> None:
-        """D7's watchdog: end the workers of a batch that hangs; its job then fails, and the thread recovers in D6's order."""
-        now_ms = self._clock.monotonic_ms()
-        for thread in self._threads:
-            since = thread.batch_since_ms
-            if since is not None and now_ms - since > self.config.max_poll_interval_ms:
-                pids = self._book.take_pids(thread.number)
-                if pids:
-                    log.warning("Stream thread %d: a batch hangs, ending its workers %s", thread.number, list(pids))
-                    kill_and_wait(pids, self._clock)
 
     def _purge(self, ground: Ground) -> None:
         """Delete what was read from repartition topics, never beyond what is committed (scenario 27)."""
@@ -406,6 +394,9 @@ class KafkaStreams(InteractiveQueries):
 
     def _running_tasks(self) -> list[ActiveTask]:
         return [task for thread in self._threads for task in list(thread.tasks.values()) if task.state is TaskState.RUNNING]
+
+    def _running_positions(self) -> dict[TopicPartition, int]:
+        return {tp: offset for task in self._running_tasks() for tp, offset in dict(task.positions).items()}
 
     def _running_ids(self) -> list[TaskId]:
         return [task.id for task in self._running_tasks()]
@@ -557,6 +548,8 @@ class KafkaStreams(InteractiveQueries):
             kill_and_wait([pid for pid in self._book.take_pids(thread.number) if is_worker(pid)], self._clock)
 
     def _end_recoveries(self) -> None:
+        if self._topic_watch is not None:
+            self._topic_watch.close()
         if self._ends is not None:
             self._ends.close()
         if self._updater is not None:

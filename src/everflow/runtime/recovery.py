@@ -19,6 +19,7 @@ from everflow.errors import FatalError, OffsetsExpiredError, RetriableError, Tas
 from everflow.records import TopicPartition
 from everflow.runtime.batch import parse_metadata
 from everflow.runtime.retry import StoppedError, retrying
+from everflow.runtime.start_over import start_over
 from everflow.runtime.task import ActiveTask, TaskStore
 
 log = logging.getLogger("everflow")
@@ -190,7 +191,7 @@ class Recovery:
                     raise OffsetsExpiredError(
                         f"Task {task.id} has no committed offsets on {', '.join(map(str, task.inputs))}, but its changelog "
                         f"{store.changelog} holds records: the offsets expired or were deleted. Starting would count the "
-                        f"input twice. To start over: everflow reset {self.rules.application_id}"
+                        f"input twice. {start_over(self.rules.application_id)}"
                     )
 
     def _restore(self, task: ActiveTask, targets: Mapping[TopicPartition, int], deadline: _Patience) -> None:
@@ -222,7 +223,7 @@ class Recovery:
                 # Committed offsets never lie beyond the end of an unharmed log.
                 raise FatalError(
                     f"{tp}: committed offset {found.offset} lies beyond the end of the log ({end}): the topic was re-created "
-                    f"or truncated. everflow reset {self.rules.application_id} starts over."
+                    f"or truncated. {start_over(self.rules.application_id)}"
                 )
 
     def _reset(self, tp: TopicPartition, span: tuple[int, int], why: str) -> int:

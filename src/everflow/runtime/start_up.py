@@ -18,6 +18,7 @@ from everflow.kafka.producer import fence_all
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.batch import format_metadata
 from everflow.runtime.internal_topics import TopicFacts, TopicSpec, prepare
+from everflow.runtime.output_topics import fixed_outputs, missing_outputs
 from everflow.runtime.retry import retrying
 from everflow.runtime.task import ActiveTask, TaskStore
 from everflow.state.store import StoreSpec
@@ -82,8 +83,8 @@ def prepare_cluster(
 ) -> Blueprint:
     """Steps 2-7 of a start (step 1, the lock on the state folder, is the caller's).
 
-    Raises TaskTimeoutError (no broker), TopologyError (source topics missing, partition counts that do not fit),
-    InternalTopicError, OffsetsExpiredError, StateFormatError.
+    Raises TaskTimeoutError (no broker), TopologyError (topics missing, partition counts that do not fit), InternalTopicError,
+    OffsetsExpiredError, StateFormatError.
     """
     # 2. A broker answers, or says for how long it has not.
     cluster_id = admin.wait_until_reachable(config.task_timeout_ms / 1000, lambda line: log.warning("%s", line))
@@ -101,6 +102,7 @@ def prepare_cluster(
         topic_config=config.topic(),
         additional_retention_ms=config.windowstore_changelog_additional_retention_ms,
     )
+    _require_outputs(topology, config, admin, max(counts.values(), default=1))
     # 5. Internal topics: created at the first start, validated at every other (I10).
     specs = [TopicSpec(n, p, dict(c), "repartition") for n, (p, c) in needed.repartition.items()]
     specs += [TopicSpec(n, p, dict(c), "changelog") for n, (p, c) in needed.changelog.items()]
@@ -119,6 +121,15 @@ def prepare_cluster(
         frozenset(needed.repartition),
         fingerprint(subs),
     )
+
+
+def _require_outputs(topology: Topology, config: StreamsConfig, admin: ClusterAdmin, partitions: int) -> None:
+    outputs = fixed_outputs(topology, config.errors_dead_letter_queue_topic_name)
+    found = admin.describe_topics(outputs)
+    missing = {name: where for name, where in outputs.items() if name not in found}
+    error = missing_outputs(missing, admin.creates_topics(), partitions) if missing else None
+    if error is not None:
+        raise error
 
 
 def transactional_id(config: StreamsConfig, process_id: str, thread: int) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 
 from everflow.clock import Clock
 from everflow.config import StreamsConfig
-from everflow.kafka.admin import ClusterAdmin
+from everflow.errors import EverflowError
+from everflow.kafka.admin import ClusterAdmin, Isolation
 from everflow.kafka.group_channel import GroupSettings
 from everflow.kafka.log_follower import LogFollower
 from everflow.kafka.producer import fence_all
@@ -21,20 +22,24 @@ from everflow.records import TaskId, TopicPartition
 from everflow.runtime import partition_racks
 from everflow.runtime.changelogs import Changelogs
 from everflow.runtime.copies import Copies
+from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.lost_writers import LostWriters
 from everflow.runtime.own_assignor import decision
 from everflow.runtime.recovery import Recovery, RecoveryRules
 from everflow.runtime.restoration import ChangelogState, PreparedStore, RestoreListener, prepare_store
+from everflow.runtime.shrunk_logs import ShrunkLogs
 from everflow.runtime.standby_listener import StandbyUpdateListener
 from everflow.runtime.start_up import FENCE_TIMEOUT_S, Blueprint, transactional_id
 from everflow.runtime.state_updater import StateUpdater, UpdaterServices
 from everflow.runtime.stream_thread import OpenJob, ThreadSettings
 from everflow.runtime.task_recovery import ClusterRecoveryPorts
+from everflow.runtime.topic_watch import TopicChanges, TopicWatch
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
 
 log = logging.getLogger("everflow")
 
+WATCH_REQUEST_S = 5.0
 PREPARED_PARTITIONS = 256
 """Up to so many input partitions every stream thread's job can read them all; above it a job is prepared per assignment."""
 
@@ -65,6 +70,11 @@ class Ground:
     def _rack(self) -> dict[str, str]:
         return {"client.rack": self.config.client_rack} if self.config.client_rack else {}
 
+    @property
+    def isolation(self) -> Isolation:
+        """How inputs are read."""
+        return "read_committed" if self.config.exactly_once else "read_uncommitted"
+
     def input_partitions(self) -> frozenset[TopicPartition]:
         """Every partition that a task of the application reads."""
         counts = self.blueprint.partitions
@@ -87,6 +97,26 @@ class Ground:
                 task = TaskId(subtopology, partition)
                 found[task] = tuple(self.changelog(task, spec) for spec in logged)
         return found
+
+
+def end_offsets(ground: Ground, positions: Callable[[], dict[TopicPartition, int]]) -> EndOffsets:
+    """The poller of the inputs' ends; ``positions``: of the running tasks."""
+    admin = ground.admin
+    shrunk = ShrunkLogs(
+        ground.config.application_id, positions, lambda asked: admin.end_offsets(asked, "read_uncommitted"), ground.clock
+    )
+    return EndOffsets(
+        lambda asked: admin.end_offsets(asked, ground.isolation), ground.clock, ground.config.poll_interval_ms, shrunk
+    )
+
+
+def topic_watch(ground: Ground, failed: Callable[[EverflowError], None]) -> TopicWatch:
+    """The watch over the ids and partition counts of inputs and internal topics."""
+    blueprint = ground.blueprint
+    changelogs = {tp.topic for listed in ground.changelogs_of_tasks().values() for tp in listed}
+    changes = TopicChanges(blueprint.application_id, blueprint.partitions, set(blueprint.partitions) - blueprint.repartition)
+    names = changelogs.union(blueprint.partitions)
+    return TopicWatch(lambda: ground.admin.describe_topics(names, WATCH_REQUEST_S), changes, failed, ground.clock)
 
 
 def new_incarnation() -> str:

@@ -9,6 +9,7 @@ import pytest
 from everflow.errors import TaskTimeoutError
 from everflow.kafka.admin import ClusterAdmin, topic_problems
 from everflow.records import TopicPartition
+from everflow.testing.waiting import wait_until
 
 pytestmark = pytest.mark.broker
 Topic = Callable[..., str]
@@ -26,6 +27,18 @@ def test_topics_are_created_once_described_and_deleted(admin: ClusterAdmin, name
     admin.delete_topics([name, f"{name}-absent"])
     admin.create_topics(wanted)
     assert admin.describe_topics([name])[name].topic_id != found[name].topic_id
+
+
+def test_a_broker_says_whether_it_creates_topics(admin: ClusterAdmin) -> None:
+    assert admin.creates_topics() is False
+
+
+def test_a_topic_created_again_has_another_id_for_a_client_that_knew_the_old_one(admin: ClusterAdmin, topic: Topic) -> None:
+    name, asks = topic(1), ClusterAdmin(admin._config)
+    before = asks.describe_topics([name])[name].topic_id
+    admin.delete_topics([name])
+    admin.create_topics({name: (1, {})})
+    wait_until(lambda: asks.describe_topics([name])[name].topic_id != before, 10, "the new id")
 
 
 def test_offsets_by_time_and_of_an_unknown_group(admin: ClusterAdmin, topic: Topic, name: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer
 from group_members import assignor_of
 
-from everflow.errors import RetriableError, TaskMigratedError
+from everflow.errors import EverflowError, RetriableError, TaskMigratedError
 from everflow.kafka.admin import ClusterAdmin, CommittedOffset
 from everflow.kafka.errors import GenerationChanged, OffsetsUnstableError
 from everflow.kafka.group_channel import GroupSettings
@@ -94,6 +94,40 @@ def test_a_record_lost_in_the_middle_is_not_overlooked(bootstrap: str, topic: To
     with pytest.raises(RetriableError, match="size too large"):
         writer.flush(10)
     assert RecordWriter.get(config, None) is not writer
+
+
+def refusal(writer: RecordWriter) -> str:
+    """What the writer says of a batch that the broker does not take."""
+    try:
+        writer.flush(10)
+        writer.commit(10)
+    except EverflowError as error:
+        return str(error)
+    raise AssertionError("the batch was committed")
+
+
+def test_a_refused_record_names_its_topic(bootstrap: str, topic: Topic, name: str) -> None:
+    """The last record of a write says where and why; for another one the commit says at least where."""
+    target, config = topic(2, max_message_bytes="2000"), {"bootstrap.servers": bootstrap, "batch.num.messages": 1}
+    said = []
+    for values in ([b"1", b"2", b"x" * 5000], [b"x" * 5000, b"2", b"3"]):
+        writer = RecordWriter.get(config, name)
+        writer.begin()
+        writer.write(target, [b"k"] * 3, values, stamps(3), [0, 1, 1])
+        said.append(refusal(writer))
+        writer.close()
+    assert f"delivering to {target}-1: " in said[0]
+    assert "size too large" in said[0]
+    assert f"committing what was written to {target}: " in said[1]
+
+
+def test_a_topic_that_does_not_exist_is_named(bootstrap: str, name: str) -> None:
+    writer = RecordWriter.get({"bootstrap.servers": bootstrap, "topic.metadata.propagation.max.ms": 100}, name)
+    writer.begin()
+    writer.write(f"{name}-nope", *rows(100))
+    with pytest.raises(RetriableError, match=f"delivering to {name}-nope: .*[Uu]nknown topic"):
+        writer.flush(20)
+    writer.close()
 
 
 def test_group_metadata_is_what_the_client_itself_builds(bootstrap: str) -> None:

@@ -62,6 +62,16 @@ def test_missing_source_topic(run: Run, cluster: Cluster) -> None:
     assert cluster.topics() == {}
 
 
+def test_missing_output_topic(run: Run, cluster: Cluster) -> None:
+    source, output = cluster.topic("in", 3), f"{cluster.prefix}-nope-out"
+    result = run(f"builder.stream('{source}').to('{output}')")
+    assert result.exit_code == USAGE
+    assert f"output topic {output} does not exist" in result.output
+    assert f"kafka-topics --create --topic {output} --partitions 3" in result.output
+    assert f"program_{cluster.prefix}.py:3" in result.output
+    assert set(cluster.topics()) == {source}
+
+
 def test_topics_that_cannot_meet(run: Run, cluster: Cluster) -> None:
     two, three = cluster.topic("two", 2), cluster.topic("three", 3)
     result = run(f"""
@@ -279,3 +289,21 @@ def test_columns_that_fail_stop_the_instance_with_the_cause(app: Application, cl
     assert "CAST_INVALID_INPUT" in str(error)
     assert "'one'" in str(error)
     assert cluster.read(output) == []
+
+
+@pytest.mark.parametrize("records", [5, 50])
+def test_an_input_that_is_created_again_stops_the_instance(app: Application, cluster: Cluster, records: int) -> None:
+    """With fewer records than the old topic had (its end tells) and with more (only its id does)."""
+    source, output = cluster.topic("in"), cluster.topic("out")
+    cluster.write(source, [text("k", "old")] * 20)
+    builder = StreamsBuilder()
+    builder.stream(source, key=serdes.string(), value=serdes.string()).to(output)
+    with app.running(builder.build()) as streams:
+        app.until_processed(streams, source)
+        cluster.delete(source)
+        assert cluster.topic("in") == source
+        cluster.write(source, [text("k", "new")] * records)
+        said = str(until_failed(streams))
+    assert source in said
+    assert "deleted and created again" in said
+    assert f"--reset-offsets --to-earliest --execute --group {app.id} --topic {source}" in said

@@ -129,7 +129,7 @@ def test_without_offsets_and_records_the_policy_decides_and_the_start_is_reporte
 
 
 def test_without_offsets_but_with_a_filled_changelog_it_refuses() -> None:
-    with pytest.raises(OffsetsExpiredError, match="everflow reset app"):
+    with pytest.raises(OffsetsExpiredError, match="--delete --group app"):
         recovery(FakePorts({})).recover([task()], [])
 
 

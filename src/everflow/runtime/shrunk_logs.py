@@ -1,0 +1,65 @@
+"""Logs that end before what was read of them: the topic is another one than it was, or records of it were lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from everflow.clock import Clock
+from everflow.errors import FatalError
+from everflow.records import TopicPartition
+from everflow.runtime.start_over import read_again, start_over
+
+PERIOD_MS = 1_000.0
+"""Between two looks: after a change of leader an end may lie behind for a moment."""
+
+
+class ShrunkLogs:
+    """Compares positions with ends that were asked for after them. Owned by the poller of the ends.
+
+    Args:
+        positions: of the running tasks; called from the poller's thread.
+        log_ends: asks the brokers, read_uncommitted: after a change from at-least-once to exactly-once a position may lie beyond
+            the last stable offset while a transaction of another application is open. May raise RetriableError.
+    """
+
+    def __init__(
+        self,
+        application_id: str,
+        positions: Callable[[], Mapping[TopicPartition, int]],
+        log_ends: Callable[[Sequence[TopicPartition]], Mapping[TopicPartition, int]],
+        clock: Clock,
+    ) -> None:
+        self._application_id = application_id
+        self._positions, self._log_ends, self._clock = positions, log_ends, clock
+        self._suspects: frozenset[TopicPartition] = frozenset()
+        self._next_ms = 0.0
+
+    def held(self) -> Mapping[TopicPartition, int]:
+        """The positions now, for `require`; none while the last look is not a second old."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._next_ms:
+            return {}
+        self._next_ms = now_ms + PERIOD_MS
+        return self._positions()
+
+    def require(self, held: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
+        """FatalError for positions that lie beyond the end of their log, now and at the look before."""
+        beyond = _beyond(held, ends)
+        again = sorted(tp for tp in beyond if tp in self._suspects)
+        self._suspects = frozenset(beyond)
+        if not again:
+            return
+        log_ends = self._log_ends(again)
+        shrunk = sorted(_beyond({tp: held[tp] for tp in again}, log_ends))
+        if shrunk:
+            listed = "; ".join(f"{tp} ends at {log_ends[tp]}, the position is {held[tp]}" for tp in shrunk[:5])
+            raise FatalError(
+                f"The log ends before what was read of it: {listed}{'; ...' if len(shrunk) > 5 else ''}. The topic was deleted and "
+                "created again while the application ran, or lost records (an unclean leader election?); new records before the "
+                f"position would never be read. {read_again(self._application_id, shrunk[0].topic)} "
+                f"{start_over(self._application_id)}"
+            )
+
+
+def _beyond(positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> list[TopicPartition]:
+    return [tp for tp, position in positions.items() if ends.get(tp, position) < position]

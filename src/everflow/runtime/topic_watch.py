@@ -1,0 +1,143 @@
+"""Whether the topics of a running application are still those it started with: their ids and numbers of partitions.
+
+Positions, state and the assignment belong to a topic as it was at the start. One that is deleted and created again keeps its
+name, and one that grows keeps its id; nothing else of the runtime would notice (a new log that is longer than the position looks
+like the old one).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
+
+from everflow.clock import Clock
+from everflow.errors import EverflowError, FatalError
+from everflow.runtime.start_over import read_again, start_over
+
+log = logging.getLogger("everflow")
+
+PERIOD_MS = 10_000.0
+CONFIRM_MS = 1_000.0
+
+
+class TopicState(Protocol):
+    """`kafka.admin.TopicDescription`."""
+
+    @property
+    def partitions(self) -> int:
+        """How many there are."""
+
+    @property
+    def topic_id(self) -> str:
+        """New with every topic, also under an old name."""
+
+
+class TopicChanges:
+    """The decision. Pure; one thread at a time.
+
+    Args:
+        partitions: of the inputs as the application runs with them; what else is watched is noted as it is seen first.
+        inputs: topics that others write; the other ones are internal.
+    """
+
+    def __init__(self, application_id: str, partitions: Mapping[str, int], inputs: Collection[str]) -> None:
+        self._application_id = application_id
+        self._inputs = frozenset(inputs)
+        self._partitions = dict(partitions)
+        self._ids: dict[str, str] = {}
+        self._suspects: frozenset[str] = frozenset()
+
+    @property
+    def suspected(self) -> bool:
+        """Whether the last answer showed a change, which the next one has to confirm: a broker that is behind tells old things."""
+        return bool(self._suspects)
+
+    def after(self, now: Mapping[str, TopicState]) -> FatalError | None:
+        """Take an answer of the brokers; the error once a change was seen in two answers one after the other. A topic that is
+        missing in an answer says nothing: whoever reads it meets that."""
+        changed = {}
+        for name, state in sorted(now.items()):
+            topic_id = self._ids.setdefault(name, state.topic_id)
+            partitions = self._partitions.setdefault(name, state.partitions)
+            if state.topic_id != topic_id:
+                changed[name] = self._recreated(name, topic_id, state.topic_id)
+            elif state.partitions != partitions:
+                changed[name] = self._resized(name, partitions, state.partitions)
+        sure = [text for name, text in changed.items() if name in self._suspects]
+        self._suspects = frozenset(changed)
+        return FatalError(" ".join(sure)) if sure else None
+
+    def _recreated(self, topic: str, before: str, now: str) -> str:
+        happened = f"Topic {topic} was deleted and created again while the application ran (topic id {before} -> {now})"
+        if topic in self._inputs:
+            return (
+                f"{happened}: the positions belong to the old topic, so the beginning of the new one would not be read. "
+                f"{read_again(self._application_id, topic)} {start_over(self._application_id)}"
+            )
+        return (
+            f"{happened}: the records of this internal topic are lost. Stop all instances; restore the topic from a backup, or "
+            f"give up the state. {start_over(self._application_id)}"
+        )
+
+    def _resized(self, topic: str, before: int, now: int) -> str:
+        happened = f"Topic {topic} has now {now} partitions, was {before} when the application started"
+        if topic in self._inputs:
+            return (
+                f"{happened}: its new partitions are not read. Stop all instances and start them again; with stores or "
+                "repartition topics that is refused, for keys are now in other partitions than their state: create the topic again "
+                f"with {before} partitions, or give up the state. {start_over(self._application_id)}"
+            )
+        return (
+            f"{happened}: keys of this internal topic no longer meet their state. Stop all instances; create the topic as it was "
+            f"from a backup, or give up the state. {start_over(self._application_id)}"
+        )
+
+
+class TopicWatch:
+    """Asks the brokers about every 10 s, on a thread of its own: neither stream threads nor the instance's loop wait for it.
+
+    Args:
+        read: describes the existing ones of the topics; blocks.
+        failed: told once, on the watch's thread; then the watch ends.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Mapping[str, TopicState]],
+        changes: TopicChanges,
+        failed: Callable[[EverflowError], None],
+        clock: Clock,
+    ) -> None:
+        self._read, self._changes, self._failed, self._clock = read, changes, failed, clock
+        self._stop = threading.Event()
+
+    def check_once(self) -> bool:
+        """Ask and judge; True when the application must stop. Brokers that do not answer are for others to report."""
+        try:
+            now = self._read()
+        except EverflowError as error:
+            log.debug("The topics cannot be checked now: %s", error)
+            return False
+        changed = self._changes.after(now)
+        if changed is not None:
+            self._failed(changed)
+        return changed is not None
+
+    def start(self) -> None:
+        """Note what the topics are, then watch them from a thread until `close`. Blocks for one request."""
+        self.check_once()
+        threading.Thread(target=self._run, name="everflow-topic-watch", daemon=True).start()
+
+    def close(self) -> None:
+        """End the watch; returns at once."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        try:
+            while not self._clock.wait(self._stop, CONFIRM_MS if self._changes.suspected else PERIOD_MS):
+                if self.check_once():
+                    return
+        except Exception:  # a defect of the watch is no reason to stop the application
+            log.exception("The topics are no longer watched")

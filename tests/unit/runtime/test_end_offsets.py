@@ -1,0 +1,90 @@
+"""The poller of the inputs' ends: a log that has shrunk below what was read of it is never passed over in silence."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from everflow.clock import ManualClock
+from everflow.errors import FatalError, RetriableError
+from everflow.records import TopicPartition
+from everflow.runtime.end_offsets import EndOffsets
+from everflow.runtime.shrunk_logs import PERIOD_MS, ShrunkLogs
+
+TP = TopicPartition("in", 0)
+Ends = Mapping[TopicPartition, int]
+
+
+class Polled:
+    """`EndOffsets` over one partition whose position, end and log end the test sets."""
+
+    def __init__(self, position: int, end: int) -> None:
+        self.position, self.end, self.log_end = position, end, end
+        self.away = False
+        self.clock = ManualClock()
+        self.ends = EndOffsets(lambda _: {TP: self.end}, self.clock, 15, ShrunkLogs("app", self.held, self.log_ends, self.clock))
+        self.ends.watch(0, [TP], threading.Event())
+
+    def held(self) -> Ends:
+        return {TP: self.position}
+
+    def log_ends(self, asked: Sequence[TopicPartition]) -> Ends:
+        if self.away:
+            raise RetriableError("away")
+        return dict.fromkeys(asked, self.log_end)
+
+    def poll(self, pause_ms: float = PERIOD_MS) -> None:
+        self.clock.advance(pause_ms)
+        self.ends.poll_once()
+
+
+def test_an_end_before_the_position_twice_is_an_error_that_says_where_and_what_to_do() -> None:
+    polled = Polled(100, 12)
+    polled.poll()
+    for _ in range(5):
+        polled.poll(PERIOD_MS / 10)  # not yet a second
+    with pytest.raises(FatalError, match="in-0 ends at 12, the position is 100") as error:
+        polled.poll()
+    assert "deleted and created again" in str(error.value)
+    assert "--reset-offsets --to-earliest --execute --group app --topic in" in str(error.value)
+
+
+def test_an_end_that_is_behind_for_a_moment_is_none() -> None:
+    """A change of leader; later it happens again, which is no second answer in a row."""
+    polled = Polled(100, 100)
+    for end in (100, 90, 100, 90, 101):
+        polled.end = polled.log_end = end
+        polled.poll()
+    assert polled.ends.ends() == {TP: 101}
+
+
+def test_an_open_transaction_below_the_position_is_no_shrunk_log() -> None:
+    """A position of at-least-once times beyond the last stable offset: what lies between is in the log."""
+    polled = Polled(100, 40)
+    polled.log_end = 100
+    for _ in range(4):
+        polled.poll()
+    assert polled.ends.ends() == {TP: 40}
+
+
+def test_brokers_that_do_not_answer_the_second_question_are_asked_again() -> None:
+    polled = Polled(100, 12)
+    polled.away = True
+    for _ in range(3):
+        polled.poll()
+    assert polled.ends.failing_ms() > 0
+    polled.away = False
+    with pytest.raises(FatalError):
+        polled.poll()
+
+
+def test_the_error_reaches_the_stream_threads() -> None:
+    polled = Polled(100, 12)
+    polled.ends.idle(0, True)
+    polled.ends.start()  # the manual clock moves on with each wait
+    for thread in threading.enumerate():
+        if thread.name == "everflow-end-offsets":
+            thread.join(10)
+    assert isinstance(polled.ends.failure, FatalError)

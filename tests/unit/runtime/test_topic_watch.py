@@ -1,0 +1,117 @@
+"""Topics that are no longer what the application started with: created again, or with more partitions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import pytest
+
+from everflow.clock import ManualClock
+from everflow.errors import EverflowError, FatalError, RetriableError
+from everflow.kafka.admin import TopicDescription
+from everflow.runtime.topic_watch import CONFIRM_MS, PERIOD_MS, TopicChanges, TopicWatch
+
+INPUT, CHANGELOG = "in", "app-counts-changelog"
+
+
+def topics(topic_id: str = "a", partitions: int = 2, log_id: str = "x", log_partitions: int = 2) -> dict[str, TopicDescription]:
+    return {
+        INPUT: TopicDescription(INPUT, partitions, topic_id),
+        CHANGELOG: TopicDescription(CHANGELOG, log_partitions, log_id),
+    }
+
+
+def changes() -> TopicChanges:
+    return TopicChanges("app", {INPUT: 2}, {INPUT})
+
+
+def confirmed(now: Mapping[str, TopicDescription]) -> str:
+    decision = changes()
+    assert decision.after(topics()) is None
+    assert decision.after(now) is None, "one answer is not enough"
+    assert decision.suspected
+    error = decision.after(now)
+    assert isinstance(error, FatalError)
+    return str(error)
+
+
+def test_an_input_that_was_created_again_is_named_with_both_ids_and_a_way_on() -> None:
+    said = confirmed(topics(topic_id="b"))
+    assert "Topic in was deleted and created again while the application ran (topic id a -> b)" in said
+    assert "--reset-offsets --to-earliest --execute --group app --topic in" in said
+
+
+def test_an_internal_topic_that_was_created_again_has_lost_its_records() -> None:
+    said = confirmed(topics(log_id="y"))
+    assert f"Topic {CHANGELOG} was deleted and created again" in said
+    assert "restore the topic from a backup" in said
+    assert "--reset-offsets" not in said
+
+
+@pytest.mark.parametrize(
+    ("now", "line"),
+    [
+        (topics(partitions=4), "Topic in has now 4 partitions, was 2"),
+        (topics(log_partitions=3), f"Topic {CHANGELOG} has now 3 partitions, was 2"),
+    ],
+)
+def test_another_number_of_partitions_stops_all_instances(now: Mapping[str, TopicDescription], line: str) -> None:
+    said = confirmed(now)
+    assert line in said
+    assert "Stop all instances" in said
+
+
+def test_inputs_are_compared_with_what_the_application_runs_with_not_with_the_first_answer() -> None:
+    decision = changes()
+    assert decision.after(topics(partitions=4)) is None
+    assert "has now 4 partitions, was 2" in str(decision.after(topics(partitions=4)))
+
+
+def test_an_old_answer_of_a_broker_that_is_behind_and_a_missing_topic_change_nothing() -> None:
+    decision = changes()
+    answers = [topics("b"), topics("a"), topics("b"), {}, topics("b"), {CHANGELOG: topics()[CHANGELOG]}, topics("b")]
+    assert [decision.after(answer) for answer in answers] == [None] * len(answers)
+    assert not decision.suspected
+
+
+class Brokers:
+    """Answers in turn; the watch is closed when they are used up."""
+
+    def __init__(self, *answers: Mapping[str, TopicDescription] | EverflowError) -> None:
+        self.answers, self.clock = list(answers), ManualClock()
+        self.asked_ms: list[float] = []
+        self.failures: list[EverflowError] = []
+        self.ended = threading.Event()
+        self.watch = TopicWatch(self.read, changes(), self.failed, self.clock)
+
+    def read(self) -> Mapping[str, TopicDescription]:
+        self.asked_ms.append(self.clock.monotonic_ms())
+        answer = self.answers.pop(0)
+        if not self.answers:
+            self.watch.close()
+            self.ended.set()
+        if isinstance(answer, EverflowError):
+            raise answer
+        return answer
+
+    def failed(self, error: EverflowError) -> None:
+        self.failures.append(error)
+        self.ended.set()
+
+
+def test_the_watch_asks_every_ten_seconds_again_soon_when_in_doubt_and_skips_brokers_that_are_away() -> None:
+    brokers = Brokers(topics(), RetriableError("away"), topics(), topics("b"), topics("b"), topics("b"))
+    brokers.watch.start()
+    assert brokers.ended.wait(10)
+    times = [0.0, PERIOD_MS, 2 * PERIOD_MS, 3 * PERIOD_MS, 3 * PERIOD_MS + CONFIRM_MS]
+    assert brokers.asked_ms == times
+    assert len(brokers.failures) == 1, brokers.failures
+    assert len(brokers.answers) == 1, "it goes on after its one error"
+
+
+def test_a_watch_over_topics_that_stay_ends_silently() -> None:
+    brokers = Brokers(topics(), topics(), topics())
+    brokers.watch.start()
+    assert brokers.ended.wait(10)
+    assert brokers.failures == []
