@@ -113,7 +113,7 @@ class EndOffsets:
                 self.poll_once()
             except EverflowError as error:  # not retriable: the stream threads raise it
                 self.failure = error
-                log.error("The ends of the input cannot be read: %s", error)
+                log.error("The ends of the input are no longer asked for: %s", error)
                 return
             except Exception as error:
                 self.failure = EverflowError(f"The ends of the input cannot be read: {error!r}")
