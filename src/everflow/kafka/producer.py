@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -334,6 +335,8 @@ class RecordWriter:
             raise self._refused(failure, doing) from failure
         except SystemError as failure:
             # confluent-kafka runs a delivery callback while an error of its own is pending (rare, after a fatal error).
+            with suppress(SystemError, KafkaException):
+                self._producer.poll(0)  # its callback may still be queued, and has the cause
             cause = self._fatal
             text = f"{self._name}: {doing}"
             raise self._discarded(classify(cause, text) if cause else RetriableError(f"{text}: {failure}")) from failure

@@ -425,13 +425,13 @@ class StreamThread:
         self._pause_ms = min(self._pause_ms * 2, LONGEST_PAUSE_MS)
 
     def _plan_smaller(self, failure: BatchFailedError) -> None:
-        """A batch that is too large, or failed twice for what may be a lack of memory, runs again with fewer records."""
+        """A batch that is too large, or whose worker ended twice (perhaps for lack of memory), runs again with fewer records."""
         planned = self._planned
         if planned is None:
             return
         if failure.size is not None:
             self._size = self._size.too_large(*failure.size)
-        elif failure.kind in ("worker", "other") and planned.attempt > 1:
+        elif failure.kind == "worker" and planned.attempt > 1:
             self._size = self._size.shrunk(sum(r.end - r.start for r in planned.ranges.values()))
         else:
             return
