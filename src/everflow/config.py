@@ -40,6 +40,13 @@ FIXED_BY_EVERFLOW = frozenset(
     }
 )
 
+# What to set instead, where it is not `processing.guarantee`.
+_SET_INSTEAD = {
+    "group.id": "application.id",
+    "enable.auto.commit": "commit.interval.ms",
+    "partition.assignment.strategy": "task.assignor.class",
+}
+
 # Readers of exact ranges must see a log's end and an offset that is gone; `auto.offset.reset` would skip records in silence.
 READERS_OWN = frozenset({"auto.offset.reset", "enable.partition.eof"})
 
@@ -334,10 +341,7 @@ def _client_key(given: str) -> tuple[str | None, str]:
         if dotted.startswith(prefix) and len(dotted) > len(prefix):
             key = dotted[len(prefix) :]
             if prefix != "topic." and key in FIXED_BY_EVERFLOW:
-                raise ConfigError(
-                    f"{dotted} cannot be set: everflow's guarantees stand on its value. "
-                    "Use processing.guarantee and application.id instead."
-                )
+                raise ConfigError(_fixed(dotted, key))
             return prefix[:-1], key
     if dotted.startswith(SHARED_PREFIXES):
         return "shared", dotted
@@ -346,8 +350,17 @@ def _client_key(given: str) -> tuple[str | None, str]:
     return None, ""
 
 
+def _fixed(dotted: str, key: str) -> str:
+    if key == "allow.auto.create.topics":
+        return f"{dotted} cannot be set: topics that are read must be there; internal topics are created at the start."
+    instead = _SET_INSTEAD.get(key, "processing.guarantee")
+    return f"{dotted} cannot be set: everflow's guarantees stand on its value, which follows {instead}. Set {instead} instead."
+
+
 def _unknown(given: str, known: list[str]) -> str:
     dotted = _dotted(given)
+    if dotted in FIXED_BY_EVERFLOW:
+        return _fixed(dotted, dotted)
     near = difflib.get_close_matches(dotted, [_dotted(name) for name in known], n=1, cutoff=0.5)
     hint = f"did you mean {near[0]} ({near[0].replace('.', '_')}=...)?" if near else "no known key is near."
     prefixes = "Client settings take a prefix: consumer., producer., admin., topic."

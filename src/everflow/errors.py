@@ -82,6 +82,12 @@ class StateFormatError(FatalError):
     code = "EF-STATE-FORMAT"
 
 
+class StateDiskError(FatalError):
+    """The disk refused a write of state (full, read-only, broken); nothing is lost: see the message."""
+
+    code = "EF-STATE-DISK"
+
+
 class RecordError(FatalError):
     """One record cannot be processed and the handler said FAIL.
 

@@ -46,7 +46,10 @@ def test_unknown_key_names_the_nearest_right_one(key: str, hint: str) -> None:
         ("application_id", "a b", "letters"),
         ("task_timeout_ms", -1, "at least"),
         ("heartbeat_interval_ms", 40_000, "third"),
-        ("consumer.isolation.level", "x", "cannot be set"),
+        ("consumer.isolation.level", "x", "consumer.isolation.level cannot be set.*follows processing.guarantee"),
+        ("isolation.level", "x", "^isolation.level cannot be set.*follows processing.guarantee"),
+        ("group.id", "x", "Set application.id instead"),
+        ("allow.auto.create.topics", True, "internal topics are created at the start"),
     ],
 )
 def test_wrong_values_are_named(key: str, value: object, text: str) -> None:

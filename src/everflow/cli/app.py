@@ -1,7 +1,8 @@
 """The commands. Heavy modules (Spark, Kafka clients) are imported by the command that needs them, so that
 ``everflow --help`` answers at once.
 
-Exit codes: 0 done, 1 failed while running, 2 wrong usage, configuration, program or set-up, 130 interrupted.
+Exit codes: 0 done, 1 failed while running, 2 wrong usage, configuration, program or set-up, 130 interrupted, 143 ended by SIGTERM
+before it ran.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from everflow.cli import simulate
 from everflow.cli.terminal import error_text, merge_settings, parse_settings
 from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
 
-EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 130, 143
 
 app = typer.Typer(
     help="everflow: Kafka Streams for PySpark.",
@@ -82,7 +83,7 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Run a topology until it is stopped (Ctrl-C or SIGTERM commit and leave the group)."""
-    with _errors_for_people(debug):
+    with _errors_for_people(debug), _terminable():
         try:
             given = parse_settings(settings or [])
         except ValueError as error:
@@ -107,7 +108,7 @@ def describe(
     debug: Debug = False,
 ) -> None:
     """Print a topology (text: Kafka Streams' own format)."""
-    with _errors_for_people(debug):
+    with _errors_for_people(debug), _terminable():
         from everflow.cli.program import load_topology
         from everflow.cli.spark_log import spark_log
         from everflow.spark.session import get_session
@@ -172,6 +173,27 @@ def demo(
     raise typer.Exit(0 if outcome.matches_batch else EXIT_FAILED)
 
 
+class _TerminatedError(KeyboardInterrupt):
+    """SIGTERM where nothing runs yet that could be stopped in order."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM unwinds the main thread like Ctrl-C, so that what was started is ended; `KafkaStreams.run` has its own handler."""
+
+    def terminate(*_: object) -> None:
+        raise _TerminatedError
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # a command called from a test or a program: signals are its caller's
+        return
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 @contextmanager
 def _errors_for_people(debug: bool) -> Iterator[None]:
     """Turn errors into one text on stderr and an exit code; with ``debug`` let the traceback through."""
@@ -188,6 +210,9 @@ def _errors_for_people(debug: bool) -> Iterator[None]:
         typer.echo(error_text(error, error.code), err=True)
         usage = isinstance(error, ConfigError | TopologyError | SetupError)
         raise typer.Exit(EXIT_USAGE if usage else EXIT_FAILED) from None
+    except _TerminatedError:
+        typer.echo("stopped while starting", err=True)
+        raise typer.Exit(EXIT_TERMINATED) from None
     except KeyboardInterrupt:
         typer.echo("interrupted", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None

@@ -20,8 +20,10 @@ from everflow.cli.watch import LagReader, input_topics
 from everflow.config import StreamsConfig
 from everflow.errors import EverflowError
 from everflow.kafka.admin import ClusterAdmin
+from everflow.runtime.client_settings import check_clients
 from everflow.runtime.client_state import ClientState
 from everflow.spark.session import get_session
+from everflow.state.disk import require_usable
 from everflow.topology.graph import Topology
 
 WATCH_INTERVAL_S = 1.0
@@ -38,6 +40,8 @@ def run_program(target: str, settings: Mapping[str, object], *, console: Console
         EverflowError: what stopped the instance.
     """
     config = StreamsConfig(**settings)
+    check_clients(config)  # `start` does so too, but only behind the seconds that Spark takes
+    require_usable(Path(config.state_dir).expanduser())
     with spark_log(get_session, show=debug) as start, StatusLine(console) as status:
         topology = load_topology(target, start_session=start)
         status.say(banner(config, topology).text())

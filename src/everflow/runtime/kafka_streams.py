@@ -26,6 +26,7 @@ from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.batch_watchdog import end_hanging
 from everflow.runtime.changelogs import Changelogs
+from everflow.runtime.client_settings import check_clients
 from everflow.runtime.client_state import ENDED, STOPPING, ClientState, StateListener, StateMachine
 from everflow.runtime.commit_gate import CommitGate, GateBackend, GateBook, MemberMetadata
 from everflow.runtime.copies import Copies
@@ -154,8 +155,8 @@ class KafkaStreams(InteractiveQueries):
     def start(self) -> None:
         """Check everything that can be checked, join the group, start the threads; returns before the tasks run.
 
-        Raises StateLockedError, StateFormatError, TaskTimeoutError (no broker within ``task.timeout.ms``), TopologyError
-        (topics), InternalTopicError, OffsetsExpiredError, SetupError. Then the state is ERROR.
+        Raises ConfigError, StateLockedError, StateFormatError, StateDiskError, TaskTimeoutError (no broker within
+        ``task.timeout.ms``), TopologyError (topics), InternalTopicError, OffsetsExpiredError, SetupError. Then the state is ERROR.
         """
         self._require_created("the instance is started")
         self._states.to(ClientState.REBALANCING)
@@ -235,6 +236,7 @@ class KafkaStreams(InteractiveQueries):
         from everflow.spark.session import get_session
 
         config = self.config
+        check_clients(config)
         # 1. This process alone works on the state folder.
         self._directory = StateDirectory.open(Path(config.state_dir).expanduser(), config.application_id, sync=config.state_sync)
         # 2-7. The cluster is there, earlier writers are fenced, topics exist and fit.
@@ -243,8 +245,7 @@ class KafkaStreams(InteractiveQueries):
         require_tasks(blueprint)
         changelogs = Changelogs(admin, blueprint.cluster_id)
         ground = self._ground = Ground(config, self._clock, admin, blueprint, self._directory, changelogs)
-        # 8. Spark (slots: stream threads, restores, one spare).
-        session = get_session(config.num_stream_threads + RESTORE_THREADS + 1)
+        session = get_session(config.num_stream_threads + RESTORE_THREADS + 1)  # 8. Spark (slots: threads, restores, a spare).
         # 9. The copies that are here already, and the member that will tell of them. It joins last.
         updater = self._updater = state_updater(ground, self._tracker, lambda: self._standby_listener, self._on_hot)
         copies = Copies(updater.followed, self._running_ids, self._recovering_ids, self._tracker.positions)
@@ -479,8 +480,8 @@ class KafkaStreams(InteractiveQueries):
         failed = self.state is ClientState.PENDING_ERROR
         try:
             self._shut_down()
-        except Exception:  # the state must still say that it is over
-            log.exception("The shutdown did not go through")
+        except Exception as error:  # the state must still say that it is over
+            log.error("The shutdown did not go through: %s", error, exc_info=not isinstance(error, EverflowError))
             failed = True
         self._states.to(ClientState.ERROR if failed else ClientState.NOT_RUNNING)
 
@@ -502,7 +503,7 @@ class KafkaStreams(InteractiveQueries):
             try:
                 step()
             except Exception as error:
-                log.exception("A step of the shutdown failed")
+                log.error("A step of the shutdown failed: %s", error, exc_info=not isinstance(error, EverflowError))
                 failures.append(error)
         if self._directory is not None:
             self._directory.close(clean=not failures)

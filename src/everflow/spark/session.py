@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from everflow import jvm
 from everflow.errors import SetupError
 from everflow.sockets import socket_folder
+from everflow.spark.jvm_launch import jvm_ends_with_failure
 
 log = logging.getLogger("everflow.spark")
 
@@ -32,7 +33,8 @@ def get_session(slots: int | None = None) -> SparkSession:
     """The active Spark session, or a new local one with everflow's settings.
 
     A session that the user (or ``spark-submit``) started is adopted as it is; it must have the Kafka connector on its class path.
-    Safe to call from any thread, any number of times. Raises SetupError where Java or the connector is missing.
+    Safe to call from any thread, any number of times. Raises SetupError where Java or the connector is missing. If it is
+    interrupted while Spark starts, Spark's JVM ends first.
     """
     with _lock:
         active = SparkSession.getActiveSession() or _running_session()
@@ -57,9 +59,10 @@ def _start(slots: int) -> SparkSession:
     builder = SparkSession.builder.master(f"local[{slots},1]").appName("everflow")
     for key, value in session_settings(_sockets()).items():
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
-    return session
+    with jvm_ends_with_failure():
+        session = builder.getOrCreate()
+        session.sparkContext.setLogLevel("ERROR")
+        return session
 
 
 def session_settings(socket_folder: str) -> dict[str, str]:

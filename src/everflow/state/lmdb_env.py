@@ -12,6 +12,8 @@ What LMDB demands and this module keeps (D4, failure scenario 18):
 - Dead readers would pin old pages for ever: `reader_check` runs at opening and before the map grows.
 - Not flushing at commit is safe when a process is killed, as the pages are the operating system's; only a
   crash of the operating system may lose or tear them, which the task directory detects by the boot id.
+- LMDB makes its lock file as one hole and writes into it through a mapping: on a full disk that ends the process (SIGBUS), so
+  the file's room is taken beforehand. Data is written with pwrite: there a full disk is an error.
 """
 
 from __future__ import annotations
@@ -26,12 +28,15 @@ from typing import Any, TypeVar
 import lmdb
 
 from everflow.errors import FatalError, RetriableError
+from everflow.state.disk import disk_errors
 
 MAP_BYTES_AT_FIRST = 1 << 30
 MAP_BYTES_LIMIT = 1 << 42
 READERS_MAX = 510
 READERS_LEAVE_S = 30.0
 CLOSE_WAIT_S = 2.0
+LOCK_FILE_BYTES = 40 << 10
+"""Room for READERS_MAX slots of 64 bytes and the head."""
 FLUSH_MARKER = "flush-each-commit"
 """A file of this name in the folder makes every process flush at commit (``state.sync=commit``)."""
 
@@ -54,6 +59,7 @@ class StoreEnvironment:
         self.path = path
         flush = (path / FLUSH_MARKER).exists()
         self._pid = os.getpid()
+        _allocate_lock_file(path)
         self._env = lmdb.open(
             str(path),
             map_size=map_bytes,
@@ -106,13 +112,13 @@ class StoreEnvironment:
 
         ``body`` may run several times (the map was full, or was resized by another process), so it has no
         effect outside the transaction. Blocks while another process writes. RetriableError if the map cannot
-        grow.
+        grow, StateDiskError if the disk refuses the write.
         """
         self._check_process()
         with self._writing:
             while True:
                 try:
-                    with self._env.begin(write=True) as txn:
+                    with disk_errors(self.path, "written"), self._env.begin(write=True) as txn:
                         return body(txn)
                 except lmdb.MapResizedError:
                     self._resize(0)
@@ -121,7 +127,8 @@ class StoreEnvironment:
 
     def flush(self) -> None:
         """Force everything committed so far to the disk."""
-        self._env.sync(True)
+        with disk_errors(self.path, "flushed"):
+            self._env.sync(True)
 
     def reader_check(self) -> int:
         """Free the slots of dead readers; returns how many there were."""
@@ -200,6 +207,24 @@ class StoreEnvironment:
                 f"{os.getpid()}: "
                 "open it again in the child."
             )
+
+
+def _allocate_lock_file(path: Path) -> None:
+    """Of a new environment; OSError where the disk has no room for it. Not on macOS, which has no such call."""
+    if not hasattr(os, "posix_fallocate"):
+        return
+    name = path / "lock.mdb"
+    try:
+        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+    except (FileExistsError, FileNotFoundError):
+        return  # there, or no folder: LMDB says so
+    try:
+        os.posix_fallocate(descriptor, 0, LOCK_FILE_BYTES)
+    except OSError:
+        name.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
 
 
 def file_identity(path: Path) -> tuple[int, int] | None:

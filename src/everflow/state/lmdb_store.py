@@ -28,6 +28,7 @@ import numpy as np
 from everflow.errors import EverflowError, StateFormatError, StoreMismatchError
 from everflow.records import Int64, StoreChanges
 from everflow.state import changelog, stored_keys
+from everflow.state.disk import disk_errors
 from everflow.state.lmdb_env import FLUSH_MARKER, StoreEnvironment
 from everflow.state.store_meta import Owner, StoreMeta
 
@@ -163,7 +164,8 @@ class LmdbStore:
         ``kind`` is ``key_value`` or ``window`` (which needs ``retention_ms``); of an existing store, what it
         was created with stays (compare `meta`, `restore_plan` does). ``sync="commit"`` makes every process
         flush at commit; it is kept in the folder. Raises StoreMismatchError where there is no store and no
-        ``kind`` (it was rebuilt elsewhere), StateFormatError for the format of a later release.
+        ``kind`` (it was rebuilt elsewhere), StateFormatError for the format of a later release, StateDiskError if the disk
+        refuses it.
         """
         return _cache.open(Path(os.path.realpath(path)), kind, retention_ms, sync, map_bytes)
 
@@ -451,12 +453,13 @@ def _open_files(path: Path, kind: str | None, retention_ms: int | None, sync: st
         raise ValueError(f"store kind {kind!r}: expected {KEY_VALUE} or {WINDOW}")
     if kind == WINDOW and retention_ms is None:
         raise ValueError("a window store needs retention_ms")
-    if kind is not None:
-        path.mkdir(parents=True, exist_ok=True)
-    if sync == "commit":
-        (path / FLUSH_MARKER).touch()
     try:
-        return _open_environment(path, kind, retention_ms, map_bytes)
+        with disk_errors(path, "opened"):
+            if kind is not None:
+                path.mkdir(parents=True, exist_ok=True)
+            if sync == "commit":
+                (path / FLUSH_MARKER).touch()
+            return _open_environment(path, kind, retention_ms, map_bytes)
     except (lmdb.CorruptedError, lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.PanicError) as error:
         raise StoreDamagedError(f"the files of the store in {path} cannot be read: {error}") from error
     except lmdb.Error as error:

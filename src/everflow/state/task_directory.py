@@ -23,8 +23,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from everflow.errors import StateFormatError, StateLockedError
+from everflow.errors import ConfigError, StateFormatError, StateLockedError
 from everflow.records import TaskId
+from everflow.state.disk import disk_errors, unusable
 
 FORMAT = 1
 """Version of this layout; a higher one was written by a later release."""
@@ -93,9 +94,20 @@ class StateDirectory:
         Raises StateLockedError, naming the pid, if another process or this one holds it; StateFormatError if
         it belongs to another application or a later release, which leaves its content as it is. After a crash
         of the operating system (another ``boot_id``, no clean close, ``sync`` = ``none``) every store in it
-        is marked as distrusted.
+        is marked as distrusted. ConfigError if there can be no such folder or it cannot be written to; StateDiskError
+        if its disk is full or broken.
         """
         path = Path(os.path.realpath(state_dir)) / application_id
+        try:
+            with disk_errors(path, "opened"):
+                return StateDirectory._take_over(path, application_id, sync, boot_id, new_process_id)
+        except OSError as error:
+            raise ConfigError(unusable(path, error)) from error
+
+    @staticmethod
+    def _take_over(
+        path: Path, application_id: str, sync: str, boot_id: str | None, new_process_id: Callable[[], str]
+    ) -> StateDirectory:
         _read_metadata(path, application_id)
         path.mkdir(parents=True, exist_ok=True)
         lock = _acquire(path)
@@ -161,13 +173,15 @@ class StateDirectory:
         """
         old = self.store_path(task, store)
         fresh = old.with_name(f"{store}-{int(old.name.rpartition('-')[2]) + 1}")
-        fresh.mkdir(parents=True)
+        with disk_errors(fresh, "created"):
+            fresh.mkdir(parents=True)
         shutil.rmtree(old, ignore_errors=True)
         return fresh
 
     def distrust(self, store_path: Path, reason: str) -> None:
         """Mark a store, durably: it is to be rebuilt; ``reason`` is shown then."""
-        _write_durably(store_path / _DISTRUSTED, reason)
+        with disk_errors(store_path, "marked"):
+            _write_durably(store_path / _DISTRUSTED, reason)
 
     def distrusted(self, task: TaskId, store: str) -> str | None:
         """Why the store must be rebuilt without even opening it; None if it may be used."""
@@ -183,17 +197,19 @@ class StateDirectory:
     def close(self, *, clean: bool = True) -> None:
         """Release the folder. ``clean``: flush every store first, against power cuts. Idempotent.
 
-        Call it with ``clean`` only when no worker applies changes any more.
+        Call it with ``clean`` only when no worker applies changes any more. StateDiskError if it cannot be noted that
+        the close was clean; the folder is released all the same.
         """
         if self._closed:
             return
         self._closed = True
         try:
             if clean:
-                for _, folder in self._task_folders():
-                    for _, _, store in _generations(folder):
-                        _flush_file(store / "data.mdb")
-                self._replace(clean_close=True)
+                with disk_errors(self.path, "closed in order"):
+                    for _, folder in self._task_folders():
+                        for _, _, store in _generations(folder):
+                            _flush_file(store / "data.mdb")
+                    self._replace(clean_close=True)
         finally:
             _release(self.path, self._lock)
 
@@ -202,7 +218,8 @@ class StateDirectory:
 
     def _replace(self, **changes: Any) -> None:
         changed = replace(self._metadata, **changes)
-        _write_metadata(self.path, changed)
+        with disk_errors(self.path, "written"):
+            _write_metadata(self.path, changed)
         self._metadata = changed
 
 

@@ -1,0 +1,101 @@
+"""Writes that the disk below the state folder refused: what LMDB and the operating system say, as an error for people."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import lmdb
+
+from everflow.errors import ConfigError, StateDiskError
+
+FULL_BYTES = 16 << 20
+"""With less free space than this a refused write is put down to the full disk, whatever the system calls it."""
+
+_FULL = ("No space left", "Disk quota exceeded")
+_DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG})
+
+
+@contextmanager
+def disk_errors(path: Path, doing: str) -> Iterator[None]:
+    """StateDiskError instead of what LMDB or the system raises when the disk refuses a write to ``path``; ``doing`` completes
+    "The state could not be ...". Other errors pass."""
+    try:
+        yield
+    except lmdb.Error as error:
+        if not _of_the_disk(error):
+            raise
+        raise StateDiskError(message(path, doing, str(error))) from error
+    except OSError as error:
+        if error.errno not in _DISK_ERRNOS:
+            raise
+        raise StateDiskError(message(path, doing, str(error))) from error
+
+
+def message(path: Path, doing: str, reason: str, *, free_bytes: Callable[[Path], int] | None = None) -> str:
+    """What happened to which store (its folder says task and name), the likely cause, what to do."""
+    free = (free_bytes or _free_bytes)(path)
+    if any(text in reason for text in _FULL) or 0 <= free < FULL_BYTES:
+        cause = f"The disk is full ({_megabytes(free)} free)"
+        cure = "Free space there"
+    else:
+        cause = f"The disk or its file system refuses the write ({_megabytes(free)} free)"
+        cure = "Look at the system's log, at quotas and at how it is mounted"
+    return (
+        f"The state in {path} could not be {doing}: {reason}. {cause}. {cure}, or choose another state.dir, and start again: "
+        "nothing is lost, the store goes on where it stands or is rebuilt from its changelog."
+    )
+
+
+def _of_the_disk(error: lmdb.Error) -> bool:
+    """py-lmdb has a class for each of LMDB's own codes and for a full disk; what is left of the system's comes as plain Error
+    (LMDB calls a write that was cut short an input/output error)."""
+    return isinstance(error, lmdb.DiskError) or (type(error) is lmdb.Error and "No such file" not in str(error))
+
+
+def _free_bytes(path: Path) -> int:
+    """Of the file system that holds ``path``, for this user; -1 where it cannot be told."""
+    for place in (path, *path.parents):
+        try:
+            return shutil.disk_usage(place).free
+        except FileNotFoundError:
+            continue
+        except OSError:
+            break
+    return -1
+
+
+def _megabytes(size: int) -> str:
+    return "unknown" if size < 0 else f"{size / 1e6:,.1f} MB"
+
+
+def require_usable(folder: Path) -> None:
+    """ConfigError unless ``folder`` exists, or was created now, and files can be made in it; StateDiskError if the disk is full."""
+    try:
+        with disk_errors(folder, "opened"):
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigError(unusable(folder, error)) from error
+
+
+def unusable(path: Path, error: OSError) -> str:
+    """Why ``path`` cannot be the state folder, and what to do: for a ConfigError."""
+    existing = next((place for place in (path, *path.parents) if os.path.lexists(place)), path)
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        cause = f"{existing} is a file, not a folder" if existing.is_file() else str(error)
+    elif isinstance(error, PermissionError):
+        cause = f"this user may not write to {existing}"
+    elif error.errno == errno.EROFS:
+        cause = f"{existing} is mounted read-only"
+    else:
+        cause = f"{existing} takes no new folders ({error.strerror or error})"
+    return (
+        f"state.dir: {path} cannot hold the state: {cause}. Set state.dir to a folder on a local disk that this user may write to; "
+        "it is created if it is missing."
+    )
