@@ -186,7 +186,7 @@ class KafkaStreams(InteractiveQueries):
 
     def run(self) -> None:
         """`start`, then block until SIGTERM or SIGINT ends the instance cleanly, as `close` does; a second signal ends the
-        draining. Raises what stopped it otherwise."""
+        draining, and one during the start unwinds it. Raises what stopped it otherwise."""
         from everflow.spark.session import get_session
 
         get_session()  # before the handlers below: a new SparkContext installs one of its own for SIGINT
@@ -195,9 +195,9 @@ class KafkaStreams(InteractiveQueries):
         def on_signal(*_: object) -> None:
             (self._hurry if stop.is_set() else stop).set()
 
+        self.start()  # a signal unwinds it: it may wait for a broker for minutes, and nothing runs yet that has to end in order
         before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            self.start()
             while not self._states.wait_ended(TICK_S):
                 if stop.is_set():
                     log.info("Stopping")
