@@ -12,6 +12,8 @@ import pyarrow as pa
 
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
+UNBOUNDED_BYTES = 1 << 62
+"""A number of bytes that no batch has."""
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 """A column of records' headers."""
 
@@ -40,6 +42,12 @@ class TopicPartition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+    @staticmethod
+    def parse(text: str) -> TopicPartition:
+        """Inverse of ``str``; ValueError for anything else."""
+        topic, _, partition = text.rpartition("-")
+        return TopicPartition(topic, int(partition))
 
 
 class OffsetRange(NamedTuple):

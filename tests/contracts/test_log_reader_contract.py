@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from transactional_log import write_transactions
 
 from everflow.errors import RetriableError
 from everflow.kafka.admin import ClusterAdmin
@@ -46,19 +47,8 @@ def reader(request: pytest.FixtureRequest, bootstrap: str) -> Iterator[Reader]:
 def log(bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str) -> TopicPartition:
     """Offsets: 0-2 committed, 3 marker, 4-5 aborted, 6 marker, 7-9 committed, 10 marker, 11-12 aborted, 13 marker."""
     tp = TopicPartition(topic(1), 0)
-    writer = RecordWriter({"bootstrap.servers": bootstrap}, name)
-    for keep, values in ((True, [b"a", b"b", None]), (False, [b"x", b"x"]), (True, [b"c", b"d", b"e"]), (False, [b"x", b"x"])):
-        writer.begin()
-        keys = [b"k%d" % i for i in range(len(values))]
-        writer.write(tp.topic, keys, values, np.arange(len(values), dtype=np.int64) + 1000, 0)
-        writer.flush(10)
-        if keep:
-            writer.commit(10)
-        else:
-            writer.abort()
-    writer.close()
-    # A transaction has ended for its producer before its markers are in every log (KAFKA-10167).
-    wait_until(lambda: admin.end_offsets([tp], "read_committed")[tp] == 14, 10, "the last marker")
+    rounds = [(True, [b"a", b"b", None]), (False, [b"x", b"x"]), (True, [b"c", b"d", b"e"]), (False, [b"x", b"x"])]
+    write_transactions(bootstrap, admin, name, [tp], rounds)
     return tp
 
 

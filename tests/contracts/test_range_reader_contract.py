@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from transactional_log import write_transactions
 
 from everflow.errors import FatalError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
@@ -18,7 +19,6 @@ from everflow.kafka.range_reader import RangeReader
 from everflow.kafka.stream_reader import StreamReader
 from everflow.kafka.tail_reader import TailReader
 from everflow.records import OffsetRange, TopicPartition
-from everflow.testing.waiting import wait_until
 
 pytestmark = pytest.mark.broker
 Topic = Callable[..., str]
@@ -58,19 +58,8 @@ def log(bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str) -> list[To
     """Two partitions, each: 0-2 committed, 3 marker, 4-5 aborted, 6 marker, 7-9 committed, 10 marker."""
     both = [TopicPartition(topic(2), 0)]
     both.append(TopicPartition(both[0].topic, 1))
-    writer = RecordWriter({"bootstrap.servers": bootstrap}, name)
-    for keep, values in ((True, [b"a", b"b", b"c"]), (False, [b"x", b"x"]), (True, [b"d", b"e", None])):
-        writer.begin()
-        for tp in both:
-            writer.write(tp.topic, [b"k"] * len(values), values, np.arange(len(values), dtype=np.int64) + 1000, tp.partition)
-        writer.flush(10)
-        if keep:
-            writer.commit(10)
-        else:
-            writer.abort()
-    writer.close()
-    for tp in both:
-        wait_until(lambda tp=tp: admin.end_offsets([tp], "read_committed")[tp] == 11, 10, "the last marker")  # type: ignore[misc]
+    rounds = [(True, [b"a", b"b", b"c"]), (False, [b"x", b"x"]), (True, [b"d", b"e", None])]
+    write_transactions(bootstrap, admin, name, both, rounds)
     return both
 
 

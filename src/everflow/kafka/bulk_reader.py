@@ -107,5 +107,3 @@ class _Gathered:
         self._values += columns.values()
         self._timestamps.append(columns.timestamps)
         self._held += int(columns.sizes.sum())
-
-

@@ -11,8 +11,6 @@ import pyarrow as pa
 
 from everflow.records import HEADERS, Int64, TopicPartition
 
-UNBOUNDED = 1 << 62
-"""A number of bytes that no batch has."""
 _NOTHING: Int64 = np.empty(0, np.int64)
 
 

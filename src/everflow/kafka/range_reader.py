@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from everflow.kafka.fetch_connection import bulk_settings
-from everflow.kafka.log_columns import UNBOUNDED, Read
+from everflow.kafka.log_columns import Read
 from everflow.kafka.record_batches import UnsupportedBatchError
 from everflow.kafka.stream_reader import StreamReader
 from everflow.kafka.tail_reader import TailReader
-from everflow.records import OffsetRange, TopicPartition
+from everflow.records import UNBOUNDED_BYTES, OffsetRange, TopicPartition
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class RangeReader:
         self._stream = None if settings is None else StreamReader(settings, read_committed, headers)
         self._tail_records = tail_records
 
-    def read(self, ranges: Mapping[TopicPartition, OffsetRange], timeout_s: float, most_bytes: int = UNBOUNDED) -> Read:
+    def read(self, ranges: Mapping[TopicPartition, OffsetRange], timeout_s: float, most_bytes: int = UNBOUNDED_BYTES) -> Read:
         """The records of ``ranges`` in offset order, by partition; ranges follow one another except after a failure.
 
         It ends early where keys and values have about ``most_bytes`` bytes, with one record at least of each range that has one:

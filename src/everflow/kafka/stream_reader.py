@@ -16,10 +16,10 @@ import numpy as np
 
 from everflow.kafka import record_batches
 from everflow.kafka.fetch_connection import FETCH_BYTES, FetchConnection
-from everflow.kafka.log_columns import UNBOUNDED, Budget, LogColumns, Read
+from everflow.kafka.log_columns import Budget, LogColumns, Read
 from everflow.kafka.partition_fetches import PartitionFetches
 from everflow.kafka.record_batches import Batch, Columns
-from everflow.records import OffsetRange, TopicPartition
+from everflow.records import UNBOUNDED_BYTES, OffsetRange, TopicPartition
 
 _AHEAD_BYTES = 64 << 20
 _LEAST_BYTES = 256 << 10
@@ -54,7 +54,7 @@ class StreamReader:
         """Whether it fetches ahead, behind the last ranges."""
         return bool(self._streams)
 
-    def read(self, ranges: Mapping[TopicPartition, OffsetRange], timeout_s: float, most_bytes: int = UNBOUNDED) -> Read:
+    def read(self, ranges: Mapping[TopicPartition, OffsetRange], timeout_s: float, most_bytes: int = UNBOUNDED_BYTES) -> Read:
         """See `RangeReader.read`; ``timeout_s`` is the time without any progress. Raises UnsupportedBatchError besides: then
         nothing of ``ranges`` was handed out."""
         connection = self.connect(timeout_s)

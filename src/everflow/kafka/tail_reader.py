@@ -17,9 +17,9 @@ from everflow.errors import RetriableError
 from everflow.kafka.client_log import client_log
 from everflow.kafka.errors import classify, classify_exception
 from everflow.kafka.log_chunk import LogStartMovedError
-from everflow.kafka.log_columns import UNBOUNDED, Budget, Read
+from everflow.kafka.log_columns import Budget, Read
 from everflow.kafka.messages import columns_of, offset_of
-from everflow.records import OffsetRange, TopicPartition
+from everflow.records import UNBOUNDED_BYTES, OffsetRange, TopicPartition
 
 _DEFAULTS: dict[str, Any] = {
     "enable.auto.commit": False,
@@ -50,7 +50,7 @@ class TailReader:
         self._next: dict[TopicPartition, int] = {}
         self._end_seen: dict[TopicPartition, int] = {}
 
-    def read(self, ranges: Mapping[TopicPartition, OffsetRange], timeout_s: float, most_bytes: int = UNBOUNDED) -> Read:
+    def read(self, ranges: Mapping[TopicPartition, OffsetRange], timeout_s: float, most_bytes: int = UNBOUNDED_BYTES) -> Read:
         """See `RangeReader.read`."""
         self.go_to({tp: wanted.start for tp, wanted in ranges.items()})
         deadline = time.monotonic() + timeout_s

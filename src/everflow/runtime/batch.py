@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from everflow.errors import EverflowError
+from everflow.records import UNBOUNDED_BYTES
 
 REQUEST_PROPERTY = "everflow.batch"
 METADATA_PREFIX = "ef1"
@@ -82,7 +83,7 @@ class BatchRequest:
     tasks: list[TaskContext]
     application_id: str
     producer_config: Mapping[str, Any] = field(default_factory=dict)
-    most_bytes: int = 1 << 62
+    most_bytes: int = UNBOUNDED_BYTES
     """Bytes of input that the batch may take (``max.batch.bytes``). A reader of ranges ends early there; a job, which cannot, fails
     when it has twice as many, and says what a record weighs (``too-large``)."""
 

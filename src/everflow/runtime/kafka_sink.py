@@ -292,8 +292,8 @@ def _touched_tasks(request: BatchRequest, result: StepResult, sources: tuple[Sou
     touched = set(result.changes)
     for name, (start, _, _) in request.ranges.items():
         if result.consumed[name] > start:
-            topic, _, partition = name.rpartition("-")
-            touched.add(str(TaskId(subtopology[topic], int(partition))))
+            tp = TopicPartition.parse(name)
+            touched.add(str(TaskId(subtopology[tp.topic], tp.partition)))
     return touched
 
 
@@ -307,11 +307,11 @@ def _offsets(
     }
     offsets = []
     for name in request.ranges:
-        topic, _, partition = name.rpartition("-")
-        task = str(TaskId(subtopology[topic], int(partition)))
+        tp = TopicPartition.parse(name)
+        task = str(TaskId(subtopology[tp.topic], tp.partition))
         if task in touched:
             metadata = format_metadata(request.batch_id, times.get(task, {}))
-            offsets.append((topic, int(partition), result.consumed[name], metadata))
+            offsets.append((tp.topic, tp.partition, result.consumed[name], metadata))
     return offsets
 
 

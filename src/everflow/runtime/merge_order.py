@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from everflow.records import Int64
+from everflow.records import Int64, TopicPartition
 from everflow.topology.hops import HopInput
 from everflow.topology.plan import Source
 
@@ -47,10 +47,10 @@ def _merged_tasks(sources: tuple[Source, ...], ranges: Mapping[str, list[int]]) 
     by_task: dict[tuple[int, int], list[Source]] = {}
     by_topic = {source.topic: source for source in sources}
     for name in ranges:
-        topic, _, partition = name.rpartition("-")
-        source = by_topic[topic]
+        tp = TopicPartition.parse(name)
+        source = by_topic[tp.topic]
         if source.merged:
-            by_task.setdefault((source.subtopology, int(partition)), []).append(source)
+            by_task.setdefault((source.subtopology, tp.partition), []).append(source)
     return [(partition, found) for (_, partition), found in by_task.items() if len(found) > 1]
 
 

@@ -171,9 +171,5 @@ class ResidentStep:
 
 
 def _ranges(request: BatchRequest) -> dict[TopicPartition, OffsetRange]:
-    found = {}
-    for name, (start, end, _) in request.ranges.items():
-        topic, _, partition = name.rpartition("-")
-        found[TopicPartition(topic, int(partition))] = OffsetRange(start, end)
-    return found
+    return {TopicPartition.parse(name): OffsetRange(start, end) for name, (start, end, _) in request.ranges.items()}
 

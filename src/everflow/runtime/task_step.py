@@ -18,13 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.operators.python_aggregate import UserFunctionError
-from everflow.records import EdgeBatch, StoreChanges, TaskId
+from everflow.records import UNBOUNDED_BYTES, EdgeBatch, StoreChanges, TaskId
 from everflow.runtime.batch import BatchRequest, BatchResult
 from everflow.runtime.merge_order import merge_inputs
 from everflow.runtime.step_functions import RecordFailure, decode_parts, run_function, unnest
 from everflow.runtime.step_stores import StoreAccess, TaskStores
 from everflow.serdes import Serde, SerdeError
-from everflow.topology.hops import UNBOUNDED, HopInput, HopSchema, concat, in_order, read_hop, write_hop
+from everflow.topology.hops import HopInput, HopSchema, concat, in_order, read_hop, write_hop
 from everflow.topology.plan import (
     DEAD_LETTER_SLOT,
     DecodeOp,
@@ -135,7 +135,7 @@ class TaskStep:
         with timed(timings, "read"):
             request = self.request()
             self.announce(request, self.level)
-            hop = read_hop(batches, self.hop_in, JOB_BYTES_FACTOR * request.most_bytes if self.level == 0 else UNBOUNDED)
+            hop = read_hop(batches, self.hop_in, JOB_BYTES_FACTOR * request.most_bytes if self.level == 0 else UNBOUNDED_BYTES)
         yield from self.run(request, hop, timings)
 
     def run(self, request: BatchRequest, hop: HopInput, timings: dict[str, float]) -> Iterator[pa.RecordBatch]:

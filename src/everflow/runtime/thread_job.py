@@ -101,7 +101,7 @@ class ThreadJob:
         return result if self._twin is None else self._run_resident(self._twin, request)
 
     def _run_job(self, request: BatchRequest) -> BatchResult:
-        ranges = {_parse(name): OffsetRange(bounds[0], bounds[1]) for name, bounds in request.ranges.items()}
+        ranges = {TopicPartition.parse(name): OffsetRange(bounds[0], bounds[1]) for name, bounds in request.ranges.items()}
         try:
             return BatchResult.from_json(self._job.run(ranges, {REQUEST_PROPERTY: request.to_json()}))
         except SparkJobError as error:
@@ -141,11 +141,6 @@ class ThreadJob:
 
 def _classified(error: SparkJobError) -> BatchFailedError:
     return BatchFailedError(str(error), kind="spark-gone") if isinstance(error, SparkGoneError) else failure_of(str(error))
-
-
-def _parse(name: str) -> TopicPartition:
-    topic, _, partition = name.rpartition("-")
-    return TopicPartition(topic, int(partition))
 
 
 _TOO_LARGE = re.compile(r"HopTooLargeError: (?P<records>\d+) records have (?P<bytes>\d+) bytes")

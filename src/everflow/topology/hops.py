@@ -15,11 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.errors import EverflowError
-from everflow.records import HEADERS, EdgeBatch, Int64
+from everflow.records import HEADERS, UNBOUNDED_BYTES, EdgeBatch, Int64
 from everflow.topology.plan import Slot
 
 MARKER = -1
-UNBOUNDED = 1 << 62
 
 
 class HopTooLargeError(EverflowError):
@@ -87,7 +86,7 @@ class HopInput:
     bytes: int = 0
 
 
-def read_hop(batches: Iterable[pa.RecordBatch], schema: HopSchema, most_bytes: int = UNBOUNDED) -> HopInput:
+def read_hop(batches: Iterable[pa.RecordBatch], schema: HopSchema, most_bytes: int = UNBOUNDED_BYTES) -> HopInput:
     """Read a hop to its marker.
 
     Raises HopTooLargeError as soon as it has more than ``most_bytes``: before a column has 2 GiB, or the machine has no memory.

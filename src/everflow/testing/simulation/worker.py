@@ -137,7 +137,7 @@ class _Batch:
 
     def run(self) -> BatchResult:
         services, request = self.services, self.request
-        ranges = {_parse(name): (bounds[0], bounds[1]) for name, bounds in request.ranges.items()}
+        ranges = {TopicPartition.parse(name): (bounds[0], bounds[1]) for name, bounds in request.ranges.items()}
         self.touched = [TaskId.parse(t.task) for t in request.tasks if any(e > s for s, e in self._inputs(t.task, ranges).values())]
         consumed = {name: bounds[1] for name, bounds in request.ranges.items()}
         records = sum(end - start for start, end in ranges.values())
@@ -281,9 +281,4 @@ class _Batch:
     def _reached(self, point: str) -> None:
         if self.plan.point == point:
             raise _WorkerDiedError(f"worker killed at {point}")
-
-
-def _parse(name: str) -> TopicPartition:
-    topic, _, partition = name.rpartition("-")
-    return TopicPartition(topic, int(partition))
 
