@@ -36,7 +36,7 @@ COLLECTIONS = 3
 """What a collection sets free by finalizers and cleaners, the next one takes."""
 VALUE = "n bigint, word string"
 ROUND_TIMEOUT_S = 60.0
-BOUNDS_MIB_PER_1000 = {"driver": 4.0, "jvm": 64.0, "jvm live": 8.0, "workers": 6.0}
+BOUNDS_MIB_PER_1000 = {"driver": 4.0, "jvm": 16.0, "jvm live": 8.0, "workers": 6.0}
 """Growth in MiB per 1,000 micro-batches above which the bench fails: a kilobyte kept per batch is 1 MiB. For long the JVM touches
 ever more of the heap that it has reserved (at most 1 GiB), which says little; what is live there says if it keeps something."""
 

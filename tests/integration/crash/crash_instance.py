@@ -217,6 +217,18 @@ class Application:
         assert producer.flush(30) == 0
         self.sent += records
 
+    def produce_at_once(self, records: Sequence[tuple[str, str]]) -> None:
+        """Append to the first input partition in one transaction: a committed reader sees all of them or none."""
+        identity = {"transactional.id": f"{self.name}-input", "linger.ms": 5}
+        producer = Producer({"bootstrap.servers": self.broker.bootstrap_servers, **identity})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for key, value in records:
+            producer.produce(input_topic(self.name), value, key, partition=0)
+            producer.poll(0)
+        producer.commit_transaction(30)
+        self.sent += records
+
     def ends(self, partitions: Iterable[TopicPartition], isolation: Any) -> dict[TopicPartition, int]:
         """Ends of logs."""
         return self.admin.end_offsets(list(partitions), isolation)

@@ -19,7 +19,7 @@ from confluent_kafka import TopicPartition as ClientPartition
 from crash_instance import Application, kill, records
 from crash_topologies import copies_topic, input_topic
 
-from everflow.runtime.crash_points import BEFORE_TRANSACTION, COMMITTED, FIRST_RECORD, OFFSETS_SENT
+from everflow.runtime.crash_points import COMMITTED, FIRST_RECORD, OFFSETS_SENT
 from everflow.runtime.worker_processes import alive
 from everflow.testing.broker import EmbeddedBroker
 from everflow.testing.waiting import wait_until
@@ -208,27 +208,21 @@ def test_a_late_failure_in_a_large_batch_commits_nothing(
 ) -> None:
     """Scenario 33: the sink just sees its input end. Without the end marker it would commit what came before.
 
-    A first batch of 50,000 lets the next ones be larger; a worker held at a crash point gathers the input of the one that fails,
-    whose culprit is the last of more than 60,000 records.
+    The culprit is the last of more than 60,000 records of one transaction, which no batch can divide: their end is seen at once.
     """
-    # The first batch ends early by this measure on any machine, or the bound would not grow beyond it.
+    # No time bound makes a batch smaller than a thread's first one may be, on any machine.
     limits = {"max.batch.ms": 300_000, "transaction.timeout.ms": 600_000, "task.timeout.ms": 1_000}
     app = application(program=program, settings=limits)
-    app.produce(records(1_000, 50_000, "first"))
     app.start()
+    app.produce(records(1_000, 1_000, "first"))
     app.drain()
-    app.arm(BEFORE_TRANSACTION)
-    app.produce([("k0", "held")])
-    app.wait_reached(BEFORE_TRANSACTION)
-    good = records(1_000, 60_000, "good")
-    app.produce([*good, ("k0", "bad")])
-    app.go(BEFORE_TRANSACTION)
+    app.produce_at_once([*records(1_000, 60_000, "good"), ("k0", "bad")])
     assert app.wait_end(120) != 0
     assert cause in app.said()
-    app.sent = app.sent[:50_001]
+    app.sent = app.sent[:1_000]
     app.check()
     committed, ends = sum(app.committed().values()), sum(app.ends(app.inputs(), "read_uncommitted").values())
-    assert (committed, ends) == (50_001, 110_002)
+    assert (committed, ends) == (1_000, 1_000 + 60_001 + 1), "the last one is the transaction's marker"
 
 
 def test_a_recreated_changelog_is_never_mixed_with_the_old_store(application: Callable[..., Application]) -> None:
