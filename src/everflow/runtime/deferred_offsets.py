@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from everflow.records import TopicPartition
 from everflow.runtime.commit_gate import Offset
+
+log = logging.getLogger("everflow")
 
 CommitOffsets = Callable[[Mapping[TopicPartition, tuple[int, str]]], bool]
 
@@ -34,6 +37,8 @@ class DeferredOffsets:
             if not merged:
                 return True
             taken = self._commit(merged)
+            if not taken:
+                log.info("The group rebalances: the offsets of %d partitions go with the next commit", len(merged))
             with self._lock:
                 self._held = {} if taken else {tp: at for tp, at in merged.items() if tp not in self._forgotten}
             return taken

@@ -135,6 +135,7 @@ def test_states_are_kafka_streams_and_the_listener_sees_each(app: Application, c
     streams.start()
     until_running(streams)
     assert cluster.members(app.id) == 1
+    assert streams.metrics()[metrics.REBALANCES] == 1, "the changelog that this start created must not cost another rebalance"
     assert streams.close(60.0)
     assert streams.state is ClientState.NOT_RUNNING
     assert cluster.members(app.id) == 0, "a closed instance must leave its group at once, not time out"
