@@ -14,7 +14,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as ClientTopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # public names, re-exported without __all__
     AdminClient,
@@ -394,7 +394,12 @@ class ClusterAdmin:
                 asked, isolation_level=_ISOLATION[isolation], request_timeout=left
             )
             try:
-                return {TopicPartition(tp.topic, tp.partition): int(f.result(left + 1).offset) for tp, f in answers.items()}
+                found = {TopicPartition(tp.topic, tp.partition): int(f.result(left + 1).offset) for tp, f in answers.items()}
+                # A leader that does not answer in time is no error to librdkafka 2.16: its offsets are "invalid", -1001. Taken for
+                # the end of a log, that would empty stores.
+                if OFFSET_INVALID in found.values():
+                    raise TimeoutError
+                return found
             except KafkaException as failure:
                 if _code(failure) in _STALE_METADATA:
                     self._admin = self._new_client()

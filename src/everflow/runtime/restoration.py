@@ -46,6 +46,11 @@ class ChangelogState:
     delete_retention_ms: int = 86_400_000
     limit: int | None = None
 
+    def __post_init__(self) -> None:
+        # What is no offset must never decide that a store is thrown away.
+        if self.start < 0 or self.end < 0 or (self.limit is not None and self.limit < 0):
+            raise ValueError(f"no offsets of a log: start {self.start}, end {self.end}, limit {self.limit}")
+
 
 @dataclass(frozen=True)
 class RestorePlan:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from everflow.errors import TaskTimeoutError
+from everflow.errors import RetriableError, TaskTimeoutError
 from everflow.kafka.admin import ClusterAdmin, topic_problems
 from everflow.records import TopicPartition
+from everflow.testing.broker import EmbeddedBroker
 from everflow.testing.waiting import wait_until
 
 pytestmark = pytest.mark.broker
@@ -55,3 +56,31 @@ def test_an_absent_broker_is_retried_visibly_and_given_up() -> None:
         nowhere.wait_until_reachable(3.5, lines.append)
     assert lines
     assert all("127.0.0.1:1" in line for line in lines)
+
+
+def test_a_broker_that_does_not_answer_in_time_has_not_told_an_offset() -> None:
+    """librdkafka gives -1001 for each partition then, and no error: as the end of a changelog it would empty a store."""
+    tps = [TopicPartition("quiet", p) for p in range(2)]
+    with EmbeddedBroker() as broker:
+        broker.create_topic("quiet", 2)
+        admin = ClusterAdmin({"bootstrap.servers": broker.bootstrap_servers})
+        asks: list[Callable[[float], dict[TopicPartition, int]]] = [
+            lambda timeout_s: admin.end_offsets(tps, "read_committed", timeout_s),
+            lambda timeout_s: admin.list_offsets(tps, "earliest", "read_uncommitted", timeout_s),
+            lambda timeout_s: admin.offsets_for_time(tps, 5, "read_committed", timeout_s),
+        ]
+        before = [ask(30) for ask in asks]
+        for ask in asks:
+            broker.pause()
+            try:
+                with pytest.raises(RetriableError, match="no answer in time"):
+                    _until_refused(ask)
+            finally:
+                broker.resume()
+        assert [ask(30) for ask in asks] == before
+
+
+def _until_refused(ask: Callable[[float], object]) -> None:
+    """The first may still be answered: the signal takes a moment to reach all threads of the broker."""
+    for _ in range(100):
+        ask(1.5)
