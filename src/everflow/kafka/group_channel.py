@@ -164,6 +164,11 @@ class GroupChannel:
         """True while a member of a completed generation that knows of no rebalance."""
         return self._coordinator.state is MemberState.STABLE and not self._coordinator.need_rejoin()
 
+    @property
+    def heartbeats(self) -> int:
+        """How many heartbeats the coordinator has confirmed: this member was in its generation then."""
+        return int(self._coordinator.heartbeat.confirmed)
+
     def request_rejoin(self) -> None:
         """Ask for a rebalance at the next poll."""
         self._coordinator.request_rejoin()
@@ -268,6 +273,13 @@ def classify(failure: BaseException, doing: str) -> EverflowError:
 class _Heartbeat(Heartbeat):  # type: ignore[misc]
     """The client's book of its heartbeats, which come closer together after a rebalance (`watch_every`): they are how a member
     learns of the next one. The client resets it whenever a rebalance ends; it only looks at it on its IO thread."""
+
+    confirmed = 0
+
+    def received_heartbeat(self) -> None:
+        """The coordinator has answered that the member is in its generation (whether or not a rebalance has begun)."""
+        super().received_heartbeat()
+        self.confirmed += 1
 
     def time_to_next_heartbeat(self) -> float:
         """Seconds from now."""

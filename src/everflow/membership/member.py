@@ -111,6 +111,9 @@ class MemberChannel(Protocol):
     @property
     def stable(self) -> bool: ...
 
+    @property
+    def heartbeats(self) -> int: ...
+
     def request_rejoin(self) -> None: ...
 
     def metadata(self) -> MemberMetadata: ...
@@ -194,6 +197,12 @@ class GroupMember:
     def stable(self) -> bool:
         """True while a member of a completed generation, with no rebalance known to be under way or wanted."""
         return self._channel is not None and self._channel.stable and not self._held.is_set() and not self._follow_ups.pending
+
+    @property
+    def heartbeats(self) -> int:
+        """How many heartbeats the group has confirmed so far. Once it is higher by two, one was *sent* after the first look: this
+        was a member then, and what it owned without a break until now was nobody else's."""
+        return 0 if self._channel is None else self._channel.heartbeats
 
     def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> bool:
         """at_least_once: commit (next offset, metadata text); False = deferred, commit with the next batch.

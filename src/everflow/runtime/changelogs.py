@@ -9,9 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from everflow.errors import InternalTopicError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.records import TopicPartition
-from everflow.runtime.restoration import ChangelogState
-
-DEFAULT_DELETE_RETENTION_MS = 86_400_000
+from everflow.runtime.restoration import DEFAULT_DELETE_RETENTION_MS, ChangelogState
 
 
 class Changelogs:
@@ -57,6 +55,11 @@ class Changelogs:
                 delete_retention_ms=self._delete_retention_ms(tp.topic),
             )
         return states
+
+    def known_delete_retention_ms(self, topic: str) -> int:
+        """``delete.retention.ms`` of a changelog, without asking: as `states` has read it, else the brokers' default."""
+        with self._lock:
+            return self._delete_retention.get(topic, DEFAULT_DELETE_RETENTION_MS)
 
     def _delete_retention_ms(self, topic: str) -> int:
         with self._lock:

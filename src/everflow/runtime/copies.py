@@ -1,7 +1,8 @@
 """Every copy on this instance, as the group is told of it: standbys, warm-ups, restores under way, and task folders that are
 nobody's (note 005).
 
-A copy that would be rebuilt when it is used (`restoration.restore_plan`) is none, and is not reported.
+A copy that would be rebuilt when it is used (`restoration.restore_plan`) is none, and is not reported; one that nobody follows
+becomes that by waiting.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from everflow.clock import Clock
+from everflow.clock import Clock, SystemClock
 from everflow.errors import EverflowError
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.restoration import ChangelogState, restore_plan
+from everflow.runtime.restoration import DEFAULT_DELETE_RETENTION_MS, ChangelogState, restore_plan, trusted_until_ms
 from everflow.runtime.state_updater import FollowedTask
 from everflow.runtime.task import TaskStore
 from everflow.state.lmdb_store import WINDOW, LmdbStore
@@ -33,11 +35,20 @@ class Folder(Protocol):
     def distrusted(self, task: TaskId, store: str) -> str | None: ...
 
 
+@dataclass(frozen=True)
+class AtRest:
+    """A copy that nobody follows: the sum of its positions, and until when (wall clock, ms) it cannot have missed a delete."""
+
+    offset_sum: int
+    until_ms: float = float("inf")
+
+
 class Copies:
     """`membership.assignor.LocalCopies` of this instance. ``offset_sums`` does no I/O; any thread may call everything.
 
     ``followed``: the state updater's figures. ``running``: tasks that run active: that the member claims them says enough.
     ``recovering``: active tasks that do not run yet, and ``restored``: positions of stores being restored, summed per task.
+    ``delete_retention_ms``: of a changelog topic, without I/O; ``clock``: how old copies are that nobody follows.
     """
 
     def __init__(
@@ -46,18 +57,24 @@ class Copies:
         running: Callable[[], Collection[TaskId]],
         recovering: Callable[[], Collection[TaskId]] = tuple,
         restored: Callable[[], Mapping[TaskId, int]] = dict,
+        delete_retention_ms: Callable[[str], int] = lambda topic: DEFAULT_DELETE_RETENTION_MS,
+        clock: Clock | None = None,
     ) -> None:
         self._followed = followed
         self._running = running
         self._recovering = recovering
         self._restored = restored
+        self._delete_retention_ms = delete_retention_ms
+        self._clock = clock or SystemClock()
         self._lock = threading.Lock()
-        self._at_rest: dict[TaskId, int] = {}
+        self._at_rest: dict[TaskId, AtRest] = {}
 
     def offset_sums(self) -> Mapping[TaskId, int]:
         """Sum of the changelog positions of every copy that does not run active here."""
+        now_ms = self._clock.now_ms()
         with self._lock:
-            sums = dict(self._at_rest)
+            # Away for too long a copy would be rebuilt when it is used (unless nothing was written since: not known here).
+            sums = {task: copy.offset_sum for task, copy in self._at_rest.items() if now_ms <= copy.until_ms}
         sums.update((task, figures.offset_sum) for task, figures in self._followed().items())
         restored = self._restored()
         for task in self._recovering():
@@ -72,7 +89,6 @@ class Copies:
         specs: Callable[[int], Iterable[StoreSpec]],
         changelog: Callable[[TaskId, StoreSpec], TopicPartition],
         states: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, ChangelogState]],
-        clock: Clock,
     ) -> None:
         """Look at every task folder, once, before the group is joined. A store that cannot be judged is left out: then its task
         looks cold, which costs a restore at most."""
@@ -87,42 +103,55 @@ class Copies:
         except EverflowError as error:
             log.warning("The copies in the state folder cannot be compared with their changelogs: %s", error)
             return
-        sums: dict[TaskId, int] = {}
+        copies: dict[TaskId, list[AtRest]] = {}
         for task, spec, tp in found:
-            position = _position(folder, task, spec, known[tp], clock.now_ms())
-            if position is not None:
-                sums[task] = sums.get(task, 0) + position
+            copy = _judged(folder, task, spec, known[tp], self._clock.now_ms())
+            if copy is not None:
+                copies.setdefault(task, []).append(copy)
+        rested = {task: _together(stores) for task, stores in sorted(copies.items())}
         with self._lock:
-            self._at_rest = sums
-        if sums:
-            log.info("Copies in the state folder: %s", ", ".join(f"{task} at {sums[task]}" for task in sorted(sums)))
+            self._at_rest = rested
+        if rested:
+            said = ", ".join(f"{task} at {copy.offset_sum}" for task, copy in rested.items())
+            log.info("Copies in the state folder: %s", said)
 
     def rest(self, task: TaskId, stores: Iterable[TaskStore]) -> None:
         """A task ended here, its copy stays on disk: note how far it is. Reads the stores' metadata, a fraction of a ms each."""
-        positions = []
+        copies = []
         for store in stores:
             if store.changelog is None:
                 continue
             try:
-                position = LmdbStore.open(store.path).position
+                meta = LmdbStore.open(store.path).meta()
             except EverflowError as error:
                 log.debug("Copy of task %s: %s", task, error)
                 continue
-            if position is not None:
-                positions.append(position)
+            if meta.position is not None:
+                retention_ms = self._delete_retention_ms(store.changelog.topic)
+                copies.append(AtRest(meta.position, trusted_until_ms(meta.updated_ms, retention_ms)))
         with self._lock:
-            if positions:
-                self._at_rest[task] = sum(positions)
+            if copies:
+                self._at_rest[task] = _together(copies)
             else:
                 self._at_rest.pop(task, None)
 
-    def forget(self, task: TaskId) -> None:
-        """The copy is gone or must not be trusted any more."""
+    def forget(self, task: TaskId) -> AtRest | None:
+        """Offer the copy to nobody any more: it is about to be removed. Gives what `remember` takes back."""
         with self._lock:
-            self._at_rest.pop(task, None)
+            return self._at_rest.pop(task, None)
+
+    def remember(self, task: TaskId, copy: AtRest) -> None:
+        """The copy stays after all."""
+        with self._lock:
+            self._at_rest.setdefault(task, copy)
 
 
-def _position(folder: Folder, task: TaskId, spec: StoreSpec, state: ChangelogState, now_ms: int) -> int | None:
+def _together(stores: Collection[AtRest]) -> AtRest:
+    """The copy of a task whose stores these are: too old as soon as one of them is."""
+    return AtRest(sum(store.offset_sum for store in stores), min(store.until_ms for store in stores))
+
+
+def _judged(folder: Folder, task: TaskId, spec: StoreSpec, state: ChangelogState, now_ms: int) -> AtRest | None:
     """How far a store on disk is; None for one that would be rebuilt."""
     path = folder.store_path(task, spec.name)
     distrusted = folder.distrusted(task, spec.name)
@@ -140,4 +169,8 @@ def _position(folder: Folder, task: TaskId, spec: StoreSpec, state: ChangelogSta
     if plan.rebuild:
         log.info("The copy of %s in task %s is not used: %s", spec.name, task, plan.reason)
         return None
-    return meta.position
+    if meta.position is None:
+        return None
+    # One at its changelog's very end may be old: it has missed nothing so far, and that counts from now.
+    seen_ms = now_ms if meta.position >= state.end else meta.updated_ms
+    return AtRest(meta.position, trusted_until_ms(seen_ms, state.delete_retention_ms))

@@ -42,14 +42,16 @@ from everflow.runtime.restore_progress import RestoreTracker
 from everflow.runtime.retry import retrying
 from everflow.runtime.standby_listener import SilentStandbyListener, StandbyUpdateListener
 from everflow.runtime.start_up import commit_starts, prepare_cluster, repartition_positions, require_tasks
+from everflow.runtime.state_keeper import StateKeeper
 from everflow.runtime.state_updater import StateUpdater
 from everflow.runtime.stream_thread import OpenJob, StreamThread, ThreadServices
-from everflow.runtime.task import ActiveTask, TaskState, TaskStore
+from everflow.runtime.task import ActiveTask, TaskState
 from everflow.runtime.task_manager import TaskManager, TaskServices
 from everflow.runtime.task_status import TaskStatus, copies_metrics, statuses
 from everflow.runtime.topic_watch import TopicWatch
 from everflow.runtime.wiring import (
     Ground,
+    close_stores,
     end_offsets,
     group_settings,
     job_opener,
@@ -58,13 +60,13 @@ from everflow.runtime.wiring import (
     racks_of,
     recovery_of,
     scan_copies,
+    state_keeper,
     state_updater,
     task_assignor,
     thread_settings,
     topic_watch,
 )
 from everflow.runtime.worker_processes import is_worker, kill_and_wait
-from everflow.state.lmdb_store import LmdbStore
 from everflow.state.task_directory import StateDirectory
 from everflow.topology.graph import Topology
 
@@ -129,6 +131,7 @@ class KafkaStreams(InteractiveQueries):
         self._pools: tuple[ThreadPoolExecutor, ...] = ()
         self._lost_writers: LostWriters | None = None
         self._manager: TaskManager | None = None
+        self._keeper: StateKeeper | None = None
 
     # --- what users see --------------------------------------------------------------------------
 
@@ -248,7 +251,8 @@ class KafkaStreams(InteractiveQueries):
         session = get_session(config.num_stream_threads + RESTORE_THREADS + 1)  # 8. Spark (slots: threads, restores, a spare).
         # 9. The copies that are here already, and the member that will tell of them. It joins last.
         updater = self._updater = state_updater(ground, self._tracker, lambda: self._standby_listener, self._on_hot)
-        copies = Copies(updater.followed, self._running_ids, self._recovering_ids, self._tracker.positions)
+        sources = (updater.followed, self._running_ids, self._recovering_ids, self._tracker.positions)
+        copies = Copies(*sources, changelogs.known_delete_retention_ms, self._clock)
         scan_copies(ground, copies)
         end_sums = self._end_sums = EndSums(changelogs.stable_ends, ground.changelogs_of_tasks(), self._clock)
         self._racks = racks_of(ground)
@@ -273,7 +277,10 @@ class KafkaStreams(InteractiveQueries):
         open_job = job_opener(session, ground)
         for number in range(config.num_stream_threads):
             self._threads.append(self._stream_thread(ground, ends, number, gate_path, open_job))
-        self._manager = self._task_manager(ground, member, updater, copies, deferred)
+        manager = self._manager = self._task_manager(ground, member, updater, copies, deferred)
+        self._keeper = state_keeper(
+            ground, self._threads, self._book, member, manager, copies, lambda: self.state is ClientState.RUNNING
+        )
         self._lost_writers = lost_writers_of(ground) if config.exactly_once else None
         self._loop = threading.Thread(target=self._run_loop, args=(ground,), name="everflow-instance", daemon=True)
         watch = self._topic_watch = topic_watch(ground, self._on_failed)
@@ -327,10 +334,6 @@ class KafkaStreams(InteractiveQueries):
         def submit(work: Callable[[], None], quick: bool) -> None:
             (tails if quick else pool).submit(work)
 
-        def close(stores: Sequence[TaskStore]) -> None:
-            for store in stores:
-                LmdbStore.close_at(store.path)
-
         def before_release(tasks: Collection[TaskId]) -> None:
             if deferred.held():
                 _quietly(lambda: deferred.commit([]))
@@ -347,7 +350,7 @@ class KafkaStreams(InteractiveQueries):
             failed=self._on_failed,
             changed=self._on_tasks_changed,
             rest=copies.rest,
-            close=close,
+            close=close_stores,
         )
         return TaskManager(self._book, self._threads, updater, services)
 
@@ -377,6 +380,8 @@ class KafkaStreams(InteractiveQueries):
         if self.state is ClientState.REBALANCING and self._manager is not None and self._member is not None:
             self._on_tasks_changed(self._manager.all_running())
         end_hanging(self._threads, self._book, self.config.max_poll_interval_ms, self._clock)
+        if self._keeper is not None:
+            self._keeper.look()
         now_ms = self._clock.monotonic_ms()
         if now_ms >= self._next_purge_ms:
             self._next_purge_ms = now_ms + self.config.repartition_purge_interval_ms
@@ -571,11 +576,11 @@ class KafkaStreams(InteractiveQueries):
             self._gate.close()
 
     def _checkpoint(self) -> None:
-        """Stores that ran have followed their changelog until now; `StateDirectory.close` flushes them."""
+        """Note in the stores how fresh they are; `StateDirectory.close` flushes them."""
+        if self._keeper is not None:
+            self._keeper.close()
         for task in self._running_tasks():
-            for store in task.stores:
-                _quietly(lambda path=store.path: LmdbStore.open(path).touch(self._clock.now_ms()))  # type: ignore[misc]
-                _quietly(lambda path=store.path: LmdbStore.open(path).close())  # type: ignore[misc]
+            close_stores(task.stores)
 
     def _require_created(self, what: str) -> None:
         if self.state is not ClientState.CREATED:

@@ -19,6 +19,7 @@ from everflow.state.store import StoreSpec
 from everflow.state.store_meta import StoreMeta
 from everflow.state.task_directory import StateDirectory
 
+DEFAULT_DELETE_RETENTION_MS = 86_400_000
 AGE_MARGIN_MS_MAX = 3_600_000
 AGE_MARGIN_SHARE = 10
 """A store is too old a tenth of ``delete.retention.ms``, at most 1 h, before brokers forget deletes."""
@@ -43,7 +44,7 @@ class ChangelogState:
     end: int
     cluster_id: str | None
     topic_id: str | None
-    delete_retention_ms: int = 86_400_000
+    delete_retention_ms: int = DEFAULT_DELETE_RETENTION_MS
     limit: int | None = None
 
     def __post_init__(self) -> None:
@@ -96,6 +97,11 @@ def restore_plan(
     return RestorePlan(meta.position, end, False, reason)
 
 
+def trusted_until_ms(updated_ms: int, delete_retention_ms: int) -> int:
+    """Wall clock (ms) until which a store that had followed its changelog at ``updated_ms`` cannot have missed a delete."""
+    return updated_ms + delete_retention_ms - min(AGE_MARGIN_MS_MAX, delete_retention_ms // AGE_MARGIN_SHARE)
+
+
 def _doubt(meta: StoreMeta, changelog: ChangelogState, now_ms: int, kind: str, retention_ms: int | None) -> str | None:
     if meta.kind != kind:
         return f"the store was {meta.kind}, the topology wants {kind}"
@@ -116,8 +122,7 @@ def _doubt(meta: StoreMeta, changelog: ChangelogState, now_ms: int, kind: str, r
     if changelog.limit is not None and position > changelog.limit:
         return f"its position {position} is ahead of offset {changelog.limit}, committed for its source topic"
     away_ms = now_ms - meta.updated_ms
-    margin_ms = min(AGE_MARGIN_MS_MAX, changelog.delete_retention_ms // AGE_MARGIN_SHARE)
-    if position < changelog.end and away_ms > changelog.delete_retention_ms - margin_ms:
+    if position < changelog.end and now_ms > trusted_until_ms(meta.updated_ms, changelog.delete_retention_ms):
         since = "an unknown time" if meta.updated_ms < 0 else f"{away_ms / 1000:.0f} s"
         return (
             f"it has not followed its changelog for {since}; after delete.retention.ms = "
@@ -280,6 +285,9 @@ def prepare_store(
         store.claim(incarnation)
     if changelog is not None:
         store.bind(changelog.cluster_id, changelog.topic_id)
+        if store.position is None:
+            # What is read from now on misses no delete for as long as that: a first restore that is cut off is not begun anew.
+            store.touch(now_ms)
     return PreparedStore(store, plan)
 
 

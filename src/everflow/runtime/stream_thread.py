@@ -116,6 +116,8 @@ class StreamThread:
     """Set once the workers of this thread's hops run."""
     batch_since_ms: float | None = None
     """Monotonic start of the batch in flight, for the watchdog; None between batches."""
+    settled_ms: int | None = None
+    """Wall clock of the last moment between batches: everything that was committed here until then is in the stores."""
 
     def __post_init__(self) -> None:
         self._commands: queue.SimpleQueue[_Add | _Drop] = queue.SimpleQueue()
@@ -218,6 +220,8 @@ class StreamThread:
         if self._failed is not None:
             self._recover_after(self._failed)
             return False
+        if self._planned is None:  # an attempt that was aborted may have left records in changelogs at least once
+            self.settled_ms = self.clock.now_ms()
         # 2. Nothing to do without tasks.
         if not self.tasks:
             if self._keep_alive_left_ms() <= 0:

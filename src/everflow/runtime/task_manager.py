@@ -160,6 +160,20 @@ class TaskManager:
         """Stores of tasks that are being restored or are suspended; from any thread."""
         return {task.id: task.stores for held in (self.suspended, self._restoring) for task in list(held.values())}
 
+    def in_use(self) -> set[TaskId]:
+        """Every task that has, had a moment ago or is about to have a role here: its stores are not to be removed."""
+        return {
+            *self.owned,
+            *self._revoked,
+            *self.copies,
+            *self.running,
+            *self.recovering,
+            *self.leaving,
+            *self.following,
+            *self.letting_go,
+            *self.suspended,
+        }
+
     def place_of(self, task: TaskId) -> str | None:
         """Where the task is: ``running``, ``recovering``, ``leaving``, ``following``, ``letting go``; None: nowhere."""
         places: dict[str, Collection[TaskId]] = {

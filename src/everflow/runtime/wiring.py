@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,14 @@ from everflow.kafka.log_follower import LogFollower
 from everflow.kafka.producer import fence_all
 from everflow.kafka.transactions import open_transactional_ids
 from everflow.membership.assignor import EndSums, Identity, LocalCopies, PartitionRacks, TaskAssignor
+from everflow.membership.member import GroupMember
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime import partition_racks
 from everflow.runtime.changelogs import Changelogs
+from everflow.runtime.commit_gate import GateBook
 from everflow.runtime.copies import Copies
 from everflow.runtime.end_offsets import EndOffsets
+from everflow.runtime.freshness import Freshness, Settled
 from everflow.runtime.lost_writers import LostWriters
 from everflow.runtime.own_assignor import decision
 from everflow.runtime.recovery import Recovery, RecoveryRules
@@ -30,10 +33,15 @@ from everflow.runtime.restoration import ChangelogState, PreparedStore, RestoreL
 from everflow.runtime.shrunk_logs import ShrunkLogs
 from everflow.runtime.standby_listener import StandbyUpdateListener
 from everflow.runtime.start_up import FENCE_TIMEOUT_S, Blueprint, transactional_id
+from everflow.runtime.state_cleaner import StateCleaner
+from everflow.runtime.state_keeper import StateKeeper
 from everflow.runtime.state_updater import StateUpdater, UpdaterServices
-from everflow.runtime.stream_thread import OpenJob, ThreadSettings
+from everflow.runtime.stream_thread import OpenJob, StreamThread, ThreadSettings
+from everflow.runtime.task import TaskState, TaskStore
+from everflow.runtime.task_manager import TaskManager
 from everflow.runtime.task_recovery import ClusterRecoveryPorts
 from everflow.runtime.topic_watch import TopicChanges, TopicWatch
+from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
 
@@ -250,7 +258,7 @@ def recovery_of(ground: Ground, listener: RestoreListener, stop: threading.Event
     return Recovery(ports, rules, ground.clock, config.task_timeout_ms, stop, new_incarnation)
 
 
-# --- copies --------------------------------------------------------------------------------------
+# --- the state folder --------------------------------------------------------------------------------------
 
 
 def state_updater(
@@ -282,4 +290,46 @@ def state_updater(
 
 def scan_copies(ground: Ground, copies: Copies) -> None:
     """What the state folder holds, for `Copies.offset_sums`."""
-    copies.scan(ground.directory, ground.logged, ground.changelog, ground.changelogs.states, ground.clock)
+    copies.scan(ground.directory, ground.logged, ground.changelog, ground.changelogs.states)
+
+
+def close_stores(stores: Iterable[TaskStore]) -> None:
+    """Close what this process has open of them; nobody uses them here any more."""
+    for store in stores:
+        LmdbStore.close_at(store.path)
+
+
+def settled_tasks(threads: Sequence[StreamThread]) -> list[Settled]:
+    """The running tasks, each as of its thread's last moment between batches."""
+    found = []
+    for thread in threads:
+        at_ms = thread.settled_ms  # before the tasks: one that comes now was recovered later, which its stores know already
+        if at_ms is None:
+            continue
+        for task in list(thread.tasks.values()):
+            if task.state is TaskState.RUNNING:
+                stores = tuple(store.path for store in task.stores if store.changelog is not None)
+                found.append(Settled(task.id, task.epoch, task.incarnation, stores, at_ms))
+    return found
+
+
+def state_keeper(
+    ground: Ground,
+    threads: Sequence[StreamThread],
+    book: GateBook,
+    member: GroupMember,
+    manager: TaskManager,
+    copies: Copies,
+    running: Callable[[], bool],
+) -> StateKeeper:
+    """Freshness of the running tasks' stores, and the cleaner. ``running``: whether the instance is in state RUNNING."""
+
+    def generation() -> int | None:
+        return member.metadata().generation if running() and member.stable else None
+
+    freshness = Freshness(lambda: settled_tasks(threads), book.broken, lambda: member.heartbeats)
+    delay_ms = ground.config.state().cleanup_delay_ms
+    cleaner = StateCleaner(
+        ground.directory, copies, lambda: manager.in_use() | book.owned(), generation, ground.clock, delay_ms
+    )
+    return StateKeeper(freshness, cleaner, ground.directory.sweep, ground.clock)

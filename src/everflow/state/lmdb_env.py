@@ -112,10 +112,12 @@ class StoreEnvironment:
 
         ``body`` may run several times (the map was full, or was resized by another process), so it has no
         effect outside the transaction. Blocks while another process writes. RetriableError if the map cannot
-        grow, StateDiskError if the disk refuses the write.
+        grow, StateDiskError if the disk refuses the write, StoreClosedError after `close`.
         """
         self._check_process()
         with self._writing:
+            if self._closed:
+                raise StoreClosedError(f"The store in {self.path} was closed by another thread: open it again.")
             while True:
                 try:
                     with disk_errors(self.path, "written"), self._env.begin(write=True) as txn:

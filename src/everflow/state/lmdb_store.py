@@ -275,13 +275,20 @@ class LmdbStore:
         """Note which cluster's and which topic's offsets the position counts in (scenario 14)."""
         self._change_meta(lambda meta: replace(meta, cluster_id=cluster_id, topic_id=topic_id))
 
-    def touch(self, now_ms: int) -> None:
+    def touch(self, now_ms: int, incarnation: str | None = None) -> None:
         """Note that the store has followed its changelog to the end until ``now_ms``, though nothing changed.
 
-        The owner calls it now and then and at a clean close; a store not touched for longer than
-        ``delete.retention.ms`` is rebuilt (scenario 13).
+        Who follows it calls this now and then (the state updater, `Freshness` for tasks that run); a store not touched for
+        longer than ``delete.retention.ms`` is rebuilt (scenario 13). Waits for a batch's apply in another process. Raises
+        StoreMismatchError, nothing noted, if ``incarnation`` is given and is not the owner's.
         """
-        self._change_meta(lambda meta: replace(meta, updated_ms=max(meta.updated_ms, now_ms)))
+
+        def touched(meta: StoreMeta) -> StoreMeta:
+            if incarnation is not None:
+                meta.check_owner(meta.owner._replace(incarnation=incarnation), str(self.path))
+            return replace(meta, updated_ms=max(meta.updated_ms, now_ms))
+
+        self._change_meta(touched)
 
     def flush(self) -> None:
         """Force everything applied so far to the disk."""
@@ -294,6 +301,12 @@ class LmdbStore:
     def close(self) -> None:
         """Close it in this process; the next `open` opens it afresh. No thread may be using it."""
         _cache.drop(self.path)
+
+    @staticmethod
+    def close_removed() -> None:
+        """Close what this process still has open of stores whose files were removed or replaced: frees their disk space. A read
+        that goes on ends as it began, on what it sees."""
+        _cache.drop_retired()
 
     @staticmethod
     def close_at(path: str | os.PathLike[str]) -> None:
@@ -425,11 +438,18 @@ class _OpenStores:
             known = self._stores.get(path)
             if known is not None and not known.retired:
                 return known
-            for gone in [at for at, store in self._stores.items() if store.retired]:
-                self._stores.pop(gone)._env.close(wait_s=0.0)  # frees the disk space of a removed store
+            self._drop_retired()
             store = _open_files(path, kind, retention_ms, sync, map_bytes)
             self._stores[path] = store
             return store
+
+    def drop_retired(self) -> None:
+        with self._lock:
+            self._drop_retired()
+
+    def _drop_retired(self) -> None:
+        for gone in [at for at, store in self._stores.items() if store.retired]:
+            self._stores.pop(gone)._env.close(wait_s=0.0)  # frees the disk space of a removed store
 
     def drop(self, path: Path) -> None:
         with self._lock:

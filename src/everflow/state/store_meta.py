@@ -27,7 +27,7 @@ class StoreMeta:
     ``cluster_id`` name the changelog that it counts in. ``segments`` maps a window store's sub-databases to
     the time segment that each holds; ``stream_time`` is the highest stream time or window start seen (ms, -1
     = none). ``updated_ms`` is the wall clock at which the store was last known to have followed its changelog
-    to the end (-1 = never).
+    to the end, before it ever did the moment it was begun (-1 = unknown): it has missed no delete since.
     """
 
     kind: str

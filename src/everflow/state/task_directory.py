@@ -5,6 +5,7 @@
         process-metadata         JSON: process id, transactional ids, boot id, clean close, ...
         (`ProcessMetadata`) <task>/<store>-<n>/      one LMDB store; a rebuild goes to n + 1, as a cached
         environment would write into the removed file (failure scenario 18)
+        .removed/                tasks that were given up, until `sweep` has deleted them
 
 The lock is fcntl's, not flock's: a child does not inherit it, so an orphaned worker cannot keep the folder
 busy.
@@ -33,6 +34,7 @@ FORMAT = 1
 _LOCK = ".lock"
 _METADATA = "process-metadata"
 _DISTRUSTED = "distrusted"
+_REMOVED = ".removed"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _held: dict[Path, int] = {}
@@ -191,8 +193,17 @@ class StateDirectory:
             return None
 
     def remove_task(self, task: TaskId) -> None:
-        """Remove the task's stores; close them first."""
-        shutil.rmtree(self.path / str(task), ignore_errors=True)
+        """Take the task's stores out of the folder, at once and as a whole: killed in the middle, they are there or not. The
+        disk space is free after `sweep`. Who reads one of them meanwhile reads on; nobody may write to it. StateDiskError."""
+        place = self.path / _REMOVED / f"{task}-{uuid.uuid4().hex}"
+        with disk_errors(place, "removed"):
+            place.parent.mkdir(exist_ok=True)
+            (self.path / str(task)).rename(place)
+
+    def sweep(self) -> None:
+        """Delete what `remove_task` took out, also in an earlier life; large stores take a while. From any thread."""
+        for place in (self.path / _REMOVED).glob("*"):
+            shutil.rmtree(place, ignore_errors=True)
 
     def close(self, *, clean: bool = True) -> None:
         """Release the folder. ``clean``: flush every store first, against power cuts. Idempotent.

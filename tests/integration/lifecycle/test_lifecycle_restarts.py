@@ -22,10 +22,13 @@ from lifecycle_cluster import (
 
 from everflow import KafkaStreams, StreamsBuilder, TimeWindows, Topology, metrics, serdes
 from everflow.errors import InternalTopicError, OffsetsExpiredError
+from everflow.records import TaskId
+from everflow.runtime import state_keeper
 from everflow.runtime.batch import parse_metadata
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.query_errors import InvalidStateStoreError, StateElsewhereError
 from everflow.runtime.restoration import RestoreProgress
+from everflow.state.lmdb_store import LmdbStore
 from everflow.testing import wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
@@ -157,6 +160,35 @@ def test_a_restart_goes_on_where_the_last_instance_committed(app: Application, c
     assert consumed(streams) == 7, "records before the committed offset were read again"
     assert found(cluster, output) == counts_of(words(77))
     assert len(cluster.read(output)) - before <= 7
+
+
+def test_a_quiet_store_stays_fresh_and_state_without_a_role_is_removed(
+    app: Application, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scenario 13: no record comes, and still the stores say that they follow their changelogs."""
+    monkeypatch.setattr(state_keeper, "NOTE_PERIOD_MS", 500.0)
+    source, output = cluster.topic("in"), cluster.topic("out")
+    cluster.write(source, words(70))
+    topology = counting(source, output)
+    folder, nobodys = app.state / app.id, TaskId(0, 9)
+    app.run_through(topology, source)
+    shutil.copytree(folder / "0_0", folder / str(nobodys))
+    with app.running(topology, state_cleanup_delay_ms=1_000) as streams:
+        stores = [LmdbStore.open(path) for task in ("0_0", "0_1") for path in (folder / task).iterdir()]
+        before = [store.meta() for store in stores]
+        wait_until(
+            lambda: all(store.meta().updated_ms > at.updated_ms + 1_000 for store, at in zip(stores, before, strict=True)),
+            20,
+            "the stores to be fresh",
+            lambda: [str(store.meta()) for store in stores],
+        )
+        assert [store.position for store in stores] == [at.position for at in before]
+        assert consumed(streams) == 0
+        wait_until(lambda: not (folder / str(nobodys)).exists(), 20, "the state of no task to be removed")
+        wait_until(lambda: not list((folder / ".removed").iterdir()), 20, "its files to be deleted")
+        cluster.write(source, words(7, first=70))
+        app.until_processed(streams, source)
+    assert found(cluster, output) == counts_of(words(77))
 
 
 def test_offsets_carry_the_batch_id_and_stream_time(app: Application, cluster: Cluster) -> None:

@@ -39,6 +39,17 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return at
 
 
+def test_only_confirmed_heartbeats_count() -> None:
+    heartbeat = _Heartbeat(group_id="app", heartbeat_interval_ms=500, session_timeout_ms=6_000)
+    heartbeat.sent_heartbeat()
+    heartbeat.fail_heartbeat()
+    assert heartbeat.confirmed == 0
+    heartbeat.sent_heartbeat()
+    heartbeat.received_heartbeat()
+    heartbeat.reset_timeouts()
+    assert heartbeat.confirmed == 1
+
+
 def test_heartbeats_are_close_together_after_a_rebalance_and_then_spread(now: list[float]) -> None:
     heartbeat = _Heartbeat(group_id="app", heartbeat_interval_ms=500, session_timeout_ms=6_000)
     heartbeat.reset_timeouts()

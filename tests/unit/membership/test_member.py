@@ -56,7 +56,7 @@ class Channel:
         self.identity = MemberMetadata(-1, "", None)
         self.wanted = True
         self.joining = False
-        self.kept_alive = 0
+        self.kept_alive = self.heartbeats = 0
         self.said: list[UserData] = []
         self.next: tuple[set[TaskId], AssignmentData] | None = None
         self.closed: list[bool | None] = []

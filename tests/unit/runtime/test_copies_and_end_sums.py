@@ -12,9 +12,9 @@ from everflow import serdes
 from everflow.clock import ManualClock
 from everflow.errors import RetriableError
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.copies import Copies
+from everflow.runtime.copies import AtRest, Copies
 from everflow.runtime.end_sums import EndSums
-from everflow.runtime.restoration import ChangelogState
+from everflow.runtime.restoration import ChangelogState, restore_plan
 from everflow.runtime.state_updater import FollowedTask
 from everflow.runtime.task import TaskRole, TaskStore
 from everflow.state.lmdb_store import LmdbStore
@@ -37,14 +37,14 @@ def write(directory: StateDirectory, task: TaskId, spec: StoreSpec, position: in
     store.close()
 
 
-def scanned(directory: StateDirectory, specs: Iterable[StoreSpec], end: int = 100) -> Copies:
+def scanned(directory: StateDirectory, specs: Iterable[StoreSpec], end: int = 100, clock: ManualClock | None = None) -> Copies:
     followed: dict[TaskId, FollowedTask] = {}
-    copies = Copies(lambda: followed, list, list, dict)
+    copies = Copies(lambda: followed, list, list, dict, clock=clock or ManualClock(2_000))
 
     def states(partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, ChangelogState]:
         return {tp: ChangelogState(0, end, "c", "t") for tp in partitions}
 
-    copies.scan(directory, lambda subtopology: specs, changelog, states, ManualClock(2_000))
+    copies.scan(directory, lambda subtopology: specs, changelog, states)
     return copies
 
 
@@ -67,13 +67,70 @@ def test_a_copy_that_would_be_rebuilt_is_none(tmp_path: Path) -> None:
     directory.close()
 
 
+HOUR_MS = 3_600_000
+
+
+def test_a_copy_that_nobody_follows_is_offered_until_its_use_would_mean_a_rebuild(tmp_path: Path) -> None:
+    clock = ManualClock(1_000)
+    store = LmdbStore.open(tmp_path / "s", kind="key_value")
+    store.bind("c", "t")
+    store.load_chunk([b"k"], [b"v"], np.zeros(1, np.int64), 10, now_ms=1_000)
+    newer = LmdbStore.open(tmp_path / "newer", kind="key_value")
+    newer.load_chunk([b"k"], [b"v"], np.zeros(1, np.int64), 5, now_ms=1_000 + HOUR_MS)
+    retention_ms = {"log": 10 * HOUR_MS, "other": 20 * HOUR_MS}
+    copies = Copies(dict, list, delete_retention_ms=retention_ms.__getitem__, clock=clock)
+    places = [
+        TaskStore("s", store.path, TopicPartition("log", 0)),
+        TaskStore("newer", newer.path, TopicPartition("other", 0)),
+        TaskStore("unlogged", tmp_path / "unlogged", None),
+    ]
+    copies.rest(A, places)
+    offered = {}
+    for _ in range(12):
+        state = ChangelogState(0, 12, "c", "t", 10 * HOUR_MS)
+        plan = restore_plan(store.meta(), state, now_ms=clock.now_ms(), kind="key_value")
+        assert (copies.offset_sums() == {A: 15}) is not plan.rebuild, (clock.now_ms(), plan)
+        offered[plan.rebuild] = copies.offset_sums()
+        clock.advance(HOUR_MS)
+    assert offered == {False: {A: 15}, True: {}}
+    LmdbStore.close_at(store.path)
+    LmdbStore.close_at(newer.path)
+
+
+def test_a_copy_found_at_the_start_ages_too(tmp_path: Path) -> None:
+    directory, clock = StateDirectory.open(tmp_path, "app", boot_id="x"), ManualClock(2_000)
+    write(directory, A, COUNTS, 10)
+    write(directory, B, COUNTS, 100)
+    copies = scanned(directory, [COUNTS], clock=clock)
+    clock.advance(23 * HOUR_MS - 1_000)
+    assert copies.offset_sums() == {A: 10, B: 100}
+    clock.advance(1)
+    assert copies.offset_sums() == {B: 100}, "one at the very end of its changelog has missed nothing before the scan"
+    clock.advance(1_000)
+    assert copies.offset_sums() == {}
+    directory.close()
+
+
+def test_a_copy_forgotten_for_nothing_is_remembered_unless_it_is_newer_by_now(tmp_path: Path) -> None:
+    directory = StateDirectory.open(tmp_path, "app", boot_id="x")
+    write(directory, A, COUNTS, 10)
+    copies = scanned(directory, [COUNTS])
+    copy = copies.forget(A)
+    assert (copy, copies.offset_sums()) == (AtRest(10, copy.until_ms if copy else 0), {})
+    assert copy is not None
+    copies.remember(A, copy)
+    copies.remember(A, AtRest(9))
+    assert copies.offset_sums() == {A: 10}
+    directory.close()
+
+
 def test_followed_copies_count_as_they_are_now_and_running_tasks_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "s"
-    LmdbStore.open(path, kind="key_value").load_chunk([b"k"], [b"v"], np.zeros(1, np.int64), 10)
+    LmdbStore.open(path, kind="key_value").load_chunk([b"k"], [b"v"], np.zeros(1, np.int64), 10, now_ms=1_000)
     followed: dict[TaskId, FollowedTask] = {}
     running: set[TaskId] = set()
     recovering: set[TaskId] = set()
-    copies = Copies(lambda: followed, lambda: running, lambda: recovering, lambda: {B: 3})
+    copies = Copies(lambda: followed, lambda: running, lambda: recovering, lambda: {B: 3}, clock=ManualClock(2_000))
     copies.rest(A, [TaskStore("s", path, TopicPartition("log", 0))])
     assert copies.offset_sums() == {A: 10}
     followed[A] = FollowedTask(TaskRole.STANDBY, 12, 0)

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 
+from everflow import serdes
 from everflow.clock import ManualClock
 from everflow.errors import FatalError, OffsetsExpiredError, RetriableError, TaskTimeoutError
-from everflow.records import TaskId, TopicPartition
+from everflow.records import Int64, TaskId, TopicPartition
 from everflow.runtime.batch import format_metadata
 from everflow.runtime.recovery import Committed, Recovery, RecoveryRules
+from everflow.runtime.restoration import ChangelogState, RestoreJob, prepare_store, restore
 from everflow.runtime.retry import StoppedError
 from everflow.runtime.task import ActiveTask, TaskStore
+from everflow.state.lmdb_store import LmdbStore
+from everflow.state.store import StoreSpec
+from everflow.state.task_directory import StateDirectory
 
+COUNTS = StoreSpec("s", "key_value", serdes.string(), serdes.long())
 IN, LOG = TopicPartition("in", 0), TopicPartition("app-s-changelog", 0)
+
+
+class Chunk(NamedTuple):
+    keys: Sequence[bytes | None]
+    values: Sequence[bytes | None]
+    timestamps: Int64
+    next_position: int
+    records: int
 
 
 class FakePorts:
@@ -87,6 +103,47 @@ def test_the_order_and_what_the_task_has_afterwards() -> None:
     assert active.stream_times == {"AGG": 77}
     assert (active.incarnation, active.last_batch) == ("inc2", "")
     assert active.ends == {IN: 99}, "as of the first look, while a transaction was open"
+
+
+class StorePorts(FakePorts):
+    """Restores a store on the disk from a changelog of 50 records, record ``n`` sets key ``n % 7`` to ``n``."""
+
+    def __init__(self, directory: StateDirectory) -> None:
+        super().__init__(COMMITTED)
+        self.directory, self.reads = directory, list[tuple[int, int]]()
+
+    def read(self, tp: TopicPartition, start: int, end: int) -> Iterator[Chunk]:
+        self.reads.append((start, end))
+        numbers = range(start, end)
+        yield Chunk([b"%d" % (n % 7) for n in numbers], [b"%d" % n for n in numbers], np.arange(start, end), end, len(numbers))
+
+    def restore(self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]) -> tuple[TaskStore, ...]:
+        state = ChangelogState(0, targets[LOG], "c", "t")
+        made = prepare_store(self.directory, task.id, COUNTS, state, incarnation=incarnation, now_ms=0)
+        assert made.plan is not None
+        restore(RestoreJob(task.id, "s", made.store, LOG, made.plan, incarnation), self, clock=ManualClock())
+        return (TaskStore("s", made.store.path, LOG),)
+
+    def numbers(self) -> dict[bytes, bytes]:
+        with LmdbStore.open(self.directory.store_path(TaskId(0, 0), "s")).snapshot() as view:
+            return {key: value[8:] for key, value in view.range(None, None)}
+
+
+def test_the_store_decides_what_is_replayed_not_the_input_s_offsets(tmp_path: Path) -> None:
+    """Scenario 2: another instance had the task and changed the store while its input's offsets stood still."""
+    directory = StateDirectory.open(tmp_path, "app", boot_id="x")
+    ports, active = StorePorts(directory), task()
+    ports.ends[LOG] = 40
+    recovery(ports).recover([active], [])
+    assert active.positions == {IN: 30}
+    ports.ends[LOG] = 50
+    again = task()
+    recovery(ports).recover([again], [])
+    assert again.positions == active.positions, "as they were when the store was at 40"
+    assert ports.reads == [(0, 40), (40, 50)]
+    assert ports.numbers() == {b"%d" % (n % 7): b"%d" % n for n in range(50)}
+    assert LmdbStore.open(again.stores[0].path).position == 50
+    directory.close()
 
 
 def test_what_is_not_needed_to_wait_for_is_asked_for_once() -> None:

@@ -156,6 +156,25 @@ def test_a_suspended_restore_goes_on_from_its_position(directory: StateDirectory
     assert content(again.store) == FOLDED
 
 
+def test_a_first_restore_that_was_cut_off_goes_on_a_day_short_of_forgotten_deletes(tmp_path: Path) -> None:
+    """By today's wall clock: nothing that is read from a log after it was begun misses a delete within its retention (D9)."""
+    began_ms, hour_ms = 1_800_000_000_000, 3_600_000
+    clock = ManualClock(began_ms)
+    with_directory = StateDirectory.open(tmp_path, "app")
+    answers = iter([False, True])
+    made = prepared(with_directory, state(8), now_ms=began_ms)
+    assert not restore(job_of(made), Log(RECORDS, clock), clock=clock, stopped=lambda: next(answers)).done
+    again = prepared(with_directory, state(8), "i2", now_ms=began_ms + 23 * hour_ms)
+    assert again.plan is not None
+    assert (again.plan.rebuild, again.plan.start) == (False, 2)
+    late = prepared(with_directory, state(8), "i3", now_ms=began_ms + 23 * hour_ms + 1)
+    assert late.plan is not None
+    assert late.plan.rebuild
+    restore(job_of(late, "i3"), Log(RECORDS, clock), clock=clock)
+    assert content(late.store) == FOLDED
+    with_directory.close()
+
+
 def test_a_reader_s_failure_passes_through_and_the_listener_knows(directory: StateDirectory, clock: ManualClock) -> None:
     class Broken(Log):
         def read(self, tp: TopicPartition, start: int, end: int) -> Iterator[Chunk]:

@@ -190,6 +190,37 @@ def test_a_failed_batch_is_killed_fenced_recovered_in_that_order_and_run_again(w
     assert task.positions == {IN: 10}
 
 
+def test_what_is_settled_is_as_of_a_moment_between_batches_with_a_known_outcome(world: World) -> None:
+    """The stores lag behind the changelogs from a batch's commit to its apply, and after a failure until the recovery."""
+    seen: list[int | None] = []
+
+    def watch(request: BatchRequest) -> BatchResult:
+        seen.append(world.thread.settled_ms)
+        world.clock.advance(100)
+        seen.append(world.thread.settled_ms)
+        return world.commit(request)
+
+    def fail(request: BatchRequest) -> BatchResult:
+        world.clock.advance(100)
+        raise BatchFailedError("died", kind="worker")
+
+    world.give_task()
+    world.turn()  # takes the task
+    world.behave, world.end = watch, 10
+    began_ms = world.clock.now_ms()
+    assert world.turn()
+    assert seen == [began_ms, began_ms]
+    world.behave, world.end, failed_ms = fail, 20, world.clock.now_ms()
+    assert not world.turn()
+    assert world.thread.settled_ms == failed_ms, "when the batch began"
+    world.behave = watch
+    assert world.turn(), "the same range again"
+    assert world.thread.settled_ms == failed_ms
+    applied_ms = world.clock.now_ms()
+    assert not world.turn()
+    assert world.thread.settled_ms == applied_ms
+
+
 def test_a_batch_that_had_committed_is_not_run_again(world: World) -> None:
     def commit_then_die(request: BatchRequest) -> BatchResult:
         world.commit(request)

@@ -252,6 +252,27 @@ def test_a_revoked_task_without_a_role_is_closed_by_the_next_rebalance(world: Wo
     assert world.rested == [A]
 
 
+def test_a_task_is_in_use_from_its_first_role_until_the_group_has_settled_without_one(world: World) -> None:
+    """What is not in use may be removed by the cleaner."""
+    steps: list[tuple[str, Callable[[], object]]] = [
+        ("recovering", lambda: world.assign(A)),
+        ("running", world.settle),
+        ("on its way from its thread", lambda: world.manager.revoked([A])),
+        ("suspended", world.finish),
+        ("a standby", lambda: world.manager.roles([A], [])),
+        ("let go of by the updater", lambda: world.manager.roles([], [])),
+        ("assigned again", lambda: world.assign(A)),
+        ("recovered again", world.finish),
+        ("lost", lambda: world.manager.lost([A])),
+        ("suspended again", world.finish),
+    ]
+    for name, step in steps:
+        step()
+        assert world.manager.in_use() == {A}, name
+    world.manager.roles([], [])
+    assert world.manager.in_use() == set()
+
+
 def test_a_loss_leaves_standbys_alone(world: World) -> None:
     world.manager.roles([C], [D])
     world.assign(A)

@@ -104,6 +104,10 @@ class SimulatedChannel:
     def stable(self) -> bool:
         return self._state is _State.STABLE and not self._rejoin_needed
 
+    @property
+    def heartbeats(self) -> int:
+        return 0  # nobody counts them here
+
     def request_rejoin(self) -> None:
         self._rejoin_needed = True
 

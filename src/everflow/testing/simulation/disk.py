@@ -8,7 +8,7 @@ from pathlib import Path
 
 from everflow.errors import StoreMismatchError
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.copies import Copies
+from everflow.runtime.copies import AtRest, Copies
 from everflow.runtime.state_updater import FollowedTask
 from everflow.runtime.task import TaskStore
 from everflow.testing.simulation.log import Fold
@@ -95,13 +95,13 @@ class SimulatedCopies(Copies):
     ) -> None:
         super().__init__(followed, running)
         self._disk = disk
-        self._at_rest = disk.positions()
+        self._at_rest = {task: AtRest(position) for task, position in disk.positions().items()}
 
     def rest(self, task: TaskId, stores: object) -> None:
         """See `Copies.rest`."""
         places: Sequence[TaskStore] = stores  # type: ignore[assignment]
         positions = [self._disk.store(place.path).position for place in places if place.changelog is not None]
         if any(positions):
-            self._at_rest[task] = sum(positions)
+            self._at_rest[task] = AtRest(sum(positions))
         else:
             self._at_rest.pop(task, None)
