@@ -54,7 +54,7 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         "max_task_idle_ms": "a task does not wait for an input that has nothing to read",
         "request_timeout_ms": "a client is told with its prefix, as in producer.request.timeout.ms",
         "retry_backoff_ms": "a client is told with its prefix, as in producer.retry.backoff.ms",
-        "deserialization_exception_handler": "a record that cannot be decoded stops the application, or goes to the dead-letter topic",
+        "deserialization_exception_handler": "a record that cannot be decoded stops the application, or goes to the dead letters",
         "processing_exception_handler": "a record that cannot be processed stops the application",
         "production_exception_handler": "a record that cannot be written stops the application",
         "statestore_cache_max_bytes": "the updates of a key within one micro-batch are one, unless emit.every.update is set",
@@ -367,7 +367,7 @@ def _check_tags(used: Sequence[str], tags: Mapping[str, str]) -> None:
     for key in used:
         if key not in tags:
             raise ConfigError(
-                f"rack.aware.assignment.tags names {key!r}, which this instance does not have: set {TAG_PREFIX}{key}, on every instance."
+                f"rack.aware.assignment.tags names {key!r}, which this instance lacks: set {TAG_PREFIX}{key}, on every instance."
             )
     if len(tags) > MAX_TAGS:
         raise ConfigError(f"{len(tags)} tags are set ({TAG_PREFIX}{', '.join(sorted(tags))}); at most {MAX_TAGS} can be.")
