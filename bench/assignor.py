@@ -31,7 +31,8 @@ class SlowError(RuntimeError):
 
 @dataclass(frozen=True)
 class Case:
-    """A group: half of the tasks have state, ``standbys`` copies each. ``bound_s``: what the fastest decision may take."""
+    """A group: half of the tasks have state, ``standbys`` copies each. ``bound_s``: what the fastest decision may take, in CPU time: it never waits,
+    and what else the machine does must not fail it."""
 
     name: str
     members: int
@@ -79,16 +80,17 @@ def measure(plan: AssignorPlan) -> Iterator[Measurement]:
     """Seconds of each decision. SlowError after the last run of a case whose fastest decision is beyond its bound."""
     for case in plan.cases:
         cluster = disturbed(case)
-        taken = []
+        spent = []
         for _ in range(plan.runs):
             gc.collect()
-            began = time.perf_counter()
+            began, began_cpu = time.perf_counter(), time.process_time()
             assignment = assign(cluster)
-            taken.append(time.perf_counter() - began)
+            taken = time.perf_counter() - began
+            spent.append(time.process_time() - began_cpu)
             note = f"{assignment.movements} movements, {len(assignment.withheld)} tasks handed over"
-            yield Measurement("assignor", case.name, EVERFLOW, "", "decision", "s", taken[-1], note)
-        if case.bound_s is not None and min(taken) > case.bound_s:
-            raise SlowError(f"{case.name}: {min(taken):.2f} s, the bound is {case.bound_s:g} s")
+            yield Measurement("assignor", case.name, EVERFLOW, "", "decision", "s", taken, note)
+        if case.bound_s is not None and min(spent) > case.bound_s:
+            raise SlowError(f"{case.name}: {min(spent):.2f} s, the bound is {case.bound_s:g} s")
 
 
 def disturbed(case: Case) -> ClusterState:

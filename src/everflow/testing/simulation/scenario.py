@@ -46,8 +46,8 @@ class Scenario:
             f"seed {self.seed}: {self.instances} {'static' if self.static else 'dynamic'} instances with "
             f"{self.settings.threads} threads, "
             f"{len(self.settings.tasks)} tasks with {self.state_records} records of state, acceptable lag {rules.acceptable_lag}, "
-            f"{rules.max_warmups} warm-ups, {rules.num_standbys} standbys, {self.settings.racks} racks, strategy {rules.rack_strategy}, "
-            f"tags {', '.join(rules.rack_tags) or 'none'}"
+            f"{rules.max_warmups} warm-ups, {rules.num_standbys} standbys, {self.settings.racks} racks, "
+            f"strategy {rules.rack_strategy}, tags {', '.join(rules.rack_tags) or 'none'}"
         )
         return "\n".join([head, *(f"  {step}" for step in self.steps)])
 
