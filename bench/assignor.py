@@ -31,8 +31,10 @@ class SlowError(RuntimeError):
 
 @dataclass(frozen=True)
 class Case:
-    """A group: half of the tasks have state, ``standbys`` copies each. ``bound_s``: what the fastest decision may take, in CPU time: it never waits,
-    and what else the machine does must not fail it."""
+    """A group: half of the tasks have state, ``standbys`` copies each.
+
+    ``bound_s``: what the fastest decision may take, in CPU time: it never waits, and what else the machine does must not fail it.
+    """
 
     name: str
     members: int
