@@ -21,13 +21,20 @@ END = 100_000
 RACKS = ("r1", "r2", "r3")
 
 
+BOUND_S = 2.0
+"""What the largest groups may take, whatever is to be minded."""
+
+
 class SlowError(RuntimeError):
     """A decision took longer than its bound."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A group: half of the tasks have state, ``standbys`` copies each. ``bound_s``: what the largest group may take."""
+    """A group: half of the tasks have state, ``standbys`` copies each.
+
+    ``bound_s``: what the fastest decision may take, in CPU time: it never waits, and what else the machine does must not fail it.
+    """
 
     name: str
     members: int
@@ -44,8 +51,22 @@ CASES = (
     Case("100 members, 1000 tasks, min_traffic", 100, 1_000, strategy="min_traffic"),
     Case("100 members, 1000 tasks, balance_subtopology", 100, 1_000, strategy="balance_subtopology"),
     Case("100 members, 1000 tasks, tags", 100, 1_000, tags=("zone",)),
-    Case("1000 members, 10000 tasks", 1_000, 10_000, bound_s=2.0),
-    Case("1000 members, 10000 tasks, min_traffic", 1_000, 10_000, strategy="min_traffic"),
+    Case("1000 members, 10000 tasks", 1_000, 10_000, bound_s=BOUND_S),
+    Case("1000 members, 10000 tasks, no standbys, tags", 1_000, 10_000, 0, tags=("zone",), bound_s=BOUND_S),
+    Case("1000 members, 10000 tasks, 2 standbys, tags", 1_000, 10_000, 2, tags=("zone",), bound_s=BOUND_S),
+    Case("1000 members, 10000 tasks, min_traffic", 1_000, 10_000, strategy="min_traffic", bound_s=BOUND_S),
+    Case("1000 members, 10000 tasks, min_traffic, tags", 1_000, 10_000, 1, "min_traffic", ("zone",), BOUND_S),
+    Case("1000 members, 10000 tasks, min_traffic, 2 standbys, tags", 1_000, 10_000, 2, "min_traffic", ("zone",), BOUND_S),
+    Case("1000 members, 10000 tasks, balance_subtopology", 1_000, 10_000, strategy="balance_subtopology", bound_s=BOUND_S),
+    Case(
+        "1000 members, 10000 tasks, balance_subtopology, 2 standbys, tags",
+        1_000,
+        10_000,
+        2,
+        "balance_subtopology",
+        ("zone",),
+        BOUND_S,
+    ),
 )
 
 
@@ -61,16 +82,17 @@ def measure(plan: AssignorPlan) -> Iterator[Measurement]:
     """Seconds of each decision. SlowError after the last run of a case whose fastest decision is beyond its bound."""
     for case in plan.cases:
         cluster = disturbed(case)
-        taken = []
+        spent = []
         for _ in range(plan.runs):
             gc.collect()
-            began = time.perf_counter()
+            began, began_cpu = time.perf_counter(), time.process_time()
             assignment = assign(cluster)
-            taken.append(time.perf_counter() - began)
+            taken = time.perf_counter() - began
+            spent.append(time.process_time() - began_cpu)
             note = f"{assignment.movements} movements, {len(assignment.withheld)} tasks handed over"
-            yield Measurement("assignor", case.name, EVERFLOW, "", "decision", "s", taken[-1], note)
-        if case.bound_s is not None and min(taken) > case.bound_s:
-            raise SlowError(f"{case.name}: {min(taken):.2f} s, the bound is {case.bound_s:g} s")
+            yield Measurement("assignor", case.name, EVERFLOW, "", "decision", "s", taken, note)
+        if case.bound_s is not None and min(spent) > case.bound_s:
+            raise SlowError(f"{case.name}: {min(spent):.2f} s, the bound is {case.bound_s:g} s")
 
 
 def disturbed(case: Case) -> ClusterState:

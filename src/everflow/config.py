@@ -12,7 +12,7 @@ import dataclasses
 import difflib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -43,9 +43,30 @@ FIXED_BY_EVERFLOW = frozenset(
 # What to set instead, where it is not `processing.guarantee`.
 _SET_INSTEAD = {
     "group.id": "application.id",
-    "enable.auto.commit": "commit.interval.ms",
+    "enable.auto.commit": "max.batch.ms",  # every micro-batch commits
     "partition.assignment.strategy": "task.assignor.class",
 }
+
+# Kafka Streams' keys that are read, so that a program can come over, and have no effect yet; and what holds instead.
+WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
+    {
+        "commit_interval_ms": "every micro-batch commits, and max.batch.ms bounds how long it takes",
+        "max_task_idle_ms": "a task does not wait for an input that has nothing to read",
+        "request_timeout_ms": "a client is told with its prefix, as in producer.request.timeout.ms",
+        "retry_backoff_ms": "a client is told with its prefix, as in producer.retry.backoff.ms",
+        "deserialization_exception_handler": "a record that cannot be decoded stops the application, or goes to the dead letters",
+        "processing_exception_handler": "a record that cannot be processed stops the application",
+        "production_exception_handler": "a record that cannot be written stops the application",
+        "statestore_cache_max_bytes": "the updates of a key within one micro-batch are one, unless emit.every.update is set",
+        "state_cleanup_delay_ms": "copies of tasks that went elsewhere stay on the disk",
+        "ensure_explicit_internal_resource_naming": "what is asked of names does not depend on it",
+    }
+)
+
+# Kafka Streams' bounds (KIP-708): tags travel with every join.
+MAX_TAGS = 5
+MAX_TAG_KEY = 20
+MAX_TAG_VALUE = 30
 
 # Readers of exact ranges must see a log's end and an offset that is gone; `auto.offset.reset` would skip records in silence.
 READERS_OWN = frozenset({"auto.offset.reset", "enable.partition.eof"})
@@ -194,6 +215,8 @@ class StreamsConfig:
     resident_max_records: int = _key(10_000_000, _at_least(0))  # batches up to this size need no Spark job each (0: never)
     prepared_source: bool = _key(True)  # False: Spark's public reader (D1's fallback)
     clients: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata={"key": False})
+    given: frozenset[str] = field(default=frozenset(), metadata={"key": False}, compare=False, repr=False)
+    """Names of the fields that were set, rather than left at their default."""
 
     def __init__(self, **keys: Any) -> None:
         fields = {f.name: f for f in dataclasses.fields(self) if f.metadata.get("key", True)}
@@ -215,6 +238,7 @@ class StreamsConfig:
             object.__setattr__(self, name, self._default(name, value))
         frozen = {client: MappingProxyType(settings) for client, settings in clients.items()}
         object.__setattr__(self, "clients", MappingProxyType(frozen))
+        object.__setattr__(self, "given", frozenset(values))
         for name, spec in fields.items():
             self._check(name, spec.metadata["check"])
         if self.heartbeat_interval_ms * 3 > self.session_timeout_ms:
@@ -223,6 +247,7 @@ class StreamsConfig:
                 f"session.timeout.ms ({self.session_timeout_ms}): one lost heartbeat must not end the "
                 "membership."
             )
+        _check_tags(self.assignment().rack_tags, self.tags())
 
     def _default(self, name: str, value: Any) -> Any:
         """Defaults that depend on the machine."""
@@ -242,6 +267,14 @@ class StreamsConfig:
         if value == "" and name in ("application_id", "bootstrap_servers"):
             raise ConfigError(f"{_dotted(name)} is missing: pass {name}=... (it has no default).")
         raise ConfigError(f"{_dotted(name)} = {value!r} {problem}.")
+
+    def warnings(self) -> list[str]:
+        """What was set in vain, one sentence each."""
+        return [
+            f"{_dotted(name)} = {getattr(self, name)!r} has no effect yet: {instead}."
+            for name, instead in WITHOUT_EFFECT.items()
+            if name in self.given
+        ]
 
     @property
     def exactly_once(self) -> bool:
@@ -327,6 +360,22 @@ class StreamsConfig:
 
 def _dotted(name: str) -> str:
     return name.replace("_", ".")
+
+
+def _check_tags(used: Sequence[str], tags: Mapping[str, str]) -> None:
+    """As Kafka Streams does: copies cannot be placed apart by a tag that this instance lacks."""
+    for key in used:
+        if key not in tags:
+            raise ConfigError(
+                f"rack.aware.assignment.tags names {key!r}, which this instance lacks: set {TAG_PREFIX}{key}, on every instance."
+            )
+    if len(tags) > MAX_TAGS:
+        raise ConfigError(f"{len(tags)} tags are set ({TAG_PREFIX}{', '.join(sorted(tags))}); at most {MAX_TAGS} can be.")
+    for key, value in tags.items():
+        if len(key) > MAX_TAG_KEY:
+            raise ConfigError(f"{TAG_PREFIX}{key}: the tag's key has {len(key)} characters; at most {MAX_TAG_KEY} are allowed.")
+        if len(value) > MAX_TAG_VALUE:
+            raise ConfigError(f"{TAG_PREFIX}{key} = {value!r} has {len(value)} characters; at most {MAX_TAG_VALUE} are allowed.")
 
 
 def _without_own(settings: dict[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import re
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from everflow.config import StreamsConfig
+import everflow
+from everflow import KafkaStreams
+from everflow.config import WITHOUT_EFFECT, StreamsConfig
 from everflow.errors import ConfigError
+from everflow.topology.graph import Topology
 
 BASE = {"application_id": "app", "bootstrap_servers": "broker:9092"}
 
@@ -98,3 +105,49 @@ def test_the_assignors_rules_and_the_tags_are_carved_out() -> None:
     assert (rules.num_standbys, rules.acceptable_lag, rules.max_warmups) == (1, 10_000, 2)
     with pytest.raises(ConfigError, match="non"):
         StreamsConfig(**BASE, **{"rack.aware.assignment.non_overlap_cost": -1})
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"rack.aware.assignment.tags": "zone,rack", "client.tag.zone": "a"}, r"names 'rack', .* set client\.tag\.rack"),
+        ({f"client.tag.t{number}": "a" for number in range(6)}, "6 tags are set .* at most 5"),
+        ({f"client.tag.{'k' * 21}": "a"}, "21 characters; at most 20"),
+        ({"client.tag.zone": "v" * 31}, "31 characters; at most 30"),
+    ],
+)
+def test_tags_are_refused_as_kafka_streams_refuses_them(keys: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        StreamsConfig(**BASE, **keys)
+
+
+def test_as_many_and_as_long_tags_as_kafka_streams_takes() -> None:
+    tags = {"k" * 20: "v" * 30, "a": "", "b": "1", "c": "1", "d": "1"}
+    config = StreamsConfig(**BASE, **{"rack.aware.assignment.tags": "d,a"}, **{f"client.tag.{key}": tags[key] for key in tags})
+    assert config.tags() == tags
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
+def test_a_setting_without_effect_is_named_if_it_was_set(name: str) -> None:
+    default = getattr(StreamsConfig(**BASE), name)
+    (said,) = StreamsConfig(**BASE, **{name.replace("_", "."): default}).warnings()
+    assert said.startswith(f"{name.replace('_', '.')} = {default!r} has no effect yet: ")
+    assert StreamsConfig(**BASE, task_timeout_ms=5).warnings() == []
+
+
+def test_every_setting_has_an_effect_or_is_listed() -> None:
+    """By the names that the code reads; keys with one legal value only need no reader."""
+    package = Path(everflow.__file__).parent
+    code = "\n".join(path.read_text() for path in package.rglob("*.py") if path.name != "config.py")
+    code += inspect.getsource(StreamsConfig).split("def _check(")[1]
+    carved = {"state_cleanup_delay_ms"}  # handed on in a record whose field nobody reads
+    keys = [one for one in dataclasses.fields(StreamsConfig) if one.metadata.get("key", True)]
+    read = {one.name for one in keys if re.search(rf"\.{one.name}\b", code)} - carved
+    assert {one.name for one in keys} - read - {"group_protocol", "topology_optimization"} == set(WITHOUT_EFFECT)
+
+
+def test_the_start_says_what_was_set_in_vain(caplog: pytest.LogCaptureFixture) -> None:
+    streams = KafkaStreams(cast(Topology, None), **BASE, commit_interval_ms=7, **{"producer.linger.ms": "no number"})
+    with pytest.raises(ConfigError, match="linger"):
+        streams.start()
+    assert "commit.interval.ms = 7 has no effect yet" in caplog.text

@@ -6,6 +6,7 @@ assignor from giving a task to a cold instance: see ``KafkaStreamsState.lag_for`
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -14,11 +15,16 @@ from typing import Protocol
 from everflow.assignment.assignor import cooperate
 from everflow.assignment.cluster_state import Assignment, AssignmentRules, ClusterState, Member, TaskInfo, validate_assignment
 from everflow.assignment.lags import Lags
+from everflow.assignment.prior import prior_placement
 from everflow.assignment.refine import Placement
 from everflow.assignment.standbys import exchanged_standbys, place_standbys
 from everflow.assignment.target import Ideal, eligible, exchanged_actives
 from everflow.errors import FatalError
 from everflow.records import TaskId
+
+log = logging.getLogger("everflow.assignment")
+
+_KEPT = "Everyone keeps what it has, and the assignor is asked again; correct it, or take task.assignor.class away."
 
 
 class AssignmentError(Enum):
@@ -83,8 +89,9 @@ class TaskAssignment:
 class TaskAssignor(Protocol):
     """An own assignor. Both are called on the leader only, on the group client's thread: quick, no waiting.
 
-    ``on_assignment_computed`` is told what became of the answer, also where it was refused (then the leader stops with
-    a FatalError).
+    ``on_assignment_computed`` is told what became of the answer, also where it was refused. Whoever works goes on working when an
+    assignor raises or its answer is refused: everyone keeps what it has, what nobody has is given away by everflow, the leader logs
+    an error, and the group asks the assignor again after ``probing.rebalance.interval.ms`` at the latest.
     """
 
     def assign(self, application_state: ApplicationState) -> TaskAssignment: ...
@@ -93,21 +100,41 @@ class TaskAssignor(Protocol):
 
 
 def decide_with(assignor: TaskAssignor) -> Callable[[ClusterState], Assignment]:
-    """``assignor`` in the place of ``assignor.assign``.
+    """``assignor`` in the place of ``assignor.assign``; where it fails, or its answer breaks a rule (``validate``), everyone keeps
+    what it has (``prior_placement``), and an error is logged each time.
 
-    The returned function raises FatalError if the answer breaks a rule (``validate``).
+    The returned function raises FatalError where two members have one process id, or if the fallback breaks a rule: a bug.
     """
+    name = type(assignor).__name__
 
     def decide(cluster: ClusterState) -> Assignment:
         state = application_state(cluster)
-        answer = assignor.assign(state)
-        error, detail = validate(state, answer)
-        assignor.on_assignment_computed(answer, error)
-        if error is not AssignmentError.NONE:
-            raise FatalError(f"{type(assignor).__name__} gave an assignment that cannot be used: {error.value} ({detail})")
-        return _assignment(cluster, answer)
+        try:
+            answer = assignor.assign(state)
+            error, detail = validate(state, answer)
+            _tell(assignor, answer, error)
+            if error is AssignmentError.NONE:
+                return _assignment(cluster, answer)
+            log.error("%s gave an assignment that cannot be used: %s (%s). %s", name, error.value, detail, _KEPT)
+        except Exception as failure:  # it may raise anything, and answer anything
+            log.error("%s failed: %r. %s", name, failure, _KEPT, exc_info=True)
+        return kept(cluster)
 
     return decide
+
+
+def kept(cluster: ClusterState) -> Assignment:
+    """Everyone keeps what it has, a task that nobody has goes to its nearest copy or the least loaded; a follow-up is asked for."""
+    lags = Lags(cluster)
+    handed = cooperate(cluster, *prior_placement(cluster, lags), lags)
+    return _checked(cluster, handed)
+
+
+def _tell(assignor: TaskAssignor, answer: TaskAssignment, error: AssignmentError) -> None:
+    try:
+        assignor.on_assignment_computed(answer, error)
+    except Exception:  # what it does with the news changes nothing about the answer
+        log.exception("%s failed in on_assignment_computed; its answer counts all the same", type(assignor).__name__)
 
 
 def application_state(cluster: ClusterState) -> ApplicationState:
@@ -230,10 +257,17 @@ def _with_standbys(cluster: ClusterState, given: TaskAssignment, standby: Mappin
 def _assignment(cluster: ClusterState, answer: TaskAssignment) -> Assignment:
     active = _by_task(cluster, answer)
     handed = cooperate(cluster, Ideal(active, {}), Placement(active, _followers(cluster, answer), {}, 0))
+    asked = [given.followup_ms for given in answer.assignments.values() if given.followup_ms is not None]
+    if not all(isinstance(after, int) and after >= 0 for after in asked):
+        raise ValueError(f"followup_ms must be a whole number of ms, not one of {asked}")
+    handed = _checked(cluster, handed)
+    if handed.followup_ms is None and asked:
+        return replace(handed, followup_ms=min(asked))
+    return handed
+
+
+def _checked(cluster: ClusterState, handed: Assignment) -> Assignment:
     problems = validate_assignment(handed, cluster.members, cluster.tasks, cluster.held_back)
     if problems:
         raise FatalError(f"handing over broke a rule, nothing was assigned: {'; '.join(problems)}")
-    asked = [given.followup_ms for given in answer.assignments.values() if given.followup_ms is not None]
-    if handed.followup_ms is None and asked:
-        return replace(handed, followup_ms=min(asked))
     return handed

@@ -1,4 +1,5 @@
-"""Everyone keeps what it has: the answer where lags are unknown (Kafka's FallbackPriorTaskAssignor). Pure."""
+"""Everyone keeps what it has: the answer where lags are unknown (Kafka's FallbackPriorTaskAssignor), and where an assignor of the
+user's own fails. Pure."""
 
 from __future__ import annotations
 
@@ -14,18 +15,19 @@ from everflow.records import TaskId
 def prior_placement(cluster: ClusterState, lags: Lags) -> tuple[Ideal, Placement]:
     """Owned tasks stay; a task that nobody owns goes to the copy with the largest offset sum, else to the least loaded.
 
-    The nearest copies stay standbys. No warm-ups: what is hot cannot be told. Movements are at least one, so that
-    the group looks again.
+    The nearest copies stay standbys; where lags are known, one of another history is none (X1). No warm-ups: nothing shall move.
+    Movements are at least one, so that the group looks again.
     """
     members = eligible(cluster)
     everyone = {member.member_id: member for member in cluster.members}
     if not members:
         return Ideal({}, {}), Placement({}, {}, {}, 0)
     held_back = cluster.held_back - set(lags.owners)
+    known = Lags.known(cluster)
     positions: dict[TaskId, dict[str, int]] = {}
     for member in cluster.members:
         for task, position in member.offset_sums.items():
-            if position > 0:
+            if position > 0 and (not known or member.member_id in lags.copies(task)):
                 positions.setdefault(task, {})[member.member_id] = position
 
     def nearest(task: TaskId) -> list[str]:

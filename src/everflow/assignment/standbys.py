@@ -7,13 +7,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from everflow.assignment.cluster_state import ClusterState, Member
+from everflow.assignment.exchange import SharedTags, exchanged, new_tags, shared_tags
 from everflow.assignment.lags import Lags
 from everflow.assignment.racks import RackCosts, costs_of
 from everflow.records import TaskId
-
-Tags = tuple[str, ...]
-
-EXCHANGE_ROUNDS = 4
 
 
 def place_standbys(
@@ -38,7 +35,7 @@ def place_standbys(
     floor.level()
     costs = RackCosts.of(cluster, members)
     if costs is not None:
-        floor.exchange(costs, *costs_of(cluster))
+        floor.exchange(costs, costs_of(cluster))
     return {task: frozenset(members[place].member_id for place in floor.standby[task]) for task in tasks}
 
 
@@ -52,7 +49,7 @@ def exchanged_standbys(
         return dict(standby)
     floor = _Floor(cluster, members, sorted(standby), active)
     floor.put(standby)
-    floor.exchange(costs, *costs_of(cluster))
+    floor.exchange(costs, costs_of(cluster))
     return {task: frozenset(members[place].member_id for place in floor.standby[task]) for task in sorted(standby)}
 
 
@@ -66,7 +63,7 @@ class _Floor:
         self._count = cluster.rules.num_standbys
         self._members = members
         self._place = {member.member_id: place for place, member in enumerate(members)}
-        self._tags: list[Tags] = [tuple(member.tags.get(key, "") for key in cluster.rules.rack_tags) for member in members]
+        self._tags = shared_tags([tuple(member.tags.get(key, "") for key in cluster.rules.rack_tags) for member in members])
         self._load = [0] * len(members)
         self._active: dict[TaskId, int] = {}
         for task in tasks:
@@ -75,11 +72,9 @@ class _Floor:
                 self._load[self._active[task]] += 1
         self.standby: dict[TaskId, set[int]] = {task: set() for task in tasks}
         self._of_member: list[set[TaskId]] = [set() for _ in members]
-        self._by_tags: dict[Tags, list[tuple[float, int]]] = defaultdict(list)
+        self._by_tags: dict[SharedTags, list[tuple[float, int]]] = defaultdict(list)
         for place in range(len(members)):
             self._offer(place)
-        self._remote: dict[TaskId, tuple[int, ...]] = {}
-        self._rack: list[int] = []
 
     def _per_thread(self, place: int, more: int = 0) -> float:
         return (self._load[place] + more) / self._members[place].threads
@@ -108,7 +103,7 @@ class _Floor:
         self._load[place] -= 1
         self._offer(place)
 
-    def _least_loaded(self, tags: Tags, task: TaskId) -> int | None:
+    def _least_loaded(self, tags: SharedTags, task: TaskId) -> int | None:
         """The least loaded member of these tags that holds nothing of the task. Its place stays on offer."""
         heap = self._by_tags[tags]
         passed = []
@@ -165,11 +160,8 @@ class _Floor:
     def place_apart(self, task: TaskId, even: Sequence[int], lags: Lags) -> None:
         """Each next copy where most tags are new to the task; then where it is hot already, then least loaded."""
         while len(self.standby[task]) < self._count:
-            holding = [*self.standby[task], *([self._active[task]] if task in self._active else [])]
-            used = [{self._tags[place][key] for place in holding} for key in range(len(self._tags[0]))]
-            apart = {
-                tags: sum(value not in taken for value, taken in zip(tags, used, strict=True)) for tags in sorted(self._by_tags)
-            }
+            taken = self._taken(task)
+            apart = {tags: new_tags(tags, taken) for tags in self._by_tags}
             best: tuple[int, float, int] | None = None
             for tags, differing in apart.items():
                 if best is None or -differing <= best[0]:
@@ -214,49 +206,16 @@ class _Floor:
             return False
         if self._tags[source] == self._tags[destination]:
             return True
-        others = [place for place in (*self.standby[task], self._active.get(task, source)) if place != source]
-        before, after = (
-            sum(len({self._tags[place][key] for place in (*others, one)}) for key in range(len(self._tags[0])))
-            for one in (source, destination)
-        )
-        return after >= before
+        others = self._taken(task, source)
+        return new_tags(self._tags[destination], others) >= new_tags(self._tags[source], others)
 
-    def exchange(self, costs: RackCosts, traffic: int, non_overlap: int) -> None:
-        """Members exchange copies while that saves traffic between racks (KIP-925) and loses no tag; numbers stay."""
-        self._remote = {task: costs.remote(self._cluster.tasks[task].changelogs) for task in self.standby}
-        self._rack = [costs.rack_of[member.member_id] for member in self._members]
-        for _ in range(EXCHANGE_ROUNDS):
-            copies = [(task, place) for task in sorted(self.standby) for place in sorted(self.standby[task])]
-            remote = [(task, place) for task, place in copies if self._far(task, place)]
-            swaps = [self._exchange_one(task, place, traffic, non_overlap) for task, place in remote if place in self.standby[task]]
-            if not any(swaps):
-                return
+    def _taken(self, task: TaskId, but: int = -1) -> list[set[str | None]]:
+        """By tag key, the values of who has or follows the task, ``but`` one member."""
+        holders = {*self.standby[task], self._active.get(task, but)} - {but}
+        return [{self._tags[place][key] for place in holders} for key in range(len(self._tags[0]))]
 
-    def _far(self, task: TaskId, place: int) -> int:
-        return self._remote[task][self._rack[place]]
-
-    def _exchange_one(self, task: TaskId, place: int, traffic: int, non_overlap: int) -> bool:
-        """Swaps one copy with the one where most is saved."""
-        best: tuple[int, TaskId, int] | None = None
-        here, remote = self._rack[place], self._remote
-        gains = [remote[task][here] - far for far in remote[task]]
-        for there, others in enumerate(self._of_member):
-            rack = self._rack[there]
-            gain = gains[rack]
-            if gain <= 0 or self._holds(there, task):
-                continue
-            for other in others:
-                far = remote[other]
-                saved = traffic * (gain + far[rack] - far[here]) - 2 * non_overlap
-                if saved <= 0 or (best is not None and (-saved, other, there) >= best) or self._holds(place, other):
-                    continue
-                if self._may_move(task, place, there) and self._may_move(other, there, place):
-                    best = (-saved, other, there)
-        if best is None:
-            return False
-        _, other, there = best
-        self._take(place, task)
-        self._take(there, other)
-        self._give(there, task)
-        self._give(place, other)
-        return True
+    def exchange(self, racks: RackCosts, costs: tuple[int, int]) -> None:
+        """Members exchange copies while that saves traffic between racks (KIP-925); the last step: who has what is not kept up."""
+        remote = {task: racks.remote(self._cluster.tasks[task].changelogs) for task in self.standby}
+        rack = [racks.rack_of[member.member_id] for member in self._members]
+        self.standby = exchanged(self.standby, self._active, self._tags, rack, remote, costs)

@@ -239,6 +239,8 @@ class KafkaStreams(InteractiveQueries):
         from everflow.spark.session import get_session
 
         config = self.config
+        for warning in config.warnings():
+            log.warning(warning)
         check_clients(config)
         # 1. This process alone works on the state folder.
         self._directory = StateDirectory.open(Path(config.state_dir).expanduser(), config.application_id, sync=config.state_sync)
@@ -437,7 +439,7 @@ class KafkaStreams(InteractiveQueries):
             self._events.put(lambda: manager.roles(event.standby, event.warmup))
         elif isinstance(event, Failed):
             self._book.disown_all()
-            self._on_failed(event.error)
+            self._events.put(lambda: self._on_failed(event.error))  # it calls the user's state listener
 
     def _on_tasks_changed(self, all_running: bool) -> None:
         stable = self._member is not None and self._member.stable

@@ -167,11 +167,12 @@ def test_a_static_member_stays_in_the_group_when_it_closes(
     subtopologies = {0: [topic(2)]}
     first = join(subtopologies, "a", instance_id="node-1", session_timeout_ms=30_000)
     await_settled([first], 2)
-    generation = first.member.metadata()
-    assert generation.instance_id == "node-1"
+    before = first.member.metadata()
+    assert before.instance_id == "node-1"
     first.member.leave()
     back = join(subtopologies, "a", instance_id="node-1", session_timeout_ms=30_000)
     await_settled([back], 2)
+    assert back.member.metadata().generation == before.generation, "had it left, its return would have made a new generation"
     back.member.leave()
 
 

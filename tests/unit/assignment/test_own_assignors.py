@@ -95,11 +95,66 @@ def test_it_may_ask_for_a_follow_up() -> None:
     ],
     ids=lambda value: value.name.lower() if isinstance(value, AssignmentError) else "",
 )
-def test_a_wrong_answer_is_refused_and_said(answer: TaskAssignment, error: AssignmentError) -> None:
+def test_a_wrong_answer_is_refused_and_said(
+    answer: TaskAssignment, error: AssignmentError, caplog: pytest.LogCaptureFixture
+) -> None:
     assignor = Fixed(answer)
-    with pytest.raises(FatalError, match="Fixed gave an assignment that cannot be used"):
-        decide_with(assignor)(TWO)
+    decided = decide_with(assignor)(TWO)
     assert assignor.told == [error]
+    assert decided.active == {"m1": {A, FREE}, "m2": {B, C}}
+    assert decided.withheld == frozenset()
+    assert decided.followup_ms == TWO.rules.probing_interval_ms  # then the assignor is asked again
+    assert f"Fixed gave an assignment that cannot be used: {error.value}" in caplog.text
+
+
+class Raises:
+    def assign(self, application_state: ApplicationState) -> TaskAssignment:
+        raise KeyError("a bug of the user's")
+
+    def on_assignment_computed(self, assignment: TaskAssignment, error: AssignmentError) -> None:
+        raise AssertionError("there is no assignment")
+
+
+GARBAGE = [
+    None,
+    {"p1": {A}},
+    TaskAssignment({"p1": None, "p2": None}),
+    TaskAssignment({"p1": KafkaStreamsAssignment(None), "p2": KafkaStreamsAssignment()}),
+    TaskAssignment({"p1": KafkaStreamsAssignment(frozenset(TASKS), followup_ms="soon"), "p2": KafkaStreamsAssignment()}),
+    TaskAssignment({"p1": KafkaStreamsAssignment(frozenset(TASKS), followup_ms=-1), "p2": KafkaStreamsAssignment()}),
+]
+
+
+@pytest.mark.parametrize("assignor", [Raises(), *(Fixed(answer) for answer in GARBAGE)])
+def test_nobody_stops_because_an_assignor_fails(assignor: Fixed | Raises, caplog: pytest.LogCaptureFixture) -> None:
+    decide = decide_with(assignor)
+    for _ in range(2):
+        assert decide(TWO).active == {"m1": {A, FREE}, "m2": {B, C}}
+    said = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert len(said) == 2, "each time"
+    assert all(type(assignor).__name__ in record.getMessage() and record.exc_info for record in said)
+
+
+def test_what_nobody_has_is_given_away_though_the_assignor_fails() -> None:
+    other_history = {A: 950, B: 700_000}
+    first = cluster(Member("m1", "p1", offset_sums={A: 900}), Member("m2", "p2", offset_sums=other_history), Member("m3", "p3"))
+    decided = decide_with(Raises())(first)
+    assert validate_assignment(decided, first.members, TASKS) == []
+    assert A in decided.active["m2"]
+    assert all(len(tasks) in (1, 2) for tasks in decided.active.values()), decided
+    gone = cluster(Member("m1", "p1", frozenset({A}), 3, offset_sums={B: 400}), Member("m2", "p2", frozenset({FREE}), 3))
+    decided = decide_with(Raises())(gone)
+    assert decided.active == {"m1": {A, B}, "m2": {C, FREE}}
+
+
+def test_an_answer_counts_though_its_assignor_fails_when_it_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    class FailsWhenTold(Fixed):
+        def on_assignment_computed(self, assignment: TaskAssignment, error: AssignmentError) -> None:
+            raise RuntimeError("no room for the news")
+
+    decided = decide_with(FailsWhenTold(on(p1=({A, B}, set()), p2=({C, FREE}, set()))))(TWO)
+    assert decided.active == {"m1": {A}, "m2": {C}}
+    assert "no room for the news" in caplog.text
 
 
 def test_helpers_build_on_what_is() -> None:

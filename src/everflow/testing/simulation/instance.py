@@ -92,8 +92,8 @@ class _EndSums:
         return {task: self.world.log.partition(tp).stable for task, tp in changelogs.items() if tp is not None}
 
     def racks(self) -> Mapping[TopicPartition, frozenset[str]]:
-        """Unknown."""
-        return {}
+        """As the settings say."""
+        return self.world.settings.replicas
 
 
 @dataclass
@@ -333,7 +333,10 @@ class SimulatedInstance:
 
     def _assignor(self) -> TaskAssignor:
         world, settings = self.world, self.world.settings
-        identity = Identity(self.disk.process_id, settings.threads, instance_id=self.instance_id, topology=("simulated",))
+        rack = settings.rack(int(self.name.removeprefix("i")))
+        identity = Identity(
+            self.disk.process_id, settings.threads, rack, {"zone": rack}, instance_id=self.instance_id, topology=("simulated",)
+        )
         figures = _EndSums(world)
         return TaskAssignor(
             identity,

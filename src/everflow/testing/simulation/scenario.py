@@ -46,7 +46,8 @@ class Scenario:
             f"seed {self.seed}: {self.instances} {'static' if self.static else 'dynamic'} instances with "
             f"{self.settings.threads} threads, "
             f"{len(self.settings.tasks)} tasks with {self.state_records} records of state, acceptable lag {rules.acceptable_lag}, "
-            f"{rules.max_warmups} warm-ups, {rules.num_standbys} standbys"
+            f"{rules.max_warmups} warm-ups, {rules.num_standbys} standbys, {self.settings.racks} racks, "
+            f"strategy {rules.rack_strategy}, tags {', '.join(rules.rack_tags) or 'none'}"
         )
         return "\n".join([head, *(f"  {step}" for step in self.steps)])
 
@@ -83,12 +84,14 @@ KINDS: tuple[tuple[str, int], ...] = (
 
 def draw(seed: int, steps: int = 8) -> Scenario:
     """A scenario; the same seed gives the same one."""
-    random = Random(seed)
+    random, places = Random(seed), Random(f"places {seed}")
     rules = AssignmentRules(
         acceptable_lag=random.choice([2_000, 10_000]),  # less than what arrives in a second is never reached
         max_warmups=random.randint(1, 4),
         num_standbys=random.choice([0, 0, 1, 2]),
         probing_interval_ms=60_000,
+        rack_strategy=places.choice(["none", "none", "min_traffic", "balance_subtopology"]),
+        rack_tags=places.choice([(), ("zone",)]),
     )
     subtopologies = tuple(
         SubTopology(random.randint(1, 6), stateful=random.random() < 0.8, inputs=random.choice([1, 1, 2]))
@@ -109,6 +112,7 @@ def draw(seed: int, steps: int = 8) -> Scenario:
         input_rate=random.choice([50.0, 400.0]),
         input_period_ms=200.0,
         max_delay_ms=random.choice([0, 0, 0, 15_000]),
+        racks=places.choice([1, 2, 3]),
     )
     names = [name for name, weight in KINDS for _ in range(weight)]
     drawn = tuple(
@@ -121,7 +125,8 @@ def draw(seed: int, steps: int = 8) -> Scenario:
         for _ in range(steps)
     )
     state = random.choice([0, 2_000, 60_000])
-    return Scenario(seed, settings, random.randint(1, 4), random.random() < 0.3, state, drawn)
+    instances = random.randint(1, 4) + places.choice([0] * 7 + [4])  # a larger group now and then: every one costs time
+    return Scenario(seed, settings, instances, random.random() < 0.3, state, drawn)
 
 
 def run(scenario: Scenario, history_file: Path | None = None) -> Outcome:

@@ -64,6 +64,21 @@ class SimulationSettings:
     task_timeout_ms: float = 300_000.0
     max_delay_ms: int = 0
     """``scheduled.rebalance.max.delay.ms``."""
+    racks: int = 1
+    """Instances stand in turn in so many racks, which are their tag ``zone`` too; each partition has replicas in two of them."""
+
+    def rack(self, number: int) -> str:
+        """Of the instance, or replica, of this number."""
+        return f"r{number % self.racks}"
+
+    @cached_property
+    def replicas(self) -> dict[TopicPartition, frozenset[str]]:
+        """Racks of each partition's replicas; none are known where there is one rack."""
+        if self.racks == 1:
+            return {}
+        changelogs = [tp for task in self.tasks if (tp := self.changelog(task)) is not None]
+        partitions = sorted({tp for inputs in self.tasks.values() for tp in inputs} | set(changelogs))
+        return {tp: frozenset({self.rack(number), self.rack(number // self.racks)}) for number, tp in enumerate(partitions)}
 
     @cached_property
     def idle_ms(self) -> float:

@@ -1,0 +1,86 @@
+"""Copies exchanged by classes: the same as if each copy were compared with every other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everflow.assignment.exchange import EXCHANGE_ROUNDS, exchanged, shared_tags
+from everflow.records import TaskId
+
+TASKS = 8
+MEMBERS = 6
+RACKS = 3
+
+
+@st.composite
+def placements(draw: st.DrawFn) -> tuple[dict[TaskId, set[int]], dict[TaskId, int]]:
+    tasks = [TaskId(0, number) for number in range(draw(st.integers(1, TASKS)))]
+    active = {task: draw(st.integers(0, MEMBERS - 1)) for task in tasks if draw(st.integers(0, 9))}
+    others = {task: [place for place in range(MEMBERS) if place != active.get(task)] for task in tasks}
+    return {task: set(draw(st.lists(st.sampled_from(others[task]), max_size=3))) for task in tasks}, active
+
+
+tags_of_members = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("uvwxyz")), min_size=MEMBERS, max_size=MEMBERS)
+racks_of_members = st.lists(st.integers(0, RACKS - 1), min_size=MEMBERS, max_size=MEMBERS)
+far = st.lists(st.tuples(*[st.integers(0, 2)] * RACKS), min_size=TASKS, max_size=TASKS)
+
+
+@settings(max_examples=500)
+@given(placements(), tags_of_members, racks_of_members, far, st.tuples(st.integers(0, 10), st.integers(0, 3)))
+def test_classes_decide_as_if_each_copy_were_compared_with_every_other(
+    placed: tuple[dict[TaskId, set[int]], dict[TaskId, int]],
+    tags: list[tuple[str, str]],
+    racks: list[int],
+    costs_by_rack: list[tuple[int, ...]],
+    costs: tuple[int, int],
+) -> None:
+    standby, active = placed
+    remote = {task: costs_by_rack[task.partition] for task in standby}
+    got = exchanged(standby, active, shared_tags(tags), racks, remote, costs)
+    assert got == one_by_one(standby, active, tags, racks, remote, costs)
+
+
+def one_by_one(
+    standby: Mapping[TaskId, set[int]],
+    active: Mapping[TaskId, int],
+    tags: Sequence[tuple[str, ...]],
+    racks: Sequence[int],
+    remote: Mapping[TaskId, tuple[int, ...]],
+    costs: tuple[int, int],
+) -> dict[TaskId, set[int]]:
+    """The same by trying everything."""
+    placed = {task: set(standby[task]) for task in sorted(standby)}
+    traffic, non_overlap = costs
+
+    def holders(task: TaskId) -> set[int]:
+        return placed[task] | ({active[task]} if task in active else set())
+
+    def keeps(task: TaskId, source: int, destination: int) -> bool:
+        before, after = holders(task), holders(task) - {source} | {destination}
+        numbers = [sum(len({tags[one][key] for one in members}) for key in range(2)) for members in (before, after)]
+        return numbers[1] >= numbers[0]
+
+    def swap(task: TaskId, place: int) -> bool:
+        here = racks[place]
+        found = []
+        for other, there in ((other, there) for other, places in placed.items() for there in places):
+            gain = remote[task][here] - remote[task][racks[there]]
+            saved = traffic * (gain + remote[other][racks[there]] - remote[other][here]) - 2 * non_overlap
+            free = there not in holders(task) and place not in holders(other)
+            if gain > 0 and saved > 0 and free and keeps(task, place, there) and keeps(other, there, place):
+                found.append((-saved, other, there))
+        if not found:
+            return False
+        _, other, there = min(found)
+        placed[task] = placed[task] - {place} | {there}
+        placed[other] = placed[other] - {there} | {place}
+        return True
+
+    for _ in range(EXCHANGE_ROUNDS):
+        copies = [(task, place) for task in placed for place in sorted(placed[task]) if remote[task][racks[place]]]
+        if not any([swap(task, place) for task, place in copies if place in placed[task]]):  # noqa: C419
+            break
+    return placed

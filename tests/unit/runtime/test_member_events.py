@@ -1,0 +1,73 @@
+"""What a rebalance brings is only marked and queued on the group client's thread: heart-beats go on (scenario 24)."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, cast
+
+import pytest
+
+from everflow import KafkaStreams
+from everflow.errors import FatalError
+from everflow.membership.member import Assigned, Failed, Lost, Revoked, Roles
+from everflow.records import TaskId, TopicPartition
+from everflow.runtime.client_state import ClientState
+from everflow.runtime.wiring import Ground
+from everflow.topology.graph import Topology
+
+TASKS, INPUTS = frozenset({TaskId(0, 0)}), frozenset({TopicPartition("in", 0)})
+NONE: frozenset[TaskId] = frozenset()
+EVENTS = [
+    Assigned(TASKS, INPUTS, 1),
+    Roles(1, NONE, NONE, {}, False),
+    Revoked(TASKS, INPUTS),
+    Lost(TASKS, INPUTS),
+    Failed(FatalError("the group does not want it")),
+]
+BOUND_S = 5.0
+
+
+class Manager:
+    """Notes what the loop tells it, and on which thread."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: self.told.append((name, threading.current_thread().name))
+
+
+class Member:
+    def metadata(self) -> tuple[int, str, str | None]:
+        return 1, "m", None
+
+
+def test_events_return_while_the_loop_is_blocked_and_listeners_run_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = KafkaStreams(cast(Topology, None), application_id="a", bootstrap_servers="b:1")
+    manager, unblocked, listened = Manager(), threading.Event(), []
+
+    def listener(new: ClientState, old: ClientState) -> None:
+        listened.append((new, threading.current_thread().name))
+
+    streams.set_state_listener(listener)
+    streams._states.to(ClientState.REBALANCING)
+    listened.clear()
+    streams._manager, streams._member = cast(Any, manager), cast(Any, Member())
+    monkeypatch.setattr(streams, "_begin_shutdown", streams._states.to)  # nothing was started that would have to end
+    monkeypatch.setattr(streams, "_tick", lambda ground: None)
+    streams._events.put(lambda: cast(None, unblocked.wait(60)))
+    loop = threading.Thread(target=streams._run_loop, args=(cast(Ground, None),), name="loop", daemon=True)
+    loop.start()
+    client = threading.Thread(target=lambda: [streams._on_member_event(event) for event in EVENTS], name="client", daemon=True)
+    client.start()
+    client.join(BOUND_S)
+    try:
+        assert not client.is_alive(), "an event waits for the loop: no heart-beat would be sent meanwhile"
+        assert (manager.told, listened) == ([], []), "the client's thread did the loop's work"
+    finally:
+        unblocked.set()
+        streams._events.put(None)
+        loop.join(BOUND_S)
+    assert manager.told == [(name, "loop") for name in ("assigned", "roles", "revoked", "lost")]
+    assert listened == [(ClientState.PENDING_ERROR, "loop")]
+    assert isinstance(streams.error, FatalError)
