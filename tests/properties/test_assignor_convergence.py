@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from simulated_group import Group, tasks_of_counts
+from simulated_group import RACKS, Group, tasks_of_counts
 
 from everflow.assignment.cluster_state import AssignmentRules
 
@@ -22,6 +23,15 @@ def new_group(seed: int, stateful: list[int], stateless: list[int], members: int
     for number in range(members):
         group.join(f"p{number:03}")
     return group
+
+
+def lighten(group: Group, seed: int) -> None:
+    """Some tasks, whole sub-topologies or any, have less state than may be missing: anyone could run them at once."""
+    rng = random.Random(f"light {seed}")
+    whole = rng.random() < 0.5
+    light = {task.subtopology if whole else task for task in group.ends if rng.random() < 0.3}
+    group.ends.update(dict.fromkeys([t for t in group.ends if (t.subtopology if whole else t) in light], 60))
+    group.seen_ends = dict(group.ends)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -53,6 +63,29 @@ def test_dropping_one_of_seven_members_with_thirteen_stateful_tasks(strategy: st
     group.assert_balanced()
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("standbys", [0, 1])
+@pytest.mark.parametrize("sizes", [(1_000_000, 50), (50, 1_000_000), (1_000_000, 20_000, 50), (50, 50)])
+def test_who_joins_gets_of_every_subtopology_whatever_its_size(strategy: str, standbys: int, sizes: tuple[int, ...]) -> None:
+    """A large keyed store and small totals behind it: the work of one sub-topology must not stay with one member.
+
+    Exactly even where nobody has a copy; a standby that is hot first is taken first, so then only of more than one each.
+    """
+    rules = AssignmentRules(10_000, 2, standbys, rack_strategy=strategy)
+    group = new_group(1, [6] * len(sizes), [], 1, rules)
+    group.ends = {task: sizes[task.subtopology] for task in group.ends}
+    group.racks = dict.fromkeys(group.racks, frozenset(RACKS))
+    group.settle(1)
+    for name, each in (("p900", 3), ("p901", 2)):
+        group.tick()
+        group.join(name)
+        group.settle(6 * len(sizes) * 2)
+        for instance in group.instances.values():
+            counts = Counter(task.subtopology for task in instance.active)
+            even = counts == dict.fromkeys(range(len(sizes)), each)
+            assert even or (standbys and len(counts) > 1), group.told(f"{instance.process_id} has {dict(counts)}")
+
+
 @settings(max_examples=300)
 @given(st.integers(0, 2**48), st.sampled_from(STRATEGIES))
 @example(48733, "min_traffic")  # a released task was no longer at home where its new owner waited to give up another
@@ -66,13 +99,21 @@ def test_any_perturbation_converges_within_kafkas_bound(seed: int, strategy: str
     perturb(seed, strategy)
 
 
-def perturb(seed: int, strategy: str) -> None:
+@settings(max_examples=200)
+@given(st.integers(0, 2**48), st.sampled_from(STRATEGIES))
+def test_light_tasks_beside_heavy_ones_converge_as_well(seed: int, strategy: str) -> None:
+    perturb(seed, strategy, light=True)
+
+
+def perturb(seed: int, strategy: str, *, light: bool = False) -> None:
     """Kafka's random scenario: at most 2 x stateful tasks x (1 + standbys) rounds after each event."""
     rng = random.Random(seed)
     size, stateful = rng.randint(1, 10), rng.randint(1, 10)
     standbys = rng.randint(0, size)
     rules = AssignmentRules(100, rng.randint(1, stateful), standbys, rack_strategy=strategy)
     group = new_group(seed, [stateful], [rng.randint(1, 10)], size, rules)
+    if light:
+        lighten(group, seed)
     group.settle(1)
     group.assert_balanced()
     for _ in range(rng.randint(1, 8)):
@@ -95,8 +136,8 @@ class GroupMachine(RuleBasedStateMachine):
 
     group: Group
 
-    @initialize(seed=st.integers(0, 2**32), strategy=st.sampled_from(STRATEGIES), tags=st.booleans())
-    def start(self, seed: int, strategy: str, tags: bool) -> None:
+    @initialize(seed=st.integers(0, 2**32), strategy=st.sampled_from(STRATEGIES), tags=st.booleans(), light=st.booleans())
+    def start(self, seed: int, strategy: str, tags: bool, light: bool) -> None:
         rng = random.Random(seed)
         rules = AssignmentRules(
             rng.choice([0, 100, 10_000]),
@@ -106,6 +147,8 @@ class GroupMachine(RuleBasedStateMachine):
             rack_tags=("zone",) if tags else (),
         )
         self.group = new_group(seed, [rng.randint(1, 8), rng.randint(1, 8)], [rng.randint(1, 6)], rng.randint(1, 4), rules)
+        if light:
+            lighten(self.group, seed)
         self.group.rebalance()
 
     def name(self, at: int) -> str:

@@ -9,6 +9,9 @@ On the way to an ideal no step makes a task dearer where that ideal wants it, so
 * a warm-up that begins there makes it nearer by one: V falls. How far a copy is behind does not count, as it would vary;
 * while it runs elsewhere meanwhile, whether someone owns it or not, it costs the same where it is cold.
 
+A member without a copy is equally far from every task, however little state that has. Else those with little would be the nearest to
+who joins, and all of a small sub-topology would go there and none of a large one; of equals the flow mixes.
+
 V has few values, so only so many ideals follow one another. At rest every other placement costs at least as much and moves
 something, so the ideal of the ideal is itself. For the same reason an owner that is not hot while somebody is does not count
 as owner: it does not keep the task (I5), and would become dearer when it loses it.
@@ -50,14 +53,15 @@ def wishes(cluster: ClusterState, tasks: Sequence[TaskId], members: Sequence[Mem
         anywhere = lags.hot_without_copy(task)
         away = far.get((remote, anywhere, owner is None))
         if away is None:
-            moves, distance = (int(owner is not None), HOT) if anywhere else (1, NOTHING)
-            away = tuple(cost(one, moves, distance) for one in remote)
+            moves = 0 if anywhere and owner is None else 1
+            away = tuple(cost(one, moves, NOTHING) for one in remote)
             far[remote, anywhere, owner is None] = away
         near = []
         for member_id, lag in lags.copies(task).items():
             if member_id in place_of and member_id != owner:
                 hot = lags.hot(member_id, task)
-                here = cost(remote[racks.rack_of[member_id]], 0 if hot and owner is None else 1, HOT if hot else COPY)
+                distance = NOTHING if anywhere else HOT if hot else COPY
+                here = cost(remote[racks.rack_of[member_id]], 0 if hot and owner is None else 1, distance)
                 near.append((0 if hot else lag, place_of[member_id], here))
         near.sort()
         if owner is not None:
