@@ -15,13 +15,15 @@ import numpy as np
 
 from everflow.errors import RetriableError
 from everflow.kafka import record_batches
-from everflow.kafka.fetch_connection import FETCH_BYTES, FetchConnection
+from everflow.kafka.fetch_connection import FetchConnection
 from everflow.kafka.log_chunk import LogChunk
 from everflow.kafka.partition_fetches import PartitionFetches
 from everflow.kafka.record_batches import Batch, Columns
 from everflow.records import Int64, TopicPartition
 
 _FETCH_BYTES = 4 << 20
+_PARSED_BYTES = 1 << 20
+"""What is parsed at once of a fetch: the caller's promotions wait for it."""
 _STALL_S = 10.0
 """An answer may take so long; nothing waits for it meanwhile."""
 _ATTEND_S = 1.0
@@ -138,7 +140,7 @@ class _Slices:
                 return LogChunk([], [], _NO_TIMES, self.position, 0)
             elif self._fetches.ready(timeout_s):
                 data, wanted = self._fetches.next_batches(clock, _ATTEND_S)
-                self._unparsed += [(data, portion) for portion in record_batches.portions(wanted, FETCH_BYTES)]
+                self._unparsed += [(data, portion) for portion in record_batches.portions(wanted, _PARSED_BYTES)]
             else:
                 return None
         return self._slice(self._held, bytes_max)

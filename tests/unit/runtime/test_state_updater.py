@@ -43,10 +43,7 @@ class Chunk:
     values: list[bytes | None]
     timestamps: Int64
     next_position: int
-
-    @property
-    def records(self) -> int:
-        return len(self.keys)
+    records: int
 
 
 @dataclass
@@ -85,7 +82,7 @@ class Reader:
                 records_max -= end - at
                 keys: list[bytes | None] = [b"%d" % (n % 10) for n in range(at, end)]
                 values: list[bytes | None] = [b"%d" % n for n in range(at, end)]
-                found.chunks[tp] = Chunk(keys, values, np.arange(at, end, dtype=np.int64), end)
+                found.chunks[tp] = Chunk(keys, values, np.arange(at, end, dtype=np.int64), end, end - at + self.world.replaced)
                 self.positions[tp] = end
         return found
 
@@ -99,6 +96,8 @@ class World:
     def __init__(self, folder: Path, clock: Clock | None = None) -> None:
         self.clock = ManualClock(1_000_000)
         self.directory = StateDirectory.open(folder, "app", boot_id="x")
+        self.replaced = 0
+        """Records that every chunk lacks because it replaces them."""
         self.stable = {log_of(A): 0, log_of(B): 0}
         self.starts = dict.fromkeys(self.stable, 0)
         self.step = 2
@@ -386,6 +385,20 @@ def test_another_role_goes_on_where_the_copy_is(world: World) -> None:
     assert world.updater.followed()[A].offset_sum == 10
 
 
+def test_a_promotion_in_the_middle_takes_the_store_as_it_is(world: World) -> None:
+    world.stable[log_of(A)] = 100
+    world.updater.add([world.task(A, TaskRole.WARMUP)])
+    world.rounds(3)
+    given: list[Sequence[StandbyTask]] = []
+    world.updater.drop([A], SuspendReason.PROMOTED, given.append)
+    world.rounds()
+    ((task,),) = given
+    store = LmdbStore.open(task.stores[0].path)
+    assert store.position == 6
+    assert store.meta().updated_ms == -1, "it has never been at the end: nobody may take it for fresh"
+    assert world.content(A) == world.expected(A, 6)
+
+
 # --- what users are told -------------------------------------------------------------------------
 
 
@@ -409,6 +422,13 @@ def test_why_a_followed_standby_is_suspended(world: World, reason: SuspendReason
     world.updater.drop([A], reason, lambda given: None)
     world.rounds()
     assert world.told[-1] == f"standby suspended 0_0 {reason.value}"
+
+
+def test_records_that_a_chunk_replaces_count(world: World) -> None:
+    world.replaced, world.stable[log_of(A)] = 7, 4
+    world.updater.add([world.task(A)])
+    world.rounds(3)
+    assert world.told == ["standby start 0_0", "standby batch 0_0 9", "standby batch 0_0 9"]
 
 
 def broken(*_: object) -> None:
