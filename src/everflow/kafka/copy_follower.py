@@ -78,7 +78,7 @@ class CopyFollower:
         self._place(ends)
         bulk = self._bulk
         if bulk is None or not len(bulk):
-            self._rest()
+            self.rest()
             return self._tail.poll(records_max, timeout_s)
         found = self._tail.poll(records_max, 0.0)
         self._bulk_used_s = self._clock()
@@ -99,6 +99,11 @@ class CopyFollower:
             self._bulk_again_s = self._clock() + BULK_AGAIN_S
             self._leave(bulk, list(bulk.positions), f"librdkafka reads on for a while ({fault})")
         return found
+
+    def rest(self) -> None:
+        """Drop the bulk reader's connection if it has not been used for a while; for who does not `poll` now."""
+        if self._bulk is not None and self._clock() - self._bulk_used_s > BULK_IDLE_S:
+            self._bulk.rest()
 
     def close(self) -> None:
         """Release the connections."""
@@ -134,7 +139,3 @@ class CopyFollower:
         self._tail.follow(starts)
         for tp, at in starts.items():
             _log.info("%s: %s from offset %d", tp, why, at)
-
-    def _rest(self) -> None:
-        if self._bulk is not None and self._clock() - self._bulk_used_s > BULK_IDLE_S:
-            self._bulk.rest()

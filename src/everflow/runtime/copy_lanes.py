@@ -46,6 +46,7 @@ class Follower(Protocol):
     def follow(self, starts: Mapping[TopicPartition, int]) -> None: ...
     def unfollow(self, partitions: Collection[TopicPartition]) -> None: ...
     def poll(self, records_max: int, bulk_bytes: int, ends: Mapping[TopicPartition, int], timeout_s: float) -> Round: ...
+    def rest(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -81,6 +82,7 @@ class CopyLanes:
     def rounds(self, ends: Mapping[TopicPartition, int]) -> Iterator[Round]:
         """One round, role by role; ``ends`` are the last stable offsets as far as known. Raises what `Follower.poll` raises."""
         roles = [role for role in BUDGETS if role in self._role.values()]
+        self.rest()
         wait_s = 0.0 if self._moved else ROUND_WAIT_S / max(1, len(roles))
         self._moved = False
         for role in roles:
@@ -88,6 +90,12 @@ class CopyLanes:
             found = self._followers[role].poll(budget.records, budget.bulk_bytes, ends, wait_s)
             self._moved = self._moved or bool(found.chunks)
             yield found
+
+    def rest(self) -> None:
+        """Let the readers of roles without copies give back what they hold for long reads."""
+        for role, follower in self._followers.items():
+            if role not in self._role.values():
+                follower.rest()
 
     def close(self) -> None:
         """Give up everything that is followed; may be used again afterwards."""

@@ -209,6 +209,7 @@ class StateUpdater:
         self._open_waiting()
         if not self._tasks:
             self._publish()
+            self._lanes.rest()
             self._clock.wait(self.wake, FAULT_PAUSE_MS if self._waiting else IDLE_WAIT_MS)
             return
         self._read_ends()

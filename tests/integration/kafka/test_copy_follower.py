@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
@@ -19,9 +20,18 @@ Topic = Callable[..., str]
 LAG = 100
 
 
+class Later:
+    """The time, which a test may put forward."""
+
+    by_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.by_s
+
+
 @pytest.fixture
 def follower(bootstrap: str) -> Iterator[CopyFollower]:
-    found = CopyFollower({"bootstrap.servers": bootstrap}, bulk_lag=LAG)
+    found = CopyFollower({"bootstrap.servers": bootstrap}, clock=Later(), bulk_lag=LAG)
     yield found
     found.close()
 
@@ -103,6 +113,12 @@ def test_in_bulk_up_to_the_stable_end_and_then_message_by_message(
     put(writer, far, range(700, 710))
     seen.follow_up()
     assert seen.values[far] == numbers(range(5, 710))
+    reading = "everflow-log-reader"  # kafka-python's name for its thread
+    assert any(reading in thread.name for thread in threading.enumerate())
+    assert isinstance(follower._clock, Later)
+    follower._clock.by_s = 31.0
+    seen.poll()
+    assert not any(reading in thread.name for thread in threading.enumerate()), "a connection that nobody uses"
 
 
 def test_one_that_falls_behind_is_read_in_bulk_again_and_a_log_may_be_dropped_in_the_middle(

@@ -86,6 +86,10 @@ class Reader:
                 self.positions[tp] = end
         return found
 
+    def rest(self) -> None:
+        assert self.positions == {}
+        self.world.rested += 1
+
     def close(self) -> None:
         self.positions.clear()
 
@@ -103,6 +107,7 @@ class World:
         self.step = 2
         self.readers: list[Reader] = []
         self.waits: list[float] = []
+        self.rested = 0
         self.hot: list[TaskId] = []
         self.told: list[str] = []
         self.asked_ends = 0
@@ -397,6 +402,16 @@ def test_a_promotion_in_the_middle_takes_the_store_as_it_is(world: World) -> Non
     assert store.position == 6
     assert store.meta().updated_ms == -1, "it has never been at the end: nobody may take it for fresh"
     assert world.content(A) == world.expected(A, 6)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_reader_without_copies_gives_back_what_it_holds(world: World, others: int) -> None:
+    world.updater.add([world.task(A, TaskRole.WARMUP), *([world.task(B)] * others)])
+    world.rounds(2)
+    assert world.rested == 0
+    world.updater.drop([A], SuspendReason.PROMOTED, lambda given: None)
+    world.rounds(2)
+    assert world.rested == 2
 
 
 # --- what users are told -------------------------------------------------------------------------

@@ -74,5 +74,8 @@ class SimulatedFollower:
             chunks[tp] = Chunk(range(share), content or {}, end, share)
         return FollowedRound(chunks)
 
+    def rest(self) -> None:
+        """Nothing is held open."""
+
     def close(self) -> None:
         """Nothing is held open."""
