@@ -2,7 +2,8 @@
 
 Each instance appends lines of JSON to a file of its own: `at_ms` (wall clock, ms since the epoch), `event`, and
 `state` (`state`), `joined` (the first rebalance with it has ended), `tasks` (`active`, `standby`, `warmup`), `lag` (`records`, of
-its copy that is furthest behind), `restore_start`, `restore_end` (`partition`, `records`).
+its copy that is furthest behind), `restore_start`, `restore_end` (`partition`, `records`), and of everflow `restore_progress`
+(`partition`, `fraction`, `rate` in records/s, `remaining_s`).
 """
 
 from __future__ import annotations
@@ -102,6 +103,20 @@ def balanced_since(histories: Sequence[Sequence[Event]], tasks: int, standbys: i
         elif since is None:
             since = at_s
     return since
+
+
+def first_restores(events: Sequence[Event]) -> list[Event]:
+    """The events up to the first end of each partition's restores: of a task that is warmed up and then becomes active here, the
+    warm-up."""
+    ended: set[int] = set()
+    found = []
+    for event in events:
+        if event.kind.startswith("restore_") and event.fields["partition"] in ended:
+            continue
+        if event.kind == "restore_end":
+            ended.add(event.fields["partition"])
+        found.append(event)
+    return found
 
 
 def restored(events: Sequence[Event], stores: int) -> tuple[int, float] | None:

@@ -1,11 +1,13 @@
 """Restore: how fast an instance with an empty folder reads a changelog into its stores.
 
 Both systems restore the very same topic, one after the other: they share application id, store name and format. Measured by
-their restore listeners, from the first start to the last end.
+their restore listeners, from the first start to the last end. Beside everflow's instance a second one joins with an empty folder
+and warms half of the tasks up: how fast it does is measured in the same way (`follow`; `everflow simulate --measured` wants both).
 """
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import struct
 import tempfile
@@ -20,14 +22,16 @@ from pathlib import Path
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from bench.events import EventFile, restored
+from bench.events import Event, EventFile, first_restores, restored
 from bench.results import Measurement
-from bench.systems import CountJob, Launcher, RunningSystem
+from bench.systems import EVERFLOW, CountJob, Launcher, RunningSystem
 from bench.topics import create_topics, delete_topics, draw_keys, key_of, produce_all, warm_broker
 from bench.verify import WrongOutputError
 
 POLL_INTERVAL_S = 0.05
 STORE = "counts"
+# All that moves is warmed up at once, and from its first record on; whichever instance leads the group decides.
+WARM_UP_ALL = {"max.warmup.replicas": "100", "acceptable.recovery.lag": "100"}
 # Compacted, as changelogs are, but not while the bench runs: both systems must find the same records.
 CHANGELOG_CONFIG = {"cleanup.policy": "compact", "min.compaction.lag.ms": str(24 * 3_600_000)}
 
@@ -65,7 +69,7 @@ def measure(
     for guarantee, run, (system, launcher) in product(plan.guarantees, range(plan.runs), launchers.items()):
         files = log_folder / f"{system}-{guarantee}-{run + 1}"
         files.mkdir()
-        yield _run_once(plan, replace(job, guarantee=guarantee), system, launcher, run, files)
+        yield from _run_once(plan, replace(job, guarantee=guarantee), Turn(system, launcher, run, files))
     delete_topics(admin, application_id)
 
 
@@ -92,24 +96,87 @@ def _counts(records: int, keys: int) -> Iterator[tuple[bytes, bytes]]:
         yield encoded_keys[index], struct.pack(">q", counts[index])
 
 
-def _run_once(plan: RestorePlan, job: CountJob, system: str, launcher: Launcher, run: int, files: Path) -> Measurement:
+@dataclass(frozen=True)
+class Turn:
+    """One run of one system; its files go into `files`."""
+
+    system: str
+    launcher: Launcher
+    run: int
+    files: Path
+
+
+def _run_once(plan: RestorePlan, job: CountJob, turn: Turn) -> Iterator[Measurement]:
+    if turn.system == EVERFLOW:
+        job = replace(job, settings={**job.settings, **WARM_UP_ALL})
+    with _instance(job, turn, "instance") as (process, events):
+        _wait_restored(plan, process, events, plan.partitions)
+        process.wait_running(plan.timeout_s)
+        yield _measured(plan, job, turn, "restore", events.read(), plan.records)
+        if turn.system == EVERFLOW:
+            yield _warm_up(plan, job, turn, _records_of(events))
+
+
+def _warm_up(plan: RestorePlan, job: CountJob, turn: Turn, records: Mapping[int, int]) -> Measurement:
+    """A second instance joins with an empty folder; `records` are those of each partition."""
+    with _instance(job, turn, "warm-up") as (process, events):
+        _wait_restored(plan, process, events, plan.partitions // 2)
+        expected = sum(records[partition] for partition in _records_of(events))
+        return _measured(plan, job, turn, "follow", events.read(), expected)
+
+
+@contextlib.contextmanager
+def _instance(job: CountJob, turn: Turn, name: str) -> Iterator[tuple[RunningSystem, EventFile]]:
+    """A process with an empty state folder, and what it notes."""
     state_dir = Path(tempfile.mkdtemp(prefix="bench-state-"))
-    events = EventFile(files / "instance.events")
-    job = replace(job, state_dir=state_dir, events=files / "instance.events")
+    events = turn.files / f"{name}.events"
     try:
-        with RunningSystem(system, launcher(job), files / "instance.log") as process:
-            while (done := restored(events.read(), plan.partitions)) is None:
-                process.check_alive()
-                if time.monotonic() - process.started_at > plan.timeout_s:
-                    raise process.failure(f"not restored in {plan.timeout_s:.0f} s")
-                time.sleep(POLL_INTERVAL_S)
-            process.wait_running(plan.timeout_s)
+        launch = turn.launcher(replace(job, state_dir=state_dir, events=events))
+        with RunningSystem(turn.system, launch, turn.files / f"{name}.log") as process:
+            yield process, EventFile(events)
     finally:
         shutil.rmtree(state_dir, ignore_errors=True)
+
+
+def _wait_restored(plan: RestorePlan, process: RunningSystem, events: EventFile, stores: int) -> None:
+    """Shows what the restore listener says meanwhile, the longer it takes the more seldom."""
+    shown: Event | None = None
+    show_at = began = time.monotonic()
+    while restored(first_restores(events.read()), stores) is None:
+        process.check_alive()
+        now = time.monotonic()
+        if now - process.started_at > plan.timeout_s:
+            raise process.failure(f"not restored in {plan.timeout_s:.0f} s")
+        said = events.last("restore_progress")
+        if said is None:
+            show_at = began = now
+        elif said is not shown and now >= show_at:
+            shown, show_at = said, now + max(0.2, (now - began) / 4)
+            print(f"  {process.name}: {progress_line(said)}", flush=True)
+        time.sleep(POLL_INTERVAL_S)
+
+
+def progress_line(event: Event) -> str:
+    """What a restore listener was told, for people."""
+    fields = event.fields
+    left = "" if fields["remaining_s"] is None else f", {fields['remaining_s']:.1f} s left"
+    return f"partition {fields['partition']} at {fields['fraction']:.0%}, {fields['rate']:,.0f} records/s{left}"
+
+
+def _records_of(events: EventFile) -> dict[int, int]:
+    found = first_restores(events.read())
+    return {event.fields["partition"]: event.fields["records"] for event in found if event.kind == "restore_end"}
+
+
+def _measured(
+    plan: RestorePlan, job: CountJob, turn: Turn, metric: str, events: Sequence[Event], expected: int
+) -> Measurement:
+    done = restored(first_restores(events), 1)
+    assert done is not None
     records, seconds = done
-    if records != plan.records:
-        raise WrongOutputError(f"{system} restored {records:,} records of {plan.records:,}")
+    if records != expected:
+        raise WrongOutputError(f"{turn.system} restored {records:,} records of {expected:,} ({metric})")
     rate = records / seconds
-    print(f"{job.guarantee}, run {run + 1}: {system} {rate:,.0f} records/s ({seconds:.2f} s)", flush=True)
+    print(f"{job.guarantee}, run {turn.run + 1}: {turn.system} {metric} {rate:,.0f} records/s ({seconds:.2f} s)", flush=True)
     case = f"{plan.records:,} records, {plan.keys:,} keys"
-    return Measurement("restore", case, system, job.guarantee, "restore", "records/s", rate)
+    return Measurement("restore", case, turn.system, job.guarantee, metric, "records/s", rate)

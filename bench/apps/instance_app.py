@@ -21,6 +21,7 @@ from everflow.runtime.task import TaskRole, TaskState
 
 TASKS_POLL_S = 0.05
 LAG_EVERY_POLLS = 20
+PROGRESS_EVERY_S = 0.1
 ROLES = {TaskRole.ACTIVE: "active", TaskRole.STANDBY: "standby", TaskRole.WARMUP: "warmup"}
 
 
@@ -30,6 +31,7 @@ class Events:
     def __init__(self, path: Path) -> None:
         self._file = path.open("w")
         self._lock = threading.Lock()
+        self._progress_at = 0.0
 
     def write(self, event: str, **fields: Any) -> None:
         """One line with the present time."""
@@ -47,7 +49,17 @@ class Events:
         self.write("restore_start", partition=progress.task.partition)
 
     def batch_restored(self, progress: RestoreProgress, records: int) -> None:
-        """Start and end are enough."""
+        """What the listener says of rate and remaining time, some times a second."""
+        now = time.monotonic()
+        if now - self._progress_at >= PROGRESS_EVERY_S:
+            self._progress_at = now
+            self.write(
+                "restore_progress",
+                partition=progress.task.partition,
+                fraction=progress.fraction,
+                rate=progress.rate,
+                remaining_s=progress.remaining_s,
+            )
 
     def restore_end(self, progress: RestoreProgress) -> None:
         """Noted."""

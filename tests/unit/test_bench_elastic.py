@@ -11,8 +11,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.elastic import check_counts
-from bench.events import Event, EventFile, View, balanced, balanced_since, restored
+from bench.events import Event, EventFile, View, balanced, balanced_since, first_restores, restored
 from bench.gaps import longest_gap
+from bench.restore import progress_line
 from bench.results import Measurement, summarise, write_json
 from bench.steady_sender import key_index, times_sent
 from bench.topics import key_of
@@ -134,3 +135,20 @@ def test_a_note_is_written_only_where_there_is_one(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "rows.json").read_text())
     assert written[0]["note"] == "a lower bound"
     assert set(written[1]) == {"bench", "case", "system", "guarantee", "metric", "value", "unit", "runs"}
+
+
+def test_of_a_task_warmed_up_and_taken_over_the_warm_up_counts() -> None:
+    def event(at_s: float, kind: str, partition: int, records: int = 0) -> Event:
+        return Event(at_s, f"restore_{kind}", {"partition": partition, "records": records})
+
+    events = [event(1.0, "start", 0), event(1.0, "start", 1), event(2.0, "end", 0, 10)]
+    events += [event(2.5, "start", 0), event(2.6, "end", 0)]
+    assert restored(first_restores(events), 2) is None
+    events += [event(3.0, "end", 1, 20), event(4.0, "start", 1), event(9.0, "end", 1)]
+    assert restored(first_restores(events), 2) == (30, 2.0)
+
+
+def test_progress_is_shown_with_rate_and_remaining_time() -> None:
+    fields = {"partition": 3, "fraction": 0.456, "rate": 1_234_567.8, "remaining_s": 2.34}
+    assert progress_line(Event(1.0, "restore_progress", fields)) == "partition 3 at 46%, 1,234,568 records/s, 2.3 s left"
+    assert progress_line(Event(1.0, "restore_progress", {**fields, "remaining_s": None})).endswith("1,234,568 records/s")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from everflow.testing.simulation.forecast import Forecast, Round, Step
 
 SHOWN_ROUNDS = 16
+DEFAULT_RATE = 400_000.0
 
 ErrorsForPeople = Callable[[bool], AbstractContextManager[None]]
 
@@ -38,10 +39,13 @@ def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         stateless_tasks: Annotated[int, typer.Option(help="Tasks without state.")] = 0,
         state_records: Annotated[int, typer.Option(help="Records in one task's changelog.")] = 1_000_000,
         restore_rate: Annotated[
-            float | None, typer.Option(help="Records a second that one instance restores; default: 400,000.")
+            float | None, typer.Option(help="Records a second that one thread restores for an active task; default: 400,000.")
+        ] = None,
+        follow_rate: Annotated[
+            float | None, typer.Option(help="Records a second at which one instance warms tasks up; default: the restore rate.")
         ] = None,
         measured: Annotated[
-            Path | None, typer.Option(metavar="FILE", help="Take the rate from the JSON file of `./run bench restore --json`.")
+            Path | None, typer.Option(metavar="FILE", help="Take both rates from the JSON file of `./run bench restore --json`.")
         ] = None,
         input_rate: Annotated[float, typer.Option(help="Records a second that arrive at each task.")] = 100.0,
         threads: Annotated[int, typer.Option(help="num.stream.threads of every instance.")] = 2,
@@ -61,6 +65,7 @@ def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
                 logging.getLogger("everflow").setLevel(logging.ERROR)
             from everflow.testing.simulation.forecast import Step
 
+            rates = _rates(restore_rate, follow_rate, measured)
             step = Step(
                 members=members,
                 add=add,
@@ -69,7 +74,8 @@ def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
                 tasks=tasks,
                 stateless_tasks=stateless_tasks,
                 state_records=state_records,
-                restore_rate=_rate(restore_rate, measured),
+                restore_rate=rates.restore,
+                follow_rate=rates.follow,
                 input_rate=input_rate,
                 threads=threads,
                 standbys=standbys,
@@ -139,15 +145,16 @@ def _headline(step: Step) -> str:
     return (
         f"{step.members}{kind} instances, {step.tasks} stateful tasks of {step.state_records:,} records, "
         f"{step.stateless_tasks} stateless tasks: {', '.join(changes)}. "
-        f"Restoring {step.restore_rate:,.0f} records/s per instance, at most {step.warmups} warm-ups."
+        f"Restoring {step.restore_rate:,.0f} records/s per thread, warming up {step.follow_rate:,.0f} records/s per instance, "
+        f"at most {step.warmups} warm-ups."
     )
 
 
 def _balanced(found: Forecast) -> str:
     if found.balanced_after_s is None:
-        return "not within a simulated day: the restore rate does not keep up with the input, or the acceptable lag is too small"
-    restoring = found.step.state_records / found.step.restore_rate
-    return f"after {_seconds(found.balanced_after_s)} (restoring one task takes {_seconds(restoring)})"
+        return "not within a simulated day: warm-ups do not keep up with the input, or the acceptable lag is too small"
+    warming = found.step.state_records / found.step.follow_rate
+    return f"after {_seconds(found.balanced_after_s)} (warming one task up takes {_seconds(warming)})"
 
 
 def _cells(one: Round) -> tuple[int, int, int, int, int]:
@@ -168,17 +175,31 @@ def _seconds(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _rate(given: float | None, measured: Path | None) -> float:
-    """Records a second: as given, as measured, or the default."""
-    if given is not None and measured is not None:
-        raise ConfigError("--restore-rate and --measured both say how fast restores are; give one of them.")
+class _Rates(NamedTuple):
+    """Records a second."""
+
+    restore: float
+    follow: float
+
+
+def _rates(restore: float | None, follow: float | None, measured: Path | None) -> _Rates:
+    """As given, as measured, or the default."""
     if measured is None:
-        return 400_000.0 if given is None else given
+        restoring = DEFAULT_RATE if restore is None else restore
+        return _Rates(restoring, restoring if follow is None else follow)
+    for option, given in (("--restore-rate", restore), ("--follow-rate", follow)):
+        if given is not None:
+            raise ConfigError(f"{option} and --measured both say how fast copies are made; give one of them.")
+    return _Rates(_measured(measured, "restore"), _measured(measured, "follow"))
+
+
+def _measured(file: Path, metric: str) -> float:
+    """The slowest of everflow's figures."""
     try:
-        rows: Any = json.loads(measured.read_text())
-        rates = [float(row["value"]) for row in rows if row["system"] == "everflow" and row["metric"] == "restore"]
+        rows: Any = json.loads(file.read_text())
+        rates = [float(row["value"]) for row in rows if row["system"] == "everflow" and row["metric"] == metric]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"--measured {measured}: not the JSON of `./run bench restore --json FILE`: {error}") from error
+        raise ConfigError(f"--measured {file}: not the JSON of `./run bench restore --json FILE`: {error}") from error
     if not rates:
-        raise ConfigError(f"--measured {measured}: it holds no restore rate of everflow.")
+        raise ConfigError(f"--measured {file}: it holds no {metric} rate of everflow. Run `./run bench restore --json` again.")
     return min(rates)

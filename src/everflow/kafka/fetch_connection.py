@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MethodType
 from typing import Any, NamedTuple
@@ -128,6 +129,13 @@ class FetchConnection:
     def fetch(self, tp: TopicPartition, offset: int) -> Any:
         """Send a fetch to the leader; the future of its answer."""
         return self._manager.call_soon(self._fetch, ClientTopicPartition(tp.topic, tp.partition), offset)
+
+    def arrived(self, coming: Any, timeout_s: float) -> bool:
+        """Whether the answer, or a fault, is there; waits up to ``timeout_s`` seconds and gives nothing up."""
+        if not coming.is_done and timeout_s > 0:
+            with suppress(client_errors.KafkaError):  # too late, or the fault that `answer` raises
+                self._consumer._net.run(self._manager.wait_for, coming, max(1.0, timeout_s * 1000))
+        return bool(coming.is_done)
 
     def answer(self, coming: Any, timeout_s: float) -> Answer:
         """Wait for an answer. Raises kafka-python's error for the code in it, or KafkaTimeoutError."""

@@ -33,6 +33,11 @@ class PartitionFetches:
         if self._coming is None:
             self._coming = self._connection.fetch(self._tp, self.position)
 
+    def ready(self, timeout_s: float) -> bool:
+        """Whether `next_batches` finds an answer there, be it a fault; waits for it up to ``timeout_s`` seconds."""
+        self.send()
+        return self._connection.arrived(self._coming, timeout_s)
+
     def next_batches(self, clock: Callable[[], float], stall_timeout_s: float) -> tuple[bytes, list[Batch]]:
         """The next bytes and those of their batches that count; moves the position and sends the fetch behind it.
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from everflow.runtime.task import IllegalTransitionError
+from everflow.runtime.user_listener import ListenerGuard
 
 log = logging.getLogger("everflow")
 
@@ -50,6 +51,7 @@ class StateMachine:
         self._changed = threading.Condition(self._lock)
         self._state = ClientState.CREATED
         self.listener: StateListener | None = None
+        self._guard = ListenerGuard("state listener")
 
     @property
     def state(self) -> ClientState:
@@ -70,11 +72,9 @@ class StateMachine:
             self._state = state
             log.info("State %s -> %s", old.name, state.name)
             self._changed.notify_all()
-            if self.listener is not None:
-                try:
-                    self.listener(state, old)
-                except Exception:  # the user's code must not stop the instance
-                    log.exception("The state listener failed")
+            listener = self.listener
+            if listener is not None:
+                self._guard.tell(f"{old.name} -> {state.name}", lambda: listener(state, old))
             return True
 
     def wait_ended(self, timeout_s: float | None) -> bool:

@@ -9,15 +9,17 @@ from everflow import metrics as names
 from everflow.metrics import Metrics
 from everflow.records import TaskId
 from everflow.runtime.restoration import RestoreListener, RestoreProgress, SilentListener
+from everflow.runtime.user_listener import ListenerGuard
 
 log = logging.getLogger("everflow")
 
 
 class RestoreTracker:
-    """A `RestoreListener` called from several restore threads."""
+    """A `RestoreListener` called from the restore threads and the state updater; the user's ``listener`` cannot end either."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.listener: RestoreListener = SilentListener()
+        self._guard = ListenerGuard("restore listener")
         self._metrics = metrics
         self._lock = threading.Lock()
         self._active: dict[tuple[TaskId, str], RestoreProgress] = {}
@@ -48,13 +50,13 @@ class RestoreTracker:
         if progress.rebuild:
             log.warning("Rebuilding %s of task %s from its changelog: %s", progress.store, progress.task, progress.reason)
         self._note(progress)
-        self.listener.restore_start(progress)
+        self._guard.tell("restore_start", lambda: self.listener.restore_start(progress))
 
     def batch_restored(self, progress: RestoreProgress, records: int) -> None:
         """See `RestoreListener`."""
         self._metrics.add(names.RESTORED_RECORDS, records)
         self._note(progress)
-        self.listener.batch_restored(progress, records)
+        self._guard.tell("batch_restored", lambda: self.listener.batch_restored(progress, records))
 
     def restore_end(self, progress: RestoreProgress) -> None:
         """See `RestoreListener`."""
@@ -67,12 +69,12 @@ class RestoreTracker:
                 progress.records,
                 progress.elapsed_s,
             )
-        self.listener.restore_end(progress)
+        self._guard.tell("restore_end", lambda: self.listener.restore_end(progress))
 
     def restore_suspended(self, progress: RestoreProgress, reason: str) -> None:
         """See `RestoreListener`."""
         self._forget(progress)
-        self.listener.restore_suspended(progress, reason)
+        self._guard.tell("restore_suspended", lambda: self.listener.restore_suspended(progress, reason))
 
     def _note(self, progress: RestoreProgress) -> None:
         with self._lock:

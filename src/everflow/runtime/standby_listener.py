@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Protocol
 
 from everflow.runtime.restoration import RestoreProgress
+from everflow.runtime.user_listener import ListenerGuard
 
 
 class SuspendReason(enum.Enum):
@@ -42,3 +44,24 @@ class SilentStandbyListener:
 
     def update_suspended(self, progress: RestoreProgress, reason: SuspendReason) -> None:
         """Nothing."""
+
+
+class GuardedStandbyListener:
+    """A `StandbyUpdateListener` that passes everything on to the user's and survives what that raises."""
+
+    def __init__(self, listener: Callable[[], StandbyUpdateListener]) -> None:
+        """``listener``: the user's, as it is set now."""
+        self._listener = listener
+        self._guard = ListenerGuard("standby update listener")
+
+    def update_start(self, progress: RestoreProgress) -> None:
+        """Passed on."""
+        self._guard.tell("update_start", lambda: self._listener().update_start(progress))
+
+    def batch_loaded(self, progress: RestoreProgress, records: int) -> None:
+        """Passed on."""
+        self._guard.tell("batch_loaded", lambda: self._listener().batch_loaded(progress, records))
+
+    def update_suspended(self, progress: RestoreProgress, reason: SuspendReason) -> None:
+        """Passed on."""
+        self._guard.tell("update_suspended", lambda: self._listener().update_suspended(progress, reason))

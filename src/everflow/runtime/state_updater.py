@@ -1,4 +1,4 @@
-"""The state updater: standby and warm-up tasks follow their changelogs on a thread and with a budget of their own (D9).
+"""The state updater: standby and warm-up tasks follow their changelogs on a thread of their own, each role with a budget (D9).
 
 It never waits for a restore of an active task and none waits for it. Nothing beyond the last stable offset is read. Promotion: the
 updater lets go of the open stores and recovery replays the tail; demotion is the reverse (`task.StandbyTask`).
@@ -12,21 +12,18 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from everflow.clock import Clock
 from everflow.errors import EverflowError, RetriableError
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.restoration import ChangelogState, LogChunk, PreparedStore, RestoreListener, RestoreProgress
-from everflow.runtime.standby_listener import SilentStandbyListener, StandbyUpdateListener, SuspendReason
+from everflow.runtime.copy_lanes import CopyLanes, Follower
+from everflow.runtime.restoration import ChangelogState, FoldedChunk, PreparedStore, RestoreListener, RestoreProgress
+from everflow.runtime.standby_listener import GuardedStandbyListener, SilentStandbyListener, StandbyUpdateListener, SuspendReason
 from everflow.runtime.task import StandbyTask, TaskRole, TaskState, TaskStore
 from everflow.state.lmdb_store import LmdbStore
 
 log = logging.getLogger("everflow")
 
-ROUND_RECORDS = 5_000
-"""Records of one round over all partitions; its bytes are bounded by the follower's queue (16 MiB)."""
-ROUND_WAIT_S = 0.05
 ENDS_PERIOD_MS = 200.0
 TOUCH_PERIOD_MS = 300_000.0
 IDLE_WAIT_MS = 1_000.0
@@ -40,37 +37,20 @@ HOT_AGAIN_AT_MOST_MS = 600_000.0
 behind must not cost the group a rebalance each time."""
 
 
-class Round(Protocol):
-    """See `everflow.kafka.log_follower.FollowedRound`."""
-
-    @property
-    def chunks(self) -> Mapping[TopicPartition, LogChunk]: ...
-    @property
-    def gone(self) -> Mapping[TopicPartition, str]: ...
-
-
-class Follower(Protocol):
-    """The part of `everflow.kafka.log_follower.LogFollower` that the updater needs."""
-
-    def follow(self, starts: Mapping[TopicPartition, int]) -> None: ...
-    def unfollow(self, partitions: Collection[TopicPartition]) -> None: ...
-    def poll(self, records_max: int, timeout_s: float) -> Round: ...
-    def close(self) -> None: ...
-
-
 @dataclass(frozen=True)
 class UpdaterServices:
     """Effects of the updater, all called on its thread.
 
     Attributes:
-        open_follower: a reader over no partition yet.
+        open_follower: a reader over no partition yet; each role has one.
         states: what the cluster says of changelog partitions now (`restoration.restore_plan` judges by it).
         stable_ends: last stable offsets.
         prepare: (task, store, state, incarnation) -> the opened, claimed and judged store (`restoration.prepare_store`).
         distrust: (task, store, reason): the next ``prepare`` rebuilds it.
         became_hot: a warm-up (or a standby that began cold or fell behind) has reached ``acceptable.recovery.lag``; a
             warm-up says so again after a while, a standby that falls behind again and again ever more seldom.
-        restores: told of warm-ups.
+        restores: told of warm-ups; must not raise (`restore_progress.RestoreTracker` sees to it).
+        standbys: the user's listener; what it raises is logged.
     """
 
     open_follower: Callable[[], Follower]
@@ -153,7 +133,10 @@ class StateUpdater:
         self._waiting: dict[TaskId, StandbyTask] = {}
         """Not opened yet."""
         self._owner: dict[TopicPartition, TaskId] = {}
-        self._follower: Follower | None = None
+        self._lanes = CopyLanes(services.open_follower)
+        self._standbys = GuardedStandbyListener(services.standbys)
+        self._ends: Mapping[TopicPartition, int] = {}
+        """Last stable offsets as last read."""
         self._followed: Mapping[TaskId, FollowedTask] = {}
         self._places: Mapping[TaskId, tuple[TaskStore, ...]] = {}
         self._ends_ms = self._touched_ms = self._retry_ms = self._said_ms = float("-inf")
@@ -169,7 +152,8 @@ class StateUpdater:
         self.wake.set()
 
     def drop(self, tasks: Collection[TaskId], reason: SuspendReason, done: Callable[[Sequence[StandbyTask]], None]) -> None:
-        """Let go of tasks after the present round; ``done`` gets them on the updater's thread, their stores still open."""
+        """Let go of tasks after the present round; ``done`` gets them on the updater's thread, their stores still open. It is
+        called whatever fails meanwhile."""
         self._commands.put(_Drop(frozenset(tasks), reason, done))
         self.wake.set()
 
@@ -203,9 +187,7 @@ class StateUpdater:
             for store in task.stores.values():
                 store.store.close()
         self._tasks.clear()
-        if self._follower is not None:
-            self._follower.close()
-            self._follower = None
+        self._lanes.close()
 
     # --- the loop --------------------------------------------------------------------------------
 
@@ -215,11 +197,10 @@ class StateUpdater:
                 self.run_once()
             except RetriableError as error:
                 self._say(f"Standby tasks cannot follow their changelogs: {error}")
-                self._clock.wait(self._stop, FAULT_PAUSE_MS)
+                self._clock.wait(self.wake, FAULT_PAUSE_MS)
             except Exception as error:  # copies are not worth the instance: it goes on without them and says so
                 log.error("Standby tasks cannot follow their changelogs: %s", error, exc_info=not isinstance(error, EverflowError))
                 self._start_over()
-                self._clock.wait(self._stop, SAY_EVERY_MS)
 
     def run_once(self) -> None:
         """One round: commands, newly given tasks, records, figures. Raises RetriableError where nobody answers."""
@@ -228,6 +209,7 @@ class StateUpdater:
         self._open_waiting()
         if not self._tasks:
             self._publish()
+            self._lanes.rest()
             self._clock.wait(self.wake, FAULT_PAUSE_MS if self._waiting else IDLE_WAIT_MS)
             return
         self._read_ends()
@@ -235,17 +217,17 @@ class StateUpdater:
         self._report()
 
     def _start_over(self) -> None:
-        """After a fault of the reader or of a store: open everything anew."""
-        follower, self._follower = self._follower, None
-        if follower is not None:
-            follower.close()
-        for task_id, task in self._tasks.items():
-            for store in task.stores.values():
-                self._tell_suspended(store, SuspendReason.MIGRATED)
-            task.task.to(TaskState.SUSPENDED)
-            self._waiting[task_id] = task.task
+        """After a fault of the reader or of a store: open everything anew, after a while; tasks may be dropped meanwhile."""
+        tasks = list(self._tasks.values())
         self._tasks.clear()
         self._owner.clear()
+        for task in tasks:
+            self._open_anew(task)
+        self._retry_ms = self._clock.monotonic_ms() + SAY_EVERY_MS
+        try:
+            self._lanes.close()
+        except Exception as error:
+            log.warning("A reader of changelogs cannot be closed: %s", error)
 
     def _say(self, text: str) -> None:
         now_ms = self._clock.monotonic_ms()
@@ -271,24 +253,30 @@ class StateUpdater:
 
     def _let_go(self, command: _Drop) -> None:
         given = [self._waiting.pop(task) for task in sorted(command.tasks) if task in self._waiting]
-        for task_id in sorted(command.tasks):
-            found = self._tasks.pop(task_id, None)
-            if found is None:
-                continue
-            self._unfollow(found)
-            for store in found.stores.values():
-                self._touch_one(store)
-                self._tell_suspended(store, command.reason)
-            found.task.to(TaskState.SUSPENDED)
-            given.append(found.task)
-        self._publish()
-        command.done(given)
+        found = [self._tasks.pop(task) for task in sorted(command.tasks) if task in self._tasks]
+        for task in found:
+            task.task.to(TaskState.SUSPENDED)
+            given.append(task.task)
+        try:  # somebody waits for them, whatever the reader or a disk says
+            for task in found:
+                self._unfollow(task)
+                for store in task.stores.values():
+                    self._touch_one(store)
+                    self._tell_suspended(store, command.reason)
+            self._publish()
+        finally:
+            command.done(given)
+
+    def _open_anew(self, task: _Task) -> None:
+        task.task.to(TaskState.SUSPENDED)
+        self._waiting[task.task.id] = task.task
+        for store in task.stores.values():
+            self._tell_suspended(store, SuspendReason.MIGRATED)
 
     def _unfollow(self, task: _Task) -> None:
         for tp in task.stores:
             self._owner.pop(tp, None)
-        if self._follower is not None:
-            self._follower.unfollow(list(task.stores))
+        self._lanes.unfollow(list(task.stores))
 
     def _change_role(self, command: _Role) -> None:
         if command.task in self._waiting:
@@ -302,6 +290,7 @@ class StateUpdater:
         for store in found.stores.values():
             self._tell_suspended(store, SuspendReason.MIGRATED)
             self._tell_start(store, command.role)
+        self._lanes.follow(command.role, {tp: store.progress.position for tp, store in found.stores.items()})
 
     # --- opening ---------------------------------------------------------------------------------
 
@@ -338,9 +327,7 @@ class StateUpdater:
             )
             opened[place.changelog] = _Store(prepared.store, incarnation, progress, self._clock.monotonic_ms())
             places.append(TaskStore(place.name, prepared.store.path, place.changelog))
-        if self._follower is None:
-            self._follower = self._services.open_follower()
-        self._follower.follow({tp: store.progress.position for tp, store in opened.items()})
+        self._lanes.follow(task.role, {tp: store.progress.position for tp, store in opened.items()})
         task.stores = tuple(places)
         task.to(TaskState.RUNNING)
         self._tasks[task.id] = _Task(task, opened)
@@ -352,18 +339,17 @@ class StateUpdater:
     # --- a round ---------------------------------------------------------------------------------
 
     def _follow_round(self) -> None:
-        assert self._follower is not None
-        found = self._follower.poll(ROUND_RECORDS, ROUND_WAIT_S)
-        for tp, chunk in found.chunks.items():
-            task = self._tasks.get(self._owner.get(tp, TaskId(-1, -1)))
-            if task is not None:
-                self._load(task, task.stores[tp], chunk)
-        for tp, reason in found.gone.items():
-            task_id = self._owner.get(tp)
-            if task_id is not None:
-                self._rebuild(self._tasks[task_id], tp, reason)
+        for found in self._lanes.rounds(self._ends):
+            for tp, chunk in found.chunks.items():
+                task = self._tasks.get(self._owner.get(tp, TaskId(-1, -1)))
+                if task is not None:
+                    self._load(task, task.stores[tp], chunk)
+            for tp, reason in found.gone.items():
+                task_id = self._owner.get(tp)
+                if task_id is not None:
+                    self._rebuild(self._tasks[task_id], tp, reason)
 
-    def _load(self, task: _Task, store: _Store, chunk: LogChunk) -> None:
+    def _load(self, task: _Task, store: _Store, chunk: FoldedChunk) -> None:
         at_end = store.end is not None and chunk.next_position >= store.end
         store.store.load_chunk(
             chunk.keys,
@@ -374,7 +360,7 @@ class StateUpdater:
             now_ms=self._clock.now_ms() if at_end else -1,
         )
         now_ms = self._clock.monotonic_ms()
-        records = len(chunk.keys)
+        records = chunk.records
         store.progress = replace(
             store.progress,
             position=chunk.next_position,
@@ -386,7 +372,7 @@ class StateUpdater:
         if store.restoring:
             self._services.restores.batch_restored(store.progress, records)
         elif records:
-            self._services.standbys().batch_loaded(store.progress, records)
+            self._standbys.batch_loaded(store.progress, records)
 
     def _rebuild(self, task: _Task, tp: TopicPartition, reason: str) -> None:
         """The changelog begins behind the store: it missed deletes, so nothing of it can be trusted (scenario 13)."""
@@ -394,10 +380,7 @@ class StateUpdater:
         self._services.distrust(task.task.id, store.progress.store, reason)
         del self._tasks[task.task.id]
         self._unfollow(task)
-        for each in task.stores.values():
-            self._tell_suspended(each, SuspendReason.MIGRATED)
-        task.task.to(TaskState.SUSPENDED)
-        self._waiting[task.task.id] = task.task
+        self._open_anew(task)
         self._retry_ms = float("-inf")
 
     def _read_ends(self) -> None:
@@ -405,7 +388,7 @@ class StateUpdater:
         if now_ms - self._ends_ms < ENDS_PERIOD_MS:
             return
         ends = self._services.stable_ends(list(self._owner))
-        self._ends_ms = now_ms
+        self._ends, self._ends_ms = ends, now_ms
         for task in self._tasks.values():
             for tp, store in task.stores.items():
                 if tp in ends:
@@ -465,14 +448,14 @@ class StateUpdater:
             store.restoring = True
             self._services.restores.restore_start(store.progress)
         else:
-            self._services.standbys().update_start(store.progress)
+            self._standbys.update_start(store.progress)
 
     def _tell_suspended(self, store: _Store, reason: SuspendReason) -> None:
         if store.restoring:
             store.restoring = False
             self._services.restores.restore_suspended(store.progress, reason.value)
         else:
-            self._services.standbys().update_suspended(store.progress, reason)
+            self._standbys.update_suspended(store.progress, reason)
 
 
 def _figures(task: _Task, now_ms: float) -> FollowedTask:

@@ -13,8 +13,8 @@ from everflow.clock import Clock
 from everflow.config import StreamsConfig
 from everflow.errors import EverflowError
 from everflow.kafka.admin import ClusterAdmin, Isolation
+from everflow.kafka.copy_follower import CopyFollower
 from everflow.kafka.group_channel import GroupSettings
-from everflow.kafka.log_follower import LogFollower
 from everflow.kafka.producer import fence_all
 from everflow.kafka.transactions import open_transactional_ids
 from everflow.membership.assignor import EndSums, Identity, LocalCopies, PartitionRacks, TaskAssignor
@@ -275,7 +275,7 @@ def state_updater(
         return prepare_store(directory, task, specs[store], state, incarnation=incarnation, now_ms=now_ms, sync=sync)
 
     services = UpdaterServices(
-        open_follower=lambda: LogFollower(ground.reader),
+        open_follower=lambda: CopyFollower(ground.reader),
         states=ground.changelogs.states,
         stable_ends=ground.changelogs.stable_ends,
         prepare=prepare,

@@ -12,17 +12,21 @@ import numpy as np
 import pytest
 
 from everflow import serdes
-from everflow.clock import ManualClock
+from everflow.clock import Clock, ManualClock, SystemClock
 from everflow.errors import RetriableError
+from everflow.metrics import Metrics
 from everflow.records import Int64, TaskId, TopicPartition
+from everflow.runtime.copy_lanes import BUDGETS
 from everflow.runtime.restoration import ChangelogState, PreparedStore, RestoreProgress, prepare_store
+from everflow.runtime.restore_progress import RestoreTracker
 from everflow.runtime.standby_listener import SuspendReason
-from everflow.runtime.state_updater import ROUND_RECORDS, StateUpdater, UpdaterServices
+from everflow.runtime.state_updater import StateUpdater, UpdaterServices
 from everflow.runtime.task import StandbyTask, TaskRole, TaskState, TaskStore
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.store_meta import Owner
 from everflow.state.task_directory import StateDirectory
+from everflow.testing.waiting import wait_until
 
 A, B = TaskId(0, 0), TaskId(0, 1)
 SPEC = StoreSpec("counts", "key_value", serdes.string(), serdes.long())
@@ -39,6 +43,7 @@ class Chunk:
     values: list[bytes | None]
     timestamps: Int64
     next_position: int
+    records: int
 
 
 @dataclass
@@ -47,34 +52,91 @@ class Round:
     gone: dict[TopicPartition, str] = field(default_factory=dict)
 
 
-class World:
-    """Changelogs as lists of values (the key is the offset modulo 10), a stable end each, and a reader of ``step`` records."""
+class Reader:
+    """A follower: ``world.step`` records of each of its logs, within its budget of a round; it notes how long it would wait."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.positions: dict[TopicPartition, int] = {}
+
+    def follow(self, starts: Mapping[TopicPartition, int]) -> None:
+        self.positions.update(starts)
+
+    def unfollow(self, partitions: Collection[TopicPartition]) -> None:
+        if self.world.reader_fault is not None:
+            raise self.world.reader_fault
+        for tp in partitions:
+            self.positions.pop(tp, None)
+
+    def poll(self, records_max: int, bulk_bytes: int, ends: Mapping[TopicPartition, int], timeout_s: float) -> Round:
+        assert (records_max, bulk_bytes) in {(budget.records, budget.bulk_bytes) for budget in BUDGETS.values()}
+        assert all(ends[tp] <= self.world.stable[tp] for tp in self.positions)
+        self.world.waits.append(timeout_s)
+        found = Round()
+        for tp, at in self.positions.items():
+            if at < self.world.starts[tp]:
+                found.gone[tp] = f"offset {at} is no longer in the changelog"
+                continue
+            end = min(at + min(self.world.step, records_max), self.world.stable[tp])
+            if end > at:
+                records_max -= end - at
+                keys: list[bytes | None] = [b"%d" % (n % 10) for n in range(at, end)]
+                values: list[bytes | None] = [b"%d" % n for n in range(at, end)]
+                found.chunks[tp] = Chunk(keys, values, np.arange(at, end, dtype=np.int64), end, end - at + self.world.replaced)
+                self.positions[tp] = end
+        return found
+
+    def rest(self) -> None:
+        assert self.positions == {}
+        self.world.rested += 1
+
+    def close(self) -> None:
+        self.positions.clear()
+
+
+class World:
+    """Changelogs as lists of values (the key is the offset modulo 10), a stable end each, and readers of ``step`` records."""
+
+    def __init__(self, folder: Path, clock: Clock | None = None) -> None:
         self.clock = ManualClock(1_000_000)
         self.directory = StateDirectory.open(folder, "app", boot_id="x")
+        self.replaced = 0
+        """Records that every chunk lacks because it replaces them."""
         self.stable = {log_of(A): 0, log_of(B): 0}
         self.starts = dict.fromkeys(self.stable, 0)
         self.step = 2
-        self.positions: dict[TopicPartition, int] = {}
+        self.readers: list[Reader] = []
+        self.waits: list[float] = []
+        self.rested = 0
         self.hot: list[TaskId] = []
         self.told: list[str] = []
         self.asked_ends = 0
         self.fault: Exception | None = None
+        self.reader_fault: Exception | None = None
+        self.tracker = RestoreTracker(Metrics())
+        self.tracker.listener = self
         services = UpdaterServices(
-            open_follower=lambda: self,
+            open_follower=self.open_reader,
             states=self.states,
             stable_ends=self.stable_ends,
             prepare=self.prepare,
             distrust=lambda task, store, reason: self.directory.distrust(self.directory.store_path(task, store), reason),
             became_hot=self.hot.append,
-            restores=self,
+            restores=self.tracker,
             standbys=lambda: self,
         )
-        self.updater = StateUpdater(services, self.clock, ACCEPTABLE)
+        self.updater = StateUpdater(services, clock or self.clock, ACCEPTABLE)
 
     def task(self, task: TaskId, role: TaskRole = TaskRole.STANDBY) -> StandbyTask:
         return StandbyTask(task, (TaskStore("counts", self.directory.store_path(task, "counts"), log_of(task)),), role)
+
+    def open_reader(self) -> Reader:
+        self.readers.append(Reader(self))
+        return self.readers[-1]
+
+    @property
+    def positions(self) -> dict[TopicPartition, int]:
+        return {tp: at for reader in self.readers for tp, at in reader.positions.items()}
 
     def rounds(self, count: int = 1) -> None:
         for _ in range(count):
@@ -100,32 +162,6 @@ class World:
 
     def prepare(self, task: TaskId, store: str, state: ChangelogState, incarnation: str) -> PreparedStore:
         return prepare_store(self.directory, task, SPEC, state, incarnation=incarnation, now_ms=self.clock.now_ms())
-
-    # follower
-    def follow(self, starts: Mapping[TopicPartition, int]) -> None:
-        self.positions.update(starts)
-
-    def unfollow(self, partitions: Collection[TopicPartition]) -> None:
-        for tp in partitions:
-            self.positions.pop(tp, None)
-
-    def poll(self, records_max: int, timeout_s: float) -> Round:
-        assert records_max == ROUND_RECORDS
-        found = Round()
-        for tp, at in self.positions.items():
-            if at < self.starts[tp]:
-                found.gone[tp] = f"offset {at} is no longer in the changelog"
-                continue
-            end = min(at + self.step, self.stable[tp])
-            if end > at:
-                keys: list[bytes | None] = [b"%d" % (n % 10) for n in range(at, end)]
-                values: list[bytes | None] = [b"%d" % n for n in range(at, end)]
-                found.chunks[tp] = Chunk(keys, values, np.arange(at, end, dtype=np.int64), end)
-                self.positions[tp] = end
-        return found
-
-    def close(self) -> None:
-        self.positions.clear()
 
     # listeners
     def restore_start(self, progress: RestoreProgress) -> None:
@@ -302,3 +338,164 @@ def test_brokers_that_do_not_answer_are_only_waited_for(world: World) -> None:
     world.stable[log_of(A)] = 2
     world.rounds(2)
     assert world.content(A) == world.expected(A, 2)
+
+
+# --- budgets -------------------------------------------------------------------------------------
+
+
+def rounds_until_hot(world: World, standbys: int) -> tuple[int, dict[TaskId, int]]:
+    """Rounds until a warm-up is hot beside standbys that are as far behind, and how far those have come by then."""
+    others, warmup = [TaskId(0, number) for number in range(standbys)], TaskId(0, 9)
+    world.step = 10_000
+    for task in (*others, warmup):
+        world.stable[log_of(task)], world.starts[log_of(task)] = 60_000, 0
+    world.updater.add([*(world.task(task) for task in others), world.task(warmup, TaskRole.WARMUP)])
+    for count in range(1, 50):
+        world.rounds()
+        if warmup in world.hot:
+            return count, {task: world.updater.followed()[task].offset_sum for task in others}
+    raise AssertionError(f"not hot after {count} rounds: {world.updater.followed()}")
+
+
+def test_standbys_far_behind_do_not_slow_a_warm_up_down_and_are_not_starved(tmp_path: Path) -> None:
+    found = {}
+    for standbys in (0, 5):
+        world = World(tmp_path / str(standbys))
+        found[standbys] = rounds_until_hot(world, standbys)
+        world.updater.close()
+        world.directory.close()
+    assert found[5][0] == found[0][0], found
+    records = BUDGETS[TaskRole.STANDBY].records
+    assert sum(found[5][1].values()) >= (found[5][0] - 1) * records, found
+
+
+def test_idle_readers_share_one_wait_and_busy_ones_do_not_wait(world: World) -> None:
+    world.updater.add([world.task(A), world.task(B, TaskRole.WARMUP)])
+    world.rounds()
+    assert world.waits == [0.025, 0.025]
+    world.stable[log_of(A)] = 3 * world.step
+    world.waits.clear()
+    world.rounds(5)
+    assert world.waits == [0.025, 0.025, *([0.0] * 6), 0.025, 0.025], "the round behind the last records is the first to wait again"
+
+
+def test_another_role_goes_on_where_the_copy_is(world: World) -> None:
+    world.stable[log_of(A)] = 10
+    world.updater.add([world.task(A)])
+    world.rounds(2)
+    world.updater.set_role(A, TaskRole.WARMUP)
+    world.rounds(6)
+    assert [list(reader.positions) for reader in world.readers] == [[], [log_of(A)]]
+    assert world.content(A) == world.expected(A, 10)
+    assert world.updater.followed()[A].offset_sum == 10
+
+
+def test_a_promotion_in_the_middle_takes_the_store_as_it_is(world: World) -> None:
+    world.stable[log_of(A)] = 100
+    world.updater.add([world.task(A, TaskRole.WARMUP)])
+    world.rounds()
+    opened_ms = world.clock.now_ms()
+    world.rounds(2)
+    given: list[Sequence[StandbyTask]] = []
+    world.updater.drop([A], SuspendReason.PROMOTED, given.append)
+    world.rounds()
+    ((task,),) = given
+    store = LmdbStore.open(task.stores[0].path)
+    assert store.position == 6
+    assert store.meta().updated_ms <= opened_ms, "it has not been at the end since: nobody may take it for fresh"
+    assert world.content(A) == world.expected(A, 6)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_reader_without_copies_gives_back_what_it_holds(world: World, others: int) -> None:
+    world.updater.add([world.task(A, TaskRole.WARMUP), *([world.task(B)] * others)])
+    world.rounds(2)
+    assert world.rested == 0
+    world.updater.drop([A], SuspendReason.PROMOTED, lambda given: None)
+    world.rounds(2)
+    assert world.rested == 2
+
+
+# --- what users are told -------------------------------------------------------------------------
+
+
+def test_a_warm_up_that_goes_away_early_is_told_as_suspended(world: World) -> None:
+    world.stable[log_of(A)] = 100
+    world.updater.add([world.task(A, TaskRole.WARMUP)])
+    world.rounds(2)
+    world.updater.drop([A], SuspendReason.MIGRATED, lambda given: None)
+    world.rounds()
+    assert world.told[0] == "restore start 0_0"
+    assert world.told[-1] == "restore suspended 0_0 MIGRATED"
+    assert "restore end 0_0" not in world.told
+
+
+@pytest.mark.parametrize("reason", list(SuspendReason))
+def test_why_a_followed_standby_is_suspended(world: World, reason: SuspendReason) -> None:
+    world.stable[log_of(A)] = 4
+    world.updater.add([world.task(A)])
+    world.rounds()
+    assert world.updater.followed()[A].role is TaskRole.STANDBY, "it is open"
+    world.updater.drop([A], reason, lambda given: None)
+    world.rounds()
+    assert world.told[-1] == f"standby suspended 0_0 {reason.value}"
+
+
+def test_records_that_a_chunk_replaces_count(world: World) -> None:
+    world.replaced, world.stable[log_of(A)] = 7, 4
+    world.updater.add([world.task(A)])
+    world.rounds(3)
+    assert world.told == ["standby start 0_0", "standby batch 0_0 9", "standby batch 0_0 9"]
+
+
+def broken(*_: object) -> None:
+    raise RuntimeError("the user's own fault")
+
+
+@pytest.mark.parametrize("role", [TaskRole.STANDBY, TaskRole.WARMUP])
+def test_listeners_that_raise_stop_nothing(
+    world: World, role: TaskRole, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("restore_start", "batch_restored", "restore_end", "restore_suspended"):
+        monkeypatch.setattr(World, name, broken)
+    for name in ("update_start", "batch_loaded", "update_suspended"):
+        monkeypatch.setattr(World, name, broken)
+    world.stable[log_of(A)] = 10
+    world.updater.add([world.task(A, role), world.task(B, role)])
+    world.rounds(2)
+    given: list[Sequence[StandbyTask]] = []
+    world.updater.drop([B], SuspendReason.PROMOTED, given.append)
+    world.rounds(8)
+    assert world.content(A) == world.expected(A, 10)
+    assert [task.id for task in given[0]] == [B]
+    assert f"{Path(__file__).name}:" in caplog.text
+    assert "RuntimeError: the user's own fault" in caplog.text
+
+
+def test_tasks_are_given_back_whatever_the_reader_says(world: World) -> None:
+    world.stable[log_of(A)] = 4
+    world.updater.add([world.task(A), world.task(B)])
+    world.rounds(3)
+    given: list[Sequence[StandbyTask]] = []
+    world.updater.drop([A, B], SuspendReason.PROMOTED, given.append)
+    world.reader_fault = RetriableError("away")
+    with pytest.raises(RetriableError):
+        world.rounds()
+    world.reader_fault = None
+    assert [(task.id, task.state) for task in given[0]] == [(A, TaskState.SUSPENDED), (B, TaskState.SUSPENDED)]
+
+
+def test_the_thread_survives_a_fault_and_serves_drops_while_it_waits(tmp_path: Path) -> None:
+    world = World(tmp_path, SystemClock())
+    world.fault = ValueError("a defect")
+    world.updater.add([world.task(A)])
+    world.updater.start()
+    try:
+        wait_until(lambda: world.asked_ends == 1 and not world.positions, 10, "the fault", lambda: [world.told])
+        given: list[Sequence[StandbyTask]] = []
+        world.updater.drop([A], SuspendReason.PROMOTED, given.append)
+        wait_until(lambda: bool(given), 5, "the task back, long before the next try", lambda: [world.told])
+        assert [task.id for task in given[0]] == [A]
+    finally:
+        world.updater.close()
+        world.directory.close()

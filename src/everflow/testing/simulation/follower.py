@@ -1,4 +1,4 @@
-"""`kafka.log_follower.LogFollower` over the simulated log: hands changelog records to the real state updater at a bounded rate."""
+"""`kafka.copy_follower.CopyFollower` over the simulated log: hands records to the real state updater at a bounded rate."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ _NO_TIMES: Int64 = np.empty(0, np.int64)
 
 @dataclass(frozen=True)
 class Chunk:
-    """`restoration.LogChunk`: only the number of its records counts, and the content behind them (`SimulatedStore.load_chunk`)."""
+    """`restoration.FoldedChunk`: only the number of its records counts, and the content behind them (see `SimulatedStore`)."""
 
     keys: Any
     values: Any
     next_position: int
+    records: int
     timestamps: Int64 = field(default_factory=lambda: _NO_TIMES)
 
 
@@ -35,7 +36,8 @@ class FollowedRound:
 
 @dataclass
 class SimulatedFollower:
-    """``rate()`` records a second over all partitions: a lagging restore lowers it. ``poll`` waits in virtual time."""
+    """``rate`` records a second over all partitions of one role: a lagging restore lowers it. ``poll`` waits in virtual time until
+    a period has passed since the last one, so that the followers of both roles wait together."""
 
     log: SimulatedLog
     clock: SimulatedClock
@@ -44,6 +46,7 @@ class SimulatedFollower:
     slowdown: list[float] = field(default_factory=lambda: [1.0])
     """One number shared with the world: how much slower everything restores now."""
     positions: dict[TopicPartition, int] = field(default_factory=dict)
+    polled_ms: float = float("-inf")
 
     def follow(self, starts: Mapping[TopicPartition, int]) -> None:
         self.positions.update(starts)
@@ -52,12 +55,15 @@ class SimulatedFollower:
         for tp in partitions:
             self.positions.pop(tp, None)
 
-    def poll(self, records_max: int, timeout_s: float) -> FollowedRound:
-        """What arrives in one period. ``records_max`` bounds memory, which is none here."""
-        self.clock.park(self.period_ms)
+    def poll(self, records_max: int, bulk_bytes: int, ends: Mapping[TopicPartition, int], timeout_s: float) -> FollowedRound:
+        """What arrives in one period. The bounds are those of memory, which is none here."""
+        missing_ms = self.polled_ms + self.period_ms - self.clock.monotonic_ms()
+        if missing_ms > 0:
+            self.clock.park(min(missing_ms, self.period_ms))
+        self.polled_ms = self.clock.monotonic_ms()
         budget = int(self.rate * self.period_ms / 1000 / self.slowdown[0]) + 1
-        ends = self.log.stable_ends(self.positions)
-        waiting = sorted((ends[tp] - at, tp) for tp, at in self.positions.items() if ends[tp] > at)
+        stable = self.log.stable_ends(self.positions)
+        waiting = sorted((stable[tp] - at, tp) for tp, at in self.positions.items() if stable[tp] > at)
         chunks: dict[TopicPartition, Chunk] = {}
         for number, (behind, tp) in enumerate(waiting):
             share = min(behind, max(1, budget // (len(waiting) - number)))
@@ -65,8 +71,11 @@ class SimulatedFollower:
             start, end = self.positions[tp], self.positions[tp] + share
             content, _ = self.log.read(tp, start, end)
             self.positions[tp] = end
-            chunks[tp] = Chunk(range(share), content or {}, end)
+            chunks[tp] = Chunk(range(share), content or {}, end, share)
         return FollowedRound(chunks)
+
+    def rest(self) -> None:
+        """Nothing is held open."""
 
     def close(self) -> None:
         """Nothing is held open."""

@@ -21,7 +21,8 @@ LARGE = 100
 
 @dataclass(frozen=True)
 class Step:
-    """A group and what is done to it. ``state_records`` are those of one task's changelog; rates are records a second.
+    """A group and what is done to it. ``state_records`` are those of one task's changelog; rates are records a second:
+    ``restore_rate`` of an active task's restore, ``follow_rate`` of one instance's warm-ups together.
 
     ``remove`` stops instances cleanly (they drain), ``crash`` kills them.
     """
@@ -34,6 +35,7 @@ class Step:
     stateless_tasks: int = 0
     state_records: int = 1_000_000
     restore_rate: float = 400_000.0
+    follow_rate: float = 400_000.0
     input_rate: float = 100.0
     threads: int = 2
     standbys: int = 0
@@ -45,7 +47,7 @@ class Step:
 
     def check(self) -> None:
         """ConfigError, naming the option of ``everflow simulate``, for a step that cannot be."""
-        for name, least in (("members", 1), ("tasks", 0), ("threads", 1), ("warmups", 1), ("restore_rate", 1)):
+        for name, least in (("members", 1), ("tasks", 0), ("threads", 1), ("warmups", 1), ("restore_rate", 1), ("follow_rate", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least {least}.")
         if self.session_timeout_s < 1:
@@ -73,6 +75,7 @@ class Step:
         rules = AssignmentRules(acceptable_lag=self.acceptable_lag, max_warmups=self.warmups, num_standbys=self.standbys)
         timings = Timings(
             restore_rate=self.restore_rate,
+            follow_rate=self.follow_rate,
             session_timeout_ms=int(self.session_timeout_s * 1000),
             initial_delay_ms=3_000.0,
             follow_ms=1_000.0 if large else 100.0,

@@ -471,7 +471,7 @@ class SimulatedInstance:
 
         return UpdaterServices(
             open_follower=lambda: SimulatedFollower(
-                world.log, self.clock, timings.restore_rate, timings.follow_ms, world.restore_slowdown
+                world.log, self.clock, timings.follow_rate, timings.follow_ms, world.restore_slowdown
             ),
             states=states,
             stable_ends=lambda partitions: world.log.stable_ends(partitions),

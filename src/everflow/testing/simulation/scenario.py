@@ -99,7 +99,8 @@ def draw(seed: int, steps: int = 8) -> Scenario:
     )
     timings = Timings(
         batch_base_ms=random.choice([(10.0, 40.0), (20.0, 200.0), (300.0, 900.0)]),
-        restore_rate=random.choice([20_000.0, 100_000.0]),
+        restore_rate=(rate := random.choice([20_000.0, 100_000.0])),
+        follow_rate=rate,
         session_timeout_ms=random.choice([6_000, 10_000]),
         rebalance_timeout_ms=random.choice([8_000, 30_000]),
         marker_ms=random.choice([(0.5, 8.0), (0.5, 8.0), (1.0, 600.0)]),

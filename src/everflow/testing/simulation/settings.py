@@ -29,7 +29,8 @@ class Timings:
     Attributes:
         batch_base_ms: fixed part of a micro-batch.
         batch_rate: records a second beyond that.
-        restore_rate: of one restore thread, and of one state updater.
+        restore_rate: of one restore thread.
+        follow_rate: of one state updater for its warm-ups, and for its standbys.
         follow_ms: how often a follower hands records to the updater.
         poll_ms: how often ends of the input are asked for; ``step_ms``: how often the membership looks at its group when
             nothing calls it.
@@ -38,6 +39,7 @@ class Timings:
     batch_base_ms: tuple[float, float] = (20.0, 80.0)
     batch_rate: float = 400_000.0
     restore_rate: float = 400_000.0
+    follow_rate: float = 400_000.0
     follow_ms: float = 100.0
     poll_ms: float = 20.0
     step_ms: float = 50.0

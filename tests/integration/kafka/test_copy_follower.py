@@ -1,0 +1,173 @@
+"""Copies far behind are read in bulk and then followed: the same records either way, none that is aborted or not committed yet."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import pytest
+
+from everflow.kafka.admin import ClusterAdmin
+from everflow.kafka.copy_follower import CopyFollower
+from everflow.kafka.producer import RecordWriter
+from everflow.records import TopicPartition
+from everflow.testing.waiting import wait_until
+
+pytestmark = pytest.mark.broker
+Topic = Callable[..., str]
+LAG = 100
+
+
+class Later:
+    """The time, which a test may put forward."""
+
+    by_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.by_s
+
+
+@pytest.fixture
+def follower(bootstrap: str) -> Iterator[CopyFollower]:
+    found = CopyFollower({"bootstrap.servers": bootstrap}, clock=Later(), bulk_lag=LAG)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def writer(bootstrap: str, name: str) -> Iterator[RecordWriter]:
+    found = RecordWriter({"bootstrap.servers": bootstrap}, name)
+    yield found
+    found.close()
+
+
+def put(writer: RecordWriter, tp: TopicPartition, numbers: range, *, commit: bool = True) -> None:
+    """One transaction; keys and values are the numbers."""
+    writer.begin()
+    values: list[bytes | None] = [b"%d" % number for number in numbers]
+    writer.write(tp.topic, values, values, np.arange(len(values), dtype=np.int64), tp.partition)
+    writer.flush(10)
+    if commit:
+        writer.commit(10)
+    else:
+        writer.abort()
+
+
+class Seen:
+    """What came of each log; checks that nothing lies beyond the ends that were given."""
+
+    def __init__(self, follower: CopyFollower, admin: ClusterAdmin, logs: list[TopicPartition]) -> None:
+        self.follower = follower
+        self.admin = admin
+        self.values: dict[TopicPartition, list[bytes | None]] = {tp: [] for tp in logs}
+        self.bulk: set[TopicPartition] = set()
+
+    def ends(self) -> Mapping[TopicPartition, int]:
+        return self.admin.end_offsets(list(self.values), "read_committed")
+
+    def poll(self) -> None:
+        ends = self.ends()
+        found = self.follower.poll(1_000, 500, ends, 0.05)
+        self.bulk |= self.follower.far_behind.keys()
+        for tp, chunk in found.chunks.items():
+            self.values[tp] += chunk.values
+            assert chunk.next_position <= self.ends()[tp]
+            assert chunk.next_position == self.follower.positions[tp]
+
+    def follow_up(self) -> None:
+        def there() -> bool:
+            self.poll()
+            ends = self.ends()
+            return all(self.follower.positions[tp] == ends[tp] for tp in self.values)
+
+        wait_until(there, 20, "the stable ends", lambda: [self.follower.positions, self.ends(), self.follower.far_behind])
+
+
+def numbers(*ranges: range) -> list[bytes | None]:
+    return [b"%d" % number for part in ranges for number in part]
+
+
+def test_in_bulk_up_to_the_stable_end_and_then_message_by_message(
+    admin: ClusterAdmin, topic: Topic, follower: CopyFollower, writer: RecordWriter
+) -> None:
+    made = topic(2)
+    far, near = (TopicPartition(made, p) for p in range(2))
+    for part in (range(300), range(300, 600)):
+        put(writer, far, part)
+    put(writer, far, range(1_000, 1_200), commit=False)
+    put(writer, far, range(600, 700))
+    put(writer, near, range(20))
+    seen = Seen(follower, admin, [far, near])
+    follower.follow({far: 5, near: 1})
+    seen.follow_up()
+    assert seen.bulk == {far}
+    assert follower.far_behind == {}
+    writer.begin()
+    writer.write(far.topic, [b"open"] * 200, [b"open"] * 200, np.zeros(200, np.int64), far.partition)
+    writer.flush(10)
+    seen.poll()
+    assert seen.values == {far: numbers(range(5, 700)), near: numbers(range(1, 20))}, "an open transaction is not there yet"
+    writer.abort()
+    put(writer, far, range(700, 710))
+    seen.follow_up()
+    assert seen.values[far] == numbers(range(5, 710))
+    reading = "everflow-log-reader"  # kafka-python's name for its thread
+    assert any(reading in thread.name for thread in threading.enumerate())
+    assert isinstance(follower._clock, Later)
+    follower._clock.by_s = 31.0
+    seen.poll()
+    assert not any(reading in thread.name for thread in threading.enumerate()), "a connection that nobody uses"
+
+
+def test_one_that_falls_behind_is_read_in_bulk_again_and_a_log_may_be_dropped_in_the_middle(
+    admin: ClusterAdmin, topic: Topic, follower: CopyFollower, writer: RecordWriter
+) -> None:
+    made = topic(2)
+    one, two = (TopicPartition(made, p) for p in range(2))
+    put(writer, one, range(10))
+    put(writer, two, range(2_000))
+    seen = Seen(follower, admin, [one, two])
+    follower.follow({one: 0, two: 0})
+    wait_until(lambda: seen.poll() is None and len(seen.values[two]) > 0, 20, "its first slice")
+    at = follower.positions[two]
+    assert 0 < at < 2_000
+    assert follower.far_behind == {two: at}
+    follower.unfollow([two])
+    follower.follow({two: at})
+    put(writer, one, range(10, 1_000))
+    seen.follow_up()
+    assert seen.bulk == {one, two}
+    assert seen.values == {one: numbers(range(1_000)), two: numbers(range(2_000))}
+
+
+def test_a_log_that_was_cut_is_named(admin: ClusterAdmin, topic: Topic, follower: CopyFollower, writer: RecordWriter) -> None:
+    cut = TopicPartition(topic(1), 0)
+    put(writer, cut, range(1_000))
+    admin.delete_records({cut: 500})
+    follower.follow({cut: 3})
+    ends = admin.end_offsets([cut], "read_committed")
+    gone = wait_until(lambda: follower.poll(1_000, 500, ends, 0.05).gone, 10, "the end of a log that was cut")
+    assert list(gone) == [cut]
+    assert "offset 3 is no longer in the changelog" in gone[cut]
+
+
+def test_a_broker_that_cannot_be_reached_is_left_to_the_consumer(admin: ClusterAdmin) -> None:
+    """And quickly: promotions wait for the thread that reads."""
+    nowhere = CopyFollower({"bootstrap.servers": "localhost:1"}, bulk_lag=LAG)
+    done = threading.Event()
+
+    def poll() -> None:
+        log = TopicPartition("log", 0)
+        nowhere.follow({log: 7})
+        nowhere.poll(10, 500, {log: 1_000}, 0.01)
+        assert nowhere.positions == {log: 7}
+        assert nowhere.far_behind == {}
+        done.set()
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    thread.join(10)
+    assert done.is_set()
+    nowhere.close()

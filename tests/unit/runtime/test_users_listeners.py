@@ -1,0 +1,109 @@
+"""Users' listeners: they reach what tells them, and what they raise is logged and ends nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from everflow import KafkaStreams
+from everflow.metrics import Metrics
+from everflow.records import TaskId, TopicPartition
+from everflow.runtime import kafka_streams
+from everflow.runtime.client_state import ClientState, StateMachine
+from everflow.runtime.restoration import RestoreProgress
+from everflow.runtime.restore_progress import RestoreTracker
+from everflow.runtime.standby_listener import SuspendReason
+from everflow.runtime.user_listener import ListenerGuard
+
+PROGRESS = RestoreProgress(TaskId(0, 1), "counts", TopicPartition("log", 1), 0, 10, 5, 5, 1.0)
+
+
+class Listener:
+    """Notes what it is told, or fails."""
+
+    def __init__(self, fault: Exception | None = None) -> None:
+        self.told: list[tuple[Any, ...]] = []
+        self.fault = fault
+
+    def __getattr__(self, name: str) -> Any:
+        def note(*arguments: Any) -> None:
+            self.told.append((name, *arguments))
+            if self.fault is not None:
+                raise self.fault
+
+        return note
+
+
+def test_what_a_listener_raises_is_logged_with_its_line_and_ever_more_seldom(caplog: pytest.LogCaptureFixture) -> None:
+    guard, calls = ListenerGuard("restore listener"), 0
+
+    def fails() -> None:
+        nonlocal calls
+        calls += 1
+        raise ValueError("no such row")
+
+    for _ in range(100):
+        guard.tell("batch_restored", fails)
+    guard.tell("restore_end", fails)
+    messages = [record.getMessage() for record in caplog.records]
+    assert calls == 101
+    assert [message.count("batch_restored") for message in messages] == [1] * 7 + [0], "1, 2, 4, ... 64, then another event"
+    assert messages[0].startswith(f"The restore listener failed in batch_restored at {__file__}:")
+    assert "ValueError: no such row" in messages[0]
+    assert "for the 64th time" in messages[6]
+
+
+def test_a_restore_listener_that_raises_ends_no_restore_and_the_figures_stay_right() -> None:
+    tracker = RestoreTracker(Metrics())
+    tracker.listener = listener = Listener(RuntimeError("the user's own fault"))
+    tracker.restore_start(PROGRESS)
+    tracker.batch_restored(PROGRESS, 5)
+    assert tracker.fraction() == 0.5
+    tracker.restore_suspended(PROGRESS, "stopped")
+    tracker.restore_start(PROGRESS)
+    tracker.restore_end(PROGRESS)
+    assert tracker.fraction() is None
+    told = [name for name, *_ in listener.told]
+    assert told == ["restore_start", "batch_restored", "restore_suspended", "restore_start", "restore_end"]
+
+
+def test_a_state_listener_that_raises_does_not_stop_the_change(caplog: pytest.LogCaptureFixture) -> None:
+    machine = StateMachine()
+    machine.listener = Listener(RuntimeError("the user's own fault")).state
+    assert machine.to(ClientState.REBALANCING)
+    assert machine.state is ClientState.REBALANCING
+    assert "The state listener failed in CREATED -> REBALANCING" in caplog.text
+
+
+class EnoughError(Exception):
+    """Ends the start behind the state updater."""
+
+
+def test_the_standby_update_listener_reaches_the_state_updater(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def enough(*_: object) -> None:
+        raise EnoughError
+
+    blueprint = SimpleNamespace(cluster_id="cluster", store_specs=dict)
+    monkeypatch.setattr(kafka_streams, "check_clients", lambda config: None)
+    monkeypatch.setattr(kafka_streams, "prepare_cluster", lambda *_: blueprint)
+    monkeypatch.setattr(kafka_streams, "require_tasks", lambda blueprint: None)
+    monkeypatch.setattr("everflow.spark.session.get_session", lambda *_: None)
+    monkeypatch.setattr(kafka_streams, "scan_copies", enough)
+    topology: Any = SimpleNamespace()  # the Spark that a real one needs takes seconds to start
+    streams = KafkaStreams(topology, application_id="app", bootstrap_servers="localhost:1", state_dir=str(tmp_path))
+    listener = Listener()
+    streams.set_standby_update_listener(listener)
+    with pytest.raises(EnoughError):
+        streams.start()
+    assert streams._updater is not None
+    streams._updater._standbys.update_start(PROGRESS)
+    streams._updater._standbys.batch_loaded(PROGRESS, 5)
+    streams._updater._standbys.update_suspended(PROGRESS, SuspendReason.PROMOTED)
+    assert listener.told == [
+        ("update_start", PROGRESS),
+        ("batch_loaded", PROGRESS, 5),
+        ("update_suspended", PROGRESS, SuspendReason.PROMOTED),
+    ]
