@@ -9,7 +9,7 @@ On the way to an ideal no step makes a task dearer where that ideal wants it, so
 * a warm-up that begins there makes it nearer by one: V falls. How far a copy is behind does not count, as it would vary;
 * while it runs elsewhere meanwhile, whether someone owns it or not, it costs the same where it is cold.
 
-A member without a copy is equally far from every task, however little state that has. Else those with little would be the nearest to
+A member without a copy is equally far from every task, however little state that has. Else those with little would be nearest to
 who joins, and all of a small sub-topology would go there and none of a large one; of equals the flow mixes.
 
 V has few values, so only so many ideals follow one another. At rest every other placement costs at least as much and moves
