@@ -35,7 +35,9 @@ from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.end_sums import EndSums
 from everflow.runtime.host_map import HostMap
 from everflow.runtime.lost_writers import LostWriters
+from everflow.runtime.operations import InstanceOperations
 from everflow.runtime.partition_racks import PartitionRacks
+from everflow.runtime.pause import Pause
 from everflow.runtime.queries import InteractiveQueries, QueryPorts, store_queries
 from everflow.runtime.restoration import RestoreListener
 from everflow.runtime.restore_progress import RestoreTracker
@@ -82,7 +84,7 @@ TAIL_THREADS = 2
 WARM_UP_WAIT_S = 60.0
 
 
-class KafkaStreams(InteractiveQueries):
+class KafkaStreams(InteractiveQueries, InstanceOperations):
     """Runs a topology. One object is one instance: one member of the group ``application.id``; it starts once.
 
         KafkaStreams(builder.build(), application_id="delays", bootstrap_servers="broker:9092").run()
@@ -117,6 +119,7 @@ class KafkaStreams(InteractiveQueries):
         self._leave_group: bool | None = None
         self._drain_s = 0.0
         self._hurry = threading.Event()
+        self._pause = Pause()
         # Set by `start`, in this order; None = not reached.
         self._directory: StateDirectory | None = None
         self._ground: Ground | None = None
@@ -177,7 +180,8 @@ class KafkaStreams(InteractiveQueries):
 
         ``leave_group`` None: a dynamic member drains (every task is processed here until another instance has a hot copy of it,
         at most ``drain.timeout.ms`` and most of ``timeout``) and leaves; a static one (``group.instance.id``) stays in the group,
-        silently: its tasks wait for its return. True: drain and leave, also a static one. False: stay silent, also a dynamic one.
+        silently: its tasks wait for its return. True: drain and leave, also a static one. False: stay silent, also a dynamic one
+        (KIP-812).
         """
         if self.state is ClientState.CREATED:
             self._states.to(ClientState.PENDING_SHUTDOWN)
@@ -187,9 +191,9 @@ class KafkaStreams(InteractiveQueries):
         self._begin_shutdown(ClientState.PENDING_SHUTDOWN, leave_group, drain_s)
         return self._states.wait_ended(timeout)
 
-    def run(self) -> None:
-        """`start`, then block until SIGTERM or SIGINT ends the instance cleanly, as `close` does; a second signal ends the
-        draining, and one during the start unwinds it. Raises what stopped it otherwise."""
+    def run(self, leave_group: bool | None = None) -> None:
+        """`start`, then block until SIGTERM or SIGINT ends the instance cleanly, as `close` does with ``leave_group``; a second
+        signal ends the draining, and one during the start unwinds it. Raises what stopped it otherwise."""
         from everflow.spark.session import get_session
 
         get_session()  # before the handlers below: a new SparkContext installs one of its own for SIGINT
@@ -204,7 +208,7 @@ class KafkaStreams(InteractiveQueries):
             while not self._states.wait_ended(TICK_S):
                 if stop.is_set():
                     log.info("Stopping")
-                    self.close(self.config.drain_timeout_ms / 1000 / DRAIN_SHARE + 30.0)
+                    self.close(self.config.drain_timeout_ms / 1000 / DRAIN_SHARE + 30.0, leave_group)
                     break
         finally:
             for number, handler in before.items():
@@ -252,7 +256,7 @@ class KafkaStreams(InteractiveQueries):
         ground = self._ground = Ground(config, self._clock, admin, blueprint, self._directory, changelogs)
         session = get_session(config.num_stream_threads + RESTORE_THREADS + 1)  # 8. Spark (slots: threads, restores, a spare).
         # 9. The copies that are here already, and the member that will tell of them. It joins last.
-        updater = self._updater = state_updater(ground, self._tracker, lambda: self._standby_listener, self._on_hot)
+        updater = self._updater = state_updater(ground, self._tracker, lambda: self._standby_listener, self._on_hot, self._pause)
         sources = (updater.followed, self._running_ids, self._recovering_ids, self._tracker.positions)
         copies = Copies(*sources, changelogs.known_delete_retention_ms, self._clock)
         scan_copies(ground, copies)
@@ -318,8 +322,11 @@ class KafkaStreams(InteractiveQueries):
             metrics=self._metrics,
             on_failed=self._on_failed,
             on_warm=lambda: self._events.put(self._on_thread_warm),
+            paused=lambda: self._pause.paused,
         )
-        return StreamThread(number, thread_settings(ground, number, gate_path), services, self._clock, new_incarnation)
+        thread = StreamThread(number, thread_settings(ground, number, gate_path), services, self._clock, new_incarnation)
+        self._pause.wakes.append(thread.wake)
+        return thread
 
     def _task_manager(
         self, ground: Ground, member: GroupMember, updater: StateUpdater, copies: Copies, deferred: DeferredOffsets
@@ -330,7 +337,7 @@ class KafkaStreams(InteractiveQueries):
         self._pools = (pool, tails, ThreadPoolExecutor(1, thread_name_prefix="everflow-fence"))
 
         def recover(tasks: Sequence[ActiveTask], stop: threading.Event) -> None:
-            started, _ = recovery_of(ground, self._tracker, stop).recover(tasks, ())
+            started, _ = recovery_of(ground, self._tracker, stop, self._pause).recover(tasks, ())
             commit_starts(member.commit, started, self.config, self._clock, stop)
 
         def submit(work: Callable[[], None], quick: bool) -> None:
@@ -583,10 +590,6 @@ class KafkaStreams(InteractiveQueries):
             self._keeper.close()
         for task in self._running_tasks():
             close_stores(task.stores)
-
-    def _require_created(self, what: str) -> None:
-        if self.state is not ClientState.CREATED:
-            raise EverflowError(f"In state {self.state.name} it is too late: {what} once, before anything else.")
 
 
 def _quietly(action: Callable[[], object]) -> None:

@@ -28,6 +28,7 @@ from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.freshness import Freshness, Settled
 from everflow.runtime.lost_writers import LostWriters
 from everflow.runtime.own_assignor import decision
+from everflow.runtime.pause import Pause
 from everflow.runtime.recovery import Recovery, RecoveryRules
 from everflow.runtime.restoration import ChangelogState, PreparedStore, RestoreListener, prepare_store
 from everflow.runtime.shrunk_logs import ShrunkLogs
@@ -238,8 +239,8 @@ def thread_settings(ground: Ground, number: int, gate_path: str) -> ThreadSettin
     )
 
 
-def recovery_of(ground: Ground, listener: RestoreListener, stop: threading.Event) -> Recovery:
-    """A recovery that ends when ``stop`` is set."""
+def recovery_of(ground: Ground, listener: RestoreListener, stop: threading.Event, pause: Pause | None = None) -> Recovery:
+    """A recovery that ends when ``stop`` is set; its restores stand still while ``pause`` does."""
     config = ground.config
     ports = ClusterRecoveryPorts(
         ground.admin,
@@ -252,7 +253,7 @@ def recovery_of(ground: Ground, listener: RestoreListener, stop: threading.Event
         config.state_sync,
         ground.clock,
         listener,
-        stop,
+        stop.is_set if pause is None else lambda: pause.hold(stop),
     )
     rules = RecoveryRules(config.application_id, ground.blueprint.offset_reset)
     return Recovery(ports, rules, ground.clock, config.task_timeout_ms, stop, new_incarnation)
@@ -266,6 +267,7 @@ def state_updater(
     restores: RestoreListener,
     standbys: Callable[[], StandbyUpdateListener],
     became_hot: Callable[[TaskId], None],
+    pause: Pause,
 ) -> StateUpdater:
     """The state updater on the cluster and the state folder."""
     specs, directory, clock = ground.blueprint.store_specs(), ground.directory, ground.clock
@@ -284,8 +286,11 @@ def state_updater(
         restores=restores,
         standbys=standbys,
         new_incarnation=new_incarnation,
+        paused=lambda: pause.paused,
     )
-    return StateUpdater(services, clock, ground.config.acceptable_recovery_lag)
+    updater = StateUpdater(services, clock, ground.config.acceptable_recovery_lag)
+    pause.wakes.append(updater.wake)
+    return updater
 
 
 def scan_copies(ground: Ground, copies: Copies) -> None:

@@ -56,6 +56,7 @@ class World:
         self.stable = {log_of(A): 0, log_of(B): 0}
         self.starts = dict.fromkeys(self.stable, 0)
         self.step = 2
+        self.paused = False
         self.positions: dict[TopicPartition, int] = {}
         self.hot: list[TaskId] = []
         self.told: list[str] = []
@@ -70,6 +71,7 @@ class World:
             became_hot=self.hot.append,
             restores=self,
             standbys=lambda: self,
+            paused=lambda: self.paused,
         )
         self.updater = StateUpdater(services, self.clock, ACCEPTABLE)
 
@@ -171,6 +173,25 @@ def test_a_standby_follows_to_the_stable_end_and_goes_on_from_there(world: World
     world.rounds()
     assert world.content(A) == world.expected(A, 7)
     assert world.told == ["standby start 0_0", *(f"standby batch 0_0 {records}" for records in (2, 2, 1, 2))]
+
+
+def test_copies_stand_still_while_paused_say_how_far_behind_they_are_and_may_go(world: World) -> None:
+    world.stable[log_of(A)] = 2
+    world.updater.add([world.task(A)])
+    world.rounds(2)
+    world.paused = True
+    world.stable[log_of(A)] = 6
+    world.rounds(3)
+    figures = world.updater.followed()[A]
+    assert (figures.offset_sum, figures.lag) == (2, 4), world.told
+    world.paused = False
+    world.rounds(3)
+    assert world.content(A) == world.expected(A, 6)
+    world.paused = True
+    given: list[StandbyTask] = []
+    world.updater.drop([A], SuspendReason.MIGRATED, given.extend)
+    world.rounds()
+    assert [task.id for task in given] == [A]
 
 
 def test_a_warm_up_says_that_it_is_hot_and_again_only_after_a_while(world: World) -> None:
