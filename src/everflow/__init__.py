@@ -29,10 +29,9 @@ if TYPE_CHECKING:
     from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
     from everflow.operators import agg
     from everflow.records import TaskId, TopicPartition
-    from everflow.runtime.client_state import ClientState, StateListener
+    from everflow.runtime.client_state import ClientState, IllegalStateError, StateListener
     from everflow.runtime.kafka_streams import KafkaStreams
     from everflow.runtime.key_metadata import KeyQueryMetadata, StreamsMetadata
-    from everflow.runtime.operations import IllegalStateError
     from everflow.runtime.queries import LagInfo
     from everflow.runtime.query_errors import (
         InvalidStateStoreError,
@@ -109,10 +108,9 @@ _NAMES = {
     "dsl.streams_builder": "StreamsBuilder",
     "errors": "ConfigError EverflowError SetupError TopologyError",
     "records": "TaskId TopicPartition",
-    "runtime.client_state": "ClientState StateListener",
+    "runtime.client_state": "ClientState IllegalStateError StateListener",
     "runtime.kafka_streams": "KafkaStreams",
     "runtime.key_metadata": "KeyQueryMetadata StreamsMetadata",
-    "runtime.operations": "IllegalStateError",
     "runtime.queries": "LagInfo",
     "runtime.query_errors": "InvalidStateStoreError StaleStateError StateElsewhereError StateMovingError StoreKindError "
     "StoreNotFoundError",

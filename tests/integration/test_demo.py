@@ -76,7 +76,8 @@ def check_two_instances(written: dict[str, Any], output: str, flights: int) -> N
     assert re.search(r"^second .*active", output, re.MULTILINE), output
     assert re.search(r"warm-up", output), output
     # Below them each task's longest pause, while instances come and go.
-    pauses = [[float(shown) for shown in re.findall(r"([\d.]+) s", row)] for row in re.findall(r"^pause (.*)$", output, re.MULTILINE)]
+    rows = re.findall(r"^pause (.*)$", output, re.MULTILINE)
+    pauses = [[float(shown) for shown in re.findall(r"([\d.]+) s", row)] for row in rows]
     assert pauses, output
     assert any(len(row) == 8 and max(row) > 0 for row in pauses), output
 

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
+from everflow.errors import EverflowError
 from everflow.runtime.task import IllegalTransitionError
 
 log = logging.getLogger("everflow")
@@ -23,6 +24,12 @@ class ClientState(enum.Enum):
     NOT_RUNNING = "NOT_RUNNING"
     PENDING_ERROR = "PENDING_ERROR"
     ERROR = "ERROR"
+
+
+class IllegalStateError(EverflowError):
+    """An instance was asked for what it cannot do in its present state; the message says when it can."""
+
+    code = "EF-ILLEGAL-STATE"
 
 
 _S = ClientState

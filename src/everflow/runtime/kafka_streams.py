@@ -27,7 +27,7 @@ from everflow.records import TaskId, TopicPartition
 from everflow.runtime.batch_watchdog import end_hanging
 from everflow.runtime.changelogs import Changelogs
 from everflow.runtime.client_settings import check_clients
-from everflow.runtime.client_state import ENDED, STOPPING, ClientState, StateListener, StateMachine
+from everflow.runtime.client_state import ENDED, STOPPING, ClientState, StateMachine
 from everflow.runtime.commit_gate import CommitGate, GateBackend, GateBook, MemberMetadata
 from everflow.runtime.copies import Copies
 from everflow.runtime.deferred_offsets import DeferredOffsets
@@ -39,7 +39,6 @@ from everflow.runtime.operations import InstanceOperations
 from everflow.runtime.partition_racks import PartitionRacks
 from everflow.runtime.pause import Pause
 from everflow.runtime.queries import InteractiveQueries, QueryPorts, store_queries
-from everflow.runtime.restoration import RestoreListener
 from everflow.runtime.restore_progress import RestoreTracker
 from everflow.runtime.retry import retrying
 from everflow.runtime.standby_listener import SilentStandbyListener, StandbyUpdateListener
@@ -50,6 +49,7 @@ from everflow.runtime.stream_thread import OpenJob, StreamThread, ThreadServices
 from everflow.runtime.task import ActiveTask, TaskState
 from everflow.runtime.task_manager import TaskManager, TaskServices
 from everflow.runtime.task_status import TaskStatus, copies_metrics, statuses
+from everflow.runtime.thread_count import ThreadCount, ThreadCountPorts
 from everflow.runtime.topic_watch import TopicWatch
 from everflow.runtime.wiring import (
     Ground,
@@ -142,21 +142,6 @@ class KafkaStreams(InteractiveQueries, InstanceOperations):
     def state(self) -> ClientState:
         """The state now."""
         return self._states.state
-
-    def set_state_listener(self, listener: StateListener) -> None:
-        """``listener(new, old)`` on every change, on the thread that made it: return quickly. Before `start` only."""
-        self._require_created("a state listener is set")
-        self._states.listener = listener
-
-    def set_global_state_restore_listener(self, listener: RestoreListener) -> None:
-        """Told of every restore, on the restore threads. Before `start` only."""
-        self._require_created("a restore listener is set")
-        self._tracker.listener = listener
-
-    def set_standby_update_listener(self, listener: StandbyUpdateListener) -> None:
-        """Told of what standby tasks do (KIP-988), on the state updater's thread. Before `start` only."""
-        self._require_created("a standby update listener is set")
-        self._standby_listener = listener
 
     def start(self) -> None:
         """Check everything that can be checked, join the group, start the threads; returns before the tasks run.
@@ -287,6 +272,15 @@ class KafkaStreams(InteractiveQueries, InstanceOperations):
         self._keeper = state_keeper(
             ground, self._threads, self._book, member, manager, copies, lambda: self.state is ClientState.RUNNING
         )
+        ports = ThreadCountPorts(
+            open_thread=lambda number: self._stream_thread(ground, ends, number, gate_path, open_job),
+            slots=lambda: int(session.sparkContext.defaultParallelism),
+            post=self._events.put,
+            deal=manager.deal_without,
+            tell=member.set_threads,
+            running=lambda: self.state not in STOPPING,
+        )
+        self._thread_count = ThreadCount(self._threads, ports, self._clock)
         self._lost_writers = lost_writers_of(ground) if config.exactly_once else None
         self._loop = threading.Thread(target=self._run_loop, args=(ground,), name="everflow-instance", daemon=True)
         watch = self._topic_watch = topic_watch(ground, self._on_failed)
@@ -324,7 +318,10 @@ class KafkaStreams(InteractiveQueries, InstanceOperations):
             on_warm=lambda: self._events.put(self._on_thread_warm),
             paused=lambda: self._pause.paused,
         )
-        thread = StreamThread(number, thread_settings(ground, number, gate_path), services, self._clock, new_incarnation)
+        settings = thread_settings(ground, number, gate_path)
+        if self.config.exactly_once and settings.transactional_id not in ground.directory.transactional_ids:
+            ground.directory.record_transactional_ids([settings.transactional_id])  # of a thread that is added later
+        thread = StreamThread(number, settings, services, self._clock, new_incarnation)
         self._pause.wakes.append(thread.wake)
         return thread
 

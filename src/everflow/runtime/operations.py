@@ -1,4 +1,4 @@
-"""What an operator may ask of an instance besides start and close: pause, shut all of the application down, clean up.
+"""What may be asked of an instance besides start, close and queries: listeners, pause, stream threads, clean-up.
 
 `InstanceOperations` is a part of `KafkaStreams`.
 """
@@ -9,9 +9,12 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from everflow.errors import EverflowError
-from everflow.runtime.client_state import ENDED, ClientState
+from everflow.runtime.client_state import ENDED, ClientState, IllegalStateError, StateListener, StateMachine
 from everflow.runtime.pause import Pause
+from everflow.runtime.restoration import RestoreListener
+from everflow.runtime.restore_progress import RestoreTracker
+from everflow.runtime.standby_listener import StandbyUpdateListener
+from everflow.runtime.thread_count import ThreadCount
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.task_directory import StateDirectory
 
@@ -22,23 +25,36 @@ if TYPE_CHECKING:
 log = logging.getLogger("everflow")
 
 
-class IllegalStateError(EverflowError):
-    """An instance was asked for what it cannot do in its present state; the message says in which it can."""
-
-    code = "EF-ILLEGAL-STATE"
-
-
 class InstanceOperations:
     """These methods of `KafkaStreams` may be called from any thread."""
 
     config: StreamsConfig
     _pause: Pause
     _member: GroupMember | None
+    _states: StateMachine
+    _tracker: RestoreTracker
+    _standby_listener: StandbyUpdateListener
+    _thread_count: ThreadCount | None = None
 
     @property
     def state(self) -> ClientState:
         """The state now."""
         raise NotImplementedError
+
+    def set_state_listener(self, listener: StateListener) -> None:
+        """``listener(new, old)`` on every change, on the thread that made it: return quickly. Before `start` only."""
+        self._require_created("a state listener is set")
+        self._states.listener = listener
+
+    def set_global_state_restore_listener(self, listener: RestoreListener) -> None:
+        """Told of every restore, on the restore threads. Before `start` only."""
+        self._require_created("a restore listener is set")
+        self._tracker.listener = listener
+
+    def set_standby_update_listener(self, listener: StandbyUpdateListener) -> None:
+        """Told of what standby tasks do (KIP-988), on the state updater's thread. Before `start` only."""
+        self._require_created("a standby update listener is set")
+        self._standby_listener = listener
 
     def pause(self) -> None:
         """Process nothing, restore nothing, let standbys follow nothing, on this instance, until `resume` (KIP-834).
@@ -56,6 +72,29 @@ class InstanceOperations:
     def is_paused(self) -> bool:
         """Whether `pause` holds."""
         return self._pause.paused
+
+    def add_stream_thread(self) -> str | None:
+        """One stream thread more (KIP-663): its name once it has its share of this instance's tasks, or is about to get it.
+
+        Returns when its workers run, some seconds later; until then it has no task. Tasks that come to it are handed over between
+        two batches, without a restore; those that stay where they are do not pause. The group counts it from the next rebalance on,
+        asked for at once. Not remembered by the next process: that is ``num.stream.threads``. None where the instance ends
+        meanwhile, or the workers did not start within a minute.
+
+        Raises IllegalStateError where the instance does not run, or Spark has no task slot left for it.
+        """
+        return self._counted().add()
+
+    def remove_stream_thread(self, timeout: float | None = None) -> str | None:
+        """One stream thread less (KIP-663), the one added last: its name when it has ended; None where the instance ends meanwhile.
+
+        Its tasks go to the other threads after the batch in flight, without a restore; the group counts it no more from the next
+        rebalance on. The last one cannot be removed.
+
+        Raises IllegalStateError where the instance does not run or has one thread only; TaskTimeoutError if the batch in flight
+        takes longer than ``timeout`` seconds (None: any time): the thread stays then.
+        """
+        return self._counted().remove(timeout)
 
     def shut_down_application(self) -> None:
         """End every instance of the application, this one too, for a fault that no restart mends (KIP-671).
@@ -87,6 +126,13 @@ class InstanceOperations:
                 f"In state {self.state.name} the stores are in use: clean up before the start, or after close()."
             )
         remove_stores(Path(self.config.state_dir).expanduser(), self.config.application_id)
+
+    def _counted(self) -> ThreadCount:
+        if self._thread_count is None or self.state not in (ClientState.REBALANCING, ClientState.RUNNING):
+            raise IllegalStateError(
+                f"In state {self.state.name} there are no stream threads to add to or to remove: start the instance first."
+            )
+        return self._thread_count
 
     def _require_created(self, what: str) -> None:
         if self.state is not ClientState.CREATED:

@@ -138,7 +138,12 @@ class StreamThread:
         """A batch whose outcome is not known yet."""
         self._pause_ms = FIRST_PAUSE_MS
         self._last_job_ms = clock_start(self.clock)
-        self._thread = threading.Thread(target=self._run, name=f"everflow-stream-{self.number}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+
+    @property
+    def name(self) -> str:
+        """Of the Python thread."""
+        return f"everflow-stream-{self.number}"
 
     # --- called from other threads ---------------------------------------------------------------
 

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from everflow import KafkaStreams, StreamsBuilder, serdes
+from everflow import IllegalStateError, KafkaStreams, StreamsBuilder, serdes
 from everflow.errors import StateFormatError, StateLockedError
 from everflow.records import TaskId
 from everflow.runtime.client_state import ClientState
-from everflow.runtime.operations import IllegalStateError
 from everflow.runtime.pause import Pause
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.task_directory import StateDirectory
