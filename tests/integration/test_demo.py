@@ -21,9 +21,9 @@ from everflow.testing.waiting import wait_until
 FLIGHTS = 3_000
 TIMEOUT_S = 240
 STAYING_PAUSE_S = 8.0
-"""A task that stays may not stand still for so long while instances come and go. A few tenths of a second are usual; other Sparks
-that start on the same two cores may make seconds of them. What this has to catch is above: to stop everything while an instance
-joins takes as long as its Spark takes to start, and a pause until a session ends is 45 s."""
+"""A task that stays may not stand still for so long (and twice what a lone instance did on this machine) while instances come and
+go. A few tenths of a second are usual. What this has to catch is above: to stop everything while an instance joins takes as long as
+its Spark takes to start, and a pause until a session ends is 45 s."""
 
 
 def command(*arguments: str) -> list[str]:
@@ -68,7 +68,7 @@ def check_two_instances(written: dict[str, Any], output: str, flights: int) -> N
     assert written["instances"] == 2
     assert written["rebalances"] >= 2, output
     assert 0 < len(written["tasks_moved"]) < 8, output
-    assert 0 < written["longest_pause_s"] < STAYING_PAUSE_S, output
+    assert 0 < written["longest_pause_s"] < STAYING_PAUSE_S + 2 * written["longest_pause_alone_s"], output
     assert written["longest_pause_s"] < written["join_s"], output
     for told in ("the second instance has its share", "told to stop", "the second instance has left"):
         assert told in output
