@@ -49,7 +49,6 @@ from everflow.runtime.stream_thread import OpenJob, StreamThread, ThreadServices
 from everflow.runtime.task import ActiveTask, TaskState
 from everflow.runtime.task_manager import TaskManager, TaskServices
 from everflow.runtime.task_status import TaskStatus, copies_metrics, statuses
-from everflow.runtime.thread_count import ThreadCount, ThreadCountPorts
 from everflow.runtime.topic_watch import TopicWatch
 from everflow.runtime.wiring import (
     Ground,
@@ -65,6 +64,7 @@ from everflow.runtime.wiring import (
     state_keeper,
     state_updater,
     task_assignor,
+    thread_count,
     thread_settings,
     topic_watch,
 )
@@ -272,15 +272,8 @@ class KafkaStreams(InteractiveQueries, InstanceOperations):
         self._keeper = state_keeper(
             ground, self._threads, self._book, member, manager, copies, lambda: self.state is ClientState.RUNNING
         )
-        ports = ThreadCountPorts(
-            open_thread=lambda number: self._stream_thread(ground, ends, number, gate_path, open_job),
-            slots=lambda: int(session.sparkContext.defaultParallelism),
-            post=self._events.put,
-            deal=manager.deal_without,
-            tell=member.set_threads,
-            running=lambda: self.state not in STOPPING,
-        )
-        self._thread_count = ThreadCount(self._threads, ports, self._clock)
+        more, going = (lambda n: self._stream_thread(ground, ends, n, gate_path, open_job)), (lambda: self.state not in STOPPING)
+        self._thread_count = thread_count(ground, self._threads, more, session, self._events.put, manager, member, going)
         self._lost_writers = lost_writers_of(ground) if config.exactly_once else None
         self._loop = threading.Thread(target=self._run_loop, args=(ground,), name="everflow-instance", daemon=True)
         watch = self._topic_watch = topic_watch(ground, self._on_failed)

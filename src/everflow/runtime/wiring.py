@@ -41,6 +41,7 @@ from everflow.runtime.stream_thread import OpenJob, StreamThread, ThreadSettings
 from everflow.runtime.task import TaskState, TaskStore
 from everflow.runtime.task_manager import TaskManager
 from everflow.runtime.task_recovery import ClusterRecoveryPorts
+from everflow.runtime.thread_count import ThreadCount, ThreadCountPorts
 from everflow.runtime.topic_watch import TopicChanges, TopicWatch
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
@@ -237,6 +238,28 @@ def thread_settings(ground: Ground, number: int, gate_path: str) -> ThreadSettin
         keep_alive_ms=config.keep_alive_ms,
         partitions=partitions if len(partitions) <= PREPARED_PARTITIONS else frozenset(),
     )
+
+
+def thread_count(
+    ground: Ground,
+    threads: list[StreamThread],
+    open_thread: Callable[[int], StreamThread],
+    session: Any,
+    post: Callable[[Callable[[], None]], None],
+    manager: TaskManager,
+    member: GroupMember,
+    running: Callable[[], bool],
+) -> ThreadCount:
+    """What changes ``threads`` while the instance runs."""
+    ports = ThreadCountPorts(
+        open_thread=open_thread,
+        slots=lambda: int(session.sparkContext.defaultParallelism),
+        post=post,
+        deal=manager.deal_without,
+        tell=member.set_threads,
+        running=running,
+    )
+    return ThreadCount(threads, ports, ground.clock)
 
 
 def recovery_of(ground: Ground, listener: RestoreListener, stop: threading.Event, pause: Pause | None = None) -> Recovery:
