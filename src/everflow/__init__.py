@@ -1,6 +1,9 @@
 """everflow: Kafka Streams for PySpark. Public names, imported on first use, so that a worker or ``--help`` stays light.
 
     from everflow import StreamsBuilder, KafkaStreams, TimeWindows, agg, serdes
+
+What is here and in the modules `agg`, `errors` and `serdes` is public; own assignors also build on the helpers of
+`everflow.assignment.api`, tests on `everflow.testing`.
 """
 
 from __future__ import annotations
@@ -10,6 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from everflow import errors, serdes
+    from everflow.assignment.api import (
+        ApplicationState,
+        AssignmentError,
+        KafkaStreamsAssignment,
+        KafkaStreamsState,
+        TaskAssignment,
+        TaskAssignor,
+    )
     from everflow.config import StreamsConfig
     from everflow.dsl.grouped import KGroupedStream, TimeWindowedKStream
     from everflow.dsl.kstream import KStream
@@ -17,24 +28,70 @@ if TYPE_CHECKING:
     from everflow.dsl.streams_builder import StreamsBuilder
     from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
     from everflow.operators import agg
+    from everflow.records import TaskId, TopicPartition
+    from everflow.runtime.client_state import ClientState, IllegalStateError, StateListener
     from everflow.runtime.kafka_streams import KafkaStreams
+    from everflow.runtime.key_metadata import KeyQueryMetadata, StreamsMetadata
+    from everflow.runtime.queries import LagInfo
+    from everflow.runtime.query_errors import (
+        InvalidStateStoreError,
+        StaleStateError,
+        StateElsewhereError,
+        StateMovingError,
+        StoreKindError,
+        StoreNotFoundError,
+    )
+    from everflow.runtime.restoration import RestoreListener, RestoreProgress
+    from everflow.runtime.standby_listener import StandbyUpdateListener, SuspendReason
+    from everflow.runtime.store_query import ReadOnlyKeyValueStore, ReadOnlyWindowStore
+    from everflow.runtime.task import TaskRole, TaskState
+    from everflow.runtime.task_status import TaskStatus
     from everflow.topology.graph import Topology
     from everflow.windows import TimeWindows
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ApplicationState",
+    "AssignmentError",
+    "ClientState",
     "ConfigError",
     "EverflowError",
+    "IllegalStateError",
+    "InvalidStateStoreError",
     "KGroupedStream",
     "KStream",
     "KTable",
     "KafkaStreams",
+    "KafkaStreamsAssignment",
+    "KafkaStreamsState",
+    "KeyQueryMetadata",
+    "LagInfo",
+    "ReadOnlyKeyValueStore",
+    "ReadOnlyWindowStore",
+    "RestoreListener",
+    "RestoreProgress",
     "SetupError",
+    "StaleStateError",
+    "StandbyUpdateListener",
+    "StateElsewhereError",
+    "StateListener",
+    "StateMovingError",
+    "StoreKindError",
+    "StoreNotFoundError",
     "StreamsBuilder",
     "StreamsConfig",
+    "StreamsMetadata",
+    "SuspendReason",
+    "TaskAssignment",
+    "TaskAssignor",
+    "TaskId",
+    "TaskRole",
+    "TaskState",
+    "TaskStatus",
     "TimeWindowedKStream",
     "TimeWindows",
+    "TopicPartition",
     "Topology",
     "TopologyError",
     "agg",
@@ -42,21 +99,30 @@ __all__ = [
     "serdes",
 ]
 
-_MODULE_OF = {
-    "ConfigError": "everflow.errors",
-    "EverflowError": "everflow.errors",
-    "KGroupedStream": "everflow.dsl.grouped",
-    "KStream": "everflow.dsl.kstream",
-    "KTable": "everflow.dsl.ktable",
-    "KafkaStreams": "everflow.runtime.kafka_streams",
-    "SetupError": "everflow.errors",
-    "StreamsBuilder": "everflow.dsl.streams_builder",
-    "StreamsConfig": "everflow.config",
-    "TimeWindowedKStream": "everflow.dsl.grouped",
-    "TimeWindows": "everflow.windows",
-    "Topology": "everflow.topology.graph",
-    "TopologyError": "everflow.errors",
+_NAMES = {
+    "assignment.api": "ApplicationState AssignmentError KafkaStreamsAssignment KafkaStreamsState TaskAssignment TaskAssignor",
+    "config": "StreamsConfig",
+    "dsl.grouped": "KGroupedStream TimeWindowedKStream",
+    "dsl.kstream": "KStream",
+    "dsl.ktable": "KTable",
+    "dsl.streams_builder": "StreamsBuilder",
+    "errors": "ConfigError EverflowError SetupError TopologyError",
+    "records": "TaskId TopicPartition",
+    "runtime.client_state": "ClientState IllegalStateError StateListener",
+    "runtime.kafka_streams": "KafkaStreams",
+    "runtime.key_metadata": "KeyQueryMetadata StreamsMetadata",
+    "runtime.queries": "LagInfo",
+    "runtime.query_errors": "InvalidStateStoreError StaleStateError StateElsewhereError StateMovingError StoreKindError "
+    "StoreNotFoundError",
+    "runtime.restoration": "RestoreListener RestoreProgress",
+    "runtime.standby_listener": "StandbyUpdateListener SuspendReason",
+    "runtime.store_query": "ReadOnlyKeyValueStore ReadOnlyWindowStore",
+    "runtime.task": "TaskRole TaskState",
+    "runtime.task_status": "TaskStatus",
+    "topology.graph": "Topology",
+    "windows": "TimeWindows",
 }
+_MODULE_OF = {name: f"everflow.{module}" for module, names in _NAMES.items() for name in names.split()}
 _MODULES = {"agg": "everflow.operators.agg", "errors": "everflow.errors", "serdes": "everflow.serdes"}
 
 

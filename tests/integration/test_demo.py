@@ -20,6 +20,10 @@ from everflow.testing.waiting import wait_until
 
 FLIGHTS = 3_000
 TIMEOUT_S = 240
+STAYING_PAUSE_S = 8.0
+"""A task that stays may not stand still for so long (and twice what a lone instance did on this machine) while instances come and
+go. A few tenths of a second are usual. What this has to catch is above: to stop everything while an instance joins takes as long as
+its Spark takes to start, and a pause until a session ends is 45 s."""
 
 
 def command(*arguments: str) -> list[str]:
@@ -64,12 +68,18 @@ def check_two_instances(written: dict[str, Any], output: str, flights: int) -> N
     assert written["instances"] == 2
     assert written["rebalances"] >= 2, output
     assert 0 < len(written["tasks_moved"]) < 8, output
-    assert written["longest_pause_s"] > 0
+    assert 0 < written["longest_pause_s"] < STAYING_PAUSE_S + 2 * written["longest_pause_alone_s"], output
+    assert written["longest_pause_s"] < written["join_s"], output
     for told in ("the second instance has its share", "told to stop", "the second instance has left"):
         assert told in output
     # A row of the second instance with work, and a copy on its way there.
     assert re.search(r"^second .*active", output, re.MULTILINE), output
     assert re.search(r"warm-up", output), output
+    # Below them each task's longest pause, while instances come and go.
+    rows = re.findall(r"^pause (.*)$", output, re.MULTILINE)
+    pauses = [[float(shown) for shown in re.findall(r"([\d.]+) s", row)] for row in rows]
+    assert pauses, output
+    assert any(len(row) == 8 and max(row) > 0 for row in pauses), output
 
 
 @pytest.mark.parametrize("flights", [FLIGHTS, pytest.param(data.FLIGHTS_TOTAL, marks=pytest.mark.slow)])

@@ -80,9 +80,18 @@ def run(
     threads: Threads = None,
     state_dir: Annotated[Path | None, typer.Option(help="state.dir: where the stores live.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeatable.")] = None,
+    leave: Annotated[
+        bool | None,
+        typer.Option(
+            "--leave/--stay",
+            help="When stopped: hand the tasks over and leave the group, or stay in it silently, the tasks waiting for this "
+            "instance's return. Default: leave; with group.instance.id stay.",
+            show_default=False,
+        ),
+    ] = None,
     debug: Debug = False,
 ) -> None:
-    """Run a topology until it is stopped (Ctrl-C or SIGTERM commit and leave the group)."""
+    """Run a topology until it is stopped (Ctrl-C or SIGTERM commit; --leave/--stay says what becomes of the tasks)."""
     with _errors_for_people(debug), _terminable():
         try:
             given = parse_settings(settings or [])
@@ -97,7 +106,7 @@ def run(
         }
         from everflow.cli.run import run_program
 
-        ended_well = run_program(target, merge_settings(given, options), console=Console(), debug=debug)
+        ended_well = run_program(target, merge_settings(given, options), console=Console(), debug=debug, leave_group=leave)
     raise typer.Exit(0 if ended_well else EXIT_FAILED)
 
 

@@ -29,11 +29,13 @@ from everflow.topology.graph import Topology
 WATCH_INTERVAL_S = 1.0
 
 
-def run_program(target: str, settings: Mapping[str, object], *, console: Console, debug: bool) -> bool:
+def run_program(
+    target: str, settings: Mapping[str, object], *, console: Console, debug: bool, leave_group: bool | None = None
+) -> bool:
     """Load ``target`` and run it until a signal stops it; True if it ended without an error.
 
-    ``settings`` are dotted keys of `StreamsConfig`; ``debug`` shows Spark's own log. Must be called from the main
-    thread (signals).
+    ``settings`` are dotted keys of `StreamsConfig`; ``debug`` shows Spark's own log; ``leave_group`` as in `KafkaStreams.run`. Must
+    be called from the main thread (signals).
 
     Raises:
         ConfigError, TopologyError, SetupError: before anything runs.
@@ -48,7 +50,7 @@ def run_program(target: str, settings: Mapping[str, object], *, console: Console
         streams = KafkaStreams(topology, config)
         streams.set_state_listener(lambda new, old: status.say(f"state {old.name} -> {new.name}"))
         with watching(streams, topology, status):
-            streams.run()
+            streams.run(leave_group)
         return streams.state is ClientState.NOT_RUNNING
 
 

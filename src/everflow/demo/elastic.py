@@ -72,6 +72,8 @@ class ElasticRun:
         self._progress = Progress()
         self._seen = _Seen()
         self._second: InstanceProcess | None = None
+        self._pauses: Pauses | None = None
+        self._pauses_since_s = 0.0
         self._started = time.monotonic()
         self._sampled_s = float("-inf")
 
@@ -88,21 +90,22 @@ class ElasticRun:
             partitions = [tp for inputs in ports.inputs.values() for tp in inputs]
             pauses = stack.enter_context(PauseWatch(ports.config.admin(), ports.config.application_id, partitions))
             stack.enter_context(ports.feed)
-            alone_s = self._alone()
+            alone_s = self._alone(pauses)
             self._say("the second instance starts, a process of its own")
             before = ports.streams.metrics().get(names.REBALANCES, 0)
+            start_s = self._pauses_since_s = time.monotonic()
             with ports.second as self._second:
                 join_s = self._join()
                 told_s = self._leave()
             end_s = time.monotonic()
             self._second = None
+            self._pauses = None  # what follows is a burst, which has larger batches
             rebalances = int(float(ports.streams.metrics().get(names.REBALANCES, 0)) - float(before))
             self._say("the second instance has left; the flights that are left come at once")
             ports.feed.all_at_once()
             self._until("all flights to be sent", lambda: ports.feed.done)
             sent_s = time.monotonic()
             self._until("all flights to be processed", lambda: self._sampled_s > sent_s and self._progress.lag == 0)
-            start_s = alone_s + ALONE_S
             return Moves(
                 instances=2,
                 rebalances=rebalances,
@@ -115,8 +118,9 @@ class ElasticRun:
 
     # --- the stretches -----------------------------------------------------------------------------
 
-    def _alone(self) -> float:
+    def _alone(self, pauses: Pauses) -> float:
         alone_s = time.monotonic()
+        self._pauses, self._pauses_since_s = pauses, alone_s + WARM_S
         self._ports.feed.allow(ALONE)
         self._pass(ALONE_S)
         return alone_s
@@ -175,8 +179,9 @@ class ElasticRun:
             seen.shared_since = now
         changed = roles(instances) != seen.roles
         seen.roles = roles(instances)
+        paused = {} if self._pauses is None else self._by_task(self._pauses, self._pauses_since_s, now)
         head = f"{now - self._started:5.1f} s  {self._progress.line()} · {ports.feed.sent:,} flights sent"
-        ports.status.show("\n".join([head, *matrix(instances, self._tasks), *copies(instances)]), now=changed)
+        ports.status.show("\n".join([head, *matrix(instances, self._tasks, paused), *copies(instances)]), now=changed)
 
     def _sample(self, now: float) -> None:
         if now - self._sampled_s < _SAMPLE_S:

@@ -10,16 +10,21 @@ from everflow.runtime.task_status import TaskStatus
 
 Instances = Mapping[str, Mapping[TaskId, TaskStatus]]
 """The tasks of each instance, by its name."""
+PAUSE = "pause"
 _WIDTH = 9
 
 
-def matrix(instances: Instances, tasks: Sequence[TaskId]) -> list[str]:
-    """A row for each instance, a column for each task, below a head: the task's role there."""
+def matrix(instances: Instances, tasks: Sequence[TaskId], pauses: Mapping[TaskId, float]) -> list[str]:
+    """A row for each instance, a column for each task, below a head: the task's role there. Below them the longest pause of each
+    task, in s; the row is left out where ``pauses`` is empty."""
     label = max(len(name) for name in instances) + 2
     rows = [" " * label + "".join(f"{task!s:<{_WIDTH}}" for task in tasks)]
     for name, found in instances.items():
         cells = (_cell(found[task]) if task in found else "" for task in tasks)
         rows.append(f"{name:<{label}}" + "".join(f"{cell:<{_WIDTH}}" for cell in cells))
+    if pauses:
+        cells = (f"{pauses[task]:.2f} s" if task in pauses else "" for task in tasks)
+        rows.append(f"{PAUSE:<{label}}" + "".join(f"{cell:<{_WIDTH}}" for cell in cells))
     return [row.rstrip() for row in rows]
 
 

@@ -12,7 +12,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from everflow.assignment.user_data import AnswerError, AssignmentData, HostTasks, UserDataError
@@ -255,8 +255,13 @@ class GroupMember:
         """Wait until a drain has nothing left to give away (or nobody to give it to); False after ``timeout_s``."""
         return self._drained.wait(timeout_s)
 
+    def set_threads(self, threads: int) -> None:
+        """Tell the group that so many stream threads work here from now on (KIP-663): its balance is one per thread."""
+        self._assignor.identity = replace(self._assignor.identity, threads=threads)
+        self.request_rejoin(f"{threads} stream threads work here now")
+
     def shut_down_application(self) -> None:
-        """Ask every instance to end, this one too: each gets Failed(ShutdownRequestedError) (KIP-663)."""
+        """Ask every instance to end, this one too: each gets Failed(ShutdownRequestedError) (KIP-671)."""
         self._assignor.shutting_down_all = True
         self.request_rejoin("the whole application is to shut down")
 

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
+from everflow.errors import EverflowError
 from everflow.runtime.task import IllegalTransitionError
 from everflow.runtime.user_listener import ListenerGuard
 
@@ -24,6 +25,12 @@ class ClientState(enum.Enum):
     NOT_RUNNING = "NOT_RUNNING"
     PENDING_ERROR = "PENDING_ERROR"
     ERROR = "ERROR"
+
+
+class IllegalStateError(EverflowError):
+    """An instance was asked for what it cannot do in its present state; the message says when it can."""
+
+    code = "EF-ILLEGAL-STATE"
 
 
 _S = ClientState

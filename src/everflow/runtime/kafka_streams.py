@@ -27,7 +27,7 @@ from everflow.records import TaskId, TopicPartition
 from everflow.runtime.batch_watchdog import end_hanging
 from everflow.runtime.changelogs import Changelogs
 from everflow.runtime.client_settings import check_clients
-from everflow.runtime.client_state import ENDED, STOPPING, ClientState, StateListener, StateMachine
+from everflow.runtime.client_state import ENDED, STOPPING, ClientState, StateMachine
 from everflow.runtime.commit_gate import CommitGate, GateBackend, GateBook, MemberMetadata
 from everflow.runtime.copies import Copies
 from everflow.runtime.deferred_offsets import DeferredOffsets
@@ -35,9 +35,10 @@ from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.end_sums import EndSums
 from everflow.runtime.host_map import HostMap
 from everflow.runtime.lost_writers import LostWriters
+from everflow.runtime.operations import InstanceOperations
 from everflow.runtime.partition_racks import PartitionRacks
+from everflow.runtime.pause import Pause
 from everflow.runtime.queries import InteractiveQueries, QueryPorts, store_queries
-from everflow.runtime.restoration import RestoreListener
 from everflow.runtime.restore_progress import RestoreTracker
 from everflow.runtime.retry import retrying
 from everflow.runtime.standby_listener import SilentStandbyListener, StandbyUpdateListener
@@ -63,6 +64,7 @@ from everflow.runtime.wiring import (
     state_keeper,
     state_updater,
     task_assignor,
+    thread_count,
     thread_settings,
     topic_watch,
 )
@@ -82,7 +84,7 @@ TAIL_THREADS = 2
 WARM_UP_WAIT_S = 60.0
 
 
-class KafkaStreams(InteractiveQueries):
+class KafkaStreams(InteractiveQueries, InstanceOperations):
     """Runs a topology. One object is one instance: one member of the group ``application.id``; it starts once.
 
         KafkaStreams(builder.build(), application_id="delays", bootstrap_servers="broker:9092").run()
@@ -117,6 +119,7 @@ class KafkaStreams(InteractiveQueries):
         self._leave_group: bool | None = None
         self._drain_s = 0.0
         self._hurry = threading.Event()
+        self._pause = Pause()
         # Set by `start`, in this order; None = not reached.
         self._directory: StateDirectory | None = None
         self._ground: Ground | None = None
@@ -140,21 +143,6 @@ class KafkaStreams(InteractiveQueries):
         """The state now."""
         return self._states.state
 
-    def set_state_listener(self, listener: StateListener) -> None:
-        """``listener(new, old)`` on every change, on the thread that made it: return quickly. Before `start` only."""
-        self._require_created("a state listener is set")
-        self._states.listener = listener
-
-    def set_global_state_restore_listener(self, listener: RestoreListener) -> None:
-        """Told of every restore, on the restore threads. Before `start` only."""
-        self._require_created("a restore listener is set")
-        self._tracker.listener = listener
-
-    def set_standby_update_listener(self, listener: StandbyUpdateListener) -> None:
-        """Told of what standby tasks do (KIP-988), on the state updater's thread. Before `start` only."""
-        self._require_created("a standby update listener is set")
-        self._standby_listener = listener
-
     def start(self) -> None:
         """Check everything that can be checked, join the group, start the threads; returns before the tasks run.
 
@@ -177,7 +165,8 @@ class KafkaStreams(InteractiveQueries):
 
         ``leave_group`` None: a dynamic member drains (every task is processed here until another instance has a hot copy of it,
         at most ``drain.timeout.ms`` and most of ``timeout``) and leaves; a static one (``group.instance.id``) stays in the group,
-        silently: its tasks wait for its return. True: drain and leave, also a static one. False: stay silent, also a dynamic one.
+        silently: its tasks wait for its return. True: drain and leave, also a static one. False: stay silent, also a dynamic one
+        (KIP-812).
         """
         if self.state is ClientState.CREATED:
             self._states.to(ClientState.PENDING_SHUTDOWN)
@@ -187,9 +176,9 @@ class KafkaStreams(InteractiveQueries):
         self._begin_shutdown(ClientState.PENDING_SHUTDOWN, leave_group, drain_s)
         return self._states.wait_ended(timeout)
 
-    def run(self) -> None:
-        """`start`, then block until SIGTERM or SIGINT ends the instance cleanly, as `close` does; a second signal ends the
-        draining, and one during the start unwinds it. Raises what stopped it otherwise."""
+    def run(self, leave_group: bool | None = None) -> None:
+        """`start`, then block until SIGTERM or SIGINT ends the instance cleanly, as `close` does with ``leave_group``; a second
+        signal ends the draining, and one during the start unwinds it. Raises what stopped it otherwise."""
         from everflow.spark.session import get_session
 
         get_session()  # before the handlers below: a new SparkContext installs one of its own for SIGINT
@@ -204,7 +193,7 @@ class KafkaStreams(InteractiveQueries):
             while not self._states.wait_ended(TICK_S):
                 if stop.is_set():
                     log.info("Stopping")
-                    self.close(self.config.drain_timeout_ms / 1000 / DRAIN_SHARE + 30.0)
+                    self.close(self.config.drain_timeout_ms / 1000 / DRAIN_SHARE + 30.0, leave_group)
                     break
         finally:
             for number, handler in before.items():
@@ -252,7 +241,7 @@ class KafkaStreams(InteractiveQueries):
         ground = self._ground = Ground(config, self._clock, admin, blueprint, self._directory, changelogs)
         session = get_session(config.num_stream_threads + RESTORE_THREADS + 1)  # 8. Spark (slots: threads, restores, a spare).
         # 9. The copies that are here already, and the member that will tell of them. It joins last.
-        updater = self._updater = state_updater(ground, self._tracker, lambda: self._standby_listener, self._on_hot)
+        updater = self._updater = state_updater(ground, self._tracker, lambda: self._standby_listener, self._on_hot, self._pause)
         sources = (updater.followed, self._running_ids, self._recovering_ids, self._tracker.positions)
         copies = Copies(*sources, changelogs.known_delete_retention_ms, self._clock)
         scan_copies(ground, copies)
@@ -283,6 +272,8 @@ class KafkaStreams(InteractiveQueries):
         self._keeper = state_keeper(
             ground, self._threads, self._book, member, manager, copies, lambda: self.state is ClientState.RUNNING
         )
+        more, going = (lambda n: self._stream_thread(ground, ends, n, gate_path, open_job)), (lambda: self.state not in STOPPING)
+        self._thread_count = thread_count(ground, self._threads, more, session, self._events.put, manager, member, going)
         self._lost_writers = lost_writers_of(ground) if config.exactly_once else None
         self._loop = threading.Thread(target=self._run_loop, args=(ground,), name="everflow-instance", daemon=True)
         watch = self._topic_watch = topic_watch(ground, self._on_failed)
@@ -318,8 +309,14 @@ class KafkaStreams(InteractiveQueries):
             metrics=self._metrics,
             on_failed=self._on_failed,
             on_warm=lambda: self._events.put(self._on_thread_warm),
+            paused=lambda: self._pause.paused,
         )
-        return StreamThread(number, thread_settings(ground, number, gate_path), services, self._clock, new_incarnation)
+        settings = thread_settings(ground, number, gate_path)
+        if self.config.exactly_once and settings.transactional_id not in ground.directory.transactional_ids:
+            ground.directory.record_transactional_ids([settings.transactional_id])  # of a thread that is added later
+        thread = StreamThread(number, settings, services, self._clock, new_incarnation)
+        self._pause.wakes.append(thread.wake)
+        return thread
 
     def _task_manager(
         self, ground: Ground, member: GroupMember, updater: StateUpdater, copies: Copies, deferred: DeferredOffsets
@@ -330,7 +327,7 @@ class KafkaStreams(InteractiveQueries):
         self._pools = (pool, tails, ThreadPoolExecutor(1, thread_name_prefix="everflow-fence"))
 
         def recover(tasks: Sequence[ActiveTask], stop: threading.Event) -> None:
-            started, _ = recovery_of(ground, self._tracker, stop).recover(tasks, ())
+            started, _ = recovery_of(ground, self._tracker, stop, self._pause).recover(tasks, ())
             commit_starts(member.commit, started, self.config, self._clock, stop)
 
         def submit(work: Callable[[], None], quick: bool) -> None:
@@ -583,10 +580,6 @@ class KafkaStreams(InteractiveQueries):
             self._keeper.close()
         for task in self._running_tasks():
             close_stores(task.stores)
-
-    def _require_created(self, what: str) -> None:
-        if self.state is not ClientState.CREATED:
-            raise EverflowError(f"In state {self.state.name} it is too late: {what} once, before anything else.")
 
 
 def _quietly(action: Callable[[], object]) -> None:

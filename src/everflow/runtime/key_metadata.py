@@ -50,12 +50,14 @@ class KeyQueryMetadata:
 
     ``active_host``: end point (``application.server``) of the instance whose task processes it, None where that is not known:
     the task is being handed over, or its instance has no end point. ``standby_hosts``: end points with a standby, sorted; a
-    ``stale=True`` query can be sent there. ``partition``: of the store.
+    ``stale=True`` query can be sent there. ``partition``: of the store. ``lag``: how many offsets the copy on the instance that was
+    asked is behind its changelog now, 0 for its own active task; None where it has no copy, or the brokers do not say.
     """
 
     active_host: str | None
     standby_hosts: tuple[str, ...]
     partition: int
+    lag: int | None = None
 
 
 @dataclass(frozen=True)

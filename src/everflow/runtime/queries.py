@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from everflow.clock import Clock
-from everflow.errors import StoreMismatchError
+from everflow.errors import RetriableError, StoreMismatchError
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.key_metadata import (
@@ -110,7 +110,8 @@ class StoreQueries:
     def key_metadata(self, name: str, key: Any, partitioner: Partitioner) -> KeyQueryMetadata:
         """See `InteractiveQueries.query_metadata_for_key`."""
         site = self.site(name)
-        return metadata_for_key(site, partition_of(site, key_bytes(site.spec, key), partitioner), self._ports.hosts())
+        partition = partition_of(site, key_bytes(site.spec, key), partitioner)
+        return replace(metadata_for_key(site, partition, self._ports.hosts()), lag=self._lag_here(site, partition))
 
     def streams_metadata(self, name: str | None = None) -> tuple[StreamsMetadata, ...]:
         """Of all instances, or of those that have the store, active or as a standby."""
@@ -200,6 +201,19 @@ class StoreQueries:
                 max_lag=max_lag,
             )
 
+    def _lag_here(self, site: StoreSite, partition: int) -> int | None:
+        """Of the copy on this instance, in offsets; None without one, or without an answer of the brokers."""
+        if partition in self.running(site):
+            return 0
+        copy = self.copies(site).get(partition)
+        position = None if copy is None else _position(copy.path)
+        if copy is None or copy.changelog is None or position is None:
+            return None
+        try:
+            return max(0, self._end(copy.changelog) - position)
+        except RetriableError:
+            return None
+
     def _end(self, changelog: TopicPartition) -> int:
         now_ms = self._clock.monotonic_ms()
         with self._lock:
@@ -280,7 +294,8 @@ class InteractiveQueries:
         return self._asked().store(name, partition, stale, max_lag, partitioner)
 
     def query_metadata_for_key(self, store: str, key: Any, partitioner: Partitioner = default_partitioner) -> KeyQueryMetadata:
-        """Which instances have ``key`` of a store, as of the last rebalance; of a window store the key without its window.
+        """Which instances have ``key`` of a store, as of the last rebalance, and how far behind the copy here is now; of a window
+        store the key without its window.
 
         Raises StoreNotFoundError, SerdeError (a key of another type).
         """

@@ -51,6 +51,7 @@ class UpdaterServices:
             warm-up says so again after a while, a standby that falls behind again and again ever more seldom.
         restores: told of warm-ups; must not raise (`restore_progress.RestoreTracker` sees to it).
         standbys: the user's listener; what it raises is logged.
+        paused: the copies stand still; figures and commands go on.
     """
 
     open_follower: Callable[[], Follower]
@@ -62,6 +63,7 @@ class UpdaterServices:
     restores: RestoreListener
     standbys: Callable[[], StandbyUpdateListener] = SilentStandbyListener
     new_incarnation: Callable[[], str] = lambda: "standby"
+    paused: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,10 @@ class StateUpdater:
             self._clock.wait(self.wake, FAULT_PAUSE_MS if self._waiting else IDLE_WAIT_MS)
             return
         self._read_ends()
+        if self._services.paused():
+            self._publish()
+            self._clock.wait(self.wake, ENDS_PERIOD_MS)
+            return
         self._follow_round()
         self._report()
 

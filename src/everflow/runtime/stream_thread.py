@@ -68,7 +68,7 @@ class ThreadSettings:
 @dataclass(frozen=True)
 class ThreadServices:
     """Effects of a stream thread. ``kill_workers(pids)`` returns when they are gone;
-    ``on_failed(error)`` is called once, when the thread ends with an error."""
+    ``on_failed(error)`` is called once, when the thread ends with an error. ``paused()``: process nothing (KIP-834)."""
 
     open_job: OpenJob
     kill_workers: Callable[[Sequence[int]], None]
@@ -79,6 +79,7 @@ class ThreadServices:
     on_failed: Callable[[EverflowError], None]
     on_committed: Callable[[], None] = lambda: None
     on_warm: Callable[[], None] = lambda: None
+    paused: Callable[[], bool] = lambda: False
 
 
 @dataclass
@@ -137,7 +138,12 @@ class StreamThread:
         """A batch whose outcome is not known yet."""
         self._pause_ms = FIRST_PAUSE_MS
         self._last_job_ms = clock_start(self.clock)
-        self._thread = threading.Thread(target=self._run, name=f"everflow-stream-{self.number}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+
+    @property
+    def name(self) -> str:
+        """Of the Python thread."""
+        return f"everflow-stream-{self.number}"
 
     # --- called from other threads ---------------------------------------------------------------
 
@@ -228,6 +234,10 @@ class StreamThread:
                 self._run_empty()
             self._wait(min(IDLE_WAIT_MS, self._keep_alive_left_ms()))
             return False
+        if self._planned is not None and self.services.paused():
+            self._failing = None  # what failed before a pause is no failure that lasts
+            self.clock.wait(self.wake, IDLE_WAIT_MS)
+            return False
         # 3. A job that can read what the tasks read; usually the one of the warm-up.
         self._prepare_job()
         # 4. Which offsets: the range of a failed attempt again, or what is new.
@@ -312,7 +322,7 @@ class StreamThread:
         }
         log_ends = {tp: r.end for tp, r in available.items()}
         ranges = plan_ranges(available, self._size.records(self.settings.limits))
-        if is_empty(ranges) or self._stuck_at == log_ends:
+        if is_empty(ranges) or self._stuck_at == log_ends or self.services.paused():
             # An empty batch now and then keeps the Python workers alive (idle for a minute, Spark ends them).
             if self._keep_alive_left_ms() > 0:
                 return None
@@ -325,7 +335,7 @@ class StreamThread:
     def _wait(self, timeout_ms: float) -> None:
         if self._stop.is_set():
             return
-        self.services.ends.idle(self.number, True)
+        self.services.ends.idle(self.number, not self.services.paused())
         self.clock.wait(self.wake, timeout_ms)
         self.services.ends.idle(self.number, False)
 
@@ -475,7 +485,8 @@ class StreamThread:
         self._size = self._size.after(self.settings.limits, read, elapsed_ms, raw)
         log.debug("Stream thread %d: batch %s, %d records in %.1f ms %s", self.number, batch_id, read, elapsed_ms, result.timings)
         # An input that ran dry may hold the others back (D3): wait for it to grow before trying again.
-        self._stuck_at = planned.log_ends if read == 0 else None
+        if not is_empty(planned.ranges):
+            self._stuck_at = planned.log_ends if read == 0 else None
         self._planned, self._failing, self._pause_ms = None, None, FIRST_PAUSE_MS
         counted = self.services.metrics
         counted.add(names.COMMITS, 1)

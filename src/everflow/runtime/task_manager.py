@@ -94,6 +94,8 @@ class TaskManager:
     letting_go: set[TaskId] = field(default_factory=set)
     """On their way from the state updater."""
     suspended: dict[TaskId, ActiveTask] = field(default_factory=dict)
+    retiring: frozenset[int] = frozenset()
+    """Numbers of threads that give up what they have and get nothing (`thread_count`); never all of them."""
     _restoring: dict[TaskId, ActiveTask] = field(default_factory=dict)
     _revoked: set[TaskId] = field(default_factory=set)
     _last_thread: dict[TaskId, int] = field(default_factory=dict)
@@ -135,6 +137,11 @@ class TaskManager:
         self.reconcile()
         for task in [task for task in self.suspended if task not in self.owned and task not in self.copies]:
             self._close(self.suspended.pop(task))
+
+    def deal_without(self, retiring: frozenset[int]) -> None:
+        """The threads are others now, or some of them retire: deal the tasks anew."""
+        self.retiring = retiring
+        self.reconcile()
 
     def close(self) -> None:
         """Start nothing any more and end the recoveries."""
@@ -186,7 +193,8 @@ class TaskManager:
         return next((name for name, tasks in places.items() if task in tasks), None)
 
     def _settle_actives(self) -> None:
-        dealt = deal(self.owned, [thread.number for thread in self.threads], self._last_thread, self.running)
+        staying = [thread.number for thread in self.threads if thread.number not in self.retiring]
+        dealt = deal(self.owned, staying, self._last_thread, self.running)
         self._last_thread.update(dealt)
         for thread in self.threads:
             self._drop(thread, dealt)

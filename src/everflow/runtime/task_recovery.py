@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +28,7 @@ COMMITTED_TIMEOUT_S = 5.0
 class ClusterRecoveryPorts:
     """See `RecoveryPorts`; safe from several recovering threads (each replay has a reader of its own).
 
-    ``specs`` gives the stores of a sub-topology; ``stopped`` ends a replay between chunks.
+    ``specs`` gives the stores of a sub-topology; ``stopped`` is asked between the chunks of a replay, and ends it.
     """
 
     admin: ClusterAdmin
@@ -42,7 +41,7 @@ class ClusterRecoveryPorts:
     state_sync: str
     clock: Clock
     listener: RestoreListener
-    stopped: threading.Event
+    stopped: Callable[[], bool]
 
     def fence(self, transactional_ids: Collection[str]) -> None:
         """Raise the epoch of every id."""
@@ -91,6 +90,6 @@ class ClusterRecoveryPorts:
 
     def _replay(self, jobs: Sequence[RestoreJob]) -> None:
         with LogReader(self.reader_config, latest=True) as reader:
-            done = restoration.restore_all(jobs, reader, clock=self.clock, listener=self.listener, stopped=self.stopped.is_set)
+            done = restoration.restore_all(jobs, reader, clock=self.clock, listener=self.listener, stopped=self.stopped)
         if any(not progress.done for progress in done) or len(done) < len(jobs):
             raise StoppedError("stopped while restoring")

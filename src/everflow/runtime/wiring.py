@@ -28,6 +28,7 @@ from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.freshness import Freshness, Settled
 from everflow.runtime.lost_writers import LostWriters
 from everflow.runtime.own_assignor import decision
+from everflow.runtime.pause import Pause
 from everflow.runtime.recovery import Recovery, RecoveryRules
 from everflow.runtime.restoration import ChangelogState, PreparedStore, RestoreListener, prepare_store
 from everflow.runtime.shrunk_logs import ShrunkLogs
@@ -40,6 +41,7 @@ from everflow.runtime.stream_thread import OpenJob, StreamThread, ThreadSettings
 from everflow.runtime.task import TaskState, TaskStore
 from everflow.runtime.task_manager import TaskManager
 from everflow.runtime.task_recovery import ClusterRecoveryPorts
+from everflow.runtime.thread_count import ThreadCount, ThreadCountPorts
 from everflow.runtime.topic_watch import TopicChanges, TopicWatch
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
@@ -238,8 +240,30 @@ def thread_settings(ground: Ground, number: int, gate_path: str) -> ThreadSettin
     )
 
 
-def recovery_of(ground: Ground, listener: RestoreListener, stop: threading.Event) -> Recovery:
-    """A recovery that ends when ``stop`` is set."""
+def thread_count(
+    ground: Ground,
+    threads: list[StreamThread],
+    open_thread: Callable[[int], StreamThread],
+    session: Any,
+    post: Callable[[Callable[[], None]], None],
+    manager: TaskManager,
+    member: GroupMember,
+    running: Callable[[], bool],
+) -> ThreadCount:
+    """What changes ``threads`` while the instance runs."""
+    ports = ThreadCountPorts(
+        open_thread=open_thread,
+        slots=lambda: int(session.sparkContext.defaultParallelism),
+        post=post,
+        deal=manager.deal_without,
+        tell=member.set_threads,
+        running=running,
+    )
+    return ThreadCount(threads, ports, ground.clock)
+
+
+def recovery_of(ground: Ground, listener: RestoreListener, stop: threading.Event, pause: Pause | None = None) -> Recovery:
+    """A recovery that ends when ``stop`` is set; its restores stand still while ``pause`` does."""
     config = ground.config
     ports = ClusterRecoveryPorts(
         ground.admin,
@@ -252,7 +276,7 @@ def recovery_of(ground: Ground, listener: RestoreListener, stop: threading.Event
         config.state_sync,
         ground.clock,
         listener,
-        stop,
+        stop.is_set if pause is None else lambda: pause.hold(stop),
     )
     rules = RecoveryRules(config.application_id, ground.blueprint.offset_reset)
     return Recovery(ports, rules, ground.clock, config.task_timeout_ms, stop, new_incarnation)
@@ -266,6 +290,7 @@ def state_updater(
     restores: RestoreListener,
     standbys: Callable[[], StandbyUpdateListener],
     became_hot: Callable[[TaskId], None],
+    pause: Pause,
 ) -> StateUpdater:
     """The state updater on the cluster and the state folder."""
     specs, directory, clock = ground.blueprint.store_specs(), ground.directory, ground.clock
@@ -284,8 +309,11 @@ def state_updater(
         restores=restores,
         standbys=standbys,
         new_incarnation=new_incarnation,
+        paused=lambda: pause.paused,
     )
-    return StateUpdater(services, clock, ground.config.acceptable_recovery_lag)
+    updater = StateUpdater(services, clock, ground.config.acceptable_recovery_lag)
+    pause.wakes.append(updater.wake)
+    return updater
 
 
 def scan_copies(ground: Ground, copies: Copies) -> None:

@@ -34,10 +34,10 @@ def words(n: int, first: int = 0) -> list[Record]:
 
 
 @contextmanager
-def command(app: Application) -> Iterator[subprocess.Popen[str]]:
-    """A running ``everflow run``; killed with all it started if the test fails before its end."""
+def command(app: Application, *more: str) -> Iterator[subprocess.Popen[str]]:
+    """A running ``everflow run`` with ``more`` options; killed with all it started if the test fails before its end."""
     options = ["--application-id", app.id, "--bootstrap-servers", app.cluster.bootstrap, "--guarantee", "exactly_once_v2"]
-    options += ["--threads", "1", "--state-dir", str(app.state)]
+    options += ["--threads", "1", "--state-dir", str(app.state), *more]
     with (app.folder / "output.txt").open("w") as output:
         child = subprocess.Popen(
             [sys.executable, "-c", "from everflow.cli import main; main()", "run", "program:builder", *options],
@@ -62,8 +62,9 @@ def test_a_signal_ends_it_cleanly_and_a_restart_goes_on(app: Application, cluste
     (app.folder / "program.py").write_text(PROGRAM.format(source=source, output=output))
     cluster.write(source, words(70))
     printed = app.folder / "output.txt"
-    for first, number in ((70, signal.SIGTERM), (77, signal.SIGINT)):
-        with command(app) as child:
+    static = ("--set", "group.instance.id=one", "--leave")  # told to, it leaves on purpose too (KIP-812)
+    for first, number, more in ((70, signal.SIGTERM, ()), (77, signal.SIGINT, static)):
+        with command(app, *more) as child:
 
             def done(child: subprocess.Popen[str] = child) -> bool:
                 assert child.poll() is None, printed.read_text()

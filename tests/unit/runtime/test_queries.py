@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from query_stores import COUNTS, WINDOWS, Instance, by_first_letter
 
+from everflow.errors import RetriableError
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.key_metadata import KeyQueryMetadata
@@ -142,6 +144,23 @@ def test_metadata_for_a_key(instance: Instance) -> None:
         instance.query_metadata_for_key("windows", {"key": "a", "start": 0})
     with pytest.raises(ValueError, match="The partitioner gave 9"):
         instance.query_metadata_for_key("counts", "c", lambda key, count: 9)
+
+
+def test_metadata_for_a_key_says_how_far_the_copy_here_is_behind(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    instance.end = 9
+    lags = {key: instance.query_metadata_for_key("counts", key, by_first_letter).lag for key in "abc"}
+    assert lags == {"a": 0, "b": 7, "c": None}
+    assert instance.asked == 1, "only where there is a copy that may be behind"
+
+    def no_answer(partitions: object) -> dict[TopicPartition, int]:
+        raise RetriableError("no broker")
+
+    assert instance._queries is not None
+    ports = replace(instance._queries._ports, ends=no_answer)
+    monkeypatch.setattr(instance._queries, "_ports", ports)
+    instance.clock.advance(ENDS_AGE_MS + 1)
+    found = instance.query_metadata_for_key("counts", "b", by_first_letter)
+    assert (found.active_host, found.lag) == ("other:1", None)
 
 
 def test_metadata_of_instances(instance: Instance) -> None:

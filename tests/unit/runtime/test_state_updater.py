@@ -108,6 +108,7 @@ class World:
         self.readers: list[Reader] = []
         self.waits: list[float] = []
         self.rested = 0
+        self.paused = False
         self.hot: list[TaskId] = []
         self.told: list[str] = []
         self.asked_ends = 0
@@ -124,6 +125,7 @@ class World:
             became_hot=self.hot.append,
             restores=self.tracker,
             standbys=lambda: self,
+            paused=lambda: self.paused,
         )
         self.updater = StateUpdater(services, clock or self.clock, ACCEPTABLE)
 
@@ -207,6 +209,25 @@ def test_a_standby_follows_to_the_stable_end_and_goes_on_from_there(world: World
     world.rounds()
     assert world.content(A) == world.expected(A, 7)
     assert world.told == ["standby start 0_0", *(f"standby batch 0_0 {records}" for records in (2, 2, 1, 2))]
+
+
+def test_copies_stand_still_while_paused_say_how_far_behind_they_are_and_may_go(world: World) -> None:
+    world.stable[log_of(A)] = 2
+    world.updater.add([world.task(A)])
+    world.rounds(2)
+    world.paused = True
+    world.stable[log_of(A)] = 6
+    world.rounds(3)
+    figures = world.updater.followed()[A]
+    assert (figures.offset_sum, figures.lag) == (2, 4), world.told
+    world.paused = False
+    world.rounds(3)
+    assert world.content(A) == world.expected(A, 6)
+    world.paused = True
+    given: list[StandbyTask] = []
+    world.updater.drop([A], SuspendReason.MIGRATED, given.extend)
+    world.rounds()
+    assert [task.id for task in given] == [A]
 
 
 def test_a_warm_up_says_that_it_is_hot_and_again_only_after_a_while(world: World) -> None:

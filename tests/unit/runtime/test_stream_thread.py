@@ -42,6 +42,7 @@ class World:
         self.clock = ManualClock(1_000)
         self.end = 0
         self.committed_offset = 0
+        self.paused = False
         self.done: list[str] = []
         self.opened: list[list[TopicPartition]] = []
         self.requests: list[BatchRequest] = []
@@ -60,6 +61,7 @@ class World:
             recovery,
             self.metrics,
             lambda error: self.done.append(f"failed {error}"),
+            paused=lambda: self.paused,
         )
         limits = BatchLimits(100, 1 << 30, 1_000)
         settings = ThreadSettings("app", EXACTLY_ONCE_V2, "app-p-0", "gate", {}, limits, 10_000, 30_000)
@@ -156,6 +158,48 @@ def test_no_job_where_nothing_is_new_but_one_before_the_workers_would_be_ended(w
     world.clock.advance(30_000)
     assert world.turn()
     assert world.requests[0].ranges == {"in-0": [0, 0, 0]}
+
+
+def test_a_pause_reads_nothing_keeps_the_workers_and_goes_on_where_it_stopped(world: World) -> None:
+    """KIP-834: also where the last batch before it is still to be run again, and where tasks come meanwhile."""
+    task = world.give_task()
+    world.end = 250
+    world.turn()
+    assert world.turn()
+    world.paused = True
+    for _ in range(5):
+        assert not world.turn()
+    assert task.positions == {IN: 100}
+    world.clock.advance(30_000)
+    assert world.turn(), "an empty batch keeps the workers"
+    assert world.requests[-1].ranges == {"in-0": [100, 100, 250]}
+    assert not world.turn()
+    world.paused = False
+    while world.turn():
+        pass
+    assert [tuple(r.ranges["in-0"])[:2] for r in world.requests] == [(0, 100), (100, 100), (100, 200), (200, 250)]
+
+
+def test_a_batch_that_is_to_be_run_again_waits_for_the_end_of_a_pause(world: World) -> None:
+    def refuse(request: BatchRequest) -> BatchResult:
+        return BatchResult(ABORTED, reason="not a member")
+
+    world.behave = refuse
+    world.give_task()
+    world.end = 10
+    for _ in range(3):
+        world.turn()
+    world.paused, tried = True, len(world.requests)
+    world.clock.advance(3_600_000)
+    for _ in range(5):
+        assert not world.turn()
+    assert len(world.requests) == tried
+    world.paused = False
+    world.turn()  # refused once more: the hour of the pause is not taken for an hour of failures
+    world.behave = world.commit
+    assert world.turn()
+    assert {tuple(r.ranges["in-0"]) for r in world.requests} == {(0, 10, 10)}
+    assert [r.attempt for r in world.requests] == list(range(len(world.requests)))
 
 
 def test_without_tasks_the_workers_are_kept_alive_too(world: World) -> None:

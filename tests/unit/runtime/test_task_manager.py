@@ -150,6 +150,26 @@ def test_assigned_tasks_are_recovered_then_dealt_to_the_threads(world: World) ->
     assert all(task.state is TaskState.RUNNING for thread in world.threads for task in thread.tasks.values())
 
 
+def test_threads_come_and_go_without_a_restore_and_what_can_stay_does(world: World) -> None:
+    world.assign(A, B, C, D)
+    world.settle()
+    before = [set(thread.tasks) for thread in world.threads]
+    world.threads.append(FakeThread(2))
+    world.manager.deal_without(frozenset())
+    assert sum(len(tasks) for thread in world.threads for tasks, _ in thread.drops) == 1, "one task moves, the others stay"
+    world.finish()
+    assert world.manager.all_running()
+    assert sorted(len(thread.tasks) for thread in world.threads) == [1, 1, 2]
+    assert all(set(thread.tasks) <= had for thread, had in zip(world.threads, before, strict=False))
+    world.manager.deal_without(frozenset({2}))
+    world.manager.assigned([])  # whatever happens meanwhile
+    assert [len(thread.drops) for thread in world.threads] == [0, 0, 1]
+    world.finish()
+    assert [len(thread.tasks) for thread in world.threads] == [2, 2, 0]
+    assert world.manager.all_running()
+    assert (sorted(world.recovered), world.rested) == ([A, B, C, D], [])
+
+
 def test_revoked_tasks_are_released_only_after_their_batches_have_ended(world: World) -> None:
     world.assign(A, B, C, D)
     world.settle()

@@ -1,0 +1,137 @@
+"""More or fewer stream threads while the instance runs (KIP-663); tasks that stay on their thread do not pause (I4).
+
+A new thread gets tasks only once its workers run. Threads hand tasks over between two of their batches, the store as it is; one
+that goes gives all it has to the others first. The group is told of the number, as its balance is one per thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from everflow.clock import Clock, Deadline
+from everflow.errors import TaskTimeoutError
+from everflow.runtime.client_state import IllegalStateError
+from everflow.runtime.stream_thread import StreamThread
+
+log = logging.getLogger("everflow")
+
+LOOK_S = 0.1
+WARM_UP_WAIT_MS = 60_000.0
+SPARE_SLOTS = 1
+"""Each thread may keep a task slot of Spark for good (design note 004); with none left, all other work would wait for ever."""
+
+
+@dataclass(frozen=True)
+class ThreadCountPorts:
+    """Effects of a change.
+
+    Attributes:
+        open_thread: (number) -> a thread, not started; what it needs to be fenced after a crash is noted before.
+        slots: task slots of the Spark session.
+        post: runs a function on the instance's loop, after what was posted before.
+        deal: on the loop: deals the tasks anew, none to the threads of these numbers until the next call.
+        tell: the group is to count so many threads here.
+        running: whether the instance is between start and close.
+    """
+
+    open_thread: Callable[[int], StreamThread]
+    slots: Callable[[], int]
+    post: Callable[[Callable[[], None]], None]
+    deal: Callable[[frozenset[int]], None]
+    tell: Callable[[int], None]
+    running: Callable[[], bool]
+
+
+class ThreadCount:
+    """Changes ``threads``, the instance's own list: in place, and on its loop only. Safe from any thread; one change at a time."""
+
+    def __init__(self, threads: list[StreamThread], ports: ThreadCountPorts, clock: Clock) -> None:
+        self._threads = threads
+        self._ports = ports
+        self._clock = clock
+        self._changing = threading.Lock()
+
+    def add(self) -> str | None:
+        """See `InstanceOperations.add_stream_thread`."""
+        with self._changing:
+            slots = self._ports.slots()
+            if slots <= len(self._threads) + SPARE_SLOTS:
+                raise IllegalStateError(
+                    f"Spark has {slots} task slots, {len(self._threads)} stream threads use one each and {SPARE_SLOTS} has to stay "
+                    f"free: start the instance with more num.stream.threads, or give it a Spark session with more slots (local[N])."
+                )
+            used = {thread.number for thread in self._threads}
+            thread = self._ports.open_thread(next(number for number in range(len(used) + 1) if number not in used))
+            thread.start()
+            # Without tasks until then: the first of them would stand still while Spark starts Python workers.
+            if not self._wait(thread.warm, Deadline(self._clock, WARM_UP_WAIT_MS)):
+                thread.stop()
+                return None
+            self._on_loop(lambda: self._joined(thread))
+            if thread not in self._threads:  # the instance ends
+                thread.stop()
+                return None
+            return thread.name
+
+    def remove(self, timeout_s: float | None) -> str | None:
+        """See `InstanceOperations.remove_stream_thread`."""
+        with self._changing:
+            if len(self._threads) < 2:
+                raise IllegalStateError("The last stream thread cannot be removed: close() the instance, or pause() it.")
+            thread = self._threads[-1]
+            empty = threading.Event()
+            self._ports.tell(len(self._threads) - 1)
+            self._ports.post(lambda: self._give_up(thread, empty))
+            deadline = None if timeout_s is None else Deadline(self._clock, timeout_s * 1000)
+            if not self._wait(empty, deadline):
+                if not self._ports.running():
+                    return None
+                self._ports.tell(len(self._threads))
+                self._on_loop(lambda: self._ports.deal(frozenset()))
+                raise TaskTimeoutError(
+                    f"{thread.name} did not give its tasks up within {timeout_s:g} s: a batch is still in flight. It stays."
+                )
+            thread.stop()
+            while not thread.join(LOOK_S) and self._ports.running():
+                pass
+            self._on_loop(lambda: self._left(thread))
+            return thread.name
+
+    # --- on the instance's loop ------------------------------------------------------------------
+
+    def _joined(self, thread: StreamThread) -> None:
+        self._threads.append(thread)
+        self._ports.tell(len(self._threads))
+        self._ports.deal(frozenset())
+
+    def _left(self, thread: StreamThread) -> None:
+        self._threads.remove(thread)
+        self._ports.deal(frozenset())
+
+    def _give_up(self, thread: StreamThread, empty: threading.Event) -> None:
+        self._ports.deal(frozenset({thread.number}))
+        thread.drop((), lambda _: empty.set())  # commands are taken in turn: what it had has been given up by then
+
+    # ---------------------------------------------------------------------------------------------
+
+    def _on_loop(self, change: Callable[[], None]) -> None:
+        """Run it there, and return when it has run, or when the instance ends."""
+        done = threading.Event()
+
+        def run() -> None:
+            try:
+                change()
+            finally:
+                done.set()
+
+        self._ports.post(run)
+        self._wait(done, None)
+
+    def _wait(self, event: threading.Event, deadline: Deadline | None) -> bool:
+        while not event.wait(LOOK_S):
+            if not self._ports.running() or (deadline is not None and deadline.expired()):
+                return False
+        return True

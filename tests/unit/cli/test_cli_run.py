@@ -1,0 +1,27 @@
+"""`everflow run`: what becomes of the membership when it is stopped, from the option to `KafkaStreams.run`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from everflow.cli import run as run_module
+from everflow.cli.app import app
+
+
+@pytest.mark.parametrize(("option", "leaves"), [([], None), (["--leave"], True), (["--stay"], False)])
+def test_leave_and_stay_say_what_becomes_of_the_membership(
+    option: list[str], leaves: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    def run_program(target: str, settings: object, **options: Any) -> bool:
+        given.append((target, options["leave_group"]))
+        return True
+
+    monkeypatch.setattr(run_module, "run_program", run_program)
+    done = CliRunner().invoke(app, ["run", "program:builder", *option])
+    assert done.exit_code == 0, done.output
+    assert given == [("program:builder", leaves)]
