@@ -180,7 +180,7 @@ class RecordWriter:
                 extra = None if headers is None else headers[stop]
                 self._produce(topic, values[stop], keys[stop], last[stop], stamps[stop], extra, told)
             start = stop + 1
-        self._producer.poll(0)
+        self._call(f"writing to {topic}", self._producer.poll, 0)
 
     def flush(self, timeout_s: float) -> None:
         """Wait until the broker has every queued record.
@@ -282,7 +282,7 @@ class RecordWriter:
                 self._producer.produce(topic, value, key, partition, callback, None, timestamp, headers or [])
                 return
             except BufferError:
-                self._producer.poll(_POLL_S)
+                self._call(f"writing to {topic}", self._producer.poll, _POLL_S)
                 if time.monotonic() > deadline:
                     full = f"{self._name}: the queue stayed full for {_ROOM_TIMEOUT_S:g} s, writing to {topic}"
                     raise self._failed(RetriableError(full)) from None

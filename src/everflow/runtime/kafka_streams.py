@@ -23,7 +23,7 @@ from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.producer import group_metadata
 from everflow.membership.member import Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked, Roles
 from everflow.metrics import Metrics
-from everflow.moves import moves, some
+from everflow.moves import counted, moves, some
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.batch_watchdog import end_hanging
 from everflow.runtime.changelogs import Changelogs
@@ -299,7 +299,7 @@ class KafkaStreams(InteractiveQueries):
         self._loop.start()
         # 12. Join: from here on tasks arrive. Not before the threads are warm: a task that another instance hands over without a
         # restore would stand still meanwhile (seconds; measured by `bench scaleout`).
-        moves.info("Preparing the Spark jobs and Python workers of %d stream threads", len(self._threads))
+        moves.info("Preparing the Spark jobs and Python workers of %s", counted(len(self._threads), "stream thread"))
         for thread in self._threads:
             thread.warm.wait(WARM_UP_WAIT_S)
         moves.info("Joining the group")
