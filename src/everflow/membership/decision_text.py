@@ -11,20 +11,23 @@ from everflow.moves import counted, some
 from everflow.records import TaskId
 
 _MOVES_SHOWN = 5
-_UUID_TAIL = re.compile(r"(-[0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
+_UUID = re.compile(r"\b([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 Known = Mapping[str, tuple[str, frozenset[TaskId]]]
-"""Members of the leader's last decision: what they are called, what they were given to run."""
+"""Members of the leader's last decision: what they are called, what they run or hand over."""
 
 
 def known_of(cluster: ClusterState, decided: Assignment) -> Known:
     """What the next decision is compared with."""
-    return {m.member_id: (name_of(m), decided.active.get(m.member_id, frozenset())) for m in cluster.members}
+    return {
+        member.member_id: (name_of(member), decided.active.get(member.member_id, frozenset()) | (member.owned & decided.withheld))
+        for member in cluster.members
+    }
 
 
 def name_of(member: Member) -> str:
-    """Client id or ``group.instance.id`` with the beginning of the member id's random part, and ``application.server`` if set."""
-    short = _UUID_TAIL.sub(r"\1", member.member_id)
+    """The member id, of each random part the beginning only, and ``application.server`` if set."""
+    short = _UUID.sub(r"\1", member.member_id)
     return f"{short} ({member.endpoint})" if member.endpoint else short
 
 
@@ -64,6 +67,6 @@ def _moved(before: Known, cluster: ClusterState, decided: Assignment, names: Map
             if member_id in held_by:
                 continue
             giver = min(held_by, default=last.get(task, ""))
-            origin = names.get(giver) or (before[giver][0] if giver in before else "nobody")
+            origin = names.get(giver) or (before[giver][0] if giver in before else "nobody (new, or the owner is gone)")
             routes[origin, names.get(member_id, member_id)].append(task)
     return [f"{some(sorted(tasks))} from {origin} to {to}" for (origin, to), tasks in sorted(routes.items())]

@@ -23,7 +23,7 @@ from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.producer import group_metadata
 from everflow.membership.member import Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked, Roles
 from everflow.metrics import Metrics
-from everflow.moves import counted, moves, some
+from everflow.moves import moves, some
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.batch_watchdog import end_hanging
 from everflow.runtime.changelogs import Changelogs
@@ -42,9 +42,9 @@ from everflow.runtime.partition_racks import PartitionRacks
 from everflow.runtime.queries import InteractiveQueries, QueryPorts, store_queries
 from everflow.runtime.restoration import RestoreListener
 from everflow.runtime.restore_progress import RestoreTracker
-from everflow.runtime.retry import retrying
+from everflow.runtime.retry import quietly, retrying
 from everflow.runtime.standby_listener import SilentStandbyListener, StandbyUpdateListener
-from everflow.runtime.start_up import commit_starts, prepare_cluster, repartition_positions, require_tasks
+from everflow.runtime.start_up import await_warm, commit_starts, prepare_cluster, repartition_positions, require_tasks
 from everflow.runtime.state_keeper import StateKeeper
 from everflow.runtime.state_updater import StateUpdater
 from everflow.runtime.stream_thread import OpenJob, StreamThread, ThreadServices
@@ -79,7 +79,6 @@ TICK_S = 0.1
 RESTORE_THREADS = 2
 TAIL_THREADS = 2
 """For tasks whose copy was in use here a moment ago: they must not wait behind whole restores."""
-WARM_UP_WAIT_S = 60.0
 
 
 class KafkaStreams(InteractiveQueries):
@@ -299,10 +298,7 @@ class KafkaStreams(InteractiveQueries):
         self._loop.start()
         # 12. Join: from here on tasks arrive. Not before the threads are warm: a task that another instance hands over without a
         # restore would stand still meanwhile (seconds; measured by `bench scaleout`).
-        moves.info("Preparing the Spark jobs and Python workers of %s", counted(len(self._threads), "stream thread"))
-        for thread in self._threads:
-            thread.warm.wait(WARM_UP_WAIT_S)
-        moves.info("Joining the group")
+        await_warm([thread.warm for thread in self._threads])
         deadline = Deadline(self._clock, config.task_timeout_ms)
         retrying(member.start, "joining the group", clock=self._clock, deadline=deadline, stop=self._stop)
 
@@ -345,7 +341,7 @@ class KafkaStreams(InteractiveQueries):
 
         def before_release(tasks: Collection[TaskId]) -> None:
             if deferred.held():
-                _quietly(lambda: deferred.commit([]))
+                quietly(lambda: deferred.commit([]))
             # What the group still would not take must not go over the next owner's offsets with a later batch.
             deferred.forget({TopicPartition(t, task.partition) for task in tasks for t in blueprint.inputs[task.subtopology]})
 
@@ -394,7 +390,7 @@ class KafkaStreams(InteractiveQueries):
         now_ms = self._clock.monotonic_ms()
         if now_ms >= self._next_purge_ms:
             self._next_purge_ms = now_ms + self.config.repartition_purge_interval_ms
-            _quietly(lambda: self._purge(ground))
+            quietly(lambda: self._purge(ground))
             if self._racks is not None:
                 self._racks.refresh()
 
@@ -575,7 +571,7 @@ class KafkaStreams(InteractiveQueries):
 
     def _commit_held(self) -> None:
         if self._deferred is not None and self._member is not None:
-            _quietly(lambda: self._deferred and self._deferred.commit([]))
+            quietly(lambda: self._deferred and self._deferred.commit([]))
 
     def _leave(self) -> None:
         if self._member is not None:
@@ -593,14 +589,6 @@ class KafkaStreams(InteractiveQueries):
     def _require_created(self, what: str) -> None:
         if self.state is not ClientState.CREATED:
             raise EverflowError(f"In state {self.state.name} it is too late: {what} once, before anything else.")
-
-
-def _quietly(action: Callable[[], object]) -> None:
-    """For what may fail without harm: it is tried again, or recovery makes up for it."""
-    try:
-        action()
-    except EverflowError as error:
-        log.warning("%s", error)
 
 
 __all__ = ["ENDED", "ClientState", "KafkaStreams"]

@@ -31,7 +31,8 @@ def test_who_vanished_and_who_has_its_tasks_now() -> None:
 
 def test_a_new_leader_knows_only_that_they_had_no_owner() -> None:
     assert decision_text({}, cluster(ONE), Assignment({ONE.member_id: FIRST | REST})) == (
-        "8 tasks on 1 instance; moves now: 0_4, 0_5, 0_6, 0_7 from nobody to one-3ad7a161; nothing left to move"
+        "8 tasks on 1 instance; moves now: 0_4, 0_5, 0_6, 0_7 from nobody (new, or the owner is gone) to one-3ad7a161; "
+        "nothing left to move"
     )
 
 
@@ -41,6 +42,14 @@ def test_what_waits_for_its_owner_is_not_called_finished() -> None:
     text = decision_text(before, cluster(ONE, TWO), handing)
     assert text.startswith("4 tasks on 2 instances; being handed over: 0_4, 0_5, 0_6, 0_7 (")
     assert "nothing left" not in text
+
+
+def test_a_task_that_was_handed_over_comes_from_who_had_it() -> None:
+    handing = Assignment({ONE.member_id: FIRST, TWO.member_id: frozenset()}, withheld=REST)
+    done = Member(TWO.member_id, "p2", generation=4, endpoint="host-2:80")
+    handed = Assignment({ONE.member_id: FIRST | REST, TWO.member_id: frozenset()})
+    text = decision_text(known_of(cluster(ONE, TWO), handing), cluster(ONE, done), handed)
+    assert "moves now: 0_4, 0_5, 0_6, 0_7 from two-a309ccc1 (host-2:80) to one-3ad7a161;" in text
 
 
 def test_a_newcomer_s_warm_ups_and_what_comes_later() -> None:
