@@ -323,8 +323,9 @@ class StateUpdater:
             plan = prepared.plan
             if plan.rebuild:
                 log.warning("Rebuilding %s of task %s (%s): %s", place.name, task.id, task.role.value, plan.reason)
+            end = max(plan.start, states[place.changelog].end)  # the stable end comes with the first round
             progress = RestoreProgress(
-                task.id, place.name, place.changelog, plan.start, plan.start, plan.start, 0, 0.0, plan.rebuild, plan.reason
+                task.id, place.name, place.changelog, plan.start, end, plan.start, 0, 0.0, plan.rebuild, plan.reason
             )
             opened[place.changelog] = _Store(prepared.store, incarnation, progress, self._clock.monotonic_ms())
             places.append(TaskStore(place.name, prepared.store.path, place.changelog))

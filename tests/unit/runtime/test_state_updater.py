@@ -110,6 +110,7 @@ class World:
         self.rested = 0
         self.hot: list[TaskId] = []
         self.told: list[str] = []
+        self.began: list[RestoreProgress] = []
         self.asked_ends = 0
         self.fault: Exception | None = None
         self.reader_fault: Exception | None = None
@@ -178,6 +179,7 @@ class World:
 
     def update_start(self, progress: RestoreProgress) -> None:
         self.told.append(f"standby start {progress.task}")
+        self.began.append(progress)
 
     def batch_loaded(self, progress: RestoreProgress, records: int) -> None:
         self.told.append(f"standby batch {progress.task} {records}")
@@ -207,6 +209,15 @@ def test_a_standby_follows_to_the_stable_end_and_goes_on_from_there(world: World
     world.rounds()
     assert world.content(A) == world.expected(A, 7)
     assert world.told == ["standby start 0_0", *(f"standby batch 0_0 {records}" for records in (2, 2, 1, 2))]
+
+
+def test_a_standby_begins_with_what_it_has_to_copy_not_at_a_hundred_percent(world: World) -> None:
+    world.stable[log_of(A)] = 9
+    world.updater.add([world.task(A)])
+    world.rounds()
+    (began,) = world.began
+    assert (began.start, began.position) == (0, 0)
+    assert began.end >= 9
 
 
 def test_a_warm_up_says_that_it_is_hot_and_again_only_after_a_while(world: World) -> None:
