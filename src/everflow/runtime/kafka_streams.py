@@ -23,6 +23,7 @@ from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.producer import group_metadata
 from everflow.membership.member import Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked, Roles
 from everflow.metrics import Metrics
+from everflow.moves import moves, some
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.batch_watchdog import end_hanging
 from everflow.runtime.changelogs import Changelogs
@@ -31,18 +32,20 @@ from everflow.runtime.client_state import ENDED, STOPPING, ClientState, StateMac
 from everflow.runtime.commit_gate import CommitGate, GateBackend, GateBook, MemberMetadata
 from everflow.runtime.copies import Copies
 from everflow.runtime.deferred_offsets import DeferredOffsets
+from everflow.runtime.drain import DRAIN_SHARE, DRAIN_WITHOUT_BROKER_MS, drain_limit, drained_or_ended
 from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.end_sums import EndSums
 from everflow.runtime.host_map import HostMap
 from everflow.runtime.lost_writers import LostWriters
 from everflow.runtime.operations import InstanceOperations
+from everflow.runtime.own_assignor import check_assignor
 from everflow.runtime.partition_racks import PartitionRacks
 from everflow.runtime.pause import Pause
 from everflow.runtime.queries import InteractiveQueries, QueryPorts, store_queries
 from everflow.runtime.restore_progress import RestoreTracker
-from everflow.runtime.retry import retrying
+from everflow.runtime.retry import quietly, retrying
 from everflow.runtime.standby_listener import SilentStandbyListener, StandbyUpdateListener
-from everflow.runtime.start_up import commit_starts, prepare_cluster, repartition_positions, require_tasks
+from everflow.runtime.start_up import await_warm, commit_starts, prepare_cluster, repartition_positions, require_tasks
 from everflow.runtime.state_keeper import StateKeeper
 from everflow.runtime.state_updater import StateUpdater
 from everflow.runtime.stream_thread import OpenJob, StreamThread, ThreadServices
@@ -75,13 +78,9 @@ from everflow.topology.graph import Topology
 log = logging.getLogger("everflow")
 
 TICK_S = 0.1
-DRAIN_SHARE = 0.8
-"""Of a close's time-out; the rest is for ending."""
-DRAIN_WITHOUT_BROKER_MS = 5_000.0
 RESTORE_THREADS = 2
 TAIL_THREADS = 2
 """For tasks whose copy was in use here a moment ago: they must not wait behind whole restores."""
-WARM_UP_WAIT_S = 60.0
 
 
 class KafkaStreams(InteractiveQueries, InstanceOperations):
@@ -205,7 +204,10 @@ class KafkaStreams(InteractiveQueries, InstanceOperations):
         """Every task on this instance: its role, state, how far behind it is. For operators and views."""
         ends = {} if self._ends is None else self._ends.ends()
         followed = {} if self._updater is None else self._updater.followed()
-        return statuses(self._book.owned(), self._running_tasks(), ends, followed, self._recovering_ids(), self._tracker.progress())
+        leaving = frozenset() if self._manager is None else self._manager.handing_over()
+        return statuses(
+            self._book.owned(), self._running_tasks(), ends, followed, self._recovering_ids(), self._tracker.progress(), leaving
+        )
 
     def metrics(self) -> dict[str, float | str]:
         """Counters since the start, the present lag (records) and restore progress, by the names in `everflow.metrics`."""
@@ -231,6 +233,7 @@ class KafkaStreams(InteractiveQueries, InstanceOperations):
         for warning in config.warnings():
             log.warning(warning)
         check_clients(config)
+        check_assignor(config.task_assignor_class)
         # 1. This process alone works on the state folder.
         self._directory = StateDirectory.open(Path(config.state_dir).expanduser(), config.application_id, sync=config.state_sync)
         # 2-7. The cluster is there, earlier writers are fenced, topics exist and fit.
@@ -239,6 +242,7 @@ class KafkaStreams(InteractiveQueries, InstanceOperations):
         require_tasks(blueprint)
         changelogs = Changelogs(admin, blueprint.cluster_id)
         ground = self._ground = Ground(config, self._clock, admin, blueprint, self._directory, changelogs)
+        log.info("Starting Spark")
         session = get_session(config.num_stream_threads + RESTORE_THREADS + 1)  # 8. Spark (slots: threads, restores, a spare).
         # 9. The copies that are here already, and the member that will tell of them. It joins last.
         updater = self._updater = state_updater(ground, self._tracker, lambda: self._standby_listener, self._on_hot, self._pause)
@@ -285,8 +289,7 @@ class KafkaStreams(InteractiveQueries, InstanceOperations):
         self._loop.start()
         # 12. Join: from here on tasks arrive. Not before the threads are warm: a task that another instance hands over without a
         # restore would stand still meanwhile (seconds; measured by `bench scaleout`).
-        for thread in self._threads:
-            thread.warm.wait(WARM_UP_WAIT_S)
+        await_warm([thread.warm for thread in self._threads])
         deadline = Deadline(self._clock, config.task_timeout_ms)
         retrying(member.start, "joining the group", clock=self._clock, deadline=deadline, stop=self._stop)
 
@@ -335,7 +338,7 @@ class KafkaStreams(InteractiveQueries, InstanceOperations):
 
         def before_release(tasks: Collection[TaskId]) -> None:
             if deferred.held():
-                _quietly(lambda: deferred.commit([]))
+                quietly(lambda: deferred.commit([]))
             # What the group still would not take must not go over the next owner's offsets with a later batch.
             deferred.forget({TopicPartition(t, task.partition) for task in tasks for t in blueprint.inputs[task.subtopology]})
 
@@ -384,7 +387,7 @@ class KafkaStreams(InteractiveQueries, InstanceOperations):
         now_ms = self._clock.monotonic_ms()
         if now_ms >= self._next_purge_ms:
             self._next_purge_ms = now_ms + self.config.repartition_purge_interval_ms
-            _quietly(lambda: self._purge(ground))
+            quietly(lambda: self._purge(ground))
             if self._racks is not None:
                 self._racks.refresh()
 
@@ -519,21 +522,20 @@ class KafkaStreams(InteractiveQueries, InstanceOperations):
         member, ends = self._member, self._ends
         if self._drain_s <= 0 or member is None or ends is None or member.metadata().generation < 0:
             return
-        log.info("Handing over the tasks, for %.0f s at most", self._drain_s)
+        limit = drain_limit(self._drain_s, self.config.drain_timeout_ms / 1000)
+        moves.info("Handing over the tasks, for %.0f s at most (%s)", self._drain_s, limit)
         deadline = Deadline(self._clock, self._drain_s * 1000)
         member.drain(self._leave_group)
-        while not member.await_drained(TICK_S):
-            given_up = (
-                ("drain.timeout.ms is over", deadline.expired()),
-                ("asked to hurry", self._hurry.is_set()),
-                ("evicted from the group", member.metadata().generation < 0),
-                ("a stream thread has ended", any(thread.join(0) for thread in self._threads)),
-                ("the brokers do not answer", ends.failing_ms() > DRAIN_WITHOUT_BROKER_MS),
-            )
-            for reason, applies in given_up:
-                if applies:
-                    log.warning("Not all tasks were handed over: %s; the others take them cold or behind", reason)
-                    return
+        ended: dict[str, Callable[[], bool]] = {
+            f"{self._drain_s:.0f} s are over ({limit})": deadline.expired,
+            "asked to hurry": self._hurry.is_set,
+            "evicted from the group": lambda: member.metadata().generation < 0,
+            "a stream thread has ended": lambda: any(thread.join(0) for thread in self._threads),
+            "the brokers do not answer": lambda: ends.failing_ms() > DRAIN_WITHOUT_BROKER_MS,
+        }
+        reason = drained_or_ended(member.await_drained, ended)
+        if reason is not None:
+            moves.warning("Not all tasks were handed over: %s. Still here: %s", reason, some(sorted(self._book.owned())))
 
     def _end_loop(self) -> None:
         if self._loop is not None and self._loop.ident is not None:
@@ -566,7 +568,7 @@ class KafkaStreams(InteractiveQueries, InstanceOperations):
 
     def _commit_held(self) -> None:
         if self._deferred is not None and self._member is not None:
-            _quietly(lambda: self._deferred and self._deferred.commit([]))
+            quietly(lambda: self._deferred and self._deferred.commit([]))
 
     def _leave(self) -> None:
         if self._member is not None:
@@ -580,14 +582,6 @@ class KafkaStreams(InteractiveQueries, InstanceOperations):
             self._keeper.close()
         for task in self._running_tasks():
             close_stores(task.stores)
-
-
-def _quietly(action: Callable[[], object]) -> None:
-    """For what may fail without harm: it is tried again, or recovery makes up for it."""
-    try:
-        action()
-    except EverflowError as error:
-        log.warning("%s", error)
 
 
 __all__ = ["ENDED", "ClientState", "KafkaStreams"]

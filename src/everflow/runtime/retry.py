@@ -58,3 +58,11 @@ def retrying(
                 said_ms = now_ms
             clock.wait(stop, min(pause_ms, deadline.remaining_ms()))
             pause_ms = min(pause_ms * 2, LONGEST_PAUSE_MS)
+
+
+def quietly(action: Callable[[], object]) -> None:
+    """For what may fail without harm: it is tried again, or recovery makes up for it."""
+    try:
+        action()
+    except EverflowError as error:
+        log.warning("%s", error)

@@ -15,6 +15,7 @@ from everflow.config import StreamsConfig
 from everflow.errors import RetriableError, TopologyError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.producer import fence_all
+from everflow.moves import counted, moves
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.batch import format_metadata
 from everflow.runtime.internal_topics import TopicFacts, TopicSpec, prepare
@@ -32,6 +33,7 @@ log = logging.getLogger("everflow")
 
 FENCE_TIMEOUT_S = 30.0
 START_METADATA = "start"
+WARM_UP_WAIT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -220,3 +222,11 @@ def commit_starts(
 
     deadline = Deadline(clock, config.task_timeout_ms)
     retrying(once, "committing starting offsets", clock=clock, deadline=deadline, stop=stop)
+
+
+def await_warm(threads: Sequence[threading.Event]) -> None:
+    """Wait, a minute for each at most, until the stream threads have their Spark jobs and workers; an operator is told."""
+    moves.info("Preparing the Spark jobs and Python workers of %s", counted(len(threads), "stream thread"))
+    for warm in threads:
+        warm.wait(WARM_UP_WAIT_S)
+    moves.info("Joining the group")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from everflow.clock import Clock
 from everflow.errors import EverflowError, RetriableError
+from everflow.moves import moves
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.copy_lanes import CopyLanes, Follower
 from everflow.runtime.restoration import ChangelogState, FoldedChunk, PreparedStore, RestoreListener, RestoreProgress
@@ -328,8 +329,9 @@ class StateUpdater:
             plan = prepared.plan
             if plan.rebuild:
                 log.warning("Rebuilding %s of task %s (%s): %s", place.name, task.id, task.role.value, plan.reason)
+            end = max(plan.start, states[place.changelog].end)  # the stable end comes with the first round
             progress = RestoreProgress(
-                task.id, place.name, place.changelog, plan.start, plan.start, plan.start, 0, 0.0, plan.rebuild, plan.reason
+                task.id, place.name, place.changelog, plan.start, end, plan.start, 0, 0.0, plan.rebuild, plan.reason
             )
             opened[place.changelog] = _Store(prepared.store, incarnation, progress, self._clock.monotonic_ms())
             places.append(TaskStore(place.name, prepared.store.path, place.changelog))
@@ -429,7 +431,7 @@ class StateUpdater:
         if task.cold or warmup:
             task.said_ms = now_ms
             task.quiet_ms = HOT_AGAIN_MS if warmup else min(max(HOT_AGAIN_MS, 2 * task.quiet_ms), HOT_AGAIN_AT_MOST_MS)
-            log.info("Task %s (%s) is hot: %d offsets behind", task_id, task.task.role.value, lag)
+            moves.info("Task %s (%s) is hot: %d offsets behind", task_id, task.task.role.value, lag)
             self._services.became_hot(task_id)
 
     def _publish(self) -> None:

@@ -149,6 +149,23 @@ def test_refused_members_leave_and_the_others_do_not_notice(topic: Topic, join: 
     assert first.member.snapshot().owned == owned, "owned without a break"
 
 
+def test_a_refused_static_clone_that_is_closed_while_it_waits_is_out_of_the_group(
+    topic: Topic, join: Join, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else the next rebalance would wait for it: ``rebalance.timeout.ms``, 30 s."""
+    source = topic(2)
+    first = join(source, "a", instance_id="one")
+    await_settled([first], 2)
+    clone = join(source, "a", instance_id="two")
+    await_told([first, clone], lambda: "in case it is a former life" in caplog.text, "the clone is refused, and waits")
+    clone.member.leave()
+    generation = first.member.metadata().generation
+    first.member.request_rejoin()
+    await_told(
+        [first], lambda: first.member.metadata().generation > generation and first.member.stable, "a rebalance without it", 10
+    )
+
+
 def test_a_member_of_a_newer_version_comes_down_to_what_the_leader_reads(topic: Topic, join: Join) -> None:
     source = topic(2)
     first = join(source, "a")

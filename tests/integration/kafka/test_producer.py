@@ -179,6 +179,23 @@ def test_the_broker_fences_commits_by_generation_and_member(bootstrap: str, admi
     member.leave()
 
 
+def test_a_fenced_writer_of_several_tracked_partitions_says_that_it_is_fenced(bootstrap: str, topic: Topic, name: str) -> None:
+    """The client runs the other partitions' callbacks while its own exception is pending: once a SystemError without a cause."""
+    config = {"bootstrap.servers": bootstrap}
+    target = topic(4)
+    writer = RecordWriter.get(config, name)
+    writer.begin()
+    fence(config, name, 20)
+
+    def go_on() -> None:
+        for _ in range(20):
+            writer.write(target, *rows(40), np.arange(40, dtype=np.int64) % 4, track=True)
+            writer.flush(10)
+
+    with pytest.raises(TaskMigratedError, match="Another owner has taken over"):
+        go_on()
+
+
 def test_pending_offsets_are_waited_for_and_fencing_frees_them(
     bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str
 ) -> None:

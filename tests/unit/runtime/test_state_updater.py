@@ -111,6 +111,7 @@ class World:
         self.paused = False
         self.hot: list[TaskId] = []
         self.told: list[str] = []
+        self.began: list[RestoreProgress] = []
         self.asked_ends = 0
         self.fault: Exception | None = None
         self.reader_fault: Exception | None = None
@@ -180,6 +181,7 @@ class World:
 
     def update_start(self, progress: RestoreProgress) -> None:
         self.told.append(f"standby start {progress.task}")
+        self.began.append(progress)
 
     def batch_loaded(self, progress: RestoreProgress, records: int) -> None:
         self.told.append(f"standby batch {progress.task} {records}")
@@ -228,6 +230,15 @@ def test_copies_stand_still_while_paused_say_how_far_behind_they_are_and_may_go(
     world.updater.drop([A], SuspendReason.MIGRATED, given.extend)
     world.rounds()
     assert [task.id for task in given] == [A]
+
+
+def test_a_standby_begins_with_what_it_has_to_copy_not_at_a_hundred_percent(world: World) -> None:
+    world.stable[log_of(A)] = 9
+    world.updater.add([world.task(A)])
+    world.rounds()
+    (began,) = world.began
+    assert (began.start, began.position) == (0, 0)
+    assert began.end >= 9
 
 
 def test_a_warm_up_says_that_it_is_hot_and_again_only_after_a_while(world: World) -> None:
