@@ -299,7 +299,8 @@ class GroupMember:
         self._silent = True
         try:
             if self._channel is not None:
-                self._channel.close(timeout_s, self._leave_group)
+                # Who was refused owns nothing that could wait for its return, and the others' rebalances would wait for it.
+                self._channel.close(timeout_s, True if self._clash is not None else self._leave_group)
         except Exception as failure:
             log.warning("leaving group %s: %s", self._settings.group_id, failure)
         self._owned = {}

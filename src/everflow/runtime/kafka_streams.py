@@ -23,6 +23,7 @@ from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.producer import group_metadata
 from everflow.membership.member import Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked, Roles
 from everflow.metrics import Metrics
+from everflow.moves import moves, some
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.batch_watchdog import end_hanging
 from everflow.runtime.changelogs import Changelogs
@@ -31,10 +32,12 @@ from everflow.runtime.client_state import ENDED, STOPPING, ClientState, StateLis
 from everflow.runtime.commit_gate import CommitGate, GateBackend, GateBook, MemberMetadata
 from everflow.runtime.copies import Copies
 from everflow.runtime.deferred_offsets import DeferredOffsets
+from everflow.runtime.drain import DRAIN_SHARE, drain_limit
 from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.end_sums import EndSums
 from everflow.runtime.host_map import HostMap
 from everflow.runtime.lost_writers import LostWriters
+from everflow.runtime.own_assignor import check_assignor
 from everflow.runtime.partition_racks import PartitionRacks
 from everflow.runtime.queries import InteractiveQueries, QueryPorts, store_queries
 from everflow.runtime.restoration import RestoreListener
@@ -71,8 +74,6 @@ from everflow.topology.graph import Topology
 log = logging.getLogger("everflow")
 
 TICK_S = 0.1
-DRAIN_SHARE = 0.8
-"""Of a close's time-out; the rest is for ending."""
 DRAIN_WITHOUT_BROKER_MS = 5_000.0
 RESTORE_THREADS = 2
 TAIL_THREADS = 2
@@ -237,6 +238,7 @@ class KafkaStreams(InteractiveQueries):
 
         config = self.config
         check_clients(config)
+        check_assignor(config.task_assignor_class)
         # 1. This process alone works on the state folder.
         self._directory = StateDirectory.open(Path(config.state_dir).expanduser(), config.application_id, sync=config.state_sync)
         # 2-7. The cluster is there, earlier writers are fenced, topics exist and fit.
@@ -515,12 +517,13 @@ class KafkaStreams(InteractiveQueries):
         member, ends = self._member, self._ends
         if self._drain_s <= 0 or member is None or ends is None or member.metadata().generation < 0:
             return
-        log.info("Handing over the tasks, for %.0f s at most", self._drain_s)
+        limit = drain_limit(self._drain_s, self.config.drain_timeout_ms / 1000)
+        moves.info("Handing over the tasks, for %.0f s at most (%s)", self._drain_s, limit)
         deadline = Deadline(self._clock, self._drain_s * 1000)
         member.drain(self._leave_group)
         while not member.await_drained(TICK_S):
             given_up = (
-                ("drain.timeout.ms is over", deadline.expired()),
+                (f"{self._drain_s:.0f} s are over ({limit})", deadline.expired()),
                 ("asked to hurry", self._hurry.is_set()),
                 ("evicted from the group", member.metadata().generation < 0),
                 ("a stream thread has ended", any(thread.join(0) for thread in self._threads)),
@@ -528,7 +531,7 @@ class KafkaStreams(InteractiveQueries):
             )
             for reason, applies in given_up:
                 if applies:
-                    log.warning("Not all tasks were handed over: %s; the others take them cold or behind", reason)
+                    moves.warning("Not all tasks were handed over: %s. Still here: %s", reason, some(sorted(self._book.owned())))
                     return
 
     def _end_loop(self) -> None:

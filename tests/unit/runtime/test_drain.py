@@ -1,0 +1,11 @@
+"""What ends a drain, named by the setting that a user can change."""
+
+from __future__ import annotations
+
+from everflow.runtime.drain import drain_limit
+
+
+def test_the_smaller_limit_is_named() -> None:
+    assert drain_limit(60.0, 60.0) == "drain.timeout.ms"
+    assert drain_limit(48.0, 60.0) == "80% of close(timeout=60)"
+    assert drain_limit(24.0, 60.0) == "80% of close(timeout=30)"
