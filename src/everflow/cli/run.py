@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from everflow import KafkaStreams, __version__
+from everflow.cli.move_lines import moves_shown, time_of_day
 from everflow.cli.program import load_topology, put_current_folder_on_path
 from everflow.cli.spark_log import spark_log
 from everflow.cli.status import StatusLine
@@ -46,11 +47,16 @@ def run_program(target: str, settings: Mapping[str, object], *, console: Console
     put_current_folder_on_path()  # an assignor may lie beside the program
     check_assignor(config.task_assignor_class)
     require_usable(Path(config.state_dir).expanduser())
-    with spark_log(get_session, show=debug) as start, StatusLine(console) as status:
-        topology = load_topology(target, start_session=start)
+    with spark_log(get_session, show=debug) as start, StatusLine(console, stamp=time_of_day) as status, moves_shown(status, debug):
+
+        def start_spark() -> object:
+            status.event("starting Spark")
+            return start()
+
+        topology = load_topology(target, start_session=start_spark)
         status.say(banner(config, topology).text())
         streams = KafkaStreams(topology, config)
-        streams.set_state_listener(lambda new, old: status.say(f"state {old.name} -> {new.name}"))
+        streams.set_state_listener(lambda new, old: status.event(f"state {old.name} -> {new.name}"))
         with watching(streams, topology, status):
             streams.run()
         return streams.state is ClientState.NOT_RUNNING

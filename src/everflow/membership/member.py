@@ -22,6 +22,7 @@ from everflow.kafka.group_channel import GroupAssignor, GroupChannel, GroupListe
 from everflow.membership.assignor import Claims, TaskAssignor
 from everflow.membership.follow_ups import FollowUps
 from everflow.membership.refused import refusal_error
+from everflow.moves import moves
 from everflow.records import TaskId, TopicPartition
 
 log = logging.getLogger("everflow.membership")
@@ -330,7 +331,7 @@ class GroupMember:
         with self._asking:
             why = self._follow_ups.due(self._clock.monotonic_ms(), channel.joining)
         if why is not None:
-            log.info("asking for a rebalance: %s", why)
+            moves.info("Asking for a rebalance: %s", why)
             channel.request_rejoin()
         if self._held.is_set() and not channel.joining:
             channel.keep_alive()
