@@ -37,7 +37,7 @@ def load_topology(target: str, *, start_session: Callable[[], object]) -> Topolo
     module_name, separator, name = target.partition(":")
     if not (module_name and separator and name):
         raise TopologyError(f"{target!r} does not name a topology: {_FORM}", code="EF-PROGRAM")
-    _put_current_folder_on_path()
+    put_current_folder_on_path()
     start_session()
     module = _import(module_name)
     found = _attribute(module, name)
@@ -46,7 +46,7 @@ def load_topology(target: str, *, start_session: Callable[[], object]) -> Topolo
     return _as_topology(found, target)
 
 
-def _put_current_folder_on_path() -> None:
+def put_current_folder_on_path() -> None:
     """For this process and, through PYTHONPATH, for Spark's Python workers; idempotent."""
     folder = str(Path.cwd())
     if folder not in sys.path:

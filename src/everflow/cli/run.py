@@ -11,7 +11,8 @@ from pathlib import Path
 from rich.console import Console
 
 from everflow import KafkaStreams, __version__
-from everflow.cli.program import load_topology
+from everflow.cli.move_lines import moves_shown, time_of_day
+from everflow.cli.program import load_topology, put_current_folder_on_path
 from everflow.cli.spark_log import spark_log
 from everflow.cli.status import StatusLine
 from everflow.cli.tasks import summary, task_lines
@@ -22,6 +23,7 @@ from everflow.errors import EverflowError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.runtime.client_settings import check_clients
 from everflow.runtime.client_state import ClientState
+from everflow.runtime.own_assignor import check_assignor
 from everflow.spark.session import get_session
 from everflow.state.disk import require_usable
 from everflow.topology.graph import Topology
@@ -40,13 +42,21 @@ def run_program(target: str, settings: Mapping[str, object], *, console: Console
         EverflowError: what stopped the instance.
     """
     config = StreamsConfig(**settings)
-    check_clients(config)  # `start` does so too, but only behind the seconds that Spark takes
+    # `start` checks both too, but only behind the seconds that Spark takes.
+    check_clients(config)
+    put_current_folder_on_path()  # an assignor may lie beside the program
+    check_assignor(config.task_assignor_class)
     require_usable(Path(config.state_dir).expanduser())
-    with spark_log(get_session, show=debug) as start, StatusLine(console) as status:
-        topology = load_topology(target, start_session=start)
+    with spark_log(get_session, show=debug) as start, StatusLine(console, stamp=time_of_day) as status, moves_shown(status, debug):
+
+        def start_spark() -> object:
+            status.event("starting Spark")
+            return start()
+
+        topology = load_topology(target, start_session=start_spark)
         status.say(banner(config, topology).text())
         streams = KafkaStreams(topology, config)
-        streams.set_state_listener(lambda new, old: status.say(f"state {old.name} -> {new.name}"))
+        streams.set_state_listener(lambda new, old: status.event(f"state {old.name} -> {new.name}"))
         with watching(streams, topology, status):
             streams.run()
         return streams.state is ClientState.NOT_RUNNING

@@ -111,7 +111,7 @@ def run(step: Step, files: Files, console: Console) -> Forecast:
 def show(found: Forecast, console: Console) -> None:
     """The rebalances as a table, then what it comes to."""
     step = found.step
-    console.print(_headline(step), markup=False, highlight=False)
+    console.print(_headline(step), markup=False, highlight=False, soft_wrap=True)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("after", "members", "handed over", "taken to hand over", "warm-ups", "still to move"):
         table.add_column(column, justify="right")
@@ -129,7 +129,7 @@ def show(found: Forecast, console: Console) -> None:
         ("balanced", _balanced(found)),
     ]
     for label, text in rows:
-        console.print(f"{label:<12} {text}", markup=False, highlight=False)
+        console.print(f"{label:<12} {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _headline(step: Step) -> str:

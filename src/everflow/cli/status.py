@@ -26,10 +26,13 @@ class StatusLine:
         *,
         interval_s: float = PLAIN_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
+        stamp: Callable[[], str] | None = None,
     ) -> None:
+        """``stamp``: the time that stands before each `event`, and before progress lines where there is no terminal."""
         self._console = console
         self._interval_s = interval_s
         self._clock = clock
+        self._stamp = stamp
         self._status: Status | None = None
         self._printed_at: float | None = None
         self._printed = ""
@@ -45,6 +48,13 @@ class StatusLine:
     def say(self, text: str) -> None:
         """Print a lasting line (above the live one)."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def event(self, text: str) -> None:
+        """`say` with the time before it."""
+        self.say(self._stamped(text))
+
+    def _stamped(self, text: str) -> str:
+        return text if self._stamp is None else f"{self._stamp()} {text}"
 
     def show(self, text: str, *, below: Sequence[str] = (), now: bool = False) -> None:
         """Replace the progress line, which may have several lines itself.
@@ -64,4 +74,4 @@ class StatusLine:
         due = now or self._printed_at is None or at - self._printed_at >= self._interval_s
         if due and text != self._printed:
             self._printed_at, self._printed = at, text
-            self.say(text)
+            self.event(text)

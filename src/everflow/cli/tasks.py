@@ -9,9 +9,10 @@ from everflow.records import TaskId
 from everflow.runtime.task import TaskRole, TaskState
 from everflow.runtime.task_status import TaskStatus
 
-ACTIVE, STARTING, RESTORING, STANDBY, WARM_UP = "active", "starting", "restoring", "standby", "warm-up"
-ROLES = (ACTIVE, STARTING, RESTORING, STANDBY, WARM_UP)
-"""What a task is here, for people: an active one that cannot process yet is restoring, or waits for its stream thread."""
+ACTIVE, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP = "active", "starting", "restoring", "leaving", "standby", "warm-up"
+ROLES = (ACTIVE, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP)
+"""What a task is here, for people: an active one that cannot process yet is restoring, or waits for its stream thread; one that is
+leaving is being handed over."""
 _ROWS_SHOWN = 12
 
 
@@ -19,7 +20,8 @@ def role_of(status: TaskStatus) -> str:
     """One of `ROLES`."""
     if status.role is not TaskRole.ACTIVE:
         return str(status.role.value)
-    return {TaskState.RUNNING: ACTIVE, TaskState.RESTORING: RESTORING}.get(status.state, STARTING)
+    named = {TaskState.RUNNING: ACTIVE, TaskState.RESTORING: RESTORING, TaskState.SUSPENDED: LEAVING}
+    return named.get(status.state, STARTING)
 
 
 def summary(tasks: Mapping[TaskId, TaskStatus]) -> str:
@@ -63,7 +65,7 @@ def duration(seconds: float) -> str:
 
 def task_lines(tasks: Mapping[TaskId, TaskStatus]) -> list[str]:
     """A line for each task, those that somebody waits for first; at most a dozen."""
-    order = {RESTORING: 0, STARTING: 1, WARM_UP: 2, ACTIVE: 3, STANDBY: 4}
+    order = {RESTORING: 0, STARTING: 1, LEAVING: 2, WARM_UP: 3, ACTIVE: 4, STANDBY: 5}
     ranked = sorted(tasks.items(), key=lambda item: (order[role_of(item[1])], item[0]))
     lines = [f"{task!s:>6}  {role_of(status):<9}  {_figures(status)}" for task, status in ranked[:_ROWS_SHOWN]]
     hidden = len(ranked) - len(lines)
@@ -71,7 +73,7 @@ def task_lines(tasks: Mapping[TaskId, TaskStatus]) -> list[str]:
 
 
 def _figures(status: TaskStatus) -> str:
-    if role_of(status) in (ACTIVE, STARTING):
+    if role_of(status) in (ACTIVE, STARTING, LEAVING):
         return "" if status.lag is None else f"lag {status.lag:,}"
     return progress([status])
 

@@ -67,10 +67,10 @@ def _listed(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at a running instance.
+    """One look at an application and at the instance here.
 
-    ``consumed`` and ``log_end`` are offsets summed over its input partitions, repartition topics included;
-    ``tasks`` says what its tasks do (`everflow.cli.tasks.summary`).
+    ``consumed`` and ``log_end`` are the application's: committed offsets and ends summed over all input partitions, repartition
+    topics included. ``tasks`` says what the tasks of this instance do (`everflow.cli.tasks.summary`).
     """
 
     at_s: float
@@ -108,11 +108,11 @@ class Progress:
         return None if last is None else max(0, last.log_end - last.consumed)
 
     def line(self) -> str:
-        """``45,120 records/s · lag 12,345 · 6 active, 2 standby``."""
+        """``45,120 records/s · lag 12,345 · here: 6 active, 2 standby``; rate and lag are of all instances together."""
         lag = self.lag
         parts = [f"{self.records_per_s:,.0f} records/s", "lag unknown" if lag is None else f"lag {lag:,}"]
         if self._samples and self._samples[-1].tasks:
-            parts.append(self._samples[-1].tasks)
+            parts.append(f"here: {self._samples[-1].tasks}")
         return " · ".join(parts)
 
 

@@ -51,9 +51,9 @@ def show(outcome: Outcome, console: Console) -> None:
     console.print(worst_carriers(outcome.streamed), busiest_routes(outcome.streamed))
     if outcome.moves is not None:
         console.print(pauses(outcome.moves))
-        console.print(moves_text(outcome.moves), markup=False, highlight=False)
+        console.print(moves_text(outcome.moves), markup=False, highlight=False, soft_wrap=True)
     line = f"{outcome.records_in:,} flights in {outcome.elapsed_s:.1f} s, {outcome.guarantee}, start and stop included"
-    console.print(f"{line}\n{verdict(outcome)}", markup=False, highlight=False)
+    console.print(f"{line}\n{verdict(outcome)}", markup=False, highlight=False, soft_wrap=True)
 
 
 def worst_carriers(streamed: Figures) -> Table:

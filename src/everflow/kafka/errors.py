@@ -108,6 +108,8 @@ def classify(error: KafkaError, doing: str) -> EverflowError:
     """
     code = error.code()
     text = f"{doing}: {error.str()} ({error.name()})"
+    if code == KafkaError.FENCED_INSTANCE_ID:
+        return TaskMigratedError(f"{text}. Another process joined with this group.instance.id and has the tasks; this one stops.")
     if code in _MIGRATED:
         return TaskMigratedError(f"{text}. Another owner has taken over; the tasks are closed and the group rejoined.")
     if code in _GENERATION:

@@ -334,12 +334,17 @@ class RecordWriter:
         except KafkaException as failure:
             raise self._refused(failure, doing) from failure
         except SystemError as failure:
-            # confluent-kafka runs a delivery callback while an error of its own is pending (rare, after a fatal error).
+            # After a fatal error confluent-kafka sets an exception of its own and runs the next delivery callback while that is
+            # pending: Python refuses the callback's first call with a SystemError, and chains what was pending to it.
             with suppress(SystemError, KafkaException):
-                self._producer.poll(0)  # its callback may still be queued, and has the cause
-            cause = self._fatal
+                self._producer.poll(0)  # the error's callback may still be queued, and says more than "fatal error"
+            pending = _pending(failure)
+            cause = self._fatal or (kafka_error(pending) if pending is not None else None)
             text = f"{self._name}: {doing}"
-            raise self._discarded(classify(cause, text) if cause else RetriableError(f"{text}: {failure}")) from failure
+            if cause is not None:
+                raise self._discarded(classify(cause, text)) from failure
+            what = f"{failure}" if pending is None else f"{type(pending).__name__}: {pending}"
+            raise self._discarded(RetriableError(f"{text}: {what}")) from failure
 
     def _refused(self, failure: KafkaException, doing: str) -> EverflowError:
         error = kafka_error(failure)
@@ -374,6 +379,14 @@ def _partitions(partition: int | Sequence[int] | Int64 | None, count: int) -> Se
 
 def _headers(headers: Sequence[Any] | None, part: slice, count: int) -> Iterable[Any]:
     return repeat(None, count) if headers is None else headers[part]
+
+
+def _pending(failure: SystemError) -> BaseException | None:
+    """The exception that was pending when Python made this SystemError: the first in its chain that is none itself."""
+    found: BaseException | None = failure
+    while isinstance(found, SystemError):
+        found = found.__cause__ or found.__context__
+    return found
 
 
 def _note_fatal(fatals: list[KafkaError], error: KafkaError) -> None:

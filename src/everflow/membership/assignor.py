@@ -37,7 +37,9 @@ from everflow.assignment.user_data import (
 from everflow.clock import Clock, SystemClock
 from everflow.errors import EverflowError
 from everflow.kafka.group_channel import Given
+from everflow.membership.decision_text import Known, decision_text, known_of
 from everflow.membership.screening import Screening, screen
+from everflow.moves import moves
 from everflow.records import TaskId, TopicPartition
 
 log = logging.getLogger("everflow.membership")
@@ -137,6 +139,7 @@ class TaskAssignor:
         self._max_delay_ms = max_delay_ms
         self._clock = clock or SystemClock()
         self._delay = Delay()  # a leader's memory
+        self._known: Known = {}
         self._led = False  # whether this member made the assignment that it is about to get
         self._digest = digest(identity.topology)
         self._latest_version = latest_version
@@ -202,7 +205,7 @@ class TaskAssignor:
         data = decode_assignment(blob, self._latest_version)
         self._used_version = min(self._latest_version, data.latest_version)
         if not self._led:  # what another leader decided meanwhile is not remembered here
-            self._delay = Delay()
+            self._delay, self._known = Delay(), {}
         self._led = False
         return data
 
@@ -270,13 +273,9 @@ class TaskAssignor:
             raise ValueError(f"it broke the rules: {'; '.join(problems[:10])}")
         if delays:
             self._delay, decided = remember(self._delay, cluster, decided, now_ms)
-        log.info(
-            "assigned %d tasks to %d members, %d wait for their present owner, %d movements left",
-            sum(map(len, decided.active.values())),
-            len(cluster.members),
-            len(decided.withheld),
-            decided.movements,
-        )
+        if moves.isEnabledFor(logging.INFO):
+            moves.info("The leader decides: %s", decision_text(self._known, cluster, decided))
+        self._known = known_of(cluster, decided)
         none: frozenset[TaskId] = frozenset()
         hosts = hosts_within_budget(
             {

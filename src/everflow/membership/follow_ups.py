@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from everflow.moves import counted, some
 from everflow.records import TaskId
 
 GATHER_MS = 1_000
@@ -26,6 +27,7 @@ class FollowUps:
         self._asked: str | None = None
         self._hot: dict[TaskId, float] = {}  # not told to the group yet -> when it is due
         self._told: dict[TaskId, float] = {}  # told with a join -> how long to wait before telling it again
+        self._standby: frozenset[TaskId] = frozenset()
         self._unasked: frozenset[TaskId] = frozenset()  # standbys for which nobody waits
         self._probe_at: float | None = None
         self._last_at_once = float("-inf")
@@ -70,7 +72,8 @@ class FollowUps:
         waits for them: that they catch up must not cost the group a rebalance, which a bounce is to avoid (KIP-345). Should the
         group have waited for one already, the leader's follow-up after the probing interval finds it hot.
         """
-        self._unasked = frozenset(standby) if stale else frozenset()
+        self._standby = frozenset(standby)
+        self._unasked = self._standby if stale else frozenset()
         self._hot = {task: due for task, due in self._hot.items() if task in standby or task in warmup}
         for task, wait in list(self._told.items()):
             if task not in warmup:
@@ -98,8 +101,18 @@ class FollowUps:
             return None
         why = self._asked
         if why is None and self._hot and min(self._hot.values()) <= now_ms:
-            why = f"{len(self._hot)} warm-ups are hot ({', '.join(str(task) for task in sorted(self._hot)[:5])})"
+            why = self._caught_up()
         if why is None and self._probe_at is not None and self._probe_at <= now_ms:
             why = "the leader wanted a follow-up"
         self._requested = why is not None
         return why
+
+    def _caught_up(self) -> str:
+        standbys = [task for task in sorted(self._hot) if task in self._standby]
+        warmups = [task for task in sorted(self._hot) if task not in self._standby]
+        parts = [
+            f"{counted(len(tasks), noun)} caught up ({some(tasks)})"
+            for noun, tasks in (("warm-up", warmups), ("standby", standbys))
+            if tasks
+        ]
+        return "; ".join(parts)

@@ -22,6 +22,7 @@ from everflow.kafka.group_channel import GroupAssignor, GroupChannel, GroupListe
 from everflow.membership.assignor import Claims, TaskAssignor
 from everflow.membership.follow_ups import FollowUps
 from everflow.membership.refused import refusal_error
+from everflow.moves import moves
 from everflow.records import TaskId, TopicPartition
 
 log = logging.getLogger("everflow.membership")
@@ -299,7 +300,8 @@ class GroupMember:
         self._silent = True
         try:
             if self._channel is not None:
-                self._channel.close(timeout_s, self._leave_group)
+                # Who was refused owns nothing that could wait for its return, and the others' rebalances would wait for it.
+                self._channel.close(timeout_s, True if self._clash is not None else self._leave_group)
         except Exception as failure:
             log.warning("leaving group %s: %s", self._settings.group_id, failure)
         self._owned = {}
@@ -329,7 +331,7 @@ class GroupMember:
         with self._asking:
             why = self._follow_ups.due(self._clock.monotonic_ms(), channel.joining)
         if why is not None:
-            log.info("asking for a rebalance: %s", why)
+            moves.info("Asking for a rebalance: %s", why)
             channel.request_rejoin()
         if self._held.is_set() and not channel.joining:
             channel.keep_alive()

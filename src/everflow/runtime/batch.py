@@ -161,7 +161,8 @@ class BatchFailedError(EverflowError):
         kind: ``record`` (a record cannot be processed; ``record`` names it), ``worker`` (a Python
             worker died),
             ``migrated`` (fenced or unknown to the group), ``generation`` (the group's generation moved on),
-            ``data-loss`` (a range is no longer, or not yet, in the log), ``spark-gone`` (the JVM ended),
+            ``data-loss`` (a range is no longer, or not yet, in the log), ``timeout`` (a broker or this machine was slow: nothing is
+            lost, the batch runs again), ``spark-gone`` (the JVM ended),
             ``fatal`` (trying again would meet it again), ``too-large`` (more bytes than a batch may have: ``size``), ``other``.
         cause: text of the cause, with the workers' traceback.
         record: the culprit where it is known.
@@ -169,7 +170,9 @@ class BatchFailedError(EverflowError):
     """
 
     code = "EF-BATCH-FAILED"
-    KINDS = frozenset({"record", "worker", "migrated", "generation", "data-loss", "spark-gone", "fatal", "too-large", "other"})
+    KINDS = frozenset(
+        {"record", "worker", "migrated", "generation", "data-loss", "timeout", "spark-gone", "fatal", "too-large", "other"}
+    )
 
     def __init__(
         self, cause: str, *, kind: str = "other", record: BadRecord | None = None, size: tuple[int, int] | None = None

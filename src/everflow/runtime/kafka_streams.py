@@ -23,6 +23,7 @@ from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.producer import group_metadata
 from everflow.membership.member import Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked, Roles
 from everflow.metrics import Metrics
+from everflow.moves import moves, some
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.batch_watchdog import end_hanging
 from everflow.runtime.changelogs import Changelogs
@@ -31,10 +32,12 @@ from everflow.runtime.client_state import ENDED, STOPPING, ClientState, StateLis
 from everflow.runtime.commit_gate import CommitGate, GateBackend, GateBook, MemberMetadata
 from everflow.runtime.copies import Copies
 from everflow.runtime.deferred_offsets import DeferredOffsets
+from everflow.runtime.drain import DRAIN_SHARE, DRAIN_WITHOUT_BROKER_MS, drain_limit, drained_or_ended
 from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.end_sums import EndSums
 from everflow.runtime.host_map import HostMap
 from everflow.runtime.lost_writers import LostWriters
+from everflow.runtime.own_assignor import check_assignor
 from everflow.runtime.partition_racks import PartitionRacks
 from everflow.runtime.queries import InteractiveQueries, QueryPorts, store_queries
 from everflow.runtime.restoration import RestoreListener
@@ -71,9 +74,6 @@ from everflow.topology.graph import Topology
 log = logging.getLogger("everflow")
 
 TICK_S = 0.1
-DRAIN_SHARE = 0.8
-"""Of a close's time-out; the rest is for ending."""
-DRAIN_WITHOUT_BROKER_MS = 5_000.0
 RESTORE_THREADS = 2
 TAIL_THREADS = 2
 """For tasks whose copy was in use here a moment ago: they must not wait behind whole restores."""
@@ -213,7 +213,10 @@ class KafkaStreams(InteractiveQueries):
         """Every task on this instance: its role, state, how far behind it is. For operators and views."""
         ends = {} if self._ends is None else self._ends.ends()
         followed = {} if self._updater is None else self._updater.followed()
-        return statuses(self._book.owned(), self._running_tasks(), ends, followed, self._recovering_ids(), self._tracker.progress())
+        leaving = frozenset() if self._manager is None else self._manager.handing_over()
+        return statuses(
+            self._book.owned(), self._running_tasks(), ends, followed, self._recovering_ids(), self._tracker.progress(), leaving
+        )
 
     def metrics(self) -> dict[str, float | str]:
         """Counters since the start, the present lag (records) and restore progress, by the names in `everflow.metrics`."""
@@ -237,6 +240,7 @@ class KafkaStreams(InteractiveQueries):
 
         config = self.config
         check_clients(config)
+        check_assignor(config.task_assignor_class)
         # 1. This process alone works on the state folder.
         self._directory = StateDirectory.open(Path(config.state_dir).expanduser(), config.application_id, sync=config.state_sync)
         # 2-7. The cluster is there, earlier writers are fenced, topics exist and fit.
@@ -245,6 +249,7 @@ class KafkaStreams(InteractiveQueries):
         require_tasks(blueprint)
         changelogs = Changelogs(admin, blueprint.cluster_id)
         ground = self._ground = Ground(config, self._clock, admin, blueprint, self._directory, changelogs)
+        log.info("Starting Spark")
         session = get_session(config.num_stream_threads + RESTORE_THREADS + 1)  # 8. Spark (slots: threads, restores, a spare).
         # 9. The copies that are here already, and the member that will tell of them. It joins last.
         updater = self._updater = state_updater(ground, self._tracker, lambda: self._standby_listener, self._on_hot)
@@ -285,8 +290,10 @@ class KafkaStreams(InteractiveQueries):
         self._loop.start()
         # 12. Join: from here on tasks arrive. Not before the threads are warm: a task that another instance hands over without a
         # restore would stand still meanwhile (seconds; measured by `bench scaleout`).
+        moves.info("Preparing the Spark jobs and Python workers of %d stream threads", len(self._threads))
         for thread in self._threads:
             thread.warm.wait(WARM_UP_WAIT_S)
+        moves.info("Joining the group")
         deadline = Deadline(self._clock, config.task_timeout_ms)
         retrying(member.start, "joining the group", clock=self._clock, deadline=deadline, stop=self._stop)
 
@@ -515,21 +522,20 @@ class KafkaStreams(InteractiveQueries):
         member, ends = self._member, self._ends
         if self._drain_s <= 0 or member is None or ends is None or member.metadata().generation < 0:
             return
-        log.info("Handing over the tasks, for %.0f s at most", self._drain_s)
+        limit = drain_limit(self._drain_s, self.config.drain_timeout_ms / 1000)
+        moves.info("Handing over the tasks, for %.0f s at most (%s)", self._drain_s, limit)
         deadline = Deadline(self._clock, self._drain_s * 1000)
         member.drain(self._leave_group)
-        while not member.await_drained(TICK_S):
-            given_up = (
-                ("drain.timeout.ms is over", deadline.expired()),
-                ("asked to hurry", self._hurry.is_set()),
-                ("evicted from the group", member.metadata().generation < 0),
-                ("a stream thread has ended", any(thread.join(0) for thread in self._threads)),
-                ("the brokers do not answer", ends.failing_ms() > DRAIN_WITHOUT_BROKER_MS),
-            )
-            for reason, applies in given_up:
-                if applies:
-                    log.warning("Not all tasks were handed over: %s; the others take them cold or behind", reason)
-                    return
+        ended: dict[str, Callable[[], bool]] = {
+            f"{self._drain_s:.0f} s are over ({limit})": deadline.expired,
+            "asked to hurry": self._hurry.is_set,
+            "evicted from the group": lambda: member.metadata().generation < 0,
+            "a stream thread has ended": lambda: any(thread.join(0) for thread in self._threads),
+            "the brokers do not answer": lambda: ends.failing_ms() > DRAIN_WITHOUT_BROKER_MS,
+        }
+        reason = drained_or_ended(member.await_drained, ended)
+        if reason is not None:
+            moves.warning("Not all tasks were handed over: %s. Still here: %s", reason, some(sorted(self._book.owned())))
 
     def _end_loop(self) -> None:
         if self._loop is not None and self._loop.ident is not None:

@@ -20,20 +20,39 @@ def decision(path: str) -> Callable[[ClusterState], Assignment]:
     """
     if not path:
         return everflow_assignor.assign
-    module_name, separator, name = path.partition(":")
-    if not separator:
-        module_name, _, name = path.rpartition(".")
-    try:
-        found = importlib.import_module(module_name) if module_name and name else None
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as failure:
-        raise ConfigError(f"{KEY} = {path!r} cannot be loaded: {failure}. Write module:Class.") from failure
+    found = _loaded(path)
     try:
         made = found() if isinstance(found, type) else found
     except Exception as failure:
         raise ConfigError(f"{KEY}: {path} could not be made without arguments: {failure!r}") from failure
-    missing = [method for method in ("assign", "on_assignment_computed") if not callable(getattr(made, method, None))]
+    _require_methods(path, made)
+    return decide_with(made)  # type: ignore[arg-type]
+
+
+def check_assignor(path: str) -> None:
+    """ConfigError if there is no such class or it is no assignor; it is not made yet. For before the seconds that Spark takes."""
+    if path:
+        _require_methods(path, _loaded(path))
+
+
+def _loaded(path: str) -> object:
+    module_name, separator, name = path.partition(":")
+    if not separator:
+        module_name, _, name = path.rpartition(".")
+    if not module_name or not name:
+        raise ConfigError(f"{KEY} = {path!r} cannot be loaded: it names no class in a module. Write module:Class.")
+    try:
+        found: object = importlib.import_module(module_name)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as failure:
+        raise ConfigError(f"{KEY} = {path!r} cannot be loaded: {failure}. Write module:Class.") from failure
+    except Exception as failure:
+        raise ConfigError(f"{KEY} = {path!r}: its module fails when it is imported: {failure!r}") from failure
+    return found
+
+
+def _require_methods(path: str, assignor: object) -> None:
+    missing = [method for method in ("assign", "on_assignment_computed") if not callable(getattr(assignor, method, None))]
     if missing:
         raise ConfigError(f"{KEY}: {path} has no {' and no '.join(missing)}; see everflow.assignment.api.TaskAssignor.")
-    return decide_with(made)  # type: ignore[arg-type]

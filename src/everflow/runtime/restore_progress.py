@@ -7,6 +7,7 @@ import threading
 
 from everflow import metrics as names
 from everflow.metrics import Metrics
+from everflow.moves import moves
 from everflow.records import TaskId
 from everflow.runtime.restoration import RestoreListener, RestoreProgress, SilentListener
 
@@ -60,7 +61,7 @@ class RestoreTracker:
         """See `RestoreListener`."""
         self._forget(progress)
         if progress.records:
-            log.info(
+            moves.info(
                 "Restored %s of task %s: %d records in %.1f s",
                 progress.store,
                 progress.task,

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from everflow.clock import Clock
 from everflow.errors import EverflowError, RetriableError
+from everflow.moves import moves
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.restoration import ChangelogState, LogChunk, PreparedStore, RestoreListener, RestoreProgress
 from everflow.runtime.standby_listener import SilentStandbyListener, StandbyUpdateListener, SuspendReason
@@ -440,7 +441,7 @@ class StateUpdater:
         if task.cold or warmup:
             task.said_ms = now_ms
             task.quiet_ms = HOT_AGAIN_MS if warmup else min(max(HOT_AGAIN_MS, 2 * task.quiet_ms), HOT_AGAIN_AT_MOST_MS)
-            log.info("Task %s (%s) is hot: %d offsets behind", task_id, task.task.role.value, lag)
+            moves.info("Task %s (%s) is hot: %d offsets behind", task_id, task.task.role.value, lag)
             self._services.became_hot(task_id)
 
     def _publish(self) -> None:

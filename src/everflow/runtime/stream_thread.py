@@ -376,7 +376,9 @@ class StreamThread:
     def _after_failure(self, failure: BatchFailedError) -> None:
         """D6's order: end the workers, fence, read stable offsets, replay the changelog's tail; then retry."""
         self.services.metrics.add(names.BATCHES_FAILED, 1)
-        log.warning("Stream thread %d: batch failed (%s): %s", self.number, failure.kind, brief(failure.cause))
+        slow = failure.kind == "timeout" and self._planned is not None and self._planned.attempt == 0
+        level = logging.INFO if slow else logging.WARNING  # a slow broker is worth a warning only when it stays slow
+        log.log(level, "Stream thread %d: batch failed (%s): %s", self.number, failure.kind, brief(failure.cause))
         log.debug("Stream thread %d: the whole cause: %s", self.number, failure.cause)
         pids = self.services.gate.take_pids(self.number)
         self.services.kill_workers(pids)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from everflow.errors import EverflowError, TaskMigratedError
+from everflow.moves import counted, moves, some
 from everflow.records import TaskId
 from everflow.runtime.commit_gate import GateBook
 from everflow.runtime.retry import StoppedError
@@ -24,6 +25,8 @@ from everflow.runtime.task import ActiveTask, StandbyTask, TaskRole, TaskState, 
 log = logging.getLogger("everflow")
 
 MIGRATED_PAUSE_S = 0.2
+NAMED = 16
+"""Tasks that a line of the log names; the others are counted."""
 
 
 class TaskHolder(Protocol):
@@ -104,14 +107,14 @@ class TaskManager:
     def assigned(self, tasks: Collection[TaskId]) -> None:
         """These tasks became ours (the gate's book knows already)."""
         if tasks:
-            log.info("Assigned tasks: %s", _names(tasks))
+            moves.info("Assigned %s: %s", counted(len(tasks), "task"), _names(tasks))
         self.owned |= set(tasks)
         self._revoked -= set(tasks)
         self.reconcile()
 
     def revoked(self, tasks: Collection[TaskId]) -> None:
         """Give these up after the batches in flight; then the member may rejoin."""
-        log.info("Revoked tasks: %s", _names(tasks))
+        moves.info("Revoked %s (they go to another instance): %s", counted(len(tasks), "task"), _names(tasks))
         self.owned -= set(tasks)
         self._revoked |= set(tasks)
         self._cancel(tasks)
@@ -120,7 +123,7 @@ class TaskManager:
     def lost(self, tasks: Collection[TaskId]) -> None:
         """Others may own these already: close them without a commit (the gate refuses it since the moment of the loss). Standbys
         and warm-ups go on: they write nothing that others could see."""
-        log.warning("Lost tasks: %s", _names(tasks))
+        moves.warning("Lost %s (the group took them: no answer in time?): %s", counted(len(tasks), "task"), _names(tasks))
         self.owned -= set(tasks)
         self._revoked -= set(tasks)
         self._cancel(tasks)
@@ -130,7 +133,7 @@ class TaskManager:
         """The copies that a completed rebalance wants here; what was suspended and is in no role any more is closed."""
         wanted = {**dict.fromkeys(standby, TaskRole.STANDBY), **dict.fromkeys(warmup, TaskRole.WARMUP)}
         if wanted != self.copies:
-            log.info("Standby tasks: %s; warm-up tasks: %s", _names(standby), _names(warmup))
+            moves.info("Standby tasks: %s; warm-up tasks: %s", _names(standby), _names(warmup))
         self.copies = wanted
         self.reconcile()
         for task in [task for task in self.suspended if task not in self.owned and task not in self.copies]:
@@ -155,6 +158,10 @@ class TaskManager:
     def all_running(self) -> bool:
         """Whether every owned task runs and none is on its way."""
         return self.owned == set(self.running) and not self.recovering and not self.leaving
+
+    def handing_over(self) -> frozenset[TaskId]:
+        """Tasks that were revoked and are not given up yet; from any thread."""
+        return frozenset(self._revoked)
 
     def idle_stores(self) -> dict[TaskId, tuple[TaskStore, ...]]:
         """Stores of tasks that are being restored or are suspended; from any thread."""
@@ -346,4 +353,4 @@ class TaskManager:
 
 
 def _names(tasks: Collection[TaskId]) -> str:
-    return ", ".join(map(str, sorted(tasks))) or "none"
+    return some(sorted(tasks), NAMED)

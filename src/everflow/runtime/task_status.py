@@ -18,6 +18,7 @@ class TaskStatus:
 
     Attributes:
         state: CREATED while it is ours and is nowhere yet: it waits for its stream thread, or for the state updater to let go.
+            SUSPENDED while it is handed over: revoked here, and its next owner does not have it yet.
         lag: a running active task: input records that wait; otherwise offsets between its copy and the end of its changelogs.
             None: not known yet.
         rate: records/s of its copy, restoring or following.
@@ -40,14 +41,17 @@ def statuses(
     followed: Mapping[TaskId, FollowedTask],
     recovering: Collection[TaskId],
     restores: Mapping[TaskId, Sequence[RestoreProgress]],
+    handing_over: Collection[TaskId] = (),
 ) -> dict[TaskId, TaskStatus]:
-    """All tasks by id. ``owned``: what the group wants active here; ``ends``: of input partitions; ``restores``: under way."""
+    """All tasks by id. ``owned``: what the group wants active here; ``ends``: of input partitions; ``restores``: under way;
+    ``handing_over``: revoked, not given up yet. One whose last batch still runs is RUNNING."""
     found = {task: TaskStatus(TaskRole.ACTIVE, TaskState.CREATED, None) for task in owned}
     found |= {
         task: TaskStatus(copy.role, TaskState.RUNNING, copy.lag, copy.rate, copy.remaining_s, copy.offset_sum)
         for task, copy in followed.items()
     }
     found |= {task: _restoring(restores.get(task, ())) for task in recovering}
+    found |= {task: TaskStatus(TaskRole.ACTIVE, TaskState.SUSPENDED, None) for task in handing_over}
     for task in running:
         positions = dict(task.positions)
         known = all(tp in ends for tp in positions)

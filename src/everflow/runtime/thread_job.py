@@ -149,7 +149,9 @@ _KINDS = (
     (re.compile(r"TaskMigratedError"), "migrated"),
     (re.compile(r"Python worker exited unexpectedly|Python worker process terminated|crashed"), "worker"),
     (re.compile(r"^(?:everflow\.errors\.)FatalError:", re.MULTILINE), "fatal"),
-    (re.compile(r"OffsetOutOfRange|LogStartMovedError|Cannot fetch record|data may have been lost|KAFKA_DATA_LOSS"), "data-loss"),
+    (re.compile(r"OffsetOutOfRange|LogStartMovedError|data may have been lost|KAFKA_DATA_LOSS"), "data-loss"),
+    # Spark's reader waits so long for a record that is there: a broker or this machine is slow, nothing is lost.
+    (re.compile(r"Cannot fetch record for offset \d+ in \d+ milliseconds"), "timeout"),
 )
 
 

@@ -19,6 +19,7 @@ def test_it_shows_the_rounds_and_writes_json_and_history(tmp_path: Path) -> None
     assert done.exit_code == 0, done.output
     for word in ("moves", "rebalances", "paused", "balanced", "warm-ups"):
         assert word in done.output
+    assert any(line.startswith("2 instances") and len(line) > 80 for line in done.output.splitlines()), "prose is wrapped"
     written = json.loads(result.read_text())
     assert written["step"]["members"] == 2
     assert written["moves"] == 2

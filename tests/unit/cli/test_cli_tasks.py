@@ -7,7 +7,7 @@ import pytest
 from everflow.cli.tasks import duration, summary, task_lines
 from everflow.records import TaskId
 from everflow.runtime.task import TaskRole, TaskState
-from everflow.runtime.task_status import TaskStatus
+from everflow.runtime.task_status import TaskStatus, statuses
 
 RUNNING = TaskStatus(TaskRole.ACTIVE, TaskState.RUNNING, 1_200, 0.0, 0.0)
 STANDBY = TaskStatus(TaskRole.STANDBY, TaskState.RUNNING, 0, 50.0, 0.0, 900)
@@ -25,6 +25,13 @@ def test_roles_are_counted_and_what_somebody_waits_for_has_its_progress() -> Non
     assert summary(tasks(RUNNING, WARM_UP, WARM_UP)) == "1 active, 2 warm-up · warm-up 25 %, 4,000 records/s, 3.0 s left"
     assert summary(tasks(RESTORING)) == "1 restoring · restoring 43 %, 1,000 records/s, 0.6 s left"
     assert summary({}) == ""
+
+
+def test_a_task_that_is_handed_over_is_leaving_not_starting() -> None:
+    one, two = TaskId(0, 0), TaskId(0, 1)
+    found = statuses([one, two], (), {}, {}, (), {}, handing_over=[two])
+    assert summary(found) == "1 starting, 1 leaving"
+    assert [line.split() for line in task_lines(found)] == [["0_0", "starting"], ["0_1", "leaving"]]
 
 
 def test_what_is_not_known_is_not_said() -> None:

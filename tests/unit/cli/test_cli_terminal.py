@@ -91,7 +91,7 @@ def test_progress_rates_are_taken_over_the_window() -> None:
 def test_progress_ends_with_what_the_tasks_do() -> None:
     progress = Progress()
     progress.add(Sample(0.0, 0, 10, tasks="2 active"))
-    assert progress.line() == "0 records/s · lag 10 · 2 active"
+    assert progress.line() == "0 records/s · lag 10 · here: 2 active"
 
 
 def test_settings_keep_equal_signs_of_the_value() -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from everflow.demo.batch import CarrierDay, Delay, Figures
 from everflow.demo.moves import Moves
-from everflow.demo.report import DIFFERENCES_SHOWN, Outcome, busiest_routes, moves_text, pauses, verdict, worst_carriers
+from everflow.demo.report import DIFFERENCES_SHOWN, Outcome, busiest_routes, moves_text, pauses, show, verdict, worst_carriers
 from everflow.records import TaskId
 
 FIGURES = Figures(
@@ -80,6 +80,12 @@ def test_pauses_tell_tasks_that_stayed_from_those_that_moved() -> None:
         ["0_1", "0.50", "1.25", "moved there and back"],
     ]
     assert "0.50 s with one instance; then 0.75 s of the tasks that stayed, 1.25 s of those that moved" in moves_text(MOVES)
+
+
+def test_prose_is_not_wrapped_at_the_width_that_a_pipe_is_taken_to_have() -> None:
+    out = io.StringIO()
+    show(outcome(moves=MOVES), Console(width=60, file=out))
+    assert set(moves_text(MOVES).splitlines()) <= set(out.getvalue().splitlines())
 
 
 def test_tables_rank_by_delay_and_by_flights() -> None:

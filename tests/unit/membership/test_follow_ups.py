@@ -27,7 +27,7 @@ def test_hot_warm_ups_are_gathered_from_the_first(follow_ups: FollowUps) -> None
     follow_ups.became_hot(A, 100.0)
     follow_ups.became_hot(B, 900.0)
     assert follow_ups.due(99.0 + GATHER_MS, False) is None
-    assert follow_ups.due(100.0 + GATHER_MS, False) == "2 warm-ups are hot (0_0, 0_1)"
+    assert follow_ups.due(100.0 + GATHER_MS, False) == "2 warm-ups caught up (0_0, 0_1)"
     assert follow_ups.pending
     assert follow_ups.due(101.0 + GATHER_MS, False) is None, "once per join"
 
@@ -38,7 +38,7 @@ def test_during_a_rebalance_nothing_is_asked_and_what_it_settled_is_forgotten(fo
     follow_ups.became_hot(B, 0.0)
     assert follow_ups.due(5_000.0, rebalancing=True) is None
     follow_ups.completed((), {B}, None, 5_000.0)  # A became active here, or went elsewhere
-    assert follow_ups.due(5_000.0, False) == "1 warm-ups are hot (0_1)"
+    assert follow_ups.due(5_000.0, False) == "1 warm-up caught up (0_1)"
 
 
 def test_what_the_join_said_is_not_asked_again_unless_the_leader_left_it(follow_ups: FollowUps) -> None:
@@ -49,7 +49,7 @@ def test_what_the_join_said_is_not_asked_again_unless_the_leader_left_it(follow_
     follow_ups.completed((), {A}, None, 10_000.0)  # its end sums were not at hand: A is a warm-up still
     follow_ups.became_hot(A, 10_001.0)
     assert follow_ups.due(9_999.0 + AGAIN_MS, False) is None
-    assert follow_ups.due(10_000.0 + AGAIN_MS, False) == "1 warm-ups are hot (0_0)"
+    assert follow_ups.due(10_000.0 + AGAIN_MS, False) == "1 warm-up caught up (0_0)"
     follow_ups.joining()
     follow_ups.completed((), {A}, None, 20_000.0)
     assert follow_ups.due(19_999.0 + 2 * AGAIN_MS, False) is None
@@ -63,11 +63,23 @@ def test_standbys_that_fell_behind_in_a_bounce_cost_no_rebalance(follow_ups: Fol
     follow_ups.became_hot(A, 10.0)
     assert follow_ups.due(10.0**9, False) is None
     follow_ups.became_hot(B, 10.0)
-    assert follow_ups.due(10.0 + GATHER_MS, False) == "1 warm-ups are hot (0_1)", "a warm-up is waited for, bounce or not"
+    assert follow_ups.due(10.0 + GATHER_MS, False) == "1 warm-up caught up (0_1)", "a warm-up is waited for, bounce or not"
     follow_ups.joining()
     follow_ups.completed({A}, (), None, 5_000.0)
     follow_ups.became_hot(A, 5_000.0)
     assert follow_ups.due(5_000.0 + GATHER_MS, False), "after a real rebalance the leader may wait for a standby"
+
+
+def test_standbys_are_not_called_warm_ups(follow_ups: FollowUps) -> None:
+    follow_ups.joining()
+    follow_ups.completed({A}, {B}, None, 0.0)
+    follow_ups.became_hot(A, 0.0)
+    assert follow_ups.due(GATHER_MS, False) == "1 standby caught up (0_0)"
+    follow_ups.joining()
+    follow_ups.completed({A}, {B}, None, 10_000.0)
+    follow_ups.became_hot(A, 10_000.0)
+    follow_ups.became_hot(B, 10_000.0)
+    assert follow_ups.due(10_000.0 + GATHER_MS, False) == "1 warm-up caught up (0_1); 1 standby caught up (0_0)"
 
 
 def test_what_is_asked_at_once_waits_for_the_end_of_a_rebalance_only(follow_ups: FollowUps) -> None:

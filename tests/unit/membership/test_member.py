@@ -381,6 +381,15 @@ def test_a_clone_of_a_running_instance_gives_up_after_one_session(driven: Driven
     assert driven.channel.closed == [True]
 
 
+@pytest.mark.parametrize("leave_group", [None, False])
+def test_a_refused_static_member_that_is_closed_while_it_waits_leaves_the_group(driven: Driven, leave_group: bool | None) -> None:
+    """It stayed, and the others' next rebalance waited for it until ``rebalance.timeout.ms``."""
+    driven.given(error=AnswerError.PROCESS_ID_CLASH, message="taken")
+    driven.member.leave(leave_group=leave_group)
+    driven.member.close()
+    assert driven.channel.closed == [True]
+
+
 def test_without_the_running_program_s_lines_the_refusal_still_says_what_to_do(driven: Driven) -> None:
     (told,) = driven.given(error=AnswerError.INCOMPATIBLE_TOPOLOGY, topology="abc")
     assert isinstance(told, Failed)

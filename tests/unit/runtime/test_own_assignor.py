@@ -11,7 +11,7 @@ from everflow.assignment.sticky import StickyTaskAssignor
 from everflow.config import AssignmentRules
 from everflow.errors import ConfigError
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.own_assignor import decision
+from everflow.runtime.own_assignor import check_assignor, decision
 
 STICKY = "everflow.assignment.sticky"
 
@@ -50,7 +50,7 @@ def test_a_class_itself_is_taken() -> None:
     [
         ("nowhere.at.all:Class", "No module named"),
         (f"{STICKY}:Missing", "has no attribute"),
-        ("Class", "cannot be loaded"),
+        ("Class", "cannot be loaded: it names no class in a module. Write module:Class"),
         (f"{__name__}:NotAnAssignor", "has no assign and no on_assignment_computed"),
         (f"{__name__}:NeedsMore", "without arguments"),
     ],
@@ -58,3 +58,17 @@ def test_a_class_itself_is_taken() -> None:
 def test_a_wrong_one_is_refused_with_the_reason(path: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         decision(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [("nowhere.at.all:Class", "No module named"), ("Class", "Write module:Class"), (f"{__name__}:NotAnAssignor", "has no assign")],
+)
+def test_the_check_before_spark_s_start_refuses_it_too(path: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        check_assignor(path)
+
+
+def test_the_check_makes_nothing() -> None:
+    check_assignor("")
+    check_assignor(f"{STICKY}:StickyTaskAssignor")

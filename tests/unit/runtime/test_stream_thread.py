@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -329,6 +330,32 @@ def test_without_spark_the_thread_ends_after_it_has_fenced(world: World) -> None
     with pytest.raises(FatalError, match="start the instance again"):
         world.turn()
     assert world.done[:4] == ["kill [99]", "fence app-p-0", "committed", "restore"]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("java.util.concurrent.TimeoutException: Cannot fetch record for offset 0 in 5000 milliseconds", "timeout"),
+        ("OffsetOutOfRangeException: in-0\nCannot fetch record for offset 0 in 5000 milliseconds", "data-loss"),
+        ("[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost", "data-loss"),
+    ],
+)
+def test_a_slow_broker_is_not_taken_for_lost_data(text: str, kind: str) -> None:
+    assert failure_of(text).kind == kind
+
+
+def test_a_slow_broker_is_a_warning_only_if_it_stays_slow(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    def slow(request: BatchRequest) -> BatchResult:
+        raise BatchFailedError("Cannot fetch record for offset 0 in 5000 milliseconds", kind="timeout")
+
+    world.behave = slow
+    world.give_task()
+    world.end = 10
+    with caplog.at_level(logging.INFO, "everflow"):
+        for _ in range(3):
+            world.turn()
+    levels = [record.levelname for record in caplog.records if "batch failed (timeout)" in record.getMessage()]
+    assert levels[:2] == ["INFO", "WARNING"]
 
 
 def test_what_would_fail_again_ends_the_thread_at_once_with_the_cause_in_one_line(world: World) -> None:
