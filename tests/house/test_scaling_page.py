@@ -42,7 +42,7 @@ def test_settings_exist_with_the_defaults_named(row: list[str]) -> None:
 
 def log_lines() -> list[str]:
     """The first column, and of rebalances asked for also the reasons in the second."""
-    quoted = [cell for row in first_cells("Logs") for cell in (row if "asking for" in row[0] else row[:1])]
+    quoted = [cell for row in first_cells("Logs") for cell in (row if "Asking for" in row[0] else row[:1])]
     return [line for cell in quoted for line in re.findall(r"`([^`]+)`", cell)]
 
 
