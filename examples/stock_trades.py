@@ -1,9 +1,9 @@
 """Average price per stock in windows of five seconds.
 
-    everflow broker --port 9092
+    everflow broker --port 9092 --topic stock-trades:4 --topic average-prices:4
     everflow run stock_trades:builder --application-id stock-averages --bootstrap-servers 127.0.0.1:9092
 
-(in this folder; the topics `stock-trades` and `average-prices` must exist). Sum and count are aggregated, the average is
+(in this folder; topics that are read or written must exist). Sum and count are aggregated, the average is
 mapped from them, and the results carry a windowed key: the symbol and the start of its window. There is no grace: a
 trade that comes after its window has ended in stream time is dropped and counted.
 """

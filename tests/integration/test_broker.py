@@ -14,7 +14,8 @@ import psutil
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from everflow.errors import SetupError
+from everflow.cli.broker_topics import create_topics
+from everflow.errors import ConfigError, SetupError
 from everflow.testing.broker import EmbeddedBroker
 from everflow.testing.waiting import wait_until
 
@@ -73,6 +74,17 @@ def test_create_topic_sets_partitions_and_config(broker: EmbeddedBroker) -> None
     assert len(admin.list_topics("configured", timeout=10).topics["configured"].partitions) == 3
     resource = ConfigResource(ResourceType.TOPIC, "configured")
     assert admin.describe_configs([resource])[resource].result(10)["cleanup.policy"].value == "compact"
+
+
+def test_topics_asked_for_are_created_once_and_never_changed(broker: EmbeddedBroker) -> None:
+    said: list[str] = []
+    create_topics(broker.bootstrap_servers, {"orders": 4}, said.append)
+    create_topics(broker.bootstrap_servers, {"orders": 4, "rates": 1}, said.append)
+    assert said == ["topic orders, 4 partitions", "topic orders, 4 partitions (was there already)", "topic rates, 1 partition"]
+    with pytest.raises(ConfigError, match=r"with 4 partitions\. Write orders:4"):
+        create_topics(broker.bootstrap_servers, {"fresh": 1, "orders": 5}, said.append)
+    create_topics(broker.bootstrap_servers, {"fresh": 2}, said.append)  # the refused call has created nothing
+    assert said[-1] == "topic fresh, 2 partitions"
 
 
 def test_a_topic_is_never_created_by_asking_for_it(broker: EmbeddedBroker) -> None:

@@ -139,14 +139,20 @@ def broker(
     data_dir: Annotated[
         Path | None, typer.Option(help="Keeps topics between runs. Default: a temporary folder, deleted at the end.")
     ] = None,
+    topic: Annotated[
+        list[str] | None, typer.Option(metavar="NAME:PARTITIONS", help="Create a topic, e.g. orders:4; repeatable.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Run a single-node Kafka broker for development; Ctrl-C stops it."""
     with _errors_for_people(debug):
+        from everflow.cli.broker_topics import create_topics, parse_topics
         from everflow.testing.broker import EmbeddedBroker
 
+        topics = parse_topics(topic or [])
         stopped = _stop_signals()
         with EmbeddedBroker(data_dir, port=port, progress=typer.echo) as server:
+            create_topics(server.bootstrap_servers, topics, typer.echo)
             typer.echo(f"broker is up, bootstrap servers: {server.bootstrap_servers}")
             typer.echo(f"data: {server.data_folder}{'' if data_dir else ' (deleted at the end)'}; Ctrl-C stops it")
             while not stopped.wait(0.5):

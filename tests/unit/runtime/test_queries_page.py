@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 import pytest
@@ -22,8 +22,8 @@ PAGE = Path(__file__).parents[3] / "docs" / "QUERIES.md"
 KEYS = {f"key {i}": i for i in range(20)}
 
 
-def ask(host: str, key: str) -> Any:
-    with urlopen(f"http://{host}/counts/{key.replace(' ', '%20')}", timeout=10) as answer:
+def ask(host: str, key: str, query: str = "") -> Any:
+    with urlopen(f"http://{host}/counts/{key.replace(' ', '%20')}{query}", timeout=10) as answer:
         return json.loads(answer.read())
 
 
@@ -75,3 +75,16 @@ def test_while_tasks_move_a_copy_that_is_recent_enough_answers(instances: dict[s
             ask(host, key)
         assert raised.value.code == 503
         assert reason in raised.value.read().decode()
+
+
+def test_with_stale_a_copy_answers_where_the_owner_is_gone(instances: dict[str, Instance]) -> None:
+    first = next(iter(instances))
+    here = instances[first]
+    here.copies, here.active = here.active, {}
+    nobody = "127.0.0.1:1"
+    here.hosts = {nobody: HostTasks(frozenset(here.copies))}
+    key = next(key for key in KEYS if TaskId(0, default_partitioner(key.encode(), PARTITIONS)) in here.copies)
+    with pytest.raises(URLError) as gone:
+        ask(first, key)
+    assert not isinstance(gone.value, HTTPError), "the client was sent to an owner that does not answer"
+    assert ask(first, key, "?stale") == KEYS[key]

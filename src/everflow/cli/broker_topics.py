@@ -1,0 +1,58 @@
+"""``everflow broker --topic name:partitions``: what was asked for, read and created."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+
+from everflow.errors import ConfigError
+from everflow.kafka.admin import ClusterAdmin
+
+_LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_MOST_PARTITIONS = 1_000
+"""One small node holds them all, each with files of its own."""
+
+
+def parse_topics(given: Sequence[str]) -> dict[str, int]:
+    """Partitions by topic name, in the order given.
+
+    Raises ConfigError, naming the argument, for one that is not ``name:partitions``, a name or a number of partitions that the
+    broker would refuse, and a topic given twice.
+    """
+    topics: dict[str, int] = {}
+    for argument in given:
+        name, separator, partitions = argument.rpartition(":")
+        if not separator or not re.fullmatch(r"[0-9]+", partitions):
+            raise ConfigError(f"--topic {argument!r}: write it as name:partitions, e.g. orders:4.")
+        if not _LEGAL.fullmatch(name) or name in (".", ".."):
+            raise ConfigError(f"--topic {argument!r}: a topic's name is 1 to 249 letters, digits, '.', '_' or '-'; not {name!r}.")
+        if not 1 <= int(partitions) <= _MOST_PARTITIONS:
+            raise ConfigError(f"--topic {argument!r}: a topic has 1 to {_MOST_PARTITIONS:,} partitions here.")
+        if name in topics:
+            raise ConfigError(f"--topic {argument!r}: topic {name} is given twice.")
+        topics[name] = int(partitions)
+    return topics
+
+
+def create_topics(bootstrap_servers: str, topics: Mapping[str, int], say: Callable[[str], None]) -> None:
+    """Create those that are missing, and say a line of each; they can be written to afterwards.
+
+    One that exists (``--data-dir`` keeps them) is left as it is. Raises ConfigError if it has another number of partitions, before
+    any is created; RetriableError where the broker does not answer.
+    """
+    with closing(ClusterAdmin({"bootstrap.servers": bootstrap_servers})) as admin:
+        found = admin.describe_topics(topics)
+        for name, topic in found.items():
+            if topic.partitions != topics[name]:
+                raise ConfigError(
+                    f"--topic {name}:{topics[name]}: the topic exists in the data folder with {_partitions(topic.partitions)}. "
+                    f"Write {name}:{topic.partitions}, or take another --data-dir."
+                )
+        admin.create_topics({name: (partitions, {}) for name, partitions in topics.items() if name not in found})
+    for name, partitions in topics.items():
+        say(f"topic {name}, {_partitions(partitions)}{' (was there already)' if name in found else ''}")
+
+
+def _partitions(count: int) -> str:
+    return f"{count} partition{'s' * (count != 1)}"
