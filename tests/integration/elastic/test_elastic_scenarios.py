@@ -6,6 +6,7 @@ two members or went to a cold one while a hot copy lived.
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -168,6 +169,37 @@ def test_at_least_once_loses_nothing_while_the_group_is_rebalanced(stage: OpenSt
     report = app.finish()
     report.duplicated = 0  # allowed
     assert report.right, report
+
+
+def test_a_broker_that_stands_still_for_seconds_empties_no_store(broker: EmbeddedBroker, stage: OpenStage) -> None:
+    """While instances join and one is killed: recoveries, restores, copies and the leader ask for ends of logs all the time."""
+    app = stage(**SHORT_SESSION, **{"num.standby.replicas": 1})
+    first = app.group.start(1)
+    app.group.wait_balanced(0)
+    app.fill()
+    second = app.group.start(2)
+    _freeze_until(broker, lambda: bool(second.view().active))
+    app.group.wait_balanced(1)
+    app.group.kill(2, whole=True)
+    _freeze_until(broker, lambda: len(first.view().active) == PARTITIONS)
+    third = app.group.start(2)
+    _freeze_until(broker, lambda: bool(third.view().active))
+    app.group.wait_balanced(1)
+    said = "".join(process.log.read_text() for process in (first, second, third))
+    assert "Rebuilding" not in said
+    finish_right(app)
+
+
+def _freeze_until(broker: EmbeddedBroker, reached: Callable[[], bool]) -> None:
+    """Stop the broker for longer than a request waits for its answer and for less than a session, again and again."""
+    between = threading.Event()
+    deadline = time.monotonic() + LONG_S
+    while not reached():
+        assert time.monotonic() < deadline, "nothing moves while the broker stands still now and then"
+        broker.pause()
+        between.wait(1.6)
+        broker.resume()
+        between.wait(1.5)
 
 
 def test_a_store_that_was_away_longer_than_deletes_are_kept_is_rebuilt(stage: OpenStage) -> None:
