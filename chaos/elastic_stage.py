@@ -82,6 +82,7 @@ class Stage:
             "drain.timeout.ms": 120_000,
             "task.timeout.ms": 300_000,
             "rebalance.timeout.ms": 60_000,
+            "state.cleanup.delay.ms": 86_400_000,  # a store that is gone was wiped, not tidied up
             **(settings or {}),
         }
         self.group = Group(name, broker.bootstrap_servers, folder, sizes.partitions, merged)
