@@ -188,7 +188,7 @@ class StateDirectory:
     def distrusted(self, task: TaskId, store: str) -> str | None:
         """Why the store must be rebuilt without even opening it; None if it may be used."""
         try:
-            return (self.store_path(task, store) / _DISTRUSTED).read_text()
+            return (self.store_path(task, store) / _DISTRUSTED).read_text(errors="replace")
         except FileNotFoundError:
             return None
 
@@ -320,11 +320,11 @@ def _locked(path: Path, pid: str) -> StateLockedError:
 
 def _read_metadata(path: Path, application_id: str) -> ProcessMetadata | None:
     try:
-        text = (path / _METADATA).read_text()
+        content = (path / _METADATA).read_bytes()
     except FileNotFoundError:
         return None
     try:
-        raw = json.loads(text)
+        raw = json.loads(content)
         written_format, owner = int(raw["format"]), raw["application_id"]
         if written_format > FORMAT:
             raise StateFormatError(

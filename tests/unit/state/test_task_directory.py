@@ -139,6 +139,16 @@ def test_an_interrupted_rebuild_leaves_the_newer_folder_in_charge(tmp_path: Path
     directory.close()
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00broken", b"\xc3\x28", b"", b"[]", b"{}", b'{"format": 1'])
+def test_metadata_that_was_damaged_is_said_and_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    opened(tmp_path).close()
+    metadata = tmp_path / "app" / "process-metadata"
+    metadata.write_bytes(content)
+    with pytest.raises(StateFormatError, match=r"process-metadata cannot be read .* or it was damaged"):
+        opened(tmp_path)
+    assert metadata.read_bytes() == content
+
+
 def test_a_folder_deleted_under_the_running_process_is_noticed_and_anothers_is_left_alone(tmp_path: Path) -> None:
     directory = opened(tmp_path)
     directory.require_held()
