@@ -96,11 +96,17 @@ def decide(
     return Decision(True)
 
 
+_served_last: dict[int, object] = {}
+"""Worker process -> the book it has reported to last. Instances in one process share Spark's idle workers: one that serves another
+instance by now is no longer ours to kill."""
+
+
 class GateBook:
     """Ownership of tasks and the batches in flight. Any thread may call; every method returns at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._identity = object()
         self._epoch = 0
         self._epochs: dict[TaskId, int] = {}
         self._revoked_in: dict[TaskId, tuple[int, str]] = {}
@@ -187,12 +193,14 @@ class GateBook:
             if batch is None:
                 return False
             self._pids.setdefault(batch.thread, {})[slot] = pid
+            _served_last[pid] = self._identity
             return True
 
     def take_pids(self, thread: int) -> tuple[int, ...]:
-        """Worker processes recorded for a stream thread; forgets them."""
+        """Worker processes recorded for a stream thread that have served nobody else in this process since; forgets them."""
         with self._lock:
-            return tuple(sorted(set(self._pids.pop(thread, {}).values())))
+            pids = set(self._pids.pop(thread, {}).values())
+            return tuple(sorted(pid for pid in pids if _served_last.get(pid) is self._identity))
 
     def ask(self, batch_id: str, member: MemberMetadata) -> tuple[Decision, OpenBatch | None]:
         """`decide` on the present facts, and note that the batch was answered. ``member`` must have been read

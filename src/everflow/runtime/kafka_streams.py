@@ -300,6 +300,7 @@ class KafkaStreams(InteractiveQueries, InstanceOperations):
             copies=lambda: {**updater.stores(), **({} if self._manager is None else self._manager.idle_stores())},
             hosts=self._hosts.hosts,
             ends=lambda partitions: ground.admin.end_offsets(partitions, ground.isolation),
+            draining=lambda: not self._stop.is_set(),
         )
 
     def _stream_thread(self, ground: Ground, ends: EndOffsets, number: int, gate_path: str, open_job: OpenJob) -> StreamThread:

@@ -107,6 +107,17 @@ def test_an_older_attempt_is_refused_and_pids_are_those_of_the_batch_in_flight()
     assert book.take_pids(7) == ()
 
 
+def test_a_worker_that_serves_another_instance_of_this_process_by_now_is_not_taken() -> None:
+    closing, staying = GateBook(), GateBook()
+    for book, batch in ((closing, "a.0.0"), (staying, "b.0.0")):
+        assert book.begin(batch, 0, EXACTLY_ONCE_V2, {})
+    assert closing.hello("a.0.0", "t0-0", 501)
+    assert closing.hello("a.0.0", "t0-1", 502)
+    assert staying.hello("b.0.0", "t0-0", 501)
+    assert closing.take_pids(0) == (502,)
+    assert staying.take_pids(0) == (501,)
+
+
 class Group:
     def __init__(self) -> None:
         self.metadata = MEMBER
