@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -102,8 +103,8 @@ def run(step: Step, files: Files, console: Console) -> Forecast:
 
     step.check()
     for path in (files.result, files.history):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ConfigError(f"{path}: the folder {path.absolute().parent} does not exist.")
+        if path is not None:
+            _require_writable(path)
     began = time.monotonic()
     with console.status("simulating"):
         found = forecast(step, files.history)
@@ -112,6 +113,17 @@ def run(step: Step, files: Files, console: Console) -> Forecast:
     if files.result is not None:
         files.result.write_text(json.dumps(found.as_json(), indent=1) + "\n")
     return found
+
+
+def _require_writable(path: Path) -> None:
+    """ConfigError before minutes are spent on a result that has nowhere to go."""
+    folder = path.absolute().parent
+    if path.is_dir():
+        raise ConfigError(f"{path}: that is a folder; give the name of a file.")
+    if not folder.is_dir():
+        raise ConfigError(f"{path}: the folder {folder} does not exist.")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise ConfigError(f"{path}: this user may not write there.")
 
 
 def show(found: Forecast, console: Console) -> None:

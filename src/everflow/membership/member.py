@@ -196,8 +196,10 @@ class GroupMember:
 
     @property
     def stable(self) -> bool:
-        """True while a member of a completed generation, with no rebalance known to be under way or wanted."""
-        return self._channel is not None and self._channel.stable and not self._held.is_set() and not self._follow_ups.pending
+        """True while a member of a completed generation, with no rebalance known to be under way or wanted, and not one that was
+        refused and waits for the end of its former life."""
+        settled = self._clash is None and not self._held.is_set() and not self._follow_ups.pending
+        return self._channel is not None and self._channel.stable and settled
 
     @property
     def heartbeats(self) -> int:

@@ -1,4 +1,5 @@
-"""D7's watchdog: a batch that hangs is ended with its workers; its job then fails, and the thread recovers in D6's order."""
+"""D7's watchdog: a batch that hangs is ended with its workers; its job then fails, and the thread recovers in D6's order. A
+recovery that hangs in turn (the brokers, a changelog that is gone) is shown: the instance is REBALANCING."""
 
 from __future__ import annotations
 
@@ -12,6 +13,9 @@ from everflow.runtime.worker_processes import kill_and_wait
 
 log = logging.getLogger("everflow")
 
+SHOWN_AFTER_MS = 3_000.0
+"""A recovery usually takes less: its failed batch is in the log and the metrics, and the state does not flicker."""
+
 
 def end_hanging(threads: Iterable[StreamThread], book: GateBook, limit_ms: float, clock: Clock) -> None:
     """Kill the workers of every batch that has run for longer than ``limit_ms`` (``max.poll.interval.ms``)."""
@@ -23,3 +27,10 @@ def end_hanging(threads: Iterable[StreamThread], book: GateBook, limit_ms: float
             if pids:
                 log.warning("Stream thread %d: a batch hangs, ending its workers %s", thread.number, list(pids))
                 kill_and_wait(pids, clock)
+
+
+def any_stalled(threads: Iterable[StreamThread], clock: Clock) -> bool:
+    """Whether a thread has been recovering all its tasks for a while."""
+    now_ms = clock.monotonic_ms()
+    sinces = [thread.recovering_since_ms for thread in threads]
+    return any(since is not None and now_ms - since > SHOWN_AFTER_MS for since in sinces)

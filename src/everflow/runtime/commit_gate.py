@@ -20,14 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from everflow.errors import SetupError
+from everflow.errors import FatalError, SetupError
 from everflow.records import TaskId
 from everflow.runtime.batch import EXACTLY_ONCE_V2
-from everflow.sockets import socket_folder
+from everflow.sockets import remove_abandoned, socket_folder
 
 log = logging.getLogger("everflow")
 
-MAX_SOCKET_PATH = 100  # sun_path holds 108 bytes on Linux, 104 on macOS
+_FOLDER_PREFIX = "ef-gate-"
+_SOCKET = "gate.sock"
 
 
 class MemberMetadata(NamedTuple):
@@ -95,11 +96,17 @@ def decide(
     return Decision(True)
 
 
+_served_last: dict[int, object] = {}
+"""Worker process -> the book it has reported to last. Instances in one process share Spark's idle workers: one that serves another
+instance by now is no longer ours to kill."""
+
+
 class GateBook:
     """Ownership of tasks and the batches in flight. Any thread may call; every method returns at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._identity = object()
         self._epoch = 0
         self._epochs: dict[TaskId, int] = {}
         self._revoked_in: dict[TaskId, tuple[int, str]] = {}
@@ -186,12 +193,14 @@ class GateBook:
             if batch is None:
                 return False
             self._pids.setdefault(batch.thread, {})[slot] = pid
+            _served_last[pid] = self._identity
             return True
 
     def take_pids(self, thread: int) -> tuple[int, ...]:
-        """Worker processes recorded for a stream thread; forgets them."""
+        """Worker processes recorded for a stream thread that have served nobody else in this process since; forgets them."""
         with self._lock:
-            return tuple(sorted(set(self._pids.pop(thread, {}).values())))
+            pids = set(self._pids.pop(thread, {}).values())
+            return tuple(sorted(pid for pid in pids if _served_last.get(pid) is self._identity))
 
     def ask(self, batch_id: str, member: MemberMetadata) -> tuple[Decision, OpenBatch | None]:
         """`decide` on the present facts, and note that the batch was answered. ``member`` must have been read
@@ -270,49 +279,59 @@ class _Handler(socketserver.StreamRequestHandler):
 
 @dataclass
 class CommitGate:
-    """The server: one per instance, on a Unix socket in a folder that only this user may enter.
+    """The server: one per instance, on a Unix socket in a folder of its own that only this user may enter.
 
-    ``folder`` is the state folder of the application; where its path is too long for a socket address, a
-    private folder with a short name is made. ``close`` ends it; workers that ask later get "driver gone".
+    That is not the state folder: whoever deletes that under a running instance would cut off the workers, too. ``close`` ends the
+    gate; workers that ask later get "driver gone".
     """
 
     book: GateBook
     backend: GateBackend
-    folder: Path
     _server: _Server | None = field(default=None, init=False)
-    _private: Path | None = field(default=None, init=False)
+    _folder: Path | None = field(default=None, init=False)
+    _serving: bool = field(default=False, init=False)
 
     def start(self) -> str:
-        """Listen; gives the socket's path. SetupError if no folder with a short enough path can be made."""
-        path = self.folder / "gate.sock"
-        if len(os.fsencode(path)) >= MAX_SOCKET_PATH:
-            self._private = socket_folder()
-            path = self._private / "gate.sock"
-        if len(os.fsencode(path)) >= MAX_SOCKET_PATH:
+        """Listen; gives the socket's path. SetupError if no folder for it can be made. Removes what killed instances left."""
+        remove_abandoned(_FOLDER_PREFIX, _SOCKET)
+        try:
+            self._folder = socket_folder(_FOLDER_PREFIX)
+            path = self._folder / _SOCKET
+            self._server = _Server(str(path), self.book, self.backend)
+            os.chmod(path, 0o600)
+        except OSError as error:
+            self.close()
             raise SetupError(
-                f"No place for the commit gate's socket: {path} is longer than {MAX_SOCKET_PATH} bytes. "
-                "Set TMPDIR or state.dir to a folder with a shorter path."
-            )
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.unlink(missing_ok=True)  # left by an instance that was killed; the state folder's lock is ours
-        self._server = _Server(str(path), self.book, self.backend)
-        os.chmod(path, 0o600)
+                f"No place for the commit gate's socket: {error}. Set TMPDIR to a folder with a short path that this user may "
+                "write to."
+            ) from error
         threading.Thread(
             target=self._server.serve_forever,
             kwargs={"poll_interval": 0.5},
             name="everflow-gate",
             daemon=True,
         ).start()
+        self._serving = True
         return str(path)
+
+    def require_reachable(self) -> None:
+        """FatalError if the socket was deleted while the gate runs (somebody tidied the temporary folder): no batch could commit
+        any more. Quick; often."""
+        server = self._server
+        if server is not None and not os.path.lexists(str(server.server_address)):
+            raise FatalError(
+                f"The commit gate's socket {server.server_address} was deleted under the running instance: no worker can ask "
+                "whether it may commit. Nothing is lost; start the instance again, and keep what tidies temporary folders away "
+                "from it, or set TMPDIR to another folder with a short path."
+            )
 
     def close(self) -> None:
         """Stop listening and remove the socket. Idempotent."""
         server, self._server = self._server, None
-        if server is None:
-            return
-        server.shutdown()
-        server.server_close()
-        Path(str(server.server_address)).unlink(missing_ok=True)
-        if self._private is not None:
-            shutil.rmtree(self._private, ignore_errors=True)
-            self._private = None
+        if server is not None:
+            if self._serving:
+                server.shutdown()
+            server.server_close()
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)

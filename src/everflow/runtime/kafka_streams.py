@@ -25,7 +25,7 @@ from everflow.membership.member import Assigned, Failed, GroupMember, Lost, Memb
 from everflow.metrics import Metrics
 from everflow.moves import moves, some
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.batch_watchdog import end_hanging
+from everflow.runtime.batch_watchdog import any_stalled, end_hanging
 from everflow.runtime.changelogs import Changelogs
 from everflow.runtime.client_settings import check_clients
 from everflow.runtime.client_state import ENDED, STOPPING, ClientState, StateMachine
@@ -262,7 +262,7 @@ class KafkaStreams(InteractiveQueries, InstanceOperations):
             encode=lambda m: group_metadata(m.generation, config.application_id, m.member_id, m.instance_id),
             commit=deferred.commit,
         )
-        self._gate = CommitGate(self._book, backend, self._directory.path)
+        self._gate = CommitGate(self._book, backend)
         gate_path = self._gate.start()
         # 11. Ends of the input, stream threads, restore threads, the loop.
         ends = self._ends = end_offsets(ground, self._running_positions)
@@ -300,6 +300,7 @@ class KafkaStreams(InteractiveQueries, InstanceOperations):
             copies=lambda: {**updater.stores(), **({} if self._manager is None else self._manager.idle_stores())},
             hosts=self._hosts.hosts,
             ends=lambda partitions: ground.admin.end_offsets(partitions, ground.isolation),
+            draining=lambda: not self._stop.is_set(),
         )
 
     def _stream_thread(self, ground: Ground, ends: EndOffsets, number: int, gate_path: str, open_job: OpenJob) -> StreamThread:
@@ -379,7 +380,11 @@ class KafkaStreams(InteractiveQueries, InstanceOperations):
             return lambda: None
 
     def _tick(self, ground: Ground) -> None:
-        if self.state is ClientState.REBALANCING and self._manager is not None and self._member is not None:
+        ground.directory.require_held()
+        if self._gate is not None:
+            self._gate.require_reachable()
+        shown = self.state is ClientState.RUNNING and not any_stalled(self._threads, self._clock)
+        if not shown and self._manager is not None and self._member is not None:
             self._on_tasks_changed(self._manager.all_running())
         end_hanging(self._threads, self._book, self.config.max_poll_interval_ms, self._clock)
         if self._keeper is not None:
@@ -445,6 +450,7 @@ class KafkaStreams(InteractiveQueries, InstanceOperations):
         stable = self._member is not None and self._member.stable
         if self.state in STOPPING:
             return
+        all_running = all_running and not any_stalled(self._threads, self._clock)
         if all_running and stable and all(thread.warm.is_set() for thread in self._threads):
             self._states.to(ClientState.RUNNING)
         elif not all_running:

@@ -29,7 +29,7 @@ from everflow.runtime.key_metadata import (
 from everflow.runtime.query_errors import InvalidStateStoreError, StaleStateError, StateElsewhereError, StateMovingError
 from everflow.runtime.query_errors import StoreNotFoundError as StoreNotFoundError
 from everflow.runtime.start_up import Blueprint
-from everflow.runtime.store_query import STORE_KINDS, ReadOnlyStore, StoreReader, key_bytes
+from everflow.runtime.store_query import STORE_KINDS, ReadOnlyStore, StoreReader, key_bytes, whole_number
 from everflow.runtime.task import TaskStore
 from everflow.state.lmdb_env import StoreClosedError
 from everflow.state.lmdb_store import LmdbStore
@@ -57,7 +57,8 @@ class QueryPorts:
 
     ``running``: stores of the active tasks that process here. ``copies``: those of standbys, warm-ups and tasks that are being
     restored here. ``hosts``: the host map of the last rebalance, None = not known. ``ends``: log ends of changelog partitions, a
-    request to the brokers (RetriableError without an answer).
+    request to the brokers (RetriableError without an answer). ``draining``: of an instance that is being closed, whether its stream
+    threads still work.
     """
 
     state: Callable[[], ClientState]
@@ -65,6 +66,7 @@ class QueryPorts:
     copies: Callable[[], TaskStores]
     hosts: Callable[[], Hosts | None]
     ends: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, int]]
+    draining: Callable[[], bool] = lambda: False
 
 
 class StoreQueries:
@@ -92,8 +94,10 @@ class StoreQueries:
     ) -> ReadOnlyStore:
         """See `InteractiveQueries.store`."""
         site = self.site(name)
-        if partition is not None and not 0 <= partition < site.partitions:
+        if partition is not None and not 0 <= whole_number(partition, "partition") < site.partitions:
             raise ValueError(f"Store {name!r} has the partitions 0 to {site.partitions - 1}, not {partition}.")
+        if max_lag is not None and whole_number(max_lag, "max_lag") < 0:
+            raise ValueError(f"max_lag={max_lag}: it counts offsets, from 0.")
         if max_lag is not None and not stale:
             raise ValueError("max_lag bounds how far a copy may be behind: it goes with stale=True.")
         access = _Access(self, site, partition, stale, max_lag, partitioner)
@@ -143,9 +147,11 @@ class StoreQueries:
     # --- for `_Access` ------------------------------------------------------------------------------
 
     def require_serving(self) -> None:
-        """InvalidStateStoreError unless the instance is between start and close."""
+        """InvalidStateStoreError unless the instance is between start and close; while it drains, the tasks that still run here
+        are read like before."""
         state = self._ports.state()
-        if state not in SERVING:
+        draining = state is ClientState.PENDING_SHUTDOWN and self._ports.draining()
+        if state not in SERVING and not draining:
             when = "start it first" if state is ClientState.CREATED else "ask another instance, or start a new one"
             raise InvalidStateStoreError(f"This instance is in state {state.name}, its stores cannot be read: {when}.")
 
@@ -265,7 +271,8 @@ class _Access:
 
 
 class InteractiveQueries:
-    """The queries of `KafkaStreams`. All methods may be called from any thread, from `start` until `close`."""
+    """The queries of `KafkaStreams`. All methods may be called from any thread, from `start` until `close` has handed the tasks
+    over: a task that still runs here while the instance drains is read like before."""
 
     _queries: StoreQueries | None = None
 
@@ -289,7 +296,8 @@ class InteractiveQueries:
                 that finds it further behind raises StaleStateError. None = any lag.
             partitioner: how whoever writes the input topics partitions keys.
 
-        Raises StoreNotFoundError; InvalidStateStoreError if the instance does not run, as do the store's own methods.
+        Raises StoreNotFoundError; ValueError or TypeError for a partition or a lag that cannot be; InvalidStateStoreError if the
+        instance does not run, as do the store's own methods.
         """
         return self._asked().store(name, partition, stale, max_lag, partitioner)
 

@@ -6,13 +6,14 @@ transaction, copied before it is decoded. A page is one moment; a longer result 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from everflow.errors import StoreMismatchError
-from everflow.runtime.query_errors import StateMovingError, StoreKindError
+from everflow.errors import RetriableError, StoreMismatchError
+from everflow.runtime.query_errors import InvalidStateStoreError, StateMovingError, StoreKindError
 from everflow.serdes.base import SerdeError
 from everflow.serdes.windowed import STORE_SUFFIX_BYTES, split_window_store_key, window_store_key
 from everflow.state.changelog import TIMESTAMP_BYTES
@@ -171,16 +172,25 @@ class ReadOnlyStore:
         return None
 
     def _places_of(self, key: bytes) -> Iterator[int]:
-        """Where to look for a key: its own partition, then the others here, as whoever wrote the topic may have partitioned it
-        otherwise. If its own is not here the last step raises: "not found" would be a guess."""
+        """Where to look for a key: its own partition, then the others here that can be read, as whoever wrote the topic may have
+        partitioned it otherwise. If its own is not here the last step raises: "not found" would be a guess."""
         home = self._reader.access.home(key)
         here = self.partitions
         if home in here:
             yield home
-        yield from (partition for partition in here if partition != home)
+        yield from (partition for partition in here if partition != home and self._can_be_read(partition))
         if home not in here:
             self._reader.access.path(home)
             yield home  # it has arrived meanwhile
+
+    def _can_be_read(self, partition: int) -> bool:
+        """False for a copy that lags too far (or nobody says how far) or has just gone: no reason to refuse a key of another
+        partition."""
+        try:
+            self._reader.access.path(partition)
+        except (InvalidStateStoreError, RetriableError):
+            return False
+        return True
 
     def _key_bytes(self, key: Any) -> bytes:
         return key_bytes(self.spec, key)
@@ -231,7 +241,7 @@ class ReadOnlyWindowStore(ReadOnlyStore):
 
     def fetch_window(self, key: Any, start: int) -> Any:
         """The value of ``key`` in the window that begins at ``start``, None if there is none."""
-        data = self._key_bytes(key)
+        data, start = self._key_bytes(key), whole_number(start, "start (ms)")
         return self._lookup(data, window_store_key(data, start)) if 0 <= start <= _TIME_MAX else None
 
     def fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[tuple[int, Any]]:
@@ -244,11 +254,11 @@ class ReadOnlyWindowStore(ReadOnlyStore):
 
     def fetch_all(self, time_from: int, time_to: int) -> Iterator[tuple[Any, Any]]:
         """Windows of all keys in an interval of time, in order of key bytes, then of time. Reads the whole store."""
-        return self._scan(None, None, _within(None, None, time_from, time_to))
+        return self._scan(None, None, _within(None, None, *_interval(time_from, time_to)))
 
     def backward_fetch_all(self, time_from: int, time_to: int) -> Iterator[tuple[Any, Any]]:
         """`fetch_all` in the opposite order."""
-        return self._scan(None, None, _within(None, None, time_from, time_to), reverse=True)
+        return self._scan(None, None, _within(None, None, *_interval(time_from, time_to)), reverse=True)
 
     def fetch_range(self, first: Any, last: Any, time_from: int, time_to: int) -> Iterator[tuple[Any, Any]]:
         """`fetch_all` of the keys ``first <= key <= last`` by key bytes; None leaves a side open."""
@@ -260,6 +270,7 @@ class ReadOnlyWindowStore(ReadOnlyStore):
 
     def _windows_of(self, key: Any, time_from: int, time_to: int, *, reverse: bool) -> Iterator[tuple[int, Any]]:
         data = self._key_bytes(key)
+        time_from, time_to = _interval(time_from, time_to)
         keep = _within(data, data, time_from, time_to)
 
         def windows() -> Iterator[tuple[int, Any]]:
@@ -279,6 +290,7 @@ class ReadOnlyWindowStore(ReadOnlyStore):
         return windows()
 
     def _windows_between(self, first: Any, last: Any, time_from: int, time_to: int, *, reverse: bool) -> Iterator[tuple[Any, Any]]:
+        time_from, time_to = _interval(time_from, time_to)
         low = None if first is None else self._key_bytes(first)
         high = None if last is None else self._key_bytes(last)
         end = None if high is None else after_windows(high, time_to)
@@ -302,6 +314,20 @@ def key_bytes(spec: StoreSpec, key: Any) -> bytes:
     if data is None:
         raise SerdeError(f"Keys of store {spec.name!r} are {spec.key_serde!r}, never null.")
     return data
+
+
+def whole_number(value: Any, what: str) -> int:
+    """``value`` as an int; TypeError, naming ``what``, for one that is none."""
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise TypeError(f"{what} must be a whole number, not {value!r}.")
+
+
+def _interval(time_from: Any, time_to: Any) -> tuple[int, int]:
+    return whole_number(time_from, "time_from (ms)"), whole_number(time_to, "time_to (ms)")
 
 
 def after_prefix(prefix: bytes) -> bytes | None:

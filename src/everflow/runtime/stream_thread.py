@@ -117,6 +117,8 @@ class StreamThread:
     """Set once the workers of this thread's hops run."""
     batch_since_ms: float | None = None
     """Monotonic start of the batch in flight, for the watchdog; None between batches."""
+    recovering_since_ms: float | None = None
+    """Monotonic time of the failure whose recovery still goes on: none of the tasks is processed; None otherwise."""
     settled_ms: int | None = None
     """Wall clock of the last moment between batches: everything that was committed here until then is in the stores."""
 
@@ -399,6 +401,7 @@ class StreamThread:
         for task in self.tasks.values():
             task.to(TaskState.RESTORING)
         self._failed = failure
+        self.recovering_since_ms = self.clock.monotonic_ms()
         self._recover_after(failure)
 
     def _recover_after(self, failure: BatchFailedError) -> None:
@@ -416,7 +419,7 @@ class StreamThread:
             return
         for task in tasks:
             task.to(TaskState.RUNNING)
-        self._failed = None
+        self._failed, self.recovering_since_ms = None, None
         if failure.kind == "spark-gone":  # its workers went with it; what they committed has just been replayed
             raise FatalError(
                 "Spark's JVM has ended (killed, out of memory?), so this instance cannot go on; its log file says why. "

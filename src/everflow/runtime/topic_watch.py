@@ -1,8 +1,8 @@
-"""Whether the topics of a running application are still those it started with: their ids and numbers of partitions.
+"""Whether the topics of a running application are still those it started with: there, with their ids and numbers of partitions.
 
 Positions, state and the assignment belong to a topic as it was at the start. One that is deleted and created again keeps its
 name, and one that grows keeps its id; nothing else of the runtime would notice (a new log that is longer than the position looks
-like the old one).
+like the old one), and who reads one that is gone waits for a leader to come.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from everflow.clock import Clock
-from everflow.errors import EverflowError, FatalError
+from everflow.errors import EverflowError, FatalError, InternalTopicError, MissingSourceTopicError
 from everflow.runtime.start_over import read_again, start_over
 
 log = logging.getLogger("everflow")
 
 PERIOD_MS = 10_000.0
 CONFIRM_MS = 1_000.0
+MISSING_ANSWERS = 5
+"""In how many answers in a row a topic must be missing. More than for other changes: a broker that has just come back may know no
+topic at all for a moment, while one that is behind with an id or a count is rare."""
 
 
 class TopicState(Protocol):
@@ -40,23 +43,32 @@ class TopicChanges:
     Args:
         partitions: of the inputs as the application runs with them; what else is watched is noted as it is seen first.
         inputs: topics that others write; the other ones are internal.
+        topics: all that are watched.
     """
 
-    def __init__(self, application_id: str, partitions: Mapping[str, int], inputs: Collection[str]) -> None:
+    def __init__(
+        self, application_id: str, partitions: Mapping[str, int], inputs: Collection[str], topics: Collection[str]
+    ) -> None:
         self._application_id = application_id
         self._inputs = frozenset(inputs)
+        self._topics = frozenset(topics)
         self._partitions = dict(partitions)
         self._ids: dict[str, str] = {}
         self._suspects: frozenset[str] = frozenset()
+        self._missing: dict[str, int] = {}
 
     @property
     def suspected(self) -> bool:
         """Whether the last answer showed a change, which the next one has to confirm: a broker that is behind tells old things."""
-        return bool(self._suspects)
+        return bool(self._suspects or self._missing)
 
     def after(self, now: Mapping[str, TopicState]) -> FatalError | None:
-        """Take an answer of the brokers; the error once a change was seen in two answers one after the other. A topic that is
-        missing in an answer says nothing: whoever reads it meets that."""
+        """Take an answer of the brokers; the error once a change was seen in two answers one after the other, or a topic was
+        missing in `MISSING_ANSWERS`. InternalTopicError or MissingSourceTopicError for one that is missing."""
+        self._missing = {name: self._missing.get(name, 0) + 1 for name in self._topics if name not in now}
+        gone = [name for name, answers in sorted(self._missing.items()) if answers >= MISSING_ANSWERS]
+        if gone:
+            return self._gone(gone)
         changed = {}
         for name, state in sorted(now.items()):
             topic_id = self._ids.setdefault(name, state.topic_id)
@@ -68,6 +80,22 @@ class TopicChanges:
         sure = [text for name, text in changed.items() if name in self._suspects]
         self._suspects = frozenset(changed)
         return FatalError(" ".join(sure)) if sure else None
+
+    def _gone(self, topics: list[str]) -> FatalError:
+        names = ", ".join(topics)
+        what = f"Topic {names} was" if len(topics) == 1 else f"Topics {names} were"
+        happened = f"{what} deleted while the application ran (or this user may not see it any more)"
+        internal = [topic for topic in topics if topic not in self._inputs]
+        if internal:
+            return InternalTopicError(
+                f"{happened}. Internal topics are not created again silently: the records of {', '.join(internal)} are lost. Stop "
+                f"all instances; restore from a backup, or give up the state. {start_over(self._application_id)}"
+            )
+        return MissingSourceTopicError(
+            f"{happened}. What was counted of it stays in the state and the output. To go on with a new topic of that name, create "
+            f"it with the same number of partitions first. {read_again(self._application_id, topics[0])} "
+            f"{start_over(self._application_id)}"
+        )
 
     def _recreated(self, topic: str, before: str, now: str) -> str:
         happened = f"Topic {topic} was deleted and created again while the application ran (topic id {before} -> {now})"

@@ -124,8 +124,8 @@ def topic_watch(ground: Ground, failed: Callable[[EverflowError], None]) -> Topi
     """The watch over the ids and partition counts of inputs and internal topics."""
     blueprint = ground.blueprint
     changelogs = {tp.topic for listed in ground.changelogs_of_tasks().values() for tp in listed}
-    changes = TopicChanges(blueprint.application_id, blueprint.partitions, set(blueprint.partitions) - blueprint.repartition)
     names = changelogs.union(blueprint.partitions)
+    changes = TopicChanges(blueprint.application_id, blueprint.partitions, set(blueprint.partitions) - blueprint.repartition, names)
     return TopicWatch(lambda: ground.admin.describe_topics(names, WATCH_REQUEST_S), changes, failed, ground.clock)
 
 

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from everflow.errors import ConfigError, StateFormatError, StateLockedError
+from everflow.errors import ConfigError, StateDiskError, StateFormatError, StateLockedError
 from everflow.records import TaskId
 from everflow.state.disk import disk_errors, unusable
 
@@ -188,7 +188,7 @@ class StateDirectory:
     def distrusted(self, task: TaskId, store: str) -> str | None:
         """Why the store must be rebuilt without even opening it; None if it may be used."""
         try:
-            return (self.store_path(task, store) / _DISTRUSTED).read_text()
+            return (self.store_path(task, store) / _DISTRUSTED).read_text(errors="replace")
         except FileNotFoundError:
             return None
 
@@ -205,17 +205,43 @@ class StateDirectory:
         for place in (self.path / _REMOVED).glob("*"):
             shutil.rmtree(place, ignore_errors=True)
 
+    def require_held(self) -> None:
+        """StateDiskError if the folder was deleted or replaced since `open`: our lock is then on a file that nobody sees, and
+        another process may take the folder for its own. Quick; often."""
+        lost = self._lost()
+        if lost:
+            raise StateDiskError(
+                f"The state folder {self.path} was {lost} under the running instance, so it stops and others take its tasks over. "
+                "Nothing is lost: what was committed is in the changelogs. Start the instance again, its stores are rebuilt. To "
+                "delete a state folder, stop its instance first."
+            )
+
+    def _lost(self) -> str:
+        """What became of the folder; empty while it is ours."""
+        if self._closed:
+            return ""
+        try:
+            now = os.stat(self.path / _LOCK)
+        except FileNotFoundError:
+            return "deleted"
+        except OSError:
+            return ""  # a fault of the disk shows at the next write
+        ours = os.fstat(self._lock.fileno())
+        return "" if (now.st_dev, now.st_ino) == (ours.st_dev, ours.st_ino) else "deleted and made anew"
+
     def close(self, *, clean: bool = True) -> None:
         """Release the folder. ``clean``: flush every store first, against power cuts. Idempotent.
 
-        Call it with ``clean`` only when no worker applies changes any more. StateDiskError if it cannot be noted that
+        Call it with ``clean`` only when no worker applies changes any more. A folder that is not ours any more (`require_held`) is
+        left as it is. StateDiskError if it cannot be noted that
         the close was clean; the folder is released all the same.
         """
         if self._closed:
             return
+        ours = not self._lost()
         self._closed = True
         try:
-            if clean:
+            if clean and ours:
                 with disk_errors(self.path, "closed in order"):
                     for _, folder in self._task_folders():
                         for _, _, store in _generations(folder):
@@ -294,11 +320,11 @@ def _locked(path: Path, pid: str) -> StateLockedError:
 
 def _read_metadata(path: Path, application_id: str) -> ProcessMetadata | None:
     try:
-        text = (path / _METADATA).read_text()
+        content = (path / _METADATA).read_bytes()
     except FileNotFoundError:
         return None
     try:
-        raw = json.loads(text)
+        raw = json.loads(content)
         written_format, owner = int(raw["format"]), raw["application_id"]
         if written_format > FORMAT:
             raise StateFormatError(

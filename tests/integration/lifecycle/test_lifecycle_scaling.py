@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -16,6 +17,7 @@ from lifecycle_cluster import Application, Cluster, Record, last_by_key, long, t
 
 from everflow import KafkaStreams, StreamsBuilder, Topology, serdes
 from everflow.records import TaskId
+from everflow.runtime.client_state import ClientState
 from everflow.runtime.restoration import RestoreProgress
 from everflow.runtime.task import TaskRole
 from everflow.testing import wait_until
@@ -131,6 +133,11 @@ def second(app: Application, topology: Topology, restores: Restores) -> Iterator
     try:
         streams.start()
         yield streams
+        with ThreadPoolExecutor(1) as pool:
+            closed = pool.submit(streams.close, 60.0)
+            wait_until(lambda: streams.state is ClientState.PENDING_SHUTDOWN, 10, "the close to begin")
+            assert list(streams.store("counts").all()), "an instance that drains answers for the tasks it still has"
+            assert closed.result(70)
     finally:
         assert streams.close(60.0)
 

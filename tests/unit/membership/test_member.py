@@ -363,6 +363,7 @@ def test_a_refused_member_fails_with_what_to_do_and_leaves(
 def test_a_newcomer_that_meets_its_former_life_waits_for_the_end_of_that_session(driven: Driven) -> None:
     """Killed while it joined, started again at once: the group still counts the dead one."""
     assert driven.given(error=AnswerError.PROCESS_ID_CLASH, message="taken") == []
+    assert not driven.member.stable, "an instance without tasks that waits is not RUNNING"
     driven.clock.advance(GroupSettings("b", "g").session_timeout_ms)
     driven.member.request_rejoin()  # the group does, once the dead one is out of it
     assert [type(event) for event in driven.given(T0)] == [Assigned, Roles]

@@ -49,10 +49,13 @@ class Instance(InteractiveQueries):
     hosts: Hosts | None = None
     end: int = 0
     asked: int = 0
+    draining: bool = False
     clock: ManualClock = field(default_factory=ManualClock)
 
     def __post_init__(self) -> None:
-        ports = QueryPorts(lambda: self.state, lambda: self.active, lambda: self.copies, lambda: self.hosts, self.ends)
+        ports = QueryPorts(
+            lambda: self.state, lambda: self.active, lambda: self.copies, lambda: self.hosts, self.ends, lambda: self.draining
+        )
         self._queries = StoreQueries(SITES, self.inputs, "me:1", ports, self.clock)
 
     def inputs(self, task: TaskId) -> list[TopicPartition]:

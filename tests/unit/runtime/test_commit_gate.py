@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from everflow import sockets
+from everflow.errors import FatalError, SetupError
 from everflow.records import TaskId
 from everflow.runtime.batch import AT_LEAST_ONCE, EXACTLY_ONCE_V2
 from everflow.runtime.commit_gate import CommitGate, GateBackend, GateBook, MemberMetadata, Offset, OpenBatch, decide
@@ -104,6 +107,17 @@ def test_an_older_attempt_is_refused_and_pids_are_those_of_the_batch_in_flight()
     assert book.take_pids(7) == ()
 
 
+def test_a_worker_that_serves_another_instance_of_this_process_by_now_is_not_taken() -> None:
+    closing, staying = GateBook(), GateBook()
+    for book, batch in ((closing, "a.0.0"), (staying, "b.0.0")):
+        assert book.begin(batch, 0, EXACTLY_ONCE_V2, {})
+    assert closing.hello("a.0.0", "t0-0", 501)
+    assert closing.hello("a.0.0", "t0-1", 502)
+    assert staying.hello("b.0.0", "t0-0", 501)
+    assert closing.take_pids(0) == (502,)
+    assert staying.take_pids(0) == (501,)
+
+
 class Group:
     def __init__(self) -> None:
         self.metadata = MEMBER
@@ -121,13 +135,46 @@ def group() -> Group:
 
 
 @pytest.fixture
-def gate(tmp_path: Path, group: Group) -> Iterator[tuple[GateBook, str]]:
+def gate(group: Group) -> Iterator[tuple[GateBook, str]]:
     book = GateBook()
     book.own([TASK])
-    backend = GateBackend(lambda: group.metadata, lambda m: f"{m.generation}/{m.member_id}".encode(), group.commit)
-    server = CommitGate(book, backend, tmp_path / ("deep" * 40))  # too long for a socket: a private folder is used
+    server = CommitGate(book, backend_of(group))
     yield book, server.start()
     server.close()
+
+
+def backend_of(group: Group) -> GateBackend:
+    return GateBackend(lambda: group.metadata, lambda m: f"{m.generation}/{m.member_id}".encode(), group.commit)
+
+
+def test_the_socket_is_private_and_goes_with_the_gate(group: Group) -> None:
+    gate = CommitGate(GateBook(), backend_of(group))
+    path = Path(gate.start())
+    gate.require_reachable()
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    gate.close()
+    gate.close()
+    assert not path.parent.exists()
+
+
+def test_a_socket_that_was_deleted_under_the_gate_is_an_error_not_aborted_batches_for_ever(group: Group) -> None:
+    gate = CommitGate(GateBook(), backend_of(group))
+    try:
+        path = Path(gate.start())
+        path.unlink()
+        with pytest.raises(FatalError, match=r"gate\.sock was deleted under the running instance.*TMPDIR"):
+            gate.require_reachable()
+    finally:
+        gate.close()
+
+
+def test_no_place_for_the_socket_is_said(group: Group, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    monkeypatch.setattr(sockets, "_SHORT_BASE", str(tmp_path / "none"))
+    gate = CommitGate(GateBook(), backend_of(group))
+    with pytest.raises(SetupError, match="Set TMPDIR"):
+        gate.start()
+    gate.close()
 
 
 def test_the_answer_holds_the_metadata_of_that_moment_and_comes_once(gate: tuple[GateBook, str], group: Group) -> None:

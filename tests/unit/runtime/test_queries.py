@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from query_stores import COUNTS, WINDOWS, Instance, by_first_letter
@@ -90,6 +92,52 @@ def test_a_lag_beyond_the_bound_is_named(instance: Instance) -> None:
     assert instance.asked == 2
     with pytest.raises(ValueError, match="goes with stale=True"):
         instance.store("counts", max_lag=3)
+
+
+def test_a_copy_that_lags_refuses_nothing_but_its_own_keys(instance: Instance) -> None:
+    """It is looked into for a key that was partitioned otherwise; whether a key is elsewhere does not hang on it."""
+    counts = instance.store("counts", stale=True, max_lag=3, partitioner=by_first_letter)
+    instance.put(0, COUNTS, {b"cz": 9})  # belongs to partition 2
+    instance.end = 1_000
+    with pytest.raises(StateElsewhereError, match="Partition 2 of store 'counts' is on other:1") as raised:
+        counts.get("c")
+    assert raised.value.partition == 2
+    assert counts.get("cz") == 9
+    assert counts.get("ab") is None, "its own partition is here and up to date"
+    with pytest.raises(StaleStateError):
+        counts.get("b")
+
+
+def test_while_it_drains_an_instance_answers_for_the_tasks_it_still_has(instance: Instance) -> None:
+    counts = instance.store("counts", partitioner=by_first_letter)
+    instance.state, instance.draining = ClientState.PENDING_SHUTDOWN, True
+    assert counts.get("a") == 1
+    instance.hosts = {"me:1": Tasks(set()), "other:1": Tasks({0, 1})}
+    del instance.active[TaskId(0, 0)]  # handed over
+    with pytest.raises(StateElsewhereError, match="other:1: ask there"):
+        counts.get("a")
+    for state, draining in ((ClientState.PENDING_SHUTDOWN, False), (ClientState.PENDING_ERROR, True)):
+        instance.state, instance.draining = state, draining
+        with pytest.raises(InvalidStateStoreError, match=f"state {state.name}, its stores cannot be read: ask another"):
+            counts.get("a")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"partition": "0"}, TypeError, "partition must be a whole number, not '0'"),
+        ({"partition": 1.0}, TypeError, "partition must be a whole number, not 1.0"),
+        ({"partition": True}, TypeError, "partition must be a whole number, not True"),
+        ({"partition": -1}, ValueError, "partitions 0 to 3, not -1"),
+        ({"stale": True, "max_lag": -1}, ValueError, "max_lag=-1: it counts offsets, from 0"),
+        ({"stale": True, "max_lag": "x"}, TypeError, "max_lag must be a whole number, not 'x'"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_at_once(
+    instance: Instance, options: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=re.escape(says)):
+        instance.store("counts", **options)
 
 
 def test_what_moves_is_to_be_asked_again(instance: Instance) -> None:

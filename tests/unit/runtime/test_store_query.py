@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from query_stores import COUNTS, WINDOWS, Instance, by_first_letter, windows, write
 
@@ -108,6 +110,29 @@ def test_windows(instance: Instance, page: int) -> None:
     assert list(read.backward_fetch_range(None, "a", 1000, 9000)) == [(at("a", 2000), 3), (at("a", 1000), 2)]
     assert len(list(read.all())) == 6
     assert read.approximate_num_entries() == 6
+
+
+@pytest.mark.parametrize(
+    ("query", "arguments", "says"),
+    [
+        ("fetch", ("a", "0", 5), "time_from (ms) must be a whole number, not '0'"),
+        ("backward_fetch", ("a", 0, None), "time_to (ms) must be a whole number, not None"),
+        ("fetch_all", (0, 1.5), "time_to (ms) must be a whole number, not 1.5"),
+        ("backward_fetch_all", (None, 0), "time_from (ms)"),
+        ("fetch_range", ("a", "b", "x", 0), "time_from (ms)"),
+        ("backward_fetch_range", (None, None, 0, "x"), "time_to (ms)"),
+        ("fetch_window", ("a", "0"), "start (ms) must be a whole number, not '0'"),
+    ],
+)
+def test_times_of_another_type_are_named_at_the_call(instance: Instance, query: str, arguments: tuple[Any, ...], says: str) -> None:
+    instance.put(0, WINDOWS, windows({("a", 0): 1}))
+    with pytest.raises(TypeError, match=re.escape(says)):
+        getattr(store(instance, "windows"), query)(*arguments)
+
+
+def test_times_may_be_numbers_of_numpy(instance: Instance) -> None:
+    instance.put(0, WINDOWS, windows({("a", 0): 1}))
+    assert list(store(instance, "windows").fetch("a", np.int64(0), np.int64(5))) == [(0, 1)]
 
 
 def test_a_query_of_another_kind_says_what_there_is(instance: Instance) -> None:

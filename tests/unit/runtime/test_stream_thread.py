@@ -24,6 +24,7 @@ from everflow.runtime.batch import (
     BatchRequest,
     BatchResult,
 )
+from everflow.runtime.batch_watchdog import SHOWN_AFTER_MS, any_stalled
 from everflow.runtime.commit_gate import GateBook
 from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.recovery import Committed, Recovery, RecoveryRules
@@ -233,6 +234,31 @@ def test_a_failed_batch_is_killed_fenced_recovered_in_that_order_and_run_again(w
     assert (first.attempt, second.attempt) == (0, 1)
     assert second.tasks[0].incarnation != first.tasks[0].incarnation
     assert task.positions == {IN: 10}
+
+
+def test_a_recovery_that_hangs_shows_as_a_stall_until_it_has_gone_through(world: World) -> None:
+    stalls: list[bool] = []
+
+    def stalled() -> bool:
+        return any_stalled([world.thread], world.clock)
+
+    def fail(request: BatchRequest) -> BatchResult:
+        world.behave = world.commit
+        raise BatchFailedError("no leader for the changelog", kind="worker")
+
+    def hang(partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
+        stalls.append(stalled())
+        world.clock.advance(SHOWN_AFTER_MS + 1)
+        stalls.append(stalled())
+        return {IN: Committed(world.committed_offset, "")}
+
+    world.behave, world.committed = fail, hang  # type: ignore[method-assign]
+    world.give_task()
+    world.end = 10
+    while not stalls:
+        world.turn()
+    assert stalls == [False, True]
+    assert not stalled()
 
 
 def test_what_is_settled_is_as_of_a_moment_between_batches_with_a_known_outcome(world: World) -> None:

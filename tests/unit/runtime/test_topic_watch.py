@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import pytest
 
 from everflow.clock import ManualClock
-from everflow.errors import EverflowError, FatalError, RetriableError
+from everflow.errors import EverflowError, FatalError, InternalTopicError, MissingSourceTopicError, RetriableError
 from everflow.kafka.admin import TopicDescription
-from everflow.runtime.topic_watch import CONFIRM_MS, PERIOD_MS, TopicChanges, TopicWatch
+from everflow.runtime.topic_watch import CONFIRM_MS, MISSING_ANSWERS, PERIOD_MS, TopicChanges, TopicWatch
 
 INPUT, CHANGELOG = "in", "app-counts-changelog"
 
@@ -23,7 +23,7 @@ def topics(topic_id: str = "a", partitions: int = 2, log_id: str = "x", log_part
 
 
 def changes() -> TopicChanges:
-    return TopicChanges("app", {INPUT: 2}, {INPUT})
+    return TopicChanges("app", {INPUT: 2}, {INPUT}, {INPUT, CHANGELOG})
 
 
 def confirmed(now: Mapping[str, TopicDescription]) -> str:
@@ -66,6 +66,44 @@ def test_inputs_are_compared_with_what_the_application_runs_with_not_with_the_fi
     decision = changes()
     assert decision.after(topics(partitions=4)) is None
     assert "has now 4 partitions, was 2" in str(decision.after(topics(partitions=4)))
+
+
+def without(topic: str) -> dict[str, TopicDescription]:
+    return {name: state for name, state in topics().items() if name != topic}
+
+
+@pytest.mark.parametrize(
+    ("topic", "error", "way_on"),
+    [
+        (CHANGELOG, InternalTopicError, "the records of app-counts-changelog are lost. Stop all instances; restore from a backup"),
+        (INPUT, MissingSourceTopicError, "--reset-offsets --to-earliest --execute --group app --topic in"),
+    ],
+)
+def test_a_topic_that_stays_away_was_deleted_and_stops_the_instance(topic: str, error: type[FatalError], way_on: str) -> None:
+    decision = changes()
+    assert decision.after(topics()) is None
+    said = [decision.after(without(topic)) for _ in range(MISSING_ANSWERS)]
+    assert said[:-1] == [None] * (MISSING_ANSWERS - 1), said
+    assert type(said[-1]) is error
+    assert f"Topic {topic} was deleted while the application ran" in str(said[-1])
+    assert way_on in str(said[-1])
+
+
+def test_topics_deleted_together_are_named_together_also_one_that_was_gone_before_the_first_answer() -> None:
+    decision = changes()
+    said = [decision.after({}) for _ in range(MISSING_ANSWERS)]
+    assert isinstance(said[-1], InternalTopicError)
+    assert f"Topics {CHANGELOG}, {INPUT} were deleted" in str(said[-1])
+
+
+def test_answers_without_a_topic_count_only_in_a_row() -> None:
+    decision = changes()
+    for _ in range(3):
+        answers = [decision.after(without(CHANGELOG)) for _ in range(MISSING_ANSWERS - 1)]
+        assert answers == [None] * (MISSING_ANSWERS - 1)
+        assert decision.suspected, "it is asked again soon"
+        assert decision.after(topics()) is None
+        assert not decision.suspected
 
 
 def test_an_old_answer_of_a_broker_that_is_behind_and_a_missing_topic_change_nothing() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from everflow.errors import StateFormatError, StateLockedError
+from everflow.errors import StateDiskError, StateFormatError, StateLockedError
 from everflow.records import TaskId
 from everflow.state.task_directory import StateDirectory
 
@@ -136,3 +137,28 @@ def test_an_interrupted_rebuild_leaves_the_newer_folder_in_charge(tmp_path: Path
     assert directory.store_path(TASK, "counts").name == "counts-1"
     assert not old.exists()
     directory.close()
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00broken", b"\xc3\x28", b"", b"[]", b"{}", b'{"format": 1'])
+def test_metadata_that_was_damaged_is_said_and_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    opened(tmp_path).close()
+    metadata = tmp_path / "app" / "process-metadata"
+    metadata.write_bytes(content)
+    with pytest.raises(StateFormatError, match=r"process-metadata cannot be read .* or it was damaged"):
+        opened(tmp_path)
+    assert metadata.read_bytes() == content
+
+
+def test_a_folder_deleted_under_the_running_process_is_noticed_and_anothers_is_left_alone(tmp_path: Path) -> None:
+    directory = opened(tmp_path)
+    directory.require_held()
+    shutil.rmtree(directory.path)
+    with pytest.raises(StateDiskError, match="was deleted under the running instance"):
+        directory.require_held()
+    directory.path.mkdir()
+    (directory.path / ".lock").write_text("another process")
+    with pytest.raises(StateDiskError, match="was deleted and made anew under the running instance"):
+        directory.require_held()
+    directory.close()
+    assert [entry.name for entry in directory.path.iterdir()] == [".lock"]
+    directory.require_held()  # closed: nothing is held, nothing is wrong

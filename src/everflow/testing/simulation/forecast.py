@@ -15,6 +15,24 @@ from everflow.testing.simulation.settings import SimulationSettings, SubTopology
 from everflow.testing.simulation.simulation import Decision, Simulation
 
 LIMIT_MS = 24 * 3_600_000.0
+BOUNDS: Mapping[str, tuple[int, int]] = {
+    "members": (1, 10_000),
+    "add": (0, 10_000),
+    "remove": (0, 10_000),
+    "crash": (0, 10_000),
+    "tasks": (0, 1_000_000),
+    "stateless_tasks": (0, 1_000_000),
+    "state_records": (0, 10**15),
+    "restore_rate": (1, 10**12),
+    "follow_rate": (1, 10**12),
+    "input_rate": (0, 10**12),
+    "threads": (1, 10_000),
+    "standbys": (0, 10_000_000),
+    "warmups": (1, 10_000_000),
+    "acceptable_lag": (0, 10**15),
+    "session_timeout_s": (1, 86_400),
+}
+"""Least and most of each number: far beyond any group, but a simulation of them ends."""
 LARGE = 100
 """Members from which on the simulated clients ask less often, so that a forecast stays quick."""
 
@@ -47,14 +65,19 @@ class Step:
 
     def check(self) -> None:
         """ConfigError, naming the option of ``everflow simulate``, for a step that cannot be."""
-        for name, least in (("members", 1), ("tasks", 0), ("threads", 1), ("warmups", 1), ("restore_rate", 1), ("follow_rate", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least {least}.")
-        if self.session_timeout_s < 1:
-            raise ConfigError(f"--session-timeout {self.session_timeout_s:g}: must be at least 1 (seconds).")
-        for name in ("add", "remove", "crash", "stateless_tasks", "state_records", "input_rate", "standbys", "acceptable_lag"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: must not be negative.")
+        for name, (least, most) in BOUNDS.items():
+            value = getattr(self, name)
+            if not least <= value <= most:  # nan is in no range
+                option = "--" + name.removesuffix("_s").replace("_", "-")
+                shown = f"{value:,}" if isinstance(value, int) else f"{value:g}"
+                raise ConfigError(f"{option} {shown}: must be from {least:,} to {most:,}.")
+        for name in ("restore_rate", "follow_rate"):
+            days = self.state_records / getattr(self, name) / 86_400
+            if days > LIMIT_MS / 86_400_000:
+                raise ConfigError(
+                    f"--state-records {self.state_records:,}: at --{name.replace('_', '-')} {getattr(self, name):g} one task alone "
+                    f"takes {days:,.1f} days, more than the day that is simulated."
+                )
         if self.tasks + self.stateless_tasks == 0:
             raise ConfigError("--tasks 0: there is nothing to place. Give --tasks or --stateless-tasks.")
         if self.add + self.remove + self.crash == 0:
