@@ -45,6 +45,8 @@ class Case:
     bound_s: float | None = None
 
 
+ZONE_AND_HOST = ("zone", "host")
+"""Hundreds of hosts, two members on each."""
 CASES = (
     Case("10 members, 100 tasks", 10, 100),
     Case("100 members, 1000 tasks", 100, 1_000),
@@ -57,6 +59,7 @@ CASES = (
     Case("1000 members, 10000 tasks, min_traffic", 1_000, 10_000, strategy="min_traffic", bound_s=BOUND_S),
     Case("1000 members, 10000 tasks, min_traffic, tags", 1_000, 10_000, 1, "min_traffic", ("zone",), BOUND_S),
     Case("1000 members, 10000 tasks, min_traffic, 2 standbys, tags", 1_000, 10_000, 2, "min_traffic", ("zone",), BOUND_S),
+    Case("1000 members, 10000 tasks, min_traffic, 2 standbys, two tags", 1_000, 10_000, 2, "min_traffic", ZONE_AND_HOST, BOUND_S),
     Case("1000 members, 10000 tasks, balance_subtopology", 1_000, 10_000, strategy="balance_subtopology", bound_s=BOUND_S),
     Case(
         "1000 members, 10000 tasks, balance_subtopology, 2 standbys, tags",
@@ -127,4 +130,5 @@ def disturbed(case: Case) -> ClusterState:
 
 def _member(number: int) -> Member:
     rack = RACKS[number % 3]
-    return Member(f"member-{number:05}", f"process-{number:05}", threads=2, rack=rack, tags={"zone": rack})
+    tags = {"zone": rack, "host": f"{rack}-{number // 6}"}
+    return Member(f"member-{number:05}", f"process-{number:05}", threads=2, rack=rack, tags=tags)

@@ -47,6 +47,9 @@ _SET_INSTEAD = {
     "partition.assignment.strategy": "task.assignor.class",
 }
 
+# What an own key decides: with a consumer's prefix it would reach our readers only, which are in no group, and never the member.
+_MEMBERS_OWN = ("session.timeout.ms", "heartbeat.interval.ms", "max.poll.interval.ms", "group.instance.id", "client.rack")
+
 # Kafka Streams' keys that are read, so that a program can come over, and have no effect yet; and what holds instead.
 WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
     {
@@ -58,7 +61,6 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         "processing_exception_handler": "a record that cannot be processed stops the application",
         "production_exception_handler": "a record that cannot be written stops the application",
         "statestore_cache_max_bytes": "the updates of a key within one micro-batch are one, unless emit.every.update is set",
-        "state_cleanup_delay_ms": "copies of tasks that went elsewhere stay on the disk",
         "ensure_explicit_internal_resource_naming": "what is asked of names does not depend on it",
     }
 )
@@ -74,17 +76,56 @@ READERS_OWN = frozenset({"auto.offset.reset", "enable.partition.eof"})
 Check = Callable[[Any], str | None]
 
 
-def _at_least(minimum: float) -> Check:
-    return lambda value: None if value >= minimum else f"must be at least {minimum:g}"
+INT32, INT64 = 2**31 - 1, 2**63 - 1
+LONGEST_MS = 10 * 365 * 86_400_000
+"""Ten years. Python cannot wait for longer than `threading.TIMEOUT_MAX`, some 292 years, and times are added up."""
+
+
+def _between(minimum: int, maximum: int) -> Check:
+    def check(value: Any) -> str | None:
+        if value < minimum:
+            return f"must be at least {minimum}"
+        return None if value <= maximum else f"must be at most {maximum}"
+
+    return check
+
+
+def _int32(minimum: int) -> Check:
+    """For what is 32 bits wide in Kafka's protocol or configuration."""
+    return _between(minimum, INT32)
+
+
+def _time(minimum: int) -> Check:
+    """For ms that only we wait for."""
+    return _between(minimum, LONGEST_MS)
 
 
 def _one_of(*choices: str) -> Check:
     return lambda value: None if value in choices else f"must be one of {', '.join(choices)}"
 
 
-def _name(value: Any) -> str | None:
-    legal = re.fullmatch(r"[A-Za-z0-9._-]{1,200}", value)
-    return None if legal else "may hold letters, digits, '.', '_' and '-' only, at most 200 (it names topics)"
+def _kafka_name(longest: int, why: str = "") -> Check:
+    """Kafka's rule for names of topics (`Topic.validate`), which is its rule for ``group.instance.id`` too."""
+
+    def check(value: Any) -> str | None:
+        if value in (".", ".."):
+            return "must be a name: '.' and '..' are folders"
+        legal = re.fullmatch(rf"[A-Za-z0-9._-]{{1,{longest}}}", value)
+        return None if legal else f"may hold letters, digits, '.', '_' and '-' only, at least 1 and at most {longest}{why}"
+
+    return check
+
+
+def _host_and_port(value: Any) -> str | None:
+    """Empty, or an address as others can reach it; IPv6 in brackets."""
+    found = re.fullmatch(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", value)
+    if not value or (found and 1 <= int(found[1]) <= 65_535):
+        return None
+    return "must be host:port, at which the other instances reach this one's own service (empty: none)"
+
+
+def _path(value: Any) -> str | None:
+    return "cannot be a path: it holds a NUL" if "\0" in value else None
 
 
 def _not_empty(value: Any) -> str | None:
@@ -161,58 +202,58 @@ class StreamsConfig:
     Durations are in ms, sizes in bytes. Our own keys stand last, below the marker.
     """
 
-    application_id: str = _key("", _name)
+    application_id: str = _key("", _kafka_name(200, " (it names topics)"))
     bootstrap_servers: str = _key("", _not_empty)
     processing_guarantee: str = _key(AT_LEAST_ONCE, _one_of(AT_LEAST_ONCE, EXACTLY_ONCE_V2))
-    num_stream_threads: int = _key(0, _at_least(0))  # 0 = one per core (ours; Kafka Streams: 1)
-    state_dir: str = _key("", None)
-    application_server: str = _key("")
+    num_stream_threads: int = _key(0, _int32(0))  # 0 = one per core (ours; Kafka Streams: 1)
+    state_dir: str = _key("", _path)
+    application_server: str = _key("", _host_and_port)
     client_id: str = _key("")
     client_rack: str = _key("")
-    group_instance_id: str | None = _key(None)
+    group_instance_id: str | None = _key(None, _kafka_name(249))
     group_protocol: str = _key("classic", _one_of("classic"))
-    commit_interval_ms: int = _key(100, _at_least(0))
-    replication_factor: int = _key(-1, _at_least(-1))
-    task_timeout_ms: int = _key(300_000, _at_least(0))
-    max_poll_interval_ms: int = _key(300_000, _at_least(1_000))
-    session_timeout_ms: int = _key(45_000, _at_least(1_000))
-    heartbeat_interval_ms: int = _key(500, _at_least(50))
-    request_timeout_ms: int = _key(40_000, _at_least(1_000))
-    retry_backoff_ms: int = _key(100, _at_least(1))
-    transaction_timeout_ms: int = _key(10_000, _at_least(1_000))
+    commit_interval_ms: int = _key(100, _time(0))
+    replication_factor: int = _key(-1, _between(-1, 2**15 - 1))
+    task_timeout_ms: int = _key(300_000, _time(0))
+    max_poll_interval_ms: int = _key(300_000, _int32(1_000))
+    session_timeout_ms: int = _key(45_000, _int32(1_000))
+    heartbeat_interval_ms: int = _key(500, _int32(50))
+    request_timeout_ms: int = _key(40_000, _int32(1_000))
+    retry_backoff_ms: int = _key(100, _time(1))
+    transaction_timeout_ms: int = _key(10_000, _int32(1_000))
     auto_offset_reset: str = _key("earliest", _one_of("earliest", "latest", "none"))
-    max_task_idle_ms: int = _key(0, _at_least(-1))
-    acceptable_recovery_lag: int = _key(10_000, _at_least(0))
-    max_warmup_replicas: int = _key(2, _at_least(1))
-    num_standby_replicas: int = _key(0, _at_least(0))
-    probing_rebalance_interval_ms: int = _key(600_000, _at_least(60_000))
-    scheduled_rebalance_max_delay_ms: int = _key(0, _at_least(0))  # Connect's (KIP-415), off
+    max_task_idle_ms: int = _key(0, _time(-1))
+    acceptable_recovery_lag: int = _key(10_000, _between(0, INT64))
+    max_warmup_replicas: int = _key(2, _int32(1))
+    num_standby_replicas: int = _key(0, _int32(0))
+    probing_rebalance_interval_ms: int = _key(600_000, _time(60_000))
+    scheduled_rebalance_max_delay_ms: int = _key(0, _time(0))  # Connect's (KIP-415), off
     rack_aware_assignment_tags: str = _key("")
     task_assignor_class: str = _key("")  # module:Class of an own assignor (KIP-924)
     rack_aware_assignment_strategy: str = _key("none", _one_of("none", "min_traffic", "balance_subtopology"))
-    rack_aware_assignment_traffic_cost: int | None = _key(None, _at_least(0))
-    rack_aware_assignment_non_overlap_cost: int | None = _key(None, _at_least(0))
+    rack_aware_assignment_traffic_cost: int | None = _key(None, _int32(0))
+    rack_aware_assignment_non_overlap_cost: int | None = _key(None, _int32(0))
     deserialization_exception_handler: str = _key("fail", _one_of("fail", "continue"))
     processing_exception_handler: str = _key("fail", _one_of("fail", "continue"))
     production_exception_handler: str = _key("fail", _one_of("fail", "continue"))
-    errors_dead_letter_queue_topic_name: str | None = _key(None, None)
-    statestore_cache_max_bytes: int = _key(10 << 20, _at_least(0))
-    state_cleanup_delay_ms: int = _key(600_000, _at_least(0))
-    repartition_purge_interval_ms: int = _key(30_000, _at_least(100))
-    windowstore_changelog_additional_retention_ms: int = _key(86_400_000, _at_least(0))
+    errors_dead_letter_queue_topic_name: str | None = _key(None, _kafka_name(249))
+    statestore_cache_max_bytes: int = _key(10 << 20, _between(0, INT64))
+    state_cleanup_delay_ms: int = _key(600_000, _time(0))
+    repartition_purge_interval_ms: int = _key(30_000, _time(100))
+    windowstore_changelog_additional_retention_ms: int = _key(86_400_000, _time(0))
     topology_optimization: str = _key("none", _one_of("none"))
     ensure_explicit_internal_resource_naming: bool = _key(True)
     # --- keys of our own -------------------------------------------------------------------------
-    max_batch_records: int = _key(500_000, _at_least(1))
-    max_batch_bytes: int = _key(256 << 20, _at_least(1_024))
-    max_batch_ms: int = _key(3_000, _at_least(10))
-    poll_interval_ms: int = _key(15, _at_least(1))  # how often ends of topics are asked for when idle
-    keep_alive_ms: int = _key(30_000, _at_least(1_000))
-    rebalance_timeout_ms: int = _key(30_000, _at_least(1_000))
-    drain_timeout_ms: int = _key(60_000, _at_least(0))
+    max_batch_records: int = _key(500_000, _between(1, INT64))
+    max_batch_bytes: int = _key(256 << 20, _between(1_024, INT64))
+    max_batch_ms: int = _key(3_000, _time(10))
+    poll_interval_ms: int = _key(15, _time(1))  # how often ends of topics are asked for when idle
+    keep_alive_ms: int = _key(30_000, _time(1_000))
+    rebalance_timeout_ms: int = _key(30_000, _int32(1_000))
+    drain_timeout_ms: int = _key(60_000, _time(0))
     emit_every_update: bool = _key(False)
     state_sync: str = _key("none", _one_of("none", "commit"))
-    resident_max_records: int = _key(10_000_000, _at_least(0))  # batches up to this size need no Spark job each (0: never)
+    resident_max_records: int = _key(10_000_000, _between(0, INT64))  # batches up to this size need no Spark job each (0: never)
     prepared_source: bool = _key(True)  # False: Spark's public reader (D1's fallback)
     clients: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata={"key": False})
     given: frozenset[str] = field(default=frozenset(), metadata={"key": False}, compare=False, repr=False)
@@ -391,6 +432,8 @@ def _client_key(given: str) -> tuple[str | None, str]:
             key = dotted[len(prefix) :]
             if prefix != "topic." and key in FIXED_BY_EVERFLOW:
                 raise ConfigError(_fixed(dotted, key))
+            if prefix in ("consumer.", "main.consumer.") and key in _MEMBERS_OWN:
+                raise ConfigError(f"{dotted} would never reach the group's member. Set {key} instead.")
             return prefix[:-1], key
     if dotted.startswith(SHARED_PREFIXES):
         return "shared", dotted

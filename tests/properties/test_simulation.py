@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -20,8 +22,9 @@ from everflow.runtime import commit_gate
 from everflow.runtime.commit_gate import Decision
 from everflow.runtime.recovery import Recovery
 from everflow.testing.simulation.bounce import BouncePlan, rolling_bounce
-from everflow.testing.simulation.checks import InvariantError
+from everflow.testing.simulation.checks import Checks, InvariantError
 from everflow.testing.simulation.forecast import Step, forecast
+from everflow.testing.simulation.history import History
 from everflow.testing.simulation.scenario import Scenario, draw, run
 from everflow.testing.simulation.settings import SimulationSettings, SubTopology, Timings
 from everflow.testing.simulation.simulation import Simulation
@@ -52,6 +55,35 @@ def grown(group: Simulation, instances: int, records: int = WITH_STATE, static: 
     group.backlog(records)
     group.run_for(10_000)
     group.settle(120_000)
+
+
+def paused(after_ms: float, refused: bool) -> list[tuple[str, str]]:
+    """What is found where a task that stays commits, is refused perhaps, and commits again so many ms after the first."""
+    slow = Timings(batch_base_ms=(300.0, 900.0), restore_rate=100_000.0, marker_ms=(1.0, 600.0))
+    now = [0.0]
+    settings = SimulationSettings((SubTopology(1),), timings=slow, input_rate=50.0, input_period_ms=200.0)
+    checks = Checks(settings, History(lambda: now[0]), cast(Any, None), cast(Any, None))
+    instance: Any = SimpleNamespace(name="i1", life=1, book=SimpleNamespace(epoch=lambda task: 1))
+    request: Any = SimpleNamespace(tasks=[SimpleNamespace(task="0_0")], ranges={"input-0-0-0": [0, 310, 310]})
+    checks.batch(instance, request, 784.0, True)
+    if refused:
+        now[0] = 784.0
+        checks.batch(instance, request, 784.0, False)
+    now[0] = after_ms
+    checks.batch(instance, request, 752.0, True)
+    return checks.violations
+
+
+def test_a_task_that_stays_pauses_for_no_longer_than_can_be_derived() -> None:
+    """Seed 110: a batch refused between the gate's yes and the broker's, by the rebalance that a drained member's leaving starts.
+    Until the last marker of its transaction has landed (up to 600 ms there) its id is not free."""
+    waits = 220 + 30  # for input, and slack
+    refusal = 5 + 600 + 20 + 12 + 3.1 + 100  # workers, markers, fence, requests, replay, pause
+    assert paused(2_231, refused=True) == []
+    assert paused(2 * 784 + waits + refusal, refused=True) == []
+    assert [name for name, _ in paused(2 * 784 + waits + refusal + 1, refused=True)] == ["I4"]
+    assert paused(2 * 784 + waits, refused=False) == []
+    assert [name for name, _ in paused(2 * 784 + waits + 1, refused=False)] == ["I4"]
 
 
 def test_scaling_out_plants_warm_ups_and_no_task_pauses_for_its_restore() -> None:

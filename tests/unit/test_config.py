@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import threading
 from pathlib import Path
 from typing import cast
 
@@ -12,7 +13,15 @@ import pytest
 
 import everflow
 from everflow import KafkaStreams
-from everflow.config import WITHOUT_EFFECT, StreamsConfig
+from everflow.config import (
+    LONGEST_MS,
+    WITHOUT_EFFECT,
+    AssignmentRules,
+    BatchLimits,
+    MemberSettings,
+    StateSettings,
+    StreamsConfig,
+)
 from everflow.errors import ConfigError
 from everflow.topology.graph import Topology
 
@@ -57,11 +66,63 @@ def test_unknown_key_names_the_nearest_right_one(key: str, hint: str) -> None:
         ("isolation.level", "x", "^isolation.level cannot be set.*follows processing.guarantee"),
         ("group.id", "x", "Set application.id instead"),
         ("allow.auto.create.topics", True, "internal topics are created at the start"),
+        ("consumer.session.timeout.ms", 60_000, r"never reach the group's member\. Set session\.timeout\.ms instead"),
+        ("main_consumer_heartbeat_interval_ms", 300, r"Set heartbeat\.interval\.ms instead"),
+        ("consumer.group.instance.id", "i1", r"Set group\.instance\.id instead"),
+        ("main.consumer.group.instance.id", "i1", r"^main\.consumer\.group\.instance\.id .* Set group\.instance\.id instead"),
+        ("consumer.client.rack", "a", r"Set client\.rack instead"),
+        ("consumer.max.poll.interval.ms", 1, r"Set max\.poll\.interval\.ms instead"),
+        ("application_id", ".", "folders"),
+        ("application_id", "..", "folders"),
+        ("application_id", "a/b", "letters"),
+        ("application_id", "a\n", "letters"),
+        ("application_id", "ä", "letters"),
+        ("application_id", "a" * 201, "at most 200"),
+        ("group_instance_id", "", "letters"),
+        ("group_instance_id", "..", "folders"),
+        ("group_instance_id", "a b", "letters"),
+        ("group_instance_id", "a" * 250, "at most 249"),
+        ("application_server", "nonsense", "must be host:port"),
+        ("application_server", "host:", "must be host:port"),
+        ("application_server", "host:0", "must be host:port"),
+        ("application_server", "host:65536", "must be host:port"),
+        ("application_server", "http://host:80", "must be host:port"),
+        ("state_dir", "\0", "NUL"),
     ],
 )
 def test_wrong_values_are_named(key: str, value: object, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         StreamsConfig(**{**BASE, key: value})
+
+
+INT32_KEYS = ("session_timeout_ms", "rebalance_timeout_ms", "max_poll_interval_ms", "transaction_timeout_ms", "request_timeout_ms")
+
+
+@pytest.mark.parametrize("key", INT32_KEYS)
+def test_what_is_32_bits_wide_in_the_protocol_is_bounded(key: str) -> None:
+    assert getattr(StreamsConfig(**BASE, **{key: 2**31 - 1}), key) == 2**31 - 1
+    with pytest.raises(ConfigError, match=rf"{key.replace('_', '.')} = 2147483648 must be at most 2147483647"):
+        StreamsConfig(**BASE, **{key: 2**31})
+
+
+@pytest.mark.parametrize("spec", dataclasses.fields(StreamsConfig), ids=lambda spec: spec.name)
+def test_every_number_has_an_upper_bound_and_every_time_can_be_waited_for(spec: dataclasses.Field[object]) -> None:
+    if not str(spec.type).startswith("int"):
+        return
+    with pytest.raises(ConfigError, match="must be at most"):
+        StreamsConfig(**BASE, **{spec.name: 2**63})
+    if spec.name.endswith("_ms"):
+        assert LONGEST_MS / 1000 * 10 < threading.TIMEOUT_MAX
+        with pytest.raises(ConfigError, match="must be at most"):
+            StreamsConfig(**BASE, **{spec.name: LONGEST_MS + 1})
+
+
+def test_addresses_and_names_that_are_right_pass() -> None:
+    for server in ("", "host:1", "10.0.0.1:65535", "[::1]:80", "a.b-c:8080"):
+        assert StreamsConfig(**BASE, application_server=server).application_server == server
+    config = StreamsConfig(**BASE, group_instance_id="a.b_c-1", **{"restore.consumer.client.rack": "a"})
+    assert (config.group_instance_id, config.consumer()["client.rack"]) == ("a.b_c-1", "a")
+    assert StreamsConfig(**BASE).group_instance_id is None
 
 
 def test_missing_application_id_says_what_to_pass() -> None:
@@ -136,14 +197,18 @@ def test_a_setting_without_effect_is_named_if_it_was_set(name: str) -> None:
 
 
 def test_every_setting_has_an_effect_or_is_listed() -> None:
-    """By the names that the code reads; keys with one legal value only need no reader."""
+    """By the names that the code reads; keys with one legal value only need no reader. A key that is handed on in a record of
+    `config` is read there, so the fields of those records need a reader too."""
     package = Path(everflow.__file__).parent
     code = "\n".join(path.read_text() for path in package.rglob("*.py") if path.name != "config.py")
     code += inspect.getsource(StreamsConfig).split("def _check(")[1]
-    carved = {"state_cleanup_delay_ms"}  # handed on in a record whose field nobody reads
     keys = [one for one in dataclasses.fields(StreamsConfig) if one.metadata.get("key", True)]
-    read = {one.name for one in keys if re.search(rf"\.{one.name}\b", code)} - carved
+    read = {one.name for one in keys if re.search(rf"\.{one.name}\b", code)}
     assert {one.name for one in keys} - read - {"group_protocol", "topology_optimization"} == set(WITHOUT_EFFECT)
+    outside = "\n".join(path.read_text() for path in package.rglob("*.py") if path.name != "config.py")
+    records = (BatchLimits, MemberSettings, StateSettings, AssignmentRules)
+    carved = [one.name for record in records for one in dataclasses.fields(record)]
+    assert [name for name in carved if not re.search(rf"\.{name}\b", outside)] == []
 
 
 def test_the_start_says_what_was_set_in_vain(caplog: pytest.LogCaptureFixture) -> None:

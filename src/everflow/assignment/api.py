@@ -7,7 +7,7 @@ assignor from giving a task to a cold instance: see ``KafkaStreamsState.lag_for`
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
@@ -19,6 +19,7 @@ from everflow.assignment.prior import prior_placement
 from everflow.assignment.refine import Placement
 from everflow.assignment.standbys import exchanged_standbys, place_standbys
 from everflow.assignment.target import Ideal, eligible, exchanged_actives
+from everflow.config import LONGEST_MS
 from everflow.errors import FatalError
 from everflow.records import TaskId
 
@@ -28,7 +29,7 @@ _KEPT = "Everyone keeps what it has, and the assignor is asked again; correct it
 
 
 class AssignmentError(Enum):
-    """What can be wrong with an answer; the last one is everflow's: a task on nobody would stand still in silence."""
+    """What can be wrong with an answer; the last two are everflow's: a task on nobody would stand still in silence."""
 
     NONE = "none"
     ACTIVE_TASK_ASSIGNED_MULTIPLE_TIMES = "an active task is assigned more than once"
@@ -37,6 +38,7 @@ class AssignmentError(Enum):
     UNKNOWN_PROCESS_ID = "a process is unknown"
     UNKNOWN_TASK_ID = "a task is unknown"
     ACTIVE_TASK_NOT_ASSIGNED = "a task is on no process"
+    INVALID_FOLLOWUP = "followup_ms is not a whole number of ms, from 0 to ten years"
 
 
 @dataclass(frozen=True)
@@ -87,11 +89,12 @@ class TaskAssignment:
 
 
 class TaskAssignor(Protocol):
-    """An own assignor. Both are called on the leader only, on the group client's thread: quick, no waiting.
+    """An own assignor. Both are called on the leader only, on a thread of their own: quick, the group waits.
 
     ``on_assignment_computed`` is told what became of the answer, also where it was refused. Whoever works goes on working when an
     assignor raises or its answer is refused: everyone keeps what it has, what nobody has is given away by everflow, the leader logs
-    an error, and the group asks the assignor again after ``probing.rebalance.interval.ms`` at the latest.
+    an error, and the group asks the assignor again after ``probing.rebalance.interval.ms`` at the latest. The same happens where it
+    takes longer than a third of ``session.timeout.ms`` or of ``rebalance.timeout.ms``; an answer that comes later is lost.
     """
 
     def assign(self, application_state: ApplicationState) -> TaskAssignment: ...
@@ -99,28 +102,55 @@ class TaskAssignor(Protocol):
     def on_assignment_computed(self, assignment: TaskAssignment, error: AssignmentError) -> None: ...
 
 
-def decide_with(assignor: TaskAssignor) -> Callable[[ClusterState], Assignment]:
+Run = Callable[[str, Callable[[], object]], None]
+"""How the user's code is run: (who, the call). It raises what the call raises, and may refuse to wait for it."""
+
+
+def _run_here(name: str, call: Callable[[], object]) -> None:
+    call()
+
+
+def decide_with(assignor: TaskAssignor, run: Run = _run_here) -> Callable[[ClusterState], Assignment]:
     """``assignor`` in the place of ``assignor.assign``; where it fails, or its answer breaks a rule (``validate``), everyone keeps
     what it has (``prior_placement``), and an error is logged each time.
 
-    The returned function raises FatalError where two members have one process id, or if the fallback breaks a rule: a bug.
+    The returned function raises FatalError where two members have one process id, or if the fallback breaks a rule: a bug. A
+    KeyboardInterrupt is not the assignor's and goes on to the caller.
     """
     name = type(assignor).__name__
 
     def decide(cluster: ClusterState) -> Assignment:
         state = application_state(cluster)
-        try:
+        answers: list[tuple[TaskAssignment, AssignmentError, str]] = []
+
+        def ask() -> None:
             answer = assignor.assign(state)
-            error, detail = validate(state, answer)
-            _tell(assignor, answer, error)
+            answers.append((answer, *validate(state, answer)))
+            _tell(assignor, *answers[-1][:2])
+
+        try:
+            _run_all(run, name, ask, answers)
+            answer, error, detail = answers[0]
             if error is AssignmentError.NONE:
                 return _assignment(cluster, answer)
             log.error("%s gave an assignment that cannot be used: %s (%s). %s", name, error.value, detail, _KEPT)
-        except Exception as failure:  # it may raise anything, and answer anything
+        except KeyboardInterrupt:
+            raise
+        except BaseException as failure:  # it may raise anything, SystemExit too, and answer anything
             log.error("%s failed: %r. %s", name, failure, _KEPT, exc_info=True)
         return kept(cluster)
 
     return decide
+
+
+def _run_all(run: Run, name: str, ask: Callable[[], None], answers: Sequence[object]) -> None:
+    """What goes wrong once there is an answer changes nothing about it."""
+    try:
+        run(name, ask)
+    except Exception as failure:
+        if not answers:
+            raise
+        log.error("%s: %s; its answer counts all the same", name, failure)
 
 
 def kept(cluster: ClusterState) -> Assignment:
@@ -133,7 +163,9 @@ def kept(cluster: ClusterState) -> Assignment:
 def _tell(assignor: TaskAssignor, answer: TaskAssignment, error: AssignmentError) -> None:
     try:
         assignor.on_assignment_computed(answer, error)
-    except Exception:  # what it does with the news changes nothing about the answer
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # what it does with the news changes nothing about the answer
         log.exception("%s failed in on_assignment_computed; its answer counts all the same", type(assignor).__name__)
 
 
@@ -180,6 +212,10 @@ def validate(state: ApplicationState, answer: TaskAssignment) -> tuple[Assignmen
                 return AssignmentError.ACTIVE_TASK_ASSIGNED_MULTIPLE_TIMES, f"{task} on {owners[task]} and {process_id}"
             if task in given.active:
                 owners[task] = process_id
+    for process_id, given in sorted(answer.assignments.items()):
+        after = given.followup_ms
+        if after is not None and (type(after) is not int or not 0 <= after <= LONGEST_MS):
+            return AssignmentError.INVALID_FOLLOWUP, f"{after!r} for {process_id}"
     for task in sorted(set(state.tasks) - set(owners) - state.cluster.held_back):
         return AssignmentError.ACTIVE_TASK_NOT_ASSIGNED, str(task)
     return AssignmentError.NONE, ""
@@ -258,8 +294,6 @@ def _assignment(cluster: ClusterState, answer: TaskAssignment) -> Assignment:
     active = _by_task(cluster, answer)
     handed = cooperate(cluster, Ideal(active, {}), Placement(active, _followers(cluster, answer), {}, 0))
     asked = [given.followup_ms for given in answer.assignments.values() if given.followup_ms is not None]
-    if not all(isinstance(after, int) and after >= 0 for after in asked):
-        raise ValueError(f"followup_ms must be a whole number of ms, not one of {asked}")
     handed = _checked(cluster, handed)
     if handed.followup_ms is None and asked:
         return replace(handed, followup_ms=min(asked))

@@ -100,6 +100,8 @@ class _Exchange:
     def _best(self, task: TaskId, place: _Place) -> tuple[TaskId, _Place] | None:
         """The copy with which most is saved; of equals the first in the order of tasks and members."""
         here, far, taken = self._rack[place], self._remote[task], self._taken(task, place)
+        own, new = self._tags[place], self._new
+        had = new(own, taken)
         worth = []
         for (rack, other_far), classes in self._classes.items():
             gain = far[here] - far[rack]
@@ -114,7 +116,8 @@ class _Exchange:
             for (tags, other_taken), copies in classes.items():
                 if best is not None and (-saved, *copies[0]) >= best:
                     continue
-                if self._keeps(taken, place, tags) and self._keeps(other_taken, place, tags, back=True):
+                # neither loses a tag: not this copy there, and not the other one here
+                if new(tags, taken) >= had and new(own, other_taken) >= new(tags, other_taken):
                     first = next((one for one in copies if self._free(task, place, *one)), None)
                     if first is not None and (best is None or (-saved, *first) < best):
                         best = (-saved, *first)
@@ -125,11 +128,6 @@ class _Exchange:
 
     def _holds(self, place: _Place, task: TaskId) -> bool:
         return place in self.standby[task] or self._active.get(task) == place
-
-    def _keeps(self, taken: _Taken, place: _Place, tags: SharedTags, *, back: bool = False) -> bool:
-        """Whether a task whose other holders have ``taken`` loses no tag from the place to a member with these tags, or back."""
-        here, there = self._new(self._tags[place], taken), self._new(tags, taken)
-        return here >= there if back else there >= here
 
     def _new(self, tags: SharedTags, taken: _Taken) -> int:
         known = self._new_tags.get((tags, taken))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from everflow.assignment.cluster_state import ClusterState, Member
 from everflow.assignment.exchange import SharedTags, exchanged, new_tags, shared_tags
@@ -53,6 +53,26 @@ def exchanged_standbys(
     return {task: frozenset(members[place].member_id for place in floor.standby[task]) for task in sorted(standby)}
 
 
+_Values = Sequence[Set[str | None]]
+"""By tag key."""
+
+MOST_GROUPS = 32
+
+
+def _coarse_keys(tags: Sequence[SharedTags]) -> tuple[int, ...]:
+    """The tag keys with few values, as long as they make few groups of members.
+
+    A task has copies in some of the groups and has to be kept out of them; of a key with many values each has few members, and of
+    those that are loaded least in a group nearly all are new to the task. So every group is looked at, and few members of it.
+    """
+    keys: list[int] = []
+    for key in sorted(range(len(tags[0]) if tags else 0), key=lambda key: len({one[key] for one in tags})):
+        if len({tuple(one[other] for other in (*keys, key)) for one in tags}) > MOST_GROUPS:
+            break
+        keys.append(key)
+    return tuple(sorted(keys))
+
+
 class _Floor:
     """The placement while it is made; members are known by their place in the order."""
 
@@ -72,7 +92,10 @@ class _Floor:
                 self._load[self._active[task]] += 1
         self.standby: dict[TaskId, set[int]] = {task: set() for task in tasks}
         self._of_member: list[set[TaskId]] = [set() for _ in members]
-        self._by_tags: dict[SharedTags, list[tuple[float, int]]] = defaultdict(list)
+        self._coarse = _coarse_keys(self._tags)
+        self._fine = len(cluster.rules.rack_tags) - len(self._coarse)
+        self._group_of = [tuple(tags[key] for key in self._coarse) for tags in self._tags]
+        self._groups: dict[SharedTags, list[tuple[float, int]]] = defaultdict(list)
         for place in range(len(members)):
             self._offer(place)
 
@@ -80,7 +103,7 @@ class _Floor:
         return (self._load[place] + more) / self._members[place].threads
 
     def _offer(self, place: int) -> None:
-        heapq.heappush(self._by_tags[self._tags[place]], (self._per_thread(place), place))
+        heapq.heappush(self._groups[self._group_of[place]], (self._per_thread(place), place))
 
     def _holds(self, place: int, task: TaskId) -> bool:
         return place in self.standby[task] or self._active.get(task) == place
@@ -103,23 +126,30 @@ class _Floor:
         self._load[place] -= 1
         self._offer(place)
 
-    def _least_loaded(self, tags: SharedTags, task: TaskId) -> int | None:
-        """The least loaded member of these tags that holds nothing of the task. Its place stays on offer."""
-        heap = self._by_tags[tags]
+    def _most_apart(self, group: SharedTags, task: TaskId, taken: _Values, possible: int) -> tuple[int, float, int] | None:
+        """Of a group's members that hold nothing of the task the one with most tags that are new to it (given negative), then the
+        least loaded: (tags, load, place). Its place stays on offer.
+
+        ``possible``: nobody in the group has more new tags than that, so the first that has as many is it.
+        """
+        heap = self._groups[group]
         passed = []
-        found = None
+        best: tuple[int, float, int] | None = None
         while heap:
             load, place = heap[0]
             if load != self._per_thread(place):
                 heapq.heappop(heap)  # an old figure; the present one is in the heap too
                 continue
             if not self._holds(place, task):
-                found = place
-                break
+                new = new_tags(self._tags[place], taken)
+                if best is None or -new < best[0]:  # of as many, the earlier one is loaded less
+                    best = (-new, load, place)
+                if new == possible:
+                    break
             passed.append(heapq.heappop(heap))
         for entry in passed:
             heapq.heappush(heap, entry)
-        return found
+        return best
 
     def even_numbers(self) -> list[int]:
         """How many copies each member gets in an even deal."""
@@ -152,26 +182,27 @@ class _Floor:
     def fill(self, task: TaskId) -> None:
         """The rest: least loaded first."""
         while len(self.standby[task]) < self._count:
-            place = self._least_loaded((), task)
-            if place is None:
+            found = self._most_apart((), task, (), 0)
+            if found is None:
                 return
-            self._give(place, task)
+            self._give(found[-1], task)
 
     def place_apart(self, task: TaskId, even: Sequence[int], lags: Lags) -> None:
         """Each next copy where most tags are new to the task; then where it is hot already, then least loaded."""
         while len(self.standby[task]) < self._count:
             taken = self._taken(task)
-            apart = {tags: new_tags(tags, taken) for tags in self._by_tags}
+            coarse = [taken[key] for key in self._coarse]
+            possible = {group: new_tags(group, coarse) + self._fine for group in self._groups}
             best: tuple[int, float, int] | None = None
-            for tags, differing in apart.items():
-                if best is None or -differing <= best[0]:
-                    place = self._least_loaded(tags, task)
-                    if place is not None:
-                        candidate = (-differing, self._per_thread(place), place)
-                        best = candidate if best is None else min(best, candidate)
+            for group in sorted(possible, key=lambda one: -possible[one]):
+                if best is not None and possible[group] < -best[0]:
+                    break
+                found = self._most_apart(group, task, taken, possible[group])
+                if found is not None and (best is None or found < best):
+                    best = found
             if best is None:
                 return
-            hot = [place for place in self._hot_holders(task, even, lags) if apart[self._tags[place]] == -best[0]]
+            hot = [place for place in self._hot_holders(task, even, lags) if new_tags(self._tags[place], taken) == -best[0]]
             self._give(hot[0] if hot else best[-1], task)
 
     def level(self) -> None:

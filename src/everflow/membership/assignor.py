@@ -247,7 +247,9 @@ class TaskAssignor:
         if error is AnswerError.NONE:
             try:
                 return answers | self._decided(screening, counts, base)
-            except Exception as failure:  # an assignor of the user's own may raise anything; the group must hear of it
+            except KeyboardInterrupt:
+                raise
+            except BaseException as failure:  # whatever ends the decision, even SystemExit: the group must hear of it
                 log.exception("the assignor failed")
                 error, message = AnswerError.ASSIGNMENT_FAILED, f"the assignor failed on the leader: {_said(failure)}"
         log.warning("nothing was assigned: %s", message)
@@ -327,7 +329,7 @@ class TaskAssignor:
         return TaskInfo(task, tuple(inputs), changelogs, bool(changelogs))
 
 
-def _said(failure: Exception) -> str:
+def _said(failure: BaseException) -> str:
     return str(failure) if isinstance(failure, (EverflowError, ValueError)) else repr(failure)
 
 

@@ -9,12 +9,15 @@ from everflow.assignment import assignor as everflow_assignor
 from everflow.assignment.api import decide_with
 from everflow.assignment.cluster_state import Assignment, ClusterState
 from everflow.errors import ConfigError
+from everflow.membership.own_code import OwnCode
 
 KEY = "task.assignor.class"
 
 
-def decision(path: str) -> Callable[[ClusterState], Assignment]:
+def decision(path: str, patience_s: float = 10.0) -> Callable[[ClusterState], Assignment]:
     """What the leader decides with. ``path`` is ``module:Class`` or, as in Java, ``module.Class``; empty: everflow's own.
+
+    An own one gets ``patience_s`` seconds for each assignment (`membership.own_code`).
 
     Raises ConfigError if there is no such class, if it cannot be made without arguments, or if it is not an assignor.
     """
@@ -26,7 +29,7 @@ def decision(path: str) -> Callable[[ClusterState], Assignment]:
     except Exception as failure:
         raise ConfigError(f"{KEY}: {path} could not be made without arguments: {failure!r}") from failure
     _require_methods(path, made)
-    return decide_with(made)  # type: ignore[arg-type]
+    return decide_with(made, OwnCode(patience_s).run)  # type: ignore[arg-type]
 
 
 def check_assignor(path: str) -> None:

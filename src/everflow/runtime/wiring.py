@@ -19,6 +19,7 @@ from everflow.kafka.producer import fence_all
 from everflow.kafka.transactions import open_transactional_ids
 from everflow.membership.assignor import EndSums, Identity, LocalCopies, PartitionRacks, TaskAssignor
 from everflow.membership.member import GroupMember
+from everflow.membership.own_code import patience_s
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime import partition_racks
 from everflow.runtime.changelogs import Changelogs
@@ -170,7 +171,8 @@ def task_assignor(ground: Ground, copies: LocalCopies, end_sums: EndSums, racks:
         index: [f"{config.application_id}-{spec.changelog}" for spec in ground.logged(index)] for index in blueprint.inputs
     }
     delay_ms = config.scheduled_rebalance_max_delay_ms
-    rules, clock, decide = config.assignment(), ground.clock, decision(config.task_assignor_class)
+    rules, clock = config.assignment(), ground.clock
+    decide = decision(config.task_assignor_class, patience_s(config.session_timeout_ms, config.rebalance_timeout_ms))
     return TaskAssignor(
         identity, blueprint.inputs, changelogs, copies, end_sums, racks, rules, decide, max_delay_ms=delay_ms, clock=clock
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -82,9 +83,19 @@ def test_it_may_ask_for_a_follow_up() -> None:
     assert decide_with(Fixed(later))(TWO).followup_ms == 7_000
 
 
+def asking(followup_ms: object) -> TaskAssignment:
+    asked = KafkaStreamsAssignment(frozenset(TASKS), followup_ms=followup_ms)  # type: ignore[arg-type]
+    return TaskAssignment({"p1": asked, "p2": KafkaStreamsAssignment()})
+
+
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
+        (asking("soon"), AssignmentError.INVALID_FOLLOWUP),
+        (asking(-5), AssignmentError.INVALID_FOLLOWUP),
+        (asking(0.5), AssignmentError.INVALID_FOLLOWUP),
+        (asking(True), AssignmentError.INVALID_FOLLOWUP),
+        (asking(2**63), AssignmentError.INVALID_FOLLOWUP),
         (on(p1=({A, B, C, FREE}, set()), p2=({C}, set())), AssignmentError.ACTIVE_TASK_ASSIGNED_MULTIPLE_TIMES),
         (on(p1=({A, B, C, FREE}, {A}), p2=(set(), set())), AssignmentError.INVALID_STANDBY_TASK),
         (on(p1=({A, B, C, FREE}, set()), p2=(set(), {FREE})), AssignmentError.INVALID_STANDBY_TASK),
@@ -107,9 +118,12 @@ def test_a_wrong_answer_is_refused_and_said(
     assert f"Fixed gave an assignment that cannot be used: {error.value}" in caplog.text
 
 
+@dataclass
 class Raises:
+    failure: BaseException = field(default_factory=lambda: KeyError("a bug of the user's"))
+
     def assign(self, application_state: ApplicationState) -> TaskAssignment:
-        raise KeyError("a bug of the user's")
+        raise self.failure
 
     def on_assignment_computed(self, assignment: TaskAssignment, error: AssignmentError) -> None:
         raise AssertionError("there is no assignment")
@@ -120,12 +134,10 @@ GARBAGE = [
     {"p1": {A}},
     TaskAssignment({"p1": None, "p2": None}),
     TaskAssignment({"p1": KafkaStreamsAssignment(None), "p2": KafkaStreamsAssignment()}),
-    TaskAssignment({"p1": KafkaStreamsAssignment(frozenset(TASKS), followup_ms="soon"), "p2": KafkaStreamsAssignment()}),
-    TaskAssignment({"p1": KafkaStreamsAssignment(frozenset(TASKS), followup_ms=-1), "p2": KafkaStreamsAssignment()}),
 ]
 
 
-@pytest.mark.parametrize("assignor", [Raises(), *(Fixed(answer) for answer in GARBAGE)])
+@pytest.mark.parametrize("assignor", [Raises(), Raises(SystemExit(1)), *(Fixed(answer) for answer in GARBAGE)])
 def test_nobody_stops_because_an_assignor_fails(assignor: Fixed | Raises, caplog: pytest.LogCaptureFixture) -> None:
     decide = decide_with(assignor)
     for _ in range(2):
@@ -133,6 +145,21 @@ def test_nobody_stops_because_an_assignor_fails(assignor: Fixed | Raises, caplog
     said = [record for record in caplog.records if record.levelname == "ERROR"]
     assert len(said) == 2, "each time"
     assert all(type(assignor).__name__ in record.getMessage() and record.exc_info for record in said)
+
+
+def test_whoever_presses_control_c_is_heard() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        decide_with(Raises(KeyboardInterrupt()))(TWO)
+
+
+def test_an_answer_counts_though_its_assignor_hangs_when_it_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    def never_comes_back(name: str, call: Callable[[], object]) -> None:
+        call()
+        raise TimeoutError(f"{name} has not answered")
+
+    decided = decide_with(Fixed(on(p1=({A, B}, set()), p2=({C, FREE}, set()))), never_comes_back)(TWO)
+    assert decided.active == {"m1": {A}, "m2": {C}}
+    assert "Fixed has not answered; its answer counts all the same" in caplog.text
 
 
 def test_what_nobody_has_is_given_away_though_the_assignor_fails() -> None:
@@ -147,10 +174,13 @@ def test_what_nobody_has_is_given_away_though_the_assignor_fails() -> None:
     assert decided.active == {"m1": {A, B}, "m2": {C, FREE}}
 
 
-def test_an_answer_counts_though_its_assignor_fails_when_it_is_told(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("failure", [RuntimeError("no room for the news"), SystemExit("no room for the news")])
+def test_an_answer_counts_though_its_assignor_fails_when_it_is_told(
+    failure: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
     class FailsWhenTold(Fixed):
         def on_assignment_computed(self, assignment: TaskAssignment, error: AssignmentError) -> None:
-            raise RuntimeError("no room for the news")
+            raise failure
 
     decided = decide_with(FailsWhenTold(on(p1=({A, B}, set()), p2=({C, FREE}, set()))))(TWO)
     assert decided.active == {"m1": {A}, "m2": {C}}

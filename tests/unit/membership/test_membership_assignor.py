@@ -275,3 +275,12 @@ def test_a_lost_member_s_tasks_wait_for_it_as_long_as_the_same_leader_remembers(
 def test_what_is_cold_here() -> None:
     one = assignor(Ports({TASK_0: 5}))
     assert one.cold({TASK_0, TASK_1}) == {TASK_1}
+
+
+def test_a_decision_that_ends_with_system_exit_is_told_to_the_group() -> None:
+    def exits(cluster: ClusterState) -> Assignment:
+        raise SystemExit(1)
+
+    (answer,) = answers(assignor(decide=exits).assign({"m": encode(member("p"))}, {"a": 1})).values()
+    assert answer.error is AnswerError.ASSIGNMENT_FAILED
+    assert "SystemExit" in answer.message

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from everflow import StreamsConfig
@@ -72,3 +74,26 @@ def test_the_check_before_spark_s_start_refuses_it_too(path: str, says: str) -> 
 def test_the_check_makes_nothing() -> None:
     check_assignor("")
     check_assignor(f"{STICKY}:StickyTaskAssignor")
+
+
+class Exits:
+    def assign(self, application_state: object) -> object:
+        raise SystemExit(1)
+
+    def on_assignment_computed(self, assignment: object, error: object) -> None:
+        raise AssertionError("there is no assignment")
+
+
+class Hangs(Exits):
+    def assign(self, application_state: object) -> object:
+        threading.Event().wait(60)
+        raise AssertionError("it came back")
+
+
+@pytest.mark.parametrize(("name", "says"), [("Exits", "raised SystemExit"), ("Hangs", "has not answered within 0.05 s")])
+def test_one_that_exits_or_hangs_leaves_everyone_what_it_has(name: str, says: str, caplog: pytest.LogCaptureFixture) -> None:
+    task = TaskId(0, 0)
+    tasks = {task: TaskInfo(task, (TopicPartition("in", 0),))}
+    cluster = ClusterState((Member("m", "p", frozenset({task}), 1), Member("n", "q")), tasks, {}, {}, AssignmentRules())
+    assert decision(f"{__name__}:{name}", 0.05)(cluster).active == {"m": {task}, "n": frozenset()}
+    assert says in caplog.text

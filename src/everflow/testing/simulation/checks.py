@@ -6,22 +6,26 @@ They look at what the simulated world knows to be true (disks, log, who lives), 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from everflow.assignment.cluster_state import Assignment, ClusterState
 from everflow.membership.member import Assigned, Failed, Lost, MemberEvent, Revoked
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.batch import BatchRequest
+from everflow.runtime.retry import FIRST_PAUSE_MS
 from everflow.runtime.task import TaskState
 from everflow.testing.simulation.group_coordinator import GroupCoordinator
 from everflow.testing.simulation.history import History
-from everflow.testing.simulation.instance import SimulatedInstance
+from everflow.testing.simulation.instance import KILL_WORKERS_MS, SimulatedInstance
 from everflow.testing.simulation.log import Committed, Fold, SimulatedLog, Transaction, fold_of
+from everflow.testing.simulation.recovery import FENCE_PAUSE_MS
 from everflow.testing.simulation.settings import SimulationSettings
 
-PAUSE_SLACK_MS = 400.0
-"""Beyond two micro-batches, I4 allows for what lies between them: the poll of the ends, requests, markers of transactions."""
+PAUSE_SLACK_MS = 30.0
+"""Beyond what can be derived, I4 allows for what is read from another thread's poll or wakes up with the next turn of a loop."""
+RECOVERY_REQUESTS = 3
+"""Of one recovery: committed offsets, ends, stable ends."""
 
 
 class InvariantError(AssertionError):
@@ -50,16 +54,19 @@ class _Flow:
     committed_ms: float
     longest_batch_ms: float
     disturbed: bool = False
+    refused_ms: float = 0.0
+    """What has to be waited for after an attempt since then that was refused."""
 
 
 @dataclass
 class Checks:
-    """See the module. ``violations`` are (name, what); the simulation raises the first."""
+    """See the module. ``violations`` are (name, what); the simulation raises the first. ``restore_slowdown``: the world's."""
 
     settings: SimulationSettings
     history: History
     coordinator: GroupCoordinator
     log: SimulatedLog
+    restore_slowdown: Sequence[float] = (1.0,)
     violations: list[tuple[str, str]] = field(default_factory=list)
     claims: dict[TaskId, dict[str, SimulatedInstance]] = field(default_factory=lambda: defaultdict(dict))
     batches: int = 0
@@ -165,7 +172,13 @@ class Checks:
     # --- I4 ----------------------------------------------------------------------------------------------------------
 
     def batch(self, instance: SimulatedInstance, request: BatchRequest, duration_ms: float, committed: bool) -> None:
-        """I4: a task that stays is never longer without a commit than two of its micro-batches, whatever the group does."""
+        """I4: a task that stays is never longer without a commit than two of its micro-batches, whatever the group does.
+
+        From one commit to the next: nothing may have arrived (``idle_ms``); one batch that does not commit it, because a new
+        generation refused it, or because the task is dealt to another thread of the instance, whose batch in flight ends first;
+        what a refused one leaves behind (`_after_refusal_ms`); the batch that commits. To wait for the markers of the transaction
+        before is part of a batch: its own transaction cannot begin earlier.
+        """
         self.batches += 1
         now = self.history.now()
         for context in request.tasks:
@@ -177,15 +190,30 @@ class Checks:
                     self._flows[task] = _Flow(owner, now, duration_ms)
                 continue
             flow.longest_batch_ms = max(flow.longest_batch_ms, duration_ms)
-            if not committed:
+            if not committed:  # the second refusal in a row is allowed no more than the first
+                flow.refused_ms = max(flow.refused_ms, self._after_refusal_ms(request))
                 continue
-            gap, allowed = now - flow.committed_ms, 2 * flow.longest_batch_ms + PAUSE_SLACK_MS + self.settings.idle_ms
+            gap = now - flow.committed_ms
+            allowed = 2 * flow.longest_batch_ms + self.settings.idle_ms + flow.refused_ms + PAUSE_SLACK_MS
             if not flow.disturbed and flow.committed_ms > self._disturbed_until_ms:
                 if self.worst_pause is None or gap - allowed > self.worst_pause.ms - self.worst_pause.allowed_ms:
                     self.worst_pause = Pause(task, gap, allowed, now)
                 if gap > allowed and self.settings.input_rate > 0:
                     self._violated("I4", f"{task} stayed on {instance.name} and paused for {gap:.0f} ms, allowed {allowed:.0f} ms")
             self._flows[task] = _Flow(owner, now, duration_ms)
+
+    def _after_refusal_ms(self, request: BatchRequest) -> float:
+        """What D6 waits for before a refused batch may run again.
+
+        It aborts its transaction, and a transactional id is free again only when the last marker of that has landed: the fence
+        asks until then. Then it replays what it had written (its stores stand where the batch before left them), and pauses. Its
+        own markers have landed, and nobody else writes for tasks that stay: nothing else is pending.
+        """
+        timings = self.settings.timings
+        written = sum(end - start for start, end, _ in request.ranges.values())
+        replay = written / timings.restore_rate * 1000 * self.restore_slowdown[0]
+        requests = RECOVERY_REQUESTS * 2 * timings.network_ms[1]
+        return KILL_WORKERS_MS + timings.marker_ms[1] + FENCE_PAUSE_MS + requests + replay + FIRST_PAUSE_MS
 
     def disturbed(self, tasks: frozenset[TaskId]) -> None:
         """A fault of another kind hits these tasks: their present gap says nothing about rebalances."""

@@ -51,6 +51,7 @@ from everflow.testing.simulation.worker import SimulatedJob, WorkerServices
 
 RESTORE_FIBERS = 2
 MAX_BATCH_RECORDS = 1_000_000_000
+KILL_WORKERS_MS = 5.0
 
 
 @dataclass(frozen=True)
@@ -399,7 +400,7 @@ class SimulatedInstance:
     def _kill_workers(self, number: int, pids: Sequence[int]) -> None:
         self.workers.forget_producer(self._transactional_id(number))
         if pids:
-            self.clock.park(5.0)
+            self.clock.park(KILL_WORKERS_MS)
 
     def _recovery(self, stop: threading.Event) -> Recovery:
         world, timings = self.world, self.world.settings.timings

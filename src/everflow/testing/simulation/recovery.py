@@ -18,6 +18,7 @@ from everflow.testing.simulation.scheduler import SimulatedClock
 
 SLICE_MS = 250.0
 FENCE_PATIENCE_MS = 30_000.0
+FENCE_PAUSE_MS = 20.0
 
 
 @dataclass
@@ -90,4 +91,4 @@ def fence(log: SimulatedLog, clock: SimulatedClock, transactional_id: str) -> No
         except RetriableError:
             if clock.monotonic_ms() >= end:
                 raise
-            clock.park(20.0)
+            clock.park(FENCE_PAUSE_MS)

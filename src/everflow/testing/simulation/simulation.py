@@ -65,7 +65,8 @@ class Simulation:
         self.history = History(lambda: self.scheduler.now_ms)
         self.coordinator = GroupCoordinator(self.scheduler, self.history, settings.timings.initial_delay_ms)
         self.log = SimulatedLog(self.scheduler, self.history, self.coordinator, random, settings.timings.marker_ms)
-        self.checks = Checks(settings, self.history, self.coordinator, self.log)
+        slowdown = [1.0]  # of restores
+        self.checks = Checks(settings, self.history, self.coordinator, self.log, slowdown)
         self.log.on_commit = self.checks.committed
         self.decisions: list[Decision] = []
         self.instances: dict[str, SimulatedInstance] = {}
@@ -93,7 +94,7 @@ class Simulation:
             Network(self.scheduler, random, settings.timings.network_ms),
             self.coordinator,
             self.log,
-            [1.0],
+            slowdown,
             [True],
             self._decided,
             self.checks.claimed,
