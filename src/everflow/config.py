@@ -168,15 +168,6 @@ class MemberSettings:
 
 
 @dataclass(frozen=True)
-class StateSettings:
-    """Where state lives and how safely it is written. ``sync``: ``none`` or ``commit`` (D4)."""
-
-    folder: Path
-    sync: str
-    cleanup_delay_ms: int
-
-
-@dataclass(frozen=True)
 class AssignmentRules:
     """What the assignor goes by (note 005): lags in records, times in ms.
 
@@ -240,7 +231,7 @@ class StreamsConfig:
     statestore_cache_max_bytes: int = _key(10 << 20, _between(0, INT64))
     state_cleanup_delay_ms: int = _key(600_000, _time(0))
     repartition_purge_interval_ms: int = _key(30_000, _time(100))
-    windowstore_changelog_additional_retention_ms: int = _key(86_400_000, _time(0))
+    windowstore_changelog_additional_retention_ms: int = _key(86_400_000, _between(0, 2**62))  # nobody waits for it
     topology_optimization: str = _key("none", _one_of("none"))
     ensure_explicit_internal_resource_naming: bool = _key(True)
     # --- keys of our own -------------------------------------------------------------------------
@@ -389,14 +380,6 @@ class StreamsConfig:
     def tags(self) -> Mapping[str, str]:
         """This instance's tags (``client.tag.zone=...``, KIP-708), told to the group; by tag key."""
         return MappingProxyType({key: str(value) for key, value in self.clients.get("client.tag", {}).items()})
-
-    def state(self) -> StateSettings:
-        """Where this application's state lives."""
-        return StateSettings(
-            Path(self.state_dir).expanduser() / self.application_id,
-            self.state_sync,
-            self.state_cleanup_delay_ms,
-        )
 
 
 def _dotted(name: str) -> str:

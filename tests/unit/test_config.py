@@ -19,7 +19,6 @@ from everflow.config import (
     AssignmentRules,
     BatchLimits,
     MemberSettings,
-    StateSettings,
     StreamsConfig,
 )
 from everflow.errors import ConfigError
@@ -111,7 +110,8 @@ def test_every_number_has_an_upper_bound_and_every_time_can_be_waited_for(spec: 
         return
     with pytest.raises(ConfigError, match="must be at most"):
         StreamsConfig(**BASE, **{spec.name: 2**63})
-    if spec.name.endswith("_ms"):
+    added_up_only = spec.name == "windowstore_changelog_additional_retention_ms"  # brokers take it, nobody waits for it
+    if spec.name.endswith("_ms") and not added_up_only:
         assert LONGEST_MS / 1000 * 10 < threading.TIMEOUT_MAX
         with pytest.raises(ConfigError, match="must be at most"):
             StreamsConfig(**BASE, **{spec.name: LONGEST_MS + 1})
@@ -206,7 +206,7 @@ def test_every_setting_has_an_effect_or_is_listed() -> None:
     read = {one.name for one in keys if re.search(rf"\.{one.name}\b", code)}
     assert {one.name for one in keys} - read - {"group_protocol", "topology_optimization"} == set(WITHOUT_EFFECT)
     outside = "\n".join(path.read_text() for path in package.rglob("*.py") if path.name != "config.py")
-    records = (BatchLimits, MemberSettings, StateSettings, AssignmentRules)
+    records = (BatchLimits, MemberSettings, AssignmentRules)
     carved = [one.name for record in records for one in dataclasses.fields(record)]
     assert [name for name in carved if not re.search(rf"\.{name}\b", outside)] == []
 

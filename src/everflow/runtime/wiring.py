@@ -358,7 +358,7 @@ def state_keeper(
         return member.metadata().generation if running() and member.stable else None
 
     freshness = Freshness(lambda: settled_tasks(threads), book.broken, lambda: member.heartbeats)
-    delay_ms = ground.config.state().cleanup_delay_ms
+    delay_ms = ground.config.state_cleanup_delay_ms
     cleaner = StateCleaner(
         ground.directory, copies, lambda: manager.in_use() | book.owned(), generation, ground.clock, delay_ms
     )
