@@ -141,9 +141,14 @@ class TailReader:
             taken.append(ahead.popleft())
             held += _size(taken[-1])
         self._bytes[tp] -= held
-        cut = bool(ahead) and offset_of(ahead[0]) < wanted.end
-        self._next[tp] = offset_of(taken[-1]) + 1 if cut else wanted.end
+        behind = offset_of(taken[-1]) + 1 if taken else wanted.start
+        self._next[tp] = wanted.end if self._nothing_before(tp, wanted.end) else behind
         return taken
+
+    def _nothing_before(self, tp: TopicPartition, end: int) -> bool:
+        """Whether no record before ``end`` is left. Where the bytes were enough, more may come though none is here."""
+        ahead = self._ahead[tp]
+        return offset_of(ahead[0]) >= end if ahead else self._end_seen.get(tp, -1) >= end
 
 
 def _size(message: Message) -> int:

@@ -31,7 +31,7 @@ from everflow.testing.waiting import wait_until
 
 HERE = Path(__file__).parent
 PARTITIONS = 2
-READY_S = 90.0
+READY_S = 180.0
 DRAIN_S = 60.0
 REACH_S = 60.0
 
