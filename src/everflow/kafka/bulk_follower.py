@@ -146,7 +146,7 @@ class _Slices:
         return self._slice(self._held, bytes_max)
 
     def _slice(self, held: Columns, bytes_max: int) -> LogChunk:
-        part = held.of(slice(0, int(np.searchsorted(np.cumsum(held.sizes), bytes_max)) + 1))
+        part = held.up_to(bytes_max)
         rest = held.of(slice(len(part.offsets), None))
         self._held = rest if len(rest.offsets) else None
         whole = self._held is None and not self._unparsed

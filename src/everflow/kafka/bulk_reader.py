@@ -86,8 +86,8 @@ class _Gathered:
         """Take the columns; gives the chunks that are full now and not the range's last."""
         while len(columns.offsets):
             room = max(self._chunk_bytes - self._held, self._chunk_bytes // 2, 1)  # many small parts would hide what is replaced
-            fitting = int(np.searchsorted(np.cumsum(columns.sizes), room)) + 1
-            part, columns = columns.of(slice(0, fitting)), columns.of(slice(fitting, None))
+            part = columns.up_to(room)
+            columns = columns.of(slice(len(part.offsets), None))
             position = int(part.offsets[-1]) + 1
             self._records += len(part.offsets)
             # Within a part only: a chunk is the fold of the log up to its position, so its end must not hide behind another's.

@@ -101,6 +101,10 @@ class Columns(NamedTuple):
         """The chosen records."""
         return Columns(self.data, *(column[chosen] for column in self[1:]))
 
+    def up_to(self, most_bytes: int) -> Columns:
+        """The first records, to where they have ``most_bytes`` bytes; at least one, if there is one."""
+        return self.of(slice(0, int(np.searchsorted(np.cumsum(self.sizes), most_bytes)) + 1))
+
     def latest(self) -> Columns:
         """Without records that a later one of these with the same key replaces; the one of the latest time stays in any case.
 

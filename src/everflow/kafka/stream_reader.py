@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from everflow.kafka import record_batches
 from everflow.kafka.fetch_connection import FETCH_BYTES, FetchConnection
 from everflow.kafka.log_columns import Budget, LogColumns, Read
@@ -123,8 +121,7 @@ class _Stream:
             if found is None:
                 self.position = end
                 break
-            taken = found.between(0, end)
-            taken = taken.of(slice(0, int(np.searchsorted(np.cumsum(taken.sizes), most_bytes - held)) + 1))
+            taken = found.between(0, end).up_to(most_bytes - held)
             rest = found.of(slice(len(taken.offsets), None))
             self._held = rest if len(rest.offsets) else None
             parts.append(taken.arrow(self._headers))

@@ -6,7 +6,6 @@ that goes gives all it has to the others first. The group is told of the number,
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,12 +13,10 @@ from dataclasses import dataclass
 from everflow.clock import Clock, Deadline
 from everflow.errors import TaskTimeoutError
 from everflow.runtime.client_state import IllegalStateError
+from everflow.runtime.start_up import WARM_UP_WAIT_S
 from everflow.runtime.stream_thread import StreamThread
 
-log = logging.getLogger("everflow")
-
 LOOK_S = 0.1
-WARM_UP_WAIT_MS = 60_000.0
 SPARE_SLOTS = 1
 """Each thread may keep a task slot of Spark for good (design note 004); with none left, all other work would wait for ever."""
 
@@ -67,7 +64,7 @@ class ThreadCount:
             thread = self._ports.open_thread(next(number for number in range(len(used) + 1) if number not in used))
             thread.start()
             # Without tasks until then: the first of them would stand still while Spark starts Python workers.
-            if not self._wait(thread.warm, Deadline(self._clock, WARM_UP_WAIT_MS)):
+            if not self._wait(thread.warm, Deadline(self._clock, WARM_UP_WAIT_S * 1000)):
                 thread.stop()
                 return None
             self._on_loop(lambda: self._joined(thread))
