@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from everflow.kafka.range_reader import RangeReader
 from everflow.records import EdgeBatch, Int64, OffsetRange, TopicPartition
 from everflow.runtime.batch import BatchRequest
 from everflow.runtime.step_functions import decode_parts
-from everflow.runtime.task_step import RESULT_SCHEMA, TaskStep, timed
+from everflow.runtime.task_step import TaskStep, timed
 from everflow.topology.hops import HopInput, as_text, concat
 from everflow.topology.plan import DEAD_LETTER_SLOT, Decode, DecodeOp, Encode, Projection, Segment, Source
 
@@ -126,7 +126,7 @@ def _bytes_of(serde: Any, column: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True)
 class ResidentStep:
-    """The function of the resident job's only hop; picklable. ``channel`` reads the socket's path (a local property)."""
+    """What the resident job's only task does; picklable. ``channel`` reads the socket's path (a local property)."""
 
     step: TaskStep
     segment: TwinSegment
@@ -135,11 +135,8 @@ class ResidentStep:
     group: str
     read_committed: bool
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self) -> None:
         """Serve requests until told to stop; any error ends the Spark task, as it would end a batch's job."""
-        for _ in batches:
-            pass
-        served = 0
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.connect(self.channel())
             lines = connection.makefile("rwb")
@@ -151,10 +148,8 @@ class ResidentStep:
                         break
                     lines.write(self._serve(text, reader).encode() + b"\n")
                     lines.flush()
-                    served += 1
             finally:
                 reader.close()
-        yield pa.RecordBatch.from_arrays([pa.array([str(served)])], schema=RESULT_SCHEMA)
 
     def _serve(self, text: str, reader: RangeReader) -> str:
         request = BatchRequest.from_json(text)

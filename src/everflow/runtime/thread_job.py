@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,9 +76,10 @@ class ThreadJob:
             settings.prepared_source,
         )
         sink = KafkaSink(settings.dead_letter_topic)
-        self._steps = [TaskStep.of(plan, level, LmdbAccess(), sink, read_request, announce) for level in range(plan.levels)]
-        self._session, self._plan, self._slot, self._settings = session, plan, f"t{thread}", settings
-        self._job = PreparedJob(session, plan, self._slot, partitions, source, self._steps)
+        steps = self._steps = [TaskStep.of(plan, level, LmdbAccess(), sink, read_request, announce) for level in range(plan.levels)]
+        self._session, self._slot, self._settings = session, f"t{thread}", settings
+        self._prepare: Callable[[], PreparedJob] = lambda: PreparedJob(session, plan, f"t{thread}", partitions, source, steps)
+        self._prepared: PreparedJob | None = None
         resident = plan.levels == 1 and bool(partitions) and settings.resident_records > 0
         self._twin = TwinSegment.of(plan.segments[0], plan.headers) if resident else None
         self._resident: ResidentJob | None = None
@@ -95,22 +96,29 @@ class ThreadJob:
         return self._run_job(request)
 
     def warm_up(self, request: BatchRequest) -> BatchResult:
-        """Run a micro-batch over nothing in both ways, so that workers, compiled code and the resident step are there before the
-        first task is. Raises as `run` does."""
-        result = self._run_job(request)
-        return result if self._twin is None else self._run_resident(self._twin, request)
+        """Run a micro-batch over nothing in the way that the first one with records goes, so that workers, compiled code and the
+        resident step are there before the first task is. Raises as `run` does.
+
+        Where there is a resident step, the other way is prepared by the first batch that is too large for it, if ever one is:
+        preparing both took 4 of the 11 s of a start.
+        """
+        return self.run(request)
 
     def _run_job(self, request: BatchRequest) -> BatchResult:
         ranges = {TopicPartition.parse(name): OffsetRange(bounds[0], bounds[1]) for name, bounds in request.ranges.items()}
         try:
-            return BatchResult.from_json(self._job.run(ranges, {REQUEST_PROPERTY: request.to_json()}))
+            if self._prepared is None:
+                self._prepared = self._prepare()
+            return BatchResult.from_json(self._prepared.run(ranges, {REQUEST_PROPERTY: request.to_json()}))
         except SparkJobError as error:
             raise _classified(error) from error
 
     def close(self) -> None:
         """End the resident step and forget the prepared plan."""
         self._stop_resident()
-        self._job.close()
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            prepared.close()
 
     def _run_resident(self, twin: TwinSegment, request: BatchRequest) -> BatchResult:
         if self._resident is None:
