@@ -118,6 +118,31 @@ def test_partitions_come_and_go(opened: Opened, log: list[TopicPartition]) -> No
     assert values_of(reader.read({one: OffsetRange(7, 11)}, 10), one) == [b"d", b"e", None]
 
 
+def test_a_warm_up_reads_nothing_and_leaves_nothing_behind(bootstrap: str, log: list[TopicPartition], name: str) -> None:
+    """Also while records arrive, between two reads, and where one of the topics does not exist."""
+    one, two = log
+    reader = RangeReader({"bootstrap.servers": bootstrap}, "readers", True, False, tail_records=100)
+    topics = {one.topic, f"{name}-missing"}
+    reader.warm_up(topics, 10)
+    writer = RecordWriter({"bootstrap.servers": bootstrap}, None)
+    writer.write(one.topic, [b"k"] * 3, [b"f", b"g", b"h"], np.full(3, 1000), one.partition)
+    writer.flush(10)
+    writer.close()
+    assert values_of(reader.read({one: OffsetRange(0, 8)}, 10), one) == [b"a", b"b", b"c", b"d"]
+    reader.warm_up(topics, 10)
+    reader.warm_up(topics, 10)
+    both = reader.read({one: OffsetRange(8, 14), two: OffsetRange(0, 3)}, 10)
+    assert (values_of(both, one), values_of(both, two)) == ([b"e", None, b"f", b"g", b"h"], [b"a", b"b", b"c"])
+    reader.close()
+
+
+def test_a_warm_up_says_that_no_broker_answers() -> None:
+    reader = RangeReader({"bootstrap.servers": "127.0.0.1:1"}, "readers", True, False)
+    with pytest.raises(RetriableError):
+        reader.warm_up({"in"}, 0.5)
+    reader.close()
+
+
 def test_nothing_is_asked_of_no_partition(opened: Opened) -> None:
     assert opened().read({}, 10) == ({}, {})
 

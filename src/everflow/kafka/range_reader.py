@@ -8,7 +8,7 @@ everything that is done with the record (`StreamReader`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from everflow.kafka.fetch_connection import bulk_settings
@@ -70,8 +70,10 @@ class RangeReader:
             self._tail.go_to(read.ends)
         return read
 
-    def warm_up(self, timeout_s: float) -> None:
-        """Connect now instead of at the first large range. Raises RetriableError if no broker answers within ``timeout_s`` s."""
+    def warm_up(self, topics: Iterable[str], timeout_s: float) -> None:
+        """Connect now instead of at the first range of these topics. Raises RetriableError if no broker answers within
+        ``timeout_s`` s."""
+        self._tail.warm_up(topics, timeout_s)
         if self._stream is not None:
             self._stream.connect(timeout_s)
 

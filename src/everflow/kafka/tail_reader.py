@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from everflow.errors import RetriableError
@@ -67,6 +67,34 @@ class TailReader:
         for tp, wanted in ranges.items():
             columns[tp] = columns_of(self._take(tp, wanted, enough), self._headers)
         return Read(columns, {tp: self._next[tp] for tp in ranges})
+
+    def warm_up(self, topics: Iterable[str], timeout_s: float) -> None:
+        """Connect to the brokers that lead partitions of these topics, for at most ``timeout_s`` s, and let one partition of each
+        answer. Reads nothing, and gives up what was read ahead. The first partition of a consumer otherwise waits up to a second
+        for addresses, a connection and librdkafka's threads to turn to it; later ones come within 20 ms.
+
+        Raises RetriableError if no broker answers.
+        """
+        self.go_to({})
+        deadline = time.monotonic() + timeout_s
+        try:
+            found = self._consumer.list_topics(timeout=timeout_s).topics
+            of_leader = {
+                facts.leader: (topic, partition)
+                for topic in topics
+                if topic in found
+                for partition, facts in found[topic].partitions.items()
+            }
+            waiting = set(of_leader.values())
+            asked = [ClientTopicPartition(topic, partition, OFFSET_END) for topic, partition in waiting]
+            self._consumer.incremental_assign(asked)
+            while waiting and time.monotonic() < deadline:
+                answer = self._consumer.poll(_WAIT_S)  # a record or the end, either of which shows that it is fetched
+                if answer is not None:
+                    waiting.discard((answer.topic(), answer.partition()))
+            self._consumer.incremental_unassign(asked)
+        except KafkaException as failure:
+            raise classify_exception(failure, "connecting the reader") from failure
 
     def rest(self) -> None:
         """Read nothing for now: another reader goes on. The connection stays."""

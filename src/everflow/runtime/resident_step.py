@@ -156,8 +156,8 @@ class ResidentStep:
         timings = {"began": time.time() * 1000}
         with timed(timings, "read"):
             self.step.announce(request, self.step.level)
-            if not request.tasks:
-                reader.warm_up(READ_TIMEOUT_S)  # the thread has no task yet, so nobody waits
+            if not request.tasks:  # the thread has none yet, so nobody waits
+                reader.warm_up({source.topic for source in self.step.sources}, READ_TIMEOUT_S)
             read = reader.read(_ranges(request), READ_TIMEOUT_S, request.most_bytes)
             request = request.ending({str(tp): end for tp, end in read.ends.items()})
             hop = self.segment.run(read.columns)
