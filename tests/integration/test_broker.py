@@ -150,14 +150,20 @@ def test_a_taken_port_is_named() -> None:
             pass
 
 
-def test_a_broker_that_cannot_start_shows_the_end_of_its_log(broker: EmbeddedBroker) -> None:
-    with (
-        # Mostly "Failed to acquire lock"; sometimes it stumbles first over the metadata log that the other one is writing.
-        pytest.raises(SetupError, match=r"ended with exit code 1[\s\S]*(Failed to acquire lock|kafka\.common\.)"),
-        EmbeddedBroker(broker.data_folder),
-    ):
+def test_a_second_broker_on_a_folder_is_refused_and_harms_nothing(broker: EmbeddedBroker) -> None:
+    settings = (broker.data_folder / "server.properties").read_text()
+    with pytest.raises(SetupError, match=f"another Kafka broker runs on {broker.data_folder}"), EmbeddedBroker(broker.data_folder):
         pass
     assert broker.running
+    assert (broker.data_folder / "server.properties").read_text() == settings
+
+
+def test_a_broker_that_cannot_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path) as first:
+        first.stop()
+        (tmp_path / "log" / "meta.properties").write_text("version=1\nnode.id=7\n")
+        with pytest.raises(SetupError, match=r"ended with exit code 1[\s\S]*meta\.properties"):
+            first.start()
 
 
 def test_a_wrong_setting_is_named(tmp_path: Path) -> None:

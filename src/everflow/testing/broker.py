@@ -7,6 +7,7 @@ replica, no fsync.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shutil
@@ -17,11 +18,12 @@ import tempfile
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
 from types import TracebackType
+from typing import IO
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -34,6 +36,9 @@ _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 20.0
 _PORT_ATTEMPTS = 3
 _LOG_LINES_SHOWN = 25
+_LOCK_NAME = "everflow.lock"
+_LOCK_TIMEOUT_S = 3.0
+"""A broker whose owner was killed ends a moment later."""
 _HERE = Path(__file__).parent
 _QUIET = logging.getLogger("everflow.testing.broker.client")
 _QUIET.addHandler(logging.NullHandler())
@@ -132,7 +137,8 @@ class EmbeddedBroker:
         """Start and wait until clients can use it; does nothing if it runs.
 
         Raises:
-            SetupError: no Java, no jars, no free port, or the broker ended (``EF-BROKER``, its log's tail).
+            SetupError: no Java, no jars, no free port, another broker on the folder, or the broker ended (``EF-BROKER``, its
+                log's tail).
         """
         if self.running:
             return self
@@ -140,16 +146,21 @@ class EmbeddedBroker:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="everflow-broker-"))
         self._folder.mkdir(parents=True, exist_ok=True)
+        with self._folder_locked() as lock:
+            self._start(class_path, lock)
+        return self
+
+    def _start(self, class_path: str, lock: int) -> None:
         known = self._ports  # a restart keeps its ports, because clients remember them
         for attempt in range(_PORT_ATTEMPTS):
             self._ports = known or _free_ports(self._wanted_port)
             self._write_settings(self._ports)
             self._format(class_path)
             log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
-            self._launch(class_path)
+            self._launch(class_path, lock)
             problem = self._wait_ready()
             if problem is None:
-                return self
+                return
             self.kill()
             taken = "Address already in use" in self._log_tail(since=log_start)
             if not taken or known or attempt == _PORT_ATTEMPTS - 1:
@@ -158,7 +169,20 @@ class EmbeddedBroker:
                 )
                 self._ports = known
                 raise SetupError(message + self._log_tail(since=log_start), code="EF-BROKER")
-        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    @contextmanager
+    def _folder_locked(self) -> Iterator[int]:
+        """The descriptor of a lock that the guard inherits: it lasts as long as the guard, and so as the broker. Kafka's own lock
+        comes late: before it, a second broker has overwritten the first one's settings and opened its metadata log."""
+        deadline = time.monotonic() + _LOCK_TIMEOUT_S
+        pause = Event()
+        with (self.data_folder / _LOCK_NAME).open("w") as file:
+            while not _locked(file):
+                if time.monotonic() > deadline:
+                    message = f"another Kafka broker runs on {self.data_folder}; stop it, or take another folder"
+                    raise SetupError(message, code="EF-BROKER")
+                pause.wait(0.05)
+            yield file.fileno()
 
     def stop(self) -> None:
         """Shut down in order (SIGTERM), by force after 20 s; data and ports are kept for ``restart``."""
@@ -286,7 +310,7 @@ class EmbeddedBroker:
                 code="EF-BROKER",
             )
 
-    def _launch(self, class_path: str) -> None:
+    def _launch(self, class_path: str, lock: int) -> None:
         command = self._java(class_path, f"-Xmx{self._heap}", "-Djava.awt.headless=true")
         command += ["kafka.Kafka", str(self.data_folder / "server.properties")]
         removed_with_owner = "-" if self._keep_data else str(self.data_folder)
@@ -296,6 +320,7 @@ class EmbeddedBroker:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                pass_fds=(lock,),
                 start_new_session=True,  # Ctrl-C is for the owner, who then stops the broker when it is done
             )
 
@@ -346,6 +371,14 @@ class EmbeddedBroker:
             return ""
         lines = self.log_path.read_bytes()[since:].decode(errors="replace").splitlines()
         return "\n".join(lines[-_LOG_LINES_SHOWN:])
+
+
+def _locked(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _free_ports(wanted: int | None) -> tuple[int, int]:
