@@ -120,7 +120,7 @@ def describe(
     with _errors_for_people(debug), _terminable():
         from everflow.cli.program import load_topology
         from everflow.cli.spark_log import spark_log
-        from everflow.spark.session import get_session
+        from everflow.spark.session import get_context
         from everflow.topology import describe as described
 
         forms = {
@@ -128,7 +128,7 @@ def describe(
             DescribeFormat.json: described.as_json,
             DescribeFormat.mermaid: described.as_mermaid,
         }
-        with spark_log(get_session, show=debug) as start:
+        with spark_log(get_context, show=debug) as start:
             topology = load_topology(target, start_session=start)
         typer.echo(forms[form](topology).rstrip())
 

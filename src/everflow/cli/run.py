@@ -24,7 +24,7 @@ from everflow.kafka.admin import ClusterAdmin
 from everflow.runtime.client_settings import check_clients
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.own_assignor import check_assignor
-from everflow.spark.session import get_session
+from everflow.spark.session import get_context
 from everflow.state.disk import require_usable
 from everflow.topology.graph import Topology
 
@@ -49,7 +49,7 @@ def run_program(
     put_current_folder_on_path()  # an assignor may lie beside the program
     check_assignor(config.task_assignor_class)
     require_usable(Path(config.state_dir).expanduser())
-    with spark_log(get_session, show=debug) as start, StatusLine(console, stamp=time_of_day) as status, moves_shown(status, debug):
+    with spark_log(get_context, show=debug) as start, StatusLine(console, stamp=time_of_day) as status, moves_shown(status, debug):
 
         def start_spark() -> object:
             status.event("starting Spark")

@@ -23,7 +23,7 @@ from everflow.records import TaskId
 from everflow.runtime.client_state import ENDED, ClientState
 from everflow.runtime.task import TaskRole, TaskState
 from everflow.runtime.task_status import TaskStatus
-from everflow.spark.session import get_session
+from everflow.spark.session import get_context
 
 STOP = "stop"
 MARK = '{"everflow":'
@@ -65,7 +65,7 @@ def main() -> None:
 
 def run(config: StreamsConfig, stop: threading.Event) -> None:
     """An instance from start to clean end. Raises EverflowError: what stopped it before."""
-    session = get_session()
+    context = get_context()
     streams = KafkaStreams(topology.build(), config)
     threading.Thread(target=_tell, args=(streams,), name="demo-status", daemon=True).start()
     streams.start()
@@ -74,7 +74,7 @@ def run(config: StreamsConfig, stop: threading.Event) -> None:
             raise streams.error or FatalError("the instance stopped by itself")
     if not streams.close():
         raise FatalError("the instance did not end in time")
-    session.stop()
+    context.stop()
 
 
 def _tell(streams: KafkaStreams) -> None:

@@ -30,7 +30,7 @@ from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.log_reader import LogReader
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ENDED
-from everflow.spark.session import get_session
+from everflow.spark.session import get_context
 from everflow.testing.broker import EmbeddedBroker
 from everflow.topology.graph import Topology
 from everflow.topology.subtopologies import cut
@@ -63,7 +63,7 @@ def run_demo(
         15 minutes.
     """
     with ExitStack() as stack, Interrupts() as interrupts:
-        start_session = stack.enter_context(spark_log(get_session, show=debug))
+        start_session = stack.enter_context(spark_log(get_context, show=debug))
         status = stack.enter_context(StatusLine(console))
         flights = data.load_flights(limit)
         status.show("starting a Kafka broker")

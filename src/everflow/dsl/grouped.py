@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
@@ -232,8 +233,8 @@ class _Aggregation:
     def _inputs(self, columns: dict[str, Column], edge: Edge) -> ColumnExpr:
         """The value that the operator reads. Unwindowed aggregates skip null values, so theirs is null as a whole."""
         present = F.col("value").isNotNull()
-        if not columns:
-            return analyse(F.when(present, F.lit(True)), edge.type, self.where)
+        if not columns:  # nothing of the user's to analyse: a count alone needs no Spark SQL
+            return ColumnExpr(F.when(present, F.lit(True)), pa.bool_(), frozenset({"value"}))
         for column in columns.values():
             analyse(column, edge.type, self.where)  # each alone, so that a message names the one that is wrong
         fields = F.struct(*[column.alias(name) for name, column in columns.items()])

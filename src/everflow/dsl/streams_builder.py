@@ -13,7 +13,7 @@ from everflow.dsl.location import user_line
 from everflow.errors import TopologyError
 from everflow.operators.table import TableSpec
 from everflow.serdes import Serde
-from everflow.spark.session import get_session
+from everflow.spark.session import get_context
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import SourceNode, StatefulNode, Topology
 
@@ -23,12 +23,12 @@ _RESETS = ("earliest", "latest", "none")
 class StreamsBuilder:
     """Builds one topology; not for use from several threads.
 
-    Creating one starts the Spark session (or adopts the active one), which ``pyspark.sql.functions`` needs.
+    Creating one starts Spark (or adopts the SparkContext that runs), which ``pyspark.sql.functions`` needs.
     Raises SetupError where Java or the Kafka connector is missing.
     """
 
     def __init__(self) -> None:
-        get_session()
+        get_context()
         self._graph = GraphBuilder()
 
     def stream(

@@ -178,9 +178,9 @@ class KafkaStreams(InteractiveQueries, InstanceOperations):
     def run(self, leave_group: bool | None = None) -> None:
         """`start`, then block until SIGTERM or SIGINT ends the instance cleanly, as `close` does with ``leave_group``; a second
         signal ends the draining, and one during the start unwinds it. Raises what stopped it otherwise."""
-        from everflow.spark.session import get_session
+        from everflow.spark.session import get_context
 
-        get_session()  # before the handlers below: a new SparkContext installs one of its own for SIGINT
+        get_context()  # before the handlers below: a new SparkContext installs one of its own for SIGINT
         stop = threading.Event()
 
         def on_signal(*_: object) -> None:
@@ -227,7 +227,7 @@ class KafkaStreams(InteractiveQueries, InstanceOperations):
 
     def _start(self) -> None:
         """The order matters: see each step."""
-        from everflow.spark.session import get_session
+        from everflow.spark.session import get_context
 
         config = self.config
         for warning in config.warnings():
@@ -243,7 +243,7 @@ class KafkaStreams(InteractiveQueries, InstanceOperations):
         changelogs = Changelogs(admin, blueprint.cluster_id)
         ground = self._ground = Ground(config, self._clock, admin, blueprint, self._directory, changelogs)
         log.info("Starting Spark")
-        session = get_session(config.num_stream_threads + RESTORE_THREADS + 1)  # 8. Spark (slots: threads, restores, a spare).
+        context = get_context(config.num_stream_threads + RESTORE_THREADS + 1)  # 8. Spark (slots: threads, restores, a spare).
         # 9. The copies that are here already, and the member that will tell of them. It joins last.
         updater = self._updater = state_updater(ground, self._tracker, lambda: self._standby_listener, self._on_hot, self._pause)
         sources = (updater.followed, self._running_ids, self._recovering_ids, self._tracker.positions)
@@ -269,7 +269,7 @@ class KafkaStreams(InteractiveQueries, InstanceOperations):
         self._queries = store_queries(
             self._topology, blueprint, config.application_server, self._query_ports(ground, updater), self._clock
         )
-        open_job = job_opener(session, ground)
+        open_job = job_opener(context, ground)
         for number in range(config.num_stream_threads):
             self._threads.append(self._stream_thread(ground, ends, number, gate_path, open_job))
         manager = self._manager = self._task_manager(ground, member, updater, copies, deferred)
@@ -277,7 +277,7 @@ class KafkaStreams(InteractiveQueries, InstanceOperations):
             ground, self._threads, self._book, member, manager, copies, lambda: self.state is ClientState.RUNNING
         )
         more, going = (lambda n: self._stream_thread(ground, ends, n, gate_path, open_job)), (lambda: self.state not in STOPPING)
-        self._thread_count = thread_count(ground, self._threads, more, session, self._events.put, manager, member, going)
+        self._thread_count = thread_count(ground, self._threads, more, context, self._events.put, manager, member, going)
         self._lost_writers = lost_writers_of(ground) if config.exactly_once else None
         self._loop = threading.Thread(target=self._run_loop, args=(ground,), name="everflow-instance", daemon=True)
         watch = self._topic_watch = topic_watch(ground, self._on_failed)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark.sql import SparkSession
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
 
 from everflow.records import OffsetRange, TopicPartition
 from everflow.runtime.batch import REQUEST_PROPERTY, BadRecord, BatchFailedError, BatchRequest, BatchResult
@@ -16,7 +17,8 @@ from everflow.runtime.resident_job import ResidentJob
 from everflow.runtime.resident_step import ResidentStep, TwinSegment
 from everflow.runtime.step_functions import failed_record
 from everflow.runtime.task_step import TaskStep
-from everflow.spark.job import PreparedJob, ServingJob, SparkGoneError, SparkJobError, local_property
+from everflow.spark.job import PreparedJob, ServingJob, SparkGoneError, SparkJobError, failure, local_property
+from everflow.spark.session import get_session
 from everflow.spark.source import SourceSettings
 from everflow.topology.plan import PhysicalPlan
 
@@ -61,7 +63,7 @@ class ThreadJob:
 
     def __init__(
         self,
-        session: SparkSession,
+        context: SparkContext,
         plan: PhysicalPlan,
         thread: int,
         partitions: Sequence[TopicPartition],
@@ -77,8 +79,8 @@ class ThreadJob:
         )
         sink = KafkaSink(settings.dead_letter_topic)
         steps = self._steps = [TaskStep.of(plan, level, LmdbAccess(), sink, read_request, announce) for level in range(plan.levels)]
-        self._session, self._slot, self._settings = session, f"t{thread}", settings
-        self._prepare: Callable[[], PreparedJob] = lambda: PreparedJob(session, plan, f"t{thread}", partitions, source, steps)
+        self._context, self._slot, self._settings = context, f"t{thread}", settings
+        self._prepare: Callable[[], PreparedJob] = lambda: PreparedJob(get_session(), plan, f"t{thread}", partitions, source, steps)
         self._prepared: PreparedJob | None = None
         resident = plan.levels == 1 and bool(partitions) and settings.resident_records > 0
         self._twin = TwinSegment.of(plan.segments[0], plan.headers) if resident else None
@@ -107,11 +109,20 @@ class ThreadJob:
     def _run_job(self, request: BatchRequest) -> BatchResult:
         ranges = {TopicPartition.parse(name): OffsetRange(bounds[0], bounds[1]) for name, bounds in request.ranges.items()}
         try:
-            if self._prepared is None:
-                self._prepared = self._prepare()
-            return BatchResult.from_json(self._prepared.run(ranges, {REQUEST_PROPERTY: request.to_json()}))
+            return BatchResult.from_json(self._prepared_job().run(ranges, {REQUEST_PROPERTY: request.to_json()}))
         except SparkJobError as error:
             raise _classified(error) from error
+
+    def _prepared_job(self) -> PreparedJob:
+        if self._prepared is None:
+            try:
+                self._prepared = self._prepare()
+            except (Py4JError, OSError) as error:
+                found = failure(self._context, error)
+                if isinstance(found, SparkGoneError):
+                    raise found from error
+                raise
+        return self._prepared
 
     def close(self) -> None:
         """End the resident step and forget the prepared plan."""
@@ -139,7 +150,7 @@ class ThreadJob:
             f"{settings.application_id}-resident",
             settings.read_committed,
         )
-        return ServingJob(self._session, self._slot, step, {CHANNEL_PROPERTY: path})
+        return ServingJob(self._context, self._slot, step, {CHANNEL_PROPERTY: path})
 
     def _stop_resident(self) -> None:
         resident, self._resident = self._resident, None

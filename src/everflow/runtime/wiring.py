@@ -201,13 +201,13 @@ def lost_writers_of(ground: Ground) -> LostWriters:
 # --- stream threads ------------------------------------------------------------------------------
 
 
-def job_opener(session: Any, ground: Ground) -> OpenJob:
+def job_opener(context: Any, ground: Ground) -> OpenJob:
     """Opens the Spark jobs of stream threads."""
     from everflow.runtime.thread_job import JobSettings, ThreadJob
 
     config = ground.config
     # A resident step keeps a slot: in a session with few (the user's own) the threads would wait for one another for ever.
-    slots = session.sparkContext.defaultParallelism
+    slots = context.defaultParallelism
     resident_records = config.resident_max_records if slots > config.num_stream_threads else 0
     if resident_records != config.resident_max_records:
         log.warning(
@@ -223,7 +223,7 @@ def job_opener(session: Any, ground: Ground) -> OpenJob:
         config.prepared_source,
         resident_records,
     )
-    return lambda number, partitions: ThreadJob(session, ground.blueprint.plan, number, partitions, settings)
+    return lambda number, partitions: ThreadJob(context, ground.blueprint.plan, number, partitions, settings)
 
 
 def thread_settings(ground: Ground, number: int, gate_path: str) -> ThreadSettings:
@@ -246,7 +246,7 @@ def thread_count(
     ground: Ground,
     threads: list[StreamThread],
     open_thread: Callable[[int], StreamThread],
-    session: Any,
+    context: Any,
     post: Callable[[Callable[[], None]], None],
     manager: TaskManager,
     member: GroupMember,
@@ -255,7 +255,7 @@ def thread_count(
     """What changes ``threads`` while the instance runs."""
     ports = ThreadCountPorts(
         open_thread=open_thread,
-        slots=lambda: int(session.sparkContext.defaultParallelism),
+        slots=lambda: int(context.defaultParallelism),
         post=post,
         deal=manager.deal_without,
         tell=member.set_threads,

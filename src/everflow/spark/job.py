@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -80,7 +81,7 @@ class PreparedJob:
                 context.setLocalProperty(name, text)
             rows = list(rdd.collect())
         except (PySparkException, Py4JError, OSError) as error:
-            raise failure(self._session, error) from error
+            raise failure(self._session.sparkContext, error) from error
         if len(rows) != 1:
             raise SparkJobError(f"the job returned {len(rows)} results instead of one")
         return str(rows[0].getUTF8String(0).toString())
@@ -117,17 +118,17 @@ class ServingJob:
     plain job 1.4 s, 0.9 s of CPU), and many an instance never needs it.
     """
 
-    def __init__(self, session: SparkSession, slot: str, serve: Callable[[], None], properties: Mapping[str, str]) -> None:
+    def __init__(self, context: SparkContext, slot: str, serve: Callable[[], None], properties: Mapping[str, str]) -> None:
         def run(rows: Iterable[int]) -> Iterable[int]:
             for _ in rows:  # a worker that leaves input unread is not used again
                 pass
             serve()
             return ()
 
-        self._session = session
+        self._context = context
         self._properties = dict(properties)
-        with _workers_of(session, f"{slot}-0"):
-            self._rdd = session.sparkContext.parallelize([0], 1).mapPartitions(run)
+        with _workers_of(context, f"{slot}-0"):
+            self._rdd = context.parallelize([0], 1).mapPartitions(run)
             assert self._rdd._jrdd is not None  # made here, where the environment is the slot's
         self.ended = threading.Event()
         self.failure: SparkJobError | None = None
@@ -144,18 +145,18 @@ class ServingJob:
     def _run(self) -> None:
         try:
             for name, text in self._properties.items():
-                self._session.sparkContext.setLocalProperty(name, text)
+                self._context.setLocalProperty(name, text)
             self._rdd.collect()
         except (PySparkException, Py4JError, OSError) as error:
-            self.failure = failure(self._session, error)
+            self.failure = failure(self._context, error)
         finally:
             self.ended.set()
 
 
-def failure(session: SparkSession, error: Exception) -> SparkJobError:
+def failure(context: SparkContext, error: Exception) -> SparkJobError:
     """SparkGoneError if Spark itself ended, SparkJobError otherwise."""
     try:
-        lives = not session.sparkContext._jsc.sc().isStopped()
+        lives = not context._jsc.sc().isStopped()
     except (Py4JError, OSError):  # nobody answers any more
         lives = False
     return SparkJobError(str(error)) if lives else SparkGoneError(str(error))
@@ -165,15 +166,15 @@ def _map_in_arrow(session: SparkSession, frame: DataFrame, step: StepFunction, s
     def run_step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return step(batches)
 
-    with _workers_of(session, slot):
+    with _workers_of(session.sparkContext, slot):
         return frame.mapInArrow(run_step, schema)
 
 
 @contextmanager
-def _workers_of(session: SparkSession, slot: str) -> Iterator[None]:
+def _workers_of(context: SparkContext, slot: str) -> Iterator[None]:
     """What is built inside runs in the slot's workers, whoever builds it."""
     with _environment_lock:
-        environment = session.sparkContext.environment
+        environment = context.environment
         before = dict(environment)
         environment.update(_worker_environment(slot))
         try:

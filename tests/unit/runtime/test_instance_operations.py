@@ -143,7 +143,7 @@ def test_a_signal_closes_it_as_run_was_told(tmp_path: Path, leave_group: bool | 
         streams._states.to(ClientState.PENDING_SHUTDOWN)
         return streams._states.to(ClientState.NOT_RUNNING)
 
-    monkeypatch.setattr("everflow.spark.session.get_session", lambda: None)
+    monkeypatch.setattr("everflow.spark.session.get_context", lambda: None)
     monkeypatch.setattr(streams, "start", start)
     monkeypatch.setattr(streams, "close", close)
     before = signal.getsignal(signal.SIGTERM)

@@ -90,7 +90,7 @@ def test_the_standby_update_listener_reaches_the_state_updater(tmp_path: Path, m
     monkeypatch.setattr(kafka_streams, "check_clients", lambda config: None)
     monkeypatch.setattr(kafka_streams, "prepare_cluster", lambda *_: blueprint)
     monkeypatch.setattr(kafka_streams, "require_tasks", lambda blueprint: None)
-    monkeypatch.setattr("everflow.spark.session.get_session", lambda *_: None)
+    monkeypatch.setattr("everflow.spark.session.get_context", lambda *_: None)
     monkeypatch.setattr(kafka_streams, "scan_copies", enough)
     topology: Any = SimpleNamespace()  # the Spark that a real one needs takes seconds to start
     streams = KafkaStreams(topology, application_id="app", bootstrap_servers="localhost:1", state_dir=str(tmp_path))
