@@ -22,13 +22,15 @@ from typing import Any, NamedTuple
 
 from everflow.errors import FatalError, SetupError
 from everflow.records import TaskId
-from everflow.runtime.batch import EXACTLY_ONCE_V2
+from everflow.runtime.batch import EXACTLY_ONCE_V2, BatchId
 from everflow.sockets import remove_abandoned, socket_folder
 
 log = logging.getLogger("everflow")
 
 _FOLDER_PREFIX = "ef-gate-"
 _SOCKET = "gate.sock"
+JOINED_S = 0.5
+"""A second attempt waits so long for the end of a rebalance that this member takes part in."""
 
 
 class MemberMetadata(NamedTuple):
@@ -113,6 +115,7 @@ class GateBook:
         self._owned_again: set[TaskId] = set()
         self._open: dict[str, OpenBatch] = {}
         self._answered: set[str] = set()
+        self._finishing: set[str] = set()
         self._pids: dict[int, dict[str, int]] = {}
 
     def own(self, tasks: Iterable[TaskId]) -> None:
@@ -185,6 +188,7 @@ class GateBook:
         with self._lock:
             self._open.pop(batch_id, None)
             self._answered.discard(batch_id)
+            self._finishing.discard(batch_id)
 
     def hello(self, batch_id: str, slot: str, pid: int) -> bool:
         """Record the worker process of a hop; False if the batch is not in flight (the worker must stop)."""
@@ -201,6 +205,20 @@ class GateBook:
         with self._lock:
             pids = set(self._pids.pop(thread, {}).values())
             return tuple(sorted(pid for pid in pids if _served_last.get(pid) is self._identity))
+
+    def finish(self, batch_id: str) -> bool:
+        """An open batch is about to ask. True if it is not its first attempt: from now until its end it counts as `finishing`."""
+        with self._lock:
+            again = batch_id in self._open and BatchId.parse(batch_id).attempt > 0
+            if again:
+                self._finishing.add(batch_id)
+            return again
+
+    @property
+    def finishing(self) -> bool:
+        """Whether a batch that has been run before is between its question and its end. The member joins no new generation
+        meanwhile: a batch that was refused because the group had moved on is not refused a second time."""
+        return bool(self._finishing)
 
     def ask(self, batch_id: str, member: MemberMetadata) -> tuple[Decision, OpenBatch | None]:
         """`decide` on the present facts, and note that the batch was answered. ``member`` must have been read
@@ -224,11 +242,14 @@ class GateBackend:
         commit: at-least-once: commit these offsets through the member; True = taken, False = the group is
         rebalancing, the
             offsets are held back and go with the next batch. May raise; then the answer is no.
+        await_joined: return once the member is not in the middle of joining a generation, or after `JOINED_S`. Asked for a batch
+        that has been run before only: a first attempt does not wait for other members that join late (I4).
     """
 
     member: Callable[[], MemberMetadata]
     encode: Callable[[MemberMetadata], bytes]
     commit: Callable[[Sequence[Offset]], bool]
+    await_joined: Callable[[], None] = lambda: None
 
 
 def answer(book: GateBook, backend: GateBackend, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,6 +259,8 @@ def answer(book: GateBook, backend: GateBackend, question: Mapping[str, Any]) ->
         return {"ok": book.hello(batch_id, str(question["slot"]), int(question["pid"]))}
     if op != "commit":
         return {"ok": False, "reason": f"unknown question {op!r}"}
+    if book.finish(batch_id):
+        backend.await_joined()
     member = backend.member()
     decision, batch = book.ask(batch_id, member)
     if not decision.ok or batch is None:

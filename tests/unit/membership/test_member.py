@@ -33,6 +33,7 @@ from everflow.membership.assignor import Identity, TaskAssignor
 from everflow.membership.follow_ups import GATHER_MS
 from everflow.membership.member import (
     CLASH_MARGIN_MS,
+    FINISHING_MS,
     METADATA_TIMEOUT_MS,
     Assigned,
     Failed,
@@ -126,7 +127,10 @@ class Driven:
             opened.append(Channel(assignor, listener))
             return opened[0]
 
-        self.member = GroupMember(GroupSettings("b:1", "app"), assignor, clock=self.clock, open_channel=open_channel)
+        self.finishing = False
+        self.member = GroupMember(
+            GroupSettings("b:1", "app"), assignor, clock=self.clock, open_channel=open_channel, finishing=lambda: self.finishing
+        )
         self.member.open()
         (self.channel,) = opened
         self.alive = True
@@ -174,6 +178,32 @@ def test_nothing_is_joined_until_the_revoked_tasks_are_closed(driven: Driven) ->
     assert [type(event) for event in driven.step()] == [Roles]
     assert [said.owned for said in driven.channel.said] == [frozenset(), {T0, T1}, {T0}]
     assert driven.member.stable
+
+
+def test_the_next_generation_waits_for_a_batch_that_the_last_one_refused_but_not_for_ever(driven: Driven) -> None:
+    driven.given(T0)
+    driven.finishing, driven.channel.wanted = True, True
+    assert driven.given(T0, warmup=frozenset({T1})) == []
+    driven.clock.advance(FINISHING_MS / 2)
+    assert driven.step() == []
+    driven.finishing = False
+    assert [type(event) for event in driven.step()] == [Roles]
+    driven.finishing, driven.channel.wanted = True, True
+    assert driven.given(T0) == [], "the next one has its own time"
+    driven.clock.advance(FINISHING_MS)
+    assert [type(event) for event in driven.step()] == [Roles]
+
+
+def test_a_join_under_way_is_not_left_for_a_batch_and_the_gate_waits_for_its_end(driven: Driven) -> None:
+    driven.given(T0)
+    driven.finishing, driven.channel.wanted, driven.channel.joining = True, True, True
+    assert [type(event) for event in driven.given(T0, warmup=frozenset({T1}))] == [Roles]
+    before_ms = driven.clock.monotonic_ms()
+    driven.member.await_joined(0.5)  # the channel still joins: until the time is over
+    assert 500 <= driven.clock.monotonic_ms() - before_ms < 510
+    driven.channel.joining = False
+    driven.member.await_joined(0.5)
+    assert driven.clock.monotonic_ms() - before_ms < 510
 
 
 def test_the_claims_are_as_of_the_last_completed_generation(driven: Driven) -> None:

@@ -25,7 +25,7 @@ from everflow.membership.member import Assigned, Failed, GroupMember, Lost, Memb
 from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.batch import EXACTLY_ONCE_V2, BatchRequest, format_metadata
-from everflow.runtime.commit_gate import GateBackend, GateBook, MemberMetadata
+from everflow.runtime.commit_gate import JOINED_S, GateBackend, GateBook, MemberMetadata
 from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.lost_writers import LostWriters
 from everflow.runtime.recovery import Recovery, RecoveryRules
@@ -129,11 +129,19 @@ class SimulatedInstance:
         self.updater = StateUpdater(self._updater_services(), self.clock, settings.rules.acceptable_lag)
         self.copies = SimulatedCopies(self.disk, self.updater.followed, lambda: [t for th in self.threads for t in list(th.tasks)])
         self.assignor = self._assignor()
-        self.member = GroupMember(self._group_settings(), self.assignor, self._on_member_event, self.clock, self._open_channel)
+        self.member = GroupMember(
+            self._group_settings(),
+            self.assignor,
+            self._on_member_event,
+            self.clock,
+            self._open_channel,
+            lambda: self.book.finishing,
+        )
         backend = GateBackend(
             member=lambda: MemberMetadata(*self.member.metadata()),
             encode=lambda member: json.dumps(list(member)).encode(),
             commit=lambda offsets: False,
+            await_joined=lambda: self.member.await_joined(JOINED_S),
         )
         self.workers = WorkerServices(
             self.name,
