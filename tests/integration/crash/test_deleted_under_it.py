@@ -42,4 +42,3 @@ def test_a_changelog_deleted_under_the_instance_stops_it_soon(application: Calla
     app.produce([(key, "two") for key in KEYS])
     assert app.wait_end(45.0) != 0
     assert f"[EF-INTERNAL-TOPIC] Topic {changelog} was deleted while the application ran" in app.said()
-    assert "RUNNING -> REBALANCING" in app.said(), "it could not process"
