@@ -34,6 +34,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 _MOST_AT_ONCE = 10_000
 _WAIT_S = 0.05
+_WARM_UP_S = 5.0
 
 
 class TailReader:
@@ -73,21 +74,20 @@ class TailReader:
         answer. Reads nothing, and gives up what was read ahead. The first partition of a consumer otherwise waits up to a second
         for addresses, a connection and librdkafka's threads to turn to it; later ones come within 20 ms.
 
-        Raises RetriableError if no broker answers.
+        Raises RetriableError if no broker answers; one leader that does not is no error, and waited for no longer than 5 s.
         """
         self.go_to({})
-        deadline = time.monotonic() + timeout_s
         try:
-            found = self._consumer.list_topics(timeout=timeout_s).topics
             of_leader = {
                 facts.leader: (topic, partition)
                 for topic in topics
-                if topic in found
-                for partition, facts in found[topic].partitions.items()
+                for partition, facts in self._consumer.list_topics(topic, timeout_s).topics[topic].partitions.items()
+                if facts.leader >= 0
             }
             waiting = set(of_leader.values())
             asked = [ClientTopicPartition(topic, partition, OFFSET_END) for topic, partition in waiting]
             self._consumer.incremental_assign(asked)
+            deadline = time.monotonic() + min(timeout_s, _WARM_UP_S)
             while waiting and time.monotonic() < deadline:
                 answer = self._consumer.poll(_WAIT_S)  # a record or the end, either of which shows that it is fetched
                 if answer is not None:

@@ -24,7 +24,7 @@ from everflow.runtime.batch import BatchRequest
 from everflow.runtime.step_functions import decode_parts
 from everflow.runtime.task_step import TaskStep, timed
 from everflow.topology.hops import HopInput, as_text, concat
-from everflow.topology.plan import DEAD_LETTER_SLOT, Decode, DecodeOp, Encode, Projection, Segment, Source
+from everflow.topology.plan import DEAD_LETTER_SLOT, Decode, DecodeOp, Encode, PhysicalPlan, Projection, Segment, Source
 
 READ_TIMEOUT_S = 30.0
 STOP = "stop"
@@ -37,6 +37,12 @@ class TwinSegment:
     decodes: tuple[Decode, ...]
     projections: tuple[tuple[int, int, Callable[[pa.Array], pa.Array] | None, Encode | None], ...]
     headers: bool
+
+    @staticmethod
+    def of_plan(plan: PhysicalPlan) -> TwinSegment | None:
+        """The twin of a plan's only segment; None where it has more than one, or that one has none: then a micro-batch is a Spark
+        job."""
+        return TwinSegment.of(plan.segments[0], plan.headers) if plan.levels == 1 else None
 
     @staticmethod
     def of(segment: Segment, headers: bool) -> TwinSegment | None:

@@ -82,8 +82,7 @@ class ThreadJob:
         self._context, self._slot, self._settings = context, f"t{thread}", settings
         self._prepare: Callable[[], PreparedJob] = lambda: PreparedJob(get_session(), plan, f"t{thread}", partitions, source, steps)
         self._prepared: PreparedJob | None = None
-        resident = plan.levels == 1 and bool(partitions) and settings.resident_records > 0
-        self._twin = TwinSegment.of(plan.segments[0], plan.headers) if resident else None
+        self._twin = TwinSegment.of_plan(plan) if partitions and settings.resident_records > 0 else None
         self._resident: ResidentJob | None = None
 
     def run(self, request: BatchRequest) -> BatchResult:

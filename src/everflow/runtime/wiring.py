@@ -31,6 +31,7 @@ from everflow.runtime.lost_writers import LostWriters
 from everflow.runtime.own_assignor import decision
 from everflow.runtime.pause import Pause
 from everflow.runtime.recovery import Recovery, RecoveryRules
+from everflow.runtime.resident_step import TwinSegment
 from everflow.runtime.restoration import ChangelogState, PreparedStore, RestoreListener, prepare_store
 from everflow.runtime.shrunk_logs import ShrunkLogs
 from everflow.runtime.standby_listener import StandbyUpdateListener
@@ -47,12 +48,14 @@ from everflow.runtime.topic_watch import TopicChanges, TopicWatch
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
+from everflow.topology.plan import PhysicalPlan
 
 log = logging.getLogger("everflow")
 
 WATCH_REQUEST_S = 5.0
 PREPARED_PARTITIONS = 256
-"""Up to so many input partitions every stream thread's job can read them all; above it a job is prepared per assignment."""
+"""Up to so many input partitions a Spark job is prepared for all of them at once; above it one is prepared per assignment: each
+partition costs some calls into the JVM. A resident step is told what to read batch by batch, however many there are."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +231,7 @@ def job_opener(context: Any, ground: Ground) -> OpenJob:
 
 def thread_settings(ground: Ground, number: int, gate_path: str) -> ThreadSettings:
     """Settings of a stream thread."""
-    config, partitions = ground.config, ground.input_partitions()
+    config = ground.config
     return ThreadSettings(
         application_id=config.application_id,
         guarantee=config.processing_guarantee,
@@ -238,8 +241,17 @@ def thread_settings(ground: Ground, number: int, gate_path: str) -> ThreadSettin
         limits=config.batches(),
         task_timeout_ms=config.task_timeout_ms,
         keep_alive_ms=config.keep_alive_ms,
-        partitions=partitions if len(partitions) <= PREPARED_PARTITIONS else frozenset(),
+        partitions=prepared_partitions(ground.blueprint.plan, ground.input_partitions(), config.resident_max_records),
     )
+
+
+def prepared_partitions(
+    plan: PhysicalPlan, partitions: frozenset[TopicPartition], resident_records: int
+) -> frozenset[TopicPartition]:
+    """The partitions for which a stream thread's job is opened at the start: all of them, so that tasks come and go without
+    another; none where that would cost too much and a job is opened per assignment. Pure."""
+    resident = resident_records > 0 and TwinSegment.of_plan(plan) is not None
+    return partitions if resident or len(partitions) <= PREPARED_PARTITIONS else frozenset()
 
 
 def thread_count(
