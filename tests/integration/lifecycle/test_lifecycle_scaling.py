@@ -15,7 +15,7 @@ from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as ClientTopicPartition
 from lifecycle_cluster import Application, Cluster, Record, last_by_key, long, text, until_running
 
-from everflow import KafkaStreams, StreamsBuilder, Topology, serdes
+from everflow import InvalidStateStoreError, KafkaStreams, StreamsBuilder, Topology, serdes
 from everflow.records import TaskId
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.restoration import RestoreProgress
@@ -118,7 +118,8 @@ class Restores:
         self.tasks: Callable[[], Mapping[TaskId, TaskStatus]] = dict
 
     def restore_start(self, progress: RestoreProgress) -> None:
-        if self.tasks()[progress.task].role is TaskRole.ACTIVE:
+        status = self.tasks().get(progress.task)  # a warm-up is told of a moment before it is listed
+        if status is not None and status.role is TaskRole.ACTIVE:
             self.longest = max(self.longest, progress.end - progress.start)
 
     def batch_restored(self, progress: RestoreProgress, records: int) -> None: ...
@@ -141,7 +142,10 @@ def second(app: Application, topology: Topology, restores: Restores) -> Iterator
         with ThreadPoolExecutor(1) as pool:
             closed = pool.submit(streams.close, 60.0)
             wait_until(lambda: streams.state is ClientState.PENDING_SHUTDOWN, 10, "the close to begin")
-            assert list(streams.store("counts").all()), "an instance that drains answers for the tasks it still has"
+            try:
+                assert list(streams.store("counts").all())
+            except InvalidStateStoreError:
+                assert not active(streams), "an instance that drains answers for the tasks it still has"
             assert closed.result(70)
     finally:
         assert streams.close(60.0)
