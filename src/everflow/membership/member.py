@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from everflow.assignment.user_data import AnswerError, AssignmentData, HostTasks, UserDataError
-from everflow.clock import Clock, Deadline, SystemClock
+from everflow.clock import Clock, SystemClock
 from everflow.errors import EverflowError, FatalError, RetriableError, TaskMigratedError
 from everflow.kafka.group_channel import GroupAssignor, GroupChannel, GroupListener, GroupSettings, MemberMetadata, watch_every
 from everflow.membership.assignor import Claims, TaskAssignor
@@ -32,7 +32,6 @@ CLASH_MARGIN_MS = 3_000
 """How long after the session's time-out a former life of this instance may still be named as a clash."""
 """For so long a leader may miss a source topic before this member gives up."""
 _POLL_MS = 50.0
-_JOINED_POLL_MS = 2.0
 FINISHING_MS = 1_000.0
 """How often the thread looks at a group at rest."""
 _JOIN_SLICE_S = 1.0
@@ -136,7 +135,7 @@ class GroupMember:
     thread: it must return at once, e.g. ``queue.put``) or, without one, in ``events``. Every ``Revoked`` holds the
     rejoin until ``release``. All methods are safe from any thread but not from ``on_event``.
 
-    ``finishing``: whether a batch is about to commit that must not be refused once more (`GateBook.finishing`); quick, any thread.
+    ``finishing``: whether a batch is in flight that should not be refused once more (`GateBook.finishing`); quick, any thread.
 
     Without a thread of its own: ``open``, then ``step`` again and again, then ``close``.
     """
@@ -371,13 +370,6 @@ class GroupMember:
         if self._finishing_since_ms is None:
             self._finishing_since_ms = now_ms
         return now_ms - self._finishing_since_ms < FINISHING_MS
-
-    def await_joined(self, timeout_s: float) -> None:
-        """Return once no generation is being joined (at once, mostly), or after ``timeout_s`` seconds. For the commit gate."""
-        deadline = Deadline(self._clock, timeout_s * 1000)
-        never = threading.Event()
-        while self._channel is not None and self._channel.joining and not deadline.expired():
-            self._clock.wait(never, _JOINED_POLL_MS)
 
     def _notice_eviction(self, channel: MemberChannel) -> None:
         """Without a generation others may own the tasks already; there is nothing left to hand over or to wait for."""

@@ -29,8 +29,6 @@ log = logging.getLogger("everflow")
 
 _FOLDER_PREFIX = "ef-gate-"
 _SOCKET = "gate.sock"
-JOINED_S = 0.5
-"""A second attempt waits so long for the end of a rebalance that this member takes part in."""
 
 
 class MemberMetadata(NamedTuple):
@@ -180,6 +178,8 @@ class GateBook:
             if any(self._epochs.get(task) != epoch for task, epoch in epochs.items()):
                 return False
             self._open[batch_id] = OpenBatch(batch_id, thread, guarantee, dict(epochs))
+            if BatchId.parse(batch_id).attempt > 0:
+                self._finishing.add(batch_id)
             self._pids.pop(thread, None)  # a pid of an older batch may be another process's by now
             return True
 
@@ -206,18 +206,10 @@ class GateBook:
             pids = set(self._pids.pop(thread, {}).values())
             return tuple(sorted(pid for pid in pids if _served_last.get(pid) is self._identity))
 
-    def finish(self, batch_id: str) -> bool:
-        """An open batch is about to ask. True if it is not its first attempt: from now until its end it counts as `finishing`."""
-        with self._lock:
-            again = batch_id in self._open and BatchId.parse(batch_id).attempt > 0
-            if again:
-                self._finishing.add(batch_id)
-            return again
-
     @property
     def finishing(self) -> bool:
-        """Whether a batch that has been run before is between its question and its end. The member joins no new generation
-        meanwhile: a batch that was refused because the group had moved on is not refused a second time."""
+        """Whether a batch is in flight that has been run before. The member joins no new generation meanwhile: a batch that was
+        refused because the group had moved on should not be refused a second time."""
         return bool(self._finishing)
 
     def ask(self, batch_id: str, member: MemberMetadata) -> tuple[Decision, OpenBatch | None]:
@@ -242,14 +234,11 @@ class GateBackend:
         commit: at-least-once: commit these offsets through the member; True = taken, False = the group is
         rebalancing, the
             offsets are held back and go with the next batch. May raise; then the answer is no.
-        await_joined: return once the member is not in the middle of joining a generation, or after `JOINED_S`. Asked for a batch
-        that has been run before only: a first attempt does not wait for other members that join late (I4).
     """
 
     member: Callable[[], MemberMetadata]
     encode: Callable[[MemberMetadata], bytes]
     commit: Callable[[Sequence[Offset]], bool]
-    await_joined: Callable[[], None] = lambda: None
 
 
 def answer(book: GateBook, backend: GateBackend, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -259,8 +248,6 @@ def answer(book: GateBook, backend: GateBackend, question: Mapping[str, Any]) ->
         return {"ok": book.hello(batch_id, str(question["slot"]), int(question["pid"]))}
     if op != "commit":
         return {"ok": False, "reason": f"unknown question {op!r}"}
-    if book.finish(batch_id):
-        backend.await_joined()
     member = backend.member()
     decision, batch = book.ask(batch_id, member)
     if not decision.ok or batch is None:

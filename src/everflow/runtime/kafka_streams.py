@@ -29,7 +29,7 @@ from everflow.runtime.batch_watchdog import any_stalled, end_hanging
 from everflow.runtime.changelogs import Changelogs
 from everflow.runtime.client_settings import check_clients
 from everflow.runtime.client_state import ENDED, STOPPING, ClientState, StateMachine
-from everflow.runtime.commit_gate import JOINED_S, CommitGate, GateBackend, GateBook, MemberMetadata
+from everflow.runtime.commit_gate import CommitGate, GateBackend, GateBook, MemberMetadata
 from everflow.runtime.copies import Copies
 from everflow.runtime.deferred_offsets import DeferredOffsets
 from everflow.runtime.drain import DRAIN_SHARE, DRAIN_WITHOUT_BROKER_MS, drain_limit, drained_or_ended
@@ -261,7 +261,6 @@ class KafkaStreams(InteractiveQueries, InstanceOperations):
             member=lambda: MemberMetadata(*member.metadata()),
             encode=lambda m: group_metadata(m.generation, config.application_id, m.member_id, m.instance_id),
             commit=deferred.commit,
-            await_joined=lambda: member.await_joined(JOINED_S),
         )
         self._gate = CommitGate(self._book, backend)
         gate_path = self._gate.start()

@@ -25,7 +25,7 @@ from everflow.membership.member import Assigned, Failed, GroupMember, Lost, Memb
 from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.batch import EXACTLY_ONCE_V2, BatchRequest, format_metadata
-from everflow.runtime.commit_gate import JOINED_S, GateBackend, GateBook, MemberMetadata
+from everflow.runtime.commit_gate import GateBackend, GateBook, MemberMetadata
 from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.lost_writers import LostWriters
 from everflow.runtime.recovery import Recovery, RecoveryRules
@@ -141,7 +141,6 @@ class SimulatedInstance:
             member=lambda: MemberMetadata(*self.member.metadata()),
             encode=lambda member: json.dumps(list(member)).encode(),
             commit=lambda offsets: False,
-            await_joined=lambda: self.member.await_joined(JOINED_S),
         )
         self.workers = WorkerServices(
             self.name,
