@@ -76,7 +76,7 @@ class TailReader:
 
         Raises RetriableError if no broker answers; one leader that does not is no error, and waited for no longer than 5 s.
         """
-        self.go_to({})
+        self.rest()
         try:
             of_leader = {
                 facts.leader: (topic, partition)

@@ -28,11 +28,12 @@ from everflow.records import TaskId, TopicPartition
 log = logging.getLogger("everflow.membership")
 
 METADATA_TIMEOUT_MS = 30_000
+"""For so long a leader may miss a source topic before this member gives up."""
 CLASH_MARGIN_MS = 3_000
 """How long after the session's time-out a former life of this instance may still be named as a clash."""
-"""For so long a leader may miss a source topic before this member gives up."""
-_POLL_MS = 50.0
 FINISHING_MS = 1_000.0
+"""For so long at most a join is put off for a batch that runs again."""
+_POLL_MS = 50.0
 """How often the thread looks at a group at rest."""
 _JOIN_SLICE_S = 1.0
 _RETRY_S = 0.5

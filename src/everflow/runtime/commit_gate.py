@@ -113,7 +113,6 @@ class GateBook:
         self._owned_again: set[TaskId] = set()
         self._open: dict[str, OpenBatch] = {}
         self._answered: set[str] = set()
-        self._finishing: set[str] = set()
         self._pids: dict[int, dict[str, int]] = {}
 
     def own(self, tasks: Iterable[TaskId]) -> None:
@@ -178,8 +177,6 @@ class GateBook:
             if any(self._epochs.get(task) != epoch for task, epoch in epochs.items()):
                 return False
             self._open[batch_id] = OpenBatch(batch_id, thread, guarantee, dict(epochs))
-            if BatchId.parse(batch_id).attempt > 0:
-                self._finishing.add(batch_id)
             self._pids.pop(thread, None)  # a pid of an older batch may be another process's by now
             return True
 
@@ -188,7 +185,6 @@ class GateBook:
         with self._lock:
             self._open.pop(batch_id, None)
             self._answered.discard(batch_id)
-            self._finishing.discard(batch_id)
 
     def hello(self, batch_id: str, slot: str, pid: int) -> bool:
         """Record the worker process of a hop; False if the batch is not in flight (the worker must stop)."""
@@ -210,7 +206,8 @@ class GateBook:
     def finishing(self) -> bool:
         """Whether a batch is in flight that has been run before. The member joins no new generation meanwhile: a batch that was
         refused because the group had moved on should not be refused a second time."""
-        return bool(self._finishing)
+        with self._lock:
+            return any(BatchId.parse(batch_id).attempt > 0 for batch_id in self._open)
 
     def ask(self, batch_id: str, member: MemberMetadata) -> tuple[Decision, OpenBatch | None]:
         """`decide` on the present facts, and note that the batch was answered. ``member`` must have been read

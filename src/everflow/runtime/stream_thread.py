@@ -35,9 +35,6 @@ IDLE_WAIT_MS = 1_000.0
 class Job(Protocol):
     """`everflow.runtime.thread_job.ThreadJob`: the prepared Spark job of one thread and one set of partitions."""
 
-    def warm_up(self, request: BatchRequest) -> BatchResult:
-        """Run over nothing, so that workers and compiled code are there; raises as `run` does."""
-
     def run(self, request: BatchRequest) -> BatchResult:
         """Blocks; BatchFailedError for a job that failed, whatever its transaction did."""
 
@@ -207,10 +204,8 @@ class StreamThread:
         self.services.gate.begin(batch_id, self.number, self.settings.guarantee, {})
         request = self._request(batch_id, _Planned({}, {}))
         try:
-            if self._job is None:
-                self._open_job(self.settings.partitions).warm_up(request)
-            else:
-                self._job.run(request)
+            job = self._job or self._open_job(self.settings.partitions)
+            job.run(request)
         except BatchFailedError as failure:
             # Not fatal: the first real batch meets the same fault and has the rules for it.
             log.warning("Stream thread %d: an empty batch failed: %s", self.number, brief(failure.cause))

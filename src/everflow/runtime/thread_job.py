@@ -78,9 +78,11 @@ class ThreadJob:
             settings.prepared_source,
         )
         sink = KafkaSink(settings.dead_letter_topic)
-        steps = self._steps = [TaskStep.of(plan, level, LmdbAccess(), sink, read_request, announce) for level in range(plan.levels)]
+        self._steps = [TaskStep.of(plan, level, LmdbAccess(), sink, read_request, announce) for level in range(plan.levels)]
         self._context, self._slot, self._settings = context, f"t{thread}", settings
-        self._prepare: Callable[[], PreparedJob] = lambda: PreparedJob(get_session(), plan, f"t{thread}", partitions, source, steps)
+        self._prepare: Callable[[], PreparedJob] = lambda: PreparedJob(
+            get_session(), plan, self._slot, partitions, source, self._steps
+        )
         self._prepared: PreparedJob | None = None
         self._twin = TwinSegment.of_plan(plan) if partitions and settings.resident_records > 0 else None
         self._resident: ResidentJob | None = None
@@ -96,15 +98,6 @@ class ThreadJob:
         self._stop_resident()
         return self._run_job(request)
 
-    def warm_up(self, request: BatchRequest) -> BatchResult:
-        """Run a micro-batch over nothing in the way that the first one with records goes, so that workers, compiled code and the
-        resident step are there before the first task is. Raises as `run` does.
-
-        Where there is a resident step, the other way is prepared by the first batch that is too large for it, if ever one is:
-        preparing both took 4 of the 11 s of a start.
-        """
-        return self.run(request)
-
     def _run_job(self, request: BatchRequest) -> BatchResult:
         ranges = {TopicPartition.parse(name): OffsetRange(bounds[0], bounds[1]) for name, bounds in request.ranges.items()}
         try:
@@ -113,6 +106,7 @@ class ThreadJob:
             raise _classified(error) from error
 
     def _prepared_job(self) -> PreparedJob:
+        """Prepared when it is needed: a thread with a resident step may never be, and it took 4 of the 11 s of a start."""
         if self._prepared is None:
             try:
                 self._prepared = self._prepare()

@@ -46,9 +46,9 @@ def get_context(slots: int | None = None) -> SparkContext:
         return _start(slots or DEFAULT_SLOTS)
 
 
-def get_session(slots: int | None = None) -> SparkSession:
+def get_session() -> SparkSession:
     """The active Spark session, or a new one of the SparkContext that `get_context` gives."""
-    get_context(slots)
+    get_context()
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
 
 

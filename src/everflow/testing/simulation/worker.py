@@ -74,10 +74,6 @@ class SimulatedJob:
     services: WorkerServices
     thread: int
 
-    def warm_up(self, request: BatchRequest) -> BatchResult:
-        """The producer is there when the first record comes."""
-        return self.run(request)
-
     def run(self, request: BatchRequest) -> BatchResult:
         """See `Job.run`."""
         self.services.book.hello(request.batch_id, f"t{self.thread}-sink", hash_pid(self.services.name, self.thread))
