@@ -1,0 +1,108 @@
+"""A stream thread with a fake job and fake recovery, for the tests of its loop and of its failures."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from everflow.clock import ManualClock
+from everflow.config import BatchLimits
+from everflow.metrics import Metrics
+from everflow.records import TaskId, TopicPartition
+from everflow.runtime.batch import (
+    COMMITTED,
+    EXACTLY_ONCE_V2,
+    BatchRequest,
+    BatchResult,
+)
+from everflow.runtime.commit_gate import GateBook
+from everflow.runtime.end_offsets import EndOffsets
+from everflow.runtime.recovery import Committed, Recovery, RecoveryRules
+from everflow.runtime.stream_thread import StreamThread, ThreadServices, ThreadSettings
+from everflow.runtime.task import ActiveTask, TaskState, TaskStore
+
+IN = TopicPartition("in", 0)
+TASK = TaskId(0, 0)
+OTHER, OTHER_TASK = TopicPartition("in", 1), TaskId(0, 1)
+
+
+class World:
+    """A log of one partition, a job whose behaviour the test sets, and a record of everything that was done."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(1_000)
+        self.end = 0
+        self.committed_offset = 0
+        self.paused = False
+        self.done: list[str] = []
+        self.opened: list[list[TopicPartition]] = []
+        self.requests: list[BatchRequest] = []
+        self.behave: Callable[[BatchRequest], BatchResult] = self.commit
+        self.book = GateBook()
+        self.book.own([TASK])
+        self.ends = EndOffsets(lambda partitions: dict.fromkeys(partitions, self.end), self.clock, 15)
+        self.metrics = Metrics()
+        self.incarnations = iter(f"i{n}" for n in range(1_000))
+        recovery = Recovery(self, RecoveryRules("app", {}), self.clock, 10_000, threading.Event(), lambda: next(self.incarnations))
+        services = ThreadServices(
+            self.open_job,
+            lambda pids: self.done.append(f"kill {list(pids)}"),
+            self.book,
+            self.ends,
+            recovery,
+            self.metrics,
+            lambda error: self.done.append(f"failed {error}"),
+            paused=lambda: self.paused,
+        )
+        limits = BatchLimits(100, 1 << 30, 1_000)
+        settings = ThreadSettings("app", EXACTLY_ONCE_V2, "app-p-0", "gate", {}, limits, 10_000, 30_000)
+        self.thread = StreamThread(0, settings, services, self.clock, lambda: next(self.incarnations))
+
+    def give_task(self) -> ActiveTask:
+        task = ActiveTask(TASK, (IN,), (), TaskState.RUNNING, epoch=self.book.epoch(TASK))
+        task.positions[IN] = self.committed_offset
+        self.thread.add([task])
+        return task
+
+    def open_job(self, number: int, partitions: Sequence[TopicPartition]) -> World:
+        self.opened.append(list(partitions))
+        return self
+
+    def turn(self) -> bool:
+        self.ends.poll_once()
+        return self.thread.run_once()
+
+    # the job
+    def run(self, request: BatchRequest) -> BatchResult:
+        self.requests.append(request)
+        self.book.hello(request.batch_id, "t0-0", 99)
+        return self.behave(request)
+
+    def close(self) -> None:
+        self.done.append("close job")
+
+    def commit(self, request: BatchRequest) -> BatchResult:
+        consumed = {name: end for name, (_, end, _) in request.ranges.items()}
+        self.committed_offset = consumed.get("in-0", self.committed_offset)
+        read = sum(end - start for start, end, _ in request.ranges.values())
+        return BatchResult(COMMITTED, consumed=consumed, stream_times={"0_0": {"A": self.committed_offset}}, counts={"in": read})
+
+    # recovery's ports
+    def fence(self, transactional_ids: Collection[str]) -> None:
+        self.done.append(f"fence {','.join(transactional_ids)}")
+
+    def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
+        self.done.append("committed")
+        return {IN: Committed(self.committed_offset, "")}
+
+    def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        return dict.fromkeys(partitions, self.end)
+
+    stable_ends = log_ends
+
+    def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        return dict.fromkeys(partitions, 0)
+
+    def restore(self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]) -> tuple[TaskStore, ...]:
+        self.done.append("restore")
+        return ()
