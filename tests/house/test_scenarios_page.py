@@ -14,7 +14,7 @@ NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
 REQUIRED = {*range(1, 16), 18, 19, *range(20, 27), *range(29, 42)}
 
 
-@pytest.mark.parametrize(("path", "name"), NAMED, ids="::".join)
+@pytest.mark.parametrize(("path", "name"), NAMED, ids=str)
 def test_a_named_test_exists(path: str, name: str) -> None:
     assert (ROOT / path).is_file()
     defined = {node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)}
