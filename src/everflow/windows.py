@@ -1,4 +1,4 @@
-"""Time windows: which windows a record falls into, when a window is closed. Times are int64 ms (epoch)."""
+"""Time and session windows: which windows a record falls into, when a window is closed. Times are int64 ms (epoch)."""
 
 from __future__ import annotations
 
@@ -123,3 +123,54 @@ class TimeWindows:
     def __str__(self) -> str:
         hop = "" if self.advance_ms == self.size_ms else f" every {self.advance_ms} ms"
         return f"{self.size_ms} ms{hop}, grace {self.grace_ms} ms"
+
+
+@dataclass(frozen=True)
+class SessionWindows:
+    """Sessions of a key: windows ``[start, end]`` of records with no gap of more than ``gap_ms`` between them.
+
+    A record opens a session, extends one, or joins several into one; both ends are times of records. ``grace_ms`` is how
+    long after a session's end + gap, in stream time, it still takes records (KIP-94, KIP-328).
+    """
+
+    gap_ms: int
+    grace_ms: int = 0
+
+    def __post_init__(self) -> None:
+        if self.gap_ms < 0:
+            raise TopologyError(f"the gap between sessions may not be negative, found {self.gap_ms} ms")
+        if self.grace_ms < 0:
+            raise TopologyError(f"a grace may not be negative, found {self.grace_ms} ms")
+        if self.retention_ms == 0:  # its store would show nothing: every record would be a session of its own
+            raise TopologyError("sessions take a gap above zero, or a gap of zero (records of one moment) and a grace above zero")
+
+    @staticmethod
+    def of_inactivity_gap(gap: Duration) -> SessionWindows:
+        """Sessions that end where a key has no records for longer than ``gap``, without grace."""
+        return SessionWindows(duration_ms(gap))
+
+    @staticmethod
+    def of_inactivity_gap_with_no_grace(gap: Duration) -> SessionWindows:
+        """As `of_inactivity_gap`; Kafka Streams' name (KIP-633)."""
+        return SessionWindows.of_inactivity_gap(gap)
+
+    @staticmethod
+    def of_inactivity_gap_and_grace(gap: Duration, grace: Duration) -> SessionWindows:
+        """Sessions with a grace; Kafka Streams' name (KIP-633)."""
+        return SessionWindows.of_inactivity_gap(gap).grace(grace)
+
+    def grace(self, grace: Duration) -> SessionWindows:
+        """Sessions that take late records until stream time passes their end + gap + ``grace``."""
+        return replace(self, grace_ms=duration_ms(grace))
+
+    @property
+    def retention_ms(self) -> int:
+        """The shortest retention of a store of these sessions, and its default: gap + grace."""
+        return self.gap_ms + self.grace_ms
+
+    def is_open(self, end: int, stream_time: int) -> bool:
+        """Whether a session that ends at ``end``, the record included, takes it while stream time is ``stream_time``."""
+        return end >= stream_time - self.retention_ms
+
+    def __str__(self) -> str:
+        return f"sessions with a gap of {self.gap_ms} ms, grace {self.grace_ms} ms"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +19,7 @@ from everflow.state.store import InMemoryStore, StoreSpec, StoreView
 MINUTE_MS = 60_000
 KEY_VALUE = StoreSpec("s", "key_value", serdes.bytes_(), serdes.bytes_())
 WINDOW = StoreSpec("s", "window", serdes.bytes_(), serdes.bytes_(), retention_ms=4 * MINUTE_MS, window_size_ms=MINUTE_MS)
+SESSION = StoreSpec("s", "session", serdes.bytes_(), serdes.bytes_(), retention_ms=4 * MINUTE_MS)
 
 Change = tuple[bytes, bytes | None]
 
@@ -72,13 +73,25 @@ def store(kind: type[MemoryUnderTest] | type[LmdbUnderTest], tmp_path: Path) -> 
     return kind(KEY_VALUE, tmp_path / "s-0")
 
 
+TimeKey = Callable[[bytes, int], bytes]
+
+
+@pytest.fixture(params=[WINDOW, SESSION], ids=["window", "session"])
+def expiring(request: pytest.FixtureRequest) -> StoreSpec:
+    return request.param  # type: ignore[no-any-return]
+
+
 @pytest.fixture
-def windows(kind: type[MemoryUnderTest] | type[LmdbUnderTest], tmp_path: Path) -> Store:
-    return kind(WINDOW, tmp_path / "s-0")
+def windows(kind: type[MemoryUnderTest] | type[LmdbUnderTest], expiring: StoreSpec, tmp_path: Path) -> Store:
+    return kind(expiring, tmp_path / "s-0")
 
 
-def window_key(key: bytes, start: int) -> bytes:
-    return key + start.to_bytes(8, "big") + bytes(4)
+@pytest.fixture
+def time_key(expiring: StoreSpec) -> TimeKey:
+    """A store's key by the time at which it expires: a window's start, a session's end."""
+    if expiring is WINDOW:
+        return lambda key, start: key + start.to_bytes(8, "big") + bytes(4)
+    return lambda key, end: key + end.to_bytes(8, "big") + max(0, end - 100 * MINUTE_MS).to_bytes(8, "big")
 
 
 def keys_in(store: Store, start: bytes | None = None, end: bytes | None = None) -> list[bytes]:
@@ -135,16 +148,35 @@ def test_a_range_is_half_open_and_in_key_order(store: Store) -> None:
     assert keys_in(store, b"\x05", b"\x01") == []
 
 
-def test_windows_are_found_over_all_segments_in_key_order(windows: Store) -> None:
-    keys = [window_key(key, minute * MINUTE_MS) for key in (b"a", b"b") for minute in range(4)]
+@pytest.mark.parametrize("length", [3, 477, 480, 5000])
+def test_many_ranges_are_those_of_one_each(store: Store, length: int) -> None:
+    keys = [b"k" * length + tail for tail in (b"", b"a", b"ab", b"b", b"\xff")] + [b"k" * (length // 2), b"z"]
+    store.apply([(key, key[-1:]) for key in keys])
+    bounds = [(first, last) for first in keys for last in [*keys, b"\xff"]]
+    with store.view() as view:
+        assert view.range_many(bounds) == [list(view.range(first, last)) for first, last in bounds]
+        assert view.range_many([]) == []
+
+
+def test_many_ranges_of_windows_are_those_of_one_each(windows: Store, time_key: TimeKey) -> None:
+    keys = [time_key(key, minute * MINUTE_MS) for key in (b"a", b"ab", b"b") for minute in range(9)]
+    windows.apply([(key, b"v") for key in keys], stream_time=9 * MINUTE_MS)
+    bounds = [(first, last) for first in keys[::4] for last in keys[::3]]
+    with windows.view() as view:
+        assert view.range_many(bounds) == [list(view.range(first, last)) for first, last in bounds]
+        assert any(view.range_many(bounds))
+
+
+def test_windows_are_found_over_all_segments_in_key_order(windows: Store, time_key: TimeKey) -> None:
+    keys = [time_key(key, minute * MINUTE_MS) for key in (b"a", b"b") for minute in range(4)]
     windows.apply([(key, b"v") for key in keys], stream_time=3 * MINUTE_MS)
     assert keys_in(windows) == keys
     with windows.view() as view:
         assert None not in view.get_many([keys[7], keys[0], keys[3]])
 
 
-def test_windows_behind_the_retention_are_gone_whichever_segment_they_lie_in(windows: Store) -> None:
-    keys = [window_key(b"a", minute * MINUTE_MS) for minute in range(12)]
+def test_windows_behind_the_retention_are_gone_whichever_segment_they_lie_in(windows: Store, time_key: TimeKey) -> None:
+    keys = [time_key(b"a", minute * MINUTE_MS) for minute in range(12)]
     for minute, key in enumerate(keys):
         windows.apply([(key, b"v")], stream_time=minute * MINUTE_MS + 1)
     assert keys_in(windows) == keys[8:]
@@ -152,8 +184,8 @@ def test_windows_behind_the_retention_are_gone_whichever_segment_they_lie_in(win
         assert [value is not None for value in view.get_many(keys)] == [False] * 8 + [True] * 4
 
 
-def test_stream_time_alone_lets_windows_expire_and_late_writes_stay_out(windows: Store) -> None:
-    windows.apply([(window_key(b"a", 0), b"v")], stream_time=0)
+def test_stream_time_alone_lets_windows_expire_and_late_writes_stay_out(windows: Store, time_key: TimeKey) -> None:
+    windows.apply([(time_key(b"a", 0), b"v")], stream_time=0)
     windows.apply([], stream_time=100 * MINUTE_MS)
-    windows.apply([(window_key(b"a", 0), b"late")], stream_time=100 * MINUTE_MS)
+    windows.apply([(time_key(b"a", 0), b"late")], stream_time=100 * MINUTE_MS)
     assert keys_in(windows) == []

@@ -42,6 +42,10 @@ CASES = {
         serdes.time_windowed(serdes.string(), 10),
         st.builds(lambda k, s: {"key": k, "start": s, "end": s + 10}, text, st.integers(0, 2**62)),
     ),
+    "session_windowed": (
+        serdes.session_windowed(serdes.string()),
+        st.builds(lambda k, s, e: {"key": k, "start": s, "end": e}, text, st.integers(0, 2**62), st.integers(0, 2**62)),
+    ),
 }
 
 

@@ -29,6 +29,7 @@ JAVA = [
     (serdes.string(), "", ""),
     (serdes.bytes_(), b"\x00\xff", "00ff"),
     (serdes.time_windowed(serdes.string(), 5000), {"key": "a", "start": 5000, "end": 10000}, "610000000000001388"),
+    (serdes.session_windowed(serdes.string()), {"key": "a", "start": 1, "end": 5000}, "6100000000000013880000000000000001"),
 ]
 
 
@@ -78,6 +79,7 @@ def test_null_and_empty_columns_stay_null_and_empty(serde):
         (serdes.packed("a string"), b"\x00\x00\x00\x00\x01x", b"\x00\x00\x00\x00\x02x"),
         (serdes.time_windowed(serdes.string(), 10), b"\x00" * 8, b"\x00" * 7),
         (serdes.time_windowed(serdes.int_(), 10), b"\x00" * 12, b"\x00" * 11),
+        (serdes.session_windowed(serdes.string()), b"\x00" * 16, b"\x00" * 15),
     ],
 )
 def test_the_first_bad_row_is_named(serde, good, bad):
@@ -103,6 +105,7 @@ def test_the_first_bad_row_is_named(serde, good, bad):
         (serdes.json("a int"), {"a": "x"}),
         (serdes.packed("a int"), 5),
         (serdes.time_windowed(serdes.string(), 10), "a"),
+        (serdes.session_windowed(serdes.string()), {"key": "a", "start": 1}),
     ],
 )
 def test_a_value_of_another_type_is_refused(serde, value):

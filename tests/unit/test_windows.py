@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from everflow.errors import TopologyError
-from everflow.windows import TimeWindows, duration_ms
+from everflow.windows import SessionWindows, TimeWindows, duration_ms
 
 
 @pytest.mark.parametrize(
@@ -74,3 +74,26 @@ def test_hopping_windows_are_those_of_the_original(advance):
 def test_a_window_is_open_until_stream_time_reaches_end_plus_grace():
     windows = TimeWindows.of_size(10).grace(5)
     assert windows.is_open(np.array([0, 0]), np.array([14, 15])).tolist() == [True, False]
+
+
+def test_sessions_are_made_with_kafka_streams_names_or_ours():
+    assert SessionWindows.of_inactivity_gap_with_no_grace("5 minutes") == SessionWindows(300_000)
+    ours = SessionWindows.of_inactivity_gap("5 minutes").grace("1 minute")
+    assert ours == SessionWindows.of_inactivity_gap_and_grace("5 minutes", "1 minute") == SessionWindows(300_000, 60_000)
+    assert ours.retention_ms == 360_000
+    assert str(ours) == "sessions with a gap of 300000 ms, grace 60000 ms"
+
+
+def test_a_session_is_closed_once_stream_time_has_passed_its_end_gap_and_grace():
+    windows = SessionWindows(10, 5)
+    assert windows.is_open(100, 115)
+    assert not windows.is_open(100, 116)
+
+
+@pytest.mark.parametrize(
+    ("gap", "grace", "message"),
+    [(-1, 0, "gap between sessions"), (5, -1, "grace may not be negative"), (0, 0, "above zero")],
+)
+def test_sessions_that_cannot_be(gap, grace, message):
+    with pytest.raises(TopologyError, match=message):
+        SessionWindows(gap, grace)

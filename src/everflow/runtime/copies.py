@@ -20,7 +20,7 @@ from everflow.records import TaskId, TopicPartition
 from everflow.runtime.restoration import DEFAULT_DELETE_RETENTION_MS, ChangelogState, restore_plan, trusted_until_ms
 from everflow.runtime.state_updater import FollowedTask
 from everflow.runtime.task import TaskStore
-from everflow.state.lmdb_store import WINDOW, LmdbStore
+from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 
 log = logging.getLogger("everflow")
@@ -155,7 +155,7 @@ def _judged(folder: Folder, task: TaskId, spec: StoreSpec, state: ChangelogState
     """How far a store on disk is; None for one that would be rebuilt."""
     path = folder.store_path(task, spec.name)
     distrusted = folder.distrusted(task, spec.name)
-    retention_ms = spec.retention_ms if spec.kind == WINDOW else None
+    retention_ms = spec.retention_ms if spec.expires else None
     try:
         if distrusted is not None or not (path / "data.mdb").exists():
             return None

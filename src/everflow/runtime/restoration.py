@@ -14,7 +14,7 @@ import numpy as np
 
 from everflow.clock import Clock
 from everflow.records import Int64, TaskId, TopicPartition
-from everflow.state.lmdb_store import WINDOW, LmdbStore, StoreDamagedError
+from everflow.state.lmdb_store import LmdbStore, StoreDamagedError
 from everflow.state.store import StoreSpec
 from everflow.state.store_meta import StoreMeta
 from everflow.state.task_directory import StateDirectory
@@ -264,7 +264,7 @@ def prepare_store(
     Claimed before it is judged: no batch of an earlier owner can move it in between. Call it after that owner
     was fenced and with a ``changelog`` looked up after that (D5). ``changelog`` None: a store without logging.
     """
-    retention_ms = spec.retention_ms if spec.kind == WINDOW else None
+    retention_ms = spec.retention_ms if spec.expires else None
     path = directory.store_path(task, spec.name)
     distrusted = directory.distrusted(task, spec.name)
     store: LmdbStore | None = None

@@ -50,6 +50,10 @@ class OverlayView:
             if value is not None:
                 yield key, value
 
+    def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
+        """See `StoreView`."""
+        return [list(self.range(start, end)) for start, end in bounds]
+
 
 class TaskStores(AbstractContextManager["TaskStores"]):
     """Snapshots opened on first use and closed at the end of the step. ``shared`` names the stores that need an overlay."""

@@ -15,7 +15,7 @@ from everflow.serdes.json_serde import JsonSerde
 from everflow.serdes.packed import PackedSerde
 from everflow.serdes.primitives import BytesSerde, DoubleSerde, IntegerSerde, StringSerde
 from everflow.serdes.schema import arrow_type
-from everflow.serdes.windowed import TimeWindowedSerde
+from everflow.serdes.windowed import SessionWindowedSerde, TimeWindowedSerde
 
 __all__ = [
     "BytesSerde",
@@ -35,6 +35,7 @@ __all__ = [
     "json",
     "long",
     "packed",
+    "session_windowed",
     "string",
     "time_windowed",
 ]
@@ -79,6 +80,14 @@ def time_windowed(inner: Serde, size_ms: int) -> Serde:
     Arrow ``struct<key: K, start: int64, end: int64>`` (ms); the end is not in the bytes, hence ``size_ms``.
     """
     return TimeWindowedSerde(inner, size_ms)
+
+
+def session_windowed(inner: Serde) -> Serde:
+    """Keys of sessions (Java's SessionWindowedSerializer): ``inner``'s bytes, then the session's end and start.
+
+    Arrow ``struct<key: K, start: int64, end: int64>`` (ms).
+    """
+    return SessionWindowedSerde(inner)
 
 
 def packed(schema: Any) -> Serde:

@@ -1,7 +1,8 @@
-"""Windowed keys in Java's byte formats (TimeWindowedSerializer, WindowKeySchema)."""
+"""Windowed keys in Java's byte formats (TimeWindowedSerializer, WindowKeySchema; SessionKeySchema for both of sessions)."""
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,9 @@ from everflow.serdes.base import (
 START_BYTES = 8
 _SEQUENCE_ZERO = b"\x00\x00\x00\x00"
 STORE_SUFFIX_BYTES = START_BYTES + len(_SEQUENCE_ZERO)
+_TWO_TIMES = struct.Struct(">qq")
+SESSION_SUFFIX_BYTES = _TWO_TIMES.size
+"""End and start of a session behind its key, in a store and on a topic."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,10 +44,8 @@ class TimeWindowedSerde:
     def encode(self, value: Any) -> bytes | None:
         if value is None:
             return None
-        if not isinstance(value, dict) or "key" not in value or not isinstance(value.get("start"), int):
-            raise SerdeError(f"expected a windowed key {{'key', 'start', 'end'}}, found {value!r:.100}")
-        key = self.inner.encode(value["key"])
-        return None if key is None else key + _start_bytes(value["start"])
+        key = self.inner.encode(_windowed(value, "start")["key"])
+        return None if key is None else key + _time_bytes(value["start"])
 
     def decode(self, data: bytes | None) -> Any:
         if data is None:
@@ -56,26 +58,57 @@ class TimeWindowedSerde:
     def encode_array(self, values: pa.Array) -> pa.Array:
         values = flat(values, self.type)
         key, start, _ = values.flatten()
-        return _join(self.inner.encode_array(key), [start_column(start.fill_null(0).to_numpy())])
+        return _join(self.inner.encode_array(key), [time_column(start.fill_null(0).to_numpy())])
 
     def decode_array(self, data: pa.Array) -> pa.Array:
         return decode_present(flat(data, pa.binary()), self._decode_all)
 
     def _decode_all(self, data: pa.Array) -> pa.Array:
-        lengths = pc.binary_length(data).to_numpy().astype(np.int64)
-        short = np.flatnonzero(lengths < START_BYTES)
-        if len(short):
-            index = int(short[0])
-            raise SerdeError(f"row {index}: a windowed key of {lengths[index]} bytes", index=index)
-        key_bytes = lengths - START_BYTES
-        keys = self.inner.decode_array(slices(data, np.zeros(len(data), np.int64), key_bytes))
-        starts = _starts(slices(data, key_bytes, np.full(len(data), START_BYTES, np.int64)))
-        ends = starts + self.size_ms
-        fields = list(self.type)
-        return pa.StructArray.from_arrays([keys, pa.array(starts), pa.array(ends)], fields=fields)
+        keys, (starts,) = _split_all(self.inner, data, 1)
+        return pa.StructArray.from_arrays([keys, pa.array(starts), pa.array(starts + self.size_ms)], fields=list(self.type))
 
     def __repr__(self) -> str:
         return f"time_windowed({self.inner!r}, {self.size_ms} ms)"
+
+
+@dataclass(frozen=True, repr=False)
+class SessionWindowedSerde:
+    """``inner`` key bytes + 8-byte big-endian end and start in ms (Java's SessionWindowedSerializer); decodes to
+    ``struct<key, start, end>``."""
+
+    inner: Serde
+    kind: str = "session_windowed"
+
+    @property
+    def type(self) -> pa.DataType:
+        return windowed_key_type(self.inner.type)
+
+    def encode(self, value: Any) -> bytes | None:
+        if value is None:
+            return None
+        key = self.inner.encode(_windowed(value, "start", "end")["key"])
+        return None if key is None else session_key(key, value["start"], value["end"])
+
+    def decode(self, data: bytes | None) -> Any:
+        if data is None:
+            return None
+        key, start, end = split_session_key(data)
+        return {"key": self.inner.decode(key), "start": start, "end": end}
+
+    def encode_array(self, values: pa.Array) -> pa.Array:
+        key, start, end = flat(values, self.type).flatten()
+        times = [time_column(column.fill_null(0).to_numpy()) for column in (end, start)]
+        return _join(self.inner.encode_array(key), times)
+
+    def decode_array(self, data: pa.Array) -> pa.Array:
+        return decode_present(flat(data, pa.binary()), self._decode_all)
+
+    def _decode_all(self, data: pa.Array) -> pa.Array:
+        keys, (ends, starts) = _split_all(self.inner, data, 2)
+        return pa.StructArray.from_arrays([keys, pa.array(starts), pa.array(ends)], fields=list(self.type))
+
+    def __repr__(self) -> str:
+        return f"session_windowed({self.inner!r})"
 
 
 def windowed_key_type(key: pa.DataType) -> pa.DataType:
@@ -83,19 +116,19 @@ def windowed_key_type(key: pa.DataType) -> pa.DataType:
     return pa.struct([("key", key), ("start", pa.int64()), ("end", pa.int64())])
 
 
-def start_column(starts: Int64) -> pa.Array:
-    """Window starts (ms) as 8-byte big-endian values."""
-    return binary_from_matrix(np.ascontiguousarray(starts.astype(">i8")).view(np.uint8).reshape(-1, START_BYTES))
+def time_column(times: Int64) -> pa.Array:
+    """Times (ms) as 8-byte big-endian values."""
+    return binary_from_matrix(np.ascontiguousarray(times.astype(">i8")).view(np.uint8).reshape(-1, START_BYTES))
 
 
 def window_store_keys(keys: pa.Array, starts: Int64) -> pa.Array:
     """Keys of a window store: key bytes + start + 4-byte sequence number 0. ``keys`` is ``pa.binary()``."""
-    return _join(keys, [start_column(starts), pa.scalar(_SEQUENCE_ZERO)])
+    return _join(keys, [time_column(starts), pa.scalar(_SEQUENCE_ZERO)])
 
 
 def window_store_key(key: bytes, start: int) -> bytes:
     """One key of a window store."""
-    return key + _start_bytes(start) + _SEQUENCE_ZERO
+    return key + _time_bytes(start) + _SEQUENCE_ZERO
 
 
 def split_window_store_key(stored: bytes) -> tuple[bytes, int]:
@@ -106,11 +139,44 @@ def split_window_store_key(stored: bytes) -> tuple[bytes, int]:
     return stored[:-STORE_SUFFIX_BYTES], int.from_bytes(start, "big", signed=True)
 
 
-def _start_bytes(start: int) -> bytes:
-    return start.to_bytes(START_BYTES, "big", signed=True)
+def _time_bytes(time: int) -> bytes:
+    return time.to_bytes(START_BYTES, "big", signed=True)
 
 
-def _starts(data: pa.Array) -> Int64:
+def session_key(key: bytes, start: int, end: int) -> bytes:
+    """The key of a session, in its store and on a topic."""
+    return key + _TWO_TIMES.pack(end, start)
+
+
+def split_session_key(stored: bytes) -> tuple[bytes, int, int]:
+    """Key bytes, start and end (ms) of a session's key; SerdeError if it is too short."""
+    if len(stored) < SESSION_SUFFIX_BYTES:
+        raise SerdeError(f"a session's key takes at least {SESSION_SUFFIX_BYTES} bytes, found {len(stored)}")
+    end, start = _TWO_TIMES.unpack_from(stored, len(stored) - SESSION_SUFFIX_BYTES)
+    return stored[:-SESSION_SUFFIX_BYTES], start, end
+
+
+def _windowed(value: Any, *times: str) -> dict[str, Any]:
+    """``value`` if it is a windowed key with these times; SerdeError."""
+    if not isinstance(value, dict) or "key" not in value or not all(isinstance(value.get(time), int) for time in times):
+        raise SerdeError(f"expected a windowed key {{'key', 'start', 'end'}}, found {value!r:.100}")
+    return value
+
+
+def _split_all(inner: Serde, data: pa.Array, times: int) -> tuple[pa.Array, list[Int64]]:
+    """Decoded keys, and the columns of the ``times`` 8-byte times behind them. SerdeError names a row that is too short."""
+    suffix = times * START_BYTES
+    lengths = pc.binary_length(data).to_numpy().astype(np.int64)
+    short = np.flatnonzero(lengths < suffix)
+    if len(short):
+        index = int(short[0])
+        raise SerdeError(f"row {index}: a windowed key of {lengths[index]} bytes", index=index)
+    keys = inner.decode_array(slices(data, np.zeros(len(data), np.int64), lengths - suffix))
+    width = np.full(len(data), START_BYTES, np.int64)
+    return keys, [_times(slices(data, lengths - suffix + at * START_BYTES, width)) for at in range(times)]
+
+
+def _times(data: pa.Array) -> Int64:
     rows = np.ascontiguousarray(matrix_from_binary(data, START_BYTES))
     return rows.view(">i8").reshape(-1).astype(np.int64)
 

@@ -3,13 +3,14 @@
 A changelog record of a store is (key bytes of the store, plain value bytes or None for a delete, record time
 in ms): the same bytes as Kafka Streams writes, so its changelogs can be taken over. The local store keeps the
 record time in front of the value: ``8-byte big-endian timestamp + value bytes``. A window store's key is
-``key bytes + 8-byte window start + 4-byte sequence number``, in the changelog and in the store alike.
+``key bytes + 8-byte window start + 4-byte sequence number``, a session store's ``key bytes + 8-byte end + 8-byte
+start``, in the changelog and in the store alike.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -17,8 +18,9 @@ from everflow.records import Int64, StoreChanges
 
 _TIMESTAMP = struct.Struct(">q")
 TIMESTAMP_BYTES = 8
-WINDOW_SUFFIX_BYTES = 12
-"""Window start and sequence number at the end of a window store's key."""
+SUFFIX_BYTES: Mapping[str, int] = {"window": 12, "session": 16}
+"""What follows the key in a store's key, by the kind of store. Its first 8 bytes are the time by which an entry expires: the
+start of a window, the end of a session."""
 
 
 def pack_value(timestamp: int, value: bytes) -> bytes:
@@ -76,14 +78,14 @@ def from_records(store: str, log: Iterable[tuple[bytes, bytes | None, int]]) -> 
     )
 
 
-def window_starts(keys: Sequence[bytes]) -> Int64:
-    """Window starts (ms) of window store keys. ValueError if a key is too short to be one."""
-    starts = b"".join([key[-WINDOW_SUFFIX_BYTES:-4] for key in keys])
-    if keys and min(map(len, keys)) < WINDOW_SUFFIX_BYTES:
+def expiry_times(keys: Sequence[bytes], kind: str) -> Int64:
+    """The times (ms) by which entries of a window or session store expire. ValueError if a key is too short to be one."""
+    suffix = SUFFIX_BYTES[kind]
+    times = b"".join([key[-suffix : 8 - suffix] for key in keys])
+    if keys and min(map(len, keys)) < suffix:
         shortest = min(keys, key=len)
         raise ValueError(
-            f"{shortest!r} is no window store key: it has {len(shortest)} bytes, a key ends with the "
-            "8-byte window "
-            "start and the 4-byte sequence number"
+            f"{shortest!r} is no {kind} store key: it has {len(shortest)} bytes, a key ends with {suffix} bytes: an 8-byte time "
+            f"and {'the start of the session' if kind == 'session' else 'a 4-byte sequence number'}"
         )
-    return np.frombuffer(starts, dtype=">i8").astype(np.int64)
+    return np.frombuffer(times, dtype=">i8").astype(np.int64)

@@ -1,7 +1,7 @@
 """`LmdbStore`: the local copy of one store of one task, holding committed data only (D4, D5).
 
 A store is a folder with one LMDB environment: the database ``meta`` (one record, `StoreMeta`) and the data:
-one database for a key-value store, a ring of them for a window store, one per time segment, so that expired
+one database for a key-value store, a ring of them for a window or session store, one per time segment, so that expired
 windows go by emptying a database instead of deleting keys. The ring has fixed names because databases that
 come and go would leave dead handles in the other processes that have the environment open.
 
@@ -33,10 +33,10 @@ from everflow.state.lmdb_env import FLUSH_MARKER, StoreEnvironment
 from everflow.state.store_meta import Owner, StoreMeta
 
 KEY_VALUE = "key_value"
-WINDOW = "window"
+KINDS = (KEY_VALUE, *changelog.SUFFIX_BYTES)
 SEGMENT_MS_MIN = 60_000
 RING = 8
-"""Databases of a window store. At most four segments live: retention is two of them, plus both ends."""
+"""Databases of a store whose entries expire. At most four segments live: retention is two of them, plus both ends."""
 
 _META = b"meta"
 _DATA = (b"data",)
@@ -68,9 +68,9 @@ class StoreSnapshot:
             return []
         if self.meta.kind == KEY_VALUE:
             return self._get(keys, self._databases[0])
-        starts = changelog.window_starts(keys)
-        expired = starts <= _expired_ms(self.meta)
-        found = self._get_segments(keys, _segments_of(starts, self.meta))
+        times = changelog.expiry_times(keys, self.meta.kind)
+        expired = times <= _expired_ms(self.meta)
+        found = self._get_segments(keys, _segments_of(times, self.meta))
         for index in np.flatnonzero(expired).tolist():
             found[index] = None
         return found
@@ -103,6 +103,29 @@ class StoreSnapshot:
         """Entries with ``start <= key < end`` in key order."""
         return self._merged(self._scan, start, end, reverse=False)
 
+    def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
+        """`range` for each of many ranges (start, end): one cursor for all of them, a third of the time of one for each."""
+        found: list[list[tuple[bytes, bytes]]] = [[] for _ in bounds]
+        databases = self._databases if self.meta.kind == KEY_VALUE else [self._databases[slot] for slot in self.meta.segments]
+        long = {at for at, ends in enumerate(bounds) if stored_keys.has_long(ends)}
+        for database in databases:
+            with self._txn.cursor(database) as cursor:
+                for at, (start, end) in enumerate(bounds):
+                    behind = stored_keys.PREFIX + end
+                    more = cursor.set_range(stored_keys.lower_bound(start))
+                    while more and (key := cursor.key()) < behind:
+                        if stored_keys.is_bucket(key):  # of a long key that begins like the bounds
+                            long.add(at)
+                            break
+                        found[at].append((key[1:], cursor.value()))
+                        more = cursor.next()
+        for at in long:
+            found[at] = list(self.range(*bounds[at]))
+        if self.meta.kind == KEY_VALUE:
+            return found
+        expired_ms = _expired_ms(self.meta)
+        return [sorted(_visible(iter(entries), self.meta.kind, expired_ms)) if entries else entries for entries in found]
+
     def reversed_range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         """Entries with ``start <= key < end`` from the last to the first."""
         return self._merged(self._scan_back, start, end, reverse=True)
@@ -116,7 +139,7 @@ class StoreSnapshot:
         scans = []
         for slot, segment in self.meta.segments.items():
             entries = scan(self._databases[slot], start, end)
-            scans.append(_visible(entries, expired_ms) if segment * length <= expired_ms else entries)
+            scans.append(_visible(entries, self.meta.kind, expired_ms) if segment * length <= expired_ms else entries)
         return merge(*scans, key=itemgetter(0), reverse=reverse)
 
     def _scan(self, database: Any, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
@@ -146,7 +169,7 @@ class LmdbStore:
         self.path = path
         self.kind = kind
         self._env = environment
-        names = _SEGMENTS if kind == WINDOW else _DATA
+        names = _DATA if kind == KEY_VALUE else _SEGMENTS
         self._meta = environment.database(_META)
         self._databases: list[Any] = [environment.database(name) for name in names]
 
@@ -161,7 +184,7 @@ class LmdbStore:
     ) -> LmdbStore:
         """The store in the folder ``path``; with ``kind`` it is created where there is none.
 
-        ``kind`` is ``key_value`` or ``window`` (which needs ``retention_ms``); of an existing store, what it
+        ``kind`` is ``key_value``, ``window`` or ``session`` (these need ``retention_ms``); of an existing store, what it
         was created with stays (compare `meta`, `restore_plan` does). ``sync="commit"`` makes every process
         flush at commit; it is kept in the folder. Raises StoreMismatchError where there is no store and no
         ``kind`` (it was rebuilt elsewhere), StateFormatError for the format of a later release, StateDiskError if the disk
@@ -340,9 +363,9 @@ class LmdbStore:
         if meta.kind == KEY_VALUE:
             _write_sorted(txn, self._databases[0], ordered, final, reached)
             return replace(meta, stream_time=max(meta.stream_time, stream_time))
-        starts = changelog.window_starts(ordered)
-        segments = _segments_of(starts, meta)
-        meta = self._advance(txn, meta, stream_time, starts)
+        times = changelog.expiry_times(ordered, meta.kind)
+        segments = _segments_of(times, meta)
+        meta = self._advance(txn, meta, stream_time, times)
         slots = {segment: slot for slot, segment in meta.segments.items()}
         # Writes into expired segments are left out, as in Kafka Streams.
         live = [segment for segment in np.unique(segments).tolist() if segment in slots]
@@ -353,33 +376,33 @@ class LmdbStore:
             reached("applying")
         return meta
 
-    def _advance(self, txn: lmdb.Transaction[bytes], meta: StoreMeta, stream_time: int, starts: Int64) -> StoreMeta:
-        """Empty the segments that stream time has left behind; give slots to the new ones of ``starts``."""
+    def _advance(self, txn: lmdb.Transaction[bytes], meta: StoreMeta, stream_time: int, times: Int64) -> StoreMeta:
+        """Empty the segments that stream time has left behind; give slots to the new ones of ``times``."""
         if meta.retention_ms is None or meta.segment_ms is None:
-            raise StateFormatError(f"The window store in {self.path} has no retention. Remove the folder.")
-        reached_ms = max(meta.stream_time, stream_time, int(starts.max()) if len(starts) else -1)
+            raise StateFormatError(f"The {meta.kind} store in {self.path} has no retention. Remove the folder.")
+        reached_ms = max(meta.stream_time, stream_time, int(times.max()) if len(times) else -1)
         oldest = (reached_ms - meta.retention_ms) // meta.segment_ms
         segments = {slot: segment for slot, segment in meta.segments.items() if segment >= oldest}
         for slot in meta.segments.keys() - segments.keys():
             txn.drop(self._databases[slot], delete=False)
-        for segment in np.unique(_segments_of(starts, meta)).tolist():
+        for segment in np.unique(_segments_of(times, meta)).tolist():
             if segment >= oldest:
                 segments[segment % RING] = segment
         return replace(meta, segments=segments, stream_time=reached_ms)
 
 
-def _segments_of(starts: Int64, meta: StoreMeta) -> Int64:
-    return np.asarray(starts // (meta.segment_ms or SEGMENT_MS_MIN), dtype=np.int64)
+def _segments_of(times: Int64, meta: StoreMeta) -> Int64:
+    return np.asarray(times // (meta.segment_ms or SEGMENT_MS_MIN), dtype=np.int64)
 
 
 def _expired_ms(meta: StoreMeta) -> int:
-    """Windows that start at this time or before are not shown, though their segment may still be there."""
+    """Windows that start (sessions that end) at this time or before are not shown, though their segment may still be there."""
     return meta.stream_time - (meta.retention_ms or 0)
 
 
-def _visible(entries: Iterator[tuple[bytes, bytes]], expired_ms: int) -> Iterator[tuple[bytes, bytes]]:
-    suffix = changelog.WINDOW_SUFFIX_BYTES
-    return (entry for entry in entries if int.from_bytes(entry[0][-suffix:-4], "big", signed=True) > expired_ms)
+def _visible(entries: Iterator[tuple[bytes, bytes]], kind: str, expired_ms: int) -> Iterator[tuple[bytes, bytes]]:
+    suffix = changelog.SUFFIX_BYTES[kind]
+    return (entry for entry in entries if int.from_bytes(entry[0][-suffix : 8 - suffix], "big", signed=True) > expired_ms)
 
 
 def _write_sorted(
@@ -469,10 +492,10 @@ def _open_files(path: Path, kind: str | None, retention_ms: int | None, sync: st
     gone = f"There is no store in {path}: it was rebuilt elsewhere or its task was removed. Nothing was written."
     if kind is None and not (path / "data.mdb").exists():
         raise StoreMismatchError(gone)
-    if kind is not None and kind not in (KEY_VALUE, WINDOW):
-        raise ValueError(f"store kind {kind!r}: expected {KEY_VALUE} or {WINDOW}")
-    if kind == WINDOW and retention_ms is None:
-        raise ValueError("a window store needs retention_ms")
+    if kind is not None and kind not in KINDS:
+        raise ValueError(f"store kind {kind!r}: expected one of {', '.join(KINDS)}")
+    if kind not in (None, KEY_VALUE) and retention_ms is None:
+        raise ValueError(f"a {kind} store needs retention_ms")
     try:
         with disk_errors(path, "opened"):
             if kind is not None:
@@ -499,7 +522,7 @@ def _open_environment(path: Path, kind: str | None, retention_ms: int | None, ma
         if known is None:
             if kind is None:
                 raise StoreMismatchError(f"The store in {path} was never finished. Nothing was written.")
-            length = segment_ms(retention_ms) if kind == WINDOW and retention_ms is not None else None
+            length = segment_ms(retention_ms) if kind != KEY_VALUE and retention_ms is not None else None
             known = StoreMeta(kind=kind, retention_ms=retention_ms, segment_ms=length).encode()
             environment.write(lambda txn: txn.put(_META, known, db=database, overwrite=False))
         return LmdbStore(path, environment, StoreMeta.decode(known, str(path)).kind)

@@ -8,18 +8,21 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
+import numpy as np
+
 from everflow.records import StoreChanges
 from everflow.serdes import Serde
-from everflow.serdes.windowed import split_window_store_key
+from everflow.state.changelog import SUFFIX_BYTES, expiry_times
 
 
 @dataclass(frozen=True)
 class StoreSpec:
     """A store as the topology declares it.
 
-    ``kind``: ``key_value`` or ``window``. Keys of window stores are ``key bytes + 8-byte window start (ms, big endian) +
-    4-byte sequence number`` (Java's WindowKeySchema). ``retention_ms`` (window stores) is how long windows are kept behind
-    stream time. ``logging`` False = no changelog, best effort.
+    ``kind``: ``key_value``, ``window`` or ``session``. Keys of window stores are ``key bytes + 8-byte window start (ms, big
+    endian) + 4-byte sequence number`` (Java's WindowKeySchema), of session stores ``key bytes + 8-byte end + 8-byte start``
+    (SessionKeySchema). ``retention_ms`` (both) is how long windows are kept behind stream time. ``logging`` False = no
+    changelog, best effort.
     """
 
     name: str
@@ -31,6 +34,11 @@ class StoreSpec:
     logging: bool = True
     topic_config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     where: str | None = None
+
+    @property
+    def expires(self) -> bool:
+        """Whether its keys end with times and stream time leaves entries behind: windows and sessions."""
+        return self.kind in SUFFIX_BYTES
 
     @property
     def changelog(self) -> str:
@@ -47,12 +55,16 @@ class StoreView(Protocol):
     def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         """Entries with ``start <= key < end`` in key order."""
 
+    def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
+        """The entries of `range` for each of many ranges (start, end)."""
+
 
 class InMemoryStore:
     """The reference of a store's behaviour: a `StoreView` that committed changes are applied to. Single-threaded."""
 
     def __init__(self, spec: StoreSpec | None = None) -> None:
-        self._retention_ms = spec.retention_ms if spec is not None and spec.kind == "window" else None
+        self._kind = "key_value" if spec is None else spec.kind
+        self._retention_ms = spec.retention_ms if spec is not None and spec.expires else None
         self._entries: dict[bytes, bytes] = {}
         self._ordered: list[bytes] | None = []
 
@@ -71,15 +83,19 @@ class InMemoryStore:
         high = len(self._ordered) if end is None else bisect_left(self._ordered, end)
         return iter([(key, self._entries[key]) for key in self._ordered[low:high]])
 
+    def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
+        """See `StoreView`."""
+        return [list(self.range(start, end)) for start, end in bounds]
+
     def apply(self, changes: StoreChanges, stream_time: int = -1) -> None:
-        """Puts and deletes in order; a window store then drops windows with ``start <= stream_time - retention``."""
+        """Puts and deletes in order; then windows with ``start <= stream_time - retention`` go, sessions by their end."""
         for key, value, timestamp in zip(changes.keys, changes.values, changes.timestamps.tolist(), strict=True):
             if value is None:
                 self._entries.pop(key, None)
             else:
                 self._entries[key] = timestamp.to_bytes(8, "big", signed=True) + value
         if self._retention_ms is not None:
-            oldest = stream_time - self._retention_ms
-            for key in [key for key in self._entries if split_window_store_key(key)[1] <= oldest]:
-                del self._entries[key]
+            keys = list(self._entries)
+            for at in np.flatnonzero(expiry_times(keys, self._kind) <= stream_time - self._retention_ms).tolist():
+                del self._entries[keys[at]]
         self._ordered = None

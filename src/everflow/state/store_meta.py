@@ -24,9 +24,9 @@ class StoreMeta:
     """Written in the same transaction as the data, so it is always as true as they are.
 
     ``position`` is the next changelog offset to be read (None: nothing loaded yet); ``topic_id`` and
-    ``cluster_id`` name the changelog that it counts in. ``segments`` maps a window store's sub-databases to
-    the time segment that each holds; ``stream_time`` is the highest stream time or window start seen (ms, -1
-    = none). ``updated_ms`` is the wall clock at which the store was last known to have followed its changelog
+    ``cluster_id`` name the changelog that it counts in. ``segments`` maps the sub-databases of a window or session store
+    to the time segment that each holds; ``stream_time`` is the highest stream time, window start or session end seen (ms,
+    -1 = none). ``updated_ms`` is the wall clock at which the store was last known to have followed its changelog
     to the end, before it ever did the moment it was begun (-1 = unknown): it has missed no delete since.
     """
 

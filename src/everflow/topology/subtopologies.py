@@ -257,8 +257,8 @@ def _fixed_by_copartitioning(
 
 def _changelog_config(store: StoreSpec, topic_config: Mapping[str, str], additional_retention_ms: int) -> dict[str, str]:
     config = {**_CREATE_TIME, "cleanup.policy": "compact"}
-    if store.kind == "window":
-        assert store.retention_ms is not None, f"window store {store.name} without retention"
+    if store.expires:
+        assert store.retention_ms is not None, f"{store.kind} store {store.name} without retention"
         config["cleanup.policy"] = "compact,delete"
         config["retention.ms"] = str(store.retention_ms + additional_retention_ms)
     return {**config, **topic_config, **store.topic_config}

@@ -46,6 +46,7 @@ def test_a_shared_store_shows_the_changes_of_the_batch() -> None:
         assert view.get_many([b"a", b"b", b"c", b"d"]) == [pack_value(5, b"new"), STORED[b"b"], None, pack_value(7, b"added")]
         assert [key for key, _ in view.range(None, None)] == [b"a", b"b", b"d"]
         assert [key for key, _ in view.range(b"b", b"d")] == [b"b"]
+        assert [[key for key, _ in part] for part in view.range_many([(b"b", b"e"), (b"c", b"d")])] == [[b"b", b"d"], []]
         assert stores.views("0_0", [SPEC])["counts"] is view
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from everflow.records import StoreChanges
+from everflow.serdes.windowed import session_key
 from everflow.state import changelog
 
 CHANGES = StoreChanges("counts", [b"a", b"b", b"a", b"b"], [b"1", b"2", b"3", None], np.array([5, 6, 7, 8]))
@@ -44,8 +45,15 @@ def test_as_many_timestamps_as_values_are_demanded() -> None:
         changelog.pack_values([b"a", b"b"], np.array([1]))
 
 
-def test_window_starts_are_read_from_the_key_s_end() -> None:
+def test_expiry_times_are_read_from_the_key_s_end() -> None:
     keys = [b"k" + start.to_bytes(8, "big") + b"\x00\x00\x00\x07" for start in (0, 86_400_000)]
-    assert changelog.window_starts(keys).tolist() == [0, 86_400_000]
+    assert changelog.expiry_times(keys, "window").tolist() == [0, 86_400_000]
     with pytest.raises(ValueError, match="no window store key"):
-        changelog.window_starts([b"short"])
+        changelog.expiry_times([b"short"], "window")
+
+
+def test_sessions_expire_by_their_end_which_stands_before_their_start() -> None:
+    keys = [session_key(b"a", 3, 5), session_key(b"", 0, 86_400_000)]
+    assert changelog.expiry_times(keys, "session").tolist() == [5, 86_400_000]
+    with pytest.raises(ValueError, match="no session store key: it has 15 bytes, a key ends with 16"):
+        changelog.expiry_times([bytes(15)], "session")

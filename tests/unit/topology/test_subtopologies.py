@@ -95,6 +95,7 @@ def test_a_repartition_topic_that_its_own_sub_topology_reads() -> None:
 
 def test_configurations() -> None:
     windowed = StoreSpec("w", "window", BYTES, BYTES, retention_ms=1000, window_size_ms=500)
+    visits = StoreSpec("visits", "session", BYTES, BYTES, retention_ms=2000)
     own = StoreSpec("own", "key_value", BYTES, BYTES, topic_config={"segment.ms": "1"})
     silent = StoreSpec("silent", "key_value", BYTES, BYTES, logging=False)
     nodes = (
@@ -103,6 +104,7 @@ def test_configurations() -> None:
         stateful("A", "r-repartition-source", store=windowed),
         stateful("B", "r-repartition-source", store=own),
         stateful("C", "r-repartition-source", store=silent),
+        stateful("D", "r-repartition-source", store=visits),
     )
     subs = cut(Topology(nodes, (RepartitionTopic("r-repartition"),)))
     found = internal_topics(subs, {"a": 1}, "app", topic_config={"segment.ms": "5", "min.insync.replicas": "2"})
@@ -116,6 +118,8 @@ def test_configurations() -> None:
     }
     window = found.changelog["app-w-changelog"][1]
     assert (window["cleanup.policy"], window["retention.ms"]) == ("compact,delete", str(1000 + DAY_MS))
+    sessions = found.changelog["app-visits-changelog"][1]
+    assert (sessions["cleanup.policy"], sessions["retention.ms"]) == ("compact,delete", str(2000 + DAY_MS))
     assert found.changelog["app-own-changelog"][1]["cleanup.policy"] == "compact"
     assert found.changelog["app-own-changelog"][1]["segment.ms"] == "1"
     assert "app-silent-changelog" not in found.changelog
