@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         TaskAssignor,
     )
     from everflow.config import StreamsConfig
-    from everflow.dsl.grouped import KGroupedStream, TimeWindowedKStream
+    from everflow.dsl.grouped import KGroupedStream, SessionWindowedKStream, TimeWindowedKStream
     from everflow.dsl.kstream import KStream
     from everflow.dsl.ktable import KTable
     from everflow.dsl.streams_builder import StreamsBuilder
@@ -42,12 +42,14 @@ if TYPE_CHECKING:
         StoreNotFoundError,
     )
     from everflow.runtime.restoration import RestoreListener, RestoreProgress
+    from everflow.runtime.session_query import ReadOnlySessionStore
     from everflow.runtime.standby_listener import StandbyUpdateListener, SuspendReason
-    from everflow.runtime.store_query import ReadOnlyKeyValueStore, ReadOnlyWindowStore
+    from everflow.runtime.store_query import ReadOnlyKeyValueStore
     from everflow.runtime.task import TaskRole, TaskState
     from everflow.runtime.task_status import TaskStatus
+    from everflow.runtime.window_query import ReadOnlyWindowStore
     from everflow.topology.graph import Topology
-    from everflow.windows import TimeWindows
+    from everflow.windows import SessionWindows, TimeWindows
 
 __version__ = "0.1.0"
 
@@ -68,9 +70,12 @@ __all__ = [
     "KeyQueryMetadata",
     "LagInfo",
     "ReadOnlyKeyValueStore",
+    "ReadOnlySessionStore",
     "ReadOnlyWindowStore",
     "RestoreListener",
     "RestoreProgress",
+    "SessionWindowedKStream",
+    "SessionWindows",
     "SetupError",
     "StaleStateError",
     "StandbyUpdateListener",
@@ -102,7 +107,7 @@ __all__ = [
 _NAMES = {
     "assignment.api": "ApplicationState AssignmentError KafkaStreamsAssignment KafkaStreamsState TaskAssignment TaskAssignor",
     "config": "StreamsConfig",
-    "dsl.grouped": "KGroupedStream TimeWindowedKStream",
+    "dsl.grouped": "KGroupedStream SessionWindowedKStream TimeWindowedKStream",
     "dsl.kstream": "KStream",
     "dsl.ktable": "KTable",
     "dsl.streams_builder": "StreamsBuilder",
@@ -115,12 +120,14 @@ _NAMES = {
     "runtime.query_errors": "InvalidStateStoreError StaleStateError StateElsewhereError StateMovingError StoreKindError "
     "StoreNotFoundError",
     "runtime.restoration": "RestoreListener RestoreProgress",
+    "runtime.session_query": "ReadOnlySessionStore",
     "runtime.standby_listener": "StandbyUpdateListener SuspendReason",
-    "runtime.store_query": "ReadOnlyKeyValueStore ReadOnlyWindowStore",
+    "runtime.store_query": "ReadOnlyKeyValueStore",
     "runtime.task": "TaskRole TaskState",
     "runtime.task_status": "TaskStatus",
+    "runtime.window_query": "ReadOnlyWindowStore",
     "topology.graph": "Topology",
-    "windows": "TimeWindows",
+    "windows": "SessionWindows TimeWindows",
 }
 _MODULE_OF = {name: f"everflow.{module}" for module, names in _NAMES.items() for name in names.split()}
 _MODULES = {"agg": "everflow.operators.agg", "errors": "everflow.errors", "serdes": "everflow.serdes"}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from operator_batches import edge_batch
 
 from everflow import serdes
 from everflow.operators import (
@@ -19,7 +19,6 @@ from everflow.operators import (
     TableSpec,
     agg,
 )
-from everflow.records import EdgeBatch
 from everflow.serdes.windowed import window_store_key
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.windows import TimeWindows
@@ -127,19 +126,6 @@ def fold(key, value, before):
         "max_t": with_("max_t", t, lambda a, b: max(a, b, key=str.encode)),
         "min_t": with_("min_t", t, lambda a, b: min(a, b, key=str.encode)),
     }
-
-
-def edge_batch(rows, value_type, first_seq):
-    seq = np.arange(first_seq, first_seq + len(rows), dtype=np.int64)
-    return EdgeBatch(
-        pa.array([row[0] for row in rows], pa.string()),
-        pa.array([row[1] for row in rows], value_type),
-        np.array([row[2] for row in rows], np.int64),
-        seq,
-        (seq % 3).astype(np.int32),
-        (seq % 5).astype(np.int32),
-        seq * 2,
-    )
 
 
 def check(spec, model, split, value_type, decode):

@@ -14,14 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everflow import serdes
-from everflow.runtime.store_query import ReadOnlyKeyValueStore, ReadOnlyWindowStore, StoreReader
-from everflow.serdes.windowed import window_store_key
+from everflow.runtime.session_query import ReadOnlySessionStore
+from everflow.runtime.store_query import ReadOnlyKeyValueStore, StoreReader
+from everflow.runtime.window_query import ReadOnlyWindowStore
+from everflow.serdes.windowed import session_key, window_store_key
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.stored_keys import SHORT_BYTES
 
 KEYS = StoreSpec("keys", "key_value", serdes.bytes_(), serdes.long())
 WINDOWS = StoreSpec("windows", "window", serdes.bytes_(), serdes.long(), retention_ms=400_000, window_size_ms=10)
+SESSIONS = StoreSpec("sessions", "session", serdes.bytes_(), serdes.long(), retention_ms=400_000)
 LONG = b"p" * SHORT_BYTES
 
 short = st.binary(max_size=3) | st.lists(st.sampled_from([0, 1, 0x61, 0xFF]), max_size=3).map(bytes)
@@ -129,6 +132,46 @@ def test_windows(
             assert list(store.fetch(wanted, low, high)) == mine
             assert list(store.backward_fetch(wanted, low, high)) == mine[::-1]
             assert store.fetch_window(wanted, low) == content.get((wanted, low))
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.dictionaries(st.tuples(key, st.tuples(start, start).map(sorted).map(tuple)), number, max_size=14),
+    key,
+    key,
+    st.tuples(start, start),
+    pages,
+)
+def test_sessions(
+    content: dict[tuple[bytes, tuple[int, int]], int], first: bytes, last: bytes, times: tuple[int, int], page: int
+) -> None:
+    earliest_end, latest_start = times
+    stored = {session_key(k, *bounds): value for (k, bounds), value in content.items()}
+    in_order = sorted(content, key=lambda place: session_key(place[0], *place[1]))
+    touching = [place for place in in_order if place[1][1] >= earliest_end and place[1][0] <= latest_start]
+
+    def entries(places: list[tuple[bytes, tuple[int, int]]]) -> list[tuple[dict[str, Any], int]]:
+        return [({"key": k, "start": s, "end": e}, content[k, (s, e)]) for k, (s, e) in places]
+
+    with place(SESSIONS, stored) as access:
+        store = ReadOnlySessionStore(SESSIONS, StoreReader(access, page), decode)
+        assert list(store.all()) == entries(in_order)
+        assert list(store.reverse_all()) == entries(in_order[::-1])
+        bounded = [p for p in in_order if first <= p[0] <= last]
+        assert list(store.fetch_range(first, last)) == entries(bounded)
+        assert list(store.backward_fetch_range(first, last)) == entries(bounded[::-1])
+        assert list(store.fetch_range(None, last)) == entries([p for p in in_order if p[0] <= last])
+        found = [p for p in touching if p[0] >= first]
+        assert list(store.find_sessions_range(first, None, *times)) == entries(found)
+        assert list(store.backward_find_sessions_range(first, None, *times)) == entries(found[::-1])
+        for wanted in {first, *(k for k, _ in content)}:
+            mine = sorted((p for p in in_order if p[0] == wanted), key=lambda p: (p[1][1], p[1][0]))
+            met = [p for p in mine if p in touching]
+            assert list(store.fetch(wanted)) == entries(mine)
+            assert list(store.backward_fetch(wanted)) == entries(mine[::-1])
+            assert list(store.find_sessions(wanted, *times)) == entries(met)
+            assert list(store.backward_find_sessions(wanted, *times)) == entries(met[::-1])
+            assert store.fetch_session(wanted, *times) == content.get((wanted, times))
 
 
 changes = st.dictionaries(short, st.none() | number, max_size=6)

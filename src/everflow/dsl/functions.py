@@ -111,10 +111,10 @@ class TableMapper:
 
 
 @dataclass(frozen=True)
-class ValueAggregator:
-    """An aggregator of (value, aggregate) called as (key, value, aggregate)."""
+class WithoutKey:
+    """An aggregator of (value, aggregate), or a merger of two aggregates, that is called with the key, too."""
 
     fn: Function
 
-    def __call__(self, key: Any, value: Any, aggregate: Any) -> Any:
-        return self.fn(value, aggregate)
+    def __call__(self, key: Any, one: Any, two: Any) -> Any:
+        return self.fn(one, two)

@@ -1,4 +1,4 @@
-"""Grouped streams and their aggregations: ``count``, ``reduce``, ``aggregate``, whole or in time windows.
+"""Grouped streams and their aggregations: ``count``, ``reduce``, ``aggregate``, whole, in time windows or in sessions.
 
 An aggregation with built-ins is lowered to a projection of its inputs (in Catalyst) and a vectorised operator; one with Python
 functions calls them record by record. Results are tables; windowed ones have the key ``struct<key, start, end>`` (ms).
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias, overload
 
 import pyarrow as pa
 from pyspark.sql import Column
@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from everflow import serdes
 from everflow.dsl.expressions import Edge, checked_serde, default_serde, fitting_serde, result_serde, result_type
-from everflow.dsl.functions import ValueAggregator, check_parameters, required_parameters
+from everflow.dsl.functions import WithoutKey, check_parameters, required_parameters
 from everflow.dsl.kstream import KStream
 from everflow.dsl.ktable import KTable
 from everflow.dsl.location import user_line
@@ -26,11 +26,14 @@ from everflow.operators.agg import Aggregator
 from everflow.operators.aggregate import AggregateSpec
 from everflow.operators.arrow_inputs import Fields, Presence
 from everflow.operators.python_aggregate import PythonAggregateSpec, PythonAggregator, PythonReducer
+from everflow.operators.session_aggregate import ReducerMerger, SessionAggregateSpec, SessionFunctionSpec
 from everflow.serdes import Serde
 from everflow.spark.expressions import analyse
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import PREPARE, ArrowTwin, ColumnExpr, EdgeType, ProjectNode, StatefulNode
-from everflow.windows import TimeWindows
+from everflow.windows import SessionWindows, TimeWindows
+
+Operator: TypeAlias = AggregateSpec | PythonAggregateSpec | SessionAggregateSpec | SessionFunctionSpec
 
 
 class KGroupedStream:
@@ -41,14 +44,23 @@ class KGroupedStream:
         self._stream, self._name = stream, name
         self._repartitioned: KStream | None = None
 
-    def windowed_by(self, windows: TimeWindows) -> TimeWindowedKStream:
-        """The same groups, cut into time windows."""
-        if not isinstance(windows, TimeWindows):
-            raise TopologyError(
-                f"windowed_by takes TimeWindows, found {windows!r}; write TimeWindows.of_size('1 hour').grace('5 minutes')",
-                where=user_line(),
-            )
-        return TimeWindowedKStream(self, windows)
+    @overload
+    def windowed_by(self, windows: TimeWindows) -> TimeWindowedKStream: ...
+
+    @overload
+    def windowed_by(self, windows: SessionWindows) -> SessionWindowedKStream: ...
+
+    def windowed_by(self, windows: TimeWindows | SessionWindows) -> TimeWindowedKStream | SessionWindowedKStream:
+        """The same groups, cut into time windows or sessions."""
+        if isinstance(windows, TimeWindows):
+            return TimeWindowedKStream(self, windows)
+        if isinstance(windows, SessionWindows):
+            return SessionWindowedKStream(self, windows)
+        raise TopologyError(
+            f"windowed_by takes TimeWindows or SessionWindows, found {windows!r}; write "
+            "TimeWindows.of_size('1 hour').grace('5 minutes') or SessionWindows.of_inactivity_gap('30 minutes')",
+            where=user_line(),
+        )
 
     def count(self, *, store: str | None = None, name: str | None = None) -> KTable:
         """Number of records per key, ``bigint``; records with a null key or value are skipped."""
@@ -133,16 +145,54 @@ class TimeWindowedKStream:
         return _aggregate(self._group, self._windows, options, aggregators, user_line())
 
 
+class SessionWindowedKStream:
+    """Groups cut into sessions, which grow and merge with the records (KIP-94). Nulls and late records are treated as in
+    `TimeWindowedKStream`. Where a session gets another window, the old one gets a tombstone; a result's time is the end of its
+    session."""
+
+    def __init__(self, group: KGroupedStream, windows: SessionWindows) -> None:
+        self._group, self._windows = group, windows
+
+    def count(self, *, store: str | None = None, name: str | None = None) -> KTable:
+        """Number of records per key and session, ``bigint``."""
+        aggregation = _Aggregation(self._group, self._windows, "count", store, name, user_line())
+        return aggregation.built_in({"count": agg.count()}, bare=True)
+
+    def reduce(
+        self, reducer: Callable[[Any, Any], Any], *, store: str | None = None, name: str | None = None
+    ) -> KTable:
+        """As `KGroupedStream.reduce`, per session; sessions that merge are reduced, too: ``reducer(earlier, later)``."""
+        return _Aggregation(self._group, self._windows, "reduce", store, name, user_line()).reduce(reducer)
+
+    def aggregate(
+        self,
+        *,
+        store: str | Aggregator | None = None,
+        initializer: Callable[[], Any] | Aggregator | None = None,
+        aggregator: Callable[..., Any] | Aggregator | None = None,
+        merger: Callable[..., Any] | Aggregator | None = None,
+        returns: object = None,
+        value: Serde | Aggregator | None = None,
+        name: str | Aggregator | None = None,
+        **aggregators: Aggregator,
+    ) -> KTable:
+        """As `KGroupedStream.aggregate`, per session. With functions also ``merger``, called with (key, aggregate, aggregate) or
+        (aggregate, aggregate), the earlier session's first, where two become one."""
+        options: dict[str, Any] = {"store": store, "initializer": initializer, "aggregator": aggregator, "merger": merger}
+        options |= {"returns": returns, "value": value, "name": name}
+        return _aggregate(self._group, self._windows, options, aggregators, user_line())
+
+
 def _aggregate(
     group: KGroupedStream,
-    windows: TimeWindows | None,
+    windows: TimeWindows | SessionWindows | None,
     options: dict[str, Any],
     aggregators: dict[str, Aggregator],
     where: str | None,
 ) -> KTable:
     fields = {name: given for name, given in options.items() if isinstance(given, Aggregator)} | aggregators
     options = {name: None if name in fields else given for name, given in options.items()}
-    uses_functions = options["initializer"] is not None or options["aggregator"] is not None
+    uses_functions = any(options.get(name) is not None for name in ("initializer", "aggregator", "merger"))
     if uses_functions == bool(fields):
         raise TopologyError(
             "aggregate takes either built-ins, e.g. n=agg.count(), or initializer= and aggregator= functions", where=where
@@ -156,7 +206,7 @@ def _aggregate(
     aggregation = _Aggregation(group, windows, "aggregate", options["store"], options["name"], where)
     if fields:
         return aggregation.built_in(fields, bare=False)
-    return aggregation.functions(options["initializer"], options["aggregator"], options["returns"], options["value"])
+    return aggregation.functions(options)
 
 
 class _Aggregation:
@@ -165,7 +215,7 @@ class _Aggregation:
     def __init__(
         self,
         group: KGroupedStream,
-        windows: TimeWindows | None,
+        windows: TimeWindows | SessionWindows | None,
         operator: str,
         store: str | None,
         name: str | None,
@@ -186,11 +236,17 @@ class _Aggregation:
             Aggregator(a.kind, None if a.column is None else f"a{i}") for i, a in enumerate(fields.values())
         ]
         try:
-            spec = AggregateSpec.of(
-                self.store, key_serde, lowered, None if bare else list(fields), inputs.type, window=self.windows
+            built_in = AggregateSpec.of(
+                self.store,
+                key_serde,
+                lowered,
+                None if bare else list(fields),
+                inputs.type,
+                window=self.windows if isinstance(self.windows, TimeWindows) else None,
             )
         except EverflowError as error:
             raise TopologyError(f"aggregate in store {self.store!r}: {error}", where=self.where) from None
+        spec = SessionAggregateSpec(built_in, self.windows) if isinstance(self.windows, SessionWindows) else built_in
         value_serde = spec.value_serde if bare else default_serde(spec.result)
         twin = _twin([a.column for a in fields.values() if a.column is not None], inputs, self.windows is None)
         return self._add(spec, inputs, value_serde, twin)
@@ -199,20 +255,32 @@ class _Aggregation:
         """Lower a Python reducer; the aggregate has the value's type."""
         check_parameters(reducer, ("aggregate", "value"), "reduce", self.where)
         key_serde, value_serde = self.group.stream.edge.serdes("reduce", self.where)
-        spec = PythonAggregateSpec(self.store, key_serde, value_serde, PythonReducer(reducer), self.windows)
-        return self._add(spec, None, value_serde)
+        return self._functions(key_serde, value_serde, PythonReducer(reducer), ReducerMerger(reducer))
 
-    def functions(self, initializer: Any, aggregator: Any, returns: object, value: object) -> KTable:
-        """Lower a Python initializer and aggregator."""
+    def functions(self, options: dict[str, Any]) -> KTable:
+        """Lower a Python initializer, aggregator and, for sessions, merger."""
+        initializer, aggregator = options["initializer"], options["aggregator"]
         check_parameters(initializer, (), "aggregate: initializer", self.where)
-        names = ("key", "value", "aggregate")
-        two = callable(aggregator) and required_parameters(aggregator) == 2 and not _takes_three(aggregator)
-        check_parameters(aggregator, names[1:] if two else names, "aggregate: aggregator", self.where)
-        called = ValueAggregator(aggregator) if two else aggregator
-        value_serde = self._value_serde(returns, value, aggregator)
+        called = self._with_or_without_key(aggregator, "aggregator", ("value", "aggregate"))
+        merger = None
+        if isinstance(self.windows, SessionWindows):
+            merger = self._with_or_without_key(options["merger"], "merger", ("earlier aggregate", "later aggregate"))
+        value_serde = self._value_serde(options["returns"], options["value"], aggregator)
         key_serde = self.group.stream.edge.written_key("aggregate", self.where)
-        folded = PythonAggregator(initializer, called)
-        spec = PythonAggregateSpec(self.store, key_serde, value_serde, folded, self.windows)
+        return self._functions(key_serde, value_serde, PythonAggregator(initializer, called), merger)
+
+    def _with_or_without_key(self, fn: Any, what: str, names: tuple[str, str]) -> Any:
+        """``fn`` as a function of the key and ``names``; TopologyError if it can take neither those nor ``names`` alone."""
+        two = callable(fn) and required_parameters(fn) == 2 and not _takes_three(fn)
+        check_parameters(fn, names if two else ("key", *names), f"aggregate: {what}", self.where)
+        return WithoutKey(fn) if two else fn
+
+    def _functions(
+        self, key_serde: Serde, value_serde: Serde, aggregator: PythonAggregator | PythonReducer, merger: Any
+    ) -> KTable:
+        windows = self.windows if isinstance(self.windows, TimeWindows) else None
+        functions = PythonAggregateSpec(self.store, key_serde, value_serde, aggregator, windows)
+        spec = SessionFunctionSpec(functions, self.windows, merger) if isinstance(self.windows, SessionWindows) else functions
         return self._add(spec, None, value_serde)
 
     def _value_serde(self, returns: object, value: object, aggregator: Callable[..., Any]) -> Serde:
@@ -242,7 +310,7 @@ class _Aggregation:
 
     def _add(
         self,
-        spec: AggregateSpec | PythonAggregateSpec,
+        spec: Operator,
         inputs: ColumnExpr | None,
         value_serde: Serde | None,
         twin: ArrowTwin | None = None,
@@ -261,18 +329,22 @@ class _Aggregation:
         return KTable(self.graph, self.graph.add(node), edge)
 
     def _key_serde(self, inner: Serde) -> Serde:
-        return inner if self.windows is None else serdes.time_windowed(inner, self.windows.size_ms)
+        if self.windows is None:
+            return inner
+        if isinstance(self.windows, SessionWindows):
+            return serdes.session_windowed(inner)
+        return serdes.time_windowed(inner, self.windows.size_ms)
 
-    def _store_spec(self, spec: AggregateSpec | PythonAggregateSpec) -> StoreSpec:
+    def _store_spec(self, spec: Operator) -> StoreSpec:
         if self.windows is None:
             return StoreSpec(self.store, "key_value", spec.key_serde, spec.value_serde, where=self.where)
         return StoreSpec(
             self.store,
-            "window",
+            "session" if isinstance(self.windows, SessionWindows) else "window",
             spec.key_serde,
             spec.value_serde,
             retention_ms=self.windows.retention_ms,
-            window_size_ms=self.windows.size_ms,
+            window_size_ms=self.windows.size_ms if isinstance(self.windows, TimeWindows) else None,
             where=self.where,
         )
 

@@ -9,6 +9,7 @@ from everflow.operators.python_aggregate import (
     PythonReducer,
     UserFunctionError,
 )
+from everflow.operators.session_aggregate import SessionAggregateSpec, SessionFunctionSpec
 from everflow.operators.table import TableSpec
 
 __all__ = [
@@ -17,6 +18,8 @@ __all__ = [
     "PythonAggregateSpec",
     "PythonAggregator",
     "PythonReducer",
+    "SessionAggregateSpec",
+    "SessionFunctionSpec",
     "TableSpec",
     "UserFunctionError",
     "agg",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,46 +103,52 @@ class AggregateSpec:
         timestamps = stored.timestamps
         running = _running_max(timestamps, groups.codes, times) if self.emit_every_update else None
         np.maximum.at(timestamps, groups.codes, times)
-        values = self.value_serde.encode_array(self._state(final)).to_pylist()
+        values = self.value_serde.encode_array(self.state_of(final)).to_pylist()
         changes = StoreChanges(self.store, groups.keys, values, timestamps)
         if running is not None:
             at = np.arange(len(groups.rows), dtype=np.int64)
-            shown = self._finish([fold.running() for fold in folds])
+            shown = self.finish([fold.running() for fold in folds])
             return result(batch, groups, changes, at=at, values=shown, timestamps=running, window=self.window)
         order = np.argsort(groups.last)
-        shown = self._finish(final).take(pa.array(order))
+        shown = self.finish(final).take(pa.array(order))
         return result(
             batch, groups, changes, at=groups.last[order], values=shown, timestamps=timestamps[order], window=self.window
         )
 
     def decode_results(self, data: pa.Array) -> pa.Array:
         """Results (type ``result``) of stored or changelog value bytes, without the 8-byte timestamp."""
-        return self._finish(self._state_columns_of(self.value_serde.decode_array(data)))
+        return self.finish(self.state_columns_of(self.value_serde.decode_array(data)))
 
-    def _state_columns_of(self, state: pa.Array) -> list[pa.Array]:
+    def state_columns_of(self, state: pa.Array) -> list[pa.Array]:
+        """The columns of decoded states, in the order of ``columns``."""
         columns: list[pa.Array] = state.flatten() if pa.types.is_struct(self.value_serde.type) else [state]
         return columns
 
-    def _folds(self, value: pa.Array, groups: Groups, stored: Stored) -> list[Fold]:
-        fields: dict[str, pa.Array] = {}
+    def inputs_of(self, value: pa.Array, take: Callable[[pa.Array], pa.Array]) -> list[pa.Array | None]:
+        """The input of each of ``columns``, ``take`` applied; None where records are counted."""
+        fields: dict[str | None, pa.Array | None] = {None: None}
         if pa.types.is_struct(value.type):
             names = [field.name for field in value.type]
             wanted = {column.field for column in self.columns}
             for name, column in zip(names, value.flatten(), strict=True):
                 if name in wanted:
-                    fields[name] = groups.take(column)
-        states = self._state_columns_of(stored.values)
+                    fields[name] = take(column)
+        return [fields[column.field] for column in self.columns]
+
+    def _folds(self, value: pa.Array, groups: Groups, stored: Stored) -> list[Fold]:
+        states = self.state_columns_of(stored.values)
         return [
-            Fold(column, state, stored.present, groups.codes, None if column.field is None else fields[column.field])
-            for column, state in zip(self.columns, states, strict=True)
+            Fold(column, state, stored.present, groups.codes, values)
+            for column, state, values in zip(self.columns, states, self.inputs_of(value, groups.take), strict=True)
         ]
 
-    def _state(self, columns: list[pa.Array]) -> pa.Array:
+    def state_of(self, columns: list[pa.Array]) -> pa.Array:
+        """Inverse of `state_columns_of`."""
         if not pa.types.is_struct(self.value_serde.type):
             return columns[0]
         return pa.StructArray.from_arrays(columns, fields=list(self.value_serde.type))
 
-    def _finish(self, state: list[pa.Array]) -> pa.Array:
+    def finish(self, state: list[pa.Array]) -> pa.Array:
         """The result column of the state columns."""
         columns, at = [], 0
         for aggregator in self.aggregators:

@@ -61,15 +61,15 @@ class Fold:
             return pa.concat_arrays([self.stored, self._values()]).take(pa.array(at))
         if op == "count":
             counts = self.stored.fill_null(0).to_numpy().copy()
-            np.add.at(counts, codes if self.values is None else codes[_valid(self.values)], 1)
+            np.add.at(counts, codes if self.values is None else codes[valid(self.values)], 1)
             return pa.array(counts, pa.int64())
-        numbers, back = _numbers(self.column, self.stored, self._values())
-        has = _valid(self.stored).copy()
-        used = _valid(self._values())
+        numbers, back = as_numbers(self.column, self.stored, self._values())
+        has = valid(self.stored).copy()
+        used = valid(self._values())
         has[codes[used]] = True
         state = numbers[:groups].copy()
-        with decimal.localcontext(_DIGITS), np.errstate(invalid="ignore", over="ignore"):
-            _UFUNC[op, numbers.dtype.kind].at(state, codes[used], numbers[groups:][used])
+        with decimal.localcontext(DIGITS), np.errstate(invalid="ignore", over="ignore"):
+            UFUNC[op, numbers.dtype.kind].at(state, codes[used], numbers[groups:][used])
         return back(state, has)
 
     def running(self) -> pa.Array:
@@ -86,19 +86,19 @@ class Fold:
             return pa.concat_arrays([self.stored, self._values()]).take(pa.array(at))
         if op == "count":
             counts = self.stored.fill_null(0).to_pylist()
-            counted = np.ones(len(self.codes), bool) if self.values is None else _valid(self.values)
+            counted = np.ones(len(self.codes), bool) if self.values is None else valid(self.values)
             found = []
             for code, used in zip(self.codes.tolist(), counted.tolist(), strict=True):
                 counts[code] += used
                 found.append(counts[code])
             return pa.array(found, pa.int64())
-        numbers, back = _numbers(self.column, self.stored, self._values())
-        state, has = numbers[:groups].copy(), _valid(self.stored).copy()
-        ufunc = _UFUNC[op, numbers.dtype.kind]
+        numbers, back = as_numbers(self.column, self.stored, self._values())
+        state, has = numbers[:groups].copy(), valid(self.stored).copy()
+        ufunc = UFUNC[op, numbers.dtype.kind]
         result = np.empty(len(self.codes), numbers.dtype)
         result_has = np.zeros(len(self.codes), bool)
-        with decimal.localcontext(_DIGITS), np.errstate(invalid="ignore", over="ignore"):
-            for index, (code, used) in enumerate(zip(self.codes, _valid(self._values()), strict=True)):
+        with decimal.localcontext(DIGITS), np.errstate(invalid="ignore", over="ignore"):
+            for index, (code, used) in enumerate(zip(self.codes, valid(self._values()), strict=True)):
                 if used:
                     state[code] = ufunc(state[code], numbers[groups + index])
                     has[code] = True
@@ -113,9 +113,9 @@ class Fold:
         return self.values
 
 
-_DIGITS = decimal.Context(prec=76)  # Python's default of 28 digits would round decimals of 38
+DIGITS = decimal.Context(prec=76)  # Python's default of 28 digits would round decimals of 38
 # fmin skips NaN and maximum spreads it: NaN is the largest value
-_UFUNC: dict[tuple[str, str], np.ufunc] = {
+UFUNC: dict[tuple[str, str], np.ufunc] = {
     ("sum", "i"): np.add,
     ("sum", "f"): np.add,
     ("sum", "O"): np.add,
@@ -135,7 +135,7 @@ _NEUTRAL: dict[tuple[str, str], Any] = {
 _Back = Callable[[npt.NDArray[Any], _Bools], pa.Array]
 
 
-def _numbers(column: StateColumn, stored: pa.Array, values: pa.Array) -> tuple[npt.NDArray[Any], _Back]:
+def as_numbers(column: StateColumn, stored: pa.Array, values: pa.Array) -> tuple[npt.NDArray[Any], _Back]:
     """Stored state and values as one numpy array of int64, float64 or Decimal, and the way back to the column's type.
 
     Types without numbers (text, booleans, decimals under min / max) are replaced by their rank among all values.
@@ -165,7 +165,7 @@ def _numbers(column: StateColumn, stored: pa.Array, values: pa.Array) -> tuple[n
     order = pc.sort_indices(both).to_numpy().astype(np.int64)
     ranks = np.empty(len(order), np.int64)
     ranks[order] = np.arange(len(order))
-    ranks[: len(stored)][~_valid(stored)] = _NEUTRAL[column.op, "i"]
+    ranks[: len(stored)][~valid(stored)] = _NEUTRAL[column.op, "i"]
 
     def of_ranks(state: npt.NDArray[Any], has: _Bools) -> pa.Array:
         at = order[np.where(has, state, 0)] if len(order) else np.zeros(0, np.int64)
@@ -174,7 +174,7 @@ def _numbers(column: StateColumn, stored: pa.Array, values: pa.Array) -> tuple[n
     return ranks, of_ranks
 
 
-def _valid(values: pa.Array) -> _Bools:
+def valid(values: pa.Array) -> _Bools:
     if values.null_count == 0:
         return np.ones(len(values), bool)
     found: _Bools = values.is_valid().to_numpy(zero_copy_only=False)

@@ -116,19 +116,21 @@ class PythonAggregateSpec:
                 if must_write[index]:
                     after[index] = self.value_serde.encode(states[code])
             except Exception as error:
-                raise self._failure(batch, int(groups.rows[index]), error) from error
+                raise function_failure(self.store, batch, int(groups.rows[index]), error) from error
             times[index] = times[index] if before is None else max(times[index], state_times[code])
             state_times[code] = times[index]
         return _Updates(after, np.array(times, np.int64))
 
-    def _failure(self, batch: EdgeBatch, row: int, error: Exception) -> UserFunctionError:
-        what = "gave a value that cannot be stored" if isinstance(error, SerdeError) else "failed"
-        return UserFunctionError(
-            f"the function of the aggregate in store {self.store!r} {what}: {type(error).__name__}: {error}",
-            source=int(batch.source[row]),
-            partition=int(batch.partition[row]),
-            offset=int(batch.offset[row]),
-        )
+
+def function_failure(store: str, batch: EdgeBatch, row: int, error: Exception) -> UserFunctionError:
+    """The error of a user's function at the record in ``row`` of the batch."""
+    what = "gave a value that cannot be stored" if isinstance(error, SerdeError) else "failed"
+    return UserFunctionError(
+        f"the function of the aggregate in store {store!r} {what}: {type(error).__name__}: {error}",
+        source=int(batch.source[row]),
+        partition=int(batch.partition[row]),
+        offset=int(batch.offset[row]),
+    )
 
 
 @dataclass

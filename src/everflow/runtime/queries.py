@@ -28,14 +28,22 @@ from everflow.runtime.key_metadata import (
 )
 from everflow.runtime.query_errors import InvalidStateStoreError, StaleStateError, StateElsewhereError, StateMovingError
 from everflow.runtime.query_errors import StoreNotFoundError as StoreNotFoundError
+from everflow.runtime.session_query import ReadOnlySessionStore
 from everflow.runtime.start_up import Blueprint
-from everflow.runtime.store_query import STORE_KINDS, ReadOnlyStore, StoreReader, key_bytes, whole_number
+from everflow.runtime.store_query import ReadOnlyKeyValueStore, ReadOnlyStore, StoreReader, key_bytes, whole_number
 from everflow.runtime.task import TaskStore
+from everflow.runtime.window_query import ReadOnlyWindowStore
 from everflow.state.lmdb_env import StoreClosedError
 from everflow.state.lmdb_store import LmdbStore
 from everflow.topology.graph import Topology
 
 SERVING = frozenset({ClientState.REBALANCING, ClientState.RUNNING})
+STORE_KINDS: Mapping[str, type[ReadOnlyStore]] = {
+    "key_value": ReadOnlyKeyValueStore,
+    "window": ReadOnlyWindowStore,
+    "session": ReadOnlySessionStore,
+}
+"""Queries by `StoreSpec.kind`."""
 ENDS_AGE_MS = 1_000.0
 """How old the end of a changelog may be that a query's ``max_lag`` is measured against."""
 
@@ -285,7 +293,7 @@ class InteractiveQueries:
         max_lag: int | None = None,
         partitioner: Partitioner = default_partitioner,
     ) -> ReadOnlyStore:
-        """A store for reading: a `ReadOnlyKeyValueStore` or a `ReadOnlyWindowStore`, by its kind.
+        """A store for reading: a `ReadOnlyKeyValueStore`, `ReadOnlyWindowStore` or `ReadOnlySessionStore`, by its kind.
 
         Args:
             name: as in the topology.
@@ -303,7 +311,7 @@ class InteractiveQueries:
 
     def query_metadata_for_key(self, store: str, key: Any, partitioner: Partitioner = default_partitioner) -> KeyQueryMetadata:
         """Which instances have ``key`` of a store, as of the last rebalance, and how far behind the copy here is now; of a window
-        store the key without its window.
+        or session store the key without its window.
 
         Raises StoreNotFoundError, SerdeError (a key of another type).
         """

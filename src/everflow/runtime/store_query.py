@@ -7,7 +7,7 @@ transaction, copied before it is decoded. A page is one moment; a longer result 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -15,7 +15,6 @@ from typing import Any, Protocol, TypeVar
 from everflow.errors import RetriableError, StoreMismatchError
 from everflow.runtime.query_errors import InvalidStateStoreError, StateMovingError, StoreKindError
 from everflow.serdes.base import SerdeError
-from everflow.serdes.windowed import STORE_SUFFIX_BYTES, split_window_store_key, window_store_key
 from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.state.lmdb_env import StoreClosedError
 from everflow.state.lmdb_store import LmdbStore, StoreSnapshot
@@ -26,8 +25,7 @@ PAGE_BYTES = 1 << 20
 ATTEMPTS = 3
 """How often a read that found its store closed or removed looks for it anew."""
 
-_SEQUENCE_MAX = b"\xff" * 4
-_TIME_MAX = (1 << 63) - 1
+TIME_MAX = (1 << 63) - 1
 
 Entry = tuple[bytes, bytes]
 _Read = TypeVar("_Read")
@@ -104,10 +102,10 @@ class StoreReader:
 class ReadOnlyStore:
     """A store as this instance has it: by default the active tasks that run here. Safe from any thread.
 
-    `KafkaStreams.store` gives one by the store's kind: `ReadOnlyKeyValueStore` or `ReadOnlyWindowStore`; keys and values are
-    decoded as in the table. Nothing is cached: each call sees the tasks and the committed content of its moment, so an object
-    may be kept as long as the instance. Results that are iterators read pages as they are consumed; each page is committed
-    content of one moment, no key comes twice, and partitions follow one another.
+    `KafkaStreams.store` gives one by the store's kind: `ReadOnlyKeyValueStore`, `ReadOnlyWindowStore` or
+    `ReadOnlySessionStore`; keys and values are decoded as in the table. Nothing is cached: each call sees the tasks and the
+    committed content of its moment, so an object may be kept as long as the instance. Results that are iterators read pages as
+    they are consumed; each page is committed content of one moment, no key comes twice, and partitions follow one another.
 
     Every query may raise InvalidStateStoreError: StateMovingError (retry), StateElsewhereError (names the owner),
     StaleStateError (the copy lags); an iterator also in its middle, when its partition moves away. SerdeError: the key is
@@ -134,7 +132,7 @@ class ReadOnlyStore:
         return self._scan(None, None, reverse=True)
 
     def approximate_num_entries(self) -> int:
-        """How many entries the readable partitions hold; window stores count windows that are expired but not yet removed."""
+        """How many entries the readable partitions hold; windows and sessions that are expired but not yet removed count."""
         return sum(self._reader.read(partition, StoreSnapshot.entries) for partition in self._ready())
 
     def __getattr__(self, name: str) -> Any:
@@ -170,6 +168,19 @@ class ReadOnlyStore:
             if found is not None:
                 return self._value(found)
         return None
+
+    def _entries_of(
+        self, key: bytes, start: bytes, end: bytes, keep: Callable[[bytes], bool], *, reverse: bool
+    ) -> Iterator[Entry]:
+        """Entries of one key whose windows lie in a range, from the first partition that has some."""
+        for partition in self._places_of(key):
+            found = False
+            for entry in self._reader.entries(partition, start, end, reverse):
+                if keep(entry[0]):
+                    found = True
+                    yield entry
+            if found:
+                return
 
     def _places_of(self, key: bytes) -> Iterator[int]:
         """Where to look for a key: its own partition, then the others here that can be read, as whoever wrote the topic may have
@@ -232,79 +243,6 @@ class ReadOnlyKeyValueStore(ReadOnlyStore):
         return start, None if last is None else self._key_bytes(last) + b"\x00"
 
 
-class ReadOnlyWindowStore(ReadOnlyStore):
-    """Queries of a window store, as Kafka Streams' ReadOnlyWindowStore has them. See `ReadOnlyStore`.
-
-    Times are window *starts* in ms since the epoch, both ends inclusive. Keys of results over several keys are
-    ``{"key", "start", "end"}``. Expired windows (retention) are not shown.
-    """
-
-    def fetch_window(self, key: Any, start: int) -> Any:
-        """The value of ``key`` in the window that begins at ``start``, None if there is none."""
-        data, start = self._key_bytes(key), whole_number(start, "start (ms)")
-        return self._lookup(data, window_store_key(data, start)) if 0 <= start <= _TIME_MAX else None
-
-    def fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[tuple[int, Any]]:
-        """``(window start, value)`` of one key, in order of time."""
-        return self._windows_of(key, time_from, time_to, reverse=False)
-
-    def backward_fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[tuple[int, Any]]:
-        """`fetch`, the latest window first."""
-        return self._windows_of(key, time_from, time_to, reverse=True)
-
-    def fetch_all(self, time_from: int, time_to: int) -> Iterator[tuple[Any, Any]]:
-        """Windows of all keys in an interval of time, in order of key bytes, then of time. Reads the whole store."""
-        return self._scan(None, None, _within(None, None, *_interval(time_from, time_to)))
-
-    def backward_fetch_all(self, time_from: int, time_to: int) -> Iterator[tuple[Any, Any]]:
-        """`fetch_all` in the opposite order."""
-        return self._scan(None, None, _within(None, None, *_interval(time_from, time_to)), reverse=True)
-
-    def fetch_range(self, first: Any, last: Any, time_from: int, time_to: int) -> Iterator[tuple[Any, Any]]:
-        """`fetch_all` of the keys ``first <= key <= last`` by key bytes; None leaves a side open."""
-        return self._windows_between(first, last, time_from, time_to, reverse=False)
-
-    def backward_fetch_range(self, first: Any, last: Any, time_from: int, time_to: int) -> Iterator[tuple[Any, Any]]:
-        """`fetch_range` in the opposite order."""
-        return self._windows_between(first, last, time_from, time_to, reverse=True)
-
-    def _windows_of(self, key: Any, time_from: int, time_to: int, *, reverse: bool) -> Iterator[tuple[int, Any]]:
-        data = self._key_bytes(key)
-        time_from, time_to = _interval(time_from, time_to)
-        keep = _within(data, data, time_from, time_to)
-
-        def windows() -> Iterator[tuple[int, Any]]:
-            if not 0 <= time_to >= time_from:
-                return
-            start = window_store_key(data, max(0, min(time_from, _TIME_MAX)))
-            end = window_store_key(data, min(time_to, _TIME_MAX))[:-4] + _SEQUENCE_MAX + b"\x00"
-            for partition in self._places_of(data):
-                found = False
-                for stored_key, stored in self._reader.entries(partition, start, end, reverse):
-                    if keep(stored_key):
-                        found = True
-                        yield split_window_store_key(stored_key)[1], self._value(stored)
-                if found:
-                    return
-
-        return windows()
-
-    def _windows_between(self, first: Any, last: Any, time_from: int, time_to: int, *, reverse: bool) -> Iterator[tuple[Any, Any]]:
-        time_from, time_to = _interval(time_from, time_to)
-        low = None if first is None else self._key_bytes(first)
-        high = None if last is None else self._key_bytes(last)
-        end = None if high is None else after_windows(high, time_to)
-        return self._scan(low, end, _within(low, high, time_from, time_to), reverse=reverse)
-
-    def _decode_key(self, key: bytes) -> Any:
-        inner, start = split_window_store_key(key)
-        return {"key": self.spec.key_serde.decode(inner), "start": start, "end": start + (self.spec.window_size_ms or 0)}
-
-
-STORE_KINDS: Mapping[str, type[ReadOnlyStore]] = {"key_value": ReadOnlyKeyValueStore, "window": ReadOnlyWindowStore}
-"""Queries by `StoreSpec.kind`."""
-
-
 def key_bytes(spec: StoreSpec, key: Any) -> bytes:
     """Bytes of a store's key; SerdeError names the store and the type it takes."""
     try:
@@ -326,30 +264,15 @@ def whole_number(value: Any, what: str) -> int:
     raise TypeError(f"{what} must be a whole number, not {value!r}.")
 
 
-def _interval(time_from: Any, time_to: Any) -> tuple[int, int]:
-    return whole_number(time_from, "time_from (ms)"), whole_number(time_to, "time_to (ms)")
-
-
 def after_prefix(prefix: bytes) -> bytes | None:
     """The smallest bytes behind all that begin with ``prefix``; None: there is nothing behind them."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
 
 
-def after_windows(last: bytes, time_to: int) -> bytes:
-    """Stored keys from here on have a key above ``last`` or a window after ``time_to``.
+def after_keys(last: bytes, suffix: bytes) -> bytes:
+    """Stored keys from here on have a key above ``last``, or ``last`` and more than ``suffix`` behind it.
 
-    A key that is a beginning of ``last`` may lie behind it in the store, as its window start follows at once.
+    A key that is a beginning of ``last`` may lie behind it in the store, as its times follow at once.
     """
-    suffix = window_store_key(b"", max(0, min(time_to, _TIME_MAX)))[:-4] + _SEQUENCE_MAX
     return max(last[:length] + suffix for length in range(len(last) + 1)) + b"\x00"
-
-
-def _within(low: bytes | None, high: bytes | None, time_from: int, time_to: int) -> Callable[[bytes], bool]:
-    """Whether a stored key has ``low <= key <= high`` and its window start lies in the interval."""
-
-    def keep(stored_key: bytes) -> bool:
-        key, start = stored_key[:-STORE_SUFFIX_BYTES], int.from_bytes(stored_key[-STORE_SUFFIX_BYTES:-4], "big", signed=True)
-        return time_from <= start <= time_to and (low is None or key >= low) and (high is None or key <= high)
-
-    return keep

@@ -20,7 +20,7 @@ from everflow.runtime.batch import COMMITTED, BatchRequest, BatchResult, TaskCon
 from everflow.runtime.step_functions import failed_record
 from everflow.runtime.task_step import StepResult, TaskStep
 from everflow.serdes import Serde
-from everflow.serdes.windowed import split_window_store_key, window_store_key
+from everflow.serdes.windowed import session_key, split_session_key, split_window_store_key, window_store_key
 from everflow.spark.local_run import LocalRun
 from everflow.state.store import InMemoryStore, StoreSpec, StoreView
 from everflow.topology.graph import Topology
@@ -128,6 +128,10 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"]):
     def get_window_store(self, name: str) -> WindowView:
         """Read access to a window store. KeyError for an unknown name."""
         return WindowView(self._specs[name], self._stores[name], self._plan.value_decoder(name))
+
+    def get_session_store(self, name: str) -> SessionView:
+        """Read access to a session store. KeyError for an unknown name."""
+        return SessionView(self._specs[name], self._stores[name], self._plan.value_decoder(name))
 
     def advance_wall_clock_time(self, by: timedelta | int) -> None:
         """Move the wall clock (ms or timedelta); stream time only moves with records."""
@@ -377,4 +381,23 @@ class WindowView:
         """The value of ``key`` in the window that starts at ``start_ms``, None if absent."""
         encoded = self._spec.key_serde.encode(key)
         found = None if encoded is None else self._store.get_many([window_store_key(encoded, start_ms)])[0]
+        return None if found is None else self._decode(found[8:])
+
+
+class SessionView:
+    """Decoded read access to a session store."""
+
+    def __init__(self, spec: StoreSpec, store: InMemoryStore, decode: Callable[[bytes], Any]) -> None:
+        self._spec, self._store, self._decode = spec, store, decode
+
+    def all(self) -> Iterator[tuple[tuple[Any, int, int], Any]]:
+        """((key, start in ms, end in ms), value) in key-byte order, the sessions of a key in order of time."""
+        for stored_key, stored in self._store.range(None, None):
+            key, start, end = split_session_key(stored_key)
+            yield (self._spec.key_serde.decode(key), start, end), self._decode(stored[8:])
+
+    def fetch_session(self, key: Any, start_ms: int, end_ms: int) -> Any:
+        """The value of the session of ``key`` with exactly these bounds, None if absent."""
+        encoded = self._spec.key_serde.encode(key)
+        found = None if encoded is None else self._store.get_many([session_key(encoded, start_ms, end_ms)])[0]
         return None if found is None else self._decode(found[8:])

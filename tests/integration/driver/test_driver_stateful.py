@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
-from everflow import StreamsBuilder, TimeWindows, agg, serdes
+from everflow import SessionWindows, StreamsBuilder, TimeWindows, agg, serdes
 from everflow.dsl.grouped import KGroupedStream
 from everflow.dsl.kstream import KStream
 from everflow.dsl.ktable import KTable
@@ -160,6 +160,61 @@ def oracle(records: list[tuple[Any, Any, int]], windows: TimeWindows) -> dict[tu
             if start <= time < start + windows.size_ms and start + windows.size_ms > stream_time - windows.grace_ms:
                 counts[key, start] = counts.get((key, start), 0) + 1
     return counts
+
+
+def counted(grouped: KGroupedStream) -> KTable:
+    sessions = grouped.windowed_by(SessionWindows.of_inactivity_gap(5).grace(10))
+    return sessions.aggregate(store="v", n=agg.count(), total=agg.sum("value.n"))
+
+
+def counted_in_python(grouped: KGroupedStream) -> KTable:
+    sessions = grouped.windowed_by(SessionWindows.of_inactivity_gap(5).grace(10))
+    return sessions.aggregate(
+        store="v",
+        initializer=lambda: {"n": 0, "total": 0},
+        aggregator=lambda value, found: {"n": found["n"] + 1, "total": found["total"] + value["n"]},
+        merger=lambda one, two: {"n": one["n"] + two["n"], "total": one["total"] + two["total"]},
+        returns="n bigint, total bigint",
+    )
+
+
+@pytest.mark.parametrize("visits", [counted, counted_in_python])
+def test_sessions_grow_merge_and_close(visits: Callable[[KGroupedStream], KTable]) -> None:
+    builder = StreamsBuilder()
+    visits(builder.stream("in", key=TEXT, value=VALUE).group_by_key()).to_stream().to("out")
+    with TopologyTestDriver(builder.build()) as driver:
+        topic = driver.create_input_topic("in", TEXT, VALUE)
+        out = driver.create_output_topic("out", serdes.session_windowed(TEXT), serdes.json("n bigint, total bigint"))
+
+        def shown() -> list[tuple[int, int, Any]]:
+            records = out.read_records()
+            assert [r.timestamp for r in records] == [r.key["end"] for r in records], "a session's time is its end"
+            return [(r.key["start"], r.key["end"], r.value and tuple(r.value.values())) for r in records]
+
+        topic.pipe_batch([("k", n(1), 0), ("k", n(2), 10), (None, n(9), 500)])
+        assert shown() == [(0, 0, (1, 1)), (10, 10, (1, 2))]
+        topic.pipe_batch([("k", n(3), 13)])
+        assert shown() == [(10, 10, None), (10, 13, (2, 5))], "the session has another key now"
+        topic.pipe_batch([("k", n(4), 5), ("k", n(5), 18)])
+        assert shown() == [(0, 0, None), (10, 13, None), (0, 18, (5, 15))], "no window that nobody has seen"
+        topic.pipe_batch([("k", n(6), 40), ("k", n(7), 24)])
+        assert shown() == [(40, 40, (1, 6))], "what is late by gap and grace is dropped"
+        store = driver.get_session_store("v")
+        assert [(key, tuple(value.values())) for key, value in store.all()] == [(("k", 40, 40), (1, 6))]
+        assert (store.fetch_session("k", 40, 40) or {})["n"] == 1
+        assert store.fetch_session("k", 0, 40) is None
+
+
+def test_every_update_of_a_session_on_demand() -> None:
+    """As Kafka Streams without its cache: also a session that keeps its window is deleted and put again."""
+    builder = StreamsBuilder()
+    grouped = builder.stream("in", key=TEXT, value=TEXT).group_by_key()
+    grouped.windowed_by(SessionWindows.of_inactivity_gap(5)).count(store="v").to_stream().to("out")
+    with TopologyTestDriver(builder.build(), emit_every_update=True) as driver:
+        driver.create_input_topic("in", TEXT, TEXT).pipe_batch([("k", "", 1), ("k", "", 1), ("k", "", 3), ("k", "", 2)])
+        out = driver.create_output_topic("out", serdes.session_windowed(TEXT), LONG).read_records()
+        found = [(r.key["start"], r.key["end"], r.value) for r in out]
+        assert found == [(1, 1, 1), (1, 1, 2), (1, 1, None), (1, 3, 3), (1, 3, None), (1, 3, 4)]
 
 
 def table_of(kind: str, builder: StreamsBuilder) -> KTable:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter, defaultdict
+from typing import Any
 
 import pytest
 from lifecycle_cluster import GUARANTEES, Application, Cluster, Record, in_json, last_by_key, long, text
 from pyspark.sql import functions as F
 
-from everflow import StreamsBuilder, TimeWindows, agg, serdes
+from everflow import SessionWindows, StreamsBuilder, TimeWindows, agg, serdes
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.parametrize("guarantee", GUARANTEES)]
 
@@ -81,6 +83,50 @@ def test_windowed_aggregate(app: Application, cluster: Cluster, guarantee: str) 
     assert set(KEYS) == {key for key, _ in kept}
     assert kept.items() <= expected.items()
     assert of_one == sorted(((start, result) for (key, start), result in kept.items() if key == "a"), reverse=True)
+
+
+def at_minute(number: int) -> int:
+    """A record time in ms; never 0, which a producer takes for now."""
+    return (1_000 + number) * 60_000
+
+
+def in_minutes(session: dict[str, Any]) -> tuple[str, int, int]:
+    """Key, start and end of a session whose times are of `at_minute`."""
+    return session["key"], session["start"] // 60_000 - 1_000, session["end"] // 60_000 - 1_000
+
+
+def test_sessions_over_a_restart_without_state(app: Application, cluster: Cluster, guarantee: str) -> None:
+    """The second half of the records meets, extends and merges sessions that were restored from the changelog."""
+    source, output = cluster.topic("in"), cluster.topic("out")
+    halves = (0, 3, 20, 23, 60), (12, 55, 66, 100, 38)
+    first = [text(key, "", at_minute(at), i) for i, key in enumerate(("a", "b")) for at in halves[0]]
+    second = [text(key, "", at_minute(at), i) for i, key in enumerate(("a", "b")) for at in halves[1][i:]]
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
+    sessions = stream.group_by_key().windowed_by(SessionWindows.of_inactivity_gap("10 minutes").grace("1 hour"))
+    sessions.count(store="visits").to_stream().to(output)
+    cluster.write(source, first)
+    app.run_through(builder.build(), source, processing_guarantee=guarantee)
+    shutil.rmtree(app.state)
+    cluster.write(source, second)
+    with app.running(builder.build(), processing_guarantee=guarantee) as streams:
+        app.until_processed(streams, source)
+        visits = streams.store("visits")
+        kept = {in_minutes(at): n for at, n in visits.all()}
+        of_b = [(in_minutes(at)[1], n) for at, n in visits.backward_fetch("b")]
+        touching = [(in_minutes(at)[1], n) for at, n in visits.find_sessions("a", at_minute(24), at_minute(56))]
+        alone = visits.fetch_session("b", at_minute(38), at_minute(38))
+    # 12 joins 0-3 and 20-23 of a; b has no such record. 38 is late for neither: its session closes at 38 + 10 + 60.
+    expected = {("a", 0, 23): 5, ("a", 55, 66): 3, ("a", 100, 100): 1, ("a", 38, 38): 1}
+    expected |= {("b", 0, 3): 2, ("b", 20, 23): 2, ("b", 55, 66): 3, ("b", 100, 100): 1, ("b", 38, 38): 1}
+    serde = serdes.session_windowed(serdes.string())
+    found = {in_minutes(serde.decode(raw)): long(data) for raw, data in last_by_key(cluster.read(output)).items()}
+    assert found == expected
+    # A store shows sessions that end less than gap + grace before stream time.
+    assert kept == {place: count for place, count in expected.items() if place[2] > 100 - 70}
+    assert of_b == [(100, 1), (55, 3), (38, 1)]
+    assert touching == [(38, 1), (55, 3)]
+    assert alone == 1
 
 
 def test_rekeyed_aggregate(app: Application, cluster: Cluster, guarantee: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from pyspark.sql import functions as F
 
-from everflow import KStream, StreamsBuilder, TopologyError, agg, serdes
+from everflow import KStream, SessionWindows, StreamsBuilder, TopologyError, agg, serdes
 
 pytestmark = pytest.mark.spark
 Mistake = Callable[[StreamsBuilder, KStream], object]
@@ -28,6 +28,7 @@ def named_twice(builder: StreamsBuilder, orders: KStream) -> object:
     return orders.filter(F.lit(True), name="f")
 
 
+SESSIONS = SessionWindows.of_inactivity_gap("5 minutes")
 MISTAKES: dict[str, tuple[Mistake, str]] = {
     "unnamed store": (lambda b, s: s.group_by_key().count(), r"write count\(\.\.\., store='a-name'\)"),
     "unnamed table": (lambda b, s: b.table("t"), r"write table\(\.\.\., store="),
@@ -68,6 +69,20 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     "branch twice": (lambda b, s: s.split().branch(F.lit(True), name="a").branch(F.lit(True), name="a"), "called 'a'"),
     "partitions": (lambda b, s: s.repartition(name="r", partitions=0), "above 0"),
     "windows": (lambda b, s: s.group_by_key().windowed_by("1 hour"), r"TimeWindows\.of_size"),  # type: ignore[arg-type]
+    "sessions without a merger": (
+        lambda b, s: s.group_by_key().windowed_by(SESSIONS).aggregate(store="x", initializer=int, aggregator=max, returns="int"),
+        r"aggregate: merger takes a function of \(key, earlier aggregate, later aggregate\), found None",
+    ),
+    "a merger of one": (
+        lambda b, s: s.group_by_key()
+        .windowed_by(SESSIONS)
+        .aggregate(store="x", initializer=int, aggregator=lambda v, a: a, merger=lambda a: a, returns="int"),
+        r"aggregate: merger calls its function with .* takes 1",
+    ),
+    "a merger of built-ins": (
+        lambda b, s: s.group_by_key().windowed_by(SESSIONS).aggregate(store="x", n=agg.count(), merger=lambda a, b: a),
+        "either built-ins",
+    ),
     "sum of text": (lambda b, s: s.group_by_key().aggregate(store="x", a=agg.sum("value.item")), "takes numbers"),
     "unknown input": (lambda b, s: s.group_by_key().aggregate(store="x", a=agg.sum("value.x")), r"columns: .*value\.item"),
     "not an aggregate": (lambda b, s: s.group_by_key().aggregate(store="x", a=F.lit(1)), r"a=agg\.sum"),  # type: ignore[arg-type]

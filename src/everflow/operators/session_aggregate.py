@@ -1,0 +1,269 @@
+"""Aggregates of sessions: built-in ones and those with functions of the user (KIP-94).
+
+As in Kafka Streams, a window that a record extends or merges away gets a tombstone, then comes the new window's result; its time
+is the window's end. Of a micro-batch the last result per window is given (as the original's cache does: no tombstone for a window
+that no batch has shown), or, with ``emit_every_update``, every one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from everflow.operators.aggregate import AggregateSpec
+from everflow.operators.python_aggregate import PythonAggregateSpec, function_failure
+from everflow.operators.session_book import SessionBook, read_sessions
+from everflow.operators.session_fold import SessionFold
+from everflow.records import EdgeBatch, OperatorResult, StoreChanges
+from everflow.serdes import Serde
+from everflow.serdes.windowed import session_key, split_session_key, windowed_key_type
+from everflow.state.changelog import TIMESTAMP_BYTES
+from everflow.state.store import StoreView
+from everflow.windows import SessionWindows
+
+Layout = TypeVar("Layout", AggregateSpec, PythonAggregateSpec)
+
+
+@dataclass(frozen=True)
+class _Sessions(Generic[Layout]):
+    """What both have in common: ``layout`` is the same aggregate without sessions."""
+
+    layout: Layout
+    windows: SessionWindows
+
+    @property
+    def store(self) -> str:
+        """Name of its store."""
+        return self.layout.store
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the stores it reads."""
+        return self.layout.inputs
+
+    @property
+    def key_serde(self) -> Serde:
+        """Of the keys without their sessions."""
+        return self.layout.key_serde
+
+    @property
+    def value_serde(self) -> Serde:
+        """Of the stored values."""
+        return self.layout.value_serde
+
+    @property
+    def result(self) -> pa.DataType:
+        """Arrow type of the output's value."""
+        return self.layout.result
+
+    @property
+    def result_key(self) -> pa.DataType:
+        """Arrow type of the output's key."""
+        return windowed_key_type(self.key_serde.type)
+
+
+@dataclass(frozen=True)
+class SessionAggregateSpec(_Sessions[AggregateSpec]):
+    """Built-in aggregates per key and session. Null keys are skipped, null values are not, as in time windows. Where sessions
+    merge, their states are folded in order of time: ``first`` is the earliest one's."""
+
+    emit_every_update: bool = False
+
+    def decode_results(self, data: pa.Array) -> pa.Array:
+        """See `AggregateSpec.decode_results`."""
+        return self.layout.decode_results(data)
+
+    def process(self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int) -> OperatorResult:
+        """Folds one task's records into the stored sessions; the last result per window, or every one."""
+        run = _Run.begin(batch, self.key_serde, self.windows, stores[self.store], stream_time, self.emit_every_update)
+        run.take_records()
+        layout, book = self.layout, run.book
+        known = layout.value_serde.decode_array(pa.array(run.stored, pa.binary()))
+        states = pa.concat_arrays([known, pa.nulls(len(book.keys) - len(known), known.type)])
+        codes = np.array(book.codes, np.int64)
+        inputs = layout.inputs_of(batch.value, lambda column: column.take(pa.array(run.rows, pa.int64())))
+        folds = [
+            SessionFold(column, state, book.stored, codes, book.merges, values)
+            for column, state, values in zip(layout.columns, layout.state_columns_of(states), inputs, strict=True)
+        ]
+        final = run.final()
+        sessions = pa.array(final.sessions, pa.int64())
+        after = [fold.final().take(sessions) for fold in folds]
+        changes = run.changes(self.store, final, layout.value_serde.encode_array(layout.state_of(after)).to_pylist())
+        if self.emit_every_update:
+            return run.every_result(changes, layout.finish([fold.running() for fold in folds]))
+        return run.last_results(changes, final, layout.finish(after))
+
+
+@dataclass(frozen=True)
+class SessionFunctionSpec(_Sessions[PythonAggregateSpec]):
+    """Functions of the user per key and session. ``merger(key, one, two)`` is called where sessions merge, in order of time;
+    unlike the original it is not called to merge with a fresh aggregate. None = the session is deleted. Raises
+    UserFunctionError naming the record."""
+
+    merger: Callable[[Any, Any, Any], Any]
+    emit_every_update: bool = False
+
+    def process(self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int) -> OperatorResult:
+        """Calls the functions record by record; the last result per window, or every one."""
+        run = _Run.begin(batch, self.key_serde, self.windows, stores[self.store], stream_time, self.emit_every_update)
+        states: dict[int, Any] = dict(enumerate(self.value_serde.decode_array(pa.array(run.stored, pa.binary())).to_pylist()))
+        every: list[bytes | None] = []
+        written: dict[int, bytes | None] = {}
+        keys, values = batch.key.to_pylist(), batch.value.to_pylist()
+        merged = 0
+        for row in run.take_each_record():
+            book = run.book
+            session, key = book.codes[-1], keys[row]
+            try:
+                if len(book.merges) > merged:
+                    states[session] = self._merged(key, [states.pop(parent) for parent in book.merges[-1].parents])
+                    merged += 1
+                states[session] = self.layout.aggregator(key, values[row], states.get(session))
+                # an aggregate may be changed in place, so each result is written down at once
+                written[session] = self.value_serde.encode(states[session])
+            except Exception as error:
+                raise function_failure(self.store, batch, row, error) from error
+            if states[session] is None:
+                book.remove(book.keys[session], session)
+            if self.emit_every_update:
+                every.append(written[session])
+        final = run.final()
+        after = [written[session] for session in final.sessions]
+        changes = run.changes(self.store, final, after)
+        decoded = self.value_serde.decode_array(pa.array(every if self.emit_every_update else after, pa.binary()))
+        return run.every_result(changes, decoded) if self.emit_every_update else run.last_results(changes, final, decoded)
+
+    def _merged(self, key: Any, states: Sequence[Any]) -> Any:
+        merged = states[0]
+        for state in states[1:]:
+            merged = self.merger(key, merged, state)
+        return merged
+
+
+@dataclass(frozen=True)
+class ReducerMerger:
+    """The merger of a reducer: it reduces the aggregates themselves."""
+
+    reducer: Callable[[Any, Any], Any]
+
+    def __call__(self, key: Any, one: Any, two: Any) -> Any:
+        """``one`` is of the earlier session."""
+        return self.reducer(one, two)
+
+
+@dataclass
+class _Final:
+    """The sessions with a record of this batch that are there after it, the contribution ``at`` which each got its last one, and
+    their store keys; ``gone``: stored sessions whose windows are no more, and the contributions that ended them."""
+
+    sessions: list[int]
+    at: list[int]
+    keys: list[bytes]
+    gone: list[tuple[int, int]]
+
+
+@dataclass
+class _Run:
+    """One batch of one task: its keys, its book of sessions, and how results are shaped.
+
+    ``keys``: the batch's distinct key bytes; ``codes``: per row the index in ``keys``, -1 without a key; ``stored``: stored
+    value bytes and ``stored_keys`` store keys, by session; ``rows``: the row of each contribution.
+    """
+
+    batch: EdgeBatch
+    keys: list[bytes]
+    codes: list[int]
+    book: SessionBook
+    stored: list[bytes]
+    stored_keys: list[bytes]
+    rows: list[int]
+    dropped: dict[str, int]
+
+    @staticmethod
+    def begin(
+        batch: EdgeBatch, key_serde: Serde, windows: SessionWindows, store: StoreView, stream_time: int, every: bool
+    ) -> _Run:
+        """Tell the keys apart and read what is stored of them."""
+        encoded = key_serde.encode_array(batch.key).dictionary_encode()
+        keys = encoded.dictionary.to_pylist()
+        codes = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
+        keyed = codes >= 0
+        first, last = np.full(len(keys), np.iinfo(np.int64).max), np.full(len(keys), -1)
+        np.minimum.at(first, codes[keyed], batch.timestamp[keyed])
+        np.maximum.at(last, codes[keyed], batch.timestamp[keyed])
+        book = SessionBook(windows, stream_time, len(keys), history=every)
+        stored: list[bytes] = []
+        found = read_sessions(book, store, keys, first.tolist(), last.tolist(), windows.gap_ms, stored.append)
+        nulls = {"null-key": batch.key.null_count} if batch.key.null_count else {}
+        return _Run(batch, keys, codes.tolist(), book, [value[TIMESTAMP_BYTES:] for value in stored], found, [], nulls)
+
+    def take_records(self) -> None:
+        """Put every record into its session; the late ones are counted."""
+        for _ in self.take_each_record():
+            pass
+
+    def take_each_record(self) -> Iterator[int]:
+        """`take_records`, one row after the other: yields each that is not late, once it is in its session."""
+        late = 0
+        for row, (code, time) in enumerate(zip(self.codes, self.batch.timestamp.tolist(), strict=True)):
+            if code < 0:
+                continue
+            if self.book.add(code, time):
+                self.rows.append(row)
+                yield row
+            else:
+                late += 1
+        if late:
+            self.dropped["late"] = late
+
+    def final(self) -> _Final:
+        """What the batch has come to.
+
+        Two sessions may have the same window: one that the store showed no more, and one that began anew. The newer one counts.
+        """
+        book = self.book
+        live = set(book.live())
+        last = {session: at for at, session in enumerate(book.codes) if session in live}
+        of_window = {self._store_key(session): session for session in sorted(last)}
+        gone = [(session, at) for session, at in book.gone.items() if self.stored_keys[session] not in of_window]
+        sessions = list(of_window.values())
+        return _Final(sessions, [last[session] for session in sessions], list(of_window), gone)
+
+    def changes(self, store: str, final: _Final, values: Sequence[bytes | None]) -> StoreChanges:
+        """Deletes of the windows that are no more, then the sessions' ``values``."""
+        gone = [self.stored_keys[session] for session, _ in final.gone]
+        times = [split_session_key(key)[2] for key in gone] + [self.book.ends[session] for session in final.sessions]
+        return StoreChanges(store, gone + final.keys, [None] * len(gone) + list(values), np.array(times, np.int64))
+
+    def last_results(self, changes: StoreChanges, final: _Final, values: pa.Array) -> OperatorResult:
+        """A tombstone for each window that is no more, and ``values``, the results of the sessions."""
+        shown = [(at, -1, *split_session_key(self.stored_keys[session])[1:]) for session, at in final.gone]
+        starts, ends = self.book.starts, self.book.ends
+        ended = enumerate(zip(final.sessions, final.at, strict=True))
+        shown += [(at, number, starts[session], ends[session]) for number, (session, at) in ended]
+        return self._result(changes, sorted(shown, key=lambda entry: entry[:2]), values)
+
+    def every_result(self, changes: StoreChanges, values: pa.Array) -> OperatorResult:
+        """``values``, the result of each contribution, behind the tombstones of the windows that it replaced."""
+        shown = [(at, -1, start, end) for at, start, end in self.book.replaced]
+        shown += [(at, at, start, end) for at, (start, end) in enumerate(self.book.after)]
+        return self._result(changes, sorted(shown, key=lambda entry: (entry[0], entry[1] >= 0)), values)
+
+    def _result(self, changes: StoreChanges, shown: Sequence[tuple[int, int, int, int]], values: pa.Array) -> OperatorResult:
+        """``shown``: (contribution, index into ``values`` or -1 for a tombstone, start, end)."""
+        at, place, starts, ends = np.array(shown, np.int64).reshape(-1, 4).T
+        batch = self.batch.take(np.array(self.rows, np.int64)[at] if len(at) else at)
+        columns = [batch.key, pa.array(starts), pa.array(ends)]
+        key = pa.StructArray.from_arrays(columns, fields=list(windowed_key_type(self.batch.key.type)))
+        output = batch.with_columns(key, values.take(pa.array(place, mask=place < 0)))
+        output.timestamp = np.ascontiguousarray(ends)
+        return OperatorResult(output, [changes] if len(changes) else [], self.book.stream_time, self.dropped)
+
+    def _store_key(self, session: int) -> bytes:
+        book = self.book
+        return session_key(self.keys[book.keys[session]], book.starts[session], book.ends[session])

@@ -1,0 +1,172 @@
+"""Which sessions a batch's records open, extend and merge: intervals only, no values (pure; KIP-94).
+
+Records are taken one by one in processing order, as Kafka Streams takes them: what a record finds depends on all before it.
+Aggregates are folded over the result, see `everflow.operators.session_fold` and `everflow.operators.session_functions`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from everflow.serdes.windowed import SESSION_SUFFIX_BYTES, session_key, split_session_key
+from everflow.state.store import StoreView
+from everflow.windows import SessionWindows
+
+_LAST_TIMES = session_key(b"", (1 << 63) - 1, (1 << 63) - 1)
+
+
+class Merge(NamedTuple):
+    """Sessions ``parents`` (in order of time) that became the new session ``session`` with the contribution ``at``."""
+
+    at: int
+    session: int
+    parents: tuple[int, ...]
+
+
+@dataclass
+class _OfKey:
+    """The live sessions of one key, in order of time: they neither overlap nor touch."""
+
+    starts: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    sessions: list[int] = field(default_factory=list)
+
+
+class SessionBook:
+    """The sessions of a batch's keys. A session is a number: first those that were stored, then the new ones.
+
+    A session that grows keeps its number; one made of several gets a new one. ``keys``, ``starts``, ``ends``: by session;
+    ``codes``: the session of each contribution (a record that was not late); ``gone``: stored sessions whose window is no
+    more -> the contribution that ended it. With ``history`` also ``replaced``, every window that a contribution replaced as
+    (contribution, start, end), and ``after``, the window that each contribution went into.
+    """
+
+    def __init__(self, windows: SessionWindows, stream_time: int, keys: int, *, history: bool = False) -> None:
+        """``keys``: how many keys there are; ``stream_time``: the operator's before the batch, ms."""
+        self._gap_ms, self._retention_ms = windows.gap_ms, windows.retention_ms
+        self._keys = [_OfKey() for _ in range(keys)]
+        self.stream_time = stream_time
+        self.stored = 0
+        self.keys: list[int] = []
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        self.codes: list[int] = []
+        self.merges: list[Merge] = []
+        self.gone: dict[int, int] = {}
+        self.replaced: list[tuple[int, int, int]] = []
+        self.after: list[tuple[int, int]] = []
+        self._history = history
+
+    def load(self, key: int, start: int, end: int) -> int:
+        """A stored session; call it before any record, in order of time within a key. Returns its number."""
+        self.stored += 1
+        return self._insert(self._keys[key], len(self._keys[key].ends), key, start, end)
+
+    def add(self, key: int, time: int) -> bool:
+        """Take a record; False if it is late: every session it could be in is closed."""
+        gap = self._gap_ms
+        live = self._keys[key]
+        starts, ends = live.starts, live.ends
+        # A store shows no session that ends before its retention, though it may still be there (as in Kafka Streams).
+        earliest = max(time - gap, self.stream_time - self._retention_ms + 1)
+        if time > self.stream_time:
+            self.stream_time = time
+        low = len(ends) - 1
+        if low >= 0 and starts[low] <= time and ends[low] >= earliest:
+            high = low + 1  # the usual case: it belongs to the latest session, which is no other's neighbour
+        else:
+            low = high = bisect_left(ends, earliest)
+            while high < len(ends) and starts[high] <= time + gap:
+                high += 1
+        end = ends[high - 1] if high > low and ends[high - 1] > time else time
+        if end < self.stream_time - self._retention_ms:  # `SessionWindows.is_open`
+            return False
+        if high == low:
+            self._insert(live, low, key, time, time)
+        else:
+            self._join(live, low, high, min(time, starts[low]), end)
+        self.codes.append(live.sessions[low])
+        if self._history:
+            self.after.append((live.starts[low], live.ends[low]))
+        return True
+
+    def remove(self, key: int, session: int) -> None:
+        """A session whose aggregate became null with the last contribution: there is none there any more."""
+        live = self._keys[key]
+        at = live.sessions.index(session)
+        self._left(session, len(self.codes) - 1)
+        del live.starts[at], live.ends[at], live.sessions[at]
+
+    def _insert(self, live: _OfKey, at: int, key: int, start: int, end: int) -> int:
+        session = len(self.keys)
+        self.keys.append(key)
+        self.starts.append(start)
+        self.ends.append(end)
+        live.starts.insert(at, start)
+        live.ends.insert(at, end)
+        live.sessions.insert(at, session)
+        return session
+
+    def _join(self, live: _OfKey, low: int, high: int, start: int, end: int) -> None:
+        """Let the sessions ``low`` to ``high`` of a key become one with these bounds."""
+        contribution = len(self.codes)
+        if self._history and start < end:
+            self.replaced += [(contribution, live.starts[at], live.ends[at]) for at in range(low, high)]
+        session = live.sessions[low]
+        if high - low == 1:
+            if (start, end) == (live.starts[low], live.ends[low]):
+                return
+            self._left(session, contribution)
+            self.starts[session], self.ends[session] = start, end
+        else:
+            parents = tuple(live.sessions[low:high])
+            for parent in parents:
+                self._left(parent, contribution)
+            session = len(self.keys)
+            self.merges.append(Merge(contribution, session, parents))
+            self.keys.append(self.keys[parents[0]])
+            self.starts.append(start)
+            self.ends.append(end)
+        live.starts[low:high], live.ends[low:high], live.sessions[low:high] = [start], [end], [session]
+
+    def _left(self, session: int, contribution: int) -> None:
+        if session < self.stored:
+            self.gone.setdefault(session, contribution)
+
+    def live(self) -> Iterator[int]:
+        """The sessions that there are now, in no particular order."""
+        for of_key in self._keys:
+            yield from of_key.sessions
+
+
+def read_sessions(
+    book: SessionBook,
+    store: StoreView,
+    keys: Sequence[bytes],
+    first_ms: Sequence[int],
+    last_ms: Sequence[int],
+    gap_ms: int,
+    found: Callable[[bytes], None],
+) -> list[bytes]:
+    """Load the stored sessions that records of ``keys`` from ``first_ms`` to ``last_ms`` can meet.
+
+    Hands each stored value to ``found`` and returns the store's keys, both in the order of the sessions' numbers.
+    """
+    stored_keys = []
+    bounds = [
+        (session_key(key, 0, max(first - gap_ms, 0)), key + _LAST_TIMES) for key, first in zip(keys, first_ms, strict=True)
+    ]
+    for code, entries in enumerate(store.range_many(bounds)):
+        for stored_key, value in entries:
+            if len(stored_key) != len(keys[code]) + SESSION_SUFFIX_BYTES:
+                continue  # a longer key that begins with the same bytes
+            _, session_start, session_end = split_session_key(stored_key)
+            if session_start > last_ms[code] + gap_ms:
+                break
+            book.load(code, session_start, session_end)
+            stored_keys.append(stored_key)
+            found(value)
+    return stored_keys

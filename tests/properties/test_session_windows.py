@@ -1,0 +1,225 @@
+"""Sessions equal Kafka Streams' algorithm, taken record by record, wherever the micro-batches are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from operator_batches import edge_batch
+
+from everflow import serdes
+from everflow.operators import (
+    AggregateSpec,
+    PythonAggregateSpec,
+    PythonAggregator,
+    PythonReducer,
+    SessionAggregateSpec,
+    SessionFunctionSpec,
+    agg,
+)
+from everflow.operators.session_aggregate import ReducerMerger
+from everflow.serdes.windowed import session_key
+from everflow.state.store import InMemoryStore, StoreSpec
+from everflow.windows import SessionWindows
+
+AGGREGATES = {
+    "n": agg.count(),
+    "n_x": agg.count("x"),
+    "sum_i": agg.sum("i"),
+    "sum_x": agg.sum("x"),
+    "min_x": agg.min("x"),
+    "max_i": agg.max("i"),
+    "mean": agg.avg("x"),
+    "first_t": agg.first("t"),
+    "last_t": agg.last("t"),
+    "max_t": agg.max("t"),
+    "min_t": agg.min("t"),
+}
+INPUT = pa.struct([("i", pa.int64()), ("x", pa.float64()), ("t", pa.string())])
+NOTHING = {"i": None, "x": None, "t": None}
+
+BRIDGED = [("a", NOTHING | {"t": t}, time) for t, time in (("later", 10), ("earlier", 0), ("between", 5))]
+values = st.fixed_dictionaries(
+    {
+        "i": st.none() | st.integers(-(2**63), 2**63 - 1),
+        "x": st.none() | st.floats(allow_nan=False, allow_infinity=False, width=32),
+        "t": st.none() | st.text("ab\u00e9", max_size=2),
+    }
+)
+keys = st.none() | st.sampled_from(["", "a", "a\x00\x00\x00\x00\x00\x00\x00\x00", "b"])
+sessions = st.tuples(st.integers(0, 12), st.integers(0, 20)).filter(any).map(lambda gap_and_grace: SessionWindows(*gap_and_grace))
+
+
+def split_of(value: st.SearchStrategy[Any]) -> st.SearchStrategy[list[list[tuple[Any, Any, int]]]]:
+    """Micro-batches of (key, value, time); times near each other, so that sessions merge."""
+    records = st.tuples(keys, value, st.integers(0, 25) | st.integers(0, 60))
+    return st.lists(st.lists(records, max_size=14), max_size=5)
+
+
+@dataclass
+class Model:
+    """KStreamSessionWindowAggregate over a session store, one record at a time."""
+
+    windows: SessionWindows
+    step: Callable[[Any, Any, Any], Any]
+    merge: Callable[[Any, Any], Any]
+    stream_time: int = -1
+    stored: dict[tuple[str, int, int], Any] = field(default_factory=dict)
+    late: int = 0
+
+    def feed(self, key: str, value: Any, time: int) -> list[tuple[tuple[str, int, int], Any]]:
+        """Updates (session, aggregate or None) in the order in which they are forwarded."""
+        gap, shown_from = self.windows.gap_ms, self.stream_time - self.windows.retention_ms
+        self.stream_time = max(self.stream_time, time)
+        found = sorted(
+            (end, start)
+            for k, start, end in self.stored
+            if k == key and end >= time - gap and start <= time + gap and end > shown_from
+        )
+        start, end = min([time, *(s for _, s in found)]), max([time, *(e for e, _ in found)])
+        if end < self.stream_time - self.windows.grace_ms - gap:
+            self.late += 1
+            return []
+        aggregate, updates = None, []
+        for e, s in found:
+            before = self.stored.pop((key, s, e))
+            aggregate = before if aggregate is None else self.merge(aggregate, before)
+            if start < end:
+                updates.append(((key, s, e), None))
+        aggregate = self.step(key, value, aggregate)
+        self.stored.pop((key, start, end), None)
+        if aggregate is not None:
+            self.stored[key, start, end] = aggregate
+        return [*updates, ((key, start, end), aggregate)]
+
+
+def check(spec: Any, model: Model, split: list[list[tuple[Any, Any, int]]], type_: pa.DataType, decode: Any) -> None:
+    """Run both; outputs, positions, drops, stream time and store have to agree after each batch."""
+    store_spec = StoreSpec("s", "session", spec.key_serde, spec.value_serde, spec.windows.retention_ms)
+    whole, trimmed = InMemoryStore(), InMemoryStore(store_spec)
+    stream_time, seq = -1, 0
+    for rows in split:
+        model.late, before = 0, set(model.stored)
+        updates = [(seq + i, *u) for i, row in enumerate(rows) if row[0] is not None for u in model.feed(*row)]
+        if not spec.emit_every_update:
+            last = {update[1]: index for index, update in enumerate(updates)}
+            updates = [
+                update
+                for index, update in enumerate(updates)
+                if last[update[1]] == index and (update[2] is not None or update[1] in before)
+            ]
+        result = spec.process(edge_batch(rows, type_, seq), {"s": trimmed}, stream_time)
+        output = result.output
+        shown = zip(output.seq.tolist(), map(session_of, output.key.to_pylist()), output.value.to_pylist(), strict=True)
+        assert list(shown) == updates
+        assert output.timestamp.tolist() == [update[1][2] for update in updates]
+        assert output.offset.tolist() == [update[0] * 2 for update in updates]
+        assert (output.key.type, output.value.type) == (spec.result_key, spec.result)
+        nulls = sum(row[0] is None for row in rows)
+        assert result.dropped == {**({"null-key": nulls} if nulls else {}), **({"late": model.late} if model.late else {})}
+        assert result.stream_time == model.stream_time
+        for changes in result.changes:
+            whole.apply(changes)
+            trimmed.apply(changes, result.stream_time)
+        stream_time, seq = result.stream_time, seq + len(rows)
+    found = {key: (int.from_bytes(data[:8], "big"), decode(data[8:])) for key, data in whole.range(None, None)}
+    assert found == {session_key(k.encode(), s, e): (e, value) for (k, s, e), value in model.stored.items()}
+
+
+def session_of(key: dict[str, Any]) -> tuple[str, int, int]:
+    return key["key"], key["start"], key["end"]
+
+
+def state_of(value: Any) -> dict[str, Any]:
+    """The aggregates of one record."""
+    i, x, t = (value or NOTHING)["i"], (value or NOTHING)["x"], (value or NOTHING)["t"]
+    state = {"n": 1, "n_x": int(x is not None), "sum_i": i, "sum_x": x, "min_x": x, "max_i": i, "mean": x}
+    return state | {"first_t": t, "last_t": t, "max_t": t, "min_t": t}
+
+
+def merged(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    """The aggregates of two sessions, or of a session and a record."""
+
+    def both(name: str, merge: Callable[[Any, Any], Any]) -> Any:
+        return b[name] if a[name] is None else a[name] if b[name] is None else merge(a[name], b[name])
+
+    total, count = both("sum_x", lambda one, two: one + two), a["n_x"] + b["n_x"]
+    return {
+        "n": a["n"] + b["n"],
+        "n_x": count,
+        "sum_i": both("sum_i", lambda one, two: (one + two + 2**63) % 2**64 - 2**63),
+        "sum_x": total,
+        "min_x": both("min_x", min),
+        "max_i": both("max_i", max),
+        "mean": None if count == 0 else total / count,
+        "first_t": a["first_t"],
+        "last_t": b["last_t"],
+        "max_t": both("max_t", max),
+        "min_t": both("min_t", min),
+    }
+
+
+def add(key: str, value: Any, before: dict[str, Any] | None) -> dict[str, Any]:
+    return state_of(value) if before is None else merged(before, state_of(value))
+
+
+@settings(max_examples=300, deadline=None)
+@given(split=split_of(st.none() | values), windows=sessions, every=st.booleans())
+@example(split=[BRIDGED], windows=SessionWindows(5, 9), every=False)
+def test_built_in_aggregates(split: list[Any], windows: SessionWindows, every: bool) -> None:
+    layout = AggregateSpec.of("s", serdes.string(), list(AGGREGATES.values()), list(AGGREGATES), INPUT)
+    spec = SessionAggregateSpec(layout, windows, every)
+
+    def decode(data: bytes) -> Any:
+        return spec.decode_results(pa.array([data], pa.binary()))[0].as_py()
+
+    check(spec, Model(windows, add, merged), split, INPUT, decode)
+
+
+@settings(max_examples=150, deadline=None)
+@given(split=split_of(st.none() | st.just(True)), windows=sessions, every=st.booleans())
+def test_a_bare_count_counts_null_values_and_is_javas_long(split: list[Any], windows: SessionWindows, every: bool) -> None:
+    layout = AggregateSpec.of("s", serdes.string(), [agg.count()], None, pa.bool_())
+    model = Model(windows, lambda key, value, before: (before or 0) + 1, lambda a, b: a + b)
+    check(SessionAggregateSpec(layout, windows, every), model, split, pa.bool_(), lambda data: int.from_bytes(data, "big"))
+
+
+@settings(max_examples=200, deadline=None)
+@given(split=split_of(st.none() | st.integers(0, 6)), windows=sessions, every=st.booleans())
+@example(split=[[("a", 1, 5), ("a", 1, 9)], [("a", 0, 7)]], windows=SessionWindows(5, 5), every=False)
+@example(split=[[("a", 1, 5)], [("a", 0, 5), ("a", 1, 5)]], windows=SessionWindows(5, 5), every=False)
+def test_functions_that_delete_and_change_in_place(split: list[Any], windows: SessionWindows, every: bool) -> None:
+    def aggregator(key: str, value: Any, aggregate: Any) -> Any:
+        aggregate["items"].append(f"{key}{value}")
+        return None if value == 0 else aggregate
+
+    def merger(key: str, one: Any, two: Any) -> Any:
+        one["items"] += ["+", *two["items"]]
+        return one
+
+    def step(key: str, value: Any, before: Any) -> Any:
+        return None if value == 0 else {"items": [*(before or {"items": []})["items"], f"{key}{value}"]}
+
+    functions = PythonAggregator(lambda: {"items": []}, aggregator)
+    layout = PythonAggregateSpec("s", serdes.string(), serdes.json("items array<string>"), functions)
+    spec = SessionFunctionSpec(layout, windows, merger, every)
+    model = Model(windows, step, lambda a, b: {"items": [*a["items"], "+", *b["items"]]})
+    check(spec, model, split, pa.int64(), spec.value_serde.decode)
+
+
+@settings(max_examples=150, deadline=None)
+@given(split=split_of(st.none() | st.text("xyz", max_size=1)), windows=sessions, every=st.booleans())
+def test_a_reducer_reduces_sessions_too(split: list[Any], windows: SessionWindows, every: bool) -> None:
+    def reducer(aggregate: str, value: str | None) -> str | None:
+        return None if value in (None, "x") else f"({aggregate}{value})"
+
+    def step(key: str, value: Any, before: Any) -> Any:
+        return value if before is None else reducer(before, value)
+
+    layout = PythonAggregateSpec("s", serdes.string(), serdes.string(), PythonReducer(reducer))
+    spec = SessionFunctionSpec(layout, windows, ReducerMerger(reducer), every)
+    check(spec, Model(windows, step, reducer), split, pa.string(), spec.value_serde.decode)
