@@ -325,7 +325,7 @@ def _apply(
         if task.task not in touched:
             continue
         partition = TaskId.parse(task.task).partition
-        stream_time = max(result.stream_times.get(task.task, {}).values(), default=-1)
+        times = result.store_times.get(task.task, {})
         for name, place in task.stores.items():
             changes = _joined(name, [c for c in result.changes.get(task.task, []) if c.store == name])
             topic = place["changelog"]
@@ -335,7 +335,7 @@ def _apply(
                 position=position,
                 expected=Owner(task.incarnation, task.last_batch),
                 batch=request.batch_id,
-                stream_time=stream_time,
+                stream_time=times.get(name, -1),
                 now_ms=now_ms,
                 reached=reached,
             )

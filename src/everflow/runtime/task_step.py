@@ -58,13 +58,15 @@ class StepResult:
     """All effects of one micro-batch, before any of them has happened.
 
     ``changes`` maps task -> changes in order; ``consumed`` maps ``topic-partition`` to the next offset; ``stream_times`` task ->
-    node -> ms; ``dead_letters`` are undecodable records (key = raw key, value = struct<value, error>).
+    node -> ms, ``store_times`` task -> store -> that of the operator whose store it is (one task's operators may have seen
+    records of different times); ``dead_letters`` are undecodable records (key = raw key, value = struct<value, error>).
     """
 
     outputs: list[SinkOutput] = field(default_factory=list)
     changes: dict[str, list[StoreChanges]] = field(default_factory=dict)
     consumed: dict[str, int] = field(default_factory=dict)
     stream_times: dict[str, dict[str, int]] = field(default_factory=dict)
+    store_times: dict[str, dict[str, int]] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     dead_letters: EdgeBatch | None = None
     timings: dict[str, float] = field(default_factory=dict)
@@ -221,6 +223,7 @@ def _run_stateful(
             raise RecordFailure(op, sources[error.source], error.partition, error.offset, error.__cause__ or error) from error
         outputs.append(done.output)
         result.stream_times.setdefault(task, {})[op.name] = done.stream_time
+        result.store_times.setdefault(task, {}).update({spec.name: done.stream_time for spec in op.stores})
         for reason, count in done.dropped.items():
             result.dropped[reason] = result.dropped.get(reason, 0) + count
         for changes in done.changes:
@@ -286,6 +289,7 @@ def _to_control(result: StepResult) -> str:
         {
             "consumed": result.consumed,
             "stream_times": result.stream_times,
+            "store_times": result.store_times,
             "dropped": result.dropped,
             "bytes": result.input_bytes,
         },
@@ -298,6 +302,7 @@ def _from_control(text: str) -> StepResult:
     return StepResult(
         consumed=data.get("consumed", {}),
         stream_times=data.get("stream_times", {}),
+        store_times=data.get("store_times", {}),
         dropped=data.get("dropped", {}),
         input_bytes=data.get("bytes", 0),
     )

@@ -242,8 +242,8 @@ class LmdbStore:
         """Write a committed batch's changes, in ONE transaction with position and batch id.
 
         Call it for every store of the task, changes or not, so that all carry the same last batch.
-        ``position`` is the next changelog offset, None if nothing was sent; ``stream_time`` (ms) lets windows
-        expire; ``reached("applying")`` is called in the middle of the transaction. Raises StoreMismatchError,
+        ``position`` is the next changelog offset, None if nothing was sent; ``stream_time`` (ms), that of the
+        operator whose store it is, lets windows expire; ``reached("applying")`` is called in the middle of the transaction. Raises StoreMismatchError,
         nothing written, unless owner incarnation and last batch are those in ``expected``: a stalled orphan
         cannot overwrite newer state (scenario 3).
         """

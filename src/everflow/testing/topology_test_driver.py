@@ -168,7 +168,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"]):
             self._stream_times.setdefault(task, {}).update(times)
         for task, listed in result.changes.items():
             for changes in listed:
-                self._stores[changes.store].apply(changes, max(result.stream_times.get(task, {}).values(), default=-1))
+                self._stores[changes.store].apply(changes, result.store_times[task][changes.store])
         return self._deliver(result)
 
     def _new_request(self, ranges: Mapping[str, list[int]]) -> BatchRequest:

@@ -205,6 +205,26 @@ def test_sessions_grow_merge_and_close(visits: Callable[[KGroupedStream], KTable
         assert store.fetch_session("k", 0, 40) is None
 
 
+CLOCKS = {"windows": TimeWindows.of_size(10), "sessions": SessionWindows.of_inactivity_gap(10)}
+
+
+@pytest.mark.parametrize("windows", CLOCKS.values(), ids=CLOCKS)
+@pytest.mark.parametrize("piped", ["each", "batch"])
+def test_a_store_expires_by_its_own_operator_s_stream_time(windows: Any, piped: str) -> None:
+    """Not by that of another operator of the task, which has seen later records."""
+    builder = StreamsBuilder()
+    stream = builder.stream("in", key=TEXT, value=TEXT)
+    stream.filter(F.col("value") == "mine").group_by_key().windowed_by(windows).count(store="mine").to_stream().to("out")
+    stream.group_by_key().windowed_by(windows).count(store="all")
+    with TopologyTestDriver(builder.build()) as driver:
+        topic = driver.create_input_topic("in", TEXT, TEXT)
+        records = [("a", "mine", 100), ("b", "other", 1_000), ("c", "mine", 101), ("a", "mine", 105)]
+        topic.pipe_each(records) if piped == "each" else topic.pipe_batch(records)
+        view = driver.get_session_store if isinstance(windows, SessionWindows) else driver.get_window_store
+        assert {key[0]: count for key, count in view("mine").all()} == {"a": 2, "c": 1}
+        assert {key[0]: count for key, count in view("all").all()} == {"b": 1}
+
+
 def test_every_update_of_a_session_on_demand() -> None:
     """As Kafka Streams without its cache: also a session that keeps its window is deleted and put again."""
     builder = StreamsBuilder()

@@ -85,7 +85,8 @@ def run(store: LmdbStore) -> Any:
     task = TaskContext("0_0", "i1", "", {}, {"counts": {"path": str(store.path), "changelog": CHANGELOG}})
     request = BatchRequest("i1.1.0", 0, 0, EXACTLY_ONCE_V2, "app-p-0", 0, "gate", {"in-0": [0, 2, 2]}, [task], "app", {})
     changes = StoreChanges("counts", [b"a", b"b"], [b"1", b"2"], np.array([1, 2]))
-    result = StepResult(changes={"0_0": [changes]}, consumed={"in-0": 2}, stream_times={"0_0": {"count": 2}})
+    result = StepResult(changes={"0_0": [changes]}, consumed={"in-0": 2}, stream_times={"0_0": {"count": 2, "later": 9}})
+    result.store_times = {"0_0": {"counts": 2, "another": 9}}
     return KafkaSink(None)(request, result, (SOURCE,))
 
 
@@ -99,6 +100,7 @@ def test_records_then_gate_then_offsets_then_commit_then_the_store(writer: Write
     assert writer.calls == ["begin", "write", "flush", "send_offsets", "commit"]
     assert done.committed
     assert (entries(store), store.meta().position, store.meta().last_batch) == (2, 2, "i1.1.0")
+    assert store.meta().stream_time == 2, "of the operator whose store it is"
 
 
 @pytest.mark.parametrize(
