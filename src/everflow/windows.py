@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import operator
 import re
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -38,10 +39,8 @@ def duration_ms(duration: Duration) -> int:
     """Milliseconds of ``"1 day 12 hours"``, ``500`` (ms) or a timedelta; TopologyError if unreadable."""
     if isinstance(duration, dt.timedelta):
         return duration // dt.timedelta(milliseconds=1)
-    if isinstance(duration, int) and not isinstance(duration, bool):
-        return duration
     if not isinstance(duration, str):
-        raise TopologyError(f"a duration is text, ms or a timedelta, found {type(duration).__name__}")
+        return _whole_ms(duration, "a duration is text, ms or a timedelta")
     total, at, text = 0, 0, duration.strip()
     while at < len(text) or not text:
         part = _PART.match(text, at)
@@ -52,6 +51,19 @@ def duration_ms(duration: Duration) -> int:
         total += int(part.group(1)) * factor
         at = part.end()
     return total
+
+
+def _whole_ms(value: Any, wanted: str) -> int:
+    """``value`` as an int; TopologyError that says what is ``wanted`` for anything but a whole number that a long can hold."""
+    try:
+        ms = value if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        ms = None
+    if ms is None or isinstance(ms, bool):
+        raise TopologyError(f"{wanted}, found {value!r} ({type(value).__name__})")
+    if ms >= 1 << 62:
+        raise TopologyError(f"{ms} ms are more than 146 million years; write '5 seconds' or '1 day 6 hours'")
+    return int(ms)
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,8 @@ class TimeWindows:
     grace_ms: int = 0
 
     def __post_init__(self) -> None:
+        for value in (self.size_ms, self.advance_ms, self.grace_ms):
+            _whole_ms(value, "TimeWindows(...) takes whole milliseconds; write TimeWindows.of_size('1 hour')")
         if self.size_ms <= 0:
             raise TopologyError(f"a window takes a size above zero, found {self.size_ms} ms")
         if not 0 < self.advance_ms <= self.size_ms:
@@ -137,12 +151,12 @@ class SessionWindows:
     grace_ms: int = 0
 
     def __post_init__(self) -> None:
+        for value in (self.gap_ms, self.grace_ms):
+            _whole_ms(value, "SessionWindows(...) takes whole milliseconds; write SessionWindows.of_inactivity_gap('5 minutes')")
         if self.gap_ms < 0:
             raise TopologyError(f"the gap between sessions may not be negative, found {self.gap_ms} ms")
         if self.grace_ms < 0:
             raise TopologyError(f"a grace may not be negative, found {self.grace_ms} ms")
-        if self.retention_ms == 0:  # its store would show nothing: every record would be a session of its own
-            raise TopologyError("sessions take a gap above zero, or a gap of zero (records of one moment) and a grace above zero")
 
     @staticmethod
     def of_inactivity_gap(gap: Duration) -> SessionWindows:
@@ -167,10 +181,6 @@ class SessionWindows:
     def retention_ms(self) -> int:
         """The shortest retention of a store of these sessions, and its default: gap + grace."""
         return self.gap_ms + self.grace_ms
-
-    def is_open(self, end: int, stream_time: int) -> bool:
-        """Whether a session that ends at ``end``, the record included, takes it while stream time is ``stream_time``."""
-        return end >= stream_time - self.retention_ms
 
     def __str__(self) -> str:
         return f"sessions with a gap of {self.gap_ms} ms, grace {self.grace_ms} ms"

@@ -56,7 +56,7 @@ sessions = st.tuples(st.integers(0, 12), st.integers(0, 20)).filter(any).map(lam
 
 def split_of(value: st.SearchStrategy[Any]) -> st.SearchStrategy[list[list[tuple[Any, Any, int]]]]:
     """Micro-batches of (key, value, time); times near each other, so that sessions merge."""
-    records = st.tuples(keys, value, st.integers(0, 25) | st.integers(0, 60))
+    records = st.tuples(keys, value, st.integers(-2, 25) | st.integers(0, 60))
     return st.lists(st.lists(records, max_size=14), max_size=5)
 
 
@@ -104,7 +104,7 @@ def check(spec: Any, model: Model, split: list[list[tuple[Any, Any, int]]], type
     stream_time, seq = -1, 0
     for rows in split:
         model.late, before = 0, set(model.stored)
-        updates = [(seq + i, *u) for i, row in enumerate(rows) if row[0] is not None for u in model.feed(*row)]
+        updates = [(seq + i, *u) for i, row in enumerate(rows) if row[0] is not None and row[2] >= 0 for u in model.feed(*row)]
         if not spec.emit_every_update:
             last = {update[1]: index for index, update in enumerate(updates)}
             updates = [
@@ -119,8 +119,12 @@ def check(spec: Any, model: Model, split: list[list[tuple[Any, Any, int]]], type
         assert output.timestamp.tolist() == [update[1][2] for update in updates]
         assert output.offset.tolist() == [update[0] * 2 for update in updates]
         assert (output.key.type, output.value.type) == (spec.result_key, spec.result)
-        nulls = sum(row[0] is None for row in rows)
-        assert result.dropped == {**({"null-key": nulls} if nulls else {}), **({"late": model.late} if model.late else {})}
+        counts = {
+            "null-key": sum(row[0] is None for row in rows),
+            "negative-timestamp": sum(row[0] is not None and row[2] < 0 for row in rows),
+            "late": model.late,
+        }
+        assert result.dropped == {reason: count for reason, count in counts.items() if count}
         assert result.stream_time == model.stream_time
         for changes in result.changes:
             whole.apply(changes)

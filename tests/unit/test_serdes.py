@@ -106,6 +106,7 @@ def test_the_first_bad_row_is_named(serde, good, bad):
         (serdes.packed("a int"), 5),
         (serdes.time_windowed(serdes.string(), 10), "a"),
         (serdes.session_windowed(serdes.string()), {"key": "a", "start": 1}),
+        (serdes.session_windowed(serdes.string()), {"key": "a", "start": 1, "end": 1 << 63}),
     ],
 )
 def test_a_value_of_another_type_is_refused(serde, value):

@@ -84,16 +84,26 @@ def test_sessions_are_made_with_kafka_streams_names_or_ours():
     assert str(ours) == "sessions with a gap of 300000 ms, grace 60000 ms"
 
 
-def test_a_session_is_closed_once_stream_time_has_passed_its_end_gap_and_grace():
-    windows = SessionWindows(10, 5)
-    assert windows.is_open(100, 115)
-    assert not windows.is_open(100, 116)
-
-
 @pytest.mark.parametrize(
     ("gap", "grace", "message"),
-    [(-1, 0, "gap between sessions"), (5, -1, "grace may not be negative"), (0, 0, "above zero")],
+    [(-1, 0, "gap between sessions"), (5, -1, "grace may not be negative"), ("5 minutes", 0, "of_inactivity_gap"), (1.5, 0, "1.5")],
 )
 def test_sessions_that_cannot_be(gap, grace, message):
     with pytest.raises(TopologyError, match=message):
         SessionWindows(gap, grace)
+
+
+@pytest.mark.parametrize("value", [True, 1.5, None, 1 << 62, "99999999999999 weeks"])
+def test_what_is_no_duration(value):
+    with pytest.raises(TopologyError):
+        SessionWindows.of_inactivity_gap(value)
+    with pytest.raises(TopologyError):
+        TimeWindows(value, 5, 0)
+
+
+def test_a_duration_may_be_a_number_of_numpy():
+    assert SessionWindows.of_inactivity_gap(np.int64(5)) == SessionWindows(5)
+
+
+def test_a_gap_of_zero_joins_records_of_one_moment():
+    assert SessionWindows.of_inactivity_gap_and_grace(0, 5) == SessionWindows.of_inactivity_gap(0).grace(5)

@@ -55,6 +55,8 @@ class KGroupedStream:
         if isinstance(windows, TimeWindows):
             return TimeWindowedKStream(self, windows)
         if isinstance(windows, SessionWindows):
+            if windows.retention_ms == 0:  # its store would show nothing: every record would be a session of its own
+                raise TopologyError("sessions with a gap of zero need a grace above zero", where=user_line())
             return SessionWindowedKStream(self, windows)
         raise TopologyError(
             f"windowed_by takes TimeWindows or SessionWindows, found {windows!r}; write "
@@ -192,7 +194,11 @@ def _aggregate(
 ) -> KTable:
     fields = {name: given for name, given in options.items() if isinstance(given, Aggregator)} | aggregators
     options = {name: None if name in fields else given for name, given in options.items()}
-    uses_functions = any(options.get(name) is not None for name in ("initializer", "aggregator", "merger"))
+    if callable(fields.get("merger")):
+        raise TopologyError("merger= is for sessions: only they merge; leave it out here", where=where)
+    if options.get("merger") is not None and options["aggregator"] is None:
+        raise TopologyError("merger= goes with initializer= and aggregator= functions; built-ins merge by themselves", where=where)
+    uses_functions = options["initializer"] is not None or options["aggregator"] is not None
     if uses_functions == bool(fields):
         raise TopologyError(
             "aggregate takes either built-ins, e.g. n=agg.count(), or initializer= and aggregator= functions", where=where
@@ -271,7 +277,7 @@ class _Aggregation:
 
     def _with_or_without_key(self, fn: Any, what: str, names: tuple[str, str]) -> Any:
         """``fn`` as a function of the key and ``names``; TopologyError if it can take neither those nor ``names`` alone."""
-        two = callable(fn) and required_parameters(fn) == 2 and not _takes_three(fn)
+        two = callable(fn) and required_parameters(fn) in (2, None) and not _takes_three(fn)
         check_parameters(fn, names if two else ("key", *names), f"aggregate: {what}", self.where)
         return WithoutKey(fn) if two else fn
 
@@ -365,5 +371,8 @@ def _column(aggregator: Aggregator) -> Column:
 
 
 def _takes_three(fn: Callable[..., Any]) -> bool:
-    """Whether ``fn`` is ``*args`` style, so that the longer call is meant."""
-    return any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(fn).parameters.values())
+    """Whether ``fn`` is ``*args`` style, so that the longer call is meant. Of a built-in function Python may not know."""
+    try:
+        return any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        return False

@@ -57,7 +57,7 @@ def avg(column: Any) -> Aggregator:
 
 
 def first(column: Any) -> Aggregator:
-    """The value in the first record that was processed, null or not."""
+    """The value in the first record that was processed, null or not; of merged sessions that of the earliest session."""
     return Aggregator("first", column)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.state.store import StoreView
 from everflow.windows import SessionWindows
 
+TOMBSTONE = -1
 Layout = TypeVar("Layout", AggregateSpec, PythonAggregateSpec)
 
 
@@ -167,6 +168,15 @@ class _Final:
     gone: list[tuple[int, int]]
 
 
+class _Shown(NamedTuple):
+    """One result: of a contribution ``at``, with the value at ``place`` or a tombstone, for the session ``start`` to ``end``."""
+
+    at: int
+    place: int
+    start: int
+    end: int
+
+
 @dataclass
 class _Run:
     """One batch of one task: its keys, its book of sessions, and how results are shaped.
@@ -192,15 +202,16 @@ class _Run:
         encoded = key_serde.encode_array(batch.key).dictionary_encode()
         keys = encoded.dictionary.to_pylist()
         codes = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
-        keyed = codes >= 0
+        keyed = (codes >= 0) & (batch.timestamp >= 0)
         first, last = np.full(len(keys), np.iinfo(np.int64).max), np.full(len(keys), -1)
         np.minimum.at(first, codes[keyed], batch.timestamp[keyed])
         np.maximum.at(last, codes[keyed], batch.timestamp[keyed])
         book = SessionBook(windows, stream_time, len(keys), history=every)
         stored: list[bytes] = []
         found = read_sessions(book, store, keys, first.tolist(), last.tolist(), windows.gap_ms, stored.append)
-        nulls = {"null-key": batch.key.null_count} if batch.key.null_count else {}
-        return _Run(batch, keys, codes.tolist(), book, [value[TIMESTAMP_BYTES:] for value in stored], found, [], nulls)
+        counts = {"null-key": batch.key.null_count, "negative-timestamp": int(np.count_nonzero((codes >= 0) & ~keyed))}
+        dropped = {reason: count for reason, count in counts.items() if count}
+        return _Run(batch, keys, codes.tolist(), book, [value[TIMESTAMP_BYTES:] for value in stored], found, [], dropped)
 
     def take_records(self) -> None:
         """Put every record into its session; the late ones are counted."""
@@ -211,7 +222,7 @@ class _Run:
         """`take_records`, one row after the other: yields each that is not late, once it is in its session."""
         late = 0
         for row, (code, time) in enumerate(zip(self.codes, self.batch.timestamp.tolist(), strict=True)):
-            if code < 0:
+            if code < 0 or time < 0:
                 continue
             if self.book.add(code, time):
                 self.rows.append(row)
@@ -242,25 +253,26 @@ class _Run:
 
     def last_results(self, changes: StoreChanges, final: _Final, values: pa.Array) -> OperatorResult:
         """A tombstone for each window that is no more, and ``values``, the results of the sessions."""
-        shown = [(at, -1, *split_session_key(self.stored_keys[session])[1:]) for session, at in final.gone]
+        shown = [_Shown(at, TOMBSTONE, *split_session_key(self.stored_keys[session])[1:]) for session, at in final.gone]
         starts, ends = self.book.starts, self.book.ends
-        ended = enumerate(zip(final.sessions, final.at, strict=True))
-        shown += [(at, number, starts[session], ends[session]) for number, (session, at) in ended]
-        return self._result(changes, sorted(shown, key=lambda entry: entry[:2]), values)
+        sessions = enumerate(zip(final.sessions, final.at, strict=True))
+        shown += [_Shown(at, place, starts[session], ends[session]) for place, (session, at) in sessions]
+        return self._result(changes, shown, values)
 
     def every_result(self, changes: StoreChanges, values: pa.Array) -> OperatorResult:
         """``values``, the result of each contribution, behind the tombstones of the windows that it replaced."""
-        shown = [(at, -1, start, end) for at, start, end in self.book.replaced]
-        shown += [(at, at, start, end) for at, (start, end) in enumerate(self.book.after)]
-        return self._result(changes, sorted(shown, key=lambda entry: (entry[0], entry[1] >= 0)), values)
+        shown = [_Shown(at, TOMBSTONE, start, end) for at, start, end in self.book.replaced]
+        shown += [_Shown(at, at, start, end) for at, (start, end) in enumerate(self.book.after)]
+        return self._result(changes, shown, values)
 
-    def _result(self, changes: StoreChanges, shown: Sequence[tuple[int, int, int, int]], values: pa.Array) -> OperatorResult:
-        """``shown``: (contribution, index into ``values`` or -1 for a tombstone, start, end)."""
+    def _result(self, changes: StoreChanges, shown: list[_Shown], values: pa.Array) -> OperatorResult:
+        """What is ``shown``, in the order of contributions, tombstones first."""
+        shown.sort(key=lambda entry: (entry.at, entry.place != TOMBSTONE))
         at, place, starts, ends = np.array(shown, np.int64).reshape(-1, 4).T
         batch = self.batch.take(np.array(self.rows, np.int64)[at] if len(at) else at)
         columns = [batch.key, pa.array(starts), pa.array(ends)]
         key = pa.StructArray.from_arrays(columns, fields=list(windowed_key_type(self.batch.key.type)))
-        output = batch.with_columns(key, values.take(pa.array(place, mask=place < 0)))
+        output = batch.with_columns(key, values.take(pa.array(place, mask=place == TOMBSTONE)))
         output.timestamp = np.ascontiguousarray(ends)
         return OperatorResult(output, [changes] if len(changes) else [], self.book.stream_time, self.dropped)
 

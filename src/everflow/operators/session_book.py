@@ -1,7 +1,7 @@
 """Which sessions a batch's records open, extend and merge: intervals only, no values (pure; KIP-94).
 
 Records are taken one by one in processing order, as Kafka Streams takes them: what a record finds depends on all before it.
-Aggregates are folded over the result, see `everflow.operators.session_fold` and `everflow.operators.session_functions`.
+Aggregates are folded over the result, see `everflow.operators.session_fold` and `everflow.operators.session_aggregate`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from everflow.serdes.windowed import SESSION_SUFFIX_BYTES, session_key, split_se
 from everflow.state.store import StoreView
 from everflow.windows import SessionWindows
 
-_LAST_TIMES = session_key(b"", (1 << 63) - 1, (1 << 63) - 1)
+_FAR_FUTURE_MS = (1 << 56) - 1
+"""Two million years: the highest time whose first byte is 0."""
 
 
 class Merge(NamedTuple):
-    """Sessions ``parents`` (in order of time) that became the new session ``session`` with the contribution ``at``."""
+    """Sessions ``parents`` (in order of time) that became the new session ``session`` with the contribution ``at``, the record
+    that lies between them: a merged session always has a contribution of its own."""
 
     at: int
     session: int
@@ -66,7 +68,8 @@ class SessionBook:
         return self._insert(self._keys[key], len(self._keys[key].ends), key, start, end)
 
     def add(self, key: int, time: int) -> bool:
-        """Take a record; False if it is late: every session it could be in is closed."""
+        """Take a record; False if it is late: the session it would be in, itself included, is closed: stream time is more than
+        gap and grace behind its end."""
         gap = self._gap_ms
         live = self._keys[key]
         starts, ends = live.starts, live.ends
@@ -82,7 +85,7 @@ class SessionBook:
             while high < len(ends) and starts[high] <= time + gap:
                 high += 1
         end = ends[high - 1] if high > low and ends[high - 1] > time else time
-        if end < self.stream_time - self._retention_ms:  # `SessionWindows.is_open`
+        if end < self.stream_time - self._retention_ms:
             return False
         if high == low:
             self._insert(live, low, key, time, time)
@@ -96,7 +99,9 @@ class SessionBook:
     def remove(self, key: int, session: int) -> None:
         """A session whose aggregate became null with the last contribution: there is none there any more."""
         live = self._keys[key]
-        at = live.sessions.index(session)
+        at = bisect_left(live.ends, self.ends[session])
+        while live.sessions[at] != session:  # one that is hidden may end at the same time
+            at += 1
         self._left(session, len(self.codes) - 1)
         del live.starts[at], live.ends[at], live.sessions[at]
 
@@ -156,8 +161,11 @@ def read_sessions(
     Hands each stored value to ``found`` and returns the store's keys, both in the order of the sessions' numbers.
     """
     stored_keys = []
+    # No session ends after this; with it, keys that begin with ``key`` and go on with text lie outside.
+    end = max(book.stream_time, max(last_ms, default=0), _FAR_FUTURE_MS) + 1
     bounds = [
-        (session_key(key, 0, max(first - gap_ms, 0)), key + _LAST_TIMES) for key, first in zip(keys, first_ms, strict=True)
+        (session_key(key, 0, max(first - gap_ms, 0)), session_key(key, 0, end))
+        for key, first in zip(keys, first_ms, strict=True)
     ]
     for code, entries in enumerate(store.range_many(bounds)):
         for stored_key, value in entries:

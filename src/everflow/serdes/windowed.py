@@ -144,8 +144,11 @@ def _time_bytes(time: int) -> bytes:
 
 
 def session_key(key: bytes, start: int, end: int) -> bytes:
-    """The key of a session, in its store and on a topic."""
-    return key + _TWO_TIMES.pack(end, start)
+    """The key of a session, in its store and on a topic; SerdeError for a time that is no long."""
+    try:
+        return key + _TWO_TIMES.pack(end, start)
+    except struct.error:
+        raise SerdeError(f"a session from {start} to {end} ms does not fit into two longs") from None
 
 
 def split_session_key(stored: bytes) -> tuple[bytes, int, int]:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from heapq import merge
@@ -119,12 +120,26 @@ class StoreSnapshot:
                             break
                         found[at].append((key[1:], cursor.value()))
                         more = cursor.next()
-        for at in long:
-            found[at] = list(self.range(*bounds[at]))
+        for at, entries in self._ranges_of_long(bounds, long):
+            found[at] = entries
         if self.meta.kind == KEY_VALUE:
             return found
         expired_ms = _expired_ms(self.meta)
         return [sorted(_visible(iter(entries), self.meta.kind, expired_ms)) if entries else entries for entries in found]
+
+    def _ranges_of_long(
+        self, bounds: Sequence[tuple[bytes, bytes]], chosen: Iterable[int]
+    ) -> Iterator[tuple[int, list[tuple[bytes, bytes]]]]:
+        """`range` for the ``chosen`` bounds; long keys with a common beginning are read once for all of them."""
+        by_beginning: dict[bytes, list[int]] = {}
+        for at in chosen:
+            by_beginning.setdefault(bounds[at][0][: stored_keys.SHORT_BYTES], []).append(at)
+        for group in by_beginning.values():
+            entries = list(self.range(min(bounds[at][0] for at in group), max(bounds[at][1] for at in group)))
+            keys = [key for key, _ in entries]
+            for at in group:
+                start, end = bounds[at]
+                yield at, entries[bisect_left(keys, start) : bisect_left(keys, end)]
 
     def reversed_range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         """Entries with ``start <= key < end`` from the last to the first."""
@@ -242,10 +257,10 @@ class LmdbStore:
         """Write a committed batch's changes, in ONE transaction with position and batch id.
 
         Call it for every store of the task, changes or not, so that all carry the same last batch.
-        ``position`` is the next changelog offset, None if nothing was sent; ``stream_time`` (ms), that of the
-        operator whose store it is, lets windows expire; ``reached("applying")`` is called in the middle of the transaction. Raises StoreMismatchError,
-        nothing written, unless owner incarnation and last batch are those in ``expected``: a stalled orphan
-        cannot overwrite newer state (scenario 3).
+        ``position`` is the next changelog offset, None if nothing was sent; ``stream_time`` (ms), that of the operator
+        whose store it is, lets windows expire; ``reached("applying")`` is called in the middle of the transaction. Raises
+        StoreMismatchError, nothing written, unless owner incarnation and last batch are those in ``expected``: a stalled
+        orphan cannot overwrite newer state (scenario 3).
         """
         final = changelog.fold(changes)
         ordered = sorted(final)

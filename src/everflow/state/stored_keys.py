@@ -84,6 +84,7 @@ def in_range(stored: Iterable[tuple[bytes, bytes]], start: bytes | None, end: by
     group_prefix = b""
     for stored_key, value in stored:
         if group and not (is_bucket(stored_key) and stored_key.startswith(group_prefix)):
+            group.sort()
             yield from _within(group, start, end)
             if end is not None and group[-1][0] >= end:
                 return
@@ -91,13 +92,13 @@ def in_range(stored: Iterable[tuple[bytes, bytes]], start: bytes | None, end: by
         if is_bucket(stored_key):
             group_prefix = stored_key[:GROUP_BYTES]
             group += [(group_prefix[1:] + rest, found) for rest, found in read_bucket(value).items()]
-            group.sort()
             continue
         key = stored_key[1:]
         if end is not None and key >= end:
             return
         if start is None or key >= start:
             yield key, value
+    group.sort()
     yield from _within(group, start, end)
 
 
@@ -109,6 +110,7 @@ def in_range_reversed(
     group_prefix = b""
     for stored_key, value in stored:
         if group and not (is_bucket(stored_key) and stored_key.startswith(group_prefix)):
+            group.sort(reverse=True)
             yield from _within(group, start, end)
             if start is not None and group[-1][0] < start:
                 return
@@ -116,13 +118,13 @@ def in_range_reversed(
         if is_bucket(stored_key):
             group_prefix = stored_key[:GROUP_BYTES]
             group += [(group_prefix[1:] + rest, found) for rest, found in read_bucket(value).items()]
-            group.sort(reverse=True)
             continue
         key = stored_key[1:]
         if start is not None and key < start:
             return
         if end is None or key < end:
             yield key, value
+    group.sort(reverse=True)
     yield from _within(group, start, end)
 
 

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 from everflow.errors import EverflowError, RecordError, TopologyError
 from everflow.records import EdgeBatch
 from everflow.runtime.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
+from everflow.runtime.query_errors import StoreKindError
 from everflow.runtime.step_functions import failed_record
 from everflow.runtime.task_step import StepResult, TaskStep
 from everflow.serdes import Serde
-from everflow.serdes.windowed import session_key, split_session_key, split_window_store_key, window_store_key
+from everflow.serdes.windowed import split_session_key, split_window_store_key, window_store_key
 from everflow.spark.local_run import LocalRun
 from everflow.state.store import InMemoryStore, StoreSpec, StoreView
 from everflow.topology.graph import Topology
@@ -122,16 +123,22 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"]):
     # -- stores and time ---------------------------------------------------------------------------------------
 
     def get_key_value_store(self, name: str) -> KeyValueView:
-        """Read access to a key-value store. KeyError for an unknown name."""
-        return KeyValueView(self._specs[name], self._stores[name], self._plan.value_decoder(name))
+        """Read access to a key-value store. KeyError for an unknown name, StoreKindError for another kind of store."""
+        return KeyValueView(*self._view(name, "key_value"))
 
     def get_window_store(self, name: str) -> WindowView:
-        """Read access to a window store. KeyError for an unknown name."""
-        return WindowView(self._specs[name], self._stores[name], self._plan.value_decoder(name))
+        """Read access to a window store. KeyError for an unknown name, StoreKindError for another kind of store."""
+        return WindowView(*self._view(name, "window"))
 
     def get_session_store(self, name: str) -> SessionView:
-        """Read access to a session store. KeyError for an unknown name."""
-        return SessionView(self._specs[name], self._stores[name], self._plan.value_decoder(name))
+        """Read access to a session store. KeyError for an unknown name, StoreKindError for another kind of store."""
+        return SessionView(*self._view(name, "session"))
+
+    def _view(self, name: str, kind: str) -> tuple[StoreSpec, InMemoryStore, Callable[[bytes], Any]]:
+        spec = self._specs[name]
+        if spec.kind != kind:
+            raise StoreKindError(f"Store {name!r} is a {spec.kind} store: ask get_{spec.kind}_store({name!r}).")
+        return spec, self._stores[name], self._plan.value_decoder(name)
 
     def advance_wall_clock_time(self, by: timedelta | int) -> None:
         """Move the wall clock (ms or timedelta); stream time only moves with records."""
@@ -396,8 +403,14 @@ class SessionView:
             key, start, end = split_session_key(stored_key)
             yield (self._spec.key_serde.decode(key), start, end), self._decode(stored[8:])
 
+    def fetch(self, key: Any) -> Iterator[tuple[tuple[Any, int, int], Any]]:
+        """`all` of one key."""
+        return (entry for entry in self.all() if entry[0][0] == key)
+
+    def find_sessions(self, key: Any, earliest_end: int, latest_start: int) -> Iterator[tuple[tuple[Any, int, int], Any]]:
+        """`fetch` of the sessions that end at ``earliest_end`` or later and start at ``latest_start`` or earlier."""
+        return (entry for entry in self.fetch(key) if entry[0][2] >= earliest_end and entry[0][1] <= latest_start)
+
     def fetch_session(self, key: Any, start_ms: int, end_ms: int) -> Any:
         """The value of the session of ``key`` with exactly these bounds, None if absent."""
-        encoded = self._spec.key_serde.encode(key)
-        found = None if encoded is None else self._store.get_many([session_key(encoded, start_ms, end_ms)])[0]
-        return None if found is None else self._decode(found[8:])
+        return next((value for place, value in self.fetch(key) if place[1:] == (start_ms, end_ms)), None)

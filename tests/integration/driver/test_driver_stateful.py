@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
-from everflow import SessionWindows, StreamsBuilder, TimeWindows, agg, serdes
+from everflow import SessionWindows, StoreKindError, StreamsBuilder, TimeWindows, agg, serdes
 from everflow.dsl.grouped import KGroupedStream
 from everflow.dsl.kstream import KStream
 from everflow.dsl.ktable import KTable
@@ -203,6 +203,10 @@ def test_sessions_grow_merge_and_close(visits: Callable[[KGroupedStream], KTable
         assert [(key, tuple(value.values())) for key, value in store.all()] == [(("k", 40, 40), (1, 6))]
         assert (store.fetch_session("k", 40, 40) or {})["n"] == 1
         assert store.fetch_session("k", 0, 40) is None
+        assert [key for key, _ in store.find_sessions("k", 0, 40)] == [("k", 40, 40)]
+        assert list(store.find_sessions("k", 41, 60)) == list(store.fetch("l")) == []
+        with pytest.raises(StoreKindError, match="is a session store: ask get_session_store"):
+            driver.get_window_store("v")
 
 
 CLOCKS = {"windows": TimeWindows.of_size(10), "sessions": SessionWindows.of_inactivity_gap(10)}

@@ -81,7 +81,15 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     ),
     "a merger of built-ins": (
         lambda b, s: s.group_by_key().windowed_by(SESSIONS).aggregate(store="x", n=agg.count(), merger=lambda a, b: a),
-        "either built-ins",
+        "built-ins merge by themselves",
+    ),
+    "a merger without sessions": (
+        lambda b, s: s.group_by_key().aggregate(initializer=int, aggregator=max, merger=max, store="x", returns="int"),
+        "merger= is for sessions",
+    ),
+    "sessions that nothing can join": (
+        lambda b, s: s.group_by_key().windowed_by(SessionWindows.of_inactivity_gap(0)),
+        "a gap of zero need a grace above zero",
     ),
     "sum of text": (lambda b, s: s.group_by_key().aggregate(store="x", a=agg.sum("value.item")), "takes numbers"),
     "unknown input": (lambda b, s: s.group_by_key().aggregate(store="x", a=agg.sum("value.x")), r"columns: .*value\.item"),

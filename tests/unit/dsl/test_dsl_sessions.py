@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ def test_a_count_has_a_session_store_and_session_keys(sessions: SessionWindowedK
     assert node.operator.windows == SESSIONS
 
 
-@pytest.mark.parametrize("merger", [lambda one, two: one + two, lambda key, one, two: one + two])
+@pytest.mark.parametrize("merger", [lambda one, two: one + two, lambda key, one, two: one + two, operator.add])
 def test_functions_may_do_without_the_key(merger: Any, sessions: SessionWindowedKStream, builder: StreamsBuilder) -> None:
     sessions.aggregate(initializer=int, aggregator=lambda value, n: n + 1, merger=merger, store="n", returns="bigint")
     spec = last(builder).operator
@@ -62,3 +63,12 @@ def test_a_reducer_merges_sessions_earlier_first(sessions: SessionWindowedKStrea
     spec = last(builder).operator
     assert isinstance(spec, SessionFunctionSpec)
     assert spec.merger("k", [1], [2]) == [1, 2]
+
+
+def test_a_built_in_function_merges_the_aggregates_not_the_key(
+    sessions: SessionWindowedKStream, builder: StreamsBuilder
+) -> None:
+    sessions.aggregate(initializer=int, aggregator=lambda value, n: n + 1, merger=max, store="n", returns="bigint")
+    spec = last(builder).operator
+    assert isinstance(spec, SessionFunctionSpec)
+    assert spec.merger("k", 3, 4) == 4
