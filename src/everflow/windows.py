@@ -61,8 +61,8 @@ def _whole_ms(value: Any, wanted: str) -> int:
         ms = None
     if ms is None or isinstance(ms, bool):
         raise TopologyError(f"{wanted}, found {value!r} ({type(value).__name__})")
-    if ms >= 1 << 62:
-        raise TopologyError(f"{ms} ms are more than 146 million years; write '5 seconds' or '1 day 6 hours'")
+    if ms >= 1 << 63:
+        raise TopologyError(f"{ms} ms are more than a long can hold; write '5 seconds' or '1 day 6 hours'")
     return int(ms)
 
 
