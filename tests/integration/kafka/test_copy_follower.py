@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import pytest
 
-from everflow.kafka.admin import ClusterAdmin
+from everflow.kafka.admin import ClusterAdmin, Isolation
 from everflow.kafka.copy_follower import CopyFollower
 from everflow.kafka.producer import RecordWriter
 from everflow.records import TopicPartition
@@ -43,8 +43,12 @@ def writer(bootstrap: str, name: str) -> Iterator[RecordWriter]:
     found.close()
 
 
-def put(writer: RecordWriter, tp: TopicPartition, numbers: range, *, commit: bool = True) -> None:
-    """One transaction; keys and values are the numbers."""
+def put(writer: RecordWriter, admin: ClusterAdmin, tp: TopicPartition, numbers: range, *, commit: bool = True) -> None:
+    """One transaction; keys and values are the numbers.
+
+    Waits for its marker, which may land after the answer to the commit: the consumer reads what is stable by then, whatever end it
+    was told, and a log that it has read is not far behind.
+    """
     writer.begin()
     values: list[bytes | None] = [b"%d" % number for number in numbers]
     writer.write(tp.topic, values, values, np.arange(len(values), dtype=np.int64), tp.partition)
@@ -53,6 +57,14 @@ def put(writer: RecordWriter, tp: TopicPartition, numbers: range, *, commit: boo
         writer.commit(10)
     else:
         writer.abort()
+    wait_until(lambda: len({end(admin, tp, read) for read in ISOLATIONS}) == 1, 20, "the marker of the transaction")
+
+
+ISOLATIONS: tuple[Isolation, ...] = ("read_committed", "read_uncommitted")
+
+
+def end(admin: ClusterAdmin, tp: TopicPartition, isolation: Isolation) -> int:
+    return admin.end_offsets([tp], isolation)[tp]
 
 
 class Seen:
@@ -95,10 +107,10 @@ def test_in_bulk_up_to_the_stable_end_and_then_message_by_message(
     made = topic(2)
     far, near = (TopicPartition(made, p) for p in range(2))
     for part in (range(300), range(300, 600)):
-        put(writer, far, part)
-    put(writer, far, range(1_000, 1_200), commit=False)
-    put(writer, far, range(600, 700))
-    put(writer, near, range(20))
+        put(writer, admin, far, part)
+    put(writer, admin, far, range(1_000, 1_200), commit=False)
+    put(writer, admin, far, range(600, 700))
+    put(writer, admin, near, range(20))
     seen = Seen(follower, admin, [far, near])
     follower.follow({far: 5, near: 1})
     seen.follow_up()
@@ -110,7 +122,7 @@ def test_in_bulk_up_to_the_stable_end_and_then_message_by_message(
     seen.poll()
     assert seen.values == {far: numbers(range(5, 700)), near: numbers(range(1, 20))}, "an open transaction is not there yet"
     writer.abort()
-    put(writer, far, range(700, 710))
+    put(writer, admin, far, range(700, 710))
     seen.follow_up()
     assert seen.values[far] == numbers(range(5, 710))
     reading = "everflow-log-reader"  # kafka-python's name for its thread
@@ -126,8 +138,8 @@ def test_one_that_falls_behind_is_read_in_bulk_again_and_a_log_may_be_dropped_in
 ) -> None:
     made = topic(2)
     one, two = (TopicPartition(made, p) for p in range(2))
-    put(writer, one, range(10))
-    put(writer, two, range(2_000))
+    put(writer, admin, one, range(10))
+    put(writer, admin, two, range(2_000))
     seen = Seen(follower, admin, [one, two])
     follower.follow({one: 0, two: 0})
     wait_until(lambda: seen.poll() is None and len(seen.values[two]) > 0, 20, "its first slice")
@@ -136,9 +148,7 @@ def test_one_that_falls_behind_is_read_in_bulk_again_and_a_log_may_be_dropped_in
     assert follower.far_behind == {two: at}
     follower.unfollow([two])
     follower.follow({two: at})
-    put(writer, one, range(10, 1_000))
-    # Its marker may land after the commit's answer; the consumer reads what has become stable, whatever end it was told.
-    wait_until(lambda: seen.ends()[one] > 1_000, 20, "the marker of the transaction")
+    put(writer, admin, one, range(10, 1_000))
     seen.follow_up()
     assert seen.bulk == {one, two}
     assert seen.values == {one: numbers(range(1_000)), two: numbers(range(2_000))}
@@ -146,7 +156,7 @@ def test_one_that_falls_behind_is_read_in_bulk_again_and_a_log_may_be_dropped_in
 
 def test_a_log_that_was_cut_is_named(admin: ClusterAdmin, topic: Topic, follower: CopyFollower, writer: RecordWriter) -> None:
     cut = TopicPartition(topic(1), 0)
-    put(writer, cut, range(1_000))
+    put(writer, admin, cut, range(1_000))
     admin.delete_records({cut: 500})
     follower.follow({cut: 3})
     ends = admin.end_offsets([cut], "read_committed")
