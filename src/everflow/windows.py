@@ -56,14 +56,14 @@ def duration_ms(duration: Duration) -> int:
 def _whole_ms(value: Any, wanted: str) -> int:
     """``value`` as an int; TopologyError that says what is ``wanted`` for anything but a whole number that a long can hold."""
     try:
-        ms = value if isinstance(value, bool) else operator.index(value)
+        ms = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         ms = None
-    if ms is None or isinstance(ms, bool):
+    if ms is None:
         raise TopologyError(f"{wanted}, found {value!r} ({type(value).__name__})")
     if ms >= 1 << 63:
         raise TopologyError(f"{ms} ms are more than a long can hold; write '5 seconds' or '1 day 6 hours'")
-    return int(ms)
+    return ms
 
 
 @dataclass(frozen=True)

@@ -112,23 +112,27 @@ class KGroupedStream:
         return self._stream
 
 
-class TimeWindowedKStream:
-    """Groups cut into time windows. Only null keys are skipped: a null value reaches the aggregate, and ``count()``
-    counts it, as in Kafka Streams. Late records, by the operator's own stream time and the window's grace, are dropped."""
+class _WindowedKStream:
+    """What groups in time windows and in sessions have in common."""
 
-    def __init__(self, group: KGroupedStream, windows: TimeWindows) -> None:
+    def __init__(self, group: KGroupedStream, windows: TimeWindows | SessionWindows) -> None:
         self._group, self._windows = group, windows
 
     def count(self, *, store: str | None = None, name: str | None = None) -> KTable:
-        """Number of records per key and window, ``bigint``."""
+        """Number of records per key and window or session, ``bigint``."""
         aggregation = _Aggregation(self._group, self._windows, "count", store, name, user_line())
         return aggregation.built_in({"count": agg.count()}, bare=True)
 
     def reduce(
         self, reducer: Callable[[Any, Any], Any], *, store: str | None = None, name: str | None = None
     ) -> KTable:
-        """As `KGroupedStream.reduce`, per window."""
+        """As `KGroupedStream.reduce`, per window or session; sessions that merge are reduced, too: ``reducer(earlier, later)``."""
         return _Aggregation(self._group, self._windows, "reduce", store, name, user_line()).reduce(reducer)
+
+
+class TimeWindowedKStream(_WindowedKStream):
+    """Groups cut into time windows. Only null keys are skipped: a null value reaches the aggregate, and ``count()``
+    counts it, as in Kafka Streams. Late records, by the operator's own stream time and the window's grace, are dropped."""
 
     def aggregate(
         self,
@@ -147,24 +151,10 @@ class TimeWindowedKStream:
         return _aggregate(self._group, self._windows, options, aggregators, user_line())
 
 
-class SessionWindowedKStream:
+class SessionWindowedKStream(_WindowedKStream):
     """Groups cut into sessions, which grow and merge with the records (KIP-94). Nulls and late records are treated as in
     `TimeWindowedKStream`. Where a session gets another window, the old one gets a tombstone; a result's time is the end of its
     session."""
-
-    def __init__(self, group: KGroupedStream, windows: SessionWindows) -> None:
-        self._group, self._windows = group, windows
-
-    def count(self, *, store: str | None = None, name: str | None = None) -> KTable:
-        """Number of records per key and session, ``bigint``."""
-        aggregation = _Aggregation(self._group, self._windows, "count", store, name, user_line())
-        return aggregation.built_in({"count": agg.count()}, bare=True)
-
-    def reduce(
-        self, reducer: Callable[[Any, Any], Any], *, store: str | None = None, name: str | None = None
-    ) -> KTable:
-        """As `KGroupedStream.reduce`, per session; sessions that merge are reduced, too: ``reducer(earlier, later)``."""
-        return _Aggregation(self._group, self._windows, "reduce", store, name, user_line()).reduce(reducer)
 
     def aggregate(
         self,
@@ -227,10 +217,17 @@ class _Aggregation:
         name: str | None,
         where: str | None,
     ) -> None:
-        self.group, self.windows, self.operator, self.name, self.where = group, windows, operator, name, where
+        self.group, self.operator, self.name, self.where = group, operator, name, where
+        self.windows = windows if isinstance(windows, TimeWindows) else None
+        self.sessions = windows if isinstance(windows, SessionWindows) else None
         self.graph = group.stream.graph
         self.store = self.graph.claim_store(store, operator, where)
         self.label = "REDUCE" if operator == "reduce" else "AGGREGATE"
+
+    @property
+    def windowed(self) -> bool:
+        """Whether results are per window or session."""
+        return self.windows is not None or self.sessions is not None
 
     def built_in(self, fields: dict[str, Aggregator], *, bare: bool) -> KTable:
         """Lower built-in aggregates; ``bare``: the value is the single result, not a struct."""
@@ -243,18 +240,13 @@ class _Aggregation:
         ]
         try:
             built_in = AggregateSpec.of(
-                self.store,
-                key_serde,
-                lowered,
-                None if bare else list(fields),
-                inputs.type,
-                window=self.windows if isinstance(self.windows, TimeWindows) else None,
+                self.store, key_serde, lowered, None if bare else list(fields), inputs.type, window=self.windows
             )
         except EverflowError as error:
             raise TopologyError(f"aggregate in store {self.store!r}: {error}", where=self.where) from None
-        spec = SessionAggregateSpec(built_in, self.windows) if isinstance(self.windows, SessionWindows) else built_in
+        spec = built_in if self.sessions is None else SessionAggregateSpec(built_in, self.sessions)
         value_serde = spec.value_serde if bare else default_serde(spec.result)
-        twin = _twin([a.column for a in fields.values() if a.column is not None], inputs, self.windows is None)
+        twin = _twin([a.column for a in fields.values() if a.column is not None], inputs, not self.windowed)
         return self._add(spec, inputs, value_serde, twin)
 
     def reduce(self, reducer: Callable[[Any, Any], Any]) -> KTable:
@@ -269,7 +261,7 @@ class _Aggregation:
         check_parameters(initializer, (), "aggregate: initializer", self.where)
         called = self._with_or_without_key(aggregator, "aggregator", ("value", "aggregate"))
         merger = None
-        if isinstance(self.windows, SessionWindows):
+        if self.sessions is not None:
             merger = self._with_or_without_key(options["merger"], "merger", ("earlier aggregate", "later aggregate"))
         value_serde = self._value_serde(options["returns"], options["value"], aggregator)
         key_serde = self.group.stream.edge.written_key("aggregate", self.where)
@@ -277,16 +269,16 @@ class _Aggregation:
 
     def _with_or_without_key(self, fn: Any, what: str, names: tuple[str, str]) -> Any:
         """``fn`` as a function of the key and ``names``; TopologyError if it can take neither those nor ``names`` alone."""
-        two = callable(fn) and required_parameters(fn) in (2, None) and not _takes_three(fn)
+        count = required_parameters(fn) if callable(fn) else 3
+        two = count is None or (count == 2 and not _takes_three(fn))
         check_parameters(fn, names if two else ("key", *names), f"aggregate: {what}", self.where)
         return WithoutKey(fn) if two else fn
 
     def _functions(
         self, key_serde: Serde, value_serde: Serde, aggregator: PythonAggregator | PythonReducer, merger: Any
     ) -> KTable:
-        windows = self.windows if isinstance(self.windows, TimeWindows) else None
-        functions = PythonAggregateSpec(self.store, key_serde, value_serde, aggregator, windows)
-        spec = SessionFunctionSpec(functions, self.windows, merger) if isinstance(self.windows, SessionWindows) else functions
+        functions = PythonAggregateSpec(self.store, key_serde, value_serde, aggregator, self.windows)
+        spec = functions if self.sessions is None else SessionFunctionSpec(functions, self.sessions, merger)
         return self._add(spec, None, value_serde)
 
     def _value_serde(self, returns: object, value: object, aggregator: Callable[..., Any]) -> Serde:
@@ -312,7 +304,7 @@ class _Aggregation:
         for column in columns.values():
             analyse(column, edge.type, self.where)  # each alone, so that a message names the one that is wrong
         fields = F.struct(*[column.alias(name) for name, column in columns.items()])
-        return analyse(fields if self.windows else F.when(present, fields), edge.type, self.where)
+        return analyse(fields if self.windowed else F.when(present, fields), edge.type, self.where)
 
     def _add(
         self,
@@ -335,22 +327,23 @@ class _Aggregation:
         return KTable(self.graph, self.graph.add(node), edge)
 
     def _key_serde(self, inner: Serde) -> Serde:
-        if self.windows is None:
-            return inner
-        if isinstance(self.windows, SessionWindows):
+        if self.sessions is not None:
             return serdes.session_windowed(inner)
-        return serdes.time_windowed(inner, self.windows.size_ms)
+        return inner if self.windows is None else serdes.time_windowed(inner, self.windows.size_ms)
 
     def _store_spec(self, spec: Operator) -> StoreSpec:
-        if self.windows is None:
-            return StoreSpec(self.store, "key_value", spec.key_serde, spec.value_serde, where=self.where)
+        kind, retention_ms, size_ms = "key_value", None, None
+        if self.windows is not None:
+            kind, retention_ms, size_ms = "window", self.windows.retention_ms, self.windows.size_ms
+        elif self.sessions is not None:
+            kind, retention_ms = "session", self.sessions.retention_ms
         return StoreSpec(
             self.store,
-            "session" if isinstance(self.windows, SessionWindows) else "window",
+            kind,
             spec.key_serde,
             spec.value_serde,
-            retention_ms=self.windows.retention_ms,
-            window_size_ms=self.windows.size_ms if isinstance(self.windows, TimeWindows) else None,
+            retention_ms=retention_ms,
+            window_size_ms=size_ms,
             where=self.where,
         )
 
@@ -371,8 +364,5 @@ def _column(aggregator: Aggregator) -> Column:
 
 
 def _takes_three(fn: Callable[..., Any]) -> bool:
-    """Whether ``fn`` is ``*args`` style, so that the longer call is meant. Of a built-in function Python may not know."""
-    try:
-        return any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):
-        return False
+    """Whether ``fn`` is ``*args`` style, so that the longer call is meant."""
+    return any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(fn).parameters.values())

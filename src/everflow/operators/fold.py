@@ -107,10 +107,7 @@ class Fold:
 
     def _values(self) -> pa.Array:
         assert self.values is not None
-        if self.column.op == "sum" and self.values.type != self.column.type:
-            # unsafe: a mean may be taken of longs with more digits than a double holds
-            return self.values.cast(self.column.type, safe=False)
-        return self.values
+        return as_operands(self.column, self.values)
 
 
 DIGITS = decimal.Context(prec=76)  # Python's default of 28 digits would round decimals of 38
@@ -133,6 +130,14 @@ _NEUTRAL: dict[tuple[str, str], Any] = {
     ("max", "f"): -np.inf,
 }
 _Back = Callable[[npt.NDArray[Any], _Bools], pa.Array]
+
+
+def as_operands(column: StateColumn, values: pa.Array) -> pa.Array:
+    """``values`` in the type in which ``column`` folds them."""
+    if column.op == "sum" and values.type != column.type:
+        # unsafe: a mean may be taken of longs with more digits than a double holds
+        return values.cast(column.type, safe=False)
+    return values
 
 
 def as_numbers(column: StateColumn, stored: pa.Array, values: pa.Array) -> tuple[npt.NDArray[Any], _Back]:
@@ -175,6 +180,7 @@ def as_numbers(column: StateColumn, stored: pa.Array, values: pa.Array) -> tuple
 
 
 def valid(values: pa.Array) -> _Bools:
+    """Where ``values`` is not null."""
     if values.null_count == 0:
         return np.ones(len(values), bool)
     found: _Bools = values.is_valid().to_numpy(zero_copy_only=False)

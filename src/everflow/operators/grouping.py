@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from everflow.operators.fold import valid
 from everflow.records import EdgeBatch, Int64, OperatorResult, StoreChanges
 from everflow.serdes import Serde
 from everflow.serdes.base import decode_present, matrix_from_binary, rest
@@ -68,9 +69,9 @@ def group(
     rows = np.arange(len(batch), dtype=np.int64)
     if batch.key.null_count:
         dropped["null-key"] = batch.key.null_count
-        rows = rows[_valid(batch.key)]
+        rows = rows[valid(batch.key)]
     if skip_null_values and batch.value.null_count:
-        kept = rows[_valid(batch.value)[rows]]
+        kept = rows[valid(batch.value)[rows]]
         if len(kept) < len(rows):
             dropped["null-value"] = len(rows) - len(kept)
         rows = kept
@@ -108,7 +109,7 @@ def group(
 def read(groups: Groups, store: StoreView, serde: Serde) -> Stored:
     """The stored values of the groups, read in key order by one call."""
     raw = pa.array(store.get_many(groups.keys), pa.binary())
-    present = _valid(raw)
+    present = valid(raw)
     timestamps = np.full(len(raw), np.iinfo(np.int64).min)
     times = pc.binary_slice(raw.drop_null(), 0, TIMESTAMP_BYTES)
     rows = np.ascontiguousarray(matrix_from_binary(times, TIMESTAMP_BYTES))
@@ -175,8 +176,3 @@ def _codes(keys: pa.Array, starts: Int64 | None, window: TimeWindows | None) -> 
     group_starts = (offsets + lowest if windows is None else windows[offsets]) * window.advance_ms
     group_keys = encoded.dictionary.take(pa.array(unique // span))
     return pairs.indices.to_numpy().astype(np.int64), window_store_keys(group_keys, group_starts), group_starts
-
-
-def _valid(values: pa.Array) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = values.is_valid().to_numpy(zero_copy_only=False)
-    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -116,14 +117,13 @@ class SessionFunctionSpec(_Sessions[PythonAggregateSpec]):
         every: list[bytes | None] = []
         written: dict[int, bytes | None] = {}
         keys, values = batch.key.to_pylist(), batch.value.to_pylist()
-        merged = 0
-        for row in run.take_each_record():
-            book = run.book
+        book = run.book
+        for at, row in enumerate(run.take_each_record()):
             session, key = book.codes[-1], keys[row]
             try:
-                if len(book.merges) > merged:
-                    states[session] = self._merged(key, [states.pop(parent) for parent in book.merges[-1].parents])
-                    merged += 1
+                if book.merges and book.merges[-1].at == at:
+                    parents = [states.pop(parent) for parent in book.merges[-1].parents]
+                    states[session] = reduce(partial(self.merger, key), parents)
                 states[session] = self.layout.aggregator(key, values[row], states.get(session))
                 # an aggregate may be changed in place, so each result is written down at once
                 written[session] = self.value_serde.encode(states[session])
@@ -138,12 +138,6 @@ class SessionFunctionSpec(_Sessions[PythonAggregateSpec]):
         changes = run.changes(self.store, final, after)
         decoded = self.value_serde.decode_array(pa.array(every if self.emit_every_update else after, pa.binary()))
         return run.every_result(changes, decoded) if self.emit_every_update else run.last_results(changes, final, decoded)
-
-    def _merged(self, key: Any, states: Sequence[Any]) -> Any:
-        merged = states[0]
-        for state in states[1:]:
-            merged = self.merger(key, merged, state)
-        return merged
 
 
 @dataclass(frozen=True)
@@ -181,8 +175,8 @@ class _Shown(NamedTuple):
 class _Run:
     """One batch of one task: its keys, its book of sessions, and how results are shaped.
 
-    ``keys``: the batch's distinct key bytes; ``codes``: per row the index in ``keys``, -1 without a key; ``stored``: stored
-    value bytes and ``stored_keys`` store keys, by session; ``rows``: the row of each contribution.
+    ``keys``: the batch's distinct key bytes; ``codes``: per row the index in ``keys``, -1 for one that is left out;
+    ``stored``: stored value bytes and ``stored_keys`` store keys, by session; ``rows``: the row of each contribution.
     """
 
     batch: EdgeBatch
@@ -202,16 +196,18 @@ class _Run:
         encoded = key_serde.encode_array(batch.key).dictionary_encode()
         keys = encoded.dictionary.to_pylist()
         codes = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
-        keyed = (codes >= 0) & (batch.timestamp >= 0)
+        negative = (codes >= 0) & (batch.timestamp < 0)
+        codes[negative] = -1
+        keyed = codes >= 0
         first, last = np.full(len(keys), np.iinfo(np.int64).max), np.full(len(keys), -1)
         np.minimum.at(first, codes[keyed], batch.timestamp[keyed])
         np.maximum.at(last, codes[keyed], batch.timestamp[keyed])
         book = SessionBook(windows, stream_time, len(keys), history=every)
-        stored: list[bytes] = []
-        found = read_sessions(book, store, keys, first.tolist(), last.tolist(), windows.gap_ms, stored.append)
-        counts = {"null-key": batch.key.null_count, "negative-timestamp": int(np.count_nonzero((codes >= 0) & ~keyed))}
+        loaded = read_sessions(book, store, keys, first.tolist(), last.tolist())
+        counts = {"null-key": batch.key.null_count, "negative-timestamp": int(np.count_nonzero(negative))}
         dropped = {reason: count for reason, count in counts.items() if count}
-        return _Run(batch, keys, codes.tolist(), book, [value[TIMESTAMP_BYTES:] for value in stored], found, [], dropped)
+        stored = [value[TIMESTAMP_BYTES:] for _, value in loaded]
+        return _Run(batch, keys, codes.tolist(), book, stored, [key for key, _ in loaded], [], dropped)
 
     def take_records(self) -> None:
         """Put every record into its session; the late ones are counted."""
@@ -222,7 +218,7 @@ class _Run:
         """`take_records`, one row after the other: yields each that is not late, once it is in its session."""
         late = 0
         for row, (code, time) in enumerate(zip(self.codes, self.batch.timestamp.tolist(), strict=True)):
-            if code < 0 or time < 0:
+            if code < 0:
                 continue
             if self.book.add(code, time):
                 self.rows.append(row)

@@ -7,7 +7,7 @@ Aggregates are folded over the result, see `everflow.operators.session_fold` and
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -48,8 +48,8 @@ class SessionBook:
 
     def __init__(self, windows: SessionWindows, stream_time: int, keys: int, *, history: bool = False) -> None:
         """``keys``: how many keys there are; ``stream_time``: the operator's before the batch, ms."""
-        self._gap_ms, self._retention_ms = windows.gap_ms, windows.retention_ms
-        self._keys = [_OfKey() for _ in range(keys)]
+        self.gap_ms, self._retention_ms = windows.gap_ms, windows.retention_ms
+        self._live = [_OfKey() for _ in range(keys)]
         self.stream_time = stream_time
         self.stored = 0
         self.keys: list[int] = []
@@ -62,16 +62,16 @@ class SessionBook:
         self.after: list[tuple[int, int]] = []
         self._history = history
 
-    def load(self, key: int, start: int, end: int) -> int:
-        """A stored session; call it before any record, in order of time within a key. Returns its number."""
+    def load(self, key: int, start: int, end: int) -> None:
+        """A stored session, with the next number; call it before any record, in order of time within a key."""
         self.stored += 1
-        return self._insert(self._keys[key], len(self._keys[key].ends), key, start, end)
+        self._insert(self._live[key], len(self._live[key].ends), key, start, end)
 
     def add(self, key: int, time: int) -> bool:
         """Take a record; False if it is late: the session it would be in, itself included, is closed: stream time is more than
         gap and grace behind its end."""
-        gap = self._gap_ms
-        live = self._keys[key]
+        gap = self.gap_ms
+        live = self._live[key]
         starts, ends = live.starts, live.ends
         # A store shows no session that ends before its retention, though it may still be there (as in Kafka Streams).
         earliest = max(time - gap, self.stream_time - self._retention_ms + 1)
@@ -98,22 +98,23 @@ class SessionBook:
 
     def remove(self, key: int, session: int) -> None:
         """A session whose aggregate became null with the last contribution: there is none there any more."""
-        live = self._keys[key]
+        live = self._live[key]
         at = bisect_left(live.ends, self.ends[session])
         while live.sessions[at] != session:  # one that is hidden may end at the same time
             at += 1
         self._left(session, len(self.codes) - 1)
         del live.starts[at], live.ends[at], live.sessions[at]
 
-    def _insert(self, live: _OfKey, at: int, key: int, start: int, end: int) -> int:
-        session = len(self.keys)
+    def _new(self, key: int, start: int, end: int) -> int:
         self.keys.append(key)
         self.starts.append(start)
         self.ends.append(end)
+        return len(self.keys) - 1
+
+    def _insert(self, live: _OfKey, at: int, key: int, start: int, end: int) -> None:
         live.starts.insert(at, start)
         live.ends.insert(at, end)
-        live.sessions.insert(at, session)
-        return session
+        live.sessions.insert(at, self._new(key, start, end))
 
     def _join(self, live: _OfKey, low: int, high: int, start: int, end: int) -> None:
         """Let the sessions ``low`` to ``high`` of a key become one with these bounds."""
@@ -130,11 +131,8 @@ class SessionBook:
             parents = tuple(live.sessions[low:high])
             for parent in parents:
                 self._left(parent, contribution)
-            session = len(self.keys)
+            session = self._new(self.keys[parents[0]], start, end)
             self.merges.append(Merge(contribution, session, parents))
-            self.keys.append(self.keys[parents[0]])
-            self.starts.append(start)
-            self.ends.append(end)
         live.starts[low:high], live.ends[low:high], live.sessions[low:high] = [start], [end], [session]
 
     def _left(self, session: int, contribution: int) -> None:
@@ -143,38 +141,31 @@ class SessionBook:
 
     def live(self) -> Iterator[int]:
         """The sessions that there are now, in no particular order."""
-        for of_key in self._keys:
+        for of_key in self._live:
             yield from of_key.sessions
 
 
 def read_sessions(
-    book: SessionBook,
-    store: StoreView,
-    keys: Sequence[bytes],
-    first_ms: Sequence[int],
-    last_ms: Sequence[int],
-    gap_ms: int,
-    found: Callable[[bytes], None],
-) -> list[bytes]:
+    book: SessionBook, store: StoreView, keys: Sequence[bytes], first_ms: Sequence[int], last_ms: Sequence[int]
+) -> list[tuple[bytes, bytes]]:
     """Load the stored sessions that records of ``keys`` from ``first_ms`` to ``last_ms`` can meet.
 
-    Hands each stored value to ``found`` and returns the store's keys, both in the order of the sessions' numbers.
+    Returns the store's entries, in the order of the sessions' numbers.
     """
-    stored_keys = []
+    loaded = []
     # No session ends after this; with it, keys that begin with ``key`` and go on with text lie outside.
     end = max(book.stream_time, max(last_ms, default=0), _FAR_FUTURE_MS) + 1
     bounds = [
-        (session_key(key, 0, max(first - gap_ms, 0)), session_key(key, 0, end))
+        (session_key(key, 0, max(first - book.gap_ms, 0)), session_key(key, 0, end))
         for key, first in zip(keys, first_ms, strict=True)
     ]
     for code, entries in enumerate(store.range_many(bounds)):
-        for stored_key, value in entries:
-            if len(stored_key) != len(keys[code]) + SESSION_SUFFIX_BYTES:
+        for entry in entries:
+            if len(entry[0]) != len(keys[code]) + SESSION_SUFFIX_BYTES:
                 continue  # a longer key that begins with the same bytes
-            _, session_start, session_end = split_session_key(stored_key)
-            if session_start > last_ms[code] + gap_ms:
+            _, session_start, session_end = split_session_key(entry[0])
+            if session_start > last_ms[code] + book.gap_ms:
                 break
             book.load(code, session_start, session_end)
-            stored_keys.append(stored_key)
-            found(value)
-    return stored_keys
+            loaded.append(entry)
+    return loaded

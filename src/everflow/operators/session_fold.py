@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from everflow.operators.fold import DIGITS, UFUNC, StateColumn, as_numbers, valid
+from everflow.operators.fold import DIGITS, UFUNC, StateColumn, as_numbers, as_operands, valid
 from everflow.operators.session_book import Merge
 from everflow.records import Int64
 
@@ -104,9 +104,7 @@ class SessionFold:
             ones = np.ones(len(self.codes), np.int64)
             return self.stored.fill_null(0), pa.array(ones, mask=None if self.values is None else ~valid(self.values))
         assert self.values is not None
-        if self.column.op == "sum" and self.values.type != self.column.type:
-            return self.stored, self.values.cast(self.column.type, safe=False)
-        return self.stored, self.values
+        return self.stored, as_operands(self.column, self.values)
 
 
 def _merge(merge: Merge, state: np.ndarray[Any, Any], has: np.ndarray[Any, Any], ufunc: np.ufunc) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from everflow.runtime.store_query import TIME_MAX, ReadOnlyStore, after_keys, whole_number
-from everflow.serdes.windowed import SESSION_SUFFIX_BYTES, session_key, split_session_key
+from everflow.serdes.windowed import session_key, split_session_key
 
 _LAST_SUFFIX = session_key(b"", TIME_MAX, TIME_MAX)
 
@@ -94,8 +94,6 @@ def _touching(low: bytes | None, high: bytes | None, earliest_end: int, latest_s
     """Whether a stored key has ``low <= key <= high`` and its session touches the interval."""
 
     def keep(stored_key: bytes) -> bool:
-        if len(stored_key) < SESSION_SUFFIX_BYTES:
-            return False
         key, start, end = split_session_key(stored_key)
         return end >= earliest_end and start <= latest_start and (low is None or key >= low) and (high is None or key <= high)
 
