@@ -81,27 +81,41 @@ LONGEST_MS = 10 * 365 * 86_400_000
 """Ten years. Python cannot wait for longer than `threading.TIMEOUT_MAX`, some 292 years, and times are added up."""
 
 
-def _between(minimum: int, maximum: int) -> Check:
-    def check(value: Any) -> str | None:
-        if value < minimum:
-            return f"must be at least {minimum}"
-        return None if value <= maximum else f"must be at most {maximum}"
+@dataclass(frozen=True)
+class Between:
+    """A check: a number from ``minimum`` to ``maximum``, both included."""
 
-    return check
+    minimum: int
+    maximum: int
+
+    def __call__(self, value: Any) -> str | None:
+        if value < self.minimum:
+            return f"must be at least {self.minimum}"
+        return None if value <= self.maximum else f"must be at most {self.maximum}"
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """A check: one of ``choices``."""
+
+    choices: tuple[str, ...]
+
+    def __call__(self, value: Any) -> str | None:
+        return None if value in self.choices else f"must be one of {', '.join(self.choices)}"
 
 
 def _int32(minimum: int) -> Check:
     """For what is 32 bits wide in Kafka's protocol or configuration."""
-    return _between(minimum, INT32)
+    return Between(minimum, INT32)
 
 
 def _time(minimum: int) -> Check:
     """For ms that only we wait for."""
-    return _between(minimum, LONGEST_MS)
+    return Between(minimum, LONGEST_MS)
 
 
 def _one_of(*choices: str) -> Check:
-    return lambda value: None if value in choices else f"must be one of {', '.join(choices)}"
+    return OneOf(choices)
 
 
 def _kafka_name(longest: int, why: str = "") -> Check:
@@ -204,7 +218,7 @@ class StreamsConfig:
     group_instance_id: str | None = _key(None, _kafka_name(249))
     group_protocol: str = _key("classic", _one_of("classic"))
     commit_interval_ms: int = _key(100, _time(0))
-    replication_factor: int = _key(-1, _between(-1, 2**15 - 1))
+    replication_factor: int = _key(-1, Between(-1, 2**15 - 1))
     task_timeout_ms: int = _key(300_000, _time(0))
     max_poll_interval_ms: int = _key(300_000, _int32(1_000))
     session_timeout_ms: int = _key(45_000, _int32(1_000))
@@ -214,7 +228,7 @@ class StreamsConfig:
     transaction_timeout_ms: int = _key(10_000, _int32(1_000))
     auto_offset_reset: str = _key("earliest", _one_of("earliest", "latest", "none"))
     max_task_idle_ms: int = _key(0, _time(-1))
-    acceptable_recovery_lag: int = _key(10_000, _between(0, INT64))
+    acceptable_recovery_lag: int = _key(10_000, Between(0, INT64))
     max_warmup_replicas: int = _key(2, _int32(1))
     num_standby_replicas: int = _key(0, _int32(0))
     probing_rebalance_interval_ms: int = _key(600_000, _time(60_000))
@@ -228,15 +242,15 @@ class StreamsConfig:
     processing_exception_handler: str = _key("fail", _one_of("fail", "continue"))
     production_exception_handler: str = _key("fail", _one_of("fail", "continue"))
     errors_dead_letter_queue_topic_name: str | None = _key(None, _kafka_name(249))
-    statestore_cache_max_bytes: int = _key(10 << 20, _between(0, INT64))
+    statestore_cache_max_bytes: int = _key(10 << 20, Between(0, INT64))
     state_cleanup_delay_ms: int = _key(600_000, _time(0))
     repartition_purge_interval_ms: int = _key(30_000, _time(100))
-    windowstore_changelog_additional_retention_ms: int = _key(86_400_000, _between(0, 2**62))  # nobody waits for it
+    windowstore_changelog_additional_retention_ms: int = _key(86_400_000, Between(0, 2**62))  # nobody waits for it
     topology_optimization: str = _key("none", _one_of("none"))
     ensure_explicit_internal_resource_naming: bool = _key(True)
     # --- keys of our own -------------------------------------------------------------------------
-    max_batch_records: int = _key(500_000, _between(1, INT64))
-    max_batch_bytes: int = _key(256 << 20, _between(1_024, INT64))
+    max_batch_records: int = _key(500_000, Between(1, INT64))
+    max_batch_bytes: int = _key(256 << 20, Between(1_024, INT64))
     max_batch_ms: int = _key(3_000, _time(10))
     poll_interval_ms: int = _key(15, _time(1))  # how often ends of topics are asked for when idle
     keep_alive_ms: int = _key(30_000, _time(1_000))
@@ -244,7 +258,7 @@ class StreamsConfig:
     drain_timeout_ms: int = _key(60_000, _time(0))
     emit_every_update: bool = _key(False)
     state_sync: str = _key("none", _one_of("none", "commit"))
-    resident_max_records: int = _key(10_000_000, _between(0, INT64))  # batches up to this size need no Spark job each (0: never)
+    resident_max_records: int = _key(10_000_000, Between(0, INT64))  # batches up to this size need no Spark job each (0: never)
     prepared_source: bool = _key(True)  # False: Spark's public reader (D1's fallback)
     clients: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata={"key": False})
     given: frozenset[str] = field(default=frozenset(), metadata={"key": False}, compare=False, repr=False)
@@ -258,7 +272,7 @@ class StreamsConfig:
             name = given.replace(".", "_").replace("-", "_")
             if name in fields:
                 if name in values:
-                    raise ConfigError(f"{_dotted(name)} is given twice.")
+                    raise ConfigError(f"{dotted_name(name)} is given twice.")
                 values[name] = raw
                 continue
             client, key = _client_key(given)
@@ -297,13 +311,13 @@ class StreamsConfig:
         if problem is None:
             return
         if value == "" and name in ("application_id", "bootstrap_servers"):
-            raise ConfigError(f"{_dotted(name)} is missing: pass {name}=... (it has no default).")
-        raise ConfigError(f"{_dotted(name)} = {value!r} {problem}.")
+            raise ConfigError(f"{dotted_name(name)} is missing: pass {name}=... (it has no default).")
+        raise ConfigError(f"{dotted_name(name)} = {value!r} {problem}.")
 
     def warnings(self) -> list[str]:
         """What was set in vain, one sentence each."""
         return [
-            f"{_dotted(name)} = {getattr(self, name)!r} has no effect yet: {instead}."
+            f"{dotted_name(name)} = {getattr(self, name)!r} has no effect yet: {instead}."
             for name, instead in WITHOUT_EFFECT.items()
             if name in self.given
         ]
@@ -382,7 +396,11 @@ class StreamsConfig:
         return MappingProxyType({key: str(value) for key, value in self.clients.get("client.tag", {}).items()})
 
 
-def _dotted(name: str) -> str:
+def dotted_name(name: str) -> str:
+    """A field's name as Kafka Streams writes the key."""
+    for cost in ("traffic_cost", "non_overlap_cost"):  # the two keys with an underscore
+        if name.endswith(cost):
+            return f"{name.removesuffix(cost).replace('_', '.')}{cost}"
     return name.replace("_", ".")
 
 
@@ -409,7 +427,7 @@ def _without_own(settings: dict[str, Any]) -> dict[str, Any]:
 def _client_key(given: str) -> tuple[str | None, str]:
     """Client and key of ``consumer.fetch.min.bytes`` or ``consumer_fetch_min_bytes``; (None, "") for no
     client's key."""
-    dotted = given if "." in given else _dotted(given)
+    dotted = given if "." in given else dotted_name(given)
     for prefix in CLIENT_PREFIXES:
         if dotted.startswith(prefix) and len(dotted) > len(prefix):
             key = dotted[len(prefix) :]
@@ -433,10 +451,10 @@ def _fixed(dotted: str, key: str) -> str:
 
 
 def _unknown(given: str, known: list[str]) -> str:
-    dotted = _dotted(given)
+    dotted = dotted_name(given)
     if dotted in FIXED_BY_EVERFLOW:
         return _fixed(dotted, dotted)
-    near = difflib.get_close_matches(dotted, [_dotted(name) for name in known], n=1, cutoff=0.5)
+    near = difflib.get_close_matches(dotted, [dotted_name(name) for name in known], n=1, cutoff=0.5)
     hint = f"did you mean {near[0]} ({near[0].replace('.', '_')}=...)?" if near else "no known key is near."
     prefixes = "Client settings take a prefix: consumer., producer., admin., topic."
     return f"Unknown configuration key {given!r}: {hint} {prefixes}"
@@ -466,4 +484,4 @@ def _typed(name: str, raw: Any, annotation: str) -> Any:
         if isinstance(raw, (str, os.PathLike)):
             return os.fspath(raw)
     wanted = {"bool": "true or false", "int": "a whole number", "str": "text"}[base]
-    raise ConfigError(f"{_dotted(name)} must be {wanted}, not {raw!r} ({type(raw).__name__}).")
+    raise ConfigError(f"{dotted_name(name)} must be {wanted}, not {raw!r} ({type(raw).__name__}).")

@@ -17,7 +17,7 @@ ARROW = frozenset({"pyarrow", "numpy"})
 KAFKA = frozenset({"confluent_kafka", "kafka"})
 ANYTHING = frozenset({"*"})
 
-LAYER_0 = ("errors", "config", "records", "serdes", "windows", "clock", "metrics", "moves", "jvm", "sockets")
+LAYER_0 = ("errors", "config", "config_texts", "records", "serdes", "windows", "clock", "metrics", "moves", "jvm", "sockets")
 BASE = frozenset(f"everflow.{name}" for name in LAYER_0)
 PURE = frozenset({"everflow.topology", "everflow.operators", "everflow.assignment"}) | {
     "everflow.state.store",

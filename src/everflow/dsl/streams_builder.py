@@ -38,11 +38,12 @@ class StreamsBuilder:
         key: Serde | None = None,
         value: Serde | None = None,
         name: str | None = None,
-        offset_reset: str = "earliest",
+        offset_reset: str | None = None,
     ) -> KStream:
         """The records of one or several topics. Serdes default to ``serdes.bytes_()``.
 
-        ``offset_reset``: where to begin without a committed offset, ``earliest``, ``latest`` or ``none`` (an error).
+        ``offset_reset``: where to begin without a committed offset, ``earliest``, ``latest`` or ``none`` (an error); left out, as
+        ``auto.offset.reset`` says.
         """
         where = user_line()
         listed = (topics,) if isinstance(topics, str) else tuple(topics)
@@ -57,7 +58,7 @@ class StreamsBuilder:
         key: Serde | None = None,
         value: Serde | None = None,
         name: str | None = None,
-        offset_reset: str = "earliest",
+        offset_reset: str | None = None,
     ) -> KTable:
         """A topic read as a changelog and kept in ``store`` (with a changelog topic of its own): the last value of each key.
 
@@ -89,12 +90,12 @@ class StreamsBuilder:
         key: object | None,
         value: object | None,
         name: str | None,
-        offset_reset: str,
+        offset_reset: str | None,
         where: str | None,
     ) -> tuple[str, Edge]:
         if not topics:
             raise TopologyError(f"{operator} needs at least one topic", where=where)
-        if offset_reset not in _RESETS:
+        if offset_reset is not None and offset_reset not in _RESETS:
             raise TopologyError(f"offset_reset is {', '.join(_RESETS)}; found {offset_reset!r}", where=where)
         key_serde = serdes.bytes_() if key is None else checked_serde(key, "key", operator, where)
         value_serde = serdes.bytes_() if value is None else checked_serde(value, "value", operator, where)

@@ -119,7 +119,7 @@ def prepare_cluster(
         {sub.index: sub.inputs(config.application_id) for sub in subs.subtopologies},
         {sub.index: sub.stores for sub in subs.subtopologies},
         partitions,
-        _offset_resets(subs, config),
+        offset_resets(subs, config),
         frozenset(needed.repartition),
         fingerprint(subs),
     )
@@ -149,7 +149,8 @@ def _fence_recorded(config: StreamsConfig, directory: StateDirectory, threads: i
     directory.forget_transactional_ids(set(recorded) - set(mine))
 
 
-def _offset_resets(subs: SubTopologies, config: StreamsConfig) -> dict[str, str]:
+def offset_resets(subs: SubTopologies, config: StreamsConfig) -> dict[str, str]:
+    """Topic -> where it begins without a committed offset: as its source says, else as ``auto.offset.reset``."""
     policies: dict[str, str] = {}
     for node in subs.topology.nodes:
         if isinstance(node, SourceNode):

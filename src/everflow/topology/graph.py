@@ -71,7 +71,7 @@ class SourceNode(Node):
     key_serde: Serde
     value_serde: Serde
     kind: str = "stream"
-    offset_reset: str = "earliest"
+    offset_reset: str | None = None  # None: auto.offset.reset
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class Source:
     node: str
     key_serde: Serde
     value_serde: Serde
-    offset_reset: str
+    offset_reset: str | None
     kind: str
     merged: bool
     """True where the sub-topology reads several topics, so that the step has to merge partitions by time (D3)."""

@@ -1,0 +1,50 @@
+"""docs/guide/configuration.md is made from the code: every key has a text, every text a key, and the page is today's."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from configuration_page import FIELDS, PAGE, page
+
+from everflow import StreamsConfig
+from everflow.config import CLIENT_PREFIXES, SHARED_PREFIXES, TAG_PREFIX, WITHOUT_EFFECT, dotted_name
+from everflow.config_texts import GROUPS, PREFIXES
+
+BASE = {"application_id": "app", "bootstrap_servers": "broker:9092"}
+
+
+def test_every_key_has_one_text_and_every_text_a_key() -> None:
+    texts = Counter(name for group in GROUPS for name in group.keys)
+    assert texts == Counter(FIELDS.keys()), "write the key's text in src/everflow/config_texts.py"
+
+
+def test_texts_say_something_and_can_stand_in_a_table() -> None:
+    for group in GROUPS:
+        for name, text in group.keys.items():
+            assert len(text.meaning.split()) >= 3, name
+            assert not set("|\n") & set(text.meaning + text.kafka_streams), name
+
+
+def test_every_beginning_of_a_clients_key_is_explained() -> None:
+    assert set(PREFIXES) == {*CLIENT_PREFIXES, *SHARED_PREFIXES, TAG_PREFIX}
+
+
+def test_the_page_is_the_one_that_the_code_gives() -> None:
+    assert PAGE.read_text() == page(), "run .venv/bin/python tests/configuration_page.py"
+
+
+@pytest.mark.parametrize("name", sorted(FIELDS))
+def test_every_key_can_be_written_as_the_page_writes_it(name: str) -> None:
+    value = getattr(StreamsConfig(**BASE), name)
+    assert getattr(StreamsConfig(**{**BASE, name: value}), name) == value
+    dotted = {dotted_name(key): given for key, given in {**BASE, name: value}.items()}
+    assert getattr(StreamsConfig(**dotted), name) == value
+
+
+def test_who_sets_a_key_without_effect_is_told_what_the_page_says() -> None:
+    shown = page()
+    for name, instead in WITHOUT_EFFECT.items():
+        config = StreamsConfig(**BASE, **{name: getattr(StreamsConfig(**BASE), name)})
+        assert [instead in warning for warning in config.warnings()] == [True]
+        assert instead in shown
