@@ -1,4 +1,4 @@
-"""Makes docs/guide/configuration.md of the code. Run it after a change of a key or of its text:
+"""Makes the tables of docs/guide/configuration.md of the code. Run it after a change of a key or of its text:
 
 .venv/bin/python tests/configuration_page.py
 """
@@ -26,67 +26,13 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "guide" / "configuration.m
 UNBOUNDED = (INT32, INT64, LONGEST_MS, 2**62)
 """Bounds that are only those of a number's width."""
 FIELDS = {field.name: field for field in dataclasses.fields(StreamsConfig) if field.metadata.get("key", True)}
-MADE_UP = {"application_id": "must be set", "bootstrap_servers": "must be set", "num_stream_threads": "(cores)", "state_dir": "(see right)"}
+MADE_UP = {
+    "application_id": "must be set",
+    "bootstrap_servers": "must be set",
+    "num_stream_threads": "(cores)",
+    "state_dir": "(see right)",
+}
 """Defaults that are no constants."""
-
-HEAD = """# Configuration
-
-Every setting, made from the code by `tests/configuration_page.py`. Only `application.id` and `bootstrap.servers` have no default.
-Names and meanings are Kafka Streams' where it has the key; the last column says what differs there.
-
-## How settings are given
-
-A key is written dotted, as in Kafka, or with underscores, as Python names keywords. Values may be text: it is read as the key's type.
-
-```python
-from everflow import StreamsConfig
-
-config = StreamsConfig(application_id="delays", bootstrap_servers="localhost:9092", task_timeout_ms=60_000)
-same = StreamsConfig(**{"application.id": "delays", "bootstrap.servers": "localhost:9092", "task.timeout.ms": "60000"})
-assert config == same
-```
-
-| where | how |
-| --- | --- |
-| Python | `KafkaStreams(topology, application_id=..., bootstrap_servers=..., task_timeout_ms=60_000)`, or `KafkaStreams(topology, config)` |
-| the command line | `everflow run MODULE:NAME --set task.timeout.ms=60000`, as often as needed; `--application-id`, `--bootstrap-servers`, `--guarantee`, `--threads` and `--state-dir` are short for five of them, and win over `--set` |
-| the environment | `EVERFLOW_BOOTSTRAP_SERVERS`, for `everflow run` without `--bootstrap-servers`; `XDG_STATE_HOME` is where `state.dir` is by default; `JAVA_HOME` is the Java that Spark runs on |
-
-There is no file of settings: read one with what you like, and pass the mapping, `StreamsConfig(**mapping)`. A configuration does not change while
-an instance runs. A key that does not exist, is given twice, or has a wrong value is a `ConfigError` that names it (and the nearest right name):
-
-```python
-from everflow import ConfigError
-
-try:
-    StreamsConfig(application_id="delays", bootstrap_servers="localhost:9092", task_time_out_ms=60_000)
-except ConfigError as error:
-    print(error)
-```
-
-<!-- output -->
-```text
-Unknown configuration key 'task_time_out_ms': did you mean task.timeout.ms (task_timeout_ms=...)? Client settings take a prefix: consumer., producer., admin., topic.
-```
-
-Times are in ms, sizes in bytes. **No effect yet** marks keys that are accepted, so that a program can come over from Kafka Streams; who sets one is told at
-the start what holds instead.
-"""
-
-CLIENTS = """
-## Settings of Kafka's clients
-
-A key with one of these beginnings is passed on as it is, and checked before anything runs. With keywords, `producer_linger_ms=5`.
-
-| beginning | goes to |
-| --- | --- |
-{rows}
-
-everflow's guarantees stand on some client settings, so these are refused with any prefix: {fixed}. So are, behind `consumer.` and
-`main.consumer.`, the keys of the group's member, which are everflow's own: write `session.timeout.ms`, `heartbeat.interval.ms`, `max.poll.interval.ms`,
-`group.instance.id` and `client.rack` without a prefix.
-"""
-
 
 def values(name: str) -> str:
     """What a key takes."""
@@ -130,12 +76,27 @@ def table(group: Group) -> str:
     return "\n".join(lines) + "\n"
 
 
-def page() -> str:
-    """The whole page."""
-    rows = "\n".join(f"| `{prefix}` | {to} |" for prefix, to in PREFIXES.items())
+def keys() -> str:
+    """The tables of all keys."""
+    return "".join(table(group) for group in GROUPS)
+
+
+def prefixes() -> str:
+    """The table of the clients' settings, and what cannot be set."""
+    rows = "".join(f"| `{prefix}` | {to} |\n" for prefix, to in PREFIXES.items())
     fixed = ", ".join(f"`{key}`" for key in sorted(FIXED_BY_EVERFLOW))
-    return HEAD + "".join(table(group) for group in GROUPS) + CLIENTS.format(rows=rows, fixed=fixed)
+    text = f"everflow's guarantees stand on some client settings, so these are refused with any prefix: {fixed}."
+    return f"| beginning | goes to |\n| --- | --- |\n{rows}\n{text}\n"
+
+
+def made(page: str) -> str:
+    """``page`` with its marked parts made anew."""
+    for name, part in (("keys", keys()), ("prefixes", prefixes())):
+        begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->\n"
+        before, _, rest = page.partition(begin)
+        page = before + begin + part + end + rest.partition(end)[2]
+    return page
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    PAGE.write_text(made(PAGE.read_text()))
