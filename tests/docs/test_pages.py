@@ -1,0 +1,91 @@
+"""The code of README.md and docs/ does what the pages say. How a page says it: docs/WRITING.md.
+
+All pages in one file, so that they share one Spark context and one broker.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from page_program import BlockError, PageProgram, in_folder
+
+from markdown_pages import Block, blocks, page_id, pages
+
+TEXTS = {page_id(path): path.read_text() for path in pages()}
+
+
+def _needs_a_broker(page: str) -> bool:
+    return re.search(r"<!-- test:.* needs=broker\b", TEXTS[page]) is not None
+
+
+def _parameter(page: str) -> Any:
+    return pytest.param(page, marks=[pytest.mark.spark, *([pytest.mark.broker] if _needs_a_broker(page) else [])], id=page)
+
+
+@pytest.mark.parametrize("page", [_parameter(page) for page, text in TEXTS.items() if "```" in text])
+def test_a_page_does_what_it_says(page: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    bootstrap = request.getfixturevalue("bootstrap") if _needs_a_broker(page) else None
+    # Short, unlike tmp_path: sockets of Spark's workers lie in it.
+    with tempfile.TemporaryDirectory(prefix="ef-") as folder, in_folder(Path(folder)):
+        monkeypatch.setenv("XDG_STATE_HOME", folder)
+        program = PageProgram(Path(folder), bootstrap)
+        for block in blocks(TEXTS[page], page):
+            program.run(block)
+
+
+@pytest.mark.parametrize(
+    ("page", "says"),
+    [
+        ("```python\nprint(1)\n```\n<!-- output -->\n```text\n2\n```", r"p\.md:2: the page shows\n2\n\nand the block says\n1"),
+        ("```python\nprint(1)\n```", r"p\.md:2: the page shows\n\nand the block says\n1"),
+        ("```python\n>>> 1 + 1\n3\n```", r"(?s)p\.md:2.*Expected:\n    3\nGot:\n    2"),
+        ("```python\n\n1 / 0\n```", r'(?s)File "p\.md", line 3.*ZeroDivisionError'),
+        ("<!-- test: raises=ValueError contains=seven -->\n```python\nint('six')\n```", "ValueError with 'seven' was to be raised"),
+        ("<!-- test: raises=KeyError -->\n```python\npass\n```", "was to be raised, found None"),
+        ("<!-- test: run -->\n```console\n$ echo a\nb\n```", r"p\.md:3: the page shows\nb"),
+        ("<!-- test: run -->\n```bash\nfalse\n```", "ended with 1"),
+        ("<!-- test: run exit=3 -->\n```bash\nexit 2\n```", "ended with 2"),
+    ],
+)
+def test_a_page_that_says_something_else_than_its_code_does_is_found(page: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(BlockError, match=says):
+        _run(blocks(page, "p.md"), tmp_path)
+
+
+def test_a_page_is_one_program_with_files_of_its_own(tmp_path: Path) -> None:
+    page = """
+<!-- test: file=numbers_of_page.py -->
+```python
+ONE = 1
+```
+<!-- setup
+two = 2
+-->
+```python
+from numbers_of_page import ONE
+def three():
+    return ONE + two
+```
+```python
+>>> three()
+3
+```
+<!-- test: run -->
+```console
+$ python -c 'import numbers_of_page as n; print(n.ONE); print("and so on")'
+1
+...
+```
+"""
+    with in_folder(tmp_path):
+        _run(blocks(page, "p.md"), tmp_path)
+
+
+def _run(found: list[Block], folder: Path) -> None:
+    program = PageProgram(folder, None)
+    for block in found:
+        program.run(block)
