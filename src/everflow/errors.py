@@ -49,6 +49,26 @@ class TopologyError(EverflowError):
         self.where = where
 
 
+class UnknownNameError(TopologyError, AttributeError):
+    """A name that this class or module does not have; the message says what it is called here, or what to do instead.
+
+    An AttributeError too, so that ``hasattr`` and Python's own lookups work.
+    """
+
+    code = "EF-UNKNOWN-NAME"
+
+    def __init__(self, message: str, *, name: str = "", where: str | None = None) -> None:
+        super().__init__(message, where=where)
+        self.name = name
+        self.obj = None  # Python would add a "Did you mean" of its own
+
+
+class UnknownImportError(TopologyError, ImportError):
+    """A name that cannot be imported from everflow; says what `UnknownNameError` says."""
+
+    code = "EF-UNKNOWN-NAME"
+
+
 # --- fatal for the instance: stop, say why -------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from everflow.errors import TopologyError
+from everflow.foreign_names import Telling
 from everflow.records import Int64
 
 Duration: TypeAlias = "str | int | dt.timedelta"
@@ -67,7 +68,7 @@ def _whole_ms(value: Any, wanted: str) -> int:
 
 
 @dataclass(frozen=True)
-class TimeWindows:
+class TimeWindows(Telling):
     """Windows ``[start, start + size)`` that begin at every multiple of ``advance_ms``.
 
     Tumbling where the advance equals the size, hopping where it is smaller. ``grace_ms`` is how long after its
@@ -140,7 +141,7 @@ class TimeWindows:
 
 
 @dataclass(frozen=True)
-class SessionWindows:
+class SessionWindows(Telling):
     """Sessions of a key: windows ``[start, end]`` of records with no gap of more than ``gap_ms`` between them.
 
     A record opens a session, extends one, or joins several into one; both ends are times of records. ``grace_ms`` is how

@@ -17,7 +17,8 @@ ARROW = frozenset({"pyarrow", "numpy"})
 KAFKA = frozenset({"confluent_kafka", "kafka"})
 ANYTHING = frozenset({"*"})
 
-LAYER_0 = ("errors", "config", "config_texts", "records", "serdes", "windows", "clock", "metrics", "moves", "jvm", "sockets")
+VALUES = ("errors", "config", "config_texts", "records", "serdes", "windows", "clock", "metrics", "moves")
+LAYER_0 = (*VALUES, "jvm", "sockets", "location", "foreign_names")
 BASE = frozenset(f"everflow.{name}" for name in LAYER_0)
 PURE = frozenset({"everflow.topology", "everflow.operators", "everflow.assignment"}) | {
     "everflow.state.store",

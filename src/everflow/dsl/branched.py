@@ -11,13 +11,14 @@ from everflow.dsl.expressions import Expression, is_column, is_true, predicate
 from everflow.dsl.functions import FirstOf, key_value_function
 from everflow.dsl.graph_builder import check_name
 from everflow.dsl.kstream import KStream
-from everflow.dsl.location import user_line
 from everflow.errors import TopologyError
+from everflow.foreign_names import Telling
+from everflow.location import user_line
 from everflow.spark.expressions import analyse
 from everflow.topology.graph import PREPARE, FunctionNode, ProjectNode
 
 
-class BranchedKStream:
+class BranchedKStream(Telling):
     """What ``KStream.split`` returns; collects branches until ``default_branch`` or ``no_default_branch``.
 
     Branches are keyed by their ``name``, unnamed ones by their number from 1, an unnamed default by ``"0"``.

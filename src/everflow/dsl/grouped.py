@@ -19,8 +19,9 @@ from everflow.dsl.expressions import Edge, checked_serde, default_serde, fitting
 from everflow.dsl.functions import WithoutKey, check_parameters, required_parameters
 from everflow.dsl.kstream import KStream
 from everflow.dsl.ktable import KTable
-from everflow.dsl.location import user_line
 from everflow.errors import EverflowError, TopologyError
+from everflow.foreign_names import Telling
+from everflow.location import user_line
 from everflow.operators import agg
 from everflow.operators.agg import Aggregator
 from everflow.operators.aggregate import AggregateSpec
@@ -36,7 +37,7 @@ from everflow.windows import SessionWindows, TimeWindows
 Operator: TypeAlias = AggregateSpec | PythonAggregateSpec | SessionAggregateSpec | SessionFunctionSpec
 
 
-class KGroupedStream:
+class KGroupedStream(Telling):
     """Records grouped by key. ``name`` is that of the repartition topic, used where the key was changed; several aggregations
     of one grouped stream share the topic."""
 
@@ -112,7 +113,7 @@ class KGroupedStream:
         return self._stream
 
 
-class _WindowedKStream:
+class _WindowedKStream(Telling):
     """What groups in time windows and in sessions have in common."""
 
     def __init__(self, group: KGroupedStream, windows: TimeWindows | SessionWindows) -> None:

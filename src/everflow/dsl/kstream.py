@@ -30,8 +30,9 @@ from everflow.dsl.expressions import (
 )
 from everflow.dsl.functions import key_value_function
 from everflow.dsl.graph_builder import GraphBuilder, check_name
-from everflow.dsl.location import user_line
 from everflow.errors import TopologyError
+from everflow.foreign_names import Telling
+from everflow.location import user_line
 from everflow.operators.table import TableSpec
 from everflow.serdes import Serde
 from everflow.spark.expressions import analyse
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from everflow.dsl.ktable import KTable
 
 
-class KStream:
+class KStream(Telling):
     """A stream of records ``(key, value)``; ``edge`` holds their types and serdes.
 
     ``key_changed``: an operator before may have changed the key, so that a grouping has to repartition first.

@@ -21,14 +21,15 @@ from everflow.dsl.expressions import (
 from everflow.dsl.functions import TableFilter, TableMapper, key_value_function
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.kstream import KStream, fields_from_options
-from everflow.dsl.location import user_line
 from everflow.errors import TopologyError
+from everflow.foreign_names import Telling
+from everflow.location import user_line
 from everflow.spark.expressions import analyse
 from everflow.topology.graph import ColumnExpr, FunctionNode, ProjectNode
 from everflow.topology.types import type_text
 
 
-class KTable:
+class KTable(Telling):
     """A changelog stream of ``(key, latest value)``; windowed tables have the key ``struct<key, start, end>`` (ms).
 
     Columns and Python functions are taken as by `KStream`; they are not called for deletions.

@@ -9,8 +9,9 @@ from everflow.dsl.expressions import Edge, checked_serde
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.kstream import KStream
 from everflow.dsl.ktable import KTable
-from everflow.dsl.location import user_line
 from everflow.errors import TopologyError
+from everflow.foreign_names import Telling
+from everflow.location import user_line
 from everflow.operators.table import TableSpec
 from everflow.serdes import Serde
 from everflow.spark.session import get_context
@@ -20,7 +21,7 @@ from everflow.topology.graph import SourceNode, StatefulNode, Topology
 _RESETS = ("earliest", "latest", "none")
 
 
-class StreamsBuilder:
+class StreamsBuilder(Telling):
     """Builds one topology; not for use from several threads.
 
     Creating one starts Spark (or adopts the SparkContext that runs), which ``pyspark.sql.functions`` needs.

@@ -7,11 +7,12 @@ null (``count`` of a column: 0). Integer sums are 64-bit and wrap around as Java
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from everflow.errors import TopologyError
+from everflow.foreign_names import telling
 
 KINDS = ("count", "sum", "min", "max", "avg", "first", "last")
 
@@ -87,3 +88,7 @@ def _sum_type(column_type: pa.DataType) -> pa.DataType:
         precision = column_type.precision + 10
         return pa.decimal128(38 if precision > 38 else precision, column_type.scale)
     return pa.float64() if pa.types.is_floating(column_type) else pa.int64()
+
+
+if not TYPE_CHECKING:  # a type checker knows the names
+    __getattr__ = telling(__name__, lambda: KINDS)

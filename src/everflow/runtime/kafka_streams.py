@@ -19,6 +19,7 @@ from everflow import metrics as names
 from everflow.clock import Clock, Deadline, SystemClock
 from everflow.config import StreamsConfig
 from everflow.errors import EverflowError
+from everflow.foreign_names import Telling
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.producer import group_metadata
 from everflow.membership.member import Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked, Roles
@@ -83,7 +84,7 @@ TAIL_THREADS = 2
 """For tasks whose copy was in use here a moment ago: they must not wait behind whole restores."""
 
 
-class KafkaStreams(InteractiveQueries, InstanceOperations):
+class KafkaStreams(InteractiveQueries, InstanceOperations, Telling):
     """Runs a topology. One object is one instance: one member of the group ``application.id``; it starts once.
 
         KafkaStreams(builder.build(), application_id="delays", bootstrap_servers="broker:9092").run()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from everflow.errors import RetriableError, StoreMismatchError
+from everflow.foreign_names import Telling
 from everflow.runtime.query_errors import InvalidStateStoreError, StateMovingError, StoreKindError
 from everflow.serdes.base import SerdeError
 from everflow.state.changelog import TIMESTAMP_BYTES
@@ -99,7 +100,7 @@ class StoreReader:
         return page, False
 
 
-class ReadOnlyStore:
+class ReadOnlyStore(Telling):
     """A store as this instance has it: by default the active tasks that run here. Safe from any thread.
 
     `KafkaStreams.store` gives one by the store's kind: `ReadOnlyKeyValueStore`, `ReadOnlyWindowStore` or

@@ -6,10 +6,11 @@ are Java's, so that topics and changelogs can be shared with Kafka Streams appli
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from everflow.foreign_names import telling
 from everflow.serdes.base import Serde, SerdeError
 from everflow.serdes.json_serde import JsonSerde
 from everflow.serdes.packed import PackedSerde
@@ -108,3 +109,7 @@ def from_type(type_: pa.DataType) -> Serde:
     if type_ == pa.float64():
         return double()
     return json(type_)
+
+
+if not TYPE_CHECKING:  # a type checker knows the names
+    __getattr__ = telling(__name__, lambda: __all__)

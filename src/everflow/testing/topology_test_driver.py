@@ -15,6 +15,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
 from everflow.errors import EverflowError, RecordError, TopologyError
+from everflow.foreign_names import Telling
 from everflow.records import EdgeBatch
 from everflow.runtime.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
 from everflow.runtime.query_errors import StoreKindError
@@ -53,7 +54,7 @@ class _Raw:
     headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
-class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"]):
+class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
     """Pipes records through a topology. Not thread-safe; use as a context manager or call `close`.
 
     Args:
@@ -270,7 +271,7 @@ class _MemorySink:
         return result
 
 
-class InputTopic:
+class InputTopic(Telling):
     """Pipes decoded records into one topic."""
 
     def __init__(self, driver: TopologyTestDriver, topic: str, key: Serde, value: Serde, start_ms: int, advance_ms: int) -> None:
@@ -306,7 +307,7 @@ class InputTopic:
         return _Raw(self._topic, self._key.encode(key), self._value.encode(value), timestamp, tuple(headers))
 
 
-class OutputTopic:
+class OutputTopic(Telling):
     """Reads decoded records of one topic, in the order they were written."""
 
     def __init__(self, records: deque[_Raw], topic: str, key: Serde, value: Serde) -> None:
@@ -354,7 +355,7 @@ class OutputTopic:
         return table
 
 
-class KeyValueView:
+class KeyValueView(Telling):
     """Decoded read access to a key-value store."""
 
     def __init__(self, spec: StoreSpec, store: InMemoryStore, decode: Callable[[bytes], Any]) -> None:
@@ -372,7 +373,7 @@ class KeyValueView:
             yield self._spec.key_serde.decode(key), self._decode(stored[8:])
 
 
-class WindowView:
+class WindowView(Telling):
     """Decoded read access to a window store."""
 
     def __init__(self, spec: StoreSpec, store: InMemoryStore, decode: Callable[[bytes], Any]) -> None:
@@ -391,7 +392,7 @@ class WindowView:
         return None if found is None else self._decode(found[8:])
 
 
-class SessionView:
+class SessionView(Telling):
     """Decoded read access to a session store."""
 
     def __init__(self, spec: StoreSpec, store: InMemoryStore, decode: Callable[[bytes], Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from everflow.foreign_names import Telling
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec
 
@@ -149,7 +150,7 @@ class RepartitionTopic:
 
 
 @dataclass(frozen=True)
-class Topology:
+class Topology(Telling):
     """The whole program. ``nodes`` in topological order (inputs first)."""
 
     nodes: tuple[Node, ...]

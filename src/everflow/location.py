@@ -1,4 +1,4 @@
-"""The line of the user's program that called the DSL: errors and nodes carry it."""
+"""The line of the user's program that called everflow: errors and nodes carry it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-_PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
+_PACKAGE = str(Path(__file__).resolve().parent) + os.sep
 _USER_SIDE = tuple(_PACKAGE + name for name in ("demo", "testing", "cli"))
 
 
@@ -16,7 +16,8 @@ def user_line() -> str | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(_PACKAGE) or file.startswith(_USER_SIDE):
+        ours = file.startswith(_PACKAGE) and not file.startswith(_USER_SIDE)
+        if not ours and not file.startswith("<frozen importlib"):
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return None

@@ -1,0 +1,91 @@
+"""Names of other APIs on streams, tables and groups: the message tells the name here, and its example works as it is written."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as F
+
+from everflow import SessionWindows, StreamsBuilder, TimeWindows, agg, serdes
+from everflow.errors import UnknownNameError
+from everflow.foreign_names import FOREIGN_NAMES
+
+pytestmark = pytest.mark.spark
+VALUE = "item string, amount double"
+OWNERS = ("StreamsBuilder", "KStream", "KTable", "KGroupedStream", "TimeWindowedKStream", "SessionWindowedKStream")
+OWNERS += ("BranchedKStream", "TimeWindows", "SessionWindows", "Topology", "agg", "serdes")
+EXAMPLES = [
+    (owner, entry.advice)
+    for owner in OWNERS
+    for entry in dict.fromkeys(FOREIGN_NAMES[owner].values())
+    if entry.here is not None and "KafkaStreams" not in entry.advice
+]
+
+
+class World:
+    """Things as the examples name them, each of a new builder."""
+
+    def __init__(self, owner: str) -> None:
+        self.builder = StreamsBuilder()
+        reads = owner != "StreamsBuilder"  # its examples read the topics themselves
+        stream = StreamsBuilder().stream("orders", key=serdes.string(), value=serdes.json(VALUE)) if not reads else None
+        self.stream = stream or self.builder.stream("orders", key=serdes.string(), value=serdes.json(VALUE))
+        self.other = self.builder.stream("more", key=serdes.string(), value=serdes.json(VALUE))
+        self.grouped = self.stream.group_by_key()
+        sessions = SessionWindows.of_inactivity_gap("5 minutes")
+        self.windowed: Any = self.grouped.windowed_by(TimeWindows.of_size("1 hour"))
+        if owner == "SessionWindowedKStream":
+            self.windowed = self.grouped.windowed_by(sessions)
+        self.split = self.stream.split()
+        self.table = self.grouped.count(store="a-store")
+
+    def run(self, example: str) -> object:
+        names = {"F": F, "agg": agg, "serdes": serdes, "TimeWindows": TimeWindows, "SessionWindows": SessionWindows}
+        return eval(example, {**names, **vars(self)})
+
+
+@pytest.mark.parametrize(("owner", "example"), EXAMPLES, ids=[f"{owner}: {example}" for owner, example in EXAMPLES])
+def test_an_example_works_as_it_is_written(owner: str, example: str) -> None:
+    World(owner).run(example)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("stream.mapValues(str)", r"KStream has no mapValues: it is map_values here, for example stream\.map_values\("),
+        ("stream.left_join(other)", "KStream has no left_join: joins are not there yet"),
+        ("stream.join(other)", "joins are not there yet"),
+        ("stream.groupByKey()", "it is group_by_key here"),
+        ("stream.select('value.amount')", r"it is map_values here, for example stream\.map_values\(item=F\.col"),
+        ("stream.where('a > 1')", r"it is filter here, for example stream\.filter\("),
+        ("stream.process(list)", "the Processor API is not there yet.*store='kept'"),
+        ("stream.writeStream.start()", r"it is to here, for example stream\.to\('output'"),
+        ("table.suppress(None)", "suppress is not there yet"),
+        ("table.to('out')", r"it is to_stream here, for example table\.to_stream\(\)\.to\('output'\)"),
+        ("grouped.agg(n=1)", r"it is aggregate here, for example grouped\.aggregate\(total=agg\.sum"),
+        ("windowed.emitStrategy(None)", "emitting when a window closes is not there yet"),
+        ("builder.readStream.format('kafka')", r"it is stream here, for example builder\.stream\('orders'"),
+        ("builder.global_table('t')", "global tables are not there yet"),
+        ("builder.build().addSource('s')", "topologies are written with StreamsBuilder"),
+        ("stream.fliter(None)", r"KStream has no fliter; did you mean filter\?"),
+        ("stream.qqqqq", "KStream has no qqqqq; it has branch, "),
+    ],
+)
+def test_a_foreign_or_misspelt_name_is_told_with_the_users_line(given: str, told: str) -> None:
+    world = World("KStream")
+    with pytest.raises(UnknownNameError, match=told) as caught:
+        world.run(given)
+    assert isinstance(caught.value, AttributeError)
+    assert caught.value.where == "<string>:1"
+    assert caught.value.code == "EF-UNKNOWN-NAME"
+
+
+def test_what_python_and_notebooks_ask_of_an_object_works_as_of_any_other() -> None:
+    stream = World("KStream").stream
+    assert not hasattr(stream, "join")
+    assert getattr(stream, "_repr_mimebundle_", None) is None
+    assert not hasattr(stream, "_ipython_canary_method_should_not_exist_")
+    assert repr(copy.copy(stream)) == repr(stream)
+    assert "map_values" in dir(stream)
