@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 
 from everflow import __version__
-from everflow.cli import simulate
+from everflow.cli import new_project, record_commands, simulate, topics
 from everflow.cli.terminal import error_text, merge_settings, parse_settings
 from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
 
@@ -249,4 +249,5 @@ def _stop_signals() -> threading.Event:
     return stopped
 
 
-simulate.register(app, _errors_for_people)
+for group in (new_project, topics, record_commands, simulate):
+    group.register(app, _errors_for_people)

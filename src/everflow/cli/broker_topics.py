@@ -11,27 +11,29 @@ from everflow.kafka.admin import ClusterAdmin
 
 _LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _MOST_PARTITIONS = 1_000
-"""One small node holds them all, each with files of its own."""
+"""Enough for any program; a small node holds them all, each with files of its own."""
 
 
-def parse_topics(given: Sequence[str]) -> dict[str, int]:
-    """Partitions by topic name, in the order given.
+def parse_topics(given: Sequence[str], *, option: str = "--topic ", partitions: int | None = None) -> dict[str, int]:
+    """Partitions by topic name, in the order given. ``partitions`` are those of an argument that names none: without it each must.
 
-    Raises ConfigError, naming the argument, for one that is not ``name:partitions``, a name or a number of partitions that the
-    broker would refuse, and a topic given twice.
+    Raises ConfigError, naming the argument behind ``option``, for one that is not ``name:partitions``, a name or a number of
+    partitions that the broker would refuse, and a topic given twice.
     """
     topics: dict[str, int] = {}
     for argument in given:
-        name, separator, partitions = argument.rpartition(":")
-        if not separator or not re.fullmatch(r"[0-9]+", partitions):
-            raise ConfigError(f"--topic {argument!r}: write it as name:partitions, e.g. orders:4.")
+        name, separator, count = argument.rpartition(":")
+        if not separator and partitions is not None:
+            name, count = argument, str(partitions)
+        elif not separator or not re.fullmatch(r"[0-9]+", count):
+            raise ConfigError(f"{option}{argument!r}: write it as name:partitions, e.g. orders:4.")
         if not _LEGAL.fullmatch(name) or name in (".", ".."):
-            raise ConfigError(f"--topic {argument!r}: a topic's name is 1 to 249 letters, digits, '.', '_' or '-'; not {name!r}.")
-        if not 1 <= int(partitions) <= _MOST_PARTITIONS:
-            raise ConfigError(f"--topic {argument!r}: a topic has 1 to {_MOST_PARTITIONS:,} partitions here.")
+            raise ConfigError(f"{option}{argument!r}: a topic's name is 1 to 249 letters, digits, '.', '_' or '-'; not {name!r}.")
+        if not 1 <= int(count) <= _MOST_PARTITIONS:
+            raise ConfigError(f"{option}{argument!r}: a topic has 1 to {_MOST_PARTITIONS:,} partitions here.")
         if name in topics:
-            raise ConfigError(f"--topic {argument!r}: topic {name} is given twice.")
-        topics[name] = int(partitions)
+            raise ConfigError(f"{option}{argument!r}: topic {name} is given twice.")
+        topics[name] = int(count)
     return topics
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
@@ -11,6 +13,7 @@ from rich.status import Status
 from rich.text import Text
 
 PLAIN_INTERVAL_S = 5.0
+_TICK_S = 1.0
 
 
 class StatusLine:
@@ -33,6 +36,7 @@ class StatusLine:
         self._interval_s = interval_s
         self._clock = clock
         self._stamp = stamp
+        self._lock = threading.RLock()
         self._status: Status | None = None
         self._printed_at: float | None = None
         self._printed = ""
@@ -41,9 +45,39 @@ class StatusLine:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._status is not None:
-            self._status.stop()
-            self._status = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Take the live line away; the next `show` brings it back."""
+        with self._lock:
+            if self._status is not None:
+                self._status.stop()
+                self._status = None
+
+    @contextmanager
+    def waiting(self, what: str, *, after_s: float = 0.0) -> Iterator[None]:
+        """While the block runs, show what is waited for and for how long: ``starting Spark, 5 s``.
+
+        ``after_s``: nothing is shown of a wait that is shorter. Not for use inside another one.
+        """
+        began = self._clock()
+        over = threading.Event()
+
+        def tell() -> None:
+            first, pause = True, after_s
+            while not over.wait(pause):
+                elapsed = self._clock() - began
+                self.show(f"{what}, {elapsed:.0f} s" if elapsed >= _TICK_S else what, now=first)
+                first, pause = False, _TICK_S
+
+        teller = threading.Thread(target=tell, name="everflow-waiting", daemon=True)
+        teller.start()
+        try:
+            yield
+        finally:
+            over.set()
+            teller.join()
+            self.clear()
 
     def say(self, text: str) -> None:
         """Print a lasting line (above the live one)."""
@@ -65,13 +99,15 @@ class StatusLine:
         """
         if self._console.is_terminal:
             live = Text("\n".join((text, *below)), no_wrap=True, overflow="ellipsis")
-            if self._status is None:
-                self._status = self._console.status(live)
-                self._status.start()
-            self._status.update(live)
+            with self._lock:
+                if self._status is None:
+                    self._status = self._console.status(live)
+                    self._status.start()
+                self._status.update(live)
             return
-        at = self._clock()
-        due = now or self._printed_at is None or at - self._printed_at >= self._interval_s
-        if due and text != self._printed:
-            self._printed_at, self._printed = at, text
-            self.event(text)
+        with self._lock:
+            at = self._clock()
+            due = now or self._printed_at is None or at - self._printed_at >= self._interval_s
+            if due and text != self._printed:
+                self._printed_at, self._printed = at, text
+                self.event(text)

@@ -57,6 +57,14 @@ class TopicDescription:
 
 
 @dataclass(frozen=True)
+class TopicShape:
+    """Partitions of a topic, and the replicas of each (of the first where they differ)."""
+
+    partitions: int
+    replication_factor: int
+
+
+@dataclass(frozen=True)
 class CommittedOffset:
     """A committed offset of a group and the metadata text written with it."""
 
@@ -166,6 +174,18 @@ class ClusterAdmin:
             return found
 
         return self._retry(once, timeout_s, f"describing topics {', '.join(wanted)}")
+
+    def list_topics(self, timeout_s: float = _REQUEST_S) -> dict[str, TopicShape]:
+        """Every topic that may be seen, the broker's own included, by name."""
+
+        def once(left: float) -> dict[str, TopicShape]:
+            found = {}
+            for name, topic in self._admin.list_topics(timeout=left).topics.items():
+                replicas = [len(partition.replicas) for partition in topic.partitions.values()]
+                found[str(name)] = TopicShape(len(replicas), replicas[0] if replicas else 0)
+            return found
+
+        return self._retry(once, timeout_s, "listing topics")
 
     def client_ids(self, group: str, timeout_s: float = _REQUEST_S) -> frozenset[str]:
         """Client ids of a group's members, whatever state the group is in."""

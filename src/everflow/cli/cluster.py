@@ -1,0 +1,53 @@
+"""What the commands that speak to a broker share: where it is, how it is reached, and what is said while nobody answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+
+from rich.console import Console
+
+from everflow.cli.status import StatusLine
+from everflow.cli.terminal import parse_settings
+from everflow.config import StreamsConfig
+from everflow.errors import ConfigError, TaskTimeoutError
+from everflow.kafka.admin import ClusterAdmin
+
+REACH_S = 20.0
+_SILENT_S = 1.0
+
+
+def client_config(servers: str, settings: Sequence[str] | None) -> StreamsConfig:
+    """Clients' settings from ``--bootstrap-servers`` and ``--set``; ConfigError for what `StreamsConfig` refuses."""
+    given = assignments("--set", settings)
+    return StreamsConfig(**{"application.id": "everflow-command", "bootstrap.servers": servers, **given})
+
+
+def assignments(option: str, given: Sequence[str] | None) -> dict[str, str]:
+    """The ``key=value`` arguments of ``option``; ConfigError for one that is none."""
+    try:
+        return parse_settings(given or [])
+    except ValueError as error:
+        raise ConfigError(f"{option} {error}") from None
+
+
+@contextmanager
+def connected(config: StreamsConfig, status: StatusLine) -> Iterator[ClusterAdmin]:
+    """An admin client of a cluster that answers. TaskTimeoutError if none does within ``REACH_S`` seconds."""
+    servers = config.bootstrap_servers
+    with closing(ClusterAdmin(config.admin())) as admin:
+        try:
+            with status.waiting(f"waiting for Kafka at {servers} (for {REACH_S:g} s at most)", after_s=_SILENT_S):
+                admin.wait_until_reachable(REACH_S, lambda _: None)
+        except TaskTimeoutError:
+            raise TaskTimeoutError(
+                f"no Kafka broker answered at {servers} within {REACH_S:g} s.\n"
+                "Check --bootstrap-servers (or EVERFLOW_BOOTSTRAP_SERVERS), that the broker runs, and security settings (--set).\n"
+                "For development `everflow broker` starts one."
+            ) from None
+        yield admin
+
+
+def own_status() -> StatusLine:
+    """What a command says beside its results: on stderr."""
+    return StatusLine(Console(stderr=True))

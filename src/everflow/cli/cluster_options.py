@@ -1,0 +1,22 @@
+"""The options of commands that speak to a broker. Light: what they mean is in `everflow.cli.cluster`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Annotated
+
+import typer
+
+LOCAL_BROKER = "localhost:9092"
+
+ErrorsForPeople = Callable[[bool], AbstractContextManager[None]]
+
+Servers = Annotated[
+    str, typer.Option("--bootstrap-servers", envvar="EVERFLOW_BOOTSTRAP_SERVERS", help="host:port of one or more brokers.")
+]
+ClientSettings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A client's setting, e.g. security.protocol=SASL_SSL; repeatable."),
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and everflow's own log.")]

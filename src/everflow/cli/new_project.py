@@ -1,0 +1,110 @@
+"""``everflow new``: a small project, a program with its test, from the templates beside this module (``project/*.tmpl``)."""
+
+from __future__ import annotations
+
+import keyword
+import os
+import re
+import shutil
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+from string import Template
+from typing import Annotated
+
+import typer
+
+from everflow.cli.cluster_options import ErrorsForPeople
+from everflow.errors import ConfigError
+
+TEMPLATES = Path(__file__).parent / "project"
+FILES = {
+    "program.py.tmpl": "$module.py",
+    "test_program.py.tmpl": "tests/test_$module.py",
+    "sample.jsonl.tmpl": "sample.jsonl",
+    "README.md.tmpl": "README.md",
+    "pyproject.toml.tmpl": "pyproject.toml",
+    "gitignore.tmpl": ".gitignore",
+}
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
+
+
+def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
+    """Add the command to the ``everflow`` command."""
+
+    @app.command()
+    def new(
+        name: Annotated[str, typer.Argument(metavar="NAME", help="The project, e.g. page-views; or a path that ends in it.")],
+        debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and everflow's own log.")] = False,
+    ) -> None:
+        """Make a folder with a small program, its test, sample records and a README that says how to run it."""
+        with errors_for_people(debug):
+            folder = Path(name).expanduser()
+            module = module_name(folder.name)
+            written = make(folder, module)
+            typer.echo(f"{folder}: {', '.join(written)}")
+            typer.echo("\n".join(next_steps(folder, module)))
+
+
+def module_name(name: str) -> str:
+    """The module of a project called ``name``. ConfigError, with a name that will do, for one that will not."""
+    module = name.replace("-", "_")
+    if not _NAME.fullmatch(name):
+        problem = "a project's name is a letter and then letters, digits, '-' or '_' (100 at most)"
+    elif keyword.iskeyword(module) or keyword.issoftkeyword(module):
+        problem = f"{module!r} is a word of Python's, and the program is a module of that name"
+    elif _taken(module):
+        problem = f"the program would hide the installed module {module!r}"
+    else:
+        return module
+    raise ConfigError(f"{name!r} cannot be a project's name: {problem}. How about {_proposed(name)}?")
+
+
+def make(folder: Path, module: str) -> list[str]:
+    """Write the project; the files' names. ConfigError for a folder that holds something, or that cannot be written to."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} exists and is not a folder. Choose another name.")
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise ConfigError(f"{folder} exists and is not empty. Choose another name; nothing was written.")
+        names = {"name": folder.name, "module": module}
+        written = []
+        for template, place in FILES.items():
+            path = folder / Template(place).substitute(names)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(Template((TEMPLATES / template).read_text(encoding="utf-8")).substitute(names), encoding="utf-8")
+            written.append(str(path.relative_to(folder)))
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror or error}.") from None
+    return written
+
+
+def next_steps(folder: Path, module: str) -> list[str]:
+    """The commands that test and run the project, as they can be typed here."""
+    everflow, python = "everflow", "python"
+    if shutil.which("everflow") is None:
+        everflow, python = (os.path.relpath(path, folder) for path in (Path(sys.executable).parent / "everflow", sys.executable))
+    return [
+        "next:",
+        f"  cd {folder}",
+        f"  {python} -m pytest",
+        f"  {everflow} broker --port 9092 --topic page-views:4 --topic views-per-section:4       # stays: a terminal of its own",
+        f"  {everflow} run {module}:builder --application-id {folder.name} --bootstrap-servers localhost:9092     # another one",
+        f"  {everflow} produce page-views < sample.jsonl",
+        f"  {everflow} consume views-per-section --window time --timeout 10",
+        "README.md says more.",
+    ]
+
+
+def _taken(module: str) -> bool:
+    if module in sys.stdlib_module_names:
+        return True
+    here = str(Path.cwd())
+    found = PathFinder.find_spec(module, [entry for entry in sys.path if entry not in ("", here)])
+    return found is not None and found.origin is not None
+
+
+def _proposed(name: str) -> str:
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).lstrip("-0123456789").rstrip("-")[:90] or "my-program"
+    module = slug.replace("-", "_")
+    return f"my-{slug}" if keyword.iskeyword(module) or keyword.issoftkeyword(module) or _taken(module) else slug

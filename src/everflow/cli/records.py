@@ -1,0 +1,197 @@
+"""Lines of text into a topic, and a topic's records as lines of text: ``everflow produce`` and ``everflow consume``."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, Message, Producer
+from confluent_kafka import TopicPartition as ClientTopicPartition
+
+from everflow import serdes
+from everflow.cli.record_commands import Format, Windowed
+from everflow.cli.status import StatusLine
+from everflow.config import StreamsConfig
+from everflow.errors import ConfigError
+from everflow.kafka.admin import ClusterAdmin
+from everflow.kafka.client_log import client_log
+from everflow.kafka.errors import classify
+from everflow.records import TopicPartition
+from everflow.serdes import Serde, SerdeError
+from everflow.serdes.windowed import SESSION_SUFFIX_BYTES, START_BYTES
+
+DELIVERY_S = 20.0
+"""For how long a record may wait for a broker that takes it."""
+_POLL_S = 0.2
+_IDLE_S = 1.0
+
+
+_NUMBERS: dict[Format, tuple[Serde, Callable[[str], Any]]] = {
+    Format.int_: (serdes.int_(), int),
+    Format.long: (serdes.long(), int),
+    Format.double: (serdes.double(), float),
+}
+
+@dataclass(frozen=True)
+class Line:
+    """A record to be written."""
+
+    key: bytes | None
+    value: bytes | None
+
+
+def lines(source: Iterable[str], separator: str, key: Format, value: Format) -> Iterator[Line]:
+    """The records that lines of text stand for. ConfigError, naming the line, for one that is not what it should be."""
+    for number, line in enumerate(source, 1):
+        text = line.rstrip("\r\n")
+        if not text.strip():
+            continue
+        before, found, behind = text.partition(separator)
+        try:
+            yield Line(encoded(before, key), encoded(behind, value)) if found else Line(None, encoded(text, value))
+        except (ValueError, SerdeError) as error:
+            raise ConfigError(f"line {number}: {error}; the lines before it were written.") from None
+
+
+def encoded(text: str, form: Format) -> bytes | None:
+    """Bytes of a text. ValueError or SerdeError where it does not fit."""
+    if form is Format.json:
+        try:
+            json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"not JSON: {error}") from None
+    if form in _NUMBERS:
+        serde, parse = _NUMBERS[form]
+        try:
+            return serde.encode(parse(text))
+        except ValueError:
+            raise ValueError(f"not {form.value}: {text!r}") from None
+    return text.encode()
+
+
+def decoded(data: bytes | None, form: Format) -> str:
+    """The text of bytes; ``null`` for none. SerdeError where they are something else."""
+    if data is None:
+        return "null"
+    if form is Format.bytes:
+        return repr(data)[2:-1]
+    serde = _NUMBERS[form][0] if form in _NUMBERS else serdes.string()
+    text = str(serde.decode(data))
+    if form is Format.json:
+        try:
+            json.loads(text)
+        except ValueError as error:
+            raise SerdeError(f"not JSON: {error}") from None
+    return text
+
+
+def windowed(data: bytes | None, form: Format, window: Windowed) -> str:
+    """``JFK@2013-01-01T00:00:00Z``: key and start of a time window; ``JFK@start/end`` of a session."""
+    if data is None:
+        return "null"
+    suffix = START_BYTES if window is Windowed.time else SESSION_SUFFIX_BYTES
+    if len(data) < suffix:
+        raise SerdeError(f"a key of a {window.value} window takes {suffix} bytes at least, found {len(data)}")
+    times = [int.from_bytes(data[at : at + 8], "big", signed=True) for at in range(len(data) - suffix, len(data), 8)]
+    return f"{decoded(data[:-suffix], form)}@{'/'.join(instant(time) for time in reversed(times))}"
+
+
+def instant(time_ms: int) -> str:
+    """ISO 8601 in UTC, with milliseconds where there are any; the number itself beyond what a calendar has."""
+    try:
+        when = datetime.fromtimestamp(time_ms / 1000, timezone.utc)
+    except (OverflowError, ValueError, OSError):
+        return str(time_ms)
+    return when.isoformat(timespec="milliseconds" if time_ms % 1000 else "seconds").replace("+00:00", "Z")
+
+
+def text_of(message: Message, key: Format, value: Format, window: Windowed | None) -> str:
+    """A record's line. SerdeError names the record and what to ask for."""
+    data: bytes | None = message.key()
+    half = "key"
+    try:
+        left = decoded(data, key) if window is None else windowed(data, key, window)
+        half = "value"
+        return f"{left}\t{decoded(message.value(), value)}"
+    except SerdeError as error:
+        place = f"{message.topic()}-{message.partition()}@{message.offset()}"
+        raise SerdeError(f"the {half} of {place} cannot be read: {error}\n--{half} bytes shows it as it is.") from None
+
+
+def send(config: StreamsConfig, topic: str, given: Iterable[Line], status: StatusLine) -> int:
+    """Write them all and wait for the broker; the number written. Raises what the broker refused."""
+    refused: list[KafkaError] = []
+    settings = {"partitioner": "murmur2_random", "message.timeout.ms": int(DELIVERY_S * 1000), **config.producer()}
+    producer = Producer(settings, logger=client_log)
+    sent = 0
+
+    def delivered(error: KafkaError | None, _: Message) -> None:
+        if error is not None:
+            refused.append(error)
+
+    try:
+        for line in given:
+            while not refused:
+                try:
+                    producer.produce(topic, line.value, line.key, on_delivery=delivered)
+                    break
+                except BufferError:
+                    producer.poll(_POLL_S)
+            if refused:
+                break
+            sent += 1
+            producer.poll(0)
+    finally:
+        with status.waiting(f"waiting for Kafka to take the records (for {DELIVERY_S:g} s at most)", after_s=_IDLE_S):
+            producer.flush(DELIVERY_S + 5.0)
+    if refused:
+        raise classify(refused[0], f"writing to {topic}")
+    return sent
+
+
+def records(
+    config: StreamsConfig, starts: dict[TopicPartition, int], count: int | None, timeout_s: float | None, status: StatusLine
+) -> Iterator[Message]:
+    """Committed records from ``starts`` on, as they come, until there were ``count`` or none for ``timeout_s`` seconds."""
+    away: list[str] = []
+
+    def failed(error: KafkaError) -> None:
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            away[:] = [f"no answer from Kafka at {config.bootstrap_servers}"]
+
+    own = {"group.id": "everflow-consume", "enable.auto.commit": False, "isolation.level": "read_committed", "error_cb": failed}
+    consumer = Consumer({**config.consumer(), **own, "auto.offset.reset": "earliest"}, logger=client_log)
+    with closing(consumer):
+        consumer.assign([ClientTopicPartition(tp.topic, tp.partition, offset) for tp, offset in starts.items()])
+        last = time.monotonic()
+        shown = 0
+        while count is None or shown < count:
+            message = consumer.poll(_POLL_S)
+            idle = time.monotonic() - last
+            if message is None:
+                if timeout_s is not None and idle >= timeout_s:
+                    return
+                if idle >= _IDLE_S:
+                    status.show(f"{away[0] if away else 'waiting for records'}, {idle:.0f} s")
+                continue
+            if (error := message.error()) is not None:
+                raise classify(error, f"reading {message.topic()}")
+            away.clear()
+            last = time.monotonic()
+            shown += 1
+            status.clear()
+            yield message
+
+
+def partitions_of(admin: ClusterAdmin, topic: str) -> list[TopicPartition]:
+    """Its partitions. ConfigError for a topic that does not exist."""
+    found = admin.describe_topics([topic])
+    if topic not in found:
+        hint = f"`everflow topic create {topic}` creates it, `everflow topic list` shows what there is"
+        raise ConfigError(f"no such topic: {topic}. {hint}.")
+    return [TopicPartition(topic, n) for n in range(found[topic].partitions)]

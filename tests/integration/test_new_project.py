@@ -1,0 +1,21 @@
+"""A project of `everflow new` passes its own test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from everflow.cli.app import app
+
+pytestmark = pytest.mark.spark
+
+
+def test_a_new_project_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, ["new", "fresh-views"]).exit_code == 0
+    monkeypatch.chdir(tmp_path / "fresh-views")
+    # pytest within pytest, so that the Spark session is this run's and need not be started
+    assert pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]) == pytest.ExitCode.OK

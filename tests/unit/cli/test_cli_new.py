@@ -1,0 +1,94 @@
+"""`everflow new`: what it writes, and which names and folders it refuses."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from everflow.cli.app import app
+from everflow.cli.new_project import FILES, TEMPLATES, module_name
+
+
+@pytest.fixture(autouse=True)
+def current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_project_has_a_program_its_test_and_how_to_run_it(current_folder: Path) -> None:
+    done = CliRunner().invoke(app, ["new", "shop-views"])
+    assert done.exit_code == 0, done.output
+    written = {str(path.relative_to(current_folder / "shop-views")) for path in (current_folder / "shop-views").rglob("*.*")}
+    assert written == {"shop_views.py", "tests/test_shop_views.py", "sample.jsonl", "README.md", "pyproject.toml", ".gitignore"}
+    for python in ("shop_views.py", "tests/test_shop_views.py"):
+        ast.parse((current_folder / "shop-views" / python).read_text())
+    readme = (current_folder / "shop-views/README.md").read_text()
+    assert "everflow run shop_views:builder --application-id shop-views" in readme
+    assert not [path for path in (current_folder / "shop-views").rglob("*.*") if "$" in path.read_text()]
+    for command in ("cd shop-views", "-m pytest", "broker", "run shop_views:builder", "produce", "consume"):
+        assert command in done.output
+
+
+def test_the_name_may_end_a_path_and_an_empty_folder_may_be_there(current_folder: Path) -> None:
+    (current_folder / "far" / "views").mkdir(parents=True)
+    done = CliRunner().invoke(app, ["new", "far/views"])
+    assert done.exit_code == 0, done.output
+    assert (current_folder / "far/views/views.py").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "says", "proposes"),
+    [
+        ("9 lives", "a letter and then letters, digits", "lives"),
+        ("My App!", "a letter and then letters, digits", "my-app"),
+        ("", "a letter and then letters, digits", "my-program"),
+        ("x" * 101, "100 at most", "x" * 90),
+        ("class", "'class' is a word of Python's", "my-class"),
+        ("json", "would hide the installed module 'json'", "my-json"),
+        ("everflow", "would hide the installed module 'everflow'", "my-everflow"),
+        ("PySpark!", "a letter and then letters, digits", "my-pyspark"),
+    ],
+)
+def test_a_name_that_will_not_do_is_told_why_with_one_that_will(name: str, says: str, proposes: str, current_folder: Path) -> None:
+    done = CliRunner().invoke(app, ["new", name])
+    assert done.exit_code == 2
+    assert says in done.output
+    assert done.output.rstrip().endswith(f"How about {proposes}?")
+    assert module_name(proposes)
+    assert not list(current_folder.iterdir())
+
+
+def test_a_folder_that_holds_something_is_left_alone(current_folder: Path) -> None:
+    (current_folder / "views").mkdir()
+    (current_folder / "views" / "mine.txt").write_text("mine")
+    done = CliRunner().invoke(app, ["new", "views"])
+    assert done.exit_code == 2
+    assert "views exists and is not empty" in done.output
+    assert [path.name for path in (current_folder / "views").iterdir()] == ["mine.txt"]
+
+
+def test_a_file_of_that_name_is_no_folder(current_folder: Path) -> None:
+    (current_folder / "views").write_text("mine")
+    done = CliRunner().invoke(app, ["new", "views"])
+    assert done.exit_code == 2
+    assert "is not a folder" in done.output
+
+
+def test_every_template_is_used() -> None:
+    assert sorted(path.name for path in TEMPLATES.iterdir()) == sorted(FILES)
+
+
+@pytest.mark.slow
+def test_the_wheel_has_the_templates(tmp_path: Path) -> None:
+    root = Path(__file__).parents[3]
+    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(root)]
+    subprocess.run(pip, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert not {f"everflow/cli/project/{template}" for template in FILES} - set(names)

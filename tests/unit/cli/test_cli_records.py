@@ -1,0 +1,78 @@
+"""`everflow produce` and `everflow consume`: lines to bytes and bytes to lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from everflow import serdes
+from everflow.cli.record_commands import Format, Windowed
+from everflow.cli.records import Line, decoded, encoded, instant, lines, windowed
+from everflow.errors import ConfigError
+from everflow.serdes import SerdeError
+
+
+def test_a_line_is_a_value_or_a_key_and_a_value_and_empty_lines_are_nothing() -> None:
+    source = ["plain\n", "k\tv\n", "\n", "  \r\n", "k\tv\tmore\r\n", "k\t\n"]
+    assert list(lines(source, "\t", Format.string, Format.string)) == [
+        Line(None, b"plain"),
+        Line(b"k", b"v"),
+        Line(b"k", b"v\tmore"),
+        Line(b"k", b""),
+    ]
+
+
+def test_the_separator_may_be_any_text() -> None:
+    assert list(lines(["a::b"], "::", Format.string, Format.string)) == [Line(b"a", b"b")]
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "data"),
+    [
+        ("é", Format.string, "é".encode()),
+        ('{"a": 1}', Format.json, b'{"a": 1}'),
+        ("7", Format.int_, b"\0\0\0\7"),
+        ("-1", Format.long, b"\xff" * 8),
+        ("0.5", Format.double, b"\x3f\xe0\0\0\0\0\0\0"),
+    ],
+)
+def test_formats_are_kafka_s_own_and_come_back(text: str, form: Format, data: bytes) -> None:
+    assert encoded(text, form) == data
+    assert decoded(data, form) == text
+
+
+@pytest.mark.parametrize(
+    ("source", "form", "says"),
+    [
+        (["1", "x"], Format.long, "line 2: not long: 'x'; the lines before it were written"),
+        (["4000000000"], Format.int_, "line 1: 4000000000 does not fit into 32 bits"),
+        (['{"a":'], Format.json, "line 1: not JSON"),
+    ],
+)
+def test_a_line_that_does_not_fit_is_named(source: list[str], form: Format, says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        list(lines(source, "\t", Format.string, form))
+    assert says in str(refused.value)
+
+
+def test_bytes_that_are_something_else_are_refused() -> None:
+    for data, form in ((b"\xff", Format.string), (b"123", Format.long), (b"{", Format.json)):
+        with pytest.raises(SerdeError):
+            decoded(data, form)
+
+
+def test_nothing_is_null_and_bytes_are_shown_as_they_are() -> None:
+    assert decoded(None, Format.json) == "null"
+    assert decoded(b"a\x00\xff", Format.bytes) == "a\\x00\\xff"
+
+
+def test_windowed_keys_are_the_key_and_its_times() -> None:
+    time = serdes.time_windowed(serdes.string(), 60_000).encode({"key": "JFK", "start": 60_000, "end": 120_000})
+    session = serdes.session_windowed(serdes.long()).encode({"key": 7, "start": 1, "end": 2_000})
+    assert windowed(time, Format.string, Windowed.time) == "JFK@1970-01-01T00:01:00Z"
+    assert windowed(session, Format.long, Windowed.session) == "7@1970-01-01T00:00:00.001Z/1970-01-01T00:00:02Z"
+    with pytest.raises(SerdeError, match="at least, found 2"):
+        windowed(b"ab", Format.string, Windowed.time)
+
+
+def test_a_time_beyond_the_calendar_is_its_number() -> None:
+    assert instant(2**63 - 1) == str(2**63 - 1)
