@@ -109,17 +109,64 @@ class StateDiskError(FatalError):
 
 
 class RecordError(FatalError):
-    """One record cannot be processed and the handler said FAIL.
+    """One record cannot be processed: a Python function, aggregator, merger or serde of the program raised an error on it (or its
+    result does not fit the declared type), or its bytes are not what the serde of its source reads.
+
+    The message names the record (``topic-partition@offset``), the node, the innermost line of the program that was running and the
+    line that added the operator. Nothing of the record's micro-batch was written. Cure: correct the function, or let it handle such
+    records, and start again: processing goes on at this record. For undecodable records, name a topic in
+    ``errors.dead.letter.queue.topic.name``: they are written there instead.
 
     Attributes: topic, partition, offset of the record; node that failed.
     """
 
     code = "EF-RECORD"
 
-    def __init__(self, message: str, *, topic: str, partition: int, offset: int, node: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, topic: str, partition: int, offset: int, node: str | None = None, told: tuple[str, ...] = ()
+    ) -> None:
         at = f"{topic}-{partition}@{offset}" + (f", node {node}" if node else "")
-        super().__init__(f"{message} (record {at})")
+        super().__init__("\n  ".join([f"{message} (record {at})", *told]))
         self.topic, self.partition, self.offset, self.node = topic, partition, offset, node
+
+
+class RecordTimeError(FatalError):
+    """A record carries a time that Spark cannot hold: beyond the year 294247, because some producer wrote micro- or nanoseconds
+    where Kafka expects milliseconds. Cure: mend the producer; delete the record (``kafka-delete-records``) or move the group's
+    offset past it while the application is stopped."""
+
+    code = "EF-RECORD-TIME"
+
+
+class RecordTooLargeError(FatalError):
+    """A result or a changelog record is larger than the producer or its topic takes. The message names the topic, the size, the
+    limit and the record that it was made of. Cure: raise ``producer.message.max.bytes`` (what the producer sends) or
+    ``max.message.bytes`` of the topic (what the broker takes), or make the value smaller."""
+
+    code = "EF-RECORD-TOO-LARGE"
+
+
+class ColumnError(FatalError):
+    """A Column cannot be computed for some record of a micro-batch (a cast, a division by zero, an overflow: Spark's ANSI rules),
+    and failed the same way each time. Nothing of the batch was written. Cure: use the ``try_`` variant of the function
+    (``F.try_divide``, ``.try_cast``), or filter such records out before the Column, and start again."""
+
+    code = "EF-COLUMN"
+
+
+class WorkerDiedError(FatalError):
+    """The Python worker process died again and again on the same records: a crash in native code, ``os._exit``, or no memory.
+    Batches were made smaller first, down to one record where that did not help. Cure: see the record and the line that the message
+    names; for lack of memory, give the machine more or set a smaller ``max.batch.bytes``."""
+
+    code = "EF-WORKER-DIED"
+
+
+class RepeatedFailureError(FatalError):
+    """A micro-batch failed in the same way three times, and its cause is none that may pass: trying on would not help. Cure: as the
+    message says; the whole stack is in the log at level DEBUG."""
+
+    code = "EF-REPEATED-FAILURE"
 
 
 class IncompatibleTopologyError(FatalError):

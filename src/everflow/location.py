@@ -11,13 +11,17 @@ _PACKAGE = str(Path(__file__).resolve().parent) + os.sep
 _USER_SIDE = tuple(_PACKAGE + name for name in ("demo", "testing", "cli"))
 
 
+def is_everflow(file: str) -> bool:
+    """Whether a source file is the library's; its demo, test and command parts count as the user's side."""
+    return file.startswith(_PACKAGE) and not file.startswith(_USER_SIDE)
+
+
 def user_line() -> str | None:
     """``file:line`` of the innermost frame outside the library; None where there is none (an interactive C caller)."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        ours = file.startswith(_PACKAGE) and not file.startswith(_USER_SIDE)
-        if not ours and not file.startswith("<frozen importlib"):
+        if not is_everflow(file) and not file.startswith("<frozen importlib"):
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return None

@@ -95,7 +95,7 @@ class AggregateSpec:
 
     def process(self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int) -> OperatorResult:
         """Folds one task's records into the stored aggregates; the last result per group, or every one."""
-        groups = group(batch, self.key_serde, self.window, stream_time, skip_null_values=self.window is None)
+        groups = group(batch, self.key_serde, self.window, stream_time, store=self.store, skip_null_values=self.window is None)
         stored = read(groups, stores[self.store], self.value_serde)
         folds = self._folds(batch.value, groups, stored)
         final = [fold.final() for fold in folds]

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.operators.fold import valid
+from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int64, OperatorResult, StoreChanges
 from everflow.serdes import Serde
 from everflow.serdes.base import decode_present, matrix_from_binary, rest
@@ -57,9 +58,9 @@ class Stored:
 
 
 def group(
-    batch: EdgeBatch, key_serde: Serde, window: TimeWindows | None, stream_time: int, *, skip_null_values: bool
+    batch: EdgeBatch, key_serde: Serde, window: TimeWindows | None, stream_time: int, *, store: str, skip_null_values: bool
 ) -> Groups:
-    """Groups ``batch`` by the bytes of its keys, and by window.
+    """Groups ``batch`` by the bytes of its keys, and by window. UserFunctionError for a key that cannot be written.
 
     Stream time is a running maximum over the records with a key (and a value, where those are skipped); each record is
     judged by the maximum up to and including itself. Dropped: ``null-key``, ``null-value``, and ``late`` once per closed
@@ -77,7 +78,7 @@ def group(
         rows = kept
     times = batch.timestamp[rows]
     running = np.maximum(np.maximum.accumulate(times), stream_time) if len(times) else times
-    keys = key_serde.encode_array(batch.key)
+    keys = written_bytes(key_serde, batch.key, store, batch)
     starts: Int64 | None = None
     if window is not None:
         at, starts = window.expand(times)

@@ -9,26 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from everflow.errors import EverflowError
 from everflow.operators.grouping import Groups, Stored, group, read, result
+from everflow.operators.user_code import USERS_ERRORS, function_failure
 from everflow.records import EdgeBatch, OperatorResult, StoreChanges
-from everflow.serdes import Serde, SerdeError
+from everflow.serdes import Serde
 from everflow.serdes.windowed import windowed_key_type
 from everflow.state.store import StoreView
 from everflow.windows import TimeWindows
-
-
-class UserFunctionError(EverflowError):
-    """A function of the user failed, or gave what its serde cannot write; the cause is chained.
-
-    Attributes: ``source`` (index of the input topic in the plan), ``partition`` and ``offset`` of the record.
-    """
-
-    code = "EF-USER-FUNCTION"
-
-    def __init__(self, message: str, *, source: int, partition: int, offset: int) -> None:
-        super().__init__(message)
-        self.source, self.partition, self.offset = source, partition, offset
 
 
 @dataclass(frozen=True)
@@ -86,7 +73,7 @@ class PythonAggregateSpec:
 
     def process(self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int) -> OperatorResult:
         """Calls the function for every record (and window); the last result per group, or every one."""
-        groups = group(batch, self.key_serde, self.window, stream_time, skip_null_values=self.window is None)
+        groups = group(batch, self.key_serde, self.window, stream_time, store=self.store, skip_null_values=self.window is None)
         stored = read(groups, stores[self.store], self.value_serde)
         updates = self._run(batch, groups, stored)
         final = [updates.after[at] for at in groups.last]
@@ -115,22 +102,11 @@ class PythonAggregateSpec:
                 states[code] = self.aggregator(keys[code], values[index], before)
                 if must_write[index]:
                     after[index] = self.value_serde.encode(states[code])
-            except Exception as error:
+            except USERS_ERRORS as error:
                 raise function_failure(self.store, batch, int(groups.rows[index]), error) from error
             times[index] = times[index] if before is None else max(times[index], state_times[code])
             state_times[code] = times[index]
         return _Updates(after, np.array(times, np.int64))
-
-
-def function_failure(store: str, batch: EdgeBatch, row: int, error: Exception) -> UserFunctionError:
-    """The error of a user's function at the record in ``row`` of the batch."""
-    what = "gave a value that cannot be stored" if isinstance(error, SerdeError) else "failed"
-    return UserFunctionError(
-        f"the function of the aggregate in store {store!r} {what}: {type(error).__name__}: {error}",
-        source=int(batch.source[row]),
-        partition=int(batch.partition[row]),
-        offset=int(batch.offset[row]),
-    )
 
 
 @dataclass

@@ -16,9 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from everflow.operators.aggregate import AggregateSpec
-from everflow.operators.python_aggregate import PythonAggregateSpec, function_failure
+from everflow.operators.python_aggregate import PythonAggregateSpec
 from everflow.operators.session_book import SessionBook, read_sessions
 from everflow.operators.session_fold import SessionFold
+from everflow.operators.user_code import USERS_ERRORS, function_failure, written_bytes
 from everflow.records import EdgeBatch, OperatorResult, StoreChanges
 from everflow.serdes import Serde
 from everflow.serdes.windowed import session_key, split_session_key, windowed_key_type
@@ -81,7 +82,7 @@ class SessionAggregateSpec(_Sessions[AggregateSpec]):
 
     def process(self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int) -> OperatorResult:
         """Folds one task's records into the stored sessions; the last result per window, or every one."""
-        run = _Run.begin(batch, self.key_serde, self.windows, stores[self.store], stream_time, self.emit_every_update)
+        run = _Run.begin(batch, self, stores[self.store], stream_time, self.emit_every_update)
         run.take_records()
         layout, book = self.layout, run.book
         known = layout.value_serde.decode_array(pa.array(run.stored, pa.binary()))
@@ -112,7 +113,7 @@ class SessionFunctionSpec(_Sessions[PythonAggregateSpec]):
 
     def process(self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int) -> OperatorResult:
         """Calls the functions record by record; the last result per window, or every one."""
-        run = _Run.begin(batch, self.key_serde, self.windows, stores[self.store], stream_time, self.emit_every_update)
+        run = _Run.begin(batch, self, stores[self.store], stream_time, self.emit_every_update)
         states: dict[int, Any] = dict(enumerate(self.value_serde.decode_array(pa.array(run.stored, pa.binary())).to_pylist()))
         every: list[bytes | None] = []
         written: dict[int, bytes | None] = {}
@@ -127,7 +128,7 @@ class SessionFunctionSpec(_Sessions[PythonAggregateSpec]):
                 states[session] = self.layout.aggregator(key, values[row], states.get(session))
                 # an aggregate may be changed in place, so each result is written down at once
                 written[session] = self.value_serde.encode(states[session])
-            except Exception as error:
+            except USERS_ERRORS as error:
                 raise function_failure(self.store, batch, row, error) from error
             if states[session] is None:
                 book.remove(book.keys[session], session)
@@ -190,10 +191,10 @@ class _Run:
 
     @staticmethod
     def begin(
-        batch: EdgeBatch, key_serde: Serde, windows: SessionWindows, store: StoreView, stream_time: int, every: bool
+        batch: EdgeBatch, spec: _Sessions[Any], store: StoreView, stream_time: int, every: bool
     ) -> _Run:
         """Tell the keys apart and read what is stored of them."""
-        encoded = key_serde.encode_array(batch.key).dictionary_encode()
+        encoded = written_bytes(spec.key_serde, batch.key, spec.store, batch).dictionary_encode()
         keys = encoded.dictionary.to_pylist()
         codes = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
         negative = (codes >= 0) & (batch.timestamp < 0)
@@ -202,7 +203,7 @@ class _Run:
         first, last = np.full(len(keys), np.iinfo(np.int64).max), np.full(len(keys), -1)
         np.minimum.at(first, codes[keyed], batch.timestamp[keyed])
         np.maximum.at(last, codes[keyed], batch.timestamp[keyed])
-        book = SessionBook(windows, stream_time, len(keys), history=every)
+        book = SessionBook(spec.windows, stream_time, len(keys), history=every)
         loaded = read_sessions(book, store, keys, first.tolist(), last.tolist())
         counts = {"null-key": batch.key.null_count, "negative-timestamp": int(np.count_nonzero(negative))}
         dropped = {reason: count for reason, count in counts.items() if count}

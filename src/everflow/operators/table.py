@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from everflow.operators.grouping import group, result
+from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, OperatorResult, StoreChanges
 from everflow.serdes import Serde
 from everflow.state.store import StoreView
@@ -44,9 +45,9 @@ class TableSpec:
 
     def process(self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int) -> OperatorResult:
         """Upserts and deletes of one task's records."""
-        groups = group(batch, self.key_serde, None, stream_time, skip_null_values=False)
+        groups = group(batch, self.key_serde, None, stream_time, store=self.store, skip_null_values=False)
         last_rows = groups.rows[groups.last]
-        values = self.value_serde.encode_array(batch.value.take(pa.array(last_rows))).to_pylist()
+        values = written_bytes(self.value_serde, batch.value.take(pa.array(last_rows)), self.store, batch, last_rows).to_pylist()
         changes = StoreChanges(self.store, groups.keys, values, batch.timestamp[last_rows])
         at = np.arange(len(groups.rows), dtype=np.int64) if self.emit_every_update else np.sort(groups.last)
         rows = groups.rows[at]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from everflow.errors import EverflowError
 from everflow.records import UNBOUNDED_BYTES
@@ -22,6 +22,7 @@ EXACTLY_ONCE_V2 = "exactly_once_v2"
 
 COMMITTED = "committed"
 ABORTED = "aborted"
+FAILED = "failed"
 
 
 class BatchId(NamedTuple):
@@ -108,7 +109,8 @@ class BatchResult:
     """What a finished job reports.
 
     Attributes:
-        outcome: `COMMITTED` (stores applied too) or `ABORTED` (nothing happened; ``reason`` is the gate's).
+        outcome: `COMMITTED` (stores applied too), `ABORTED` (nothing happened; ``reason`` is the gate's) or `FAILED` (``failure``
+            is the dictionary of a `BatchFailure`; whether the transaction committed is not known).
         consumed: ``"topic-partition"`` -> next offset to read, i.e. what was committed; may lie before the
             range's end.
         stream_times: task -> node -> ms.
@@ -125,6 +127,7 @@ class BatchResult:
     positions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
     deferred_offsets: bool = False
+    failure: Mapping[str, Any] | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
     """ms spent by the last hop's worker: ``read`` (waiting for and reading its input), ``operators``, ``write`` (records to the
     broker), ``gate``, ``offsets``, ``commit``, ``apply``; and ``began``, the epoch ms at which it was called."""
@@ -154,33 +157,84 @@ class BadRecord:
     node: str | None = None
 
 
-class BatchFailedError(EverflowError):
-    """A job of a micro-batch failed; whether its transaction committed is not known (D6).
+@dataclass(frozen=True)
+class CodeLine:
+    """A line of the user's program, and the function it belongs to."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True)
+class BatchFailure:
+    """Why a micro-batch failed: said by the worker itself in its last row, or read from what Spark says of a worker or a Column.
 
     Attributes:
-        kind: ``record`` (a record cannot be processed; ``record`` names it), ``worker`` (a Python
-            worker died),
-            ``migrated`` (fenced or unknown to the group), ``generation`` (the group's generation moved on),
-            ``data-loss`` (a range is no longer, or not yet, in the log), ``timeout`` (a broker or this machine was slow: nothing is
-            lost, the batch runs again), ``spark-gone`` (the JVM ended),
-            ``fatal`` (trying again would meet it again), ``too-large`` (more bytes than a batch may have: ``size``), ``other``.
-        cause: text of the cause, with the workers' traceback.
+        kind: one of `KINDS`.
+        error: what happened, for people: class and message of the error, without a stack.
+        code: stable identifier of the error where it has one (``EF-...``).
         record: the culprit where it is known.
+        line: the innermost line of the user's program that was running.
+        where: ``file:line`` of the operator that failed, or of each that may have.
         size: (records, bytes) of a batch that is too large.
+        details: stack and whatever else there is, for the log at DEBUG.
     """
 
-    code = "EF-BATCH-FAILED"
-    KINDS = frozenset(
-        {"record", "worker", "migrated", "generation", "data-loss", "timeout", "spark-gone", "fatal", "too-large", "other"}
-    )
+    kind: str
+    error: str
+    code: str | None = None
+    record: BadRecord | None = None
+    line: CodeLine | None = None
+    where: tuple[str, ...] = ()
+    size: tuple[int, int] | None = None
+    details: str = ""
 
-    def __init__(
-        self, cause: str, *, kind: str = "other", record: BadRecord | None = None, size: tuple[int, int] | None = None
-    ) -> None:
-        if kind not in self.KINDS:
-            raise ValueError(f"unknown kind of batch failure: {kind!r}")
-        super().__init__(cause)
-        self.cause, self.kind, self.record, self.size = cause, kind, record, size
+    KINDS: ClassVar[Mapping[str, str]] = {
+        "record": "the user's code cannot take a record",
+        "undecodable": "the bytes of a record are not what the source's serde reads",
+        "column": "a Column cannot be computed for some record",
+        "worker": "a Python worker died, or had no memory",
+        "migrated": "fenced, or unknown to the group",
+        "generation": "the group's generation moved on",
+        "data-loss": "a range is no longer, or not yet, in the log",
+        "timeout": "a broker or this machine was slow: nothing is lost",
+        "retriable": "a passing fault, as the worker's own error says",
+        "spark-gone": "the JVM ended",
+        "fatal": "trying again would meet it again",
+        "too-large": "more bytes than a batch may have: ``size``",
+        "other": "anything else",
+    }
+
+    def __post_init__(self) -> None:
+        if self.kind not in self.KINDS:
+            raise ValueError(f"unknown kind of batch failure: {self.kind!r}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Values that JSON takes."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> BatchFailure:
+        """Inverse of `to_dict`."""
+        record, line, size = data["record"], data["line"], data["size"]
+        parts = {
+            "record": None if record is None else BadRecord(**record),
+            "line": None if line is None else CodeLine(**line),
+            "where": tuple(data["where"]),
+            "size": None if size is None else (size[0], size[1]),
+        }
+        return BatchFailure(**{**data, **parts})
+
+
+class BatchFailedError(EverflowError):
+    """A job of a micro-batch failed; whether its transaction committed is not known (D6). ``failure`` says why."""
+
+    code = "EF-BATCH-FAILED"
+
+    def __init__(self, failure: BatchFailure) -> None:
+        super().__init__(failure.error)
+        self.failure = failure
 
 
 class CommitMetadata(NamedTuple):

@@ -7,7 +7,7 @@ what earlier batches took, so that a rebalance never waits long.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from everflow.config import BatchLimits
 from everflow.records import OffsetRange, TopicPartition
@@ -20,6 +20,8 @@ SMALLEST_RECORDS = 1_000
 """However slow the user's code is, a batch takes this many records (if there are as many)."""
 GROWTH = 4
 """How fast the bound grows at the most while full batches end before the time they may take."""
+SHRINKING = 16
+"""How much smaller a batch is made whose worker died: from 100,000 records to one in five steps of a second or two."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,11 @@ class BatchSize:
 
     def shrunk(self, records: int) -> BatchSize:
         """With a batch of ``records`` that failed again and again for a reason that fewer may not meet (no memory)."""
-        return BatchSize(max(1, min(self.bound, records) // GROWTH), self.bytes_per_record, self.cold)
+        return BatchSize(max(1, min(self.bound, records) // SHRINKING), self.bytes_per_record, self.cold)
+
+    def no_larger_than(self, other: BatchSize) -> BatchSize:
+        """With the bound of ``other`` if that is smaller."""
+        return replace(self, bound=min(self.bound, other.bound))
 
     def records(self, limits: BatchLimits) -> int:
         """The bound with ``max.batch.records`` and ``max.batch.bytes``; at least 1."""

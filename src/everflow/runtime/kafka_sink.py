@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from everflow.errors import EverflowError, RecordError
+from everflow.errors import EverflowError, RetriableError
 from everflow.kafka.errors import GenerationChanged
 from everflow.kafka.producer import RecordWriter
 from everflow.records import EdgeBatch, Int64, StoreChanges, TaskId, TopicPartition
 from everflow.runtime.batch import ABORTED, COMMITTED, EXACTLY_ONCE_V2, BatchRequest, BatchResult, TaskContext, format_metadata
 from everflow.runtime.crash_points import reached
 from everflow.runtime.gate_client import GateAnswer, GateClient
-from everflow.runtime.step_functions import RECORD_FAILURE, record_failure_text
+from everflow.runtime.step_functions import UndecodableRecord
 from everflow.runtime.task_step import SinkOutput, StepResult, timed
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec, StoreView
@@ -41,7 +41,7 @@ STUCK_S = 5.0
 """How long after its own time-out a call of the client may still not have returned."""
 
 
-class BatchUnwantedError(EverflowError):
+class BatchUnwantedError(RetriableError):
     """The driver does not want this batch any more (or is gone); nothing was written."""
 
     code = "EF-BATCH-UNWANTED"
@@ -70,7 +70,7 @@ class KafkaSink:
     dead_letter_topic: str | None
 
     def __call__(self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]) -> BatchResult:
-        """See `Sink`. Raises RecordError for an undecodable record without a dead letter topic, TaskMigratedError,
+        """See `Sink`. Raises UndecodableRecord where there is no dead letter topic, TaskMigratedError,
         UnknownOutcomeError and RetriableError as `RecordWriter` does; whatever is raised, no store has changed."""
         touched = _touched_tasks(request, result, sources)
         transactional = request.transactional_id if request.guarantee == EXACTLY_ONCE_V2 else None
@@ -79,7 +79,7 @@ class KafkaSink:
             RecordWriter.get(request.producer_config, transactional)
             return BatchResult(COMMITTED, consumed=result.consumed, counts={"in": 0, "out": 0})
         if result.dead_letters is not None and len(result.dead_letters) and self.dead_letter_topic is None:
-            raise _undecodable(result.dead_letters, sources)
+            raise UndecodableRecord(result.dead_letters, sources)
         reached("before-transaction")
         writer = RecordWriter.get(request.producer_config, transactional)
         writer.begin()
@@ -243,23 +243,6 @@ def _write_output(writer: _FirstRecord, output: SinkOutput) -> None:
 def _headers(batch: EdgeBatch) -> list[list[tuple[str, bytes | None]]]:
     assert batch.headers is not None
     return [[(header["key"], header["value"]) for header in row] if row else [] for row in batch.headers.to_pylist()]
-
-
-def _undecodable(letters: EdgeBatch, sources: tuple[Source, ...]) -> EverflowError:
-    """The failure of the first undecodable record in merge order."""
-    row = int(np.argmin(letters.seq))
-    source = sources[int(letters.source[row])]
-    error = letters.value[row].as_py()["error"]
-    text = record_failure_text(
-        source.topic, int(letters.partition[row]), int(letters.offset[row]), source.node, None, f"DeserializationError: {error}"
-    )
-    return RecordError(
-        RECORD_FAILURE + text,
-        topic=source.topic,
-        partition=int(letters.partition[row]),
-        offset=int(letters.offset[row]),
-        node=source.node,
-    )
 
 
 def _write_dead_letters(writer: _FirstRecord, topic: str, letters: EdgeBatch, sources: tuple[Source, ...]) -> int:

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from everflow.runtime.batch import BatchFailedError, BatchRequest, BatchResult
+from everflow.runtime.batch import BatchFailedError, BatchFailure, BatchRequest
 from everflow.runtime.resident_step import STOP
 from everflow.sockets import socket_folder
 from everflow.spark.job import ServingJob, SparkJobError
@@ -39,8 +39,9 @@ class ResidentJob:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
 
-    def run(self, request: BatchRequest) -> BatchResult:
-        """Serve one micro-batch; blocks. BatchFailedError if the step or its worker fails: the resident job is over then."""
+    def run(self, request: BatchRequest) -> str:
+        """Serve one micro-batch; blocks. Gives the step's answer, a `BatchResult` in JSON; one that says FAILED is its last.
+        BatchFailedError if its worker or Spark fails."""
         if self._lines is None:
             self._connect()
         try:
@@ -51,7 +52,7 @@ class ResidentJob:
             line = b""
         if not line.endswith(b"\n"):  # nothing, or the half of an answer: its worker was killed
             raise self._failed()
-        return BatchResult.from_json(line.decode())
+        return bytes(line).decode()
 
     def stop(self) -> None:
         """End the step after the batch in flight, so that its worker is free; idempotent, never raises for a job that failed."""
@@ -82,7 +83,7 @@ class ResidentJob:
         self._job.join(END_TIMEOUT_S)
         if self._job.failure is not None:
             return self._classify(self._job.failure)
-        return BatchFailedError("the resident step ended without a word")
+        return BatchFailedError(BatchFailure("worker", "the resident step ended without a word"))
 
     def _close(self) -> None:
         for opened in (self._lines, self._connection, self._listener):

@@ -20,7 +20,8 @@ import pyarrow as pa
 from everflow.kafka.log_columns import LogColumns
 from everflow.kafka.range_reader import RangeReader
 from everflow.records import EdgeBatch, Int64, OffsetRange, TopicPartition
-from everflow.runtime.batch import BatchRequest
+from everflow.runtime.batch import FAILED, BatchRequest, BatchResult
+from everflow.runtime.step_failure import failure_of
 from everflow.runtime.step_functions import decode_parts
 from everflow.runtime.task_step import TaskStep, timed
 from everflow.topology.hops import HopInput, as_text, concat
@@ -142,7 +143,7 @@ class ResidentStep:
     read_committed: bool
 
     def __call__(self) -> None:
-        """Serve requests until told to stop; any error ends the Spark task, as it would end a batch's job."""
+        """Serve requests until told to stop, or until one has failed: the driver then ends this process."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.connect(self.channel())
             lines = connection.makefile("rwb")
@@ -152,10 +153,19 @@ class ResidentStep:
                     text = line.decode()
                     if text.strip() == STOP:
                         break
-                    lines.write(self._serve(text, reader).encode() + b"\n")
+                    answer, going_on = self._answer(text, reader)
+                    lines.write(answer.encode() + b"\n")
                     lines.flush()
+                    if not going_on:
+                        break
             finally:
                 reader.close()
+
+    def _answer(self, text: str, reader: RangeReader) -> tuple[str, bool]:
+        try:
+            return self._serve(text, reader), True
+        except Exception as error:
+            return BatchResult(FAILED, failure=failure_of(error).to_dict()).to_json(), False
 
     def _serve(self, text: str, reader: RangeReader) -> str:
         request = BatchRequest.from_json(text)

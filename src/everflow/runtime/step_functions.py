@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everflow.errors import EverflowError
+from everflow.errors import EverflowError, RetriableError
+from everflow.operators.user_code import USERS_ERRORS
 from everflow.records import EdgeBatch, Int64
+from everflow.runtime.batch import BadRecord, BatchFailure
+from everflow.runtime.user_line import innermost_line
 from everflow.serdes import Serde
 from everflow.topology.plan import DEAD_LETTER_TYPE, DecodeOp, FunctionOp, Source, UnnestOp
 
-RECORD_FAILURE = "everflow-record-failure "
-"""Prefix of the line by which the driver finds the culprit in a worker's traceback."""
+MOST_TEXT = 2_000
+"""Characters of an error's text that are passed on: a record may be in it."""
 
 
 class Located(Protocol):
@@ -30,37 +32,45 @@ class Located(Protocol):
 
 
 class RecordFailure(EverflowError):
-    """The user's code failed on one record; the text carries the record's coordinates as JSON for the driver."""
+    """A record that the user's code or serde cannot take; the error is chained. ``failure`` says which record, where and why."""
 
     code = "EF-RECORD"
 
-    def __init__(self, op: Located, source: Source, partition: int, offset: int, error: BaseException) -> None:
-        text = f"{type(error).__name__}: {error}"
-        super().__init__(RECORD_FAILURE + record_failure_text(source.topic, partition, offset, op.name, op.where, text))
+    def __init__(self, record: BadRecord, where: str | None, error: BaseException) -> None:
+        self.failure = BatchFailure(
+            "record", error_text(error), self.code, record, innermost_line(error), () if where is None else (where,)
+        )
+        super().__init__(self.failure.error)
 
     @staticmethod
     def at(op: Located, sources: Mapping[int, Source], batch: EdgeBatch, row: int, error: BaseException) -> RecordFailure:
         """The failure of the record in ``row``."""
-        source = sources[int(batch.source[row])]
-        return RecordFailure(op, source, int(batch.partition[row]), int(batch.offset[row]), error)
+        topic = sources[int(batch.source[row])].topic
+        record = BadRecord(topic, int(batch.partition[row]), int(batch.offset[row]), op.name)
+        return RecordFailure(record, op.where, error)
 
 
-def record_failure_text(
-    topic: str, partition: int, offset: int, node: str, where: str | None, error: str
-) -> str:
-    """The culprit as one line of JSON; the driver finds it behind `RECORD_FAILURE`."""
-    culprit = {"topic": topic, "partition": partition, "offset": offset, "node": node, "where": where, "error": error}
-    return json.dumps(culprit)
+class UndecodableRecord(EverflowError):
+    """A record whose bytes its source's serde does not read, and no dead letter topic to send it to."""
+
+    code = "EF-RECORD"
+
+    def __init__(self, letters: EdgeBatch, sources: Sequence[Source]) -> None:
+        """Of several the first in merge order."""
+        row = int(np.argmin(letters.seq))
+        source = next(source for source in sources if source.index == int(letters.source[row]))
+        record = BadRecord(source.topic, int(letters.partition[row]), int(letters.offset[row]), source.node)
+        text = f"DeserializationError: {letters.value[row].as_py()['error']}"[:MOST_TEXT]
+        self.failure = BatchFailure("undecodable", text, self.code, record)
+        super().__init__(text)
 
 
-def failed_record(text: str) -> dict[str, Any] | None:
-    """The culprit that a failure's text names, or None: keys topic, partition, offset, node, where, error."""
-    start = text.find(RECORD_FAILURE)
-    if start < 0:
-        return None
-    # The JSON object may be followed by more text on its line; raw_decode stops at the object's end.
-    found: dict[str, Any] = json.JSONDecoder().raw_decode(text[start + len(RECORD_FAILURE) :])[0]
-    return found
+def error_text(error: BaseException) -> str:
+    """Class and message; what ends a program says that it does not end this one."""
+    text = f"{type(error).__name__}: {error}".removesuffix(": ")
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        text += " (a function cannot end the application: raise an error, or call KafkaStreams.close from the program)"
+    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}..."
 
 
 def run_function(op: FunctionOp, batch: EdgeBatch, sources: dict[int, Source]) -> EdgeBatch:
@@ -71,7 +81,7 @@ def run_function(op: FunctionOp, batch: EdgeBatch, sources: dict[int, Source]) -
     try:
         for row in range(len(keys)):
             results.append(_call(op, keys[row], values[row]))
-    except Exception as error:
+    except USERS_ERRORS as error:
         raise RecordFailure.at(op, sources, batch, row, error) from error
     return _SHAPES[op.op](op, batch, results, sources)
 
@@ -193,7 +203,9 @@ def _decode(serde: Serde | None, raw: pa.Array, part: str, errors: dict[int, str
         return raw
     try:
         return serde.decode_array(raw)
-    except EverflowError:
+    except RetriableError:  # an outage (of a schema registry, say) is no fault of a record
+        raise
+    except Exception:  # a serde of the user may raise anything
         return pa.array(_decode_each(serde, raw.to_pylist(), part, errors), serde.type)
 
 
@@ -202,8 +214,11 @@ def _decode_each(serde: Serde, raw: Iterable[bytes | None], part: str, errors: d
     for row, data in enumerate(raw):
         try:
             values.append(serde.decode(data))
-        except EverflowError as error:
-            errors[row] = f"{part} is not a valid {serde!r}: {error}"
+        except RetriableError:
+            raise
+        except Exception as error:
+            text = str(error) if isinstance(error, EverflowError) else error_text(error)
+            errors[row] = f"{part} is not a valid {serde!r}: {text}"
             values.append(None)
     return values
 

@@ -15,14 +15,16 @@ from typing import Any, Protocol
 from everflow import metrics as names
 from everflow.clock import Clock, Deadline
 from everflow.config import BatchLimits
-from everflow.errors import EverflowError, FatalError, RecordError, TaskMigratedError, TaskTimeoutError
+from everflow.errors import EverflowError, TaskMigratedError, TaskTimeoutError
 from everflow.metrics import Metrics
 from everflow.records import OffsetRange, TaskId, TopicPartition
-from everflow.runtime.batch import EXACTLY_ONCE_V2, BatchFailedError, BatchId, BatchRequest, BatchResult
+from everflow.runtime.batch import EXACTLY_ONCE_V2, BatchFailedError, BatchFailure, BatchId, BatchRequest, BatchResult
 from everflow.runtime.batching import BatchSize, is_empty, plan_ranges
 from everflow.runtime.commit_gate import GateBook
 from everflow.runtime.end_offsets import EndOffsets
+from everflow.runtime.failure_text import ending, short, told
 from everflow.runtime.recovery import Recovery
+from everflow.runtime.repeated_failures import RepeatedFailures, Trouble
 from everflow.runtime.retry import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, StoppedError
 from everflow.runtime.task import ActiveTask, TaskState
 
@@ -98,6 +100,22 @@ class _Planned:
     log_ends: dict[TopicPartition, int]
     attempt: int = 0
 
+    @property
+    def records(self) -> int:
+        """How many offsets it reads."""
+        return sum(r.end - r.start for r in self.ranges.values())
+
+    @property
+    def smallest(self) -> bool:
+        """Whether it cannot have fewer records: a merge needs one of each input."""
+        return all(r.end - r.start <= 1 for r in self.ranges.values())
+
+    def named(self) -> str:
+        """Its records, where they are few."""
+        if not self.smallest:
+            return ""
+        return ", ".join(f"{tp}@{r.start}" for tp, r in sorted(self.ranges.items()) if r.end > r.start)
+
 
 @dataclass
 class StreamThread:
@@ -116,6 +134,8 @@ class StreamThread:
     """Monotonic start of the batch in flight, for the watchdog; None between batches."""
     recovering_since_ms: float | None = None
     """Monotonic time of the failure whose recovery still goes on: none of the tasks is processed; None otherwise."""
+    trouble: Trouble | None = None
+    """What keeps its tasks from getting on; None since the last progress."""
     settled_ms: int | None = None
     """Wall clock of the last moment between batches: everything that was committed here until then is in the stores."""
 
@@ -133,8 +153,11 @@ class StreamThread:
         """The last batch was aborted because a rebalance had ended in the middle of it."""
         self._stuck_at: Mapping[TopicPartition, int] | None = None
         self._failing: Deadline | None = None
-        self._failed: BatchFailedError | None = None
-        """A batch whose outcome is not known yet."""
+        self._failed: BatchFailure | None = None
+        """Of a batch whose outcome is not known yet."""
+        self._repeated = RepeatedFailures()
+        self._careful: Mapping[TopicPartition, int] = {}
+        """Ends of a batch whose worker died more than once: up to there batches do not grow again."""
         self._pause_ms = FIRST_PAUSE_MS
         self._last_job_ms = clock_start(self.clock)
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
@@ -208,7 +231,7 @@ class StreamThread:
             job.run(request)
         except BatchFailedError as failure:
             # Not fatal: the first real batch meets the same fault and has the rules for it.
-            log.warning("Stream thread %d: an empty batch failed: %s", self.number, brief(failure.cause))
+            log.warning("Stream thread %d: an empty batch failed: %s", self.number, short(failure.failure))
         finally:
             self._last_job_ms = self.clock.monotonic_ms()
             self.services.gate.end(batch_id)
@@ -232,7 +255,7 @@ class StreamThread:
             self._wait(min(IDLE_WAIT_MS, self._keep_alive_left_ms()))
             return False
         if self._planned is not None and self.services.paused():
-            self._failing = None  # what failed before a pause is no failure that lasts
+            self._failing, self._repeated, self.trouble = None, RepeatedFailures(), None  # it lasts no longer
             self.clock.wait(self.wake, IDLE_WAIT_MS)
             return False
         # 3. A job that can read what the tasks read; usually the one of the warm-up.
@@ -249,7 +272,7 @@ class StreamThread:
             result = self._run_batch(planned)
         except BatchFailedError as failure:
             # 6. Outcome unknown: kill, fence, read, replay; then the same range again (D6).
-            self._after_failure(failure)
+            self._after_failure(failure.failure)
             return False
         if result is None or not result.committed:
             self._after_abort("ownership-changed" if result is None else result.reason)
@@ -279,7 +302,8 @@ class StreamThread:
         if changed:
             self._planned = None  # nothing of it was committed; positions still say where to begin
             self._stuck_at = None
-            self._failing, self._pause_ms = None, FIRST_PAUSE_MS  # what failed was another set of tasks, maybe hours ago
+            self._careful = {}
+            self._progressed()  # what failed was another set of tasks, maybe hours ago
             self._begin_with(sorted({tp for task in self.tasks.values() for tp in task.inputs}))
 
     def _begin_with(self, partitions: Sequence[TopicPartition]) -> None:
@@ -378,19 +402,16 @@ class StreamThread:
         """
         self.services.metrics.add(names.COMMITS_ABORTED, 1)
         log.info("Stream thread %d: batch aborted (%s), running it again", self.number, reason)
-        self._next_attempt(EverflowError(f"batches are aborted again and again: {reason}"))
+        self._next_attempt(f"batches are aborted again and again: {reason}")
         moved_on = reason.startswith("generation")
         self._refused = moved_on and self._planned is not None and self._planned.attempt == 1
         if not moved_on:
             self.clock.wait(self._stop, ABORT_PAUSE_MS)
 
-    def _after_failure(self, failure: BatchFailedError) -> None:
+    def _after_failure(self, failure: BatchFailure) -> None:
         """D6's order: end the workers, fence, read stable offsets, replay the changelog's tail; then retry."""
         self.services.metrics.add(names.BATCHES_FAILED, 1)
-        slow = failure.kind == "timeout" and self._planned is not None and self._planned.attempt == 0
-        level = logging.INFO if slow else logging.WARNING  # a slow broker is worth a warning only when it stays slow
-        log.log(level, "Stream thread %d: batch failed (%s): %s", self.number, failure.kind, brief(failure.cause))
-        log.debug("Stream thread %d: the whole cause: %s", self.number, failure.cause)
+        self._note(failure)
         pids = self.services.gate.take_pids(self.number)
         self.services.kill_workers(pids)
         for task in self.tasks.values():
@@ -399,7 +420,20 @@ class StreamThread:
         self.recovering_since_ms = self.clock.monotonic_ms()
         self._recover_after(failure)
 
-    def _recover_after(self, failure: BatchFailedError) -> None:
+    def _note(self, failure: BatchFailure) -> None:
+        """Count the failure, and tell of it: in a line, and in full once it has repeated."""
+        self._repeated = self._repeated.with_one(failure, self.clock.monotonic_ms())
+        before = self.trouble or Trouble(self.clock.now_ms(), 0, "")
+        self.trouble = Trouble(before.since_ms, before.count + 1, short(failure))
+        slow = failure.kind == "timeout" and self._repeated.times(failure) == 1
+        level = logging.INFO if slow else logging.WARNING  # a slow broker is worth a warning only when it stays slow
+        if self._repeated.to_be_told(failure):
+            log.log(level, "Stream thread %d: the same failure again, nothing has changed: %s", self.number, told(failure))
+        else:
+            log.log(level, "Stream thread %d: batch failed (%s): %s", self.number, failure.kind, short(failure))
+        log.debug("Stream thread %d: the whole cause: %s", self.number, failure.details)
+
+    def _recover_after(self, failure: BatchFailure) -> None:
         """Learn what the failed batch did. `Recovery.recover` takes the positions from the committed offsets, so a batch that did
         commit is not run again. Tasks that are lost meanwhile are their new owner's, whose open transactions nobody here may wait
         for: the recovery begins again without them, once their removal has arrived."""
@@ -416,46 +450,56 @@ class StreamThread:
             task.to(TaskState.RUNNING)
         self._failed, self.recovering_since_ms = None, None
         if failure.kind == "spark-gone":  # its workers went with it; what they committed has just been replayed
-            raise FatalError(
-                "Spark's JVM has ended (killed, out of memory?), so this instance cannot go on; its log file says why. "
-                f"Nothing is lost: start the instance again. The cause as seen here: {brief(failure.cause)}"
-            ) from failure
+            raise ending(failure, 1, "")
         after = {tp: offset for task in tasks for tp, offset in task.positions.items()}
         if before != after:
             log.info("Stream thread %d: the failed batch had been committed, going on behind it", self.number)
-            self._planned, self._failing = None, None
+            self._planned = None
+            self._progressed()
             self._counter += 1
             return
-        bad = failure.record
-        if failure.kind == "record" and bad is not None and TopicPartition(bad.topic, bad.partition) in before:
-            raise RecordError(
-                failure.cause, topic=bad.topic, partition=bad.partition, offset=bad.offset, node=bad.node
-            ) from failure
-        if failure.kind == "fatal":
-            raise FatalError(brief(failure.cause)) from failure
-        self._next_attempt(failure)
+        self._try_again(failure, frozenset(before))
+
+    def _try_again(self, failure: BatchFailure, owned: Collection[TopicPartition]) -> None:
+        """The next attempt, of fewer records where that may help; or the error that ends the instance. ``owned``: partitions that
+        this thread still reads; a bad record of another is its new owner's."""
+        planned, bad = self._planned, failure.record
+        smallest = planned is None or planned.smallest
+        foreign = bad is not None and TopicPartition(bad.topic, bad.partition) not in owned
+        if not foreign and self._repeated.in_vain(failure, self.clock.monotonic_ms(), smallest):
+            raise ending(failure, self._repeated.times(failure), planned.named() if planned is not None else "")
+        self._next_attempt(short(failure))
         self._plan_smaller(failure)
         self.clock.wait(self._stop, self._pause_ms)
         self._pause_ms = min(self._pause_ms * 2, LONGEST_PAUSE_MS)
 
-    def _plan_smaller(self, failure: BatchFailedError) -> None:
+    def _plan_smaller(self, failure: BatchFailure) -> None:
         """A batch that is too large, or whose worker ended twice (perhaps for lack of memory), runs again with fewer records."""
         planned = self._planned
         if planned is None:
             return
         if failure.size is not None:
             self._size = self._size.too_large(*failure.size)
-        elif failure.kind == "worker" and planned.attempt > 1:
-            self._size = self._size.shrunk(sum(r.end - r.start for r in planned.ranges.values()))
+        elif failure.kind == "worker" and (planned.attempt > 1 or self._careful):
+            self._careful = self._careful or {tp: r.end for tp, r in planned.ranges.items()}
+            self._size = self._size.shrunk(planned.records)
         else:
             return
         ranges = plan_ranges(planned.ranges, self._size.records(self.settings.limits))
         self._planned = _Planned(ranges, planned.log_ends, planned.attempt)
 
+    def _positions(self) -> dict[TopicPartition, int]:
+        return {tp: offset for task in self.tasks.values() for tp, offset in task.positions.items()}
+
+    def _progressed(self) -> None:
+        """Whatever failed lasts no longer."""
+        self._failing, self._pause_ms = None, FIRST_PAUSE_MS
+        self._repeated, self.trouble = RepeatedFailures(), None
+
     def _lost(self, task: ActiveTask) -> bool:
         return self.services.gate.broken(task.id, task.epoch)
 
-    def _next_attempt(self, cause: EverflowError) -> None:
+    def _next_attempt(self, cause: str) -> None:
         if self._planned is not None:
             self._planned.attempt += 1
         if self._failing is None:
@@ -463,8 +507,8 @@ class StreamThread:
         elif self._failing.expired():
             raise TaskTimeoutError(
                 f"Stream thread {self.number} made no progress for {self._failing.timeout_ms / 1000:g} s "
-                f"(task.timeout.ms); the last failure: {brief(str(cause))}"
-            ) from cause
+                f"(task.timeout.ms); the last failure: {cause}"
+            )
 
     # --- step 7 ----------------------------------------------------------------------------------
 
@@ -482,12 +526,17 @@ class StreamThread:
             read += moved
         self._counter += 1
         raw = result.counts.get("bytes")
-        self._size = self._size.after(self.settings.limits, read, elapsed_ms, raw)
+        before, self._size = self._size, self._size.after(self.settings.limits, read, elapsed_ms, raw)
+        if any(self._positions().get(tp, end) < end for tp, end in self._careful.items()):
+            self._size = self._size.no_larger_than(before)
+        else:
+            self._careful = {}
         log.debug("Stream thread %d: batch %s, %d records in %.1f ms %s", self.number, batch_id, read, elapsed_ms, result.timings)
         # An input that ran dry may hold the others back (D3): wait for it to grow before trying again.
         if not is_empty(planned.ranges):
             self._stuck_at = planned.log_ends if read == 0 else None
-        self._planned, self._failing, self._pause_ms = None, None, FIRST_PAUSE_MS
+        self._planned = None
+        self._progressed()
         counted = self.services.metrics
         counted.add(names.COMMITS, 1)
         for key, name in COUNTS.items():
@@ -528,19 +577,6 @@ COUNTS = {
     "dropped": names.DROPPED_RECORDS,
     "dead_letters": names.DEAD_LETTERS,
 }
-
-
-def brief(cause: str) -> str:
-    """The line of a failed job's text that says what happened: of a Python traceback its last line, of a Java one the deepest
-    cause. The whole text is logged at level DEBUG."""
-    lines = [line.strip() for line in cause.splitlines() if line.strip()]
-    python = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
-    if python:
-        after = [line for line in cause[cause.rindex("Traceback (most recent") :].splitlines()[1:] if line[:1].strip()]
-        if after:
-            return after[0].strip().removeprefix("everflow.errors.").removeprefix("FatalError:").strip()
-    causes = [line for line in lines if line.startswith("Caused by:") and "EOFException" not in line]
-    return (causes or lines or ["unknown"])[-1 if causes else 0].removeprefix("Caused by:").strip()
 
 
 def clock_start(clock: Clock) -> float:

@@ -17,14 +17,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everflow.operators.python_aggregate import UserFunctionError
+from everflow.operators.user_code import USERS_ERRORS, UserFunctionError, refused
 from everflow.records import UNBOUNDED_BYTES, EdgeBatch, StoreChanges, TaskId
-from everflow.runtime.batch import BatchRequest, BatchResult
+from everflow.runtime.batch import FAILED, BadRecord, BatchFailure, BatchRequest, BatchResult
 from everflow.runtime.merge_order import merge_inputs
+from everflow.runtime.step_failure import EarlierStepFailed, failure_of
 from everflow.runtime.step_functions import RecordFailure, decode_parts, run_function, unnest
 from everflow.runtime.step_stores import StoreAccess, TaskStores
-from everflow.serdes import Serde, SerdeError
-from everflow.topology.hops import HopInput, HopSchema, concat, in_order, read_hop, write_hop
+from everflow.serdes import Serde
+from everflow.topology.hops import HopError, HopInput, HopSchema, concat, in_order, read_hop, write_hop
 from everflow.topology.plan import (
     DEAD_LETTER_SLOT,
     DecodeOp,
@@ -132,7 +133,16 @@ class TaskStep:
         )
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What Spark's ``mapInArrow`` runs: hop rows in; hop rows, or on the last step one row with the result, out."""
+        """What Spark's ``mapInArrow`` runs: as `process`, but a step that fails says why in its last row, instead of raising."""
+        try:
+            yield from self.process(batches)
+        except HopError:  # a stage before this one failed, and Spark says why
+            raise
+        except Exception as error:
+            yield from self.failed(failure_of(error))
+
+    def process(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Hop rows in; hop rows, or on the last step one row with the result, out."""
         timings = {"began": time.time() * 1000}
         with timed(timings, "read"):
             request = self.request()
@@ -141,7 +151,7 @@ class TaskStep:
         yield from self.run(request, hop, timings)
 
     def run(self, request: BatchRequest, hop: HopInput, timings: dict[str, float]) -> Iterator[pa.RecordBatch]:
-        """Run the operators on one hop's rows."""
+        """Run the operators on one hop's rows. Raises EarlierStepFailed for rows that a failed step has left."""
         result = _from_control(hop.control)
         result.timings = timings
         if self.level == 0:
@@ -160,8 +170,15 @@ class TaskStep:
         self._collect_changes(records, result)
         letters = records.get(DEAD_LETTER_SLOT)
         result.dead_letters = letters if letters is not None and len(letters) else None
-        done = self.sink(request, result, self.sources)
-        yield pa.RecordBatch.from_arrays([pa.array([done.to_json()])], schema=RESULT_SCHEMA)
+        yield _result_row(self.sink(request, result, self.sources))
+
+    def failed(self, failure: BatchFailure) -> Iterator[pa.RecordBatch]:
+        """What goes out instead of results: the failure, through the steps behind this one."""
+        if self.hop_out is not None:
+            control = json.dumps({"failure": failure.to_dict()}, separators=(",", ":"))
+            yield from write_hop(self._outgoing({}, StepResult()), self.hop_out, control)
+        else:
+            yield _result_row(BatchResult(FAILED, failure=failure.to_dict()))
 
     def _shared_stores(self) -> frozenset[str]:
         """Stores that more than one operator of this step reads: those need the batch's own changes on top (D5)."""
@@ -220,7 +237,9 @@ def _run_stateful(
         try:
             done = op.operator.process(rows, stores.views(task, op.stores), stores.stream_time(task, op.name))
         except UserFunctionError as error:
-            raise RecordFailure(op, sources[error.source], error.partition, error.offset, error.__cause__ or error) from error
+            record = BadRecord(sources[error.source].topic, error.partition, error.offset, op.name)
+            cause = error.__cause__ or error
+            raise RecordFailure(record, op.where, cause) from cause
         outputs.append(done.output)
         result.stream_times.setdefault(task, {})[op.name] = done.stream_time
         result.store_times.setdefault(task, {}).update({spec.name: done.stream_time for spec in op.stores})
@@ -230,6 +249,10 @@ def _run_stateful(
             result.changes.setdefault(task, []).append(changes)
             stores.remember(task, changes)
     return concat(outputs) if outputs else _empty_like(op.type.key, op.type.value)
+
+
+def _result_row(result: BatchResult) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([result.to_json()])], schema=RESULT_SCHEMA)
 
 
 def _empty_like(key: pa.DataType, value: pa.DataType) -> EdgeBatch:
@@ -261,7 +284,7 @@ def _topics(op: SinkOp, batch: EdgeBatch, sources: Mapping[int, Source]) -> tupl
         for row, (k, v) in enumerate(zip(batch.key.to_pylist(), value.to_pylist(), strict=True)):
             try:
                 topics.append(op.topic(k, v))
-            except Exception as error:
+            except USERS_ERRORS as error:
                 raise RecordFailure.at(op, sources, batch, row, error) from error
     for row, topic in enumerate(topics):
         if not isinstance(topic, str) or not topic:
@@ -275,10 +298,12 @@ def _encoded(
     """Final bytes. RecordFailure for a value that its serde cannot write."""
     try:
         return column if serde is None else serde.encode_array(column)
-    except SerdeError as error:
-        if error.index is None:
+    except USERS_ERRORS as error:
+        found = refused(serde, column, error) if serde is not None else None
+        if found is None:
             raise
-        raise RecordFailure.at(op, sources, batch, error.index, error) from error
+        row, cause = found
+        raise RecordFailure.at(op, sources, batch, row, cause) from cause
 
 
 # --- what travels beside the rows ------------------------------------------------------------------------------
@@ -299,6 +324,8 @@ def _to_control(result: StepResult) -> str:
 
 def _from_control(text: str) -> StepResult:
     data: dict[str, Any] = json.loads(text)
+    if "failure" in data:
+        raise EarlierStepFailed(BatchFailure.from_dict(data["failure"]))
     return StepResult(
         consumed=data.get("consumed", {}),
         stream_times=data.get("stream_times", {}),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,16 +10,16 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
 from everflow.records import OffsetRange, TopicPartition
-from everflow.runtime.batch import REQUEST_PROPERTY, BadRecord, BatchFailedError, BatchRequest, BatchResult
+from everflow.runtime.batch import FAILED, REQUEST_PROPERTY, BatchFailedError, BatchFailure, BatchRequest, BatchResult
 from everflow.runtime.kafka_sink import KafkaSink, LmdbAccess, announce
 from everflow.runtime.resident_job import ResidentJob
 from everflow.runtime.resident_step import ResidentStep, TwinSegment
-from everflow.runtime.step_functions import failed_record
+from everflow.runtime.spark_failure import failure_of_text, says
 from everflow.runtime.task_step import TaskStep
 from everflow.spark.job import PreparedJob, ServingJob, SparkGoneError, SparkJobError, failure, local_property
 from everflow.spark.session import get_session
 from everflow.spark.source import SourceSettings
-from everflow.topology.plan import PhysicalPlan
+from everflow.topology.plan import PhysicalPlan, Projection
 
 CHANNEL_PROPERTY = "everflow.resident"
 
@@ -86,6 +85,7 @@ class ThreadJob:
         self._prepared: PreparedJob | None = None
         self._twin = TwinSegment.of_plan(plan) if partitions and settings.resident_records > 0 else None
         self._resident: ResidentJob | None = None
+        self._columns = column_lines(plan)
 
     def run(self, request: BatchRequest) -> BatchResult:
         """Run one micro-batch; blocks. Raises BatchFailedError for any failed job: then nothing is known of its outcome (D6).
@@ -101,9 +101,9 @@ class ThreadJob:
     def _run_job(self, request: BatchRequest) -> BatchResult:
         ranges = {TopicPartition.parse(name): OffsetRange(bounds[0], bounds[1]) for name, bounds in request.ranges.items()}
         try:
-            return BatchResult.from_json(self._prepared_job().run(ranges, {REQUEST_PROPERTY: request.to_json()}))
+            return answered(self._prepared_job().run(ranges, {REQUEST_PROPERTY: request.to_json()}))
         except SparkJobError as error:
-            raise _classified(error) from error
+            raise self._classified(error) from error
 
     def _prepared_job(self) -> PreparedJob:
         """Prepared when it is needed: a thread with a resident step may never be, and it took 4 of the 11 s of a start."""
@@ -126,9 +126,9 @@ class ThreadJob:
 
     def _run_resident(self, twin: TwinSegment, request: BatchRequest) -> BatchResult:
         if self._resident is None:
-            self._resident = ResidentJob(lambda path: self._serving(twin, path), _classified)
+            self._resident = ResidentJob(lambda path: self._serving(twin, path), self._classified)
         try:
-            return self._resident.run(request)
+            return answered(self._resident.run(request))
         except BatchFailedError:
             self._stop_resident()
             raise
@@ -145,37 +145,28 @@ class ThreadJob:
         )
         return ServingJob(self._context, self._slot, step, {CHANNEL_PROPERTY: path})
 
+    def _classified(self, error: SparkJobError) -> BatchFailedError:
+        if isinstance(error, SparkGoneError):
+            return BatchFailedError(BatchFailure("spark-gone", says(str(error)), details=str(error)))
+        return BatchFailedError(failure_of_text(str(error), self._columns))
+
     def _stop_resident(self) -> None:
         resident, self._resident = self._resident, None
         if resident is not None:
             resident.stop()
 
 
-def _classified(error: SparkJobError) -> BatchFailedError:
-    return BatchFailedError(str(error), kind="spark-gone") if isinstance(error, SparkGoneError) else failure_of(str(error))
+def answered(text: str) -> BatchResult:
+    """The result that the last step gave. Raises BatchFailedError where a step said that it failed."""
+    result = BatchResult.from_json(text)
+    if result.outcome == FAILED:
+        assert result.failure is not None
+        raise BatchFailedError(BatchFailure.from_dict(result.failure))
+    return result
 
 
-_TOO_LARGE = re.compile(r"HopTooLargeError: (?P<records>\d+) records have (?P<bytes>\d+) bytes")
-_KINDS = (
-    (re.compile(r"GenerationChanged"), "generation"),
-    (re.compile(r"TaskMigratedError"), "migrated"),
-    (re.compile(r"Python worker exited unexpectedly|Python worker process terminated|crashed"), "worker"),
-    (re.compile(r"^(?:everflow\.errors\.)FatalError:", re.MULTILINE), "fatal"),
-    (re.compile(r"OffsetOutOfRange|LogStartMovedError|data may have been lost|KAFKA_DATA_LOSS"), "data-loss"),
-    # Spark's reader waits so long for a record that is there: a broker or this machine is slow, nothing is lost.
-    (re.compile(r"Cannot fetch record for offset \d+ in \d+ milliseconds"), "timeout"),
-)
-
-
-def failure_of(text: str) -> BatchFailedError:
-    """What a failed job's text says: the kinds that the runtime reacts to differently (design section 7, last trap)."""
-    if (found := failed_record(text)) is not None:
-        record = BadRecord(found["topic"], found["partition"], found["offset"], found["node"])
-        where = f" at {found['where']}" if found.get("where") else ""
-        return BatchFailedError(f"{found['error']}{where}", kind="record", record=record)
-    if (large := _TOO_LARGE.search(text)) is not None:
-        return BatchFailedError(text, kind="too-large", size=(int(large["records"]), int(large["bytes"])))
-    for pattern, kind in _KINDS:
-        if pattern.search(text):
-            return BatchFailedError(text, kind=kind)
-    return BatchFailedError(text)
+def column_lines(plan: PhysicalPlan) -> tuple[str, ...]:
+    """The lines of the user's program whose Columns Spark computes."""
+    nodes = [found.node for segment in plan.segments for found in segment.projections if isinstance(found, Projection)]
+    lines = [node.where for node in nodes if node.predicate or node.key or node.value]
+    return tuple(dict.fromkeys(line for line in lines if line is not None))

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
-from everflow.errors import EverflowError, RecordError, TopologyError
+from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
 from everflow.records import EdgeBatch
 from everflow.runtime.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
+from everflow.runtime.failure_text import ending
 from everflow.runtime.query_errors import StoreKindError
-from everflow.runtime.step_functions import failed_record
+from everflow.runtime.step_functions import RecordFailure, UndecodableRecord
 from everflow.runtime.task_step import StepResult, TaskStep
 from everflow.serdes import Serde
 from everflow.serdes.windowed import split_session_key, split_window_store_key, window_store_key
@@ -199,13 +200,9 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             for level, step in enumerate(self._steps):
                 if level:
                     batches = self._run.later(batches, level)
-                batches = list(step(batches))
-        except EverflowError as error:
-            culprit = failed_record(str(error))
-            if culprit is None:
-                raise
-            place = {name: culprit[name] for name in ("topic", "partition", "offset", "node")}
-            raise RecordError(culprit["error"], **place) from error
+                batches = list(step.process(batches))
+        except (RecordFailure, UndecodableRecord) as error:
+            raise ending(error.failure, 1, "") from (error.__cause__ or error)
         return self._sink.take()
 
     def _deliver(self, result: StepResult) -> list[_Raw]:
@@ -253,15 +250,7 @@ class _MemorySink:
     def __call__(self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]) -> BatchResult:
         letters = result.dead_letters
         if letters is not None and len(letters) and self._topic is None:
-            row = int(letters.seq.argmin())
-            source = sources[int(letters.source[row])]
-            raise RecordError(
-                letters.value[row].as_py()["error"],
-                topic=source.topic,
-                partition=int(letters.partition[row]),
-                offset=int(letters.offset[row]),
-                node=source.node,
-            )
+            raise UndecodableRecord(letters, sources)
         self._result = result
         return BatchResult(COMMITTED)
 

@@ -22,9 +22,16 @@ MARKER = -1
 
 
 class HopTooLargeError(EverflowError):
-    """A hop has more bytes than a micro-batch may have: it is run again with fewer records."""
+    """A hop has more bytes than a micro-batch may have: it is run again with fewer records.
+
+    Attributes: ``size``: (records, bytes) read so far.
+    """
 
     code = "EF-HOP-TOO-LARGE"
+
+    def __init__(self, records: int, held: int) -> None:
+        super().__init__(f"{records:,} records have {held:,} bytes already, more than a micro-batch may have")
+        self.size = (records, held)
 
 
 class HopError(EverflowError):
@@ -102,7 +109,7 @@ def read_hop(batches: Iterable[pa.RecordBatch], schema: HopSchema, most_bytes: i
         collected.append(batch)
         rows, held = rows + batch.num_rows, held + batch.nbytes
         if held > most_bytes:
-            raise HopTooLargeError(f"{rows} records have {held} bytes already")
+            raise HopTooLargeError(rows, held)
     if not collected:
         raise HopError("the input of a step ended without its end marker: an upstream stage failed")
     table = pa.Table.from_batches(collected).combine_chunks()

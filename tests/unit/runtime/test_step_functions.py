@@ -11,7 +11,8 @@ import pytest
 
 from everflow import serdes
 from everflow.records import EdgeBatch
-from everflow.runtime.step_functions import RecordFailure, decode_parts, failed_record, run_function, unnest
+from everflow.runtime.batch import BadRecord
+from everflow.runtime.step_functions import RecordFailure, decode_parts, run_function, unnest
 from everflow.topology.graph import EdgeType
 from everflow.topology.plan import DecodeOp, FunctionOp, Source, UnnestOp
 
@@ -77,15 +78,10 @@ def test_a_failure_names_its_record(name: str) -> None:
     op, fn = FAILING[name]
     with pytest.raises(RecordFailure) as failure:
         run_function(function(op, fn), batch(["a", "b", "c"], [1, 2, 3]), SOURCES)
-    found = failed_record(f"Traceback ...\nRecordFailure: {failure.value}\n more text")
-    assert found is not None
-    error = found.pop("error")
-    assert found == {"topic": "in", "partition": 3, "offset": 41, "node": "node", "where": "app.py:7"}
-    assert error.partition(":")[0] in {"ZeroDivisionError", "TypeError", "ValueError"}
-
-
-def test_other_texts_name_no_record() -> None:
-    assert failed_record("Python worker exited unexpectedly (crashed)") is None
+    found = failure.value.failure
+    assert found.record == BadRecord("in", 3, 41, "node")
+    assert (found.kind, found.where) == ("record", ("app.py:7",))
+    assert found.error.partition(":")[0] in {"ZeroDivisionError", "TypeError", "ValueError"}
 
 
 def test_unnest() -> None:

@@ -11,6 +11,7 @@ from stream_thread_world import IN, OTHER, OTHER_TASK, TASK, World
 from everflow.runtime.batch import (
     ABORTED,
     BatchFailedError,
+    BatchFailure,
     BatchRequest,
     BatchResult,
 )
@@ -125,7 +126,7 @@ def test_what_is_settled_is_as_of_a_moment_between_batches_with_a_known_outcome(
 
     def fail(request: BatchRequest) -> BatchResult:
         world.clock.advance(100)
-        raise BatchFailedError("died", kind="worker")
+        raise BatchFailedError(BatchFailure("worker", "died"))
 
     world.give_task()
     world.turn()  # takes the task

@@ -5,27 +5,31 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from stream_thread_world import IN, TASK, World
 
 from everflow import metrics as names
 from everflow.config import BatchLimits
-from everflow.errors import FatalError, RecordError, RetriableError, TaskTimeoutError
+from everflow.errors import ColumnError, FatalError, RecordError, RetriableError, TaskTimeoutError, WorkerDiedError
 from everflow.records import TopicPartition
 from everflow.runtime.batch import (
     ABORTED,
     COMMITTED,
     BadRecord,
     BatchFailedError,
+    BatchFailure,
     BatchRequest,
     BatchResult,
 )
 from everflow.runtime.batch_watchdog import SHOWN_AFTER_MS, any_stalled
 from everflow.runtime.recovery import Committed
-from everflow.runtime.stream_thread import brief
 from everflow.runtime.task import ActiveTask, TaskState
-from everflow.runtime.thread_job import failure_of
+
+
+def failed(kind: str, error: str, **more: Any) -> BatchFailedError:
+    return BatchFailedError(BatchFailure(kind, error, **more))
 
 
 @pytest.fixture
@@ -36,7 +40,7 @@ def world() -> World:
 def test_a_failed_batch_is_killed_fenced_recovered_in_that_order_and_run_again(world: World) -> None:
     def fail(request: BatchRequest) -> BatchResult:
         world.behave = world.commit
-        raise BatchFailedError("worker died", kind="worker")
+        raise failed("worker", "worker died")
 
     world.behave = fail
     task = world.give_task()
@@ -59,7 +63,7 @@ def test_a_recovery_that_hangs_shows_as_a_stall_until_it_has_gone_through(world:
 
     def fail(request: BatchRequest) -> BatchResult:
         world.behave = world.commit
-        raise BatchFailedError("no leader for the changelog", kind="worker")
+        raise failed("worker", "no leader for the changelog")
 
     def hang(partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
         stalls.append(stalled())
@@ -80,7 +84,7 @@ def test_a_batch_that_had_committed_is_not_run_again(world: World) -> None:
     def commit_then_die(request: BatchRequest) -> BatchResult:
         world.commit(request)
         world.behave = world.commit
-        raise BatchFailedError("died after the commit", kind="worker")
+        raise failed("worker", "died after the commit")
 
     world.behave = commit_then_die
     task = world.give_task()
@@ -97,7 +101,7 @@ def test_a_task_lost_in_the_failed_batch_is_not_recovered(world: World) -> None:
     def lose_and_fail(request: BatchRequest) -> BatchResult:
         world.behave = world.commit
         world.book.disown_all()
-        raise BatchFailedError("refused: another owns it", kind="migrated")
+        raise failed("migrated", "refused: another owns it")
 
     world.behave = lose_and_fail
     task = world.give_task()
@@ -115,7 +119,7 @@ def test_a_task_lost_in_the_failed_batch_is_not_recovered(world: World) -> None:
 def test_a_task_lost_while_it_is_recovered_ends_the_wait(world: World) -> None:
     def fail(request: BatchRequest) -> BatchResult:
         world.behave = world.commit
-        raise BatchFailedError("worker died", kind="worker")
+        raise failed("worker", "worker died")
 
     def lose_it(partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
         world.book.disown_all()
@@ -142,7 +146,7 @@ def test_a_task_lost_while_it_is_recovered_ends_the_wait(world: World) -> None:
 
 def test_a_bad_record_is_fatal_with_topic_partition_and_offset(world: World) -> None:
     def bad(request: BatchRequest) -> BatchResult:
-        raise BatchFailedError("cannot decode", kind="record", record=BadRecord("in", 0, 7, "SOURCE"))
+        raise BatchFailedError(BatchFailure("undecodable", "cannot decode", record=BadRecord("in", 0, 7, "SOURCE")))
 
     world.behave = bad
     world.give_task()
@@ -159,7 +163,7 @@ def test_without_spark_the_thread_ends_after_it_has_fenced(world: World) -> None
     """The JVM was killed: retrying until ``task.timeout.ms`` would only delay the restart."""
 
     def fail(request: BatchRequest) -> BatchResult:
-        raise BatchFailedError("Connection refused", kind="spark-gone")
+        raise failed("spark-gone", "Connection refused")
 
     world.behave = fail
     world.give_task()
@@ -170,21 +174,9 @@ def test_without_spark_the_thread_ends_after_it_has_fenced(world: World) -> None
     assert world.done[:4] == ["kill [99]", "fence app-p-0", "committed", "restore"]
 
 
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("java.util.concurrent.TimeoutException: Cannot fetch record for offset 0 in 5000 milliseconds", "timeout"),
-        ("OffsetOutOfRangeException: in-0\nCannot fetch record for offset 0 in 5000 milliseconds", "data-loss"),
-        ("[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost", "data-loss"),
-    ],
-)
-def test_a_slow_broker_is_not_taken_for_lost_data(text: str, kind: str) -> None:
-    assert failure_of(text).kind == kind
-
-
 def test_a_slow_broker_is_a_warning_only_if_it_stays_slow(world: World, caplog: pytest.LogCaptureFixture) -> None:
     def slow(request: BatchRequest) -> BatchResult:
-        raise BatchFailedError("Cannot fetch record for offset 0 in 5000 milliseconds", kind="timeout")
+        raise failed("timeout", "Cannot fetch record for offset 0 in 5000 milliseconds")
 
     world.behave = slow
     world.give_task()
@@ -197,17 +189,16 @@ def test_a_slow_broker_is_a_warning_only_if_it_stays_slow(world: World, caplog: 
 
 
 def test_what_would_fail_again_ends_the_thread_at_once_with_the_cause_in_one_line(world: World) -> None:
-    text = "An exception\nTraceback (most recent call last):\n  File x\neverflow.errors.FatalError: too big for out\n\tat j"
-
     def fail(request: BatchRequest) -> BatchResult:
-        raise failure_of(text)
+        raise failed("fatal", "too big for out", code="EF-RECORD-TOO-LARGE", details="Traceback (most recent call last):\n  File x")
 
     world.behave = fail
     world.give_task()
     world.end = 10
     world.turn()
-    with pytest.raises(FatalError, match=r"\Atoo big for out\Z"):
+    with pytest.raises(FatalError, match=r"\Atoo big for out\Z") as raised:
         world.turn()
+    assert raised.value.code == "EF-RECORD-TOO-LARGE"
     assert world.done[:4] == ["kill [99]", "fence app-p-0", "committed", "restore"]
 
 
@@ -217,7 +208,7 @@ def test_a_batch_with_too_many_bytes_runs_again_with_as_many_records_as_fit(worl
     def weigh(request: BatchRequest) -> BatchResult:
         (begin, end, _) = request.ranges["in-0"]
         if (end - begin) << 20 > 2 * request.most_bytes:
-            raise failure_of(f"everflow.topology.hops.HopTooLargeError: 40 records have {40 << 20} bytes already")
+            raise failed("too-large", "40 records have 41,943,040 bytes already", size=(40, 40 << 20))
         return world.commit(request)
 
     world.thread.settings = replace(world.thread.settings, limits=BatchLimits(100, 20 << 20, 1_000))
@@ -236,7 +227,7 @@ def test_a_batch_that_keeps_failing_is_tried_with_fewer_records(world: World) ->
     def no_memory(request: BatchRequest) -> BatchResult:
         (begin, end, _) = request.ranges["in-0"]
         if end - begin > 10:
-            raise BatchFailedError("Python worker exited unexpectedly", kind="worker")
+            raise failed("worker", "Python worker exited unexpectedly")
         return world.commit(request)
 
     world.behave = no_memory
@@ -245,13 +236,14 @@ def test_a_batch_that_keeps_failing_is_tried_with_fewer_records(world: World) ->
     for _ in range(12):
         world.turn()
     sizes = [request.ranges["in-0"][1] - request.ranges["in-0"][0] for request in world.requests]
-    assert sizes[:4] == [100, 100, 25, 6]
+    assert sizes[:3] == [100, 100, 6]
+    assert set(sizes[3:]) == {6}, "no larger again before the records that failed are behind"
     assert world.committed_offset > 0
 
 
 def test_retries_end_with_the_task_timeout(world: World) -> None:
     def fail(request: BatchRequest) -> BatchResult:
-        raise BatchFailedError("again and again")
+        raise failed("retriable", "no leader for out-0")
 
     world.behave = fail
     world.give_task()
@@ -261,7 +253,7 @@ def test_retries_end_with_the_task_timeout(world: World) -> None:
         for _ in range(100):
             world.turn()
 
-    with pytest.raises(TaskTimeoutError, match="no progress"):
+    with pytest.raises(TaskTimeoutError, match=r"no progress for 10 s \(task.timeout.ms\); the last failure: no leader for out-0"):
         turns()
     assert world.metrics.snapshot()[names.BATCHES_FAILED] > 2
 
@@ -302,14 +294,68 @@ def test_a_thread_that_fails_hands_back_no_task_of_unknown_outcome(world: World)
     assert [done for done in world.done if done.startswith("failed")] == ["failed Stream thread 0 failed: RuntimeError('a defect')"]
 
 
-@pytest.mark.parametrize(
-    ("cause", "line"),
-    [
-        ('Oh:\nTraceback (most recent call last):\n  File "x", line 1\n    f()\nValueError: bad\n\n\tat j', "ValueError: bad"),
-        ("An error\n\tat x\nCaused by: worker crashed\n\tat y\nCaused by: java.io.EOFException\n\tat z", "worker crashed"),
-        ("just this", "just this"),
-        ("", "unknown"),
-    ],
-)
-def test_the_log_names_the_cause_in_one_line(cause: str, line: str) -> None:
-    assert brief(cause) == line
+def test_what_repeats_unchanged_is_told_the_second_time_and_ends_in_seconds(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    said = "A Column cannot be computed: [DIVIDE_BY_ZERO] Division by zero."
+
+    def fail(request: BatchRequest) -> BatchResult:
+        world.clock.advance(1_000)
+        raise failed("column", said, where=("app.py:3",))
+
+    world.behave = fail
+    world.give_task()
+    world.end = 10
+
+    def turns() -> None:
+        for _ in range(10):
+            world.turn()
+
+    began = world.clock.monotonic_ms()
+    with caplog.at_level(logging.WARNING, "everflow"), pytest.raises(ColumnError) as raised:
+        turns()
+    assert world.clock.monotonic_ms() - began < 5_000
+    assert str(raised.value).splitlines()[:2] == [f"{said} (3 times in a row)", "  operator added at app.py:3"]
+    assert "F.try_divide" in str(raised.value)
+    second = [record.getMessage() for record in caplog.records][1]
+    assert "the same failure again, nothing has changed" in second
+    assert "F.try_divide" in second, "the cure is told before the end"
+
+
+def test_a_thread_in_trouble_shows_it_until_it_gets_on(world: World) -> None:
+    def fail(request: BatchRequest) -> BatchResult:
+        raise failed("retriable", "no leader for out-0")
+
+    world.behave = fail
+    world.give_task()
+    world.end = 10
+    while len(world.requests) < 2:
+        world.turn()
+    assert world.thread.trouble is not None
+    assert (world.thread.trouble.count, world.thread.trouble.text) == (2, "no leader for out-0")
+    world.behave = world.commit
+    while not world.turn():
+        pass
+    assert world.thread.trouble is None
+
+
+def test_a_record_that_kills_the_worker_is_found_and_named(world: World) -> None:
+    poison = 37
+
+    def crash(request: BatchRequest) -> BatchResult:
+        (begin, end, _) = request.ranges["in-0"]
+        world.clock.advance(500)
+        if begin <= poison < end:
+            raise failed("worker", "A Python worker process died (Segmentation fault)")
+        return world.commit(request)
+
+    world.behave = crash
+    world.give_task()
+    world.end = 100
+
+    def turns() -> None:
+        for _ in range(60):
+            world.turn()
+
+    with pytest.raises(WorkerDiedError, match=r"died \(Segmentation fault\) \(\d times in a row, on in-0@37\)"):
+        turns()
+    assert world.committed_offset == poison, "all that is before it was committed"
+    assert world.metrics.snapshot()[names.BATCHES_FAILED] < 12

@@ -16,7 +16,15 @@ from typing import TypeVar
 
 from everflow.errors import RetriableError, StoreMismatchError
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.batch import ABORTED, COMMITTED, BatchFailedError, BatchRequest, BatchResult, format_metadata
+from everflow.runtime.batch import (
+    ABORTED,
+    COMMITTED,
+    BatchFailedError,
+    BatchFailure,
+    BatchRequest,
+    BatchResult,
+    format_metadata,
+)
 from everflow.runtime.commit_gate import GateBackend, GateBook, answer
 from everflow.testing.simulation.disk import SimulatedDisk
 from everflow.testing.simulation.group_coordinator import Code
@@ -85,7 +93,7 @@ class SimulatedJob:
         except (FencedError, RefusedError, RetriableError, StoreMismatchError, _WorkerDiedError) as failure:
             self.services.forget_producer(request.transactional_id)
             self._done(request, began, f"failed: {failure}", False)
-            raise BatchFailedError(f"{type(failure).__name__}: {failure}", kind=_kind(failure)) from failure
+            raise BatchFailedError(BatchFailure(_kind(failure), f"{type(failure).__name__}: {failure}")) from failure
         finally:
             if plan is not None:
                 self.services.on_crash()
@@ -119,7 +127,7 @@ def _kind(failure: Exception) -> str:
         return "migrated"
     if isinstance(failure, RefusedError):
         return "generation" if failure.code is Code.ILLEGAL_GENERATION else "migrated"
-    return "other"
+    return "retriable"
 
 
 @dataclass

@@ -1,0 +1,81 @@
+"""Failures of micro-batches in words: what happened, where, what to do."""
+
+from __future__ import annotations
+
+from everflow.errors import (
+    ColumnError,
+    FatalError,
+    RecordError,
+    RepeatedFailureError,
+    WorkerDiedError,
+)
+from everflow.runtime.batch import BatchFailure
+from everflow.runtime.user_line import shown
+
+_NOTHING_WRITTEN = "Nothing of its micro-batch was written"
+_GOES_ON = "start again: processing goes on where it stopped"
+_CURES = {
+    "record": f"{_NOTHING_WRITTEN}. Correct the function, or let it handle such records, and {_GOES_ON}.",
+    "undecodable": f"{_NOTHING_WRITTEN}. Correct the source's serde, or name a topic for such records in "
+    f"errors.dead.letter.queue.topic.name, and {_GOES_ON}.",
+    "column": f"{_NOTHING_WRITTEN}. Use the try_ variant of the function (F.try_divide, .try_cast), or filter such records out "
+    f"before, and {_GOES_ON}.",
+    "worker": "A function that crashes the interpreter (native code, os._exit) or needs more memory than there is ends it. "
+    f"{_NOTHING_WRITTEN}. Correct the function, or lower max.batch.bytes, and {_GOES_ON}.",
+    "too-large": "Raise max.batch.bytes.",
+    "other": f"{_NOTHING_WRITTEN}; the whole stack is in the log at level DEBUG.",
+}
+
+
+def places(failure: BatchFailure) -> tuple[str, ...]:
+    """A line each: the user's line that was running, and the operator's where it is another one."""
+    found = []
+    if failure.line is not None:
+        found.append(f"at {shown(failure.line)}")
+    others = [where for where in failure.where if failure.line is None or where != f"{failure.line.file}:{failure.line.line}"]
+    if others:
+        found.append(f"{'operator' if len(others) == 1 else 'one of the operators'} added at {', '.join(others)}")
+    return tuple(found)
+
+
+def short(failure: BatchFailure) -> str:
+    """One line for logs and the progress line: the error, the record, the line of the program."""
+    first = (failure.error.splitlines() or ["unknown"])[0]
+    record = failure.record
+    named = "" if record is None else f" (record {record.topic}-{record.partition}@{record.offset})"
+    line = failure.line
+    at = f" at {line.file}:{line.line}" if line is not None else f" at {failure.where[0]}" if len(failure.where) == 1 else ""
+    return f"{first}{named}{at}"
+
+
+def told(failure: BatchFailure) -> str:
+    """What a user reads: the error, where, what to do; several lines."""
+    record = failure.record
+    named = "" if record is None else f" (record {record.topic}-{record.partition}@{record.offset})"
+    return "\n  ".join([f"{failure.error}{named}", *places(failure), *_cure(failure)])
+
+
+def ending(failure: BatchFailure, times: int, records: str) -> FatalError:
+    """The error that ends the instance after ``failure`` was met ``times`` times. ``records``: the few records of the batch,
+    ``in-0@7``, or empty where there were many."""
+    about = (*places(failure), *_cure(failure))
+    record = failure.record
+    if record is not None:
+        return RecordError(
+            failure.error, topic=record.topic, partition=record.partition, offset=record.offset, node=record.node, told=about
+        )
+    if failure.kind == "fatal":
+        return FatalError("\n  ".join([failure.error, *places(failure)]), code=failure.code)
+    if failure.kind == "spark-gone":
+        return FatalError(
+            "Spark's JVM has ended (killed, out of memory?), so this instance cannot go on; its log file says why. "
+            f"Nothing is lost: start the instance again. The cause as seen here: {failure.error}"
+        )
+    text = "\n  ".join([f"{failure.error} ({times} times in a row{f', on {records}' if records else ''})", *about])
+    kinds: dict[str, type[FatalError]] = {"column": ColumnError, "worker": WorkerDiedError}
+    return kinds.get(failure.kind, RepeatedFailureError)(text)
+
+
+def _cure(failure: BatchFailure) -> tuple[str, ...]:
+    text = _CURES.get(failure.kind)
+    return () if text is None else (text,)

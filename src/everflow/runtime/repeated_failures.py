@@ -1,0 +1,75 @@
+"""Failures of one stream thread since its last progress: which may pass, which repeat, and when trying again is given up. Pure.
+
+Passing causes (a broker that is away, a rebalance, one killed worker) are retried under ``task.timeout.ms``. What repeats unchanged
+is told after the second time and ends the instance after the third, once a few seconds have gone by.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from everflow.runtime.batch import BatchFailure
+
+TOLD_AFTER = 2
+ENDS_AFTER = 3
+ENDS_AFTER_MS = 2_000.0
+"""A cause that nobody has thought of may be gone after a moment; three attempts may take less."""
+
+_PASSING = frozenset({"migrated", "generation", "data-loss", "timeout", "retriable"})
+_AT_ONCE = frozenset({"record", "undecodable", "fatal", "spark-gone"})
+_ADDRESSES = re.compile(r"0x[0-9a-f]+|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\d+", re.IGNORECASE)
+
+Sameness = tuple[object, ...]
+
+
+def may_pass(failure: BatchFailure) -> bool:
+    """Whether the same batch may succeed later with nobody doing anything about it."""
+    return failure.kind in _PASSING
+
+
+def sameness(failure: BatchFailure) -> Sameness:
+    """Equal for failures of one cause: kind, place and text, whatever offsets, ids, ports, pids and times it names."""
+    return (failure.kind, failure.record, failure.line, failure.where, _ADDRESSES.sub("#", failure.error))
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """A stream thread that does not get on. ``since_ms``: wall clock of the first failure; ``count``: failures since then;
+    ``text``: the last one in a line."""
+
+    since_ms: int
+    count: int
+    text: str
+
+
+@dataclass(frozen=True)
+class RepeatedFailures:
+    """Immutable; a new one begins with each progress. Times are monotonic ms."""
+
+    began_ms: float | None = None
+    seen: Mapping[Sameness, int] = field(default_factory=dict)
+
+    def with_one(self, failure: BatchFailure, now_ms: float) -> RepeatedFailures:
+        """With one more failure."""
+        same = sameness(failure)
+        counted = {**self.seen, same: self.seen.get(same, 0) + 1}
+        return RepeatedFailures(now_ms if self.began_ms is None else self.began_ms, counted)
+
+    def times(self, failure: BatchFailure) -> int:
+        """How often this one was met."""
+        return self.seen.get(sameness(failure), 0)
+
+    def in_vain(self, failure: BatchFailure, now_ms: float, smallest: bool) -> bool:
+        """Whether to give up after ``failure``, which has been counted. ``smallest``: the batch cannot have fewer records; until
+        then a worker's death is no reason to."""
+        if failure.kind in _AT_ONCE:
+            return True
+        if may_pass(failure) or self.began_ms is None or (failure.kind in ("worker", "too-large") and not smallest):
+            return False
+        return self.times(failure) >= ENDS_AFTER and now_ms - self.began_ms >= ENDS_AFTER_MS
+
+    def to_be_told(self, failure: BatchFailure) -> bool:
+        """Whether ``failure`` has just repeated unchanged and will not pass."""
+        return not may_pass(failure) and self.times(failure) == TOLD_AFTER

@@ -1,0 +1,62 @@
+"""What a worker says of an error that ended its micro-batch: decided by the error's class, never by its text."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import replace
+
+import pyarrow as pa
+
+from everflow.errors import (
+    EverflowError,
+    FatalError,
+    RetriableError,
+    StoreMismatchError,
+    TaskMigratedError,
+    UnknownOutcomeError,
+)
+from everflow.kafka.errors import GenerationChanged
+from everflow.kafka.log_chunk import LogStartMovedError
+from everflow.runtime.batch import BatchFailure
+from everflow.runtime.step_functions import RecordFailure, UndecodableRecord, error_text
+from everflow.runtime.user_line import innermost_line
+from everflow.topology.hops import HopTooLargeError
+
+MOST_DETAILS = 20_000
+
+# The first class that fits decides.
+_KINDS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str], ...] = (
+    (GenerationChanged, "generation"),
+    (TaskMigratedError, "migrated"),
+    (LogStartMovedError, "data-loss"),
+    ((RetriableError, UnknownOutcomeError, StoreMismatchError), "retriable"),
+    (FatalError, "fatal"),
+    (HopTooLargeError, "too-large"),
+    ((MemoryError, pa.ArrowMemoryError), "worker"),
+    (Exception, "other"),
+)
+
+
+class EarlierStepFailed(EverflowError):
+    """A step before this one could not go on; ``failure`` is what it said. Never shown to users."""
+
+    def __init__(self, failure: BatchFailure) -> None:
+        super().__init__(failure.error)
+        self.failure = failure
+
+
+def failure_of(error: Exception) -> BatchFailure:
+    """The failure that ``error`` stands for, with the user's line and the stack."""
+    details = "".join(traceback.format_exception(error))[-MOST_DETAILS:]
+    if isinstance(error, RecordFailure | UndecodableRecord | EarlierStepFailed):
+        return replace(error.failure, details=error.failure.details or details)
+    kind = next(kind for classes, kind in _KINDS if isinstance(error, classes))
+    own = isinstance(error, EverflowError)
+    return BatchFailure(
+        kind,
+        str(error) if own else error_text(error),
+        getattr(error, "code", None) if own else None,
+        line=innermost_line(error),
+        size=error.size if isinstance(error, HopTooLargeError) else None,
+        details=details,
+    )

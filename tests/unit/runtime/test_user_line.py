@@ -1,0 +1,101 @@
+"""The line of the user's program in an error: the innermost of their own code, whatever library or built-in raised it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from everflow import serdes
+from everflow.errors import RecordError
+from everflow.records import EdgeBatch
+from everflow.runtime.failure_text import ending, told
+from everflow.runtime.step_failure import failure_of
+from everflow.runtime.step_functions import RecordFailure, run_function
+from everflow.topology.graph import EdgeType
+from everflow.topology.plan import FunctionOp, Source
+
+EDGE = EdgeType(pa.string(), pa.string())
+SOURCES = {0: Source(0, "in", 0, "source", serdes.string(), serdes.string(), "earliest", "stream", False)}
+
+
+def helper(value: str) -> Any:
+    return json.loads(value)["a"]  # the innermost line
+
+
+def endless(value: str) -> Any:
+    return endless(value)
+
+
+def stops(value: str) -> Any:
+    raise StopIteration("no more")
+
+
+def leaves(value: str) -> Any:
+    raise SystemExit(3)
+
+
+def chained(value: str) -> Any:
+    try:
+        return int(value)
+    except ValueError as error:
+        raise RuntimeError("not mine") from error
+
+
+def failure(fn: Callable[[str], Any], op: str = "map_values") -> RecordFailure:
+    zeros = np.zeros(1, np.int32)
+    order = np.zeros(1, np.int64)
+    batch = EdgeBatch(pa.array(["k"]), pa.array(["{}"]), order, order, zeros, zeros, order + 7)
+    with pytest.raises(RecordFailure) as raised:
+        run_function(FunctionOp("node", op, lambda k, v: fn(v), EDGE, (1,), 2, "app.py:30"), batch, SOURCES)
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("fn", "op", "text", "function"),
+    [
+        (helper, "map_values", "KeyError: 'a'", "helper"),
+        (lambda v: json.loads("{"), "map_values", "JSONDecodeError", "<lambda>"),
+        (endless, "map_values", "RecursionError: maximum recursion depth exceeded", "endless"),
+        (stops, "map_values", "StopIteration: no more", "stops"),
+        (leaves, "map_values", "SystemExit: 3 (a function cannot end the application", "leaves"),
+        (chained, "map_values", "RuntimeError: not mine", "chained"),
+        (lambda v: (stops(v) for _ in range(1)), "flat_map_values", "RuntimeError: generator raised StopIteration", "stops"),
+    ],
+)
+def test_the_innermost_line_of_the_users_own_code(fn: Callable[[str], Any], op: str, text: str, function: str) -> None:
+    found = failure(fn, op).failure
+    assert found.error.startswith(text)
+    assert found.line is not None
+    assert (found.line.file, found.line.function) == (__file__, function)
+
+
+def test_the_message_has_the_record_both_lines_and_the_cure() -> None:
+    found = failure(helper).failure
+    line = helper.__code__.co_firstlineno + 1
+    assert str(ending(found, 1, "")).splitlines() == [
+        "KeyError: 'a' (record in-0@7, node node)",
+        f'  at {__file__}:{line} in helper: return json.loads(value)["a"]  # the innermost line',
+        "  operator added at app.py:30",
+        "  Nothing of its micro-batch was written. Correct the function, or let it handle such records, and start again: "
+        "processing goes on where it stopped.",
+    ]
+    assert isinstance(ending(found, 1, ""), RecordError)
+    assert told(found).splitlines()[0] == "KeyError: 'a' (record in-0@7)"
+
+
+def test_a_result_of_another_type_is_told_without_a_line_of_ours() -> None:
+    found = failure(lambda value: 7).failure
+    assert found.error.startswith("TypeError: result 7 is not the declared type string")
+    assert found.line is None
+
+
+def test_a_failure_travels_as_json() -> None:
+    found = failure_of(failure(helper))
+    assert type(found).from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    assert "Traceback" in found.details
+    assert 'in helper' in found.details
