@@ -10,6 +10,8 @@ CLIENT_STATE = "client-state"
 REBALANCES = "rebalance-total"
 ALIVE_STREAM_THREADS = "alive-stream-threads"
 FAILED_STREAM_THREADS = "failed-stream-threads"
+FAILING_STREAM_THREADS = "failing-stream-threads"
+"""Whose batches fail at the moment and are run again."""
 
 RECORDS_CONSUMED = "records-consumed-total"
 RECORDS_PRODUCED = "records-produced-total"
@@ -46,6 +48,7 @@ UNITS: Mapping[str, str] = {
     REBALANCES: "rebalances",
     ALIVE_STREAM_THREADS: "threads",
     FAILED_STREAM_THREADS: "threads",
+    FAILING_STREAM_THREADS: "threads",
 }
 
 

@@ -2,39 +2,55 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 
 from everflow.records import TaskId
+from everflow.runtime.repeated_failures import Trouble
 from everflow.runtime.task import TaskRole, TaskState
 from everflow.runtime.task_status import TaskStatus
 
 ACTIVE, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP = "active", "starting", "restoring", "leaving", "standby", "warm-up"
-ROLES = (ACTIVE, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP)
-"""What a task is here, for people: an active one that cannot process yet is restoring, or waits for its stream thread; one that is
-leaving is being handed over."""
+FAILING = "failing"
+ROLES = (ACTIVE, FAILING, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP)
+"""What a task is here, for people: an active one that cannot process yet is restoring, or waits for its stream thread; one whose batches
+fail is failing; one that is leaving is being handed over."""
 _ROWS_SHOWN = 12
 
 
 def role_of(status: TaskStatus) -> str:
     """One of `ROLES`."""
+    if status.trouble is not None:
+        return FAILING
     if status.role is not TaskRole.ACTIVE:
         return str(status.role.value)
     named = {TaskState.RUNNING: ACTIVE, TaskState.RESTORING: RESTORING, TaskState.SUSPENDED: LEAVING}
     return named.get(status.state, STARTING)
 
 
-def summary(tasks: Mapping[TaskId, TaskStatus]) -> str:
+def summary(tasks: Mapping[TaskId, TaskStatus], now_ms: float | None = None) -> str:
     """``6 active, 2 warm-up · warm-up 43 %, 12,000 records/s, 3 s left``; empty without tasks.
 
-    What somebody waits for has its progress: restores, and warm-ups, added up.
+    What somebody waits for has its progress: restores, and warm-ups, added up. Tasks whose batches fail say why: ``2 failing · no
+    leader for out-0 (3 times in 12 s)``. ``now_ms``: wall clock, None for now.
     """
     counts = Counter(role_of(status) for status in tasks.values())
     parts = [", ".join(f"{counts[role]} {role}" for role in ROLES if counts[role])]
     for role in (RESTORING, WARM_UP):
         if counts[role]:
             parts.append(f"{role} {progress([status for status in tasks.values() if role_of(status) == role])}")
+    troubled = [status.trouble for status in tasks.values() if status.trouble is not None]
+    if troubled:
+        parts.append(trouble(min(troubled, key=lambda one: one.since_ms), now_ms))
     return " · ".join(filter(None, parts))
+
+
+def trouble(found: Trouble, now_ms: float | None = None) -> str:
+    """``ValueError: bad (3 times in 12 s)``."""
+    elapsed = (time.time() * 1000 if now_ms is None else now_ms) - found.since_ms
+    times = "once" if found.count == 1 else f"{found.count} times"
+    return f"{found.text} ({times} in {duration(max(0.0, elapsed / 1000))})"
 
 
 def progress(copies: Collection[TaskStatus]) -> str:
@@ -65,7 +81,7 @@ def duration(seconds: float) -> str:
 
 def task_lines(tasks: Mapping[TaskId, TaskStatus]) -> list[str]:
     """A line for each task, those that somebody waits for first; at most a dozen."""
-    order = {RESTORING: 0, STARTING: 1, LEAVING: 2, WARM_UP: 3, ACTIVE: 4, STANDBY: 5}
+    order = {FAILING: 0, RESTORING: 1, STARTING: 2, LEAVING: 3, WARM_UP: 4, ACTIVE: 5, STANDBY: 6}
     ranked = sorted(tasks.items(), key=lambda item: (order[role_of(item[1])], item[0]))
     lines = [f"{task!s:>6}  {role_of(status):<9}  {_figures(status)}" for task, status in ranked[:_ROWS_SHOWN]]
     hidden = len(ranked) - len(lines)
@@ -75,7 +91,7 @@ def task_lines(tasks: Mapping[TaskId, TaskStatus]) -> list[str]:
 def _figures(status: TaskStatus) -> str:
     if role_of(status) in (ACTIVE, STARTING, LEAVING):
         return "" if status.lag is None else f"lag {status.lag:,}"
-    return progress([status])
+    return trouble(status.trouble) if status.trouble is not None else progress([status])
 
 
 def _percent(copied: int, lag: int) -> str:

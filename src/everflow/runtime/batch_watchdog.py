@@ -7,7 +7,9 @@ import logging
 from collections.abc import Iterable
 
 from everflow.clock import Clock
+from everflow.records import TaskId
 from everflow.runtime.commit_gate import GateBook
+from everflow.runtime.repeated_failures import Trouble
 from everflow.runtime.stream_thread import StreamThread
 from everflow.runtime.worker_processes import kill_and_wait
 
@@ -34,3 +36,9 @@ def any_stalled(threads: Iterable[StreamThread], clock: Clock) -> bool:
     now_ms = clock.monotonic_ms()
     sinces = [thread.recovering_since_ms for thread in threads]
     return any(since is not None and now_ms - since > SHOWN_AFTER_MS for since in sinces)
+
+
+def troubles(threads: Iterable[StreamThread]) -> dict[TaskId, Trouble]:
+    """What keeps tasks from getting on, of those whose stream thread's batches fail."""
+    found = [(thread.trouble, list(thread.tasks)) for thread in threads]
+    return {task: trouble for trouble, tasks in found if trouble is not None for task in tasks}

@@ -26,7 +26,7 @@ from everflow.membership.member import Assigned, Failed, GroupMember, Lost, Memb
 from everflow.metrics import Metrics
 from everflow.moves import moves, some
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.batch_watchdog import any_stalled, end_hanging
+from everflow.runtime.batch_watchdog import any_stalled, end_hanging, troubles
 from everflow.runtime.changelogs import Changelogs
 from everflow.runtime.client_settings import check_clients
 from everflow.runtime.client_state import ENDED, STOPPING, ClientState, StateMachine
@@ -206,9 +206,8 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, Telling):
         ends = {} if self._ends is None else self._ends.ends()
         followed = {} if self._updater is None else self._updater.followed()
         leaving = frozenset() if self._manager is None else self._manager.handing_over()
-        return statuses(
-            self._book.owned(), self._running_tasks(), ends, followed, self._recovering_ids(), self._tracker.progress(), leaving
-        )
+        known = (self._book.owned(), self._running_tasks(), ends, followed, self._recovering_ids(), self._tracker.progress())
+        return statuses(*known, handing_over=leaving, troubles=troubles(self._threads))
 
     def metrics(self) -> dict[str, float | str]:
         """Counters since the start, the present lag (records) and restore progress, by the names in `everflow.metrics`."""
@@ -216,6 +215,7 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, Telling):
         values[names.CLIENT_STATE] = self.state.name
         values[names.ALIVE_STREAM_THREADS] = sum(1 for thread in self._threads if not thread.join(0))
         ends = {} if self._ends is None else self._ends.ends()
+        values[names.FAILING_STREAM_THREADS] = sum(1 for thread in self._threads if thread.trouble is not None)
         values[names.LAG] = sum(max(0, ends.get(tp, at) - at) for tp, at in self._running_positions().items())
         values.update(copies_metrics({} if self._updater is None else self._updater.followed()))
         return values

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from everflow.errors import RecordTimeError
 from everflow.runtime.batch import BatchFailure
-from everflow.runtime.user_line import innermost_line_of_dump
+from everflow.runtime.user_line import innermost_line_in
 
 _KINDS = (
     (re.compile(r"Python worker exited unexpectedly|Python worker process terminated|OutOfMemoryError"), "worker"),
@@ -47,11 +47,10 @@ def failure_of_text(text: str, columns: Sequence[str] = ()) -> BatchFailure:
     for pattern, kind in _KINDS:
         if pattern.search(text):
             died = "Python worker" in text and kind == "worker"
-            line = innermost_line_of_dump(text) if died else None
-            return BatchFailure(kind, _death(text) if died else says(text), line=line, details=text)
+            return BatchFailure(kind, _death(text) if died else says(text), line=innermost_line_in(text), details=text)
     if _COLUMN.search(text):
         return BatchFailure("column", f"A Column cannot be computed: {says(text)}", where=tuple(columns), details=text)
-    return BatchFailure("other", says(text), details=text)
+    return BatchFailure("other", says(text), line=innermost_line_in(text), details=text)
 
 
 def says(text: str) -> str:

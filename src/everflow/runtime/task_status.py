@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from everflow import metrics as names
 from everflow.records import TaskId, TopicPartition
+from everflow.runtime.repeated_failures import Trouble
 from everflow.runtime.restoration import RestoreProgress
 from everflow.runtime.state_updater import FollowedTask
 from everflow.runtime.task import ActiveTask, TaskRole, TaskState
@@ -24,6 +25,7 @@ class TaskStatus:
         rate: records/s of its copy, restoring or following.
         remaining_s: until its copy is complete at that rate; None: not known, 0: complete.
         copied: offsets of its changelogs that its copy has, of ``copied + lag``; None for a running active task.
+        trouble: what keeps it from getting on, since when and how often; None for one that does.
     """
 
     role: TaskRole
@@ -32,6 +34,7 @@ class TaskStatus:
     rate: float = 0.0
     remaining_s: float | None = None
     copied: int | None = None
+    trouble: Trouble | None = None
 
 
 def statuses(
@@ -42,9 +45,10 @@ def statuses(
     recovering: Collection[TaskId],
     restores: Mapping[TaskId, Sequence[RestoreProgress]],
     handing_over: Collection[TaskId] = (),
+    troubles: Mapping[TaskId, Trouble] | None = None,
 ) -> dict[TaskId, TaskStatus]:
     """All tasks by id. ``owned``: what the group wants active here; ``ends``: of input partitions; ``restores``: under way;
-    ``handing_over``: revoked, not given up yet. One whose last batch still runs is RUNNING."""
+    ``handing_over``: revoked, not given up yet. One whose last batch still runs is RUNNING. ``troubles``: of their threads."""
     found = {task: TaskStatus(TaskRole.ACTIVE, TaskState.CREATED, None) for task in owned}
     found |= {
         task: TaskStatus(copy.role, TaskState.RUNNING, copy.lag, copy.rate, copy.remaining_s, copy.offset_sum)
@@ -56,7 +60,7 @@ def statuses(
         positions = dict(task.positions)
         known = all(tp in ends for tp in positions)
         lag = sum(max(0, ends[tp] - offset) for tp, offset in positions.items()) if known else None
-        found[task.id] = TaskStatus(TaskRole.ACTIVE, task.state, lag, 0.0, 0.0)
+        found[task.id] = TaskStatus(TaskRole.ACTIVE, task.state, lag, 0.0, 0.0, trouble=(troubles or {}).get(task.id))
     return dict(sorted(found.items()))
 
 

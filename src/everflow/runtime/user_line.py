@@ -15,7 +15,7 @@ _PYTHON = tuple({path for name in ("stdlib", "platstdlib") if (path := sysconfig
 _PACKAGES = tuple({path for name in ("purelib", "platlib") if (path := sysconfig.get_path(name))})
 _MADE = ("<frozen ", "<string>", "<attrs ", "<__array_function__")
 """Code that has no file: Python's own, and what dataclasses and the like write."""
-_DUMPED = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
+_WRITTEN = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<function>.+)$', re.MULTILINE)
 _TEXT_WIDTH = 120
 
 
@@ -30,13 +30,13 @@ def innermost_line(error: BaseException) -> CodeLine | None:
     return None
 
 
-def innermost_line_of_dump(text: str) -> CodeLine | None:
-    """As `innermost_line`, of what Python's faulthandler writes when a process dies; None where ``text`` has no such dump."""
-    _, found, dump = text.partition("Current thread 0x")
-    if not found:
-        return None
-    frames = (CodeLine(m["file"], int(m["line"]), m["function"]) for m in _DUMPED.finditer(dump.partition("\n\n")[0]))
-    return _innermost(frames)
+def innermost_line_in(text: str) -> CodeLine | None:
+    """As `innermost_line`, of a worker's last traceback or, where it crashed, of what Python's faulthandler wrote; None where
+    ``text`` has neither."""
+    _, crashed, dump = text.partition("Current thread 0x")
+    written = dump.partition("\n\n")[0] if crashed else text.rpartition("Traceback (most recent call last)")[2]
+    frames = [CodeLine(found["file"], int(found["line"]), found["function"]) for found in _WRITTEN.finditer(written)]
+    return _innermost(frames if crashed else reversed(frames))
 
 
 def shown(line: CodeLine) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from everflow.cli.tasks import duration, summary, task_lines
 from everflow.records import TaskId
+from everflow.runtime.repeated_failures import Trouble
 from everflow.runtime.task import TaskRole, TaskState
 from everflow.runtime.task_status import TaskStatus, statuses
 
@@ -37,6 +40,16 @@ def test_a_task_that_is_handed_over_is_leaving_not_starting() -> None:
 def test_what_is_not_known_is_not_said() -> None:
     assert summary(tasks(BEGINNING)) == "1 restoring · restoring begins"
     assert summary(tasks(BEGINNING, RESTORING)) == "2 restoring · restoring 43 %, 1,000 records/s"
+
+
+def test_tasks_whose_batches_fail_say_so_with_how_often_since_when_and_why() -> None:
+    trouble = Trouble(1_000, 3, "no leader for out-0")
+    failing = replace(RUNNING, trouble=trouble)
+    recovering = TaskStatus(TaskRole.ACTIVE, TaskState.RESTORING, None, trouble=trouble)
+    found = tasks(RUNNING, failing, recovering)
+    assert summary(found, 13_000) == "1 active, 2 failing · no leader for out-0 (3 times in 12 s)"
+    assert [line[:16] for line in task_lines(found)] == ["   0_1  failing ", "   0_2  failing ", "   0_0  active  "]
+    assert "no leader for out-0 (3 times in" in task_lines(found)[0]
 
 
 def test_a_hundred_percent_is_said_of_complete_copies_only() -> None:
