@@ -14,8 +14,8 @@ from everflow.runtime.task_status import TaskStatus
 ACTIVE, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP = "active", "starting", "restoring", "leaving", "standby", "warm-up"
 FAILING = "failing"
 ROLES = (ACTIVE, FAILING, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP)
-"""What a task is here, for people: an active one that cannot process yet is restoring, or waits for its stream thread; one whose batches
-fail is failing; one that is leaving is being handed over."""
+"""What a task is here, for people: an active one that cannot process yet is restoring, or waits for its stream thread; one whose
+batches fail is failing; one that is leaving is being handed over."""
 _ROWS_SHOWN = 12
 
 
