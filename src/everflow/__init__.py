@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from everflow.runtime.task import TaskRole, TaskState
     from everflow.runtime.task_status import TaskStatus
     from everflow.runtime.window_query import ReadOnlyWindowStore
+    from everflow.spark.session import session
     from everflow.topology.graph import Topology
     from everflow.windows import SessionWindows, TimeWindows
 
@@ -102,6 +103,7 @@ __all__ = [
     "agg",
     "errors",
     "serdes",
+    "session",
 ]
 
 _NAMES = {
@@ -126,6 +128,7 @@ _NAMES = {
     "runtime.task": "TaskRole TaskState",
     "runtime.task_status": "TaskStatus",
     "runtime.window_query": "ReadOnlyWindowStore",
+    "spark.session": "session",
     "topology.graph": "Topology",
     "windows": "SessionWindows TimeWindows",
 }

@@ -14,7 +14,9 @@ PROGRAM = """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession, functions as F
 
+    import everflow
     from everflow import StreamsBuilder, serdes
+    from everflow.spark.session import get_session
 
     def running():
         return SparkContext._active_spark_context is not None, SparkSession._instantiatedSession is not None
@@ -29,11 +31,15 @@ PROGRAM = """
     print(*running())
     spark = SparkSession.builder.getOrCreate()
     same = spark.sparkContext is SparkContext._active_spark_context
-    print(spark.range(3).count(), same, spark.conf.get("spark.sql.session.timeZone"))
+    print(spark.range(3).count(), same, spark.conf.get("spark.sql.adaptive.enabled"))
+    own = get_session()
+    print(own.conf.get("spark.sql.adaptive.enabled"), own.conf.get("spark.sql.session.timeZone"), own is not spark)
+    print(SparkSession.getActiveSession() is spark, everflow.session() is spark)
 """
 
 
 def test_sql_is_started_by_the_first_column() -> None:
-    """It takes seconds, and a program of functions and plain fields never needs it. The session has everflow's settings."""
+    """It takes seconds, and a program of functions and plain fields never needs it. The user's session has Spark's settings, the
+    one that computes Columns everflow's."""
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(PROGRAM)], capture_output=True, text=True, timeout=180)
-    assert done.stdout.splitlines() == ["True False", "True True", "3 True UTC"], done.stderr
+    assert done.stdout.splitlines() == ["True False", "True True", "3 True true", "false UTC True", "True True"], done.stderr

@@ -207,15 +207,23 @@ def lost_writers_of(ground: Ground) -> LostWriters:
 def job_opener(context: Any, ground: Ground) -> OpenJob:
     """Opens the Spark jobs of stream threads."""
     from everflow.runtime.thread_job import JobSettings, ThreadJob
+    from everflow.spark.connector import add_connector
+    from everflow.spark.session import slots_of
 
     config = ground.config
     # A resident step keeps a slot: in a session with few (the user's own) the threads would wait for one another for ever.
-    slots = context.defaultParallelism
+    slots = slots_of(context)
     resident_records = config.resident_max_records if slots > config.num_stream_threads else 0
     if resident_records != config.resident_max_records:
         log.warning(
-            "Spark has only %d slots for %d stream threads: every batch is a job of its own", slots, config.num_stream_threads
+            "Spark has only %d task slots for %d stream threads: every batch is a job of its own, which is slower. With local[%d] "
+            "or more, or without a session of your own, batches need no job",
+            slots,
+            config.num_stream_threads,
+            config.num_stream_threads + 1,
         )
+    if resident_records == 0 or TwinSegment.of_plan(ground.blueprint.plan) is None:
+        add_connector(context)  # now, where an error reaches who starts: it may have to be downloaded
     settings = JobSettings(
         config.bootstrap_servers,
         config.application_id,
@@ -265,9 +273,11 @@ def thread_count(
     running: Callable[[], bool],
 ) -> ThreadCount:
     """What changes ``threads`` while the instance runs."""
+    from everflow.spark.session import slots_of
+
     ports = ThreadCountPorts(
         open_thread=open_thread,
-        slots=lambda: int(context.defaultParallelism),
+        slots=lambda: slots_of(context),
         post=post,
         deal=manager.deal_without,
         tell=member.set_threads,

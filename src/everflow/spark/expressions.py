@@ -143,7 +143,10 @@ def _empty_frame(session: SparkSession, key: pa.DataType, value: pa.DataType) ->
             st.StructField("headers", st.ArrayType(header)),
         ]
     )
-    return session.createDataFrame([], schema)
+    # Not by session.createDataFrame: that makes the session the thread's active one, which is the user's to choose.
+    java, jvm = session._jsparkSession, session._jvm
+    assert jvm is not None
+    return DataFrame(java.createDataFrame(jvm.java.util.ArrayList(), java.parseDataType(schema.json())), session)
 
 
 def _refused(plan: Any) -> tuple[str, str] | None:

@@ -22,7 +22,7 @@ from everflow.spark.source import SourceSettings, open_source
 from everflow.topology.plan import PhysicalPlan
 
 _environment_lock = threading.Lock()
-"""`SparkContext.environment` is one per application; building a hop sets it for a moment."""
+"""While an application's one environment is replaced by one per thread (`_Environment`)."""
 
 StepFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -170,18 +170,38 @@ def _map_in_arrow(session: SparkSession, frame: DataFrame, step: StepFunction, s
         return frame.mapInArrow(run_step, schema)
 
 
+class _Environment(dict[str, Any]):
+    """``SparkContext.environment``, the workers' environment of the whole application, with additions that only one thread sees:
+    a function that the user's thread gives to Spark meanwhile must not run in a slot's workers."""
+
+    def __init__(self, shared: Mapping[str, Any]) -> None:
+        super().__init__(shared)
+        self.mine = threading.local()
+
+    def _added(self) -> dict[str, Any]:
+        return getattr(self.mine, "added", {})
+
+    # py4j copies it into the JVM by these two.
+    def keys(self) -> Any:
+        return {**dict(self.items()), **self._added()}.keys()
+
+    def __getitem__(self, name: str) -> Any:
+        added = self._added()
+        return added[name] if name in added else super().__getitem__(name)
+
+
 @contextmanager
 def _workers_of(context: SparkContext, slot: str) -> Iterator[None]:
-    """What is built inside runs in the slot's workers, whoever builds it."""
+    """What this thread builds inside runs in the slot's workers."""
     with _environment_lock:
+        if not isinstance(context.environment, _Environment):
+            context.environment = _Environment(context.environment)
         environment = context.environment
-        before = dict(environment)
-        environment.update(_worker_environment(slot))
-        try:
-            yield
-        finally:
-            environment.clear()
-            environment.update(before)
+    environment.mine.added = _worker_environment(slot)
+    try:
+        yield
+    finally:
+        environment.mine.added = {}
 
 
 def _rdd_of(frame: DataFrame) -> Any:

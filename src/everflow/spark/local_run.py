@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StructField, StructType
 
@@ -39,6 +39,7 @@ class LocalRun:
         self._folder = tempfile.TemporaryDirectory(prefix="everflow-driver-")
         self._rdds: dict[int, Any] = {}
         self._rows: Any = None
+        self._properties = _sql_properties(self._session)
 
     def close(self) -> None:
         """Remove the files. Idempotent."""
@@ -107,17 +108,30 @@ class LocalRun:
         return self._session.range(0, 1, 1, 1).mapInArrow(read, types)
 
     def _prepare(self, frame: DataFrame) -> Any:
-        """The frame's RDD of Arrow batches. What Spark SQL sets for the tasks of its own runs is set here once for this thread."""
-        for name, setting in self._session.sparkContext.getConf().getAll():
-            if name.startswith("spark.sql."):
-                self._session.sparkContext.setLocalProperty(name, setting)
+        """The frame's RDD of Arrow batches."""
         java: Any = frame.coalesce(1)._jdf  # one Spark partition: rows keep their order up to the marker
         return java.toArrowBatchRdd(java.queryExecution().executedPlan())
 
     def _collect(self, level: int) -> list[pa.RecordBatch]:
         schema = hop_into_step(self._plan, level).arrow()
-        found = self._rdds[level].collect()
+        context: Any = self._session.sparkContext._jsc
+        before = context.sc().getLocalProperties()
+        context.sc().setLocalProperties(self._properties)
+        try:
+            found = self._rdds[level].collect()
+        finally:
+            context.sc().setLocalProperties(before)  # this thread is the user's
         return [pa.ipc.read_record_batch(pa.py_buffer(bytes(batch)), schema) for batch in found]
+
+
+def _sql_properties(session: SparkSession) -> Any:
+    """What Spark SQL sets for the tasks of its own runs: a plain job's tasks would go by defaults."""
+    jvm: Any = session.sparkContext._jvm
+    found = jvm.java.util.Properties()
+    for name, setting in session.conf.getAll.items():
+        if name.startswith("spark.sql."):
+            found.setProperty(name, setting)
+    return found
 
 
 def _text(data: bytes | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Spark of an instance: settings that the runtime relies on, the connector's jars, the Python workers' environment.
+"""Spark of an instance: the context that it runs in, the SQL session that computes its Columns, the Python workers' environment.
 
 An instance is one Spark application whose driver and executor share one host (design section 2).
 """
@@ -11,13 +11,14 @@ import os
 import shutil
 import sys
 import threading
+from collections.abc import Mapping
 
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from everflow import jvm
-from everflow.errors import SetupError
 from everflow.sockets import socket_folder
+from everflow.spark.foreign import adopt, differing, refuse_connect, require_local, wanted_settings
 from everflow.spark.jvm_launch import jvm_ends_with_failure
 
 log = logging.getLogger("everflow.spark")
@@ -26,61 +27,114 @@ DEFAULT_SLOTS = 32
 """Task slots of a local session started before the number of stream threads is known. Slots are threads of the JVM, not cores;
 too few would let a full batch of one thread delay another (design section 2)."""
 
-_CONNECTOR_CLASS = "org.apache.spark.sql.kafka010.KafkaSourceRDD"
-_lock = threading.Lock()
+SQL_SETTINGS = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.sources.useV1SourceList": "",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+    "spark.sql.legacy.allowUntypedScalaUDF": "false",
+    "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
+}
+"""What Columns of a topology are computed with; of all other SQL settings Spark's defaults hold."""
+
+_TOLD = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled", "spark.sql.caseSensitive", "spark.sql.legacy.timeParserPolicy")
+"""Settings that change results and are often set: who has set one reads that a topology goes by its own."""
+
+_lock = threading.RLock()
+_own: tuple[SparkContext, SparkSession] | None = None
+
+
+def session(
+    app_name: str | None = None, *, slots: int | None = None, conf: Mapping[str, object] | None = None
+) -> SparkSession:
+    """A SparkSession of your own, in the Spark that everflow uses; starts it with everflow's settings unless one runs.
+
+        spark = everflow.session("shop", slots=8, conf={"spark.driver.memory": "4g", "spark.jars": "own.jar"})
+
+    It is there for convenience: a session that you started yourself (``local[N]``) serves everflow as it is. Neither's SQL settings
+    reach a topology, whose Columns are computed in UTC and ANSI mode on every instance.
+
+    Args:
+        app_name: ``spark.app.name``, by default ``everflow``.
+        slots: tasks that run at once, ``local[N]``; by default 32. Each stream thread keeps one for as long as it runs.
+        conf: any other settings of Spark, jars (``spark.jars``, ``spark.jars.packages``) included; they win over everflow's.
+
+    Raises SetupError where Java is missing, for a master that is not ``local[N]``, for Spark Connect, and for settings that differ
+    from those of the Spark that runs already.
+    """
+    wanted = wanted_settings(app_name, slots, conf)
+    with _lock:
+        running = _running()
+        if running is None:
+            _start(slots or DEFAULT_SLOTS, wanted)
+        else:
+            differing(running, {key: value for key, value in wanted.items() if not key.startswith("spark.sql.")})
+    found = _users()
+    for key, value in wanted.items():
+        if key.startswith("spark.sql.") and found.conf.isModifiable(key):
+            found.conf.set(key, value)
+    return found
 
 
 def get_context(slots: int | None = None) -> SparkContext:
     """The running SparkContext, or a new local one with everflow's settings: Spark without SQL, which is all that
     ``pyspark.sql.functions`` and a resident step need. (SQL takes 1.5 s more, and 3.5 s of CPU.)
 
-    One that the user (or ``spark-submit``) started is adopted as it is; it must have the Kafka connector on its class path.
-    Safe to call from any thread, any number of times. Raises SetupError where Java or the connector is missing. If it is
-    interrupted while Spark starts, Spark's JVM ends first.
+    One that the user (or ``spark-submit``) started is adopted as it is. Safe to call from any thread, any number of times. Raises
+    SetupError where Java is missing, and for a Spark that cannot serve (Spark Connect, a cluster). If it is interrupted while Spark
+    starts, Spark's JVM ends first.
     """
     with _lock:
-        running = SparkContext._active_spark_context
-        if running is not None:
-            _require_connector(running)
-            return running
-        return _start(slots or DEFAULT_SLOTS)
+        return _running() or _start(slots or DEFAULT_SLOTS, {})
 
 
 def get_session() -> SparkSession:
-    """The active Spark session, or a new one of the SparkContext that `get_context` gives."""
-    get_context()
-    return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+    """everflow's own SQL session in the SparkContext that `get_context` gives: the same for every topology, whatever is set in the
+    user's, which it leaves alone."""
+    global _own
+    with _lock:
+        context = get_context()
+        if _own is None or _own[0] is not context:
+            _own = context, _own_session(_users())
+        return _own[1]
 
 
-def _start(slots: int) -> SparkContext:
+def slots_of(context: SparkContext) -> int:
+    """How many tasks run at once. Not ``defaultParallelism``: that is a setting of its own."""
+    cores = int(context._jsc.sc().schedulerBackend().totalCores())
+    return cores // int(context.getConf().get("spark.task.cpus", "1") or 1)
+
+
+def _running() -> SparkContext | None:
+    refuse_connect()
+    running = SparkContext._active_spark_context
+    return None if running is None else adopt(running)
+
+
+def _start(slots: int, wanted: Mapping[str, str]) -> SparkContext:
     java = jvm.find_java()
     os.environ.setdefault("JAVA_HOME", str(java.resolve().parent.parent))
     # Workers must be the interpreter that runs the driver, also where `python3` on the PATH is another one.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = SparkConf().setMaster(f"local[{slots},1]").setAppName("everflow")
-    settings.setAll(list(session_settings(_sockets()).items()))
+    defaults = {"spark.master": f"local[{slots},1]", "spark.app.name": "everflow", **context_settings(_sockets())}
+    settings = SparkConf().setAll(list({**defaults, **wanted}.items()))
+    require_local(settings.get("spark.master") or "")
     with jvm_ends_with_failure():
         context = SparkContext(conf=settings)
         context.setLogLevel("ERROR")
         return context
 
 
-def session_settings(socket_folder: str) -> dict[str, str]:
-    """Settings of a session; each line was measured or broke something without it (design section 7)."""
-    jars = os.pathsep.join(str(jar) for jar in jvm.resolve_jars("spark"))
+def context_settings(socket_folder: str) -> dict[str, str]:
+    """Settings of Spark itself; each line was measured or broke something without it (design section 7)."""
     return {
-        "spark.driver.extraClassPath": jars,
         "spark.driver.memory": "1g",
         "spark.driver.host": "localhost",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:MaxHeapFreeRatio=40 -XX:MinHeapFreeRatio=10",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.adaptive.enabled": "false",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.sources.useV1SourceList": "",
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
-        "spark.sql.legacy.allowUntypedScalaUDF": "false",
         "spark.task.maxFailures": "1",
         "spark.speculation": "false",
         "spark.python.daemon.module": "everflow.spark.daemon",
@@ -88,7 +142,6 @@ def session_settings(socket_folder: str) -> dict[str, str]:
         "spark.python.unix.domain.socket.dir": socket_folder,
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.python.worker.faulthandler.enabled": "true",
-        "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
         "spark.sql.ui.retainedExecutions": "5",
         "spark.ui.retainedJobs": "20",
         "spark.ui.retainedStages": "20",
@@ -102,23 +155,37 @@ def session_settings(socket_folder: str) -> dict[str, str]:
     }
 
 
+def _users() -> SparkSession:
+    """The user's session, made if there is none: the first one becomes the process's default, so it must not be ours."""
+    get_context()
+    return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+
+
+def _own_session(users: SparkSession) -> SparkSession:
+    own = users.newSession()
+    given = {key: value for key, value in own.conf.getAll.items() if key.startswith("spark.sql.") and own.conf.isModifiable(key)}
+    for key in given:
+        own.conf.unset(key)
+    _tell(users, own)
+    for key, value in SQL_SETTINGS.items():
+        own.conf.set(key, value)
+    return own
+
+
+def _tell(users: SparkSession, own: SparkSession) -> None:
+    """``own`` has Spark's defaults still."""
+    now = users.conf.getAll
+    other = [f"{key}={now[key]}" for key in _TOLD if key in now and now[key] != SQL_SETTINGS.get(key, own.conf.get(key))]
+    if other:
+        log.warning(
+            "Your Spark session has %s, and keeps it. Columns of a topology are computed in UTC, in ANSI mode and with Spark's other "
+            "defaults, here as on every instance",
+            ", ".join(other),
+        )
+
+
 def _sockets() -> str:
     """Where the JVM and the Python workers meet; emptied by being new."""
     folder = str(socket_folder())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
-
-
-def _require_connector(context: SparkContext) -> None:
-    jvm_view = context._jvm
-    assert jvm_view is not None
-    try:
-        loader = jvm_view.java.lang.Thread.currentThread().getContextClassLoader()
-        jvm_view.java.lang.Class.forName(_CONNECTOR_CLASS, False, loader)
-    except Exception as error:  # py4j wraps whatever the JVM throws
-        jars = ",".join(str(jar) for jar in jvm.resolve_jars("spark"))
-        raise SetupError(
-            "the active Spark session has no Kafka connector on its class path.\n"
-            "Let everflow start the session (create StreamsBuilder before any SparkSession), or start yours with\n"
-            f"  spark.jars={jars}"
-        ) from error

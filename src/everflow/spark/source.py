@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from pyspark.sql import DataFrame, SparkSession
 
 from everflow.records import OffsetRange, TopicPartition
+from everflow.spark.connector import add_connector
 
 log = logging.getLogger("everflow.spark")
 
@@ -73,7 +74,8 @@ class Source(Protocol):
 
 
 def open_source(session: SparkSession, settings: SourceSettings, partitions: Sequence[TopicPartition]) -> Source:
-    """The prepared source, or with a warning the public one where the connector's internals differ."""
+    """The prepared source, or with a warning the public one where the connector's internals differ. SetupError without a connector."""
+    add_connector(session.sparkContext)
     if not settings.prepared:
         return PublicSource(session, settings, partitions)
     try:
