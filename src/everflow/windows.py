@@ -121,12 +121,13 @@ class TimeWindows(Telling):
     def expand(self, timestamps: Int64) -> tuple[Int64, Int64]:
         """Pairs (index into ``timestamps``, window start): all windows of all records, by record, then start.
 
-        Windows that would start before 0 are left out, as in Kafka Streams.
+        Windows that would start before 0 are left out, as in Kafka Streams; so records before 0 are in none.
         """
         per_record = -(-self.size_ms // self.advance_ms)
         first = np.maximum(timestamps - self.size_ms + self.advance_ms, 0) // self.advance_ms * self.advance_ms
         if per_record == 1:
-            return np.arange(len(timestamps), dtype=np.int64), first
+            rows = np.flatnonzero(timestamps >= 0)  # no window begins before 0
+            return rows, first[rows]
         starts = first[:, None] + np.arange(per_record, dtype=np.int64) * self.advance_ms
         inside = starts <= timestamps[:, None]
         return np.nonzero(inside)[0].astype(np.int64), starts[inside]
