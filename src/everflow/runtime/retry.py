@@ -17,7 +17,8 @@ T = TypeVar("T")
 
 FIRST_PAUSE_MS = 100.0
 LONGEST_PAUSE_MS = 5_000.0
-SAY_EVERY_MS = 5_000.0
+SAY_FIRST_MS, SAY_SELDOM_MS = 5_000.0, 300_000.0
+"""While it lasts it is said again after these, and each time after twice as long."""
 
 
 class StoppedError(EverflowError):
@@ -41,7 +42,7 @@ def retrying(
     ``stop`` is set; any other error at once.
     """
     pause_ms = FIRST_PAUSE_MS
-    said_ms: float | None = None
+    say_ms, say_again_ms = clock.monotonic_ms(), SAY_FIRST_MS
     while True:
         try:
             return operation()
@@ -53,9 +54,9 @@ def retrying(
                     f"Gave up {what} after {deadline.timeout_ms / 1000:g} s (task.timeout.ms): {error}"
                 ) from error
             now_ms = clock.monotonic_ms()
-            if said_ms is None or now_ms - said_ms >= SAY_EVERY_MS:
+            if now_ms >= say_ms:
                 log.warning("Still %s: %s (giving up in %.0f s)", what, error, deadline.remaining_ms() / 1000)
-                said_ms = now_ms
+                say_ms, say_again_ms = now_ms + say_again_ms, min(2 * say_again_ms, SAY_SELDOM_MS)
             clock.wait(stop, min(pause_ms, deadline.remaining_ms()))
             pause_ms = min(pause_ms * 2, LONGEST_PAUSE_MS)
 

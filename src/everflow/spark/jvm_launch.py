@@ -1,4 +1,4 @@
-"""A JVM that PySpark launched must not outlive a start that failed.
+"""The JVM that PySpark launches: quiet, deaf to signals that are not for it, and never longer alive than who needs it.
 
 PySpark launches it as a child and waits for the file in which it tells its port. If that wait is interrupted, the file's folder is
 removed, the JVM fails to write it, and lives on without anybody who could end it: only behind that point it watches for the end of
@@ -7,44 +7,91 @@ its parent.
 
 from __future__ import annotations
 
+import atexit
+import logging
+import os
+import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from pyspark import SparkContext, java_gateway
 
+from everflow.spark.jvm_output import JvmOutput
+
+log = logging.getLogger("everflow.spark")
+
 WAIT_S = 10.0
+END_S = 5.0
+LOOK_S = 0.05
 
 
 @contextmanager
-def jvm_ends_with_failure() -> Iterator[None]:
+def jvm_ends_with_failure(stop: threading.Event | None = None) -> Iterator[None]:
     """Around the start of a session: whatever it raises, also an interrupt, the JVM that it launched has ended before the error
     goes on, and PySpark has forgotten it, so that a later start launches another. A JVM that was there before is left alone.
+    ``stop`` set meanwhile ends the JVM, and so the start, with some error of PySpark's.
 
-    Not for several threads at once.
+    The JVM has a process group of its own and ignores SIGINT and SIGTERM: they come to it when a terminal or a supervisor signals
+    everything that it started, and this process, which then ends in order, still needs it. It ends with its standard input, at
+    the end of this process at the latest. Not for several threads at once.
     """
     launched: list[subprocess.Popen[Any]] = []
+    output = JvmOutput()
 
     class Recorded(subprocess.Popen[Any]):
         """Known before the fork: an interrupt may come before the constructor returns."""
 
         def __init__(self, *arguments: Any, **options: Any) -> None:
             launched.append(self)
+            options = {"stderr": output.write_end, **options, "start_new_session": True}
+            options["preexec_fn"] = _deaf(options.get("preexec_fn"))
             super().__init__(*arguments, **options)
 
     launcher: Any = java_gateway  # which names Popen for itself
     before, launcher.Popen = launcher.Popen, Recorded
+    done = threading.Event()
+    if stop is not None:
+        threading.Thread(target=_end_on, args=(stop, done, launched), name="everflow-spark-launch", daemon=True).start()
     try:
         yield
-    except BaseException:
+    except BaseException as error:
+        done.set()
         for process in launched:
             _end(process)
+        output.launched()
         if launched:
             _forget()
+            if isinstance(error, Exception) and not (stop is not None and stop.is_set()):
+                log.error("Spark did not start. Its last lines:\n  %s", "\n  ".join(output.tail()))
         raise
     finally:
+        done.set()
+        output.launched()
         launcher.Popen = before
+    for process in launched:
+        atexit.register(_end_in_order, process)
+
+
+def _deaf(given: Callable[[], None] | None) -> Callable[[], None]:
+    def prepare() -> None:
+        if given is not None:
+            given()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    return prepare
+
+
+def _end_on(stop: threading.Event, done: threading.Event, launched: list[subprocess.Popen[Any]]) -> None:
+    while not done.wait(LOOK_S):
+        if stop.is_set():
+            for process in launched:
+                if getattr(process, "pid", None) is not None:
+                    with suppress(OSError):
+                        os.kill(process.pid, signal.SIGKILL)
 
 
 def _end(process: subprocess.Popen[Any]) -> None:
@@ -53,6 +100,18 @@ def _end(process: subprocess.Popen[Any]) -> None:
         return
     process.kill()
     process.wait(WAIT_S)
+
+
+def _end_in_order(process: subprocess.Popen[Any]) -> None:
+    """At the end of this process: the JVM removes its temporary folders and its Python workers, and is gone before we are."""
+    if process.poll() is not None or process.stdin is None:
+        return
+    with suppress(OSError):
+        process.stdin.close()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def _forget() -> None:

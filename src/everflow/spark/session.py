@@ -9,14 +9,17 @@ import atexit
 import logging
 import os
 import shutil
+import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from everflow import jvm
+from everflow import jvm, logs
 from everflow.sockets import socket_folder
 from everflow.spark.foreign import adopt, differing, refuse_connect, require_local, wanted_settings
 from everflow.spark.jvm_launch import jvm_ends_with_failure
@@ -77,16 +80,16 @@ def session(
     return found
 
 
-def get_context(slots: int | None = None) -> SparkContext:
+def get_context(slots: int | None = None, stop: threading.Event | None = None) -> SparkContext:
     """The running SparkContext, or a new local one with everflow's settings: Spark without SQL, which is all that
     ``pyspark.sql.functions`` and a resident step need. (SQL takes 1.5 s more, and 3.5 s of CPU.)
 
     One that the user (or ``spark-submit``) started is adopted as it is. Safe to call from any thread, any number of times. Raises
     SetupError where Java is missing, and for a Spark that cannot serve (Spark Connect, a cluster). If it is interrupted while Spark
-    starts, Spark's JVM ends first.
+    starts, Spark's JVM ends first; ``stop``, set meanwhile, ends it too, with some error of PySpark's.
     """
     with _lock:
-        return _running() or _start(slots or DEFAULT_SLOTS, {})
+        return _running() or _start(slots or DEFAULT_SLOTS, {}, stop)
 
 
 def get_session() -> SparkSession:
@@ -112,7 +115,8 @@ def _running() -> SparkContext | None:
     return None if running is None else adopt(running)
 
 
-def _start(slots: int, wanted: Mapping[str, str]) -> SparkContext:
+def _start(slots: int, wanted: Mapping[str, str], stop: threading.Event | None = None) -> SparkContext:
+    logs.install()
     java = jvm.find_java()
     os.environ.setdefault("JAVA_HOME", str(java.resolve().parent.parent))
     # Workers must be the interpreter that runs the driver, also where `python3` on the PATH is another one.
@@ -120,10 +124,32 @@ def _start(slots: int, wanted: Mapping[str, str]) -> SparkContext:
     defaults = {"spark.master": f"local[{slots},1]", "spark.app.name": "everflow", **context_settings(_sockets())}
     settings = SparkConf().setAll(list({**defaults, **wanted}.items()))
     require_local(settings.get("spark.master") or "")
-    with jvm_ends_with_failure():
+    with jvm_ends_with_failure(stop), _interrupt_kept():
         context = SparkContext(conf=settings)
         context.setLogLevel("ERROR")
+        _hush_accumulators(context)
         return context
+
+
+@contextmanager
+def _interrupt_kept() -> Iterator[None]:
+    """A new SparkContext installs a handler of Ctrl-C that cancels every job, a running instance's too: ours is not to have it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
+
+
+def _hush_accumulators(context: SparkContext) -> None:
+    """Its server prints a traceback when the JVM ends before this process."""
+    server: Any = getattr(context, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda *_: log.debug("PySpark's accumulator server", exc_info=True)
 
 
 def context_settings(socket_folder: str) -> dict[str, str]:

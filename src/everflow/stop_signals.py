@@ -1,0 +1,152 @@
+"""SIGINT and SIGTERM: one owner in a process at a time, whose handlers set flags.
+
+Two ways to hear of a signal, for two kinds of moments:
+
+- Nothing runs yet that has to end in order (imports, a program being loaded, Spark being launched): the first signal raises
+  `StopRequestedError` in the main thread, once; what was begun unwinds. Where Python swallows it (a fork's hooks, a finaliser) it
+  comes again a moment later, and `StopSignals.check` raises it where a library has caught it.
+- Something runs: inside `StopSignals.told_to` nothing is raised. Signals are counted, and a thread tells the listener of each.
+
+After that, and once the first has been raised, a signal is only counted: the end is under way.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM)
+AGAIN_S = 0.05
+EXIT_BASE = 128
+"""A shell's exit code of what a signal ended: this plus its number."""
+
+
+class StopRequestedError(KeyboardInterrupt):
+    """A signal where nothing runs yet that could be stopped in order; ``number`` says which."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+class StopSignals:
+    """The owner while entered, or from `install` to the end of the process. Create and enter it in the main thread; elsewhere it
+    hears nothing."""
+
+    current: StopSignals | None = None
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        """The number of the first signal."""
+        self.count = 0
+        self._raising = True
+        self._arrived: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._before: dict[int, Any] = {}
+        self._unraisable = sys.unraisablehook
+
+    def install(self) -> StopSignals:
+        """Own the signals from now on."""
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._on_signal) for number in NUMBERS}
+            self._unraisable, sys.unraisablehook = sys.unraisablehook, self._on_swallowed
+            StopSignals.current = self
+        return self
+
+    def __enter__(self) -> StopSignals:
+        return self.install()
+
+    def __exit__(self, *_: object) -> None:
+        if not self._before:
+            return
+        StopSignals.current = None
+        sys.unraisablehook = self._unraisable
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    @property
+    def exit_code(self) -> int | None:
+        """A shell's for the first signal; None before it."""
+        return None if self.first is None else EXIT_BASE + self.first
+
+    def check(self) -> None:
+        """Raise StopRequestedError if a signal has come."""
+        if self.first is not None:
+            raise StopRequestedError(self.first)
+
+    @contextmanager
+    def told_to(self, listener: Callable[[int, int], None]) -> Iterator[None]:
+        """While in the block each signal is told as ``listener(how many there were, number)``, on a thread of its own; behind it
+        signals are only counted. Raises StopRequestedError for one that came before."""
+        self._raising = False
+        self.check()
+        teller = threading.Thread(target=self._tell, args=(listener,), name="everflow-signals", daemon=True)
+        teller.start()
+        try:
+            yield
+        finally:
+            self._arrived.put(None)
+            teller.join()
+
+    def _tell(self, listener: Callable[[int, int], None]) -> None:
+        count = 0
+        while (number := self._arrived.get()) is not None:
+            count += 1
+            listener(count, number)
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        """May run inside of itself: a put of SimpleQueue may too, what takes a lock may not."""
+        self.count += 1
+        self.first = self.first or number
+        if not self._raising:
+            self._arrived.put(number)
+        elif _forking.under_way:
+            self._again()
+        elif self.count == 1:
+            raise StopRequestedError(number)
+
+    def _on_swallowed(self, unraisable: Any) -> None:
+        if isinstance(unraisable.exc_value, StopRequestedError):
+            self._again()
+        else:
+            self._unraisable(unraisable)
+
+    def _again(self) -> None:
+        self.count -= 1
+        again = threading.Timer(AGAIN_S, lambda: os.kill(os.getpid(), self.first or signal.SIGINT))
+        again.daemon = True
+        again.start()
+
+
+@contextmanager
+def owned() -> Iterator[StopSignals]:
+    """The present owner, or a new one for the block."""
+    if StopSignals.current is not None:
+        yield StopSignals.current
+        return
+    with StopSignals() as signals:
+        yield signals
+
+
+class _Forking:
+    """Python runs hooks around a fork and swallows what they raise: the logging module's, which lock and unlock, among them. An
+    exception there would leave a lock taken, and the next log line of another thread would wait for ever (seen)."""
+
+    def __init__(self) -> None:
+        self.under_way = False
+        os.register_at_fork(before=self._begin, after_in_parent=self._end, after_in_child=self._end)
+
+    def _begin(self) -> None:
+        self.under_way = True
+
+    def _end(self) -> None:
+        self.under_way = False
+
+
+_forking = _Forking()

@@ -1,0 +1,173 @@
+"""People get everflow's lines, each once, with the time; the file gets everything."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import pytest
+
+from everflow import logs
+from everflow.logs import LogFile, Repeats, install, lines_to, log_path
+from everflow.moves import moves
+
+OWN = logging.getLogger("everflow.sample")
+Test = TypeVar("Test", bound=Callable[..., None])
+Capture = pytest.CaptureFixture[str]
+NOW = "2026-11-22 10:00:00"
+
+
+def in_a_plain_program(test: Test) -> Test:
+    """The test is a program that has not touched logging: pytest's own handlers are set aside (within the call: it looks for them
+    behind it)."""
+
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        root, own, kafka = (logging.getLogger(name) for name in ("", "everflow", "kafka"))
+        before = root.handlers, root.level, own.level, kafka.handlers, kafka.propagate, kafka.level
+        root.handlers, own.level = [], logging.NOTSET
+        kafka.handlers, kafka.propagate, kafka.level = [logging.NullHandler()], True, logging.NOTSET
+        own.manager._clear_cache()  # type: ignore[attr-defined]
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(logs._people, "_repeats", Repeats())
+                patch.setattr(logs, "time_of_day", lambda: NOW)
+                install()
+                test(**fixtures)
+        finally:
+            root.handlers, root.level, own.level, kafka.handlers, kafka.propagate, kafka.level = before
+            own.manager._clear_cache()  # type: ignore[attr-defined]
+
+    return cast(Test, run)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[LogFile]:
+    file = LogFile(path)
+    try:
+        yield file
+    finally:
+        file.close()
+
+
+@in_a_plain_program
+def test_a_program_that_configured_nothing_reads_warnings_and_moves_with_the_time(capsys: Capture) -> None:
+    OWN.debug("quiet")
+    OWN.info("quiet too")
+    moves.info("Joining the group")
+    OWN.warning("no answer from %s", "Kafka")
+    assert capsys.readouterr().err == f"{NOW} Joining the group\n{NOW} WARNING no answer from Kafka\n"
+
+
+@in_a_plain_program
+def test_a_program_that_configured_logging_gets_the_records_once_and_by_its_own_levels(capsys: Capture) -> None:
+    logging.basicConfig(format="mine: %(message)s", level=logging.INFO)
+    OWN.debug("too fine")
+    OWN.info("a word")
+    logging.getLogger("everflow.fine").setLevel(logging.DEBUG)
+    logging.getLogger("everflow.fine").debug("asked for")
+    assert capsys.readouterr().err == "mine: a word\nmine: asked for\n"
+
+
+@in_a_plain_program
+def test_the_clients_noise_is_in_the_file_only_and_so_is_a_traceback(tmp_path: Path, capsys: Capture) -> None:
+    with opened(log_path(tmp_path, "app")) as file:
+        logging.getLogger("kafka.conn").error("<BrokerConnection node_id=1>: connect failed")
+        OWN.debug("a detail")
+        try:
+            raise ValueError("broken")
+        except ValueError:
+            OWN.exception("The loop failed")
+        written = file.path.read_text()
+    assert capsys.readouterr().err == f"{NOW} ERROR The loop failed\n"
+    assert "<BrokerConnection node_id=1>" in written
+    assert "a detail" in written
+    assert "ValueError: broken" in written
+    assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} DEBUG MainThread everflow\.sample: a detail$", written, re.MULTILINE)
+
+
+@in_a_plain_program
+def test_the_file_is_private_and_has_what_was_said_before_it_was_open(tmp_path: Path) -> None:
+    logging.getLogger(logs.SPARK_OUTPUT).debug("WARNING: Using incubator modules")
+    with opened(log_path(tmp_path, "app")) as file:
+        assert file.path == tmp_path / "app" / "logs" / "everflow.log"
+        assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(file.path.parent.stat().st_mode) == 0o700
+        OWN.info("later")
+        written = file.path.read_text()
+    assert written.index("incubator modules") < written.index("later")
+    OWN.info("after its end")
+    assert "after its end" not in file.path.read_text()
+
+
+@in_a_plain_program
+def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "FILE_BYTES", 10_000)
+    with opened(log_path(tmp_path, "app")) as file:
+        for number in range(2_000):
+            OWN.debug("line %d %s", number, "x" * 50)
+    sizes = [path.stat().st_size for path in file.path.parent.iterdir()]
+    assert len(sizes) == logs.FILES
+    assert max(sizes) <= 10_000
+
+
+@in_a_plain_program
+def test_whoever_owns_the_screen_gets_the_lines_and_the_programs_file_still_does(tmp_path: Path, capsys: Capture) -> None:
+    taken: list[str] = []
+    root = logging.getLogger()
+    root.addHandler(logging.StreamHandler())
+    root.addHandler(logging.FileHandler(tmp_path / "own.log"))
+    with lines_to(taken.append):
+        OWN.warning("no answer")
+        OWN.info("a word")
+        moves.info("Joining the group")
+    root.handlers[1].close()
+    assert taken == ["WARNING no answer", "Joining the group"]
+    assert capsys.readouterr().err == ""
+    assert (tmp_path / "own.log").read_text() == "no answer\n"
+
+
+@in_a_plain_program
+def test_verbose_shows_sparks_output_and_tracebacks() -> None:
+    taken: list[str] = []
+    with lines_to(taken.append, verbose=True):
+        logging.getLogger(logs.SPARK_OUTPUT).debug("from the JVM")
+        OWN.info("a word")
+        try:
+            raise ValueError("broken")
+        except ValueError:
+            OWN.exception("The loop failed")
+    assert taken[:2] == ["from the JVM", "a word"]
+    assert taken[2].splitlines()[0] == "ERROR The loop failed"
+    assert taken[2].splitlines()[-1] == "ValueError: broken"
+
+
+def test_a_text_that_repeats_comes_at_growing_intervals_with_the_seconds() -> None:
+    said = Repeats()
+    told = [(at, text) for at in range(0, 200, 5) if (text := said.again(f"broker away (giving up in {300 - at} s)", float(at)))]
+    assert [at for at, _ in told] == [0, 10, 30, 90]
+    assert told[0][1] == "broker away (giving up in 300 s)"
+    assert told[2][1] == "broker away (giving up in 270 s) (for 30 s now)"
+
+
+def test_another_text_is_said_at_once_and_one_long_gone_is_new() -> None:
+    said = Repeats()
+    assert said.again("task 0_1 is lost", 0.0) == "task 0_1 is lost"
+    assert said.again("task 0_2 is lost", 0.0) == "task 0_2 is lost"
+    assert said.again("task 0_1 is lost", 1.0) is None
+    assert said.again("task 0_1 is lost", 1.0 + Repeats.FORGOTTEN_S + 1) == "task 0_1 is lost"
+
+
+@in_a_plain_program
+def test_a_client_that_the_program_set_up_itself_stays_its_own() -> None:
+    mine = logging.getLogger("kafka")
+    for level, kept in ((logging.DEBUG, True), (logging.NOTSET, False)):
+        mine.handlers, mine.propagate, mine.level = [logging.NullHandler()], True, level
+        install()
+        assert mine.propagate == kept

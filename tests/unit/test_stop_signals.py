@@ -1,0 +1,133 @@
+"""SIGINT and SIGTERM raise once while nothing has to end in order, and are told by a thread while something has."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import threading
+
+import pytest
+
+from everflow.stop_signals import StopRequestedError, StopSignals, owned
+from everflow.testing import wait_until
+
+WAIT_S = 5.0
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def pause() -> None:
+    """Long enough for a handler to run in it."""
+    threading.Event().wait(WAIT_S)
+
+
+def test_the_first_signal_raises_and_the_next_lets_it_unwind() -> None:
+    cleaned = []
+
+    def interrupted() -> None:
+        try:
+            send(signal.SIGTERM)
+            pause()
+        finally:
+            send(signal.SIGINT)
+            cleaned.append(True)
+
+    with StopSignals() as signals:
+        with pytest.raises(StopRequestedError) as raised:
+            interrupted()
+        assert cleaned
+        assert (raised.value.number, signals.exit_code, signals.count) == (signal.SIGTERM, 143, 2)
+
+
+def test_while_something_runs_a_thread_tells_of_each_and_nothing_is_raised() -> None:
+    told: list[tuple[int, int]] = []
+    with StopSignals() as signals, signals.told_to(lambda count, number: told.append((count, number))):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+            send(number)
+        wait_until(lambda: len(told) == 3, WAIT_S, "three signals to be told")
+    assert told == [(1, signal.SIGINT), (2, signal.SIGTERM), (3, signal.SIGINT)]
+    assert signals.exit_code == 130
+
+
+def test_behind_it_signals_are_only_counted() -> None:
+    with StopSignals() as signals:
+        with signals.told_to(lambda *_: None):
+            pass
+        send(signal.SIGINT)
+        assert signals.count == 1
+
+
+def test_one_that_a_library_has_swallowed_is_raised_by_the_next_check() -> None:
+    with StopSignals() as signals:
+        try:
+            send(signal.SIGINT)
+            pause()
+        except BaseException:
+            pass
+        with pytest.raises(StopRequestedError), signals.told_to(lambda *_: None):
+            raise AssertionError("it must not begin")
+
+
+def test_one_that_came_into_a_finaliser_comes_again_and_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    class Interrupted:
+        def __del__(self) -> None:
+            send(signal.SIGINT)
+            pause()
+
+    def finalise() -> None:
+        interrupted = Interrupted()
+        del interrupted
+        gc.collect()
+        pause()
+
+    with StopSignals() as signals:
+        with pytest.raises(StopRequestedError):
+            finalise()
+        assert signals.count == 1
+    assert capfd.readouterr().err == ""
+
+
+def test_one_in_the_middle_of_a_fork_waits_for_its_end() -> None:
+    armed = True
+
+    def before_fork() -> None:
+        nonlocal armed
+        if armed:
+            armed = False
+            send(signal.SIGINT)
+
+    def fork() -> None:
+        subprocess.run(["true"], check=True, preexec_fn=lambda: None)
+        pause()
+
+    os.register_at_fork(before=before_fork)
+    with StopSignals(), pytest.raises(StopRequestedError):
+        fork()
+    assert not armed
+
+
+def test_there_is_one_owner_and_the_handlers_are_restored() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with owned() as outer, owned() as inner:
+        assert inner is outer
+        assert signal.getsignal(signal.SIGINT) is not before[signal.SIGINT]
+    assert {number: signal.getsignal(number) for number in before} == before
+    assert StopSignals.current is None
+
+
+def test_on_another_thread_it_hears_nothing_and_does_no_harm() -> None:
+    before, codes = signal.getsignal(signal.SIGINT), []
+
+    def run() -> None:
+        with owned() as signals, signals.told_to(lambda *_: None):
+            codes.append(signals.exit_code)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(WAIT_S)
+    assert codes == [None]
+    assert signal.getsignal(signal.SIGINT) is before
