@@ -31,8 +31,8 @@ def add_connector(context: SparkContext) -> None:
         pass  # another kind of class loader
     if not _known(java, loader):
         raise SetupError(
-            "This Spark lets no jar be added while it runs, and this topology needs Spark's Kafka connector, because of its Columns. "
-            "Start Spark with it:\n"
+            "This Spark lets no jar be added while it runs, and this topology needs Spark's Kafka connector, because of its "
+            "Columns. Start Spark with it:\n"
             f"  spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:{spark_version}"
         )
 

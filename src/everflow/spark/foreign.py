@@ -30,9 +30,9 @@ def require_local(master: str) -> None:
     """SetupError for a master that spreads tasks over other processes or hosts."""
     if _LOCAL.fullmatch(master) is None:
         raise SetupError(
-            f"spark.master is {master!r}, but everflow runs its tasks on the driver's host, where their stores are: it takes local[N]. "
-            "Call everflow.session(slots=8), or build your session with .master('local[8]'). To use more hosts start an instance on "
-            "each: Kafka shares the work among them."
+            f"spark.master is {master!r}, but everflow runs its tasks on the driver's host, where their stores are: it takes "
+            "local[N]. Call everflow.session(slots=8), or build your session with .master('local[8]'). To use more hosts start an "
+            "instance on each: Kafka shares the work among them."
         )
 
 
@@ -44,8 +44,8 @@ def adopt(running: SparkContext) -> SparkContext | None:
             return None
     except (Py4JError, OSError):
         raise SetupError(
-            "Spark's JVM, which this process started, has ended (killed, or out of memory). PySpark cannot start another one in the "
-            "same process: restart it (in a notebook: restart the kernel)."
+            "Spark's JVM, which this process started, has ended (killed, or out of memory). PySpark cannot start another one in "
+            "the same process: restart it (in a notebook: restart the kernel)."
         ) from None
     require_local(str(running.master))
     if "PYSPARK_PYTHON" not in os.environ and "PYSPARK_DRIVER_PYTHON" not in os.environ:
@@ -70,8 +70,8 @@ def wanted_settings(app_name: str | None, slots: int | None, conf: Mapping[str, 
     late = [key for key in found if key.startswith(_BEFORE_THE_JVM)]
     if late and SparkContext._gateway is not None and SparkContext._active_spark_context is None:
         raise SetupError(
-            f"{', '.join(late)}: read when Spark's JVM starts, and this process has one already, also after spark.stop(). Restart the "
-            "process (in a notebook: the kernel) and call session() first."
+            f"{', '.join(late)}: read when Spark's JVM starts, and this process has one already, also after spark.stop(). Restart "
+            "the process (in a notebook: the kernel) and call session() first."
         )
     return found
 
@@ -82,8 +82,8 @@ def differing(running: SparkContext, wanted: Mapping[str, str]) -> None:
     other = [f"{key}={conf.get(key)} instead of {value}" for key, value in wanted.items() if conf.get(key) != value]
     if other:
         raise SetupError(
-            f"Spark runs already in this process, with {', '.join(other)}. Leave the setting out to use it as it is, or stop it first: "
-            "spark.stop()."
+            f"Spark runs already in this process, with {', '.join(other)}. Leave the setting out to use it as it is, or stop it "
+            "first: spark.stop()."
         )
 
 

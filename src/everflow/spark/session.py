@@ -204,8 +204,8 @@ def _tell(users: SparkSession, own: SparkSession) -> None:
     other = [f"{key}={now[key]}" for key in _TOLD if key in now and now[key] != SQL_SETTINGS.get(key, own.conf.get(key))]
     if other:
         log.warning(
-            "Your Spark session has %s, and keeps it. Columns of a topology are computed in UTC, in ANSI mode and with Spark's other "
-            "defaults, here as on every instance",
+            "Your Spark session has %s, and keeps it. Columns of a topology are computed in UTC, in ANSI mode and with Spark's "
+            "other defaults, here as on every instance",
             ", ".join(other),
         )
 

@@ -74,7 +74,7 @@ class Source(Protocol):
 
 
 def open_source(session: SparkSession, settings: SourceSettings, partitions: Sequence[TopicPartition]) -> Source:
-    """The prepared source, or with a warning the public one where the connector's internals differ. SetupError without a connector."""
+    """The prepared source, or with a warning the public one where the connector's internals differ. SetupError: no connector."""
     add_connector(session.sparkContext)
     if not settings.prepared:
         return PublicSource(session, settings, partitions)
