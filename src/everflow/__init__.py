@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from everflow.runtime.window_query import ReadOnlyWindowStore
     from everflow.spark.session import session
     from everflow.topology.graph import Topology
-    from everflow.windows import SessionWindows, TimeWindows
+    from everflow.windows import SessionWindows, TimeWindows, Windowed
 
 __version__ = "0.1.0"
 
@@ -100,6 +100,7 @@ __all__ = [
     "TopicPartition",
     "Topology",
     "TopologyError",
+    "Windowed",
     "agg",
     "errors",
     "serdes",
@@ -130,7 +131,7 @@ _NAMES = {
     "runtime.window_query": "ReadOnlyWindowStore",
     "spark.session": "session",
     "topology.graph": "Topology",
-    "windows": "SessionWindows TimeWindows",
+    "windows": "SessionWindows TimeWindows Windowed",
 }
 _MODULE_OF = {name: f"everflow.{module}" for module, names in _NAMES.items() for name in names.split()}
 _MODULES = {"agg": "everflow.operators.agg", "errors": "everflow.errors", "serdes": "everflow.serdes"}

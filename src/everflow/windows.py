@@ -6,7 +6,7 @@ import datetime as dt
 import operator
 import re
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +65,18 @@ def _whole_ms(value: Any, wanted: str) -> int:
     if ms >= 1 << 63:
         raise TopologyError(f"{ms} ms are more than a long can hold; write '5 seconds' or '1 day 6 hours'")
     return ms
+
+
+class Windowed(NamedTuple):
+    """A key in a window: the one form of windowed keys in Python functions, queries, serdes and tests. Times in ms (epoch).
+
+    A time window is ``[start, end)``; of a session both are times of records. In Columns the fields have the same names:
+    ``F.col("key.start")``.
+    """
+
+    key: Any
+    start: int
+    end: int
 
 
 @dataclass(frozen=True)

@@ -30,5 +30,5 @@ def test_stock_trades_averages_five_seconds_and_drops_late_trades() -> None:
         )
         for at, price in [(1_000, 10.0), (4_999, 20.0), (5_000, 7.0), (4_000, 99.0)]:
             trades.pipe_input("EF", {"symbol": "EF", "price": price, "size": 1}, at)
-        found = [(r.key["start"], r.value["average_price"], r.value["trades"]) for r in averages.read_records()]
+        found = [(r.key.start, r.value["average_price"], r.value["trades"]) for r in averages.read_records()]
     assert found == [(0, 10.0, 1), (0, 15.0, 2), (5_000, 7.0, 1)]

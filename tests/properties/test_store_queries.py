@@ -13,7 +13,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everflow import serdes
+from everflow import Windowed, serdes
 from everflow.runtime.session_query import ReadOnlySessionStore
 from everflow.runtime.store_query import ReadOnlyKeyValueStore, StoreReader
 from everflow.runtime.window_query import ReadOnlyWindowStore
@@ -114,8 +114,8 @@ def test_windows(
     in_order = sorted(content, key=lambda place: window_store_key(*place))
     in_time = [place for place in in_order if low <= place[1] <= high]
 
-    def entries(places: list[tuple[bytes, int]]) -> list[tuple[dict[str, Any], int]]:
-        return [({"key": k, "start": s, "end": s + 10}, content[k, s]) for k, s in places]
+    def entries(places: list[tuple[bytes, int]]) -> list[tuple[Windowed, int]]:
+        return [(Windowed(k, s, s + 10), content[k, s]) for k, s in places]
 
     with place(WINDOWS, stored) as access:
         store = ReadOnlyWindowStore(WINDOWS, StoreReader(access, page), decode)
@@ -128,7 +128,7 @@ def test_windows(
         assert list(store.fetch_range(None, last, low, high)) == entries([p for p in in_time if p[0] <= last])
         assert list(store.fetch_range(first, None, low, high)) == entries([p for p in in_time if p[0] >= first])
         for wanted in {first, *(k for k, _ in content)}:
-            mine = sorted((s, value) for (k, s), value in content.items() if k == wanted and low <= s <= high)
+            mine = entries([p for p in in_time if p[0] == wanted])
             assert list(store.fetch(wanted, low, high)) == mine
             assert list(store.backward_fetch(wanted, low, high)) == mine[::-1]
             assert store.fetch_window(wanted, low) == content.get((wanted, low))
@@ -150,8 +150,8 @@ def test_sessions(
     in_order = sorted(content, key=lambda place: session_key(place[0], *place[1]))
     touching = [place for place in in_order if place[1][1] >= earliest_end and place[1][0] <= latest_start]
 
-    def entries(places: list[tuple[bytes, tuple[int, int]]]) -> list[tuple[dict[str, Any], int]]:
-        return [({"key": k, "start": s, "end": e}, content[k, (s, e)]) for k, (s, e) in places]
+    def entries(places: list[tuple[bytes, tuple[int, int]]]) -> list[tuple[Windowed, int]]:
+        return [(Windowed(k, s, e), content[k, (s, e)]) for k, (s, e) in places]
 
     with place(SESSIONS, stored) as access:
         store = ReadOnlySessionStore(SESSIONS, StoreReader(access, page), decode)

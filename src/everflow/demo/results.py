@@ -24,7 +24,7 @@ def to_figures(records: Mapping[str, Iterable[Record]]) -> Figures:
     return Figures(
         carriers={carrier_key.decode(key): _delay(value) for key, value in _latest(records.get(BY_CARRIER_TOPIC, ())).items()},
         carrier_days={
-            CarrierDay(window["key"], window["start"]): _delay(value)
+            CarrierDay(window.key, window.start): _delay(value)
             for window, value in (
                 (day_key.decode(key), value) for key, value in _latest(records.get(BY_CARRIER_DAY_TOPIC, ())).items()
             )

@@ -2,8 +2,8 @@
 
 Every operator that takes an expression takes a pyspark Column over ``key, value, timestamp (ms), topic, partition, offset,
 headers`` (runs in Catalyst) or a Python function (runs in a step, record by record). A Python function with one required
-parameter gets the value, with two the key and the value; structs arrive as dicts. Functions that make a new value need
-``returns=``: DDL text, an Arrow type, a StructType or a serde.
+parameter gets the value, with two the key and the value; structs arrive as dicts, windowed keys as `Windowed`. Functions that
+make a new value need ``returns=``: DDL text, an Arrow type, a StructType or a serde.
 
 Streams are immutable descriptions; all calls belong to the thread that builds the topology and raise TopologyError, with the
 user's line and the cure, for whatever cannot work.

@@ -73,12 +73,18 @@ def explain(owner: str, name: str, known: Iterable[str]) -> str:
     if entry is not None:
         return f"{owner} has no {name}: {entry}"
     public = [other for other in known if not other.startswith("_")]
+    here = spelled_here(name, public)
+    if here is not None:
+        return f"{owner} has no {name}: it is {here} here"
     spelled = {_plain(other): other for other in public}
-    if _plain(name) in spelled:
-        return f"{owner} has no {name}: it is {spelled[_plain(name)]} here"
     near = difflib.get_close_matches(_plain(name), spelled, n=1, cutoff=0.6)
     hint = f"did you mean {spelled[near[0]]}?" if near else f"it has {', '.join(sorted(public))}"
     return f"{owner} has no {name}; {hint}"
+
+
+def spelled_here(name: str, known: Iterable[str]) -> str | None:
+    """The name among ``known`` that is ``name`` in snake_case (``fetchAll``: ``fetch_all``), None if there is none."""
+    return next((other for other in known if _plain(other) == _plain(name)), None)
 
 
 def _entry(names: Names, name: str) -> ForeignName | None:

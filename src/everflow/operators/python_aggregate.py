@@ -13,7 +13,7 @@ from everflow.operators.grouping import Groups, Stored, group, read, result
 from everflow.operators.user_code import USERS_ERRORS, function_failure
 from everflow.records import EdgeBatch, OperatorResult, StoreChanges
 from everflow.serdes import Serde
-from everflow.serdes.windowed import windowed_key_type
+from everflow.serdes.windowed import python_keys, windowed_key_type
 from everflow.state.store import StoreView
 from everflow.windows import TimeWindows
 
@@ -45,8 +45,8 @@ class PythonReducer:
 class PythonAggregateSpec:
     """`PythonAggregator` or `PythonReducer` per key, or per key and window; null and time rules as in `AggregateSpec`.
 
-    Functions get Python values (a dict for a struct) and may change and return the aggregate they are given.
-    Raises UserFunctionError naming the record.
+    Functions get Python values (a dict for a struct, a `Windowed` for a windowed key) and may change and return the aggregate
+    they are given. Raises UserFunctionError naming the record.
     """
 
     store: str
@@ -86,7 +86,7 @@ class PythonAggregateSpec:
     def _run(self, batch: EdgeBatch, groups: Groups, stored: Stored) -> _Updates:
         states: list[Any] = stored.values.to_pylist()
         state_times: list[int] = stored.timestamps.tolist()
-        keys = batch.key.take(pa.array(groups.rows[groups.last])).to_pylist()
+        keys = python_keys(batch.key.take(pa.array(groups.rows[groups.last])))
         values = groups.take(batch.value).to_pylist()
         times = batch.timestamp[groups.rows].tolist()
         after: list[bytes | None] = [None] * len(values)

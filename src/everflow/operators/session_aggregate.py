@@ -22,7 +22,7 @@ from everflow.operators.session_fold import SessionFold
 from everflow.operators.user_code import USERS_ERRORS, function_failure, written_bytes
 from everflow.records import EdgeBatch, OperatorResult, StoreChanges
 from everflow.serdes import Serde
-from everflow.serdes.windowed import session_key, split_session_key, windowed_key_type
+from everflow.serdes.windowed import python_keys, session_key, split_session_key, windowed_key_type
 from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.state.store import StoreView
 from everflow.windows import SessionWindows
@@ -117,7 +117,7 @@ class SessionFunctionSpec(_Sessions[PythonAggregateSpec]):
         states: dict[int, Any] = dict(enumerate(self.value_serde.decode_array(pa.array(run.stored, pa.binary())).to_pylist()))
         every: list[bytes | None] = []
         written: dict[int, bytes | None] = {}
-        keys, values = batch.key.to_pylist(), batch.value.to_pylist()
+        keys, values = python_keys(batch.key), batch.value.to_pylist()
         book = run.book
         for at, row in enumerate(run.take_each_record()):
             session, key = book.codes[-1], keys[row]

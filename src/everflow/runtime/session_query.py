@@ -7,17 +7,18 @@ from typing import Any
 
 from everflow.runtime.store_query import TIME_MAX, ReadOnlyStore, after_keys, whole_number
 from everflow.serdes.windowed import session_key, split_session_key
+from everflow.windows import Windowed
 
 _LAST_SUFFIX = session_key(b"", TIME_MAX, TIME_MAX)
 
-Session = tuple[dict[str, Any], Any]
-"""Key ``{"key", "start", "end"}`` (ms since the epoch, both times of records) and value."""
+Session = tuple[Windowed, Any]
+"""Key with its session, and value."""
 
 
 class ReadOnlySessionStore(ReadOnlyStore):
     """Queries of a session store, as Kafka Streams' ReadOnlySessionStore has them. See `ReadOnlyStore`.
 
-    Results are ``({"key", "start", "end"}, value)``, in order of key bytes, then of time. ``find_sessions`` and its like give
+    Results are ``(Windowed(key, start, end), value)``, in order of key bytes, then of time. ``find_sessions`` and its like give
     sessions that end at ``earliest_end`` or later and start at ``latest_start`` or earlier: those that touch the interval of
     time. Sessions whose retention is over are not shown.
     """
@@ -83,7 +84,7 @@ class ReadOnlySessionStore(ReadOnlyStore):
 
     def _decode_key(self, key: bytes) -> Any:
         inner, start, end = split_session_key(key)
-        return {"key": self.spec.key_serde.decode(inner), "start": start, "end": end}
+        return Windowed(self.spec.key_serde.decode(inner), start, end)
 
 
 def _bounds(earliest_end: Any, latest_start: Any) -> tuple[int, int]:

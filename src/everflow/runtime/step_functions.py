@@ -15,6 +15,8 @@ from everflow.records import EdgeBatch, Int64
 from everflow.runtime.batch import BadRecord, BatchFailure
 from everflow.runtime.user_line import innermost_line
 from everflow.serdes import Serde
+from everflow.serdes.base import column_of
+from everflow.serdes.windowed import python_keys
 from everflow.topology.plan import DEAD_LETTER_TYPE, DecodeOp, FunctionOp, Source, UnnestOp
 
 MOST_TEXT = 2_000
@@ -75,7 +77,7 @@ def error_text(error: BaseException) -> str:
 
 def run_function(op: FunctionOp, batch: EdgeBatch, sources: dict[int, Source]) -> EdgeBatch:
     """Call the user's function for every record, in order. Raises RecordFailure naming the record it failed on."""
-    keys, values = batch.key.to_pylist(), batch.value.to_pylist()
+    keys, values = python_keys(batch.key), batch.value.to_pylist()
     results: list[Any] = []
     row = 0
     try:
@@ -161,11 +163,11 @@ def _column(
 ) -> pa.Array:
     """Python results as the declared Arrow type; a result of another type is the fault of its record."""
     try:
-        return pa.array(items, kind)
+        return column_of(items, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         for place, item in enumerate(items):
             try:
-                pa.array([item], kind)
+                column_of([item], kind)
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 row = int(rows[place])
                 cause = TypeError(f"result {item!r} is not the declared type {kind} ({error})")
@@ -206,7 +208,7 @@ def _decode(serde: Serde | None, raw: pa.Array, part: str, errors: dict[int, str
     except RetriableError:  # an outage (of a schema registry, say) is no fault of a record
         raise
     except Exception:  # a serde of the user may raise anything
-        return pa.array(_decode_each(serde, raw.to_pylist(), part, errors), serde.type)
+        return column_of(_decode_each(serde, raw.to_pylist(), part, errors), serde.type)
 
 
 def _decode_each(serde: Serde, raw: Iterable[bytes | None], part: str, errors: dict[int, str]) -> list[Any]:

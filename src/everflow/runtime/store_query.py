@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from everflow.errors import RetriableError, StoreMismatchError
-from everflow.foreign_names import Telling
+from everflow.foreign_names import spelled_here
 from everflow.runtime.query_errors import InvalidStateStoreError, StateMovingError, StoreKindError
 from everflow.serdes.base import SerdeError
 from everflow.state.changelog import TIMESTAMP_BYTES
@@ -100,7 +100,7 @@ class StoreReader:
         return page, False
 
 
-class ReadOnlyStore(Telling):
+class ReadOnlyStore:
     """A store as this instance has it: by default the active tasks that run here. Safe from any thread.
 
     `KafkaStreams.store` gives one by the store's kind: `ReadOnlyKeyValueStore`, `ReadOnlyWindowStore` or
@@ -140,7 +140,9 @@ class ReadOnlyStore(Telling):
         if name.startswith("_"):
             raise AttributeError(name)
         have = ", ".join(sorted(n for n in dir(type(self)) if not n.startswith("_") and callable(getattr(type(self), n))))
-        raise StoreKindError(f"Store {self.spec.name!r} is a {self.spec.kind} store: it has no {name}(). It has: {have}.")
+        here = spelled_here(name, dir(type(self)))
+        hint = f"It is {here} here." if here else f"It has: {have}."
+        raise StoreKindError(f"Store {self.spec.name!r} is a {self.spec.kind} store: it has no {name}(). {hint}")
 
     def _scan(
         self, start: bytes | None, end: bytes | None, keep: Callable[[bytes], bool] | None = None, *, reverse: bool = False

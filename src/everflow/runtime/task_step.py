@@ -25,6 +25,7 @@ from everflow.runtime.step_failure import EarlierStepFailed, failure_of
 from everflow.runtime.step_functions import RecordFailure, decode_parts, run_function, unnest
 from everflow.runtime.step_stores import StoreAccess, TaskStores
 from everflow.serdes import Serde
+from everflow.serdes.windowed import python_keys
 from everflow.topology.hops import HopError, HopInput, HopSchema, concat, in_order, read_hop, write_hop
 from everflow.topology.plan import (
     DEAD_LETTER_SLOT,
@@ -281,7 +282,7 @@ def _topics(op: SinkOp, batch: EdgeBatch, sources: Mapping[int, Source]) -> tupl
         topics, value = pc.struct_field(batch.value, [0]).to_pylist(), pc.struct_field(batch.value, [1])
     else:
         value = batch.value
-        for row, (k, v) in enumerate(zip(batch.key.to_pylist(), value.to_pylist(), strict=True)):
+        for row, (k, v) in enumerate(zip(python_keys(batch.key), value.to_pylist(), strict=True)):
             try:
                 topics.append(op.topic(k, v))
             except USERS_ERRORS as error:

@@ -7,15 +7,19 @@ from typing import Any
 
 from everflow.runtime.store_query import TIME_MAX, ReadOnlyStore, after_keys, whole_number
 from everflow.serdes.windowed import STORE_SUFFIX_BYTES, split_window_store_key, window_store_key
+from everflow.windows import Windowed
 
 _SEQUENCE_MAX = b"\xff" * 4
+
+Window = tuple[Windowed, Any]
+"""Key with its window, and value."""
 
 
 class ReadOnlyWindowStore(ReadOnlyStore):
     """Queries of a window store, as Kafka Streams' ReadOnlyWindowStore has them. See `ReadOnlyStore`.
 
-    Times are window *starts* in ms since the epoch, both ends inclusive. Keys of results over several keys are
-    ``{"key", "start", "end"}``. Expired windows (retention) are not shown.
+    Times are window *starts* in ms since the epoch, both ends inclusive. Keys of results are `Windowed`.
+    Expired windows (retention) are not shown.
     """
 
     def fetch_window(self, key: Any, start: int) -> Any:
@@ -23,46 +27,46 @@ class ReadOnlyWindowStore(ReadOnlyStore):
         data, start = self._key_bytes(key), whole_number(start, "start (ms)")
         return self._lookup(data, window_store_key(data, start)) if 0 <= start <= TIME_MAX else None
 
-    def fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[tuple[int, Any]]:
-        """``(window start, value)`` of one key, in order of time."""
+    def fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[Window]:
+        """The windows of one key, in order of time."""
         return self._windows_of(key, time_from, time_to, reverse=False)
 
-    def backward_fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[tuple[int, Any]]:
+    def backward_fetch(self, key: Any, time_from: int, time_to: int) -> Iterator[Window]:
         """`fetch`, the latest window first."""
         return self._windows_of(key, time_from, time_to, reverse=True)
 
-    def fetch_all(self, time_from: int, time_to: int) -> Iterator[tuple[Any, Any]]:
+    def fetch_all(self, time_from: int, time_to: int) -> Iterator[Window]:
         """Windows of all keys in an interval of time, in order of key bytes, then of time. Reads the whole store."""
         return self._scan(None, None, _within(None, None, *_interval(time_from, time_to)))
 
-    def backward_fetch_all(self, time_from: int, time_to: int) -> Iterator[tuple[Any, Any]]:
+    def backward_fetch_all(self, time_from: int, time_to: int) -> Iterator[Window]:
         """`fetch_all` in the opposite order."""
         return self._scan(None, None, _within(None, None, *_interval(time_from, time_to)), reverse=True)
 
-    def fetch_range(self, first: Any, last: Any, time_from: int, time_to: int) -> Iterator[tuple[Any, Any]]:
+    def fetch_range(self, first: Any, last: Any, time_from: int, time_to: int) -> Iterator[Window]:
         """`fetch_all` of the keys ``first <= key <= last`` by key bytes; None leaves a side open."""
         return self._windows_between(first, last, time_from, time_to, reverse=False)
 
-    def backward_fetch_range(self, first: Any, last: Any, time_from: int, time_to: int) -> Iterator[tuple[Any, Any]]:
+    def backward_fetch_range(self, first: Any, last: Any, time_from: int, time_to: int) -> Iterator[Window]:
         """`fetch_range` in the opposite order."""
         return self._windows_between(first, last, time_from, time_to, reverse=True)
 
-    def _windows_of(self, key: Any, time_from: int, time_to: int, *, reverse: bool) -> Iterator[tuple[int, Any]]:
+    def _windows_of(self, key: Any, time_from: int, time_to: int, *, reverse: bool) -> Iterator[Window]:
         data = self._key_bytes(key)
         time_from, time_to = _interval(time_from, time_to)
         keep = _within(data, data, time_from, time_to)
 
-        def windows() -> Iterator[tuple[int, Any]]:
+        def windows() -> Iterator[Window]:
             if not 0 <= time_to >= time_from:
                 return
             start = window_store_key(data, max(0, min(time_from, TIME_MAX)))
             end = window_store_key(data, min(time_to, TIME_MAX))[:-4] + _SEQUENCE_MAX + b"\x00"
             for stored_key, stored in self._entries_of(data, start, end, keep, reverse=reverse):
-                yield split_window_store_key(stored_key)[1], self._value(stored)
+                yield self._decode_key(stored_key), self._value(stored)
 
         return windows()
 
-    def _windows_between(self, first: Any, last: Any, time_from: int, time_to: int, *, reverse: bool) -> Iterator[tuple[Any, Any]]:
+    def _windows_between(self, first: Any, last: Any, time_from: int, time_to: int, *, reverse: bool) -> Iterator[Window]:
         time_from, time_to = _interval(time_from, time_to)
         low = None if first is None else self._key_bytes(first)
         high = None if last is None else self._key_bytes(last)
@@ -71,7 +75,7 @@ class ReadOnlyWindowStore(ReadOnlyStore):
 
     def _decode_key(self, key: bytes) -> Any:
         inner, start = split_window_store_key(key)
-        return {"key": self.spec.key_serde.decode(inner), "start": start, "end": start + (self.spec.window_size_ms or 0)}
+        return Windowed(self.spec.key_serde.decode(inner), start, start + (self.spec.window_size_ms or 0))
 
 
 def _interval(time_from: Any, time_to: Any) -> tuple[int, int]:

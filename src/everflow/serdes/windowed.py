@@ -20,6 +20,7 @@ from everflow.serdes.base import (
     matrix_from_binary,
     slices,
 )
+from everflow.windows import Windowed
 
 START_BYTES = 8
 _SEQUENCE_ZERO = b"\x00\x00\x00\x00"
@@ -31,7 +32,8 @@ SESSION_SUFFIX_BYTES = _TWO_TIMES.size
 
 @dataclass(frozen=True, repr=False)
 class TimeWindowedSerde:
-    """``inner`` key bytes + 8-byte big-endian window start in ms; decodes to ``struct<key, start, end>``."""
+    """``inner`` key bytes + 8-byte big-endian window start in ms; decodes to a `Windowed`, in Arrow
+    ``struct<key, start, end>``."""
 
     inner: Serde
     size_ms: int
@@ -44,8 +46,9 @@ class TimeWindowedSerde:
     def encode(self, value: Any) -> bytes | None:
         if value is None:
             return None
-        key = self.inner.encode(_windowed(value, "start")["key"])
-        return None if key is None else key + _time_bytes(value["start"])
+        inner, start, _ = _windowed(value)
+        key = self.inner.encode(inner)
+        return None if key is None else key + _time_bytes(start)
 
     def decode(self, data: bytes | None) -> Any:
         if data is None:
@@ -53,7 +56,7 @@ class TimeWindowedSerde:
         if len(data) < START_BYTES:
             raise SerdeError(f"a windowed key takes at least {START_BYTES} bytes, found {len(data)}")
         start = int.from_bytes(data[-START_BYTES:], "big", signed=True)
-        return {"key": self.inner.decode(data[:-START_BYTES]), "start": start, "end": start + self.size_ms}
+        return Windowed(self.inner.decode(data[:-START_BYTES]), start, start + self.size_ms)
 
     def encode_array(self, values: pa.Array) -> pa.Array:
         values = flat(values, self.type)
@@ -73,8 +76,8 @@ class TimeWindowedSerde:
 
 @dataclass(frozen=True, repr=False)
 class SessionWindowedSerde:
-    """``inner`` key bytes + 8-byte big-endian end and start in ms (Java's SessionWindowedSerializer); decodes to
-    ``struct<key, start, end>``."""
+    """``inner`` key bytes + 8-byte big-endian end and start in ms (Java's SessionWindowedSerializer); decodes to a
+    `Windowed`, in Arrow ``struct<key, start, end>``."""
 
     inner: Serde
     kind: str = "session_windowed"
@@ -86,14 +89,15 @@ class SessionWindowedSerde:
     def encode(self, value: Any) -> bytes | None:
         if value is None:
             return None
-        key = self.inner.encode(_windowed(value, "start", "end")["key"])
-        return None if key is None else session_key(key, value["start"], value["end"])
+        inner, start, end = _windowed(value)
+        key = self.inner.encode(inner)
+        return None if key is None else session_key(key, start, end)
 
     def decode(self, data: bytes | None) -> Any:
         if data is None:
             return None
         key, start, end = split_session_key(data)
-        return {"key": self.inner.decode(key), "start": start, "end": end}
+        return Windowed(self.inner.decode(key), start, end)
 
     def encode_array(self, values: pa.Array) -> pa.Array:
         key, start, end = flat(values, self.type).flatten()
@@ -159,11 +163,29 @@ def split_session_key(stored: bytes) -> tuple[bytes, int, int]:
     return stored[:-SESSION_SUFFIX_BYTES], start, end
 
 
-def _windowed(value: Any, *times: str) -> dict[str, Any]:
-    """``value`` if it is a windowed key with these times; SerdeError."""
-    if not isinstance(value, dict) or "key" not in value or not all(isinstance(value.get(time), int) for time in times):
-        raise SerdeError(f"expected a windowed key {{'key', 'start', 'end'}}, found {value!r:.100}")
+def _windowed(value: Any) -> Windowed:
+    """``value`` if it is a windowed key; SerdeError."""
+    if not isinstance(value, Windowed) or not all(isinstance(time, int) for time in value[1:]):
+        raise SerdeError(f"expected everflow.Windowed(key, start, end), with times in ms, found {value!r:.100}")
     return value
+
+
+def python_keys(column: pa.Array) -> list[Any]:
+    """Keys as Python functions get them: ``to_pylist``, with a `Windowed` for each ``struct<key, start, end>``."""
+    if not _is_windowed(column.type):
+        plain: list[Any] = column.to_pylist()
+        return plain
+    present = column.is_valid().to_pylist()
+    keys, starts, ends = python_keys(column.field(0)), column.field(1).to_pylist(), column.field(2).to_pylist()
+    return [
+        Windowed(key, start, end) if there else None
+        for there, key, start, end in zip(present, keys, starts, ends, strict=True)
+    ]
+
+
+def _is_windowed(type_: pa.DataType) -> bool:
+    fields = [(field.name, field.type) for field in type_] if pa.types.is_struct(type_) else []
+    return [name for name, _ in fields] == ["key", "start", "end"] and {kind for _, kind in fields[1:]} == {pa.int64()}
 
 
 def _split_all(inner: Serde, data: pa.Array, times: int) -> tuple[pa.Array, list[Int64]]:

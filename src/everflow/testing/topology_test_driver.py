@@ -29,6 +29,7 @@ from everflow.state.store import InMemoryStore, StoreSpec, StoreView
 from everflow.topology.graph import Topology
 from everflow.topology.plan import PhysicalPlan, Source, emitting_every_update, plan
 from everflow.topology.subtopologies import cut
+from everflow.windows import Windowed
 
 Headers = Sequence[tuple[str, bytes | None]]
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -368,11 +369,12 @@ class WindowView(Telling):
     def __init__(self, spec: StoreSpec, store: InMemoryStore, decode: Callable[[bytes], Any]) -> None:
         self._spec, self._store, self._decode = spec, store, decode
 
-    def all(self) -> Iterator[tuple[tuple[Any, int], Any]]:
-        """((key, window start in ms), value) in key-byte order."""
+    def all(self) -> Iterator[tuple[Windowed, Any]]:
+        """Windows and values in key-byte order."""
         for stored_key, stored in self._store.range(None, None):
             key, start = split_window_store_key(stored_key)
-            yield (self._spec.key_serde.decode(key), start), self._decode(stored[8:])
+            window = Windowed(self._spec.key_serde.decode(key), start, start + (self._spec.window_size_ms or 0))
+            yield window, self._decode(stored[8:])
 
     def fetch(self, key: Any, start_ms: int) -> Any:
         """The value of ``key`` in the window that starts at ``start_ms``, None if absent."""
@@ -387,19 +389,19 @@ class SessionView(Telling):
     def __init__(self, spec: StoreSpec, store: InMemoryStore, decode: Callable[[bytes], Any]) -> None:
         self._spec, self._store, self._decode = spec, store, decode
 
-    def all(self) -> Iterator[tuple[tuple[Any, int, int], Any]]:
-        """((key, start in ms, end in ms), value) in key-byte order, the sessions of a key in order of time."""
+    def all(self) -> Iterator[tuple[Windowed, Any]]:
+        """Sessions and values in key-byte order, the sessions of a key in order of time."""
         for stored_key, stored in self._store.range(None, None):
             key, start, end = split_session_key(stored_key)
-            yield (self._spec.key_serde.decode(key), start, end), self._decode(stored[8:])
+            yield Windowed(self._spec.key_serde.decode(key), start, end), self._decode(stored[8:])
 
-    def fetch(self, key: Any) -> Iterator[tuple[tuple[Any, int, int], Any]]:
+    def fetch(self, key: Any) -> Iterator[tuple[Windowed, Any]]:
         """`all` of one key."""
-        return (entry for entry in self.all() if entry[0][0] == key)
+        return (entry for entry in self.all() if entry[0].key == key)
 
-    def find_sessions(self, key: Any, earliest_end: int, latest_start: int) -> Iterator[tuple[tuple[Any, int, int], Any]]:
+    def find_sessions(self, key: Any, earliest_end: int, latest_start: int) -> Iterator[tuple[Windowed, Any]]:
         """`fetch` of the sessions that end at ``earliest_end`` or later and start at ``latest_start`` or earlier."""
-        return (entry for entry in self.fetch(key) if entry[0][2] >= earliest_end and entry[0][1] <= latest_start)
+        return (entry for entry in self.fetch(key) if entry[0].end >= earliest_end and entry[0].start <= latest_start)
 
     def fetch_session(self, key: Any, start_ms: int, end_ms: int) -> Any:
         """The value of the session of ``key`` with exactly these bounds, None if absent."""

@@ -94,8 +94,9 @@ class FunctionNode(Node):
     """Stateless Python operator, runs in a step. ``op`` is one of filter, filter_not, map, map_values, flat_map,
     flat_map_values, select_key, peek, for_each, branch.
 
-    ``fn(key, value)`` gets Python objects (dicts for structs). Results: filter* -> truthy; map -> (key, value);
-    map_values -> value; select_key -> key; flat_map -> iterable of (key, value); flat_map_values -> iterable of values.
+    ``fn(key, value)`` gets Python objects (dicts for structs, a `Windowed` for a windowed key). Results: filter* -> truthy;
+    map -> (key, value); map_values -> value; select_key -> key; flat_map -> iterable of (key, value); flat_map_values ->
+    iterable of values.
     """
 
     label: str

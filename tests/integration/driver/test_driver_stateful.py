@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
-from everflow import SessionWindows, StoreKindError, StreamsBuilder, TimeWindows, agg, serdes
+from everflow import SessionWindows, StoreKindError, StreamsBuilder, TimeWindows, Windowed, agg, serdes
 from everflow.dsl.grouped import KGroupedStream
 from everflow.dsl.kstream import KStream
 from everflow.dsl.ktable import KTable
@@ -138,19 +138,16 @@ def test_windows_grace_and_late_records(name: str, piped: str) -> None:
         topic.pipe_each(records) if piped == "each" else topic.pipe_batch(records)
         key = serdes.time_windowed(TEXT, windows.size_ms)
         out = driver.create_output_topic("out", key, LONG)
-        found: dict[tuple[str, int], int] = {}
-        for record in out.read_records():
-            assert record.key["end"] == record.key["start"] + 10
-            found[record.key["key"], record.key["start"]] = record.value
+        found = out.read_table()
         assert found == oracle(records, windows)
         assert dict(driver.get_window_store("w").all()).items() <= found.items()
         assert driver.get_window_store("w").fetch("k", 20) == 1
         assert driver.get_window_store("w").fetch("k", 21) is None
 
 
-def oracle(records: list[tuple[Any, Any, int]], windows: TimeWindows) -> dict[tuple[str, int], int]:
+def oracle(records: list[tuple[Any, Any, int]], windows: TimeWindows) -> dict[Windowed, int]:
     """Kafka Streams' rule, one record at a time."""
-    counts: dict[tuple[str, int], int] = {}
+    counts: dict[Windowed, int] = {}
     stream_time = -1
     for key, _, time in records:
         if key is None:
@@ -158,7 +155,8 @@ def oracle(records: list[tuple[Any, Any, int]], windows: TimeWindows) -> dict[tu
         stream_time = max(stream_time, time)
         for start in range(0, time + 1, windows.advance_ms):
             if start <= time < start + windows.size_ms and start + windows.size_ms > stream_time - windows.grace_ms:
-                counts[key, start] = counts.get((key, start), 0) + 1
+                window = Windowed(key, start, start + windows.size_ms)
+                counts[window] = counts.get(window, 0) + 1
     return counts
 
 
@@ -188,8 +186,8 @@ def test_sessions_grow_merge_and_close(visits: Callable[[KGroupedStream], KTable
 
         def shown() -> list[tuple[int, int, Any]]:
             records = out.read_records()
-            assert [r.timestamp for r in records] == [r.key["end"] for r in records], "a session's time is its end"
-            return [(r.key["start"], r.key["end"], r.value and tuple(r.value.values())) for r in records]
+            assert [r.timestamp for r in records] == [r.key.end for r in records], "a session's time is its end"
+            return [(r.key.start, r.key.end, r.value and tuple(r.value.values())) for r in records]
 
         topic.pipe_batch([("k", n(1), 0), ("k", n(2), 10), (None, n(9), 500)])
         assert shown() == [(0, 0, (1, 1)), (10, 10, (1, 2))]
@@ -237,7 +235,7 @@ def test_every_update_of_a_session_on_demand() -> None:
     with TopologyTestDriver(builder.build(), emit_every_update=True) as driver:
         driver.create_input_topic("in", TEXT, TEXT).pipe_batch([("k", "", 1), ("k", "", 1), ("k", "", 3), ("k", "", 2)])
         out = driver.create_output_topic("out", serdes.session_windowed(TEXT), LONG).read_records()
-        found = [(r.key["start"], r.key["end"], r.value) for r in out]
+        found = [(r.key.start, r.key.end, r.value) for r in out]
         assert found == [(1, 1, 1), (1, 1, 2), (1, 1, None), (1, 3, 3), (1, 3, None), (1, 3, 4)]
 
 
@@ -300,5 +298,39 @@ def test_windows_over_several_sources_go_by_the_merge_order() -> None:
         topics = [driver.create_input_topic(name, TEXT, TEXT) for name in ("a", "b")]
         driver.pipe([topics[i]._raw("k", "", time, ()) for i, time in ((0, 5), (0, 25), (1, 6), (1, 26))])
         out = driver.create_output_topic("out", serdes.time_windowed(TEXT, 10), LONG).read_records()
-        assert [(r.key["start"], r.value) for r in out] == [(0, 2), (20, 2)], "b's record at 6 is not late"
-        assert dict(driver.get_window_store("w").all()) == {("k", 20): 2}, "kept for size and grace"
+        assert [(r.key.start, r.value) for r in out] == [(0, 2), (20, 2)], "b's record at 6 is not late"
+        assert dict(driver.get_window_store("w").all()) == {Windowed("k", 20, 30): 2}, "kept for size and grace"
+
+
+def test_a_windowed_key_has_one_form_in_functions_and_their_results_outputs_and_views() -> None:
+    builder = StreamsBuilder()
+    stream = builder.stream("in", key=TEXT, value=VALUE)
+    table = stream.group_by_key().windowed_by(TimeWindows.of_size(10)).count(store="w")
+    counts = table.to_stream().filter(lambda window, count: window.start < 30)
+    key_type = "key string, start bigint, end bigint"
+    value_type = f"window struct<{key_type}>, n bigint"
+    counts.map(
+        lambda window, count: (window._replace(key=window.key.upper()), {"window": window, "n": count}),
+        returns=(serdes.time_windowed(TEXT, 10), value_type),
+    ).to("mapped")
+    counts.flat_map(lambda window, count: [(window, count)] * 2, returns=(key_type, "bigint")).to("twice", key=serdes.json(key_type))
+    counts.to(lambda window, count: f"from-{window.start}")
+    again = counts.group_by_key().aggregate(
+        store="longest", initializer=lambda: None, aggregator=lambda window, n, _: window.end - window.start, returns="bigint"
+    )
+    again.to_stream().to("lengths")
+    nested = counts.group_by_key().windowed_by(SessionWindows.of_inactivity_gap(5)).count(store="nested")
+    nested.filter(lambda outer, count: outer.key.key == "a").to_stream().to("nested")
+    with TopologyTestDriver(builder.build()) as driver:
+        driver.create_input_topic("in", TEXT, VALUE).pipe_batch([("a", n(1), 1), ("a", n(1), 2), ("a", n(1), 31)])
+        key, window = serdes.time_windowed(TEXT, 10), Windowed("a", 0, 10)
+        mapped = driver.create_output_topic("mapped", key, serdes.json(value_type)).read_key_values()
+        assert mapped == [(Windowed("A", 0, 10), {"window": window._asdict(), "n": 2})]
+        twice = driver.create_output_topic("twice", serdes.json(key_type), LONG).read_key_values()
+        assert twice == [(window._asdict(), 2)] * 2, "a topic in JSON has what JSON has"
+        assert driver.create_output_topic("from-0", key, LONG).read_table() == {window: 2}
+        assert driver.create_output_topic("lengths", key, LONG).read_table() == {window: 10}
+        assert dict(driver.get_key_value_store("longest").all()) == {window: 10}
+        sessions = driver.create_output_topic("nested", serdes.session_windowed(key), LONG).read_table()
+        assert sessions == {Windowed(window, 2, 2): 1}
+        assert dict(driver.get_window_store("w").all()) == {Windowed("a", 30, 40): 1}

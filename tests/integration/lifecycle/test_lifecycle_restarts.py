@@ -219,7 +219,7 @@ def test_a_late_record_stays_late_after_a_restart(app: Application, cluster: Clu
         app.until_processed(streams, source)
         wait_until(lambda: streams.metrics().get(metrics.DROPPED_RECORDS) == 1, 10, "the late record to be counted as dropped")
     key = serdes.time_windowed(serdes.string(), 10_000)
-    counts = {key.decode(raw)["start"]: count for raw, count in found(cluster, output).items()}
+    counts = {key.decode(raw).start: count for raw, count in found(cluster, output).items()}
     assert counts == {10_000: 1, 90_000: 2}
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter, defaultdict
-from typing import Any
 
 import pytest
 from lifecycle_cluster import GUARANTEES, Application, Cluster, Record, in_json, last_by_key, long, text
 from pyspark.sql import functions as F
 
-from everflow import SessionWindows, StreamsBuilder, TimeWindows, agg, serdes
+from everflow import SessionWindows, StreamsBuilder, TimeWindows, Windowed, agg, serdes
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.parametrize("guarantee", GUARANTEES)]
 
@@ -65,8 +64,8 @@ def test_windowed_aggregate(app: Application, cluster: Cluster, guarantee: str) 
     with app.running(builder.build(), processing_guarantee=guarantee) as streams:
         app.until_processed(streams, source)
         totals = streams.store("totals")
-        kept = {(at["key"], at["start"]): tuple(result.values()) for at, result in totals.fetch_all(0, 1 << 62)}
-        of_one = [(start, tuple(result.values())) for start, result in totals.backward_fetch("a", 0, 1 << 62)]
+        kept = {(at.key, at.start): tuple(result.values()) for at, result in totals.fetch_all(0, 1 << 62)}
+        of_one = [(at.start, tuple(result.values())) for at, result in totals.backward_fetch("a", 0, 1 << 62)]
     expected: dict[tuple[str, int], tuple[int, int, int]] = {}
     for record in sales():
         customer, _, amount = sale(record)
@@ -77,7 +76,7 @@ def test_windowed_aggregate(app: Application, cluster: Cluster, guarantee: str) 
     found = {}
     for raw, data in last_by_key(cluster.read(output)).items():
         window, result = key.decode(raw), value.decode(data)
-        found[window["key"], window["start"]] = result["n"], result["total"], result["high"]
+        found[window.key, window.start] = result["n"], result["total"], result["high"]
     assert found == expected
     # Stores keep windows for size + grace behind the stream time of their task.
     assert set(KEYS) == {key for key, _ in kept}
@@ -90,9 +89,9 @@ def at_minute(number: int) -> int:
     return (1_000 + number) * 60_000
 
 
-def in_minutes(session: dict[str, Any]) -> tuple[str, int, int]:
+def in_minutes(session: Windowed) -> tuple[str, int, int]:
     """Key, start and end of a session whose times are of `at_minute`."""
-    return session["key"], session["start"] // 60_000 - 1_000, session["end"] // 60_000 - 1_000
+    return session.key, session.start // 60_000 - 1_000, session.end // 60_000 - 1_000
 
 
 def test_sessions_over_a_restart_without_state(app: Application, cluster: Cluster, guarantee: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from everflow import serdes
+from everflow import Windowed, serdes
 from everflow.demo.batch import CarrierDay, Delay, Figures
 from everflow.demo.results import to_figures
 from everflow.demo.topology import BY_CARRIER_DAY_TOPIC, BY_CARRIER_TOPIC, DAY_MS, ROUTES_TOPIC
@@ -39,7 +39,7 @@ def test_the_last_value_of_a_key_wins_and_null_deletes() -> None:
 
 
 def test_the_day_key_is_what_the_serde_writes() -> None:
-    key = serdes.time_windowed(serdes.string(), DAY_MS).encode({"key": "UA", "start": 3 * DAY_MS, "end": 4 * DAY_MS})
+    key = serdes.time_windowed(serdes.string(), DAY_MS).encode(Windowed("UA", 3 * DAY_MS, 4 * DAY_MS))
     assert key == day_key("UA", 3)
 
 

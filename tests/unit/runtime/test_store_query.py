@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from query_stores import COUNTS, WINDOWS, Instance, by_first_letter, windows, write
 
+from everflow import Windowed
 from everflow.records import TaskId
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.query_errors import StateMovingError, StoreKindError
@@ -90,13 +91,13 @@ def test_windows(instance: Instance, page: int) -> None:
     read = store(instance, "windows", page)
 
     def at(key: str, start: int) -> dict[str, Any]:
-        return {"key": key, "start": start, "end": start + 1000}
+        return Windowed(key, start, start + 1000)
 
-    assert list(read.fetch("a", 0, 1000)) == [(0, 1), (1000, 2)]
-    assert list(read.fetch("a", 1, 1 << 70)) == [(1000, 2), (2000, 3)]
-    assert list(read.fetch("a", -5, 0)) == [(0, 1)]
+    assert list(read.fetch("a", 0, 1000)) == [(at("a", 0), 1), (at("a", 1000), 2)]
+    assert list(read.fetch("a", 1, 1 << 70)) == [(at("a", 1000), 2), (at("a", 2000), 3)]
+    assert list(read.fetch("a", -5, 0)) == [(at("a", 0), 1)]
     assert list(read.fetch("a", 2, 1)) == list(read.fetch("a", -2, -1)) == []
-    assert list(read.backward_fetch("a", 0, 5000)) == [(2000, 3), (1000, 2), (0, 1)]
+    assert list(read.backward_fetch("a", 0, 5000)) == [(at("a", 2000), 3), (at("a", 1000), 2), (at("a", 0), 1)]
     assert [read.fetch_window("a", start) for start in (0, 1, 2000)] == [1, None, 3]
     # Within a partition by key bytes; "aa" follows the windows of "a" that start below its second letter: all of them.
     assert list(read.fetch_all(1000, 2000)) == [
@@ -132,7 +133,7 @@ def test_times_of_another_type_are_named_at_the_call(instance: Instance, query: 
 
 def test_times_may_be_numbers_of_numpy(instance: Instance) -> None:
     instance.put(0, WINDOWS, windows({("a", 0): 1}))
-    assert list(store(instance, "windows").fetch("a", np.int64(0), np.int64(5))) == [(0, 1)]
+    assert list(store(instance, "windows").fetch("a", np.int64(0), np.int64(5))) == [(Windowed("a", 0, 1000), 1)]
 
 
 def test_a_query_of_another_kind_says_what_there_is(instance: Instance) -> None:
@@ -141,6 +142,8 @@ def test_a_query_of_another_kind_says_what_there_is(instance: Instance) -> None:
         instance.store("counts").fetch("a", 0, 1)
     with pytest.raises(StoreKindError, match=r"window store: it has no get"):
         instance.store("windows").get("a")
+    with pytest.raises(StoreKindError, match=r"it has no prefixScan\(\)\. It is prefix_scan here"):
+        instance.store("counts").prefixScan("a")
     assert not hasattr(instance.store("counts"), "fetch")
 
 
