@@ -313,7 +313,8 @@ def test_a_windowed_key_has_one_form_in_functions_and_their_results_outputs_and_
         lambda window, count: (window._replace(key=window.key.upper()), {"window": window, "n": count}),
         returns=(serdes.time_windowed(TEXT, 10), value_type),
     ).to("mapped")
-    counts.flat_map(lambda window, count: [(window, count)] * 2, returns=(key_type, "bigint")).to("twice", key=serdes.json(key_type))
+    twice = counts.flat_map(lambda window, count: [(window, count)] * 2, returns=(key_type, "bigint"))
+    twice.to("twice", key=serdes.json(key_type))
     counts.to(lambda window, count: f"from-{window.start}")
     again = counts.group_by_key().aggregate(
         store="longest", initializer=lambda: None, aggregator=lambda window, n, _: window.end - window.start, returns="bigint"
@@ -326,8 +327,8 @@ def test_a_windowed_key_has_one_form_in_functions_and_their_results_outputs_and_
         key, window = serdes.time_windowed(TEXT, 10), Windowed("a", 0, 10)
         mapped = driver.create_output_topic("mapped", key, serdes.json(value_type)).read_key_values()
         assert mapped == [(Windowed("A", 0, 10), {"window": window._asdict(), "n": 2})]
-        twice = driver.create_output_topic("twice", serdes.json(key_type), LONG).read_key_values()
-        assert twice == [(window._asdict(), 2)] * 2, "a topic in JSON has what JSON has"
+        read_twice = driver.create_output_topic("twice", serdes.json(key_type), LONG).read_key_values()
+        assert read_twice == [(window._asdict(), 2)] * 2, "a topic in JSON has what JSON has"
         assert driver.create_output_topic("from-0", key, LONG).read_table() == {window: 2}
         assert driver.create_output_topic("lengths", key, LONG).read_table() == {window: 10}
         assert dict(driver.get_key_value_store("longest").all()) == {window: 10}
