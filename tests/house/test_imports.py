@@ -24,7 +24,7 @@ PURE = frozenset({"everflow.topology", "everflow.operators", "everflow.assignmen
     "everflow.state.store",
     "everflow.state.changelog",
 }
-BELOW_RUNTIME = BASE | PURE | {"everflow.dsl"}
+BELOW_RUNTIME = BASE | PURE | {"everflow.dsl", "everflow.travel"}
 ALL_BELOW_CLI = BELOW_RUNTIME | {f"everflow.{name}" for name in ("state", "kafka", "spark", "membership", "runtime")}
 
 TOP = frozenset({"everflow", "everflow.testing", "everflow.demo", "everflow.cli"})
@@ -36,6 +36,8 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
     *((name, BASE, ARROW | {"orjson"}) for name in sorted(BASE)),
     # 1: pure decisions; no I/O, threads, clock, Spark, Kafka, LMDB
     *((name, BASE | PURE, ARROW) for name in sorted(PURE)),
+    # 2: how functions of the user reach the workers
+    ("everflow.travel", BASE | {"everflow.travel"}, frozenset({"pyspark"})),
     # 2: what users write; may ask Spark what a Column means
     ("everflow.dsl", BELOW_RUNTIME | {"everflow.spark.session", "everflow.spark.expressions"}, ARROW | {"pyspark"}),
     # 3: the engines, each in its own folder; they do not know one another

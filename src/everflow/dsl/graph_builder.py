@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import fields
 
 from everflow.errors import TopologyError
 from everflow.serdes import Serde
-from everflow.topology.graph import EdgeType, Node, RepartitionTopic, SinkNode, SourceNode, Topology
+from everflow.topology.graph import ColumnExpr, EdgeType, Node, RepartitionTopic, SinkNode, SourceNode, Topology
+from everflow.travel.refusals import TravelCheck
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -21,6 +23,7 @@ class GraphBuilder:
 
     def __init__(self) -> None:
         self._nodes: dict[str, Node] = {}
+        self._travel = TravelCheck()
         self._counter = 0
         self._stores: dict[str, str | None] = {}
         self._topics: dict[str, str | None] = {}
@@ -40,13 +43,15 @@ class GraphBuilder:
         return name
 
     def add(self, node: Node) -> str:
-        """Append ``node`` and return its name; TopologyError if the name is taken."""
+        """Append ``node`` and return its name; TopologyError if the name is taken, or if its functions or serdes cannot be sent to
+        the workers."""
         taken = self._nodes.get(node.name)
         if taken is not None:
             raise TopologyError(
                 f"the node name {node.name!r} is used twice (first at {taken.where}); give one of them another name=...",
                 where=node.where,
             )
+        self._travel.require(_travelling(node), node.name, node.where)
         self._nodes[node.name] = node
         return node.name
 
@@ -123,6 +128,12 @@ class GraphBuilder:
         if not any(isinstance(node, SourceNode) for node in self._nodes.values()):
             raise TopologyError("the topology reads no topic; begin with builder.stream('topic') or builder.table('topic')")
         return Topology(tuple(self._nodes.values()), tuple(topic for topic, _ in self._repartitions.values()))
+
+
+def _travelling(node: Node) -> dict[str, object]:
+    """What of a node goes to the workers: all but Columns, which run in the JVM."""
+    taken = {field.name: getattr(node, field.name) for field in fields(node)}
+    return {name: value for name, value in taken.items() if not isinstance(value, ColumnExpr)}
 
 
 def check_name(what: str, name: object, where: str | None) -> None:

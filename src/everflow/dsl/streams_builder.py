@@ -17,6 +17,7 @@ from everflow.serdes import Serde
 from everflow.spark.session import get_context
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import SourceNode, StatefulNode, Topology
+from everflow.travel.inert import Inert, in_worker
 
 _RESETS = ("earliest", "latest", "none")
 
@@ -27,6 +28,10 @@ class StreamsBuilder(Telling):
     Creating one starts Spark (or adopts the SparkContext that runs), which ``pyspark.sql.functions`` needs.
     Raises SetupError where Java or the Kafka connector is missing.
     """
+
+    def __new__(cls) -> StreamsBuilder:
+        """In a Python worker that imports a program: a stand-in that takes every call."""
+        return Inert() if in_worker() else super().__new__(cls)  # type: ignore[return-value]
 
     def __init__(self) -> None:
         get_context()

@@ -75,6 +75,7 @@ from everflow.runtime.wiring import (
 from everflow.runtime.worker_processes import is_worker, kill_and_wait
 from everflow.state.task_directory import StateDirectory
 from everflow.topology.graph import Topology
+from everflow.travel.inert import InertInstance, in_worker
 
 log = logging.getLogger("everflow")
 
@@ -95,6 +96,10 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, Telling):
 
     All methods may be called from any thread, except `run` (main thread). Raises ConfigError for wrong settings.
     """
+
+    def __new__(cls, *_: object, **__: object) -> KafkaStreams:
+        """In a Python worker that imports a program: a stand-in that refuses to start."""
+        return InertInstance() if in_worker() else super().__new__(cls)  # type: ignore[return-value]
 
     def __init__(self, topology: Topology, config: StreamsConfig | None = None, *, clock: Clock | None = None, **keys: Any) -> None:
         self.config = config if config is not None and not keys else StreamsConfig(**keys)

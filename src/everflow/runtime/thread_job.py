@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
 from everflow.records import OffsetRange, TopicPartition
 from everflow.runtime.batch import FAILED, REQUEST_PROPERTY, BatchFailedError, BatchFailure, BatchRequest, BatchResult
 from everflow.runtime.kafka_sink import KafkaSink, LmdbAccess, announce
+from everflow.runtime.packing import packed
 from everflow.runtime.resident_job import ResidentJob
 from everflow.runtime.resident_step import ResidentStep, TwinSegment
 from everflow.runtime.spark_failure import failure_of_text, says
@@ -20,6 +22,7 @@ from everflow.spark.job import PreparedJob, ServingJob, SparkGoneError, SparkJob
 from everflow.spark.session import get_session
 from everflow.spark.source import SourceSettings
 from everflow.topology.plan import PhysicalPlan, Projection
+from everflow.travel.parcel import Parcel
 
 CHANNEL_PROPERTY = "everflow.resident"
 
@@ -56,6 +59,48 @@ def read_request() -> BatchRequest:
     return BatchRequest.from_json(text)
 
 
+@dataclass(frozen=True)
+class Work:
+    """What runs in a stream thread's workers; it travels as one parcel, so that its functions share the program's variables."""
+
+    steps: tuple[TaskStep, ...]
+    resident: ResidentStep | None
+
+
+@dataclass(frozen=True)
+class PackedStep:
+    """The step of a level of packed `Work`: what Spark pickles for each job, and unpickles for each micro-batch."""
+
+    work: Parcel
+    level: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        step: TaskStep = self.work.open().steps[self.level]
+        return step(batches)
+
+
+@dataclass(frozen=True)
+class PackedResident:
+    """The resident step of packed `Work`."""
+
+    work: Parcel
+
+    def __call__(self) -> None:
+        self.work.open().resident()
+
+
+def pack(plan: PhysicalPlan, settings: JobSettings) -> Parcel:
+    """The work of a plan as it is now. TopologyError with the user's line for what cannot travel to the workers."""
+    sink = KafkaSink(settings.dead_letter_topic)
+    steps = tuple(TaskStep.of(plan, level, LmdbAccess(), sink, read_request, announce) for level in range(plan.levels))
+    group = f"{settings.application_id}-resident"
+    twin = TwinSegment.of_plan(plan)
+    resident = None
+    if twin is not None:
+        resident = ResidentStep(steps[0], twin, resident_channel, settings.reader, group, settings.read_committed)
+    return packed(Work(steps, resident), plan)
+
+
 class ThreadJob:
     """A stream thread's plan over ``partitions``: all that the thread may be asked to read, owned or not, so that tasks come and go
     without a new plan (design note 006). Owned by that thread."""
@@ -64,6 +109,7 @@ class ThreadJob:
         self,
         context: SparkContext,
         plan: PhysicalPlan,
+        work: Parcel,
         thread: int,
         partitions: Sequence[TopicPartition],
         settings: JobSettings,
@@ -76,14 +122,11 @@ class ThreadJob:
             settings.client,
             settings.prepared_source,
         )
-        sink = KafkaSink(settings.dead_letter_topic)
-        self._steps = [TaskStep.of(plan, level, LmdbAccess(), sink, read_request, announce) for level in range(plan.levels)]
-        self._context, self._slot, self._settings = context, f"t{thread}", settings
-        self._prepare: Callable[[], PreparedJob] = lambda: PreparedJob(
-            get_session(), plan, self._slot, partitions, source, self._steps
-        )
+        self._context, self._slot, self._settings, self._work = context, f"t{thread}", settings, work
+        steps = [PackedStep(work, level) for level in range(plan.levels)]
+        self._prepare: Callable[[], PreparedJob] = lambda: PreparedJob(get_session(), plan, self._slot, partitions, source, steps)
         self._prepared: PreparedJob | None = None
-        self._twin = TwinSegment.of_plan(plan) if partitions and settings.resident_records > 0 else None
+        self._has_resident = bool(partitions) and settings.resident_records > 0 and TwinSegment.of_plan(plan) is not None
         self._resident: ResidentJob | None = None
         self._columns = column_lines(plan)
 
@@ -93,8 +136,8 @@ class ThreadJob:
         Small batches go to the resident step where the plan allows one, large ones through Spark's own reader (design note 004).
         """
         waiting = sum(bounds[1] - bounds[0] for bounds in request.ranges.values())
-        if self._twin is not None and waiting <= self._settings.resident_records:
-            return self._run_resident(self._twin, request)
+        if self._has_resident and waiting <= self._settings.resident_records:
+            return self._run_resident(request)
         self._stop_resident()
         return self._run_job(request)
 
@@ -124,26 +167,17 @@ class ThreadJob:
         if prepared is not None:
             prepared.close()
 
-    def _run_resident(self, twin: TwinSegment, request: BatchRequest) -> BatchResult:
+    def _run_resident(self, request: BatchRequest) -> BatchResult:
         if self._resident is None:
-            self._resident = ResidentJob(lambda path: self._serving(twin, path), self._classified)
+            self._resident = ResidentJob(self._serving, self._classified)
         try:
             return answered(self._resident.run(request))
         except BatchFailedError:
             self._stop_resident()
             raise
 
-    def _serving(self, twin: TwinSegment, path: str) -> ServingJob:
-        settings = self._settings
-        step = ResidentStep(
-            self._steps[0],
-            twin,
-            resident_channel,
-            settings.reader,
-            f"{settings.application_id}-resident",
-            settings.read_committed,
-        )
-        return ServingJob(self._context, self._slot, step, {CHANNEL_PROPERTY: path})
+    def _serving(self, path: str) -> ServingJob:
+        return ServingJob(self._context, self._slot, PackedResident(self._work), {CHANNEL_PROPERTY: path})
 
     def _classified(self, error: SparkJobError) -> BatchFailedError:
         if isinstance(error, SparkGoneError):

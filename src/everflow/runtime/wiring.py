@@ -206,7 +206,7 @@ def lost_writers_of(ground: Ground) -> LostWriters:
 
 def job_opener(context: Any, ground: Ground) -> OpenJob:
     """Opens the Spark jobs of stream threads."""
-    from everflow.runtime.thread_job import JobSettings, ThreadJob
+    from everflow.runtime.thread_job import JobSettings, ThreadJob, pack
     from everflow.spark.connector import add_connector
     from everflow.spark.session import slots_of
 
@@ -234,7 +234,9 @@ def job_opener(context: Any, ground: Ground) -> OpenJob:
         config.prepared_source,
         resident_records,
     )
-    return lambda number, partitions: ThreadJob(context, ground.blueprint.plan, number, partitions, settings)
+    plan = ground.blueprint.plan
+    work = pack(plan, settings)  # once for all threads: what the program's variables are now is what the workers get
+    return lambda number, partitions: ThreadJob(context, plan, work, number, partitions, settings)
 
 
 def thread_settings(ground: Ground, number: int, gate_path: str) -> ThreadSettings:

@@ -19,6 +19,7 @@ PRELOADED = (
     "pyspark.sql.pandas.serializers",
     "everflow.runtime.task_step",
     "everflow.runtime.kafka_sink",
+    "everflow.travel.parcel",
 )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from everflow.foreign_names import Telling
 from everflow.records import EdgeBatch
 from everflow.runtime.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
 from everflow.runtime.failure_text import ending
+from everflow.runtime.packing import packed
 from everflow.runtime.query_errors import StoreKindError
 from everflow.runtime.step_functions import RecordFailure, UndecodableRecord
 from everflow.runtime.task_step import StepResult, TaskStep
@@ -92,10 +93,13 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._sink = _MemorySink(dead_letter_topic)
         self._run = LocalRun(self._plan)
         self._request: BatchRequest | None = None
-        self._steps = [
+        # As the workers get them: what cannot travel is refused here too, and a variable that a function changes is its own copy.
+        sources, operators = packed((self._plan.sources, [step.ops for step in self._plan.steps]), self._plan).copy()
+        steps = [
             TaskStep.of(self._plan, level, _Memory(self._stores), self._sink, self._current, _no_announcement)
             for level in range(self._plan.levels)
         ]
+        self._steps = [replace(step, ops=ops, sources=sources) for step, ops in zip(steps, operators, strict=True)]
 
     def __exit__(self, *_: object) -> None:
         self.close()

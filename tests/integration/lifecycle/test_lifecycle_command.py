@@ -25,7 +25,10 @@ PROGRAM = """
 from everflow import StreamsBuilder, serdes
 builder = StreamsBuilder()
 stream = builder.stream({source!r}, key=serdes.string(), value=serdes.string())
-stream.group_by_key().count(store="counts").to_stream().to({output!r})
+PREFIX = "v"
+def ours(value):
+    return value.startswith(PREFIX)
+stream.filter(ours).group_by_key().count(store="counts").to_stream().to({output!r})
 """
 
 

@@ -1,0 +1,22 @@
+"""Packs what runs in workers into one parcel; what cannot travel is told with the node and the line of the user's program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from everflow.topology.plan import PhysicalPlan
+from everflow.travel.parcel import Parcel
+from everflow.travel.refusals import TravelCheck
+
+
+def packed(content: Any, plan: PhysicalPlan) -> Parcel:
+    """``content``, whose functions and serdes are the plan's. The DSL has checked each of them, but a variable may hold something
+    else by now. Raises TopologyError naming function, variable and line."""
+    try:
+        return Parcel.of(content)
+    except Exception:
+        check = TravelCheck()
+        for step in plan.steps:
+            for op in step.ops:
+                check.require(vars(op), op.name, getattr(op, "where", None))
+        raise

@@ -1,0 +1,290 @@
+"""Pickles the user's program by value: PySpark's cloudpickle, with modules that keep their identity.
+
+cloudpickle alone pickles functions of a module by their name; asked for values, it gives every function that is not pickled in the
+same breath globals of its own, sends whole modules or none, and two closures over one variable get two variables. Here a module of
+the program becomes a module again on the other side, which holds what functions use of it; each object exists once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import dis
+import functools
+import importlib
+import io
+import pickle
+import sys
+import threading
+import typing
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import CellType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+from pyspark.cloudpickle import cloudpickle as untyped
+
+from everflow.travel.own_code import MAIN, is_own
+
+cloudpickle: Any = untyped
+_MODULE_FACTS = ("__name__", "__package__", "__file__", "__path__", "__doc__")
+_ATTRIBUTE_OPS = frozenset({"LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"})
+_LRU_CACHE = type(functools.lru_cache(lambda: None))
+
+
+class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles what belongs to the user's program by value and everything else by reference. Raises whatever an object raises that
+    cannot be pickled: `everflow.travel.refusals` says it in words."""
+
+    def __init__(self, file: Any, buffer_callback: Any = None) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback)
+        self._own: dict[str, bool] = {}
+        self._spaces: dict[int, dict[str, Any]] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        """How ``obj`` is pickled; NotImplemented = as usual."""
+        if isinstance(obj, FunctionType):
+            return self._function(obj) if self._travels(obj) else NotImplemented
+        if isinstance(obj, ModuleType):
+            return self._module(obj) if self._is_own(obj) else NotImplemented
+        if isinstance(obj, type):
+            return self._class(obj) if _is_plain(obj) and self._travels(obj) else super().reducer_override(obj)
+        if isinstance(obj, _LRU_CACHE):
+            return (_cached, (obj.__wrapped__, obj.cache_parameters())) if self._travels(obj) else NotImplemented
+        special = _SPECIAL.get(type(obj))
+        return NotImplemented if special is None else special(obj)
+
+    def _is_own(self, module: ModuleType) -> bool:
+        name = module.__name__
+        if name not in self._own:
+            self._own[name] = is_own(module)
+        return self._own[name]
+
+    def _travels(self, obj: Any) -> bool:
+        """By value: what no module holds under its own name, and what a module of the program holds."""
+        found = cloudpickle._lookup_module_and_qualname(obj)
+        return found is None or self._is_own(found[0])
+
+    def _function(self, fn: FunctionType) -> Any:
+        state, slots = cloudpickle._function_getstate(fn)
+        space = self._space(fn)
+        used: list[tuple[ModuleType, dict[str, Any]]] = []
+        if isinstance(space, ModuleType) and not self._is_own(space):
+            slots["__globals__"] = {}  # a closure of an installed module: its globals are that module's, there as here
+        else:
+            used = list(self._used(fn, slots["__globals__"]).items())
+        slots["__closure__"] = None  # the cells are part of the function from its beginning
+        name = fn.__name__ if isinstance(space, ModuleType) and vars(space).get(fn.__name__) is fn else None
+        return _make_function, (fn.__code__, space, fn.__closure__), (state, slots, used, name), None, None, _fill_function
+
+    def _space(self, fn: FunctionType) -> ModuleType | dict[str, Any]:
+        """The module whose globals ``fn`` has, or a fresh dict shared by all functions with the same globals."""
+        module = sys.modules.get(fn.__globals__.get("__name__", ""))
+        if isinstance(module, ModuleType) and vars(module) is fn.__globals__:
+            return module
+        facts = {name: fn.__globals__[name] for name in _MODULE_FACTS if name in fn.__globals__}
+        return self._spaces.setdefault(id(fn.__globals__), facts)
+
+    def _used(self, fn: FunctionType, names: Mapping[str, Any]) -> dict[ModuleType, dict[str, Any]]:
+        """Modules of the program that ``fn`` reads attributes of, each with those: attributes are told by their names alone."""
+        attributes, imported = _attributes(fn.__code__)
+        reached = [*names.values(), *_contents(fn.__closure__ or ()), *_imported(imported, fn.__globals__)]
+        used: dict[ModuleType, dict[str, Any]] = {}
+        while reached:
+            module = reached.pop()
+            if isinstance(module, ModuleType) and module not in used and self._is_own(module):
+                used[module] = {name: vars(module)[name] for name in sorted(attributes) if name in vars(module)}
+                reached += used[module].values()
+        return used
+
+    def _module(self, module: ModuleType) -> Any:
+        parent = sys.modules.get(module.__name__.rpartition(".")[0])
+        facts = {name: vars(module)[name] for name in _MODULE_FACTS if name in vars(module)}
+        if "__path__" in facts:
+            facts["__path__"] = list(facts["__path__"])  # a namespace package's is computed
+        return _make_module, (module.__name__, facts, parent)
+
+    def _class(self, cls: type) -> Any:
+        make, args, state, _, _, fill = cloudpickle._dynamic_class_reduce(cls)
+        # Without cloudpickle's identity of classes, which would change the class itself where both sides are one process.
+        args = (*args[:-2], None, None)
+        module = sys.modules.get(cls.__module__)
+        home = module if module is not None and vars(module).get(cls.__name__) is cls else None
+        return make, args, (fill, state, home), None, None, _fill_class
+
+
+def _is_plain(cls: type) -> bool:
+    """False for the types that cloudpickle names in its own way (NoneType, types.FunctionType ...)."""
+    return cls not in cloudpickle._BUILTIN_TYPE_NAMES and cls not in (type(None), type(Ellipsis), type(NotImplemented))
+
+
+@functools.lru_cache(maxsize=4096)
+def _attributes(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """Names of attributes that ``code`` and the functions in it read, and of the modules they import."""
+    attributes, imported = set(), set()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in _ATTRIBUTE_OPS:
+            attributes.add(str(instruction.argval))
+        elif instruction.opname == "IMPORT_NAME":
+            imported.add(str(instruction.argval))
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            more, others = _attributes(inner)
+            attributes |= more
+            imported |= others
+    return frozenset(attributes), frozenset(imported)
+
+
+def attributes_used(fn: FunctionType) -> list[str]:
+    """Names of attributes that ``fn`` and the functions in it read."""
+    return sorted(_attributes(fn.__code__)[0])
+
+
+def globals_used(fn: FunctionType) -> dict[str, Any]:
+    """The global variables that ``fn`` and the functions in it name, and that there are."""
+    return {name: fn.__globals__[name] for name in cloudpickle._extract_code_globals(fn.__code__) if name in fn.__globals__}
+
+
+def _contents(cells: Iterable[CellType]) -> Iterator[Any]:
+    for cell in cells:
+        with suppress(ValueError):  # not bound yet
+            yield cell.cell_contents
+
+
+def _imported(names: Iterable[str], space: Mapping[str, Any]) -> Iterator[ModuleType]:
+    """Modules imported already that an import statement with one of these names may mean, relative ones included."""
+    package = space.get("__package__") or ""
+    parents = [package.rsplit(".", up)[0] for up in range(package.count(".") + 1)] if package else []
+    for name in names:
+        for candidate in (name, name.partition(".")[0], *(f"{parent}.{name}".rstrip(".") for parent in parents)):
+            if isinstance(module := sys.modules.get(candidate), ModuleType):
+                yield module
+
+
+def _cell(cell: CellType) -> Any:
+    contents = tuple(_contents((cell,)))
+    return cloudpickle._make_empty_cell, (), contents or None, None, None, _fill_cell
+
+
+def _file(file: io.TextIOWrapper) -> Any:
+    if file in (sys.stdout, sys.stderr):
+        return NotImplemented
+    raise pickle.PicklingError("an open file")  # cloudpickle would send its contents
+
+
+def _weak_keys(found: weakref.WeakKeyDictionary[Any, Any]) -> Any:
+    return weakref.WeakKeyDictionary, (dict(found),)
+
+
+def _type_variable(variable: typing.TypeVar) -> Any:
+    return cloudpickle._make_typevar, cloudpickle._decompose_typevar(variable)
+
+
+_SPECIAL: dict[type, Callable[[Any], Any]] = {
+    CellType: _cell,
+    io.TextIOWrapper: _file,
+    weakref.WeakKeyDictionary: _weak_keys,
+    typing.TypeVar: _type_variable,
+    threading.local: lambda _: (threading.local, ()),  # a thread that is new to it finds it empty anyway
+    type(dataclasses.MISSING): lambda _: "MISSING",  # compared by identity
+    functools.cached_property: lambda found: (_cached_property, (found.func, found.attrname)),  # holds a lock before Python 3.12
+}
+
+
+# --- the other side --------------------------------------------------------------------------------------------
+
+
+class ProgramModule(ModuleType):
+    """A module of the user's program as it travelled: what functions use of it. Anything else is taken from the module itself,
+    imported when it is first asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or self.__name__ in MAIN:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r} in a worker: no function names it")
+        value = getattr(_imported_anew(self), name)
+        setattr(self, name, value)
+        return value
+
+
+def _imported_anew(module: ProgramModule) -> ModuleType:
+    name = module.__name__
+    present = sys.modules.pop(name, None)
+    try:
+        if present is not None and present is not module:
+            return present  # both sides are one process: the original is here
+        found = vars(module).get("__imported__") or importlib.import_module(name)
+        vars(module)["__imported__"] = found
+        return found
+    finally:
+        if present is not None:
+            sys.modules[name] = present
+            package, _, tail = name.rpartition(".")
+            if package in sys.modules:
+                setattr(sys.modules[package], tail, present)  # the import has put the new one there
+
+
+class _Loading(threading.local):
+    modules: dict[str, ModuleType] | None = None
+
+
+_loading = _Loading()
+
+
+@contextmanager
+def loading_into(modules: dict[str, ModuleType]) -> Iterator[None]:
+    """What is unpickled inside finds, and puts, the program's modules here instead of in ``sys.modules``."""
+    before, _loading.modules = _loading.modules, modules
+    try:
+        yield
+    finally:
+        _loading.modules = before
+
+
+def _make_module(name: str, facts: dict[str, Any], parent: ModuleType | None) -> ModuleType:
+    modules = _loading.modules
+    assert modules is not None, "a parcel is opened by Parcel"
+    module = modules.get(name)
+    if not isinstance(module, ProgramModule):
+        module = modules[name] = ProgramModule(name)
+        vars(module).update(facts)
+        if isinstance(parent, ProgramModule):
+            setattr(parent, name.rpartition(".")[2], module)
+    return module
+
+
+def _make_function(code: CodeType, space: ModuleType | dict[str, Any], cells: tuple[CellType, ...] | None) -> FunctionType:
+    names = vars(space) if isinstance(space, ModuleType) else space
+    names.setdefault("__builtins__", __builtins__)
+    return FunctionType(code, names, None, None, cells)
+
+
+def _fill_function(fn: FunctionType, state: tuple[Any, ...]) -> None:
+    attributes, slots, used, name = state
+    builtins = fn.__globals__["__builtins__"]
+    cloudpickle._function_setstate(fn, (attributes, slots))
+    fn.__globals__["__builtins__"] = builtins
+    for module, values in used:
+        vars(module).update(values)
+    if name is not None:
+        fn.__globals__[name] = fn
+
+
+def _fill_class(cls: type, given: tuple[Any, ...]) -> None:
+    fill, state, home = given
+    fill(cls, state)
+    if home is not None:
+        vars(home)[cls.__name__] = cls
+
+
+def _fill_cell(cell: CellType, contents: tuple[Any]) -> None:
+    (cell.cell_contents,) = contents
+
+
+def _cached(fn: Any, parameters: Mapping[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(fn)
+
+
+def _cached_property(fn: Any, name: str | None) -> Any:
+    made: Any = functools.cached_property(fn)
+    made.attrname = name
+    return made

@@ -1,0 +1,106 @@
+"""The rule by which a module belongs to the user's program. `belongs` is pure; `is_own` collects a module's facts for it.
+
+A program's module has a file that is neither of the standard library, nor of an installed distribution, nor of everflow or Spark;
+or it has no file at all (a notebook, a console). An editable install is the program's: its files are where they are worked on.
+An installed module that holds a topology in a variable is a program, too: importing it would build the topology.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import PurePath
+from types import ModuleType
+
+INSTALLED_FOLDERS = frozenset({"site-packages", "dist-packages"})
+ENGINE = frozenset({"everflow", "pyspark", "py4j"})
+MAIN = frozenset({"__main__", "__mp_main__"})
+TOPOLOGY_TYPES = frozenset(
+    {
+        "everflow.dsl.streams_builder.StreamsBuilder",
+        "everflow.dsl.kstream.KStream",
+        "everflow.dsl.ktable.KTable",
+        "everflow.topology.graph.Topology",
+        "everflow.runtime.kafka_streams.KafkaStreams",
+    }
+)
+
+
+@dataclass(frozen=True)
+class ModuleFacts:
+    """``files``: the module's file, or the folders of a namespace package; none for what was made at run time or is built in.
+    ``holds_topology``: one of its variables is a builder, a stream, a table or a topology."""
+
+    name: str
+    files: tuple[str, ...]
+    holds_topology: bool = False
+
+
+def belongs(facts: ModuleFacts, library: frozenset[str], recorded: Callable[[str, str], bool]) -> bool:
+    """Whether the module is the user's. ``library`` are the folders of the standard library; ``recorded(file, top)`` says whether
+    an installed distribution outside of a site-packages folder (``pip install --target``) lists the file's top-level package."""
+    top = facts.name.partition(".")[0]
+    if facts.name in MAIN:
+        return True
+    if top in ENGINE:
+        return False
+    if not facts.files:
+        return top not in sys.stdlib_module_names and top not in sys.builtin_module_names
+    if any(file.endswith(tuple(EXTENSION_SUFFIXES)) for file in facts.files):
+        return False  # machine code has no other way than its import
+    if facts.holds_topology:
+        return True
+    return not any(_is_installed(file, top, library, recorded) for file in facts.files)
+
+
+def _is_installed(file: str, top: str, library: frozenset[str], recorded: Callable[[str, str], bool]) -> bool:
+    path = PurePath(file)
+    if INSTALLED_FOLDERS & set(path.parts):
+        return True
+    # Folders of the standard library hold site-packages, but a folder above them, such as /usr, is nobody's in particular.
+    return any(str(parent) in library for parent in path.parents) or recorded(file, top)
+
+
+def is_own(module: ModuleType) -> bool:
+    """`belongs`, for a module of this process."""
+    return belongs(_facts(module), _library(), _recorded)
+
+
+def called(cls: type, names: frozenset[str]) -> bool:
+    """Whether the class or one of its bases is called so; by name, so that nothing has to be imported for the question."""
+    return any(f"{base.__module__}.{base.__qualname__}" in names for base in cls.__mro__)
+
+
+def _facts(module: ModuleType) -> ModuleFacts:
+    file = getattr(module, "__file__", None)
+    files = (file,) if isinstance(file, str) else tuple(str(folder) for folder in getattr(module, "__path__", ()))
+    top = module.__name__.partition(".")[0]
+    held = top not in ENGINE and any(called(type(value), TOPOLOGY_TYPES) for value in tuple(vars(module).values()))
+    return ModuleFacts(module.__name__, files, held)
+
+
+@lru_cache(maxsize=1)
+def _library() -> frozenset[str]:
+    paths = sysconfig.get_paths()
+    return frozenset(paths[name] for name in ("stdlib", "platstdlib"))
+
+
+def _recorded(file: str, top: str) -> bool:
+    folder = next((parent for parent in PurePath(file).parents if parent.name == top), PurePath(file)).parent
+    return top in _recorded_in(str(folder))
+
+
+@lru_cache(maxsize=64)
+def _recorded_in(folder: str) -> frozenset[str]:
+    """Top-level names of the distributions that are installed in ``folder``."""
+    from pathlib import Path
+
+    found = set()
+    for record in Path(folder).glob("*.dist-info/RECORD"):
+        for line in record.read_text(errors="replace").splitlines():
+            found.add(line.split(",")[0].split("/")[0].removesuffix(".py"))
+    return frozenset(found)

@@ -1,0 +1,94 @@
+"""`Parcel`: objects of the user's program, pickled once in the driver and opened once in each worker process.
+
+Spark unpickles a job's function for every micro-batch; what is inside a parcel stays. So a variable of the program, such as a
+client made at first use, lives as long as its worker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+import sys
+import traceback
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from everflow.errors import FatalError
+from everflow.travel import inert
+from everflow.travel.by_value import loading_into
+from everflow.travel.own_code import is_own
+from everflow.travel.refusals import PortablePickler
+
+_KEPT = 4
+_opened: dict[str, tuple[Any, dict[str, ModuleType]]] = {}
+_current: list[str] = []
+_workers_main = sys.modules["__main__"]
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Picklable. One parcel holds all that must share variables and classes."""
+
+    data: bytes
+    digest: str
+
+    @staticmethod
+    def of(content: Any) -> Parcel:
+        """Raises whatever an object raises that cannot be pickled; `everflow.travel.refusals.TravelCheck` says it in words."""
+        file = io.BytesIO()
+        PortablePickler(file).dump(content)
+        data = file.getvalue()
+        return Parcel(data, hashlib.sha256(data).hexdigest())
+
+    def copy(self) -> Any:
+        """The content as a worker would have it, new with each call; the modules of this process stay as they are."""
+        with loading_into({}):
+            return pickle.loads(self.data)
+
+    def open(self) -> Any:
+        """The content; in a worker process only, whose modules of the program become this parcel's. The same objects each time.
+
+        Raises FatalError where the content needs something that a worker has not.
+        """
+        if _current == [self.digest]:
+            return _opened[self.digest][0]
+        inert.worker_imports_harmlessly()
+        _forget_programs()
+        if self.digest not in _opened:
+            while len(_opened) >= _KEPT:
+                _opened.pop(next(iter(_opened)))
+            _opened[self.digest] = self._loaded()
+        content, modules = _opened[self.digest]
+        sys.modules.update(modules)
+        _current[:] = [self.digest]
+        return content
+
+    def _loaded(self) -> tuple[Any, dict[str, ModuleType]]:
+        before = dict(sys.modules)
+        try:
+            with loading_into(sys.modules):
+                content = pickle.loads(self.data)
+        except Exception as error:
+            _forget_programs()
+            raise FatalError(_failed(error), code="EF-PROGRAM-IN-WORKER") from error
+        return content, {name: module for name, module in sys.modules.items() if before.get(name) is not module and is_own(module)}
+
+
+def _forget_programs() -> None:
+    """Modules of other programs, or of an earlier version of this one, that this process had: each parcel brings its own."""
+    _current.clear()
+    for name, module in list(sys.modules.items()):
+        if name != "__main__" and isinstance(module, ModuleType) and is_own(module):
+            del sys.modules[name]
+    sys.modules["__main__"] = _workers_main
+
+
+def _failed(error: Exception) -> str:
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    at = f"\n  at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return (
+        f"a Spark Python worker cannot build the program: {type(error).__name__}: {error}; what a function uses must be there "
+        f"for the Python of the workers too ({sys.executable}){at}"
+    )

@@ -1,0 +1,293 @@
+"""Programs as users write them, with real workers: a builder at module level and whatever functions use of the program around it.
+
+After the import each file is replaced by one that cannot be imported: what runs in the workers has travelled.
+"""
+
+from __future__ import annotations
+
+import importlib
+import linecache
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from tempfile import gettempdir
+from types import ModuleType
+
+import pytest
+from lifecycle_cluster import Application, Cluster, last_by_key, text
+
+from everflow.testing import wait_until
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark]
+
+START_S = 180.0
+CANNOT_BE_IMPORTED = "raise RuntimeError('a worker imported the program')\n"
+
+TOPOLOGY = """
+    import enum, functools, json
+    from dataclasses import dataclass, asdict
+
+    import pyarrow as pa
+    from everflow import StreamsBuilder, serdes
+
+    import beside
+    from . import prices
+    from .prices import Price, taxed
+
+    SOURCE, OUTPUT, WORDS = {names}
+    builder = StreamsBuilder()
+    RATE, EXPECTED, seen = 3, Price(2), []
+
+    class Size(enum.Enum):
+        SMALL = 1
+
+    SMALL = Size.SMALL
+
+    class TooLong(ValueError):
+        pass
+
+    class Repeat:
+        def __init__(self, times): self.times = times
+        def __call__(self, value): return value * self.times
+        def bound(self, value): return self(value) + "!"
+
+    @dataclass(frozen=True)
+    class Named:
+        name: str
+        fn: object
+        def __call__(self, key, value): return self.name, str(self.fn(value))
+
+    @dataclass(frozen=True)
+    class Pipes:
+        kind = "pipes"
+        type = pa.list_(pa.string())
+        def encode(self, value): return None if value is None else "|".join(value).encode()
+        def decode(self, data): return None if data is None else data.decode().split("|")
+        def encode_array(self, values): return pa.array([self.encode(v) for v in values.to_pylist()], pa.binary())
+        def decode_array(self, data): return pa.array([self.decode(d) for d in data.to_pylist()], self.type)
+
+    def closed_over(n):
+        return lambda value: f"{{value}}{{n}}{{RATE}}"
+
+    def doubled(fn):
+        @functools.wraps(fn)
+        def inner(value): return fn(value) * 2
+        return inner
+
+    @doubled
+    def decorated(value): return value + "d"
+
+    def guarded(value):
+        try:
+            if len(value) > 0: raise TooLong(value)
+        except TooLong as error:
+            return type(error).__name__
+
+    def identity(value):
+        return SMALL is Size.SMALL and isinstance(EXPECTED, prices.Price) and EXPECTED == Price(2)
+
+    def first(value):
+        seen.append(value)
+        return len(seen)
+
+    def second(value):
+        seen.append(value)
+        return len(seen)
+
+    CASES = {{
+        "def": lambda value: taxed(value, RATE),
+        "class": Repeat(2), "bound": Repeat(1).bound, "partial": functools.partial("{{0}}-{{1}}".format, "p"),
+        "closure": closed_over(7), "decorated": decorated, "exception": guarded, "identity": identity,
+        "beside": lambda value: beside.shout(value), "default": lambda value, n=RATE: value * n,
+        "first": first, "second": second,
+    }}
+    source = builder.stream(SOURCE, key=serdes.string(), value=serdes.string())
+    for name, fn in CASES.items():
+        source.map(Named(name, fn), returns=("string", "string")).to(OUTPUT)
+
+    def start(): return [beside.NAME]
+    def collect(key, value, words): return [*words, value]
+
+    words = source.group_by_key().aggregate(initializer=start, aggregator=collect, store="words", value=Pipes())
+    words.to_stream().to(WORDS)
+    """
+
+
+PRICES = """
+    from dataclasses import dataclass
+
+    @dataclass
+    class Price:
+        n: int
+
+    def taxed(value, n): return value * n
+    """
+
+
+class Program:
+    """A folder of a user's program, importable until it is broken."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files: list[Path] = []
+
+    def write(self, name: str, source: str) -> None:
+        file = self.folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(textwrap.dedent(source))
+        self.files.append(file)
+
+    def forbid_imports(self) -> None:
+        for file in self.files:
+            file.write_text(CANNOT_BE_IMPORTED)
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    monkeypatch.syspath_prepend(str(tmp_path / "program"))
+    return Program(tmp_path / "program")
+
+
+def test_everything_that_functions_use_of_the_program_around_them_travels(
+    app: Application, cluster: Cluster, program: Program
+) -> None:
+    source, output, words = (cluster.topic(name, 1) for name in ("in", "out", "words"))
+    program.write("beside.py", "NAME = 'beside'\ndef shout(value): return value.upper() + NAME\n")
+    program.write("shop/__init__.py", "")
+    program.write("shop/prices.py", PRICES)
+    program.write("shop/topology.py", TOPOLOGY.format(names=(source, output, words)))
+    importlib.invalidate_caches()
+    module = importlib.import_module("shop.topology")
+    program.forbid_imports()
+    cluster.write(source, [text("k", "a")])
+    with app.running(module.builder.build()) as streams:
+        app.until_processed(streams, source)
+        assert {r.key.decode(): r.value.decode() for r in cluster.read(output) if r.key and r.value} == {
+            "def": "aaa",
+            "class": "aa",
+            "bound": "a!",
+            "partial": "p-a",
+            "closure": "a73",
+            "decorated": "adad",
+            "exception": "TooLong",
+            "identity": "True",
+            "beside": "Abeside",
+            "default": "aaa",
+            "first": "1",
+            "second": "2",
+        }
+        cluster.write(source, [text("k", "b")])
+        app.until_processed(streams, source)
+        again = last_by_key(cluster.read(output))
+        assert (again[b"first"], again[b"second"]) == (b"3", b"4"), "a variable lives as long as its worker, for all functions"
+        assert last_by_key(cluster.read(words)) == {b"k": b"beside|a|b"}
+    assert module.seen == []
+
+
+def test_functions_of_notebook_cells(app: Application, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, output = cluster.topic("in", 1), cluster.topic("out", 1)
+    notebook = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+    cells = [
+        "from dataclasses import dataclass\nfrom everflow import StreamsBuilder, serdes\nbuilder = StreamsBuilder()\nRATE = 2",
+        "@dataclass\nclass Line:\n    word: str\n    def times(self): return self.word * RATE\n"
+        "def repeated(value):\n    return helper(Line(value))",
+        f"stream = builder.stream({source!r}, key=serdes.string(), value=serdes.string())\n"
+        f"stream.map_values(repeated, returns='string').filter(lambda v: isinstance(v, str)).to({output!r})",
+        "def helper(line): return line.times() if isinstance(line, Line) else None\ntopology = builder.build()",
+    ]
+    for number, cell in enumerate(cells):
+        file = f"{gettempdir()}/ipykernel_{os.getpid()}/{number}.py"  # as ipykernel names its cells; there is no such file
+        linecache.cache[file] = (len(cell), None, cell.splitlines(True), file)
+        exec(compile(cell, file, "exec"), vars(notebook))
+    cluster.write(source, [text("k", "ab")])
+    app.run_through(vars(notebook)["topology"], source)
+    assert [record.value for record in cluster.read(output)] == [b"abab"]
+
+
+def test_a_module_installed_with_a_builder_in_it_is_a_program_too(app: Application, cluster: Cluster, program: Program) -> None:
+    source, output = cluster.topic("in", 1), cluster.topic("out", 1)
+    installed = Program(program.folder / "site-packages")
+    sys.path.insert(0, str(installed.folder))
+    try:
+        installed.write("installed_library.py", "from everflow import StreamsBuilder\ndef up(value): return value.upper()\n")
+        installed.write(
+            "installed_program.py",
+            f"""
+            from everflow import StreamsBuilder, serdes
+            import installed_library
+            builder = StreamsBuilder()
+            def shout(value): return installed_library.up(value)
+            stream = builder.stream({source!r}, key=serdes.string(), value=serdes.string())
+            stream.map_values(shout, returns="string").to({output!r})
+            """,
+        )
+        importlib.invalidate_caches()
+        topology = importlib.import_module("installed_program").builder.build()
+        installed.files[1].write_text(CANNOT_BE_IMPORTED)
+        cluster.write(source, [text("k", "ab")])
+        app.run_through(topology, source)
+    finally:
+        sys.path.remove(str(installed.folder))
+    assert [record.value for record in cluster.read(output)] == [b"AB"]
+
+
+MAIN = """
+    from dataclasses import dataclass
+    from everflow import KafkaStreams, StreamsBuilder, serdes
+    {imports}
+
+    builder = StreamsBuilder()
+    LIMIT = 2
+
+    @dataclass
+    class Word:
+        text: str
+
+    def cut(value):
+        return helper.mark(Word(value).text[:LIMIT])
+
+    stream = builder.stream({source!r}, key=serdes.string(), value=serdes.string())
+    stream.map_values(cut, returns="string").to({output!r})
+
+    if __name__ == "__main__":
+        KafkaStreams(builder.build(), application_id={app!r}, bootstrap_servers={servers!r}, num_stream_threads=1,
+                     state_dir={state!r}).run()
+    """
+
+
+def test_a_script_and_a_module_run_as_main(cluster: Cluster, tmp_path: Path) -> None:
+    commands = {"script": ["project/script.py"], "module": ["-m", "package.inner.module"]}
+    program = Program(tmp_path)
+    program.write("project/helper.py", "def mark(text): return text + '.'\n")
+    program.write("package/__init__.py", "")
+    program.write("package/inner/__init__.py", "")
+    program.write("package/inner/helper.py", "def mark(text): return text + ':'\n")
+    children, topics = {}, {}
+    try:
+        for kind, arguments in commands.items():
+            source, topics[kind] = cluster.topic(f"{kind}-in", 1), cluster.topic(f"{kind}-out", 1)
+            cluster.write(source, [text("k", "abc")])
+            file = "project/script.py" if kind == "script" else "package/inner/module.py"
+            imports = "import helper" if kind == "script" else "from . import helper"
+            known = {"app": f"{cluster.prefix}-{kind}", "servers": cluster.bootstrap, "state": str(tmp_path / kind)}
+            program.write(file, MAIN.format(imports=imports, source=source, output=topics[kind], **known))
+            children[kind] = subprocess.Popen(
+                [sys.executable, *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=(tmp_path / f"{kind}.txt").open("w")
+            )
+
+        def done() -> bool:
+            for kind, child in children.items():
+                assert child.poll() is None, (tmp_path / f"{kind}.txt").read_text()
+            return all(cluster.read(topic) for topic in topics.values())
+
+        wait_until(done, START_S, "both to write their results")
+    finally:
+        for child in children.values():
+            child.terminate()
+        for child in children.values():
+            child.wait(60)
+    assert [record.value for record in cluster.read(topics["script"])] == [b"ab."]
+    assert [record.value for record in cluster.read(topics["module"])] == [b"ab:"]

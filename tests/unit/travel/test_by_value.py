@@ -1,0 +1,323 @@
+"""Functions of a program in a process that never imported it: they find what they find in the driver, once."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from travelling import Program, Worker
+
+from everflow.travel.parcel import Parcel
+
+
+def break_file(program: Program, name: str) -> None:
+    """From now on an import of the module fails: what works then came by value."""
+    program.write(name, "raise RuntimeError('imported again')")
+
+
+def test_a_function_with_constants_helpers_and_classes_of_its_module(program: Program, worker: Worker) -> None:
+    module = program.module(
+        "alone",
+        """
+        from __future__ import annotations
+        from dataclasses import dataclass, field, replace, MISSING, fields
+        import enum, functools
+        LIMIT = 3
+        class Colour(enum.Enum):
+            RED = 1
+        class Wrong(ValueError):
+            pass
+        @dataclass(frozen=True)
+        class Box:
+            side: int
+            tags: list[str] = field(default_factory=list)
+            @property
+            def area(self) -> int:
+                return self.side * self.side
+            @staticmethod
+            def unit() -> Box:
+                return Box(1)
+            @classmethod
+            def of(cls, side) -> Box:
+                return cls(side)
+        class Cube(Box):
+            @property
+            def area(self):
+                return super().area * 6
+        DEFAULT, ONE = Colour.RED, Box(2)
+        def check(n):
+            if n > LIMIT:
+                raise Wrong(n)
+        def factorial(n):
+            return 1 if n < 2 else n * factorial(n - 1)
+        def f(n, made=ONE):
+            try:
+                check(n)
+            except Wrong:
+                return "wrong"
+            same = DEFAULT is Colour.RED and isinstance(made, Box) and type(Box.of(1)) is Box and Box.unit() == Box(1)
+            defaults = [x.default is MISSING for x in fields(Box)]
+            return same, factorial(n), Cube(n).area, replace(ONE, side=5).area, defaults, Colour(1) is DEFAULT
+        """,
+    )
+    parcel = Parcel.of([module.f])
+    break_file(program, "alone")
+    assert worker.call(parcel, 0, 3) == (True, 6, 54, 25, [True, True], True)
+    assert worker.call(parcel, 0, 4) == "wrong"
+
+
+def test_a_helper_module_keeps_its_identity_however_it_is_named(program: Program, worker: Worker) -> None:
+    program.write(
+        "shapes",
+        """
+        import enum
+        class Kind(enum.Enum):
+            A = 1
+        class Box: pass
+        seen = []
+        def make(): return Box()
+        def note(x): seen.append(x); return len(seen)
+        def lock():
+            import threading
+            return LOCK
+        import threading
+        LOCK = threading.Lock()    # nobody who travels uses it
+        """,
+    )
+    module = program.module(
+        "uses_shapes",
+        """
+        import pickle
+        import shapes
+        import shapes as others
+        from shapes import make, note, Kind
+        FIRST = Kind.A
+        def f(x):
+            import shapes as again
+            note(x)
+            fine = isinstance(make(), shapes.Box) and shapes.Kind.A is FIRST and again.Box is others.Box
+            return fine, type(pickle.loads(pickle.dumps(make()))) is shapes.Box, shapes.note(x), shapes.seen
+        """,
+    )
+    parcel = Parcel.of([module.f])
+    break_file(program, "shapes")
+    break_file(program, "uses_shapes")
+    assert worker.call(parcel, 0, 1) == (True, True, 2, [1, 1])
+    assert worker.call(parcel, 0, 2) == (True, True, 4, [1, 1, 2, 2])
+
+
+def test_a_package_with_relative_imports(program: Program, worker: Worker) -> None:
+    program.write("shop.__init__", "from .prices import price\n")
+    program.write("shop.prices", "from . import taxes\nimport shop.names\ndef price(n): return taxes.RATE * n, shop.names.NAME\n")
+    program.write("shop.taxes", "RATE = 2\n")
+    program.write("shop.names", "NAME = 'shop'\n")
+    program.write("shop.late", "LATE = 'late'\n")
+    module = program.module(
+        "shop.main",
+        """
+        from . import price
+        import shop.prices
+        def f(n):
+            from .taxes import RATE
+            from .late import LATE
+            return price(n) == shop.prices.price(n), price(n), RATE, LATE
+        """,
+    )
+    parcel = Parcel.of([module.f])
+    for name in ("shop.__init__", "shop.prices", "shop.taxes", "shop.names", "shop.main"):
+        break_file(program, name)
+    assert worker.call(parcel, 0, 5) == (True, (10, "shop"), 2, "late")
+
+
+def test_two_functions_share_the_variables_of_their_module_and_of_their_closure(program: Program, worker: Worker) -> None:
+    module = program.module(
+        "sharing",
+        """
+        import functools
+        total, cache = 0, {}
+        def add(n):
+            global total
+            total += n
+            cache[n] = True
+            return total
+        def read():
+            return total, sorted(cache)
+        def pair():
+            count = 0
+            def up():
+                nonlocal count
+                count += 1
+                return count
+            def now():
+                return count
+            return up, now
+        up, now = pair()
+        @functools.cache
+        def fib(n):
+            return n if n < 2 else fib(n - 1) + fib(n - 2)
+        def cached(n):
+            return fib(n), fib.cache_info().currsize
+        """,
+    )
+    module.fib(5)
+    parcel = Parcel.of([module.add, module.read, module.up, module.now, module.cached])
+    break_file(program, "sharing")
+    assert [worker.call(parcel, 0, 1), worker.call(parcel, 0, 2)] == [1, 3]
+    assert worker.call(parcel, 1) == (3, [1, 2])
+    assert [worker.call(parcel, 2), worker.call(parcel, 2), worker.call(parcel, 3)] == [1, 2, 2]
+    assert worker.call(parcel, 4, 30) == (832040, 31)
+
+
+def test_callables_of_every_kind(program: Program, worker: Worker) -> None:
+    module = program.module(
+        "kinds",
+        """
+        import functools, logging, re, threading, typing
+        from contextlib import contextmanager
+        T = typing.TypeVar("T")
+        log = logging.getLogger(__name__)
+        WORD = re.compile("[a-z]+")
+        LOCAL = threading.local()
+        class Add(typing.Generic[T]):
+            __slots__ = ("n",)
+            def __init__(self, n): self.n = n
+            def __call__(self, x): return self.n + x
+            def bound(self, x): return self(x) * 2
+            @functools.cached_property
+            def nothing(self): return 1
+        def doubled(fn):
+            @functools.wraps(fn)
+            def inner(*args): return 2 * fn(*args)
+            return inner
+        @doubled
+        def plain(x, add=lambda y: y + 1): return add(x)
+        @functools.singledispatch
+        def which(x): return "object"
+        @which.register
+        def _(x: int): return "int"
+        @contextmanager
+        def opened(x):
+            yield x
+        def many(x):
+            LOCAL.x = x
+            for i in range(x): yield i
+        def listed(x):
+            log.debug("seen")
+            with opened(x) as found: return list(many(found)), WORD.match("ab1").group(), LOCAL.x
+        everything = [Add(1), Add(1).bound, functools.partial(pow, 2), functools.partial(plain, 5), plain, which, listed,
+                      lambda x, n=Add(7): n(x), plain.__wrapped__]
+        """,
+    )
+    which = module.which
+    assert which(1) == "int"
+    parcel = Parcel.of(module.everything)
+    break_file(program, "kinds")
+    assert [worker.call(parcel, i, 4) for i in (0, 1, 2, 4, 5, 6, 7, 8)] == [5, 10, 16, 10, "int", ([0, 1, 2, 3], "ab", 4), 11, 5]
+    assert worker.call(parcel, 3) == 12
+
+
+def test_what_a_worker_cannot_know_beforehand_is_imported_from_the_file(program: Program, worker: Worker) -> None:
+    module = program.module(
+        "dynamic",
+        """
+        from everflow import KafkaStreams, StreamsBuilder, agg, serdes
+        from pyspark.sql import SparkSession, functions as F
+        from pyspark.sql.types import StringType
+        builder = "the driver's"
+        if __name__ == "never":
+            pass
+        HIDDEN = 41
+        def f(name): return getattr(__import__("dynamic"), name) + 1
+        """,
+    )
+    parcel = Parcel.of([module.f])
+    program.write(
+        "dynamic",
+        """
+        from everflow import KafkaStreams, StreamsBuilder, agg, serdes
+        from pyspark.sql import SparkSession, functions as F
+        from pyspark.sql.types import StringType
+        builder = StreamsBuilder()
+        stream = builder.stream("a", value=serdes.json("x double, s string"))
+        big = (F.col("value.x").cast("int") + 1 > 2) & F.expr("x is null") | F.lit(3).isin(1, 2)
+        text = F.when(big, F.concat_ws("-", F.struct("a", F.lit(1)), F.col("b").cast(StringType()))).otherwise("c").alias("d")
+        items = F.transform("value.xs", lambda x: x + 1)
+        udf = F.udf(lambda x: x, "int")(F.col("a"))
+        for branch in stream.split().branch(big).branches().values():
+            branch.to("b")
+        small, large = stream.filter(big), stream.filter_not(~big)
+        small.merge(large).group_by(F.col("value.s")).aggregate(n=agg.sum("value.x"), store="s").to_stream().to("c")
+        spark = SparkSession.builder.appName("x").getOrCreate()
+        frame = spark.createDataFrame([(1,)], "a int").filter(F.col("a") > 1)
+        streams = KafkaStreams(builder.build(), application_id="a", bootstrap_servers="b")
+        HIDDEN = 41
+        """,
+    )
+    assert worker.call(parcel, 0, "HIDDEN") == 42
+
+
+def test_a_module_that_starts_its_application_when_imported_is_refused_in_words(program: Program, worker: Worker) -> None:
+    module = program.module("unguarded", "HIDDEN = 1\ndef f(name): return getattr(__import__('unguarded'), name)\n")
+    parcel = Parcel.of([module.f])
+    program.write("unguarded", "from everflow import KafkaStreams\nKafkaStreams(None, application_id='a').run()\nHIDDEN = 1\n")
+    with pytest.raises(RuntimeError, match=r"imported a module that starts a KafkaStreams at once; put that line under `if"):
+        worker.call(parcel, 0, "HIDDEN")
+
+
+def test_a_worker_that_serves_two_programs_keeps_them_apart(program: Program, worker: Worker) -> None:
+    module = program.module(
+        "twice",
+        """
+        VERSION, seen = 1, []
+        def f(x):
+            import twice
+            seen.append(x)
+            return twice.VERSION, seen
+        """,
+    )
+    first = Parcel.of([module.f])
+    module.VERSION = 2
+    second = Parcel.of([module.f])
+    assert worker.call(first, 0, "a") == (1, ["a"])
+    assert worker.call(second, 0, "b") == (2, ["b"])
+    assert worker.call(first, 0, "c") == (1, ["a", "c"])
+
+
+def test_what_a_worker_does_not_have_is_told_in_words(program: Program, worker: Worker) -> None:
+    import sys
+    from types import ModuleType
+
+    gone = ModuleType("gone")
+    exec("class Thing: pass", vars(gone))
+    module = program.module("needs_gone", "thing = None\ndef f(): return thing\n")
+    sys.modules["statistics_gone"] = gone
+    try:
+        module.thing = functools.partial(print, gone)
+        gone.__name__ = "statistics_gone"
+        gone.__file__ = "/nowhere/site-packages/statistics_gone.py"
+        parcel = Parcel.of([module.f])
+    finally:
+        del sys.modules["statistics_gone"]
+    with pytest.raises(RuntimeError, match="cannot build the program: ModuleNotFoundError: No module named 'statistics_gone'"):
+        worker.call(parcel, 0)
+
+
+def test_a_copy_in_the_same_process_leaves_the_program_as_it_is(program: Program) -> None:
+    module = program.module(
+        "copied",
+        """
+        seen = []
+        class Box:
+            def area(self): return 1
+        def f(x):
+            seen.append(x)
+            return seen, Box
+        """,
+    )
+    area = module.Box.area
+    (f,) = Parcel.of([module.f]).copy()
+    seen, box = f(1)
+    assert (seen, module.seen) == ([1], [])
+    assert box is not module.Box
+    assert module.Box.area is area
+    assert __import__("copied") is module
