@@ -1,12 +1,8 @@
-"""Makes the tables of docs/guide/configuration.md of the code. Run it after a change of a key or of its text:
-
-.venv/bin/python tests/configuration_page.py
-"""
+"""The tables of docs/guide/configuration.md, made of the code; `made_pages` puts them in."""
 
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 from everflow.config import (
@@ -22,7 +18,6 @@ from everflow.config import (
 )
 from everflow.config_texts import GROUPS, OURS, PREFIXES, Group, KeyText
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "guide" / "configuration.md"
 UNBOUNDED = (INT32, INT64, LONGEST_MS, 2**62)
 """Bounds that are only those of a number's width."""
 FIELDS = {field.name: field for field in dataclasses.fields(StreamsConfig) if field.metadata.get("key", True)}
@@ -88,15 +83,3 @@ def prefixes() -> str:
     text = f"everflow's guarantees stand on some client settings, so these are refused with any prefix: {fixed}."
     return f"| beginning | goes to |\n| --- | --- |\n{rows}\n{text}\n"
 
-
-def made(page: str) -> str:
-    """``page`` with its marked parts made anew."""
-    for name, part in (("keys", keys()), ("prefixes", prefixes())):
-        begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->\n"
-        before, _, rest = page.partition(begin)
-        page = before + begin + part + end + rest.partition(end)[2]
-    return page
-
-
-if __name__ == "__main__":
-    PAGE.write_text(made(PAGE.read_text()))

@@ -145,6 +145,9 @@ TIME_WINDOWS: Names = {
     "ofSizeWithNoGrace": is_called("of_size_with_no_grace", "TimeWindows.of_size_with_no_grace('1 hour')"),
     "ofSizeAndGrace": is_called("of_size_and_grace", "TimeWindows.of_size_and_grace('1 hour', '5 minutes')"),
     "advanceBy": is_called("advance_by", "TimeWindows.of_size('1 hour').advance_by('10 minutes')"),
+    "grace": is_called("grace", "TimeWindows.of_size('1 hour').grace('5 minutes')"),
+    "size": is_called("size_ms", "TimeWindows.of_size('1 hour').size_ms"),
+    "windowsFor": not_there("in a test TopologyTestDriver shows the windows of a record: get_window_store('hourly').all()"),
     "until": not_there("windows are kept for size plus grace: TimeWindows.of_size('1 hour').grace('1 day')"),
     "sizeMs": is_called("size_ms", "TimeWindows.of_size('1 hour').size_ms"),
     "gracePeriodMs": is_called("grace_ms", "TimeWindows.of_size('1 hour').grace_ms"),
@@ -158,6 +161,7 @@ SESSION_WINDOWS: Names = {
     "ofInactivityGapAndGrace": is_called(
         "of_inactivity_gap_and_grace", "SessionWindows.of_inactivity_gap_and_grace('30 minutes', '5 minutes')"
     ),
+    "grace": is_called("grace", "SessionWindows.of_inactivity_gap('30 minutes').grace('5 minutes')"),
     "until": not_there("sessions are kept for gap plus grace: SessionWindows.of_inactivity_gap('30 minutes').grace('1 day')"),
     "inactivityGap": is_called("gap_ms", "SessionWindows.of_inactivity_gap('30 minutes').gap_ms"),
     "gracePeriodMs": is_called("grace_ms", "SessionWindows.of_inactivity_gap('30 minutes').grace_ms"),
@@ -176,6 +180,7 @@ KAFKA_STREAMS: Names = {
     "start": is_called("start", "streams.start()"),
     "close": is_called("close", "streams.close(timeout=30)"),
     "cleanUp": is_called("clean_up", "streams.clean_up()"),
+    "state": is_called("state", "streams.state is ClientState.RUNNING"),
     "State": not_there("the states are everflow.ClientState: streams.state is ClientState.RUNNING"),
     "setStateListener": is_called("set_state_listener", "streams.set_state_listener(lambda new, old: print(new))"),
     "setGlobalStateRestoreListener": is_called(

@@ -1,0 +1,30 @@
+"""The tables of the pages for who comes from Kafka Streams and from Structured Streaming, made of `everflow.foreign_names`: what
+an error tells and what the page says is one text. `made_pages` puts them in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from everflow.foreign_names.entries import ForeignName, Names
+
+
+def table(names: Names, theirs: str) -> str:
+    """One class: their names, in the order of the data; names with one answer share a row."""
+    rows: dict[ForeignName, list[str]] = {}
+    for name, entry in names.items():
+        rows.setdefault(entry, []).append(name)
+    lines = [f"| {theirs} | here | for example, or instead |", "| --- | --- | --- |"]
+    for entry, listed in rows.items():
+        here = "(not there)" if entry.here is None else f"`{entry.here}`"
+        said = entry.advice if entry.here is None else f"`{entry.advice}`"
+        lines.append(f"| {', '.join(f'`{name}`' for name in listed)} | {here} | {_cell(said)} |")
+    return "\n".join(lines) + "\n"
+
+
+def tables(owners: Mapping[str, Names], theirs: str) -> dict[str, str]:
+    """The table of every class."""
+    return {owner: table(names, theirs) for owner, names in owners.items()}
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

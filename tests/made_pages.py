@@ -1,0 +1,42 @@
+"""Pages of the guide with tables that are made of the code. After a change of a setting's text or of a foreign name, run it:
+
+.venv/bin/python tests/made_pages.py
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from configuration_page import keys, prefixes
+from everflow.foreign_names import KAFKA_STREAMS, PYSPARK
+from foreign_names_tables import tables
+
+GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guide"
+PAGES: Mapping[str, Mapping[str, str]] = {
+    "configuration.md": {"keys": keys(), "prefixes": prefixes()},
+    "coming-from-kafka-streams.md": tables(KAFKA_STREAMS, "Kafka Streams"),
+    "coming-from-structured-streaming.md": tables(PYSPARK, "PySpark"),
+}
+"""Page -> name of a part -> its text. The page has the part between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``."""
+
+
+def made(page: str, parts: Mapping[str, str]) -> str:
+    """``page`` with its marked parts made anew."""
+    for name, part in parts.items():
+        begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->\n"
+        assert page.count(begin) == page.count(end) == 1, f"the page needs one {begin.strip()} and one {end.strip()}"
+        before, _, rest = page.partition(begin)
+        page = before + begin + part + end + rest.partition(end)[2]
+    return page
+
+
+def marked(page: str) -> list[str]:
+    """The names of the parts that a page has places for."""
+    return re.findall(r"^<!-- begin (.*) -->$", page, re.MULTILINE)
+
+
+if __name__ == "__main__":
+    for name, parts in PAGES.items():
+        (GUIDE / name).write_text(made((GUIDE / name).read_text(), parts))

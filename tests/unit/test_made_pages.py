@@ -1,0 +1,62 @@
+"""The tables of the guide that are made of the code are those of today, and know every name of the other APIs."""
+
+from __future__ import annotations
+
+import pytest
+
+from everflow.foreign_names import KAFKA_STREAMS, PYSPARK
+from made_pages import GUIDE, PAGES, made, marked
+
+# The public methods of Kafka Streams 4.x, by the class here that stands in for theirs.
+JAVA = {
+    "StreamsBuilder": "stream table globalTable addStateStore addGlobalStore build",
+    "KStream": "filter filterNot selectKey map mapValues flatMap flatMapValues print foreach peek split merge repartition to "
+    "toTable groupBy groupByKey join leftJoin outerJoin process processValues",
+    "KTable": "filter filterNot mapValues toStream suppress transformValues groupBy join leftJoin outerJoin queryableStoreName",
+    "KGroupedStream": "count reduce aggregate windowedBy cogroup",
+    "TimeWindowedKStream": "count aggregate reduce emitStrategy",
+    "SessionWindowedKStream": "count aggregate reduce emitStrategy",
+    "BranchedKStream": "branch defaultBranch noDefaultBranch",
+    "TimeWindows": "ofSizeWithNoGrace ofSizeAndGrace advanceBy windowsFor size gracePeriodMs of grace",
+    "SessionWindows": "ofInactivityGapWithNoGrace ofInactivityGapAndGrace gracePeriodMs inactivityGap with grace",
+    "Topology": "describe addSource addProcessor addSink addStateStore addGlobalStore connectProcessorAndStateStores",
+    "KafkaStreams": "start close cleanUp state setStateListener setUncaughtExceptionHandler setGlobalStateRestoreListener "
+    "setStandbyUpdateListener metrics addStreamThread removeStreamThread pause resume isPaused store query queryMetadataForKey "
+    "streamsMetadataForStore metadataForAllStreamsClients metadataForLocalThreads allLocalStorePartitionLags clientInstanceIds",
+    "TopologyTestDriver": "createInputTopic createOutputTopic producedTopicNames advanceWallClockTime getKeyValueStore "
+    "getTimestampedKeyValueStore getWindowStore getTimestampedWindowStore getSessionStore getVersionedKeyValueStore getStateStore "
+    "getAllStateStores metrics",
+    "InputTopic": "pipeInput pipeKeyValueList pipeRecordList pipeValueList advanceTime",
+    "OutputTopic": "readValue readKeyValue readRecord readRecordsToList readKeyValuesToList readKeyValuesToMap readValuesToList "
+    "isEmpty getQueueSize",
+    "serdes": "String Long Integer Short Double Float Bytes ByteArray ByteBuffer UUID Void ListSerde",
+    "everflow": "Materialized Consumed Produced Grouped Repartitioned Named Branched Joined StreamJoined TableJoined JoinWindows "
+    "SlidingWindows Suppressed EmitStrategy KGroupedTable CogroupedKStream GlobalKTable Stores StoreQueryParameters",
+}
+# Of Structured Streaming: what a DataFrame, its grouping, its writer and its query are asked for.
+SPARK = {
+    "KStream": "select selectExpr withColumn where groupBy union join withWatermark dropDuplicates dropDuplicatesWithinWatermark "
+    "writeStream foreachBatch trigger outputMode option format queryName show collect orderBy printSchema explode "
+    "applyInPandasWithState transformWithStateInPandas checkpoint cache",
+    "StreamsBuilder": "readStream format option options subscribe schema load sql createDataFrame",
+    "KGroupedStream": "agg sum avg min max applyInPandasWithState",
+    "KafkaStreams": "awaitTermination stop isActive status lastProgress recentProgress exception processAllAvailable id name",
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_the_one_that_the_code_gives(name: str) -> None:
+    text = (GUIDE / name).read_text()
+    assert marked(text) == list(dict.fromkeys(marked(text)))
+    assert set(marked(text)) == set(PAGES[name])
+    assert text == made(text, PAGES[name]), "run .venv/bin/python tests/made_pages.py"
+
+
+@pytest.mark.parametrize("owner", JAVA)
+def test_no_method_of_kafka_streams_is_missing(owner: str) -> None:
+    assert [name for name in JAVA[owner].split() if name not in KAFKA_STREAMS[owner]] == []
+
+
+@pytest.mark.parametrize("owner", SPARK)
+def test_no_method_of_structured_streaming_is_missing(owner: str) -> None:
+    assert [name for name in SPARK[owner].split() if name not in PYSPARK[owner]] == []
