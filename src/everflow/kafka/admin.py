@@ -42,6 +42,8 @@ _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 _REQUEST_S = 10.0
 _ATTEMPT_S = 1.0
+_COMMITTED_ATTEMPT_S = 2.0
+_LOOK_S = 0.1
 _REACH_ATTEMPT_S = 3.0
 _STALE_METADATA = frozenset({KafkaError._NOENT, KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH})
 """Answers after which an admin client may go on asking with what it remembers of topics: a new one does not."""
@@ -108,8 +110,10 @@ class ClusterAdmin:
         *,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
+        stop: threading.Event | None = None,
     ) -> None:
-        """``config``: librdkafka keys, ``bootstrap.servers`` at least. No request is sent yet."""
+        """``config``: librdkafka keys, ``bootstrap.servers`` at least. No request is sent yet. Once ``stop`` is set every request,
+        also one that is waited for, ends in a RetriableError soon."""
         self._bootstrap = str(config["bootstrap.servers"])
         self._config = {"socket.connection.setup.timeout.ms": 5000, **config}
         self._admin = self._new_client()
@@ -117,6 +121,7 @@ class ClusterAdmin:
         self._readers_lock = threading.Lock()
         self._clock = clock
         self._pause = pause
+        self._stop = stop or threading.Event()
 
     # --- cluster ---------------------------------------------------------------------------------------------
 
@@ -148,7 +153,7 @@ class ClusterAdmin:
     def cluster_id(self, timeout_s: float = _REQUEST_S) -> str:
         """The cluster's id; another id under known state means another cluster (D5)."""
         return self._retry(
-            lambda left: str(self._admin.describe_cluster(request_timeout=left).result(left + 1).cluster_id),
+            lambda left: str(self._answer(self._admin.describe_cluster(request_timeout=left), left + 1).cluster_id),
             timeout_s,
             f"asking {self._bootstrap} for its cluster id",
         )
@@ -165,7 +170,7 @@ class ClusterAdmin:
             found = {}
             for name, future in self._admin.describe_topics(TopicCollection(wanted), request_timeout=left).items():
                 try:
-                    topic = future.result(left + 1)
+                    topic = self._answer(future, left + 1)
                 except KafkaException as failure:
                     if _code(failure) == KafkaError.UNKNOWN_TOPIC_OR_PART:
                         continue
@@ -191,7 +196,7 @@ class ClusterAdmin:
         """Client ids of a group's members, whatever state the group is in."""
 
         def once(left: float) -> frozenset[str]:
-            described = self._admin.describe_consumer_groups([group], request_timeout=left)[group].result(left + 1)
+            described = self._answer(self._admin.describe_consumer_groups([group], request_timeout=left)[group], left + 1)
             return frozenset(str(member.client_id) for member in described.members)
 
         return self._retry(once, timeout_s, f"asking who is in group {group}")
@@ -205,7 +210,7 @@ class ClusterAdmin:
         def once(left: float) -> dict[TopicPartition, frozenset[str]]:
             found = {}
             for name, future in self._admin.describe_topics(TopicCollection(wanted), request_timeout=left).items():
-                for partition in future.result(left + 1).partitions:
+                for partition in self._answer(future, left + 1).partitions:
                     racks = frozenset(str(node.rack) for node in partition.replicas if node.rack)
                     found[TopicPartition(name, int(partition.id))] = racks
             return found
@@ -221,7 +226,7 @@ class ClusterAdmin:
         def once(left: float) -> dict[str, dict[str, str]]:
             answers = self._admin.describe_configs(resources, request_timeout=left)
             return {
-                resource.name: {entry.name: entry.value for entry in future.result(left + 1).values()}
+                resource.name: {entry.name: entry.value for entry in self._answer(future, left + 1).values()}
                 for resource, future in answers.items()
             }
 
@@ -232,9 +237,9 @@ class ClusterAdmin:
         not tell (no permission, a service that hides it)."""
 
         def once(left: float) -> bool | None:
-            node = self._admin.describe_cluster(request_timeout=left).result(left + 1).nodes[0]
+            node = self._answer(self._admin.describe_cluster(request_timeout=left), left + 1).nodes[0]
             broker = ConfigResource(ResourceType.BROKER, str(node.id))
-            entries = self._admin.describe_configs([broker], request_timeout=left)[broker].result(left + 1)
+            entries = self._answer(self._admin.describe_configs([broker], request_timeout=left)[broker], left + 1)
             entry = entries.get("auto.create.topics.enable")
             return None if entry is None or entry.value is None else str(entry.value).lower() == "true"
 
@@ -269,7 +274,7 @@ class ClusterAdmin:
                 return
             for name, future in self._admin.create_topics(todo, request_timeout=left).items():
                 try:
-                    future.result(left + 1)
+                    self._answer(future, left + 1)
                     created.add(name)
                 except KafkaException as failure:
                     if _code(failure) != KafkaError.TOPIC_ALREADY_EXISTS:
@@ -291,7 +296,7 @@ class ClusterAdmin:
         def once(left: float) -> None:
             for future in self._admin.delete_topics(wanted, request_timeout=left).values():
                 try:
-                    future.result(left + 1)
+                    self._answer(future, left + 1)
                 except KafkaException as failure:
                     if _code(failure) != KafkaError.UNKNOWN_TOPIC_OR_PART:
                         raise
@@ -309,7 +314,7 @@ class ClusterAdmin:
 
         def once(left: float) -> None:
             for future in self._admin.delete_records(asked, request_timeout=left).values():
-                future.result(left + 1)
+                self._answer(future, left + 1)
 
         self._retry(once, timeout_s, "purging records")
 
@@ -355,7 +360,7 @@ class ClusterAdmin:
 
         def once(left: float) -> dict[TopicPartition, CommittedOffset]:
             found = {}
-            for answer in reader.committed(asked, timeout=left):
+            for answer in reader.committed(asked, timeout=min(left, _COMMITTED_ATTEMPT_S)):
                 if answer.error is not None:
                     raise KafkaException(answer.error)
                 if answer.offset >= 0:
@@ -414,7 +419,7 @@ class ClusterAdmin:
                 asked, isolation_level=_ISOLATION[isolation], request_timeout=left
             )
             try:
-                found = {TopicPartition(tp.topic, tp.partition): int(f.result(left + 1).offset) for tp, f in answers.items()}
+                found = {TopicPartition(tp.topic, tp.partition): int(self._answer(f, left + 1).offset) for tp, f in answers.items()}
                 # A leader that does not answer in time is no error to librdkafka 2.16: its offsets are "invalid", -1001. Taken for
                 # the end of a log, that would empty stores.
                 if OFFSET_INVALID in found.values():
@@ -432,6 +437,8 @@ class ClusterAdmin:
         deadline = self._clock() + timeout_s
         pause = _FIRST_PAUSE_S
         while True:
+            if self._stop.is_set():
+                raise RetriableError(f"stopped while {doing}")
             try:
                 return once(max(0.05, deadline - self._clock()))
             except (KafkaException, TimeoutError, FutureTimeoutError) as failure:  # two classes until Python 3.11
@@ -440,6 +447,17 @@ class ClusterAdmin:
                     raise error from failure
             self._pause(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _answer(self, future: Future[Any], timeout_s: float) -> Any:
+        """What `Future.result` gives, waited for in slices: it may be asked to stop. Raises TimeoutError then, too."""
+        deadline = self._clock() + timeout_s
+        while True:
+            left = deadline - self._clock()
+            try:
+                return future.result(max(0.0, min(left, _LOOK_S)))
+            except FutureTimeoutError:
+                if left <= _LOOK_S or self._stop.is_set():
+                    raise
 
 
 def _classified(failure: BaseException, doing: str) -> EverflowError:

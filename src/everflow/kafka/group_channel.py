@@ -207,20 +207,30 @@ class GroupChannel:
             raise classify(failure, doing) from failure
         return True
 
-    def close(self, timeout_s: float, leave_group: bool | None = None) -> None:
-        """End the membership, trying for at most ``timeout_s`` seconds; errors on the way are swallowed by the client.
+    def close(self, timeout_s: float, leave_group: bool | None = None) -> bool:
+        """End the membership, trying for at most ``timeout_s`` seconds; errors on the way are swallowed by the client. False if the
+        group was to be told and could not be.
 
         ``leave_group``: None: a dynamic member leaves the group, a static one stays until its session ends (KIP-345);
         True: also a static one leaves, by its instance id; False: silent, also a dynamic one (the client itself has no such
         close: without a generation it has nothing to leave with).
         """
         timeout_ms = int(timeout_s * 1000)
-        static = self._settings.instance_id is not None
+        static, told = self._settings.instance_id is not None, not self.metadata().member_id
         if leave_group is False:
             self._coordinator.reset_generation()
         elif leave_group and static and self.metadata().member_id:
             self._leave_static(timeout_ms)
+        answered = self._coordinator._handle_leave_group_response
+
+        def noted(answer: Any) -> None:
+            nonlocal told
+            told = answer.error_code == 0
+            answered(answer)
+
+        self._coordinator._handle_leave_group_response = noted
         self._consumer.close(autocommit=False, timeout_ms=timeout_ms)
+        return told or static or leave_group is False
 
     def _leave_static(self, timeout_ms: int) -> None:
         """LeaveGroup for a static member: the client only ever sends it for dynamic ones."""

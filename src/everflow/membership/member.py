@@ -37,6 +37,7 @@ _POLL_MS = 50.0
 """How often the thread looks at a group at rest."""
 _JOIN_SLICE_S = 1.0
 _RETRY_S = 0.5
+_LEAVE_SLACK_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class MemberChannel(Protocol):
 
     def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> bool: ...
 
-    def close(self, timeout_s: float, leave_group: bool | None = None) -> None: ...
+    def close(self, timeout_s: float, leave_group: bool | None = None) -> bool: ...
 
 
 OpenChannel = Callable[[GroupSettings, Iterable[str], GroupAssignor, GroupListener, float], MemberChannel]
@@ -168,7 +169,7 @@ class GroupMember:
         self._held = threading.Event()
         self._wake = threading.Event()
         self._drained = threading.Event()
-        self._closing = False
+        self._closing, self._leave_s = False, 5.0
         self._silent = False
         self._leave_group: bool | None = None
         self._error: EverflowError | None = None
@@ -275,8 +276,9 @@ class GroupMember:
         self._assignor.shutting_down_all = True
         self.request_rejoin("the whole application is to shut down")
 
-    def leave(self, timeout_s: float = 10.0, leave_group: bool | None = None) -> None:
-        """End the membership, unless a drain has; the caller has drained its tasks. No events follow.
+    def leave(self, timeout_s: float = 5.0, leave_group: bool | None = None) -> None:
+        """End the membership, unless a drain has; the caller has drained its tasks. No events follow. The group is told for
+        ``timeout_s`` seconds at most.
 
         ``leave_group``: None: a dynamic member leaves, a static one stays; True: also a static one leaves; False: silent:
         its tasks wait for the session to end, or for its return.
@@ -284,10 +286,10 @@ class GroupMember:
         self._silent = True
         if not self._closing:
             self._leave_group = leave_group
-        self._closing = True
+        self._closing, self._leave_s = True, timeout_s
         self._wake.set()
         if self._thread is not None:
-            self._thread.join(timeout_s)
+            self._thread.join(timeout_s + _LEAVE_SLACK_S)
 
     # --- on the membership thread, or a simulation's ------------------------------------------------------------
 
@@ -322,9 +324,14 @@ class GroupMember:
         """Leave as ``leave`` said and give up everything; no events follow."""
         self._silent = True
         try:
-            if self._channel is not None:
-                # Who was refused owns nothing that could wait for its return, and the others' rebalances would wait for it.
-                self._channel.close(timeout_s, True if self._clash is not None else self._leave_group)
+            # Who was refused owns nothing that could wait for its return, and the others' rebalances would wait for it.
+            leave_group = True if self._clash is not None else self._leave_group
+            if self._channel is not None and not self._channel.close(timeout_s, leave_group):
+                moves.warning(
+                    "Group %s could not be told that this instance leaves: the others notice within %g s (session.timeout.ms)",
+                    self._settings.group_id,
+                    self._settings.session_timeout_ms / 1000,
+                )
         except Exception as failure:
             log.warning("leaving group %s: %s", self._settings.group_id, failure)
         self._owned = {}
@@ -346,7 +353,7 @@ class GroupMember:
                 self._wake.wait(pause)
                 self._wake.clear()
         finally:
-            self.close()
+            self.close(self._leave_s)
 
     def _step(self, channel: MemberChannel) -> None:
         self._notice_eviction(channel)

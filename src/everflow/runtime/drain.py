@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 DRAIN_SHARE = 0.8
 """Of a close's time-out; the rest is for ending."""
-DRAIN_WITHOUT_BROKER_MS = 5_000.0
+DRAIN_WITHOUT_BROKER_MS = 3_000.0
 LOOK_S = 0.1
 
 

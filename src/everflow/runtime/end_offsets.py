@@ -42,6 +42,8 @@ class EndOffsets:
         self._stop = threading.Event()
         self._someone_idle = threading.Event()
         self._failing_since_ms: float | None = None
+        self._asked_ms: float | None = None
+        """Since when a question is unanswered, the retries inside it included."""
         self.failure: EverflowError | None = None
 
     def watch(self, thread: int, partitions: Sequence[TopicPartition], wake: threading.Event) -> None:
@@ -69,8 +71,8 @@ class EndOffsets:
 
     def failing_ms(self) -> float:
         """For how long the brokers have not answered; 0 when they do."""
-        since = self._failing_since_ms
-        return 0.0 if since is None else self._clock.monotonic_ms() - since
+        waiting = [since for since in (self._failing_since_ms, self._asked_ms) if since is not None]
+        return self._clock.monotonic_ms() - min(waiting) if waiting else 0.0
 
     def poll_once(self) -> None:
         """Read all ends and wake the threads for which something is new. Raises FatalError for a log that has shrunk."""
@@ -81,15 +83,18 @@ class EndOffsets:
             return
         # Before the ends: what was read until now cannot lie beyond an end that is asked for later.
         held = {} if self._check is None else self._check.held()
+        self._asked_ms = self._clock.monotonic_ms()
         try:
             now = self._read(partitions)
             if self._check is not None and held:
                 self._check.require(held, now)
         except RetriableError as error:
             if self._failing_since_ms is None:
-                self._failing_since_ms = self._clock.monotonic_ms()
+                self._failing_since_ms = self._asked_ms
                 log.warning("The brokers do not tell the ends of the input: %s", error)
             return
+        finally:
+            self._asked_ms = None
         if self._failing_since_ms is not None:
             log.info("The brokers answer again")
             self._failing_since_ms = None

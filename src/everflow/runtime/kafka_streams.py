@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import signal
 import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,9 +21,9 @@ from everflow.errors import EverflowError
 from everflow.foreign_names import Telling
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.producer import group_metadata
+from everflow.logs import LogFile
 from everflow.membership.member import Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked, Roles
 from everflow.metrics import Metrics
-from everflow.moves import moves, some
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.batch_watchdog import any_stalled, end_hanging, troubles
 from everflow.runtime.changelogs import Changelogs
@@ -33,9 +32,9 @@ from everflow.runtime.client_state import ENDED, STOPPING, ClientState, StateMac
 from everflow.runtime.commit_gate import CommitGate, GateBackend, GateBook, MemberMetadata
 from everflow.runtime.copies import Copies
 from everflow.runtime.deferred_offsets import DeferredOffsets
-from everflow.runtime.drain import DRAIN_SHARE, DRAIN_WITHOUT_BROKER_MS, drain_limit, drained_or_ended
 from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.end_sums import EndSums
+from everflow.runtime.foreground import Foreground
 from everflow.runtime.host_map import HostMap
 from everflow.runtime.lost_writers import LostWriters
 from everflow.runtime.operations import InstanceOperations
@@ -45,6 +44,7 @@ from everflow.runtime.pause import Pause
 from everflow.runtime.queries import InteractiveQueries, QueryPorts, store_queries
 from everflow.runtime.restore_progress import RestoreTracker
 from everflow.runtime.retry import quietly, retrying
+from everflow.runtime.shutdown import InstanceShutdown
 from everflow.runtime.standby_listener import SilentStandbyListener, StandbyUpdateListener
 from everflow.runtime.start_up import await_warm, commit_starts, prepare_cluster, repartition_positions, require_tasks
 from everflow.runtime.state_keeper import StateKeeper
@@ -59,6 +59,7 @@ from everflow.runtime.wiring import (
     close_stores,
     end_offsets,
     group_settings,
+    instance_log,
     job_opener,
     lost_writers_of,
     new_incarnation,
@@ -72,7 +73,7 @@ from everflow.runtime.wiring import (
     thread_settings,
     topic_watch,
 )
-from everflow.runtime.worker_processes import is_worker, kill_and_wait
+from everflow.runtime.worker_processes import kill_and_wait
 from everflow.state.task_directory import StateDirectory
 from everflow.topology.graph import Topology
 from everflow.travel.inert import InertInstance, in_worker
@@ -80,12 +81,13 @@ from everflow.travel.inert import InertInstance, in_worker
 log = logging.getLogger("everflow")
 
 TICK_S = 0.1
+JOIN_ATTEMPT_S = 5.0
 RESTORE_THREADS = 2
 TAIL_THREADS = 2
 """For tasks whose copy was in use here a moment ago: they must not wait behind whole restores."""
 
 
-class KafkaStreams(InteractiveQueries, InstanceOperations, Telling):
+class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Telling):
     """Runs a topology. One object is one instance: one member of the group ``application.id``; it starts once.
 
         KafkaStreams(builder.build(), application_id="delays", bootstrap_servers="broker:9092").run()
@@ -112,8 +114,8 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, Telling):
         self._book = GateBook()
         self._tracker = RestoreTracker(self._metrics)
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._closing = threading.Lock()
-        self._shutdown: threading.Thread | None = None
+        InstanceShutdown.__init__(self)
+        self._joined = False
         self._standby_listener: StandbyUpdateListener = SilentStandbyListener()
         self._stop = threading.Event()
         self._threads: list[StreamThread] = []
@@ -121,12 +123,10 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, Telling):
         self._loop: threading.Thread | None = None
         self._next_purge_ms = 0.0
         self._hosts = HostMap(self._clock)
-        self._leave_group: bool | None = None
-        self._drain_s = 0.0
-        self._hurry = threading.Event()
         self._pause = Pause()
         # Set by `start`, in this order; None = not reached.
         self._directory: StateDirectory | None = None
+        self._log_file: LogFile | None = None
         self._ground: Ground | None = None
         self._updater: StateUpdater | None = None
         self._end_sums: EndSums | None = None
@@ -153,58 +153,28 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, Telling):
 
         Raises ConfigError, StateLockedError, StateFormatError, StateDiskError, TaskTimeoutError (no broker within
         ``task.timeout.ms``), TopologyError (topics), InternalTopicError, OffsetsExpiredError, SetupError. Then the state is ERROR.
+        Closed meanwhile it returns early, and interrupted (Ctrl-C) it raises KeyboardInterrupt: then the state is NOT_RUNNING.
         """
         self._require_created("the instance is started")
-        self._states.to(ClientState.REBALANCING)
+        self._begin_start()
         try:
             self._start()
+            self._joined = True
         except BaseException as error:
-            self.error = error if isinstance(error, EverflowError) else EverflowError(f"The start failed: {error!r}")
-            self._begin_shutdown(ClientState.PENDING_ERROR)
-            self._states.wait_ended(30.0)
-            raise
-
-    def close(self, timeout: float = 60.0, leave_group: bool | None = None) -> bool:
-        """Hand the tasks over, finish the batches in flight, commit, leave the group, release the folder; False if that took more
-        than ``timeout`` seconds (it goes on in the background).
-
-        ``leave_group`` None: a dynamic member drains (every task is processed here until another instance has a hot copy of it,
-        at most ``drain.timeout.ms`` and most of ``timeout``) and leaves; a static one (``group.instance.id``) stays in the group,
-        silently: its tasks wait for its return. True: drain and leave, also a static one. False: stay silent, also a dynamic one
-        (KIP-812).
-        """
-        if self.state is ClientState.CREATED:
-            self._states.to(ClientState.PENDING_SHUTDOWN)
-            return self._states.to(ClientState.NOT_RUNNING)
-        leaves = self.config.group_instance_id is None if leave_group is None else leave_group
-        drain_s = min(self.config.drain_timeout_ms / 1000, DRAIN_SHARE * timeout) if leaves else 0.0
-        self._begin_shutdown(ClientState.PENDING_SHUTDOWN, leave_group, drain_s)
-        return self._states.wait_ended(timeout)
+            failure = self._end_start(error)
+            if failure is error:
+                raise
+            if failure is not None:
+                raise failure from error
+        finally:
+            self._start_over.set()
 
     def run(self, leave_group: bool | None = None) -> None:
-        """`start`, then block until SIGTERM or SIGINT ends the instance cleanly, as `close` does with ``leave_group``; a second
-        signal ends the draining, and one during the start unwinds it. Raises what stopped it otherwise."""
-        from everflow.spark.session import get_context
-
-        get_context()  # before the handlers below: a new SparkContext installs one of its own for SIGINT
-        stop = threading.Event()
-
-        def on_signal(*_: object) -> None:
-            (self._hurry if stop.is_set() else stop).set()
-
-        self.start()  # a signal unwinds it: it may wait for a broker for minutes, and nothing runs yet that has to end in order
-        before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            while not self._states.wait_ended(TICK_S):
-                if stop.is_set():
-                    log.info("Stopping")
-                    self.close(self.config.drain_timeout_ms / 1000 / DRAIN_SHARE + 30.0, leave_group)
-                    break
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        if self.error is not None:
-            raise self.error
+        """`start`, then block until SIGINT or SIGTERM ends the instance in order, as `close` does with ``leave_group``, at any
+        moment, the start included. A second signal ends the draining and the batches in flight. Each is told in a line, and the
+        call returns (docs/STOPPING.md). Raises what stopped the instance otherwise. On another thread than the main one it hears
+        no signals."""
+        Foreground(self, leave_group).run()
 
     def all_tasks(self) -> dict[TaskId, TaskStatus]:
         """Every task on this instance: its role, state, how far behind it is. For operators and views."""
@@ -242,14 +212,16 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, Telling):
         check_assignor(config.task_assignor_class)
         # 1. This process alone works on the state folder.
         self._directory = StateDirectory.open(Path(config.state_dir).expanduser(), config.application_id, sync=config.state_sync)
+        self._log_file = instance_log(config)
         # 2-7. The cluster is there, earlier writers are fenced, topics exist and fit.
-        admin = ClusterAdmin(config.admin())
-        blueprint = prepare_cluster(self._topology, config, admin, self._directory, config.num_stream_threads)
+        admin = ClusterAdmin(config.admin(), stop=self._stop)
+        blueprint = prepare_cluster(self._topology, config, admin, self._directory, self._clock, self._stop)
         require_tasks(blueprint)
         changelogs = Changelogs(admin, blueprint.cluster_id)
         ground = self._ground = Ground(config, self._clock, admin, blueprint, self._directory, changelogs)
         log.info("Starting Spark")
-        context = get_context(config.num_stream_threads + RESTORE_THREADS + 1)  # 8. Spark (slots: threads, restores, a spare).
+        # 8. Spark (slots: threads, restores, a spare).
+        context = get_context(config.num_stream_threads + RESTORE_THREADS + 1, self._stop)
         # 9. The copies that are here already, and the member that will tell of them. It joins last.
         updater = self._updater = state_updater(ground, self._tracker, lambda: self._standby_listener, self._on_hot, self._pause)
         sources = (updater.followed, self._running_ids, self._recovering_ids, self._tracker.positions)
@@ -295,9 +267,10 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, Telling):
         self._loop.start()
         # 12. Join: from here on tasks arrive. Not before the threads are warm: a task that another instance hands over without a
         # restore would stand still meanwhile (seconds; measured by `bench scaleout`).
-        await_warm([thread.warm for thread in self._threads])
+        await_warm([thread.warm for thread in self._threads], self._stop)
         deadline = Deadline(self._clock, config.task_timeout_ms)
-        retrying(member.start, "joining the group", clock=self._clock, deadline=deadline, stop=self._stop)
+        joining = lambda: member.start(JOIN_ATTEMPT_S)  # noqa: E731
+        retrying(joining, "joining the group", clock=self._clock, deadline=deadline, stop=self._stop)
 
     def _query_ports(self, ground: Ground, updater: StateUpdater) -> QueryPorts:
         return QueryPorts(
@@ -484,116 +457,6 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, Telling):
         self.error = self.error or error
         log.error("The instance stops: [%s] %s", error.code, error)
         self._begin_shutdown(ClientState.PENDING_ERROR)
-
-    # --- the end ---------------------------------------------------------------------------------
-
-    def _begin_shutdown(self, state: ClientState, leave_group: bool | None = None, drain_s: float = 0.0) -> None:
-        with self._closing:
-            if self._shutdown is not None or not self._states.to(state):
-                return
-            self._leave_group, self._drain_s = leave_group, drain_s
-            self._shutdown = threading.Thread(target=self._run_shutdown, name="everflow-shutdown", daemon=True)
-            self._shutdown.start()
-
-    def _run_shutdown(self) -> None:
-        failed = self.state is ClientState.PENDING_ERROR
-        try:
-            self._shut_down()
-        except Exception as error:  # the state must still say that it is over
-            log.error("The shutdown did not go through: %s", error, exc_info=not isinstance(error, EverflowError))
-            failed = True
-        self._states.to(ClientState.ERROR if failed else ClientState.NOT_RUNNING)
-
-    def _shut_down(self) -> None:
-        """Tasks are handed over -> batches end and commit -> offsets held back are committed -> stores are flushed -> the group is
-        left -> folder released. Each step is tried whatever became of those before: a member that did not leave would keep its
-        tasks from the others for as long as this process lives."""
-        failures: list[Exception] = []
-        steps = (
-            self._drain,
-            self._end_loop,
-            self._end_threads,
-            self._end_recoveries,
-            self._commit_held,
-            self._checkpoint,
-            self._leave,
-        )
-        for step in steps:
-            try:
-                step()
-            except Exception as error:
-                log.error("A step of the shutdown failed: %s", error, exc_info=not isinstance(error, EverflowError))
-                failures.append(error)
-        if self._directory is not None:
-            self._directory.close(clean=not failures)
-        if failures:
-            raise failures[0]
-
-    def _drain(self) -> None:
-        """D8: go on processing until every task has gone to a hot copy elsewhere, or nobody could take one."""
-        member, ends = self._member, self._ends
-        if self._drain_s <= 0 or member is None or ends is None or member.metadata().generation < 0:
-            return
-        limit = drain_limit(self._drain_s, self.config.drain_timeout_ms / 1000)
-        moves.info("Handing over the tasks, for %.0f s at most (%s)", self._drain_s, limit)
-        deadline = Deadline(self._clock, self._drain_s * 1000)
-        member.drain(self._leave_group)
-        ended: dict[str, Callable[[], bool]] = {
-            f"{self._drain_s:.0f} s are over ({limit})": deadline.expired,
-            "asked to hurry": self._hurry.is_set,
-            "evicted from the group": lambda: member.metadata().generation < 0,
-            "a stream thread has ended": lambda: any(thread.join(0) for thread in self._threads),
-            "the brokers do not answer": lambda: ends.failing_ms() > DRAIN_WITHOUT_BROKER_MS,
-        }
-        reason = drained_or_ended(member.await_drained, ended)
-        if reason is not None:
-            moves.warning("Not all tasks were handed over: %s. Still here: %s", reason, some(sorted(self._book.owned())))
-
-    def _end_loop(self) -> None:
-        if self._loop is not None and self._loop.ident is not None:
-            self._events.put(None)
-            self._loop.join()
-        if self._manager is not None:
-            self._manager.close()
-
-    def _end_threads(self) -> None:
-        for thread in self._threads:
-            thread.stop()
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(None)
-        for thread in self._threads:
-            # No batch runs any more. Idle workers hold a producer that the next instance on this folder fences; end them.
-            kill_and_wait([pid for pid in self._book.take_pids(thread.number) if is_worker(pid)], self._clock)
-
-    def _end_recoveries(self) -> None:
-        if self._topic_watch is not None:
-            self._topic_watch.close()
-        if self._ends is not None:
-            self._ends.close()
-        if self._updater is not None:
-            self._updater.close()
-        for pool in self._pools:
-            pool.shutdown(wait=True, cancel_futures=True)
-        if self._end_sums is not None:
-            self._end_sums.close()
-
-    def _commit_held(self) -> None:
-        if self._deferred is not None and self._member is not None:
-            quietly(lambda: self._deferred and self._deferred.commit([]))
-
-    def _leave(self) -> None:
-        if self._member is not None:
-            self._member.leave(leave_group=self._leave_group)
-        if self._gate is not None:
-            self._gate.close()
-
-    def _checkpoint(self) -> None:
-        """Note in the stores how fresh they are; `StateDirectory.close` flushes them."""
-        if self._keeper is not None:
-            self._keeper.close()
-        for task in self._running_tasks():
-            close_stores(task.stores)
 
 
 __all__ = ["ENDED", "ClientState", "KafkaStreams"]

@@ -44,6 +44,8 @@ def retrying(
     pause_ms = FIRST_PAUSE_MS
     say_ms, say_again_ms = clock.monotonic_ms(), SAY_FIRST_MS
     while True:
+        if stop.is_set():
+            raise StoppedError(f"stopped while {what}")
         try:
             return operation()
         except RetriableError as error:

@@ -20,7 +20,7 @@ from everflow.records import TaskId, TopicPartition
 from everflow.runtime.batch import format_metadata
 from everflow.runtime.internal_topics import TopicFacts, TopicSpec, prepare
 from everflow.runtime.output_topics import fixed_outputs, missing_outputs
-from everflow.runtime.retry import retrying
+from everflow.runtime.retry import StoppedError, retrying
 from everflow.runtime.task import ActiveTask, TaskStore
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
@@ -32,8 +32,11 @@ from everflow.topology.subtopologies import SubTopologies, cut, internal_topics
 log = logging.getLogger("everflow")
 
 FENCE_TIMEOUT_S = 30.0
+FENCE_ATTEMPT_S = 5.0
+"""At the start, which may be told to stop meanwhile."""
 START_METADATA = "start"
 WARM_UP_WAIT_S = 60.0
+LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -81,9 +84,10 @@ class Blueprint:
 
 
 def prepare_cluster(
-    topology: Topology, config: StreamsConfig, admin: ClusterAdmin, directory: StateDirectory, process_threads: int
+    topology: Topology, config: StreamsConfig, admin: ClusterAdmin, directory: StateDirectory, clock: Clock, stop: threading.Event
 ) -> Blueprint:
-    """Steps 2-7 of a start (step 1, the lock on the state folder, is the caller's).
+    """Steps 2-7 of a start (step 1, the lock on the state folder, is the caller's). ``stop``, set meanwhile, ends it with some
+    EverflowError; ``admin`` looks at it too.
 
     Raises TaskTimeoutError (no broker), TopologyError (topics missing, partition counts that do not fit), InternalTopicError,
     OffsetsExpiredError, StateFormatError.
@@ -91,7 +95,7 @@ def prepare_cluster(
     # 2. A broker answers, or says for how long it has not.
     cluster_id = admin.wait_until_reachable(config.task_timeout_ms / 1000, lambda line: log.warning("%s", line))
     # 3. Earlier processes on this folder may have left transactions open; they hide committed offsets until fenced (D6).
-    _fence_recorded(config, directory, process_threads)
+    _fence_recorded(config, directory, clock, stop)
     # 4. The user's topics, and whether their partitions fit together.
     subs = cut(topology)
     external = sorted({topic for sub in subs.subtopologies for topic in sub.source_topics})
@@ -139,12 +143,15 @@ def transactional_id(config: StreamsConfig, process_id: str, thread: int) -> str
     return f"{config.application_id}-{process_id}-{thread}"
 
 
-def _fence_recorded(config: StreamsConfig, directory: StateDirectory, threads: int) -> None:
+def _fence_recorded(config: StreamsConfig, directory: StateDirectory, clock: Clock, stop: threading.Event) -> None:
     recorded = directory.transactional_ids
-    fence_all(config.producer(), recorded, FENCE_TIMEOUT_S)
+    deadline = Deadline(clock, config.task_timeout_ms)
+    fence = lambda: fence_all(config.producer(), recorded, FENCE_ATTEMPT_S)  # noqa: E731
+    retrying(fence, "fencing earlier writers", clock=clock, deadline=deadline, stop=stop)
     if recorded:
         log.info("Fenced %d transactional ids of earlier processes", len(recorded))
-    mine = [transactional_id(config, directory.process_id, n) for n in range(threads)] if config.exactly_once else []
+    threads = config.num_stream_threads if config.exactly_once else 0
+    mine = [transactional_id(config, directory.process_id, n) for n in range(threads)]
     directory.record_transactional_ids(mine)
     directory.forget_transactional_ids(set(recorded) - set(mine))
 
@@ -225,9 +232,14 @@ def commit_starts(
     retrying(once, "committing starting offsets", clock=clock, deadline=deadline, stop=stop)
 
 
-def await_warm(threads: Sequence[threading.Event]) -> None:
-    """Wait, a minute for each at most, until the stream threads have their Spark jobs and workers; an operator is told."""
+def await_warm(threads: Sequence[threading.Event], stop: threading.Event) -> None:
+    """Wait, a minute for each at most, until the stream threads have their Spark jobs and workers; an operator is told.
+    StoppedError when ``stop`` is set."""
     moves.info("Preparing the Spark jobs and Python workers of %s", counted(len(threads), "stream thread"))
     for warm in threads:
-        warm.wait(WARM_UP_WAIT_S)
+        slices = int(WARM_UP_WAIT_S / LOOK_S)
+        while slices and not stop.is_set() and not warm.wait(LOOK_S):
+            slices -= 1
+    if stop.is_set():
+        raise StoppedError("stopped while stream threads were prepared")
     moves.info("Joining the group")

@@ -17,6 +17,7 @@ from everflow.kafka.copy_follower import CopyFollower
 from everflow.kafka.group_channel import GroupSettings
 from everflow.kafka.producer import fence_all
 from everflow.kafka.transactions import open_transactional_ids
+from everflow.logs import LogFile, log_path
 from everflow.membership.assignor import EndSums, Identity, LocalCopies, PartitionRacks, TaskAssignor
 from everflow.membership.member import GroupMember
 from everflow.membership.own_code import patience_s
@@ -111,6 +112,16 @@ class Ground:
                 task = TaskId(subtopology, partition)
                 found[task] = tuple(self.changelog(task, spec) for spec in logged)
         return found
+
+
+def instance_log(config: StreamsConfig) -> LogFile | None:
+    """The open log file of an instance, whose folder it has locked; None where there can be none, which is told."""
+    path = log_path(config.state_dir, config.application_id)
+    try:
+        return LogFile(path)
+    except OSError as error:
+        log.warning("No log file: %s cannot be written (%s)", path, error.strerror)
+        return None
 
 
 def end_offsets(ground: Ground, positions: Callable[[], dict[TopicPartition, int]]) -> EndOffsets:

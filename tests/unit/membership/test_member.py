@@ -90,8 +90,9 @@ class Channel:
     def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> bool:
         return True
 
-    def close(self, timeout_s: float, leave_group: bool | None = None) -> None:
+    def close(self, timeout_s: float, leave_group: bool | None = None) -> bool:
         self.closed.append(leave_group)
+        return True
 
 
 class Ports:

@@ -126,7 +126,7 @@ class SimulatedChannel:
             raise RetriableError(f"committing offsets: {code.value}")
         return True
 
-    def close(self, timeout_s: float, leave_group: bool | None = None) -> None:
+    def close(self, timeout_s: float, leave_group: bool | None = None) -> bool:
         """See `GroupChannel.close`."""
         self._closed = True
         leaves = leave_group if leave_group is not None else self._settings.instance_id is None
@@ -134,6 +134,7 @@ class SimulatedChannel:
             member_id = self._member_id
             self._services.network.send(lambda: self._services.coordinator.leave(member_id))
         self._reset("")
+        return True
 
     # --- joining -------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,82 @@
+"""An instance in the foreground of a process: started, watched, and ended by SIGINT or SIGTERM, which it says in a line.
+
+`KafkaStreams.run` and the commands share it. docs/STOPPING.md has the table of moments and signals.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from everflow.moves import moves
+from everflow.runtime.client_state import STOPPING
+from everflow.runtime.drain import DRAIN_SHARE
+from everflow.stop_signals import owned
+
+if TYPE_CHECKING:
+    from everflow.runtime.kafka_streams import KafkaStreams
+
+log = logging.getLogger("everflow")
+
+TICK_S = 0.1
+END_S = 30.0
+"""Beyond the time for handing over, an end may take so long before it goes on in the background."""
+
+
+@dataclass
+class Foreground:
+    """``signal``: the number of the first one, None without; ``joined``: whether the start had gone through by then."""
+
+    streams: KafkaStreams
+    leave_group: bool | None
+    signal: int | None = None
+    joined: bool = False
+    _told_at_s: float = math.inf
+
+    @property
+    def timeout_s(self) -> float:
+        """How long an end may take."""
+        return self.streams.config.drain_timeout_ms / 1000 / DRAIN_SHARE + END_S
+
+    def run(self) -> None:
+        """Start it and return when it has ended. Raises what stopped it, if that was no signal."""
+        streams = self.streams
+        with owned() as signals, signals.told_to(self._on_signal):
+            streams.start()
+            while not streams._states.wait_ended(TICK_S) and not self._overdue():
+                pass
+        if streams.error is not None:
+            raise streams.error
+
+    def _overdue(self) -> bool:
+        """Whether the end takes too long; it then goes on in the background for as long as this process lives."""
+        over = time.monotonic() - self._told_at_s > self.timeout_s
+        if over:
+            log.warning("The end takes longer than %.0f s, it is not waited for", self.timeout_s)
+        return over
+
+    def _on_signal(self, count: int, number: int) -> None:
+        """On a thread of its own."""
+        streams = self.streams
+        if count == 1:
+            self.signal, self.joined, self._told_at_s = number, streams._joined, time.monotonic()
+            moves.info("stopping: %s (%s; a second one does not wait)", self._what(), signal.Signals(number).name)
+            streams._begin_close(self.timeout_s, self.leave_group)
+        elif count == 2:
+            moves.info("stopping now: batches in flight have a second to end, nothing more is handed over")
+            streams._hurry.set()
+        else:
+            moves.info("still stopping: nothing can make it quicker but kill -9, which loses nothing that was committed")
+
+    def _what(self) -> str:
+        if self.streams.state in STOPPING:
+            return "its end has begun already"
+        static = self.streams.config.group_instance_id is not None
+        stays = static if self.leave_group is None else not self.leave_group
+        if not self.joined:
+            return "it had not joined its group yet"
+        return "it commits, and stays in the group for a restart" if stays else "it commits, hands its tasks over, leaves the group"
