@@ -75,6 +75,15 @@ class StopSignals:
         """A shell's for the first signal; None before it."""
         return None if self.first is None else EXIT_BASE + self.first
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal came before anything ran."""
+        return self.first is not None and self._raising
+
+    def only_count(self) -> None:
+        """From now on nothing is raised and nobody is told: the end is under way."""
+        self._raising = False
+
     def check(self) -> None:
         """Raise StopRequestedError if a signal has come."""
         if self.first is not None:

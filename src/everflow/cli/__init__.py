@@ -1,5 +1,37 @@
 """The command ``everflow``. Thin: every command loads, calls one part of the package, and prints."""
 
-from everflow.cli.app import main
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+
+from everflow.stop_signals import StopRequestedError, StopSignals
 
 __all__ = ["main"]
+
+
+def main() -> None:
+    """Entry point of the ``everflow`` command: it owns the signals from before the imports to the end of the process."""
+    signals = StopSignals().install()
+    threading.excepthook = _thread_failed
+    try:
+        from everflow.cli.app import app
+
+        app()
+    except StopRequestedError:
+        sys.stderr.write("stopping: nothing had begun\n")
+        sys.exit(signals.exit_code)
+    except SystemExit as end:
+        # An interrupt that reached the library of commands, outside of all of them, ends there with 1.
+        sys.exit(signals.exit_code if end.code == 1 and signals.interrupted else end.code)
+    finally:
+        signals.only_count()
+
+
+def _thread_failed(failure: threading.ExceptHookArgs) -> None:
+    """Its traceback goes where all of them go."""
+    if failure.exc_value is not None:
+        name = "?" if failure.thread is None else failure.thread.name
+        info = (failure.exc_type, failure.exc_value, failure.exc_traceback)
+        logging.getLogger("everflow").error("Thread %s failed: %r", name, failure.exc_value, exc_info=info)

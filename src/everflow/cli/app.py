@@ -1,18 +1,16 @@
 """The commands. Heavy modules (Spark, Kafka clients) are imported by the command that needs them, so that
 ``everflow --help`` answers at once.
 
-Exit codes: 0 done, 1 failed while running, 2 wrong usage, configuration, program or set-up, 130 interrupted, 143 ended by SIGTERM
-before it ran.
+Exit codes: 0 done, also when a signal ended in order what ran; 1 failed while running; 2 wrong usage, configuration, program or
+set-up; 130 and 143: SIGINT or SIGTERM came before it ran (docs/STOPPING.md).
 """
 
 from __future__ import annotations
 
-import logging
 import signal
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -20,12 +18,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from everflow import __version__
+from everflow import __version__, logs
 from everflow.cli import new_project, record_commands, simulate, topics
 from everflow.cli.terminal import error_text, merge_settings, parse_settings
 from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
+from everflow.stop_signals import EXIT_BASE, owned
 
-EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 130, 143
+EXIT_FAILED, EXIT_USAGE = 1, 2
 
 app = typer.Typer(
     help="everflow: Kafka Streams for PySpark.",
@@ -58,11 +57,6 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and everfl
 Threads = Annotated[int | None, typer.Option(min=1, help="num.stream.threads; default: one per core.")]
 
 
-def main() -> None:
-    """Entry point of the ``everflow`` command."""
-    app()
-
-
 @app.command()
 def version() -> None:
     """Print the version."""
@@ -92,7 +86,7 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Run a topology until it is stopped (Ctrl-C or SIGTERM commit; --leave/--stay says what becomes of the tasks)."""
-    with _errors_for_people(debug), _terminable():
+    with _errors_for_people(debug):
         try:
             given = parse_settings(settings or [])
         except ValueError as error:
@@ -106,8 +100,8 @@ def run(
         }
         from everflow.cli.run import run_program
 
-        ended_well = run_program(target, merge_settings(given, options), console=Console(), debug=debug, leave_group=leave)
-    raise typer.Exit(0 if ended_well else EXIT_FAILED)
+        code = run_program(target, merge_settings(given, options), console=Console(), debug=debug, leave_group=leave)
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -117,9 +111,8 @@ def describe(
     debug: Debug = False,
 ) -> None:
     """Print a topology (text: Kafka Streams' own format)."""
-    with _errors_for_people(debug), _terminable():
+    with _errors_for_people(debug):
         from everflow.cli.program import load_topology
-        from everflow.cli.spark_log import spark_log
         from everflow.spark.session import get_context
         from everflow.topology import describe as described
 
@@ -128,8 +121,7 @@ def describe(
             DescribeFormat.json: described.as_json,
             DescribeFormat.mermaid: described.as_mermaid,
         }
-        with spark_log(get_context, show=debug) as start:
-            topology = load_topology(target, start_session=start)
+        topology = load_topology(target, start_session=get_context)
         typer.echo(forms[form](topology).rstrip())
 
 
@@ -150,14 +142,16 @@ def broker(
         from everflow.testing.broker import EmbeddedBroker
 
         topics = parse_topics(topic or [])
-        stopped = _stop_signals()
-        with EmbeddedBroker(data_dir, port=port, progress=typer.echo) as server:
+        ended = threading.Event()
+        with EmbeddedBroker(data_dir, port=port, progress=typer.echo) as server, owned() as signals:
             create_topics(server.bootstrap_servers, topics, typer.echo)
             typer.echo(f"broker is up, bootstrap servers: {server.bootstrap_servers}")
             typer.echo(f"data: {server.data_folder}{'' if data_dir else ' (deleted at the end)'}; Ctrl-C stops it")
-            while not stopped.wait(0.5):
-                if not server.running:
-                    raise SetupError(f"the broker ended by itself; see {server.log_path}", code="EF-BROKER")
+            with signals.told_to(lambda *_: ended.set()):
+                while not ended.wait(0.5):
+                    if not server.running:
+                        raise SetupError(f"the broker ended by itself; see {server.log_path}", code="EF-BROKER")
+                typer.echo("stopping: the broker is told to end")
         typer.echo("broker stopped")
 
 
@@ -188,49 +182,30 @@ def demo(
     raise typer.Exit(0 if outcome.matches_batch else EXIT_FAILED)
 
 
-class _TerminatedError(KeyboardInterrupt):
-    """SIGTERM where nothing runs yet that could be stopped in order."""
-
-
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM unwinds the main thread like Ctrl-C, so that what was started is ended; `KafkaStreams.run` has its own handler."""
-
-    def terminate(*_: object) -> None:
-        raise _TerminatedError
-
-    if threading.current_thread() is not threading.main_thread():
-        yield  # a command called from a test or a program: signals are its caller's
-        return
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
+def _on_stderr() -> Iterator[None]:
+    """All that everflow and Spark say."""
+    with logs.lines_to(lambda line: typer.echo(f"{logs.time_of_day()} {line}", err=True), verbose=True):
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
 def _errors_for_people(debug: bool) -> Iterator[None]:
     """Turn errors into one text on stderr and an exit code; with ``debug`` let the traceback through."""
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if debug:
-        logging.getLogger("everflow").setLevel(logging.INFO)
-    else:
-        logging.getLogger("kafka").setLevel(logging.ERROR)  # its warnings are about its own event loop
+    logs.install()
     try:
-        yield
+        with owned(), _on_stderr() if debug else nullcontext():
+            yield
     except EverflowError as error:
         if debug:
             raise
         typer.echo(error_text(error, error.code), err=True)
         usage = isinstance(error, ConfigError | TopologyError | SetupError)
         raise typer.Exit(EXIT_USAGE if usage else EXIT_FAILED) from None
-    except _TerminatedError:
-        typer.echo("stopped while starting", err=True)
-        raise typer.Exit(EXIT_TERMINATED) from None
-    except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except KeyboardInterrupt as interrupt:
+        number = getattr(interrupt, "number", signal.SIGINT)
+        typer.echo(f"stopping: nothing runs yet that has to end in order ({signal.Signals(number).name})", err=True)
+        raise typer.Exit(EXIT_BASE + number) from None
     except (typer.Exit, typer.Abort):
         raise
     except Exception as error:
@@ -239,14 +214,6 @@ def _errors_for_people(debug: bool) -> Iterator[None]:
         text = f"{type(error).__name__}: {error}\nThis should not happen; --debug shows where."
         typer.echo(error_text(RuntimeError(text), "EF-INTERNAL"), err=True)
         raise typer.Exit(EXIT_FAILED) from None
-
-
-def _stop_signals() -> threading.Event:
-    """An event that SIGINT and SIGTERM set, instead of ending the process."""
-    stopped = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
-    return stopped
 
 
 for group in (new_project, topics, record_commands, simulate):

@@ -11,9 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from everflow import KafkaStreams, __version__
-from everflow.cli.move_lines import moves_shown, time_of_day
 from everflow.cli.program import load_topology, put_current_folder_on_path
-from everflow.cli.spark_log import spark_log
 from everflow.cli.status import StatusLine
 from everflow.cli.tasks import summary, task_lines
 from everflow.cli.terminal import Banner, Progress, topology_lines
@@ -21,20 +19,25 @@ from everflow.cli.watch import LagReader, input_topics
 from everflow.config import StreamsConfig
 from everflow.errors import EverflowError
 from everflow.kafka.admin import ClusterAdmin
+from everflow.logs import lines_to, log_path, time_of_day
 from everflow.runtime.client_settings import check_clients
 from everflow.runtime.client_state import ClientState
+from everflow.runtime.foreground import Foreground
 from everflow.runtime.own_assignor import check_assignor
 from everflow.spark.session import get_context
 from everflow.state.disk import require_usable
+from everflow.stop_signals import EXIT_BASE
 from everflow.topology.graph import Topology
 
 WATCH_INTERVAL_S = 1.0
+EXIT_FAILED = 1
 
 
 def run_program(
     target: str, settings: Mapping[str, object], *, console: Console, debug: bool, leave_group: bool | None = None
-) -> bool:
-    """Load ``target`` and run it until a signal stops it; True if it ended without an error.
+) -> int:
+    """Load ``target`` and run it until a signal stops it; the exit code: 0 if it ran and ended in order, 128 and the number of
+    the signal if that came before it ran, 1 if its end took too long.
 
     ``settings`` are dotted keys of `StreamsConfig`; ``debug`` shows Spark's own log; ``leave_group`` as in `KafkaStreams.run`. Must
     be called from the main thread (signals).
@@ -49,19 +52,22 @@ def run_program(
     put_current_folder_on_path()  # an assignor may lie beside the program
     check_assignor(config.task_assignor_class)
     require_usable(Path(config.state_dir).expanduser())
-    with spark_log(get_context, show=debug) as start, StatusLine(console, stamp=time_of_day) as status, moves_shown(status, debug):
+    with StatusLine(console, stamp=time_of_day) as status, lines_to(status.event, verbose=debug):
 
         def start_spark() -> object:
             status.event("starting Spark")
-            return start()
+            return get_context()
 
         topology = load_topology(target, start_session=start_spark)
         status.say(banner(config, topology).text())
         streams = KafkaStreams(topology, config)
         streams.set_state_listener(lambda new, old: status.event(f"state {old.name} -> {new.name}"))
+        foreground = Foreground(streams, leave_group)
         with watching(streams, topology, status):
-            streams.run(leave_group)
-        return streams.state is ClientState.NOT_RUNNING
+            foreground.run()
+        if foreground.signal is not None and not foreground.joined:
+            return EXIT_BASE + foreground.signal
+        return 0 if streams.state is ClientState.NOT_RUNNING else EXIT_FAILED
 
 
 def banner(config: StreamsConfig, topology: Topology) -> Banner:
@@ -73,6 +79,7 @@ def banner(config: StreamsConfig, topology: Topology) -> Banner:
         guarantee=config.processing_guarantee,
         threads=config.num_stream_threads,
         state_folder=str(Path(config.state_dir) / config.application_id),
+        log_file=str(log_path(config.state_dir, config.application_id)),
         topology=topology_lines(topology),
     )
 
@@ -97,7 +104,7 @@ class watching:
     def _watch(self) -> None:
         progress = Progress()
         config = self._streams.config
-        with closing(ClusterAdmin(config.admin())) as admin:
+        with closing(ClusterAdmin(config.admin(), stop=self._stop)) as admin:
             reader = LagReader(admin, config.application_id, self._topics)
             while not self._stop.wait(WATCH_INTERVAL_S):
                 tasks = self._streams.all_tasks()
@@ -105,6 +112,6 @@ class watching:
                     sample = reader.sample(time.monotonic(), summary(tasks))
                 except EverflowError:
                     continue  # the instance itself reports brokers that are away
-                if sample is not None:
+                if sample is not None and not self._stop.is_set():
                     progress.add(sample)
                     self._status.show(progress.line(), below=task_lines(tasks))

@@ -40,11 +40,13 @@ class StatusLine:
         self._status: Status | None = None
         self._printed_at: float | None = None
         self._printed = ""
+        self._ended = False
 
     def __enter__(self) -> StatusLine:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._ended = True
         self.clear()
 
     def clear(self) -> None:
@@ -97,6 +99,8 @@ class StatusLine:
             below: more lines, on a terminal only: what is worth a glance, but not a log file.
             now: worth printing without a terminal although the interval is not over.
         """
+        if self._ended:
+            return
         if self._console.is_terminal:
             live = Text("\n".join((text, *below)), no_wrap=True, overflow="ellipsis")
             with self._lock:

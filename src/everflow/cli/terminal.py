@@ -22,6 +22,7 @@ class Banner:
     threads: int
     state_folder: str
     topology: tuple[str, str, str]
+    log_file: str
 
     def text(self) -> str:
         """Several lines, without a final newline."""
@@ -33,6 +34,7 @@ class Banner:
             ("", self.topology[1]),
             ("", self.topology[2]),
             ("state", self.state_folder),
+            ("log", self.log_file),
         ]
         return "\n".join(f"{label:<12} {text}" for label, text in rows)
 

@@ -7,7 +7,6 @@ over, leave and end; the end of the input, which is also what it sees when its s
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 import threading
@@ -54,7 +53,6 @@ def decode(line: str) -> tuple[str, dict[TaskId, TaskStatus]] | None:
 
 def main() -> None:
     """Run until told to stop. Exit codes: 0 stopped as told, 1 failed (standard error says why), 3 abandoned."""
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     stop = threading.Event()
     threading.Thread(target=_obey, args=(stop,), name="demo-orders", daemon=True).start()
     try:

@@ -13,7 +13,6 @@ from rich.console import Console
 
 from everflow import KafkaStreams
 from everflow.cli.run import banner
-from everflow.cli.spark_log import spark_log
 from everflow.cli.status import StatusLine
 from everflow.cli.tasks import summary
 from everflow.cli.terminal import Progress
@@ -22,15 +21,16 @@ from everflow.config import StreamsConfig
 from everflow.demo import batch, data, elastic, report, results, topology
 from everflow.demo.feed import Feed, send_all
 from everflow.demo.instance_process import InstanceProcess
-from everflow.demo.interrupts import Interrupts
 from everflow.demo.moves import Moves
 from everflow.demo.results import Record
 from everflow.errors import FatalError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.log_reader import LogReader
+from everflow.logs import lines_to
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ENDED
 from everflow.spark.session import get_context
+from everflow.stop_signals import owned
 from everflow.testing.broker import EmbeddedBroker
 from everflow.topology.graph import Topology
 from everflow.topology.subtopologies import cut
@@ -62,9 +62,10 @@ def run_demo(
         SetupError: no Java, no jars, no data package. FatalError: an instance stopped, or was not done in
         15 minutes.
     """
-    with ExitStack() as stack, Interrupts() as interrupts:
-        start_session = stack.enter_context(spark_log(get_context, show=debug))
+    with ExitStack() as stack:
+        stack.enter_context(owned())
         status = stack.enter_context(StatusLine(console))
+        stack.enter_context(lines_to(status.say, verbose=debug))
         flights = data.load_flights(limit)
         status.show("starting a Kafka broker")
         broker = stack.enter_context(EmbeddedBroker(progress=status.say))
@@ -78,8 +79,7 @@ def run_demo(
 
         status.show("starting Spark")
         settings = _settings(broker.bootstrap_servers, guarantee, threads, folder / "state")
-        with interrupts.held():
-            start_session()
+        get_context()
         program = topology.build()
         if instances > 1:
             settings |= elastic.SETTINGS

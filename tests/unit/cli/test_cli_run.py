@@ -17,9 +17,9 @@ def test_leave_and_stay_say_what_becomes_of_the_membership(
 ) -> None:
     given: list[Any] = []
 
-    def run_program(target: str, settings: object, **options: Any) -> bool:
+    def run_program(target: str, settings: object, **options: Any) -> int:
         given.append((target, options["leave_group"]))
-        return True
+        return 0
 
     monkeypatch.setattr(run_module, "run_program", run_program)
     done = CliRunner().invoke(app, ["run", "program:builder", *option])

@@ -67,7 +67,7 @@ def test_long_lists_are_cut_and_counted() -> None:
 
 
 def test_banner_has_everything_and_the_topology_in_three_lines() -> None:
-    text = Banner("delays", "0.1.0", "host:9092", "exactly_once_v2", 1, "/var/x", ("reads a", "keeps b", "writes c"))
+    text = Banner("delays", "0.1.0", "host:9092", "exactly_once_v2", 1, "/var/x", ("reads a", "keeps b", "writes c"), "/var/x/log")
     assert text.text().splitlines() == [
         "application  delays   (everflow 0.1.0)",
         "brokers      host:9092",
@@ -76,6 +76,7 @@ def test_banner_has_everything_and_the_topology_in_three_lines() -> None:
         "             keeps b",
         "             writes c",
         "state        /var/x",
+        "log          /var/x/log",
     ]
 
 

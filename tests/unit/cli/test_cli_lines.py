@@ -5,18 +5,17 @@ from __future__ import annotations
 import io
 import logging
 
-import pytest
 from rich.console import Console
 
-from everflow.cli.move_lines import moves_shown
 from everflow.cli.status import StatusLine
+from everflow.logs import lines_to
 from everflow.moves import moves, some
 
 
-def test_moves_are_printed_with_the_time_and_only_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_moves_are_printed_with_the_time_and_only_once() -> None:
     out = io.StringIO()
     with StatusLine(Console(file=out, width=20), stamp=lambda: "21:14:06") as status:
-        with moves_shown(status, all_logged=False):
+        with lines_to(status.event):
             moves.info("Assigned 2 tasks: %s", "0_0, [0_1]")
             moves.warning("Lost 1 task: 0_0")
             logging.getLogger("everflow").info("Stream thread 0 runs tasks 0_0")
@@ -25,16 +24,6 @@ def test_moves_are_printed_with_the_time_and_only_once(caplog: pytest.LogCapture
         "21:14:06 Assigned 2 tasks: 0_0, [0_1]",
         "21:14:06 WARNING Lost 1 task: 0_0",
     ]
-    assert not caplog.records, "the log has them too"
-    assert moves.propagate
-    assert moves.level == logging.NOTSET
-
-
-def test_with_the_whole_log_shown_they_are_left_to_it() -> None:
-    out = io.StringIO()
-    with StatusLine(Console(file=out)) as status, moves_shown(status, all_logged=True):
-        moves.warning("Lost 1 task: 0_0")
-    assert out.getvalue() == ""
 
 
 def test_progress_has_the_time_where_there_is_no_terminal_and_repeats_nothing() -> None:
