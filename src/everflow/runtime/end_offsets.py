@@ -20,7 +20,7 @@ BUSY_PERIOD_MS = 50.0
 class EndOffsets:
     """Ends of all watched partitions: last stable offsets under exactly-once, high watermarks otherwise.
 
-    ``read`` asks the brokers. ``check`` None: nobody minds an end before a position. `watch`, `unwatch`, `ends` and `idle` may be
+    ``read`` asks the brokers. ``check`` None: nobody minds an end before a position. ``stopping``: set once ``read`` may refuse because of the instance's end. `watch`, `unwatch`, `ends` and `idle` may be
     called from any thread.
     """
 
@@ -30,11 +30,13 @@ class EndOffsets:
         clock: Clock,
         period_ms: float,
         check: ShrunkLogs | None = None,
+        stopping: threading.Event | None = None,
     ) -> None:
         self._read = read
         self._clock = clock
         self._period_ms = period_ms
         self._check = check
+        self._stopping = stopping or threading.Event()
         self._lock = threading.Lock()
         self._watched: dict[int, tuple[frozenset[TopicPartition], threading.Event]] = {}
         self._ends: Mapping[TopicPartition, int] = {}
@@ -91,7 +93,8 @@ class EndOffsets:
         except RetriableError as error:
             if self._failing_since_ms is None:
                 self._failing_since_ms = self._asked_ms
-                log.warning("The brokers do not tell the ends of the input: %s", error)
+                if not self._stopping.is_set():
+                    log.warning("The brokers do not tell the ends of the input: %s", error)
             return
         finally:
             self._asked_ms = None

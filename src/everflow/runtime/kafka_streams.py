@@ -243,7 +243,7 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Tel
         self._gate = CommitGate(self._book, backend)
         gate_path = self._gate.start()
         # 11. Ends of the input, stream threads, restore threads, the loop.
-        ends = self._ends = end_offsets(ground, self._running_positions)
+        ends = self._ends = end_offsets(ground, self._running_positions, self._stop)
         self._queries = store_queries(
             self._topology, blueprint, config.application_server, self._query_ports(ground, updater), self._clock
         )

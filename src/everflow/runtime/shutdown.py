@@ -125,13 +125,16 @@ class InstanceShutdown:
     def _end_start(self, error: BaseException) -> BaseException | None:
         """A start did not go through: end what it has begun. What its caller is told: nothing where the instance was closed."""
         self._start_over.set()
+        told: BaseException | None = error
         if not isinstance(error, Exception):  # Ctrl-C
             self._begin_shutdown(ClientState.PENDING_SHUTDOWN)
-        elif not self._stop.is_set():
+        elif self._stop.is_set():  # the wish of somebody else, or the failure of another thread
+            told = self.error
+        else:
             self.error = error if isinstance(error, EverflowError) else EverflowError(f"The start failed: {error!r}")
             self._begin_shutdown(ClientState.PENDING_ERROR)
         self._states.wait_ended(START_GIVES_UP_S)
-        return self.error or (None if isinstance(error, Exception) else error)
+        return told
 
     def _begin_shutdown(self, state: ClientState, leave_group: bool | None = None, drain_s: float = 0.0) -> None:
         with self._closing:

@@ -124,15 +124,16 @@ def instance_log(config: StreamsConfig) -> LogFile | None:
         return None
 
 
-def end_offsets(ground: Ground, positions: Callable[[], dict[TopicPartition, int]]) -> EndOffsets:
+def end_offsets(
+    ground: Ground, positions: Callable[[], dict[TopicPartition, int]], stopping: threading.Event
+) -> EndOffsets:
     """The poller of the inputs' ends; ``positions``: of the running tasks."""
     admin = ground.admin
     shrunk = ShrunkLogs(
         ground.config.application_id, positions, lambda asked: admin.end_offsets(asked, "read_uncommitted"), ground.clock
     )
-    return EndOffsets(
-        lambda asked: admin.end_offsets(asked, ground.isolation), ground.clock, ground.config.poll_interval_ms, shrunk
-    )
+    read = lambda asked: admin.end_offsets(asked, ground.isolation)  # noqa: E731
+    return EndOffsets(read, ground.clock, ground.config.poll_interval_ms, shrunk, stopping)
 
 
 def topic_watch(ground: Ground, failed: Callable[[EverflowError], None]) -> TopicWatch:

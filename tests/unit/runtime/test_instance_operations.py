@@ -138,14 +138,13 @@ def test_a_signal_closes_it_as_run_was_told(tmp_path: Path, leave_group: bool | 
         streams._states.to(ClientState.REBALANCING)
         threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
 
-    def close(timeout: float = 60.0, leave_group: bool | None = None) -> bool:
+    def begin_close(timeout: float, leave_group: bool | None) -> None:
         closed.append(leave_group)
         streams._states.to(ClientState.PENDING_SHUTDOWN)
-        return streams._states.to(ClientState.NOT_RUNNING)
+        streams._states.to(ClientState.NOT_RUNNING)
 
-    monkeypatch.setattr("everflow.spark.session.get_context", lambda: None)
     monkeypatch.setattr(streams, "start", start)
-    monkeypatch.setattr(streams, "close", close)
+    monkeypatch.setattr(streams, "_begin_close", begin_close)
     before = signal.getsignal(signal.SIGTERM)
     streams.run(leave_group)
     assert closed == [leave_group]
