@@ -20,8 +20,8 @@ BUSY_PERIOD_MS = 50.0
 class EndOffsets:
     """Ends of all watched partitions: last stable offsets under exactly-once, high watermarks otherwise.
 
-    ``read`` asks the brokers. ``check`` None: nobody minds an end before a position. ``stopping``: set once ``read`` may refuse because of the instance's end. `watch`, `unwatch`, `ends` and `idle` may be
-    called from any thread.
+    ``read`` asks the brokers. ``check`` None: nobody minds an end before a position. ``stopping``: set once ``read`` may refuse
+    because of the instance's end. `watch`, `unwatch`, `ends` and `idle` may be called from any thread.
     """
 
     def __init__(
