@@ -19,8 +19,11 @@ KINDS = ("count", "sum", "min", "max", "avg", "first", "last")
 
 @dataclass(frozen=True)
 class Aggregator:
-    """One aggregate of a group. ``column`` is a pyspark Column or a column name such as ``value.amount`` when the user
-    makes it, and the name of a field of the operator's input struct (``a0``) once the DSL has lowered it."""
+    """One aggregate of a group, as ``agg.count()`` and its like make it. ``column`` is a pyspark Column or a column name such as
+    ``value.amount``.
+
+    Once the DSL has lowered it, ``column`` is the name of a field of the operator's input struct (``a0``).
+    """
 
     kind: str
     column: Any = None

@@ -26,6 +26,7 @@ __all__ = [
     "PackedSerde",
     "Serde",
     "SerdeError",
+    "SessionWindowedSerde",
     "StringSerde",
     "TimeWindowedSerde",
     "arrow_type",

@@ -1,0 +1,225 @@
+"""Makes docs/guide/reference.md of the docstrings of all public names. Run it after a change of one:
+
+.venv/bin/python tests/reference_page.py
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import everflow
+import everflow.testing
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "guide" / "reference.md"
+
+OWN = frozenset(
+    {
+        "KStream.derived", "KStream.repartitioned", "KGroupedStream.grouped", "KGroupedStream.stream",
+        "TimeWindows.expand", "TimeWindows.is_open", "Topology.consumers", "Topology.node",
+        "Topology.repartition_topics", "StreamsConfig.admin", "StreamsConfig.assignment", "StreamsConfig.batches",
+        "StreamsConfig.consumer", "StreamsConfig.given", "StreamsConfig.main_consumer", "StreamsConfig.member",
+        "StreamsConfig.producer", "StreamsConfig.shared_client", "StreamsConfig.topic", "TopologyTestDriver.pipe",
+        "agg.result_type",
+    }
+)
+"""Of public classes and modules what other modules of everflow call: no programs, so not on the page."""
+
+WITHOUT_DOCSTRING = {
+    "StateListener": "A function `(new, old)` of two `ClientState`, for `KafkaStreams.set_state_listener`.",
+    "TaskAssignor.assign": "The distribution of all tasks; called once a rebalance.",
+    "TaskAssignor.on_assignment_computed": "Told what became of the answer: an `AssignmentError` or none.",
+}
+
+
+@dataclass(frozen=True)
+class Section:
+    """Names that belong together, and the page (with anchor) that explains them. A name is ``Class``, ``module.function`` or one of
+    `PLACES`."""
+
+    title: str
+    page: str
+    names: str
+
+
+SECTIONS = (
+    Section("Streams and tables", "operators.md", "StreamsBuilder KStream BranchedKStream KTable Topology"),
+    Section("Groups and aggregations", "aggregations.md", "KGroupedStream"),
+    Section("Built-in aggregates", "aggregations.md#aggregate-with-built-ins", "agg"),
+    Section("Windows", "time.md", "TimeWindows SessionWindows TimeWindowedKStream SessionWindowedKStream Windowed"),
+    Section("Serdes", "serdes.md", "serdes"),
+    Section("Running", "../SCALING.md", "KafkaStreams ClientState StateListener"),
+    Section("Settings", "configuration.md", "StreamsConfig"),
+    Section("Spark", "functions.md", "session"),
+    Section("Tests", "testing.md", "TopologyTestDriver InputTopic OutputTopic TestRecord KeyValueView WindowView SessionView"),
+    Section("Tests with a broker", "testing.md#what-it-does-not-show", "EmbeddedBroker wait_until"),
+    Section("Queries", "../QUERIES.md", "ReadOnlyKeyValueStore ReadOnlyWindowStore ReadOnlySessionStore"),
+    Section("Who has what", "../QUERIES.md#who-has-what", "KeyQueryMetadata StreamsMetadata LagInfo"),
+    Section("Tasks and listeners", "../SCALING.md#listeners", "TaskId TaskRole TaskState TaskStatus TopicPartition RestoreListener "
+            "RestoreProgress StandbyUpdateListener SuspendReason"),
+    Section("An assignor of your own", "../SCALING.md#an-assignor-of-your-own", "TaskAssignor ApplicationState KafkaStreamsState "
+            "TaskAssignment KafkaStreamsAssignment AssignmentError"),
+    Section("Errors", "errors.md", "errors"),
+)
+PLACES = {
+    "BranchedKStream": "everflow.dsl.branched",
+    **dict.fromkeys(everflow.testing.__all__, "everflow.testing"),
+    **dict.fromkeys(
+        ("InputTopic", "OutputTopic", "TestRecord", "KeyValueView", "WindowView", "SessionView"),
+        "everflow.testing.topology_test_driver",
+    ),
+}
+"""Where names are that `everflow` itself does not have: those of `everflow.testing`, and some of what public calls return."""
+RETURNED = frozenset(
+    {
+        "KStream", "KTable", "BranchedKStream", "Topology", "KGroupedStream", "TimeWindowedKStream",
+        "SessionWindowedKStream", "ReadOnlyKeyValueStore", "ReadOnlyWindowStore", "ReadOnlySessionStore", "InputTopic",
+        "OutputTopic", "KeyValueView", "WindowView", "SessionView",
+    }
+)
+"""Classes that programs get from calls and never make: how they are made is not on the page."""
+_NOT_FOR_READERS = re.compile(r" \((?:D\d+|invariant I\d+|reference [\d.]+)\)")
+
+
+def found(name: str) -> Any:
+    """What a name of `SECTIONS` is."""
+    return getattr(importlib.import_module(PLACES.get(name, "everflow")), name)
+
+
+def members(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
+    """Public methods and properties of a class, public functions and classes of a module; without `OWN`."""
+    if inspect.ismodule(thing):
+        listed = getattr(thing, "__all__", None) or [
+            member for member, value in vars(thing).items() if getattr(value, "__module__", None) == thing.__name__
+        ]
+    elif isinstance(thing, type) and not issubclass(thing, enum.Enum | Exception | tuple):
+        listed = [member for member in dir(thing) if _is_member(inspect.getattr_static(thing, member))]
+    else:
+        listed = []
+    for member in listed:
+        if not member.startswith("_") and f"{name}.{member}" not in OWN:
+            yield member, getattr(thing, member)
+
+
+def _is_member(static: Any) -> bool:
+    return inspect.isfunction(static) or isinstance(static, property | staticmethod | classmethod)
+
+
+def public_names() -> frozenset[str]:
+    """What has to have an entry: all that can be imported from `everflow` and `everflow.testing`."""
+    return frozenset({*everflow.__all__, *everflow.testing.__all__})
+
+
+def entries() -> list[str]:
+    """Every name on the page, with its members: ``KStream``, ``KStream.filter``, ``errors.ConfigError``."""
+    names = [name for section in SECTIONS for name in section.names.split()]
+    return [*names, *(f"{name}.{member}" for name in names for member, _ in members(name, found(name)))]
+
+
+def made() -> str:
+    """The whole page."""
+    sections = "\n".join(_section(section) for section in SECTIONS)
+    errors = [name for name in everflow.__all__ if isinstance(found(name), type) and issubclass(found(name), Exception)]
+    return HEAD + sections + _errors(errors)
+
+
+HEAD = """# Reference
+
+Every public name, in a sentence; the page behind each heading explains it with examples. Made from the docstrings by
+`tests/reference_page.py`.
+
+What is not marked otherwise is imported from `everflow`. A `*` in front of parameters means that those behind it are given by name.
+"""
+
+
+def _section(section: Section) -> str:
+    lines = ["", f"## {section.title}", "", f"Explained in [{_page_name(section.page)}]({section.page})."]
+    for name in section.names.split():
+        if name == "errors":
+            continue
+        thing = found(name)
+        lines += ["", f"### {name}", "", _entry(name, thing, _place(name))]
+        rows = [f"- `{_written(name, one, value)}`: {_text(f'{name}.{one}', value)}" for one, value in members(name, thing)]
+        lines += ["", *rows] if rows else []
+    return "\n".join(lines)
+
+
+def _page_name(link: str) -> str:
+    return link.partition("#")[0].rpartition("/")[2]
+
+
+def _entry(name: str, thing: Any, place: str) -> str:
+    return f"`{name if inspect.ismodule(thing) else _signature(name, thing)}`{place}: {_text(name, thing)}"
+
+
+def _errors(of_the_package: list[str]) -> str:
+    classes = {name: value for name, value in members("errors", everflow.errors) if isinstance(value, type)}
+    classes |= {name: found(name) for name in of_the_package}
+    rows = []
+    for name, value in sorted(classes.items()):
+        code = f", `{value.code}`" if hasattr(value, "code") else ""
+        place = "" if name in of_the_package else " (`everflow.errors`)"
+        rows.append(f"- `{name}`{code}{place}: {_text(f'errors.{name}', value)}")
+    return "\n\n" + "\n".join(rows) + "\n"
+
+
+def _place(name: str) -> str:
+    if name in everflow.testing.__all__:
+        return " (`everflow.testing`)"
+    return " (returned by calls)" if name in PLACES else ""
+
+
+def _written(name: str, member: str, value: Any) -> str:
+    """A member as one writes it: with its parameters, their defaults, and a module's name in front."""
+    called = f"{name}.{member}" if inspect.ismodule(found(name)) else member
+    return called if isinstance(value, property) else _signature(called, value)
+
+
+def _signature(name: str, thing: Any) -> str:
+    if isinstance(thing, type) and issubclass(thing, enum.Enum):
+        return f"{name}: {', '.join(thing.__members__)}"
+    if not callable(thing) or getattr(thing, "_is_protocol", False) or name in {*RETURNED, "StateListener", "StreamsConfig"}:
+        return name
+    called = thing.__init__ if isinstance(thing, type) and inspect.isfunction(thing.__init__) else thing
+    bare = [
+        parameter.replace(annotation=inspect.Parameter.empty, default=_Shown.of(parameter.default))
+        for parameter in inspect.signature(called).parameters.values()
+        if parameter.name not in ("self", "cls") and not parameter.name.startswith("_")
+    ]
+    return f"{name}{inspect.Signature(bare)}"
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A default as one would write it: functions by their name, what is made anew each time as dots."""
+
+    text: str
+
+    @staticmethod
+    def of(default: Any) -> Any:
+        if inspect.isfunction(default):
+            return _Shown(default.__name__)
+        return _Shown("...") if repr(default) == "<factory>" else default
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _text(name: str, thing: Any) -> str:
+    """The first paragraph of a docstring, as Markdown. Raises LookupError where there is none."""
+    text = WITHOUT_DOCSTRING.get(name) or inspect.getdoc(thing)
+    if not text or text.startswith(("Built-in immutable", "An enumeration", f"{name.rpartition('.')[2]}(")):
+        raise LookupError(f"{name} has no docstring")
+    paragraph = " ".join(text.partition("\n\n")[0].split())
+    paragraph = _NOT_FOR_READERS.sub("", re.sub(r"``(.+?)``", r"`\1`", paragraph))
+    return paragraph if paragraph.endswith((".", ":")) else f"{paragraph}."
+
+
+if __name__ == "__main__":
+    PAGE.write_text(made())
