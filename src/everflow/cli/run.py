@@ -13,7 +13,6 @@ from rich.console import Console
 from everflow import KafkaStreams, __version__
 from everflow.cli.program import load_topology, put_current_folder_on_path
 from everflow.cli.status import StatusLine
-from everflow.cli.tasks import summary, task_lines
 from everflow.cli.terminal import Banner, Progress, topology_lines
 from everflow.cli.watch import LagReader, input_topics
 from everflow.config import StreamsConfig
@@ -24,6 +23,7 @@ from everflow.runtime.client_settings import check_clients
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.foreground import Foreground
 from everflow.runtime.own_assignor import check_assignor
+from everflow.runtime.task_words import summary, task_lines
 from everflow.spark.session import get_context
 from everflow.state.disk import require_usable
 from everflow.stop_signals import EXIT_BASE

@@ -72,7 +72,7 @@ class Sample:
     """One look at an application and at the instance here.
 
     ``consumed`` and ``log_end`` are the application's: committed offsets and ends summed over all input partitions, repartition
-    topics included. ``tasks`` says what the tasks of this instance do (`everflow.cli.tasks.summary`).
+    topics included. ``tasks`` says what the tasks of this instance do (`everflow.runtime.task_words.summary`).
     """
 
     at_s: float

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from everflow import KafkaStreams
 from everflow import metrics as names
 from everflow.cli.status import StatusLine
-from everflow.cli.tasks import ACTIVE, role_of
 from everflow.cli.terminal import Progress
 from everflow.cli.watch import LagReader
 from everflow.config import StreamsConfig
@@ -27,6 +26,7 @@ from everflow.errors import FatalError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ENDED, ClientState
+from everflow.runtime.task_words import ACTIVE, role_of
 
 FEED_S = 75.0
 """The pace of the feed is that of all flights in this time; what is left when the second instance has gone comes at once."""

@@ -14,7 +14,6 @@ from rich.console import Console
 from everflow import KafkaStreams
 from everflow.cli.run import banner
 from everflow.cli.status import StatusLine
-from everflow.cli.tasks import summary
 from everflow.cli.terminal import Progress
 from everflow.cli.watch import LagReader, input_topics
 from everflow.config import StreamsConfig
@@ -29,6 +28,7 @@ from everflow.kafka.log_reader import LogReader
 from everflow.logs import lines_to
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ENDED
+from everflow.runtime.task_words import summary
 from everflow.spark.session import get_context
 from everflow.stop_signals import owned
 from everflow.testing.broker import EmbeddedBroker

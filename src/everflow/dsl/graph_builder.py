@@ -29,6 +29,10 @@ class GraphBuilder:
         self._topics: dict[str, str | None] = {}
         self._repartitions: dict[str, tuple[RepartitionTopic, str | None]] = {}
 
+    def __str__(self) -> str:
+        topics, stores = ", ".join(self._topics) or "no topic yet", ", ".join(self._stores)
+        return f"reads {topics}" + (f"; keeps {stores}" if stores else "")
+
     def new_name(self, prefix: str) -> str:
         """The next generated name, e.g. ``KSTREAM-FILTER-0000000001``."""
         name = f"{prefix}{self._counter:010d}"

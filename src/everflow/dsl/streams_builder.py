@@ -37,6 +37,9 @@ class StreamsBuilder(Telling):
         get_context()
         self._graph = GraphBuilder()
 
+    def __repr__(self) -> str:
+        return f"StreamsBuilder({self._graph})"
+
     def stream(
         self,
         topics: str | Sequence[str],

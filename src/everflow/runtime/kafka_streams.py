@@ -36,6 +36,7 @@ from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.end_sums import EndSums
 from everflow.runtime.foreground import Foreground
 from everflow.runtime.host_map import HostMap
+from everflow.runtime.instance_display import InstanceDisplay
 from everflow.runtime.lost_writers import LostWriters
 from everflow.runtime.operations import InstanceOperations
 from everflow.runtime.own_assignor import check_assignor
@@ -87,7 +88,7 @@ TAIL_THREADS = 2
 """For tasks whose copy was in use here a moment ago: they must not wait behind whole restores."""
 
 
-class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Telling):
+class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, InstanceDisplay, Telling):
     """Runs a topology. One object is one instance: one member of the group ``application.id``; it starts once.
 
         KafkaStreams(builder.build(), application_id="delays", bootstrap_servers="broker:9092").run()

@@ -311,6 +311,11 @@ def _release(path: Path, lock: IO[str]) -> None:
 
 
 def _locked(path: Path, pid: str) -> StateLockedError:
+    if pid == str(os.getpid()):
+        return StateLockedError(
+            f"The state folder {path} is in use by another KafkaStreams of this process: close() that one first, or give this "
+            "instance a state.dir of its own."
+        )
     return StateLockedError(
         f"The state folder {path} is in use by process {pid or '(unknown)'}. Stop that process, or give "
         "this instance a "

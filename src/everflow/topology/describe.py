@@ -27,7 +27,7 @@ from everflow.topology.types import type_text
 
 
 @dataclass
-class _Shown:
+class Shown:
     """A node as described: ``kind`` is Source, Processor or Sink; ``detail`` what stands in its brackets."""
 
     name: str
@@ -43,7 +43,7 @@ def as_text(topology: Topology) -> str:
     """Kafka Streams' text; internal topics without the application id prefix."""
     parts = ["Topologies:\n "]
     for sub in cut(topology).subtopologies:
-        shown = _shown(sub)
+        shown = shown_nodes(sub)
         parts.append(f"  Sub-topology: {sub.index}\n")
         parts += [f"    {_node_text(node, shown)}\n" for node in _in_order(shown, shown)]
         parts.append("\n")
@@ -55,7 +55,7 @@ def as_json(topology: Topology) -> str:
     "predecessors", "key", "value", "where"}]}]}``."""
     found = []
     for sub in cut(topology).subtopologies:
-        shown = _shown(sub)
+        shown = shown_nodes(sub)
         nodes = [_node_json(node, shown) for node in _in_order(shown, shown)]
         found.append({"id": sub.index, "nodes": nodes})
     return json.dumps({"subtopologies": found}, indent=2)
@@ -71,7 +71,7 @@ def as_mermaid(topology: Topology) -> str:
         return topics.setdefault(topic, f"topic{len(topics)}")
 
     for sub in cut(topology).subtopologies:
-        shown = _shown(sub)
+        shown = shown_nodes(sub)
         ids = {name: f"n{sub.index}_{i}" for i, name in enumerate(shown)}
         lines.append(f'  subgraph sub{sub.index}["Sub-topology {sub.index}"]')
         for name, entry in shown.items():
@@ -83,15 +83,15 @@ def as_mermaid(topology: Topology) -> str:
             if isinstance(entry.node, SourceNode):
                 links += [f"  {topic_id(topic)} --> {ids[name]}" for topic in entry.node.topics]
             elif entry.kind == "Sink":
-                links.append(f"  {ids[name]} --> {topic_id(_sink_topic(entry.node))}")
+                links.append(f"  {ids[name]} --> {topic_id(sink_topic(entry.node))}")
         lines.append("  end")
     lines += [f'  {id_}>"{topic}"]' for topic, id_ in topics.items()]
     return "\n".join(lines + links) + "\n"
 
 
-def _shown(sub: SubTopology) -> dict[str, _Shown]:
+def shown_nodes(sub: SubTopology) -> dict[str, Shown]:
     """The described nodes of one sub-topology with their links and sizes."""
-    shown: dict[str, _Shown] = {}
+    shown: dict[str, Shown] = {}
     stands_for: dict[str, list[str]] = {}  # names behind which a folded node's inputs stand
 
     for node in sub.nodes:
@@ -101,9 +101,9 @@ def _shown(sub: SubTopology) -> dict[str, _Shown]:
             continue
         if isinstance(node, SinkNode) and node.kind == "repartition":
             filter_name = f"{node.topic}-filter"
-            shown[filter_name] = _Shown(filter_name, "Processor", "stores: []", node, inputs)
+            shown[filter_name] = Shown(filter_name, "Processor", "stores: []", node, inputs)
             inputs = [filter_name]
-        shown[node.name] = _Shown(node.name, *_kind(node), node, list(dict.fromkeys(inputs)))
+        shown[node.name] = Shown(node.name, *_kind(node), node, list(dict.fromkeys(inputs)))
     for entry in shown.values():
         for name in entry.predecessors:
             shown[name].successors.append(entry.name)
@@ -115,7 +115,7 @@ def _shown(sub: SubTopology) -> dict[str, _Shown]:
     return shown
 
 
-def _in_order(shown: dict[str, _Shown], names: dict[str, _Shown] | list[str]) -> list[_Shown]:
+def _in_order(shown: dict[str, Shown], names: dict[str, Shown] | list[str]) -> list[Shown]:
     """Kafka Streams' order: the larger sub-tree first, then by name."""
     return sorted((shown[name] for name in names), key=lambda entry: (-entry.size, entry.name))
 
@@ -126,12 +126,12 @@ def _kind(node: Node) -> tuple[str, str]:
     if isinstance(node, SinkNode):
         if isinstance(node.topic, str):
             return "Sink", f"topic: {node.topic}"
-        return "Sink", f"extractor class: {_sink_topic(node)}"
+        return "Sink", f"extractor class: {sink_topic(node)}"
     stores = sorted(store.name for store in node.stores) if isinstance(node, StatefulNode) else []
     return "Processor", f"stores: [{', '.join(stores)}]"
 
 
-def _sink_topic(node: Node) -> str:
+def sink_topic(node: Node) -> str:
     assert isinstance(node, SinkNode)
     if isinstance(node.topic, ColumnExpr):
         return str(node.topic.column)
@@ -140,7 +140,7 @@ def _sink_topic(node: Node) -> str:
     return node.topic
 
 
-def _node_text(entry: _Shown, shown: dict[str, _Shown]) -> str:
+def _node_text(entry: Shown, shown: dict[str, Shown]) -> str:
     lines = [f"{entry.kind}: {entry.name} ({entry.detail})"]
     if entry.kind != "Sink":
         lines.append(f"      --> {', '.join(entry.successors) or 'none'}")
@@ -149,13 +149,13 @@ def _node_text(entry: _Shown, shown: dict[str, _Shown]) -> str:
     return "\n".join(lines)
 
 
-def _node_json(entry: _Shown, shown: dict[str, _Shown]) -> dict[str, object]:
+def _node_json(entry: Shown, shown: dict[str, Shown]) -> dict[str, object]:
     found: dict[str, object] = {"name": entry.name, "type": entry.kind.lower()}
     node = entry.node
     if entry.kind == "Source" and isinstance(node, SourceNode):
         found["topics"] = sorted(node.topics)
     elif entry.kind == "Sink":
-        found["topic"] = _sink_topic(node)
+        found["topic"] = sink_topic(node)
     else:
         found["stores"] = sorted(store.name for store in node.stores) if isinstance(node, StatefulNode) else []
     found["predecessors"], found["successors"] = entry.predecessors, entry.successors

@@ -173,3 +173,19 @@ class Topology(Telling):
         from everflow.topology.describe import as_text  # describe reads this module's nodes
 
         return as_text(self)
+
+    def __repr__(self) -> str:
+        sources = [node for node in self.nodes if isinstance(node, SourceNode) and node.kind != "repartition"]
+        sinks = [node for node in self.nodes if isinstance(node, SinkNode) and node.kind != "repartition"]
+        stores = [spec.name for node in self.nodes if isinstance(node, StatefulNode) for spec in node.stores]
+        parts = {
+            "reads": [topic for node in sources for topic in node.topics],
+            "keeps": stores,
+            "writes": [node.topic if isinstance(node.topic, str) else "a topic per record" for node in sinks],
+        }
+        return "Topology(" + "; ".join(f"{verb} {', '.join(listed)}" for verb, listed in parts.items() if listed) + ")"
+
+    def _repr_html_(self) -> str:
+        from everflow.topology.drawing import as_svg  # it reads this module's nodes
+
+        return as_svg(self)

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from everflow.cli.tasks import duration, summary, task_lines
 from everflow.records import TaskId
 from everflow.runtime.repeated_failures import Trouble
 from everflow.runtime.task import TaskRole, TaskState
 from everflow.runtime.task_status import TaskStatus, statuses
+from everflow.runtime.task_words import duration, summary, task_lines
 
 RUNNING = TaskStatus(TaskRole.ACTIVE, TaskState.RUNNING, 1_200, 0.0, 0.0)
 STANDBY = TaskStatus(TaskRole.STANDBY, TaskState.RUNNING, 0, 50.0, 0.0, 900)

@@ -1,0 +1,130 @@
+"""What a notebook shows of a topology and of an instance: complete, escaped, and without anything from the network."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pyarrow as pa
+import pytest
+
+from everflow import KafkaStreams, serdes
+from everflow.errors import EverflowError
+from everflow.metrics import RECORDS_CONSUMED
+from everflow.records import TaskId
+from everflow.runtime.client_state import ClientState
+from everflow.runtime.repeated_failures import Trouble
+from everflow.runtime.task import TaskRole, TaskState
+from everflow.runtime.task_status import TaskStatus
+from everflow.state.store import StoreSpec
+from everflow.topology.graph import EdgeType, FunctionNode, SinkNode, SourceNode, StatefulNode, Topology
+
+TEXTS = EdgeType(pa.string(), pa.string())
+S = serdes.string()
+
+
+def topology() -> Topology:
+    """Two topics -> a filter with a name that HTML would take for its own -> a store -> a topic."""
+    store = StoreSpec("counts", "key_value", S, S)
+    return Topology(
+        (
+            SourceNode("source", (), TEXTS, "a.py:1", ("orders", "returns"), S, S),
+            FunctionNode("<b>large & small</b>", ("source",), TEXTS, "a.py:2", "FILTER", "filter", len),
+            StatefulNode("count", ("<b>large & small</b>",), TEXTS, "a.py:3", "AGGREGATE", None, (store,)),
+            SinkNode("sink", ("count",), TEXTS, "a.py:4", "totals", S, S),
+        )
+    )
+
+
+def drawn(svg: str) -> list[str]:
+    """The texts of a drawing; it is well-formed XML or this fails."""
+    return [text for found in ElementTree.fromstring(svg).iter() if found.tag.endswith("}text") and (text := found.text)]
+
+
+def test_a_topology_draws_its_topics_nodes_and_stores() -> None:
+    svg = topology()._repr_html_()
+    boxes = ["orders", "returns", "source", "<b>large & small</b>", "count", "store counts", "sink", "totals"]
+    assert drawn(svg) == ["Sub-topology 0", *[box for box in drawn(svg) if box in boxes]]
+    assert set(boxes) <= set(drawn(svg))
+    assert svg.count("<path") == 6  # two topics -> source -> filter -> count -> sink -> topic
+
+
+def test_arrows_point_down_and_everything_is_inside_the_picture() -> None:
+    svg = topology()._repr_html_()
+    lines = [re.findall(r"-?\d+", path) for path in re.findall(r'<path d="(M[^"]* C[^"]*?) M', svg)]
+    assert lines
+    assert all(int(line[1]) < int(line[-1]) for line in lines)
+    width, height = (int(size) for size in re.findall(r'viewBox="0 0 (\d+) (\d+)"', svg)[0])
+    for x, y, w, h in re.findall(r'<rect x="(\d+)" y="(\d+)" width="(\d+)" height="(\d+)"', svg):
+        assert int(x) + int(w) <= width
+        assert int(y) + int(h) <= height
+
+
+def test_a_topology_is_short_at_a_prompt() -> None:
+    assert repr(topology()) == "Topology(reads orders, returns; keeps counts; writes totals)"
+
+
+class Shown(KafkaStreams):
+    """An instance with tasks and figures of the test's choice."""
+
+    tasks: dict[TaskId, TaskStatus] = {}
+    records = 0
+
+    def all_tasks(self) -> dict[TaskId, TaskStatus]:
+        return self.tasks
+
+    def metrics(self) -> dict[str, float | str]:
+        return {**super().metrics(), RECORDS_CONSUMED: self.records, "records-lag": 1234}
+
+
+def instance() -> Shown:
+    streams = Shown(topology(), application_id="shop", bootstrap_servers="localhost:1")
+    streams.tasks = {
+        TaskId(0, 0): TaskStatus(TaskRole.ACTIVE, TaskState.RUNNING, 1234),
+        TaskId(0, 1): TaskStatus(TaskRole.WARMUP, TaskState.RUNNING, 50, rate=10.0, copied=50),
+        TaskId(0, 2): TaskStatus(TaskRole.ACTIVE, TaskState.RUNNING, 0, trouble=Trouble(0, 3, "ValueError: <oops>")),
+    }
+    return streams
+
+
+def test_an_instance_shows_state_tasks_lag_and_graph() -> None:
+    html = instance()._repr_html_()
+    assert "<b>shop</b> &nbsp; CREATED" in html
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in html.split("<tr>")[2:]]
+    assert [row[:4] for row in rows] == [
+        ["0_0", "active", "RUNNING", "1,234"],
+        ["0_1", "warm-up", "RUNNING", "50"],
+        ["0_2", "failing", "RUNNING", "0"],
+    ]
+    assert rows[1][4].startswith("50 %, 10 records/s")
+    assert rows[2][4].startswith("ValueError: &lt;oops&gt; (3 times in ")
+    assert "<svg" in html
+
+
+def test_nothing_of_the_page_comes_from_the_network_or_runs() -> None:
+    html = instance()._repr_html_()
+    assert re.findall(r"<script|<link|<img|@import|url\(|on\w+=", html) == []
+    assert re.findall(r'https?://[^"]*', html) == ["http" + "://www.w3.org/2000/svg"]
+
+
+def test_what_stopped_an_instance_is_shown_with_its_code() -> None:
+    streams = instance()
+    streams.error = EverflowError("the broker is <gone>\nstart it")
+    assert "<b>[EF-ERROR]</b> <pre>the broker is &lt;gone&gt;\nstart it</pre>" in streams._repr_html_()
+    assert "error [EF-ERROR] the broker is <gone>)" in repr(streams)
+
+
+def test_an_instance_is_one_line_at_a_prompt() -> None:
+    streams = instance()
+    streams.tasks.popitem()
+    assert repr(streams) == "KafkaStreams(shop: state CREATED, 1 active, 1 warm-up · warm-up 50 %, 10 records/s, lag 1,234)"
+
+
+def test_with_closes_and_raises_what_stopped_the_instance() -> None:
+    with instance() as streams:
+        assert streams.state is ClientState.CREATED
+    assert streams.state is ClientState.NOT_RUNNING
+    broken = instance()
+    broken.error = EverflowError("it failed meanwhile")
+    with pytest.raises(EverflowError, match="it failed meanwhile"), broken:
+        pass
