@@ -55,7 +55,7 @@ class GraphBuilder:
                 f"the node name {node.name!r} is used twice (first at {taken.where}); give one of them another name=...",
                 where=node.where,
             )
-        self._travel.require(_travelling(node), node.name, node.where)
+        self._travel.require(_travelling(node), getattr(node, "op", node.name), node.where)
         self._nodes[node.name] = node
         return node.name
 

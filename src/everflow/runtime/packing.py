@@ -18,5 +18,5 @@ def packed(content: Any, plan: PhysicalPlan) -> Parcel:
         check = TravelCheck()
         for step in plan.steps:
             for op in step.ops:
-                check.require(vars(op), op.name, getattr(op, "where", None))
+                check.require(vars(op), getattr(op, "op", op.name), getattr(op, "where", None))
         raise

@@ -217,7 +217,7 @@ def _worker_environment(slot: str) -> dict[str, str]:
         "EVERFLOW_SLOT": slot,
         # Spark sets it for SQL's workers only; a serving job and a prepared one must mean the same daemon.
         "SPARK_SIMPLIFIED_TRACEBACK": "1",
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path),  # "" is the current folder
         "ARROW_DEFAULT_MEMORY_POOL": "system",
         "MALLOC_ARENA_MAX": "2",
     }

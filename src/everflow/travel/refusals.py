@@ -70,13 +70,13 @@ class TravelCheck:
     def __init__(self) -> None:
         self._pickler = _pickler()
 
-    def require(self, taken: Mapping[str, object], node: str, where: str | None) -> None:
-        """TopologyError unless what a node takes can travel: what is taken by its name, the node's name, the user's line."""
+    def require(self, taken: Mapping[str, object], operator: str, where: str | None) -> None:
+        """TopologyError unless what a node takes can travel: what is taken by its name, the operator or node, the user's line."""
         try:
             self._pickler.dump(taken)
         except Exception as error:
             self._pickler = _pickler()  # it remembers objects that it did not finish
-            raise TopologyError(f"{node}: {_in_words(taken, error)}", where=where, code="EF-NOT-PORTABLE") from None
+            raise TopologyError(f"{operator}: {_in_words(taken, error)}", where=where, code="EF-NOT-PORTABLE") from None
 
 
 def _pickler() -> PortablePickler:
@@ -97,7 +97,7 @@ def _in_words(taken: Mapping[str, object], error: Exception) -> str:
     function: FunctionType | None = None
     culprit: object = taken
     seen = {id(taken)}
-    while len(path) < _DEPTH:
+    while len(path) < _DEPTH and not (isinstance(error, NotPortable) and _stays(type(culprit))):  # type: ignore[arg-type]
         if isinstance(culprit, FunctionType):
             function, path = culprit, []
         for name, child in _taken(taken) if culprit is taken else _children(culprit):
@@ -119,11 +119,8 @@ def _taken(taken: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 
 
 def _what(culprit: object, error: Exception) -> str:
-    cls = type(culprit)
-    kind = f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.").removeprefix("_thread.").removeprefix("_io.")
-    article = "an" if kind[0].lower() in "aeiou" else "a"
-    detail = "" if isinstance(error, NotPortable | TypeError) or "an open file" in str(error) else f" ({error})"
-    return f"{article} {kind}{detail}"
+    explained = isinstance(error, NotPortable | TypeError) or isinstance(culprit, io.IOBase)
+    return f"of type {type(culprit).__qualname__}" + ("" if explained else f" ({error})")
 
 
 def _cure(culprit: object) -> str:
@@ -154,9 +151,9 @@ def _children(obj: object) -> Iterator[tuple[str, object]]:
     if isinstance(obj, FunctionType):
         yield from _used_by(obj)
     elif isinstance(obj, MethodType):
-        yield from (("the object ", obj.__self__), ("", obj.__func__))
+        yield from ((".__self__", obj.__self__), (".__func__", obj.__func__))
     elif isinstance(obj, functools.partial):
-        yield from [("", obj.func), *((f"the argument {i}", one) for i, one in enumerate(obj.args)), *_named(obj.keywords)]
+        yield from ((".func", obj.func), (".args", obj.args), (".keywords", obj.keywords))
     elif isinstance(obj, dict):
         yield from ((f"[{key!r}]", value) for key, value in obj.items())
     elif isinstance(obj, list | tuple | set | frozenset):
@@ -172,10 +169,6 @@ def _children(obj: object) -> Iterator[tuple[str, object]]:
 def _shown(obj: object, name: str) -> str:
     """Fields of everflow's own wrappers are no names that a user knows."""
     return "" if type(obj).__module__.startswith("everflow.") else f".{name}"
-
-
-def _named(arguments: dict[str, Any]) -> Iterator[tuple[str, object]]:
-    return ((f"the argument {name}", value) for name, value in arguments.items())
 
 
 def _attributes_of(obj: object) -> Iterator[tuple[str, object]]:

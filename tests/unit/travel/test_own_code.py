@@ -1,0 +1,89 @@
+"""What belongs to the user's program, as one rule over a module's name and files."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import sysconfig
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from travelling import Program
+
+from everflow.travel.own_code import INSTALLED_FOLDERS, ModuleFacts, belongs, is_own
+
+LIBRARY = frozenset({"/usr/lib/python3.11"})
+PARTS = st.sampled_from(["srv", "ann", "shop", ".venv", "lib", "python3.11", "venv", "src", "app.zip", "opt", "usr"])
+
+
+def nothing_recorded(file: str, top: str) -> bool:
+    return False
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "own"),
+    [
+        ("__main__", ("/usr/bin/everflow",), True),
+        ("__main__", (), True),
+        ("__mp_main__", (), True),
+        ("shop", ("/srv/ann/shop.py",), True),
+        ("shop.prices", ("/srv/ann/project/src/shop/prices.py",), True),
+        ("shop", ("/srv/ann/.venv/lib/python3.11/site-packages/shop/__init__.py",), False),
+        ("shop", ("/usr/lib/python3/dist-packages/shop.py",), False),
+        ("shop", ("/srv/ann/apps.zip/shop.py",), True),
+        ("shop", ("/srv/ann/shop", "/srv/ben/shop"), True),  # a namespace package
+        ("google", ("/srv/ann/.venv/lib/python3.11/site-packages/google",), False),
+        ("shop", ("/srv/ann/shop.cpython-311-x86_64-linux-gnu.so",), False),
+        ("shop", ("/usr/lib/python3.11/shop.py",), False),
+        ("calendar", ("/srv/ann/calendar.py",), True),  # a user's file with a library's name
+        ("json", ("/usr/lib/python3.11/json/__init__.py",), False),
+        ("sys", (), False),
+        ("made_by_a_console", (), True),
+        ("everflow.dsl", ("/srv/ann/everflow/src/everflow/dsl/__init__.py",), False),
+        ("everflow_shop", ("/srv/ann/everflow_shop.py",), True),
+        ("pyspark.sql", ("/opt/spark/python/pyspark/sql/__init__.py",), False),
+    ],
+)
+def test_belongs(name: str, files: tuple[str, ...], own: bool) -> None:
+    assert belongs(ModuleFacts(name, files), LIBRARY, nothing_recorded) is own
+
+
+@given(st.lists(PARTS, max_size=6), st.sampled_from(sorted(INSTALLED_FOLDERS)), st.lists(PARTS, max_size=3))
+def test_whatever_lies_in_a_folder_of_installed_packages_is_installed(before: list[str], folder: str, after: list[str]) -> None:
+    file = "/".join(["", *before, folder, *after, "shop.py"])
+    assert not belongs(ModuleFacts("shop", (file,)), LIBRARY, nothing_recorded)
+    assert belongs(ModuleFacts("shop", (file,), holds_topology=True), LIBRARY, nothing_recorded)
+    assert belongs(ModuleFacts("shop", (file.replace(folder, "packages"),)), frozenset(), nothing_recorded)
+
+
+@given(st.lists(PARTS, max_size=6))
+def test_a_folder_is_the_librarys_only_as_a_whole(parts: list[str]) -> None:
+    file = "/".join(["", "usr", *parts, "shop.py"])
+    inside = file.startswith("/usr/lib/python3.11/")
+    assert belongs(ModuleFacts("shop", (file,)), LIBRARY, nothing_recorded) is not inside
+
+
+def test_modules_of_this_process(program: Program) -> None:
+    assert is_own(sys.modules[__name__])
+    assert not any(is_own(module) for module in (sys, json, pytest, sysconfig, importlib, st))
+    assert is_own(ModuleType("made_here"))
+
+
+def test_a_distribution_installed_into_any_folder_is_installed(program: Program) -> None:
+    folder = program.folder / "target"
+    metadata = folder / "shop-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "RECORD").write_text("installed_shop/__init__.py,,\ninstalled_shop/prices.py,,\nshop-1.0.dist-info/RECORD,,\n")
+    program.write("target.installed_shop.__init__", "")
+    program.write("target.installed_shop.prices", "RATE = 1\n")
+    program.write("target.beside_it", "RATE = 1\n")
+    sys.path.insert(0, str(folder))
+    try:
+        importlib.invalidate_caches()
+        assert not is_own(importlib.import_module("installed_shop.prices"))
+        assert is_own(importlib.import_module("beside_it"))
+    finally:
+        sys.path.remove(str(folder))
