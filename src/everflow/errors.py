@@ -141,9 +141,18 @@ class RecordTimeError(FatalError):
 class RecordTooLargeError(FatalError):
     """A result or a changelog record is larger than the producer or its topic takes. The message names the topic, the size, the
     limit and the record that it was made of. Cure: raise ``producer.message.max.bytes`` (what the producer sends) or
-    ``max.message.bytes`` of the topic (what the broker takes), or make the value smaller."""
+    ``max.message.bytes`` of the topic (what the broker takes), or make the value smaller.
+
+    Attributes: topics it may have been for; limit in bytes that it exceeds, None where it is not known.
+    """
 
     code = "EF-RECORD-TOO-LARGE"
+
+    def __init__(
+        self, message: str, *, code: str | None = None, topics: tuple[str, ...] = (), limit: int | None = None
+    ) -> None:
+        super().__init__(message, code=code)
+        self.topics, self.limit = topics, limit
 
 
 class ColumnError(FatalError):

@@ -123,6 +123,12 @@ class ClusterAdmin:
         self._pause = pause
         self._stop = stop or threading.Event()
 
+    @staticmethod
+    def beside(config: Mapping[str, Any]) -> ClusterAdmin:
+        """For the brokers of another client, whose ``config`` this is."""
+        known = ("bootstrap.servers", "security.", "sasl.", "ssl.")
+        return ClusterAdmin({key: value for key, value in config.items() if key.startswith(known)})
+
     # --- cluster ---------------------------------------------------------------------------------------------
 
     def wait_until_reachable(self, timeout_s: float, on_retry: Callable[[str], None]) -> str:

@@ -53,6 +53,8 @@ _FOR_GOOD = frozenset(
     }
 )
 
+_TOO_LARGE = "message size too large"
+
 # Codes that librdkafka does not call retriable although the cause passes: the same batch is run again under
 # task.timeout.ms, and the message names the topic should it not pass.
 _PASSING = frozenset(
@@ -91,6 +93,11 @@ _PASSING = frozenset(
         KafkaError.REQUEST_TIMED_OUT,
     }
 )
+
+
+def is_too_large(error: KafkaError) -> bool:
+    """Whether a record was too large for its topic, also where the client only quotes that of a record before."""
+    return error.code() in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE) or _TOO_LARGE in error.str().lower()
 
 
 def kafka_error(failure: BaseException) -> KafkaError | None:

@@ -20,9 +20,9 @@ import numpy as np
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
-from everflow.errors import EverflowError, RetriableError, UnknownOutcomeError
+from everflow.errors import EverflowError, RecordTooLargeError, RetriableError, UnknownOutcomeError
 from everflow.kafka.client_log import client_log
-from everflow.kafka.errors import classify, classify_exception, kafka_error
+from everflow.kafka.errors import classify, classify_exception, is_too_large, kafka_error
 from everflow.records import Int64, TopicPartition
 
 _DEFAULTS: dict[str, Any] = {
@@ -40,6 +40,8 @@ _TRANSACTIONAL: dict[str, Any] = {"transaction.timeout.ms": 10_000}
 # last record only. With the gapless guarantee any gap is a fatal error of the producer, except for records that
 # time out, so they never do: flush()'s own time-out ends the batch. log_level: librdkafka warns of the setting.
 _AT_LEAST_ONCE: dict[str, Any] = {"enable.gapless.guarantee": True, "message.timeout.ms": 0, "log_level": 3}
+_MESSAGE_MAX_BYTES = 1_000_000
+"""librdkafka's default of ``message.max.bytes``."""
 _COORDINATOR_TOPIC = "__transaction_state"
 _FENCED_AT_ONCE = 8
 _INIT_TIMEOUT_S = 30.0
@@ -112,6 +114,7 @@ class RecordWriter:
         self._positions: dict[TopicPartition, int] = {}
         self._failures: list[tuple[str, KafkaError]] = []
         self._topics: set[str] = set()
+        self._largest = int(config.get("message.max.bytes", _MESSAGE_MAX_BYTES))
         # The callback holds the list, not the writer: no cycle, so a dropped writer's threads end at once.
         fatal: list[KafkaError] = []
         self._fatals = fatal
@@ -159,7 +162,7 @@ class RecordWriter:
             track: note the partition's next offset for ``positions``; needs explicit partitions.
 
         Raises:
-            RetriableError, FatalError: as classified in ``kafka.errors``; a record above ``message.max.bytes`` is fatal.
+            RetriableError, FatalError: as classified in ``kafka.errors``. RecordTooLargeError: above ``message.max.bytes``.
         """
         count = len(timestamps)
         if count == 0:
@@ -187,7 +190,8 @@ class RecordWriter:
 
         Raises:
             RetriableError: not delivered within ``timeout_s``, or a record was refused for a passing reason.
-            TaskMigratedError: fenced. FatalError: a record was refused for good (topic and partition in the text).
+            TaskMigratedError: fenced. FatalError: a record was refused for good (topic and partition in the text);
+                RecordTooLargeError: it was too large for its topic.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -195,10 +199,11 @@ class RecordWriter:
             slice_s = max(0.0, min(_FLUSH_SLICE_S, deadline - time.monotonic()))
             left = self._call("flushing", self._producer.flush, slice_s)
             if self._fatal is not None:
-                raise self._discarded(classify(self._fatal, f"{self._name}: delivering records"))
+                raise self._discarded(self._classified(self._fatal, "delivering records", self._topics))
             if self._failures:
                 where, error = self._failures[0]
-                raise self._failed(classify(error, f"{self._name}: delivering to {where}"))
+                topics = [topic for topic in self._topics if where == topic or where.startswith(f"{topic}-")]
+                raise self._failed(self._classified(error, f"delivering to {where}", topics))
             if not left:
                 return
             if time.monotonic() >= deadline:
@@ -234,7 +239,8 @@ class RecordWriter:
             assert error is not None
             # Anything that neither asks for an abort nor is fatal leaves the request on its way.
             if error.txn_requires_abort() or error.fatal():
-                raise self._failed(classify(error, f"{self._name}: committing what was written to {self._written}")) from failure
+                doing = f"committing what was written to {self._written}"
+                raise self._failed(self._classified(error, doing, self._topics)) from failure
             raise self._discarded(
                 UnknownOutcomeError(
                     f"{self._name}: no answer to the commit within {timeout_s:g} s ({error.name()}); "
@@ -272,7 +278,7 @@ class RecordWriter:
                 except BufferError:
                     self._produce(topic, value, key, partition, timestamp, headers, None)
         except KafkaException as failure:
-            raise self._refused(failure, f"writing to {topic}") from failure
+            raise self._not_sent(failure, topic) from failure
 
     def _produce(self, topic: str, value: Any, key: Any, partition: int, timestamp: int, headers: Any, callback: Any) -> None:
         """Queue one record, serving deliveries while the queue is full."""
@@ -287,7 +293,15 @@ class RecordWriter:
                     full = f"{self._name}: the queue stayed full for {_ROOM_TIMEOUT_S:g} s, writing to {topic}"
                     raise self._failed(RetriableError(full)) from None
             except KafkaException as failure:
-                raise self._refused(failure, f"writing to {topic}") from failure
+                raise self._not_sent(failure, topic) from failure
+
+    def _not_sent(self, failure: KafkaException, topic: str) -> EverflowError:
+        """What the client itself refused."""
+        error = kafka_error(failure)
+        if error is None or not is_too_large(error):
+            return self._refused(failure, f"writing to {topic}")
+        text = f"{self._name}: writing to {topic}: {error.str()}"
+        return self._discarded(RecordTooLargeError(text, topics=(topic,), limit=self._largest))
 
     def _last_of_each(self, topic: str, partition: int | Sequence[int] | Int64 | None, count: int) -> dict[int, int]:
         """Index of the last record of each partition -> the partition."""
@@ -351,7 +365,13 @@ class RecordWriter:
         if error is not None and error.code() == KafkaError._FATAL:
             self._producer.poll(0)  # "fatal error" only says that there was one; its callback has it
             error = self._fatal or error
-        return self._failed(classify(error, f"{self._name}: {doing}") if error else classify_exception(failure, doing))
+        return self._failed(self._classified(error, doing, self._topics) if error else classify_exception(failure, doing))
+
+    def _classified(self, error: KafkaError, doing: str, topics: Collection[str]) -> EverflowError:
+        text = f"{self._name}: {doing}"
+        if is_too_large(error):
+            return RecordTooLargeError(f"{text}: {error.str()}", topics=tuple(sorted(topics)))
+        return classify(error, text)
 
     def _failed(self, error: EverflowError) -> EverflowError:
         """Passing errors keep the writer (it can abort and go on), all others end it."""

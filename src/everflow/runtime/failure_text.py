@@ -6,7 +6,10 @@ from everflow.errors import (
     ColumnError,
     FatalError,
     RecordError,
+    RecordTimeError,
+    RecordTooLargeError,
     RepeatedFailureError,
+    StateDiskError,
     WorkerDiedError,
 )
 from everflow.runtime.batch import BatchFailure
@@ -25,6 +28,8 @@ _CURES = {
     "too-large": "Raise max.batch.bytes.",
     "other": f"{_NOTHING_WRITTEN}; the whole stack is in the log at level DEBUG.",
 }
+
+_FATAL: dict[str, type[FatalError]] = {one.code: one for one in (RecordTimeError, RecordTooLargeError, StateDiskError)}
 
 
 def places(failure: BatchFailure) -> tuple[str, ...]:
@@ -65,7 +70,7 @@ def ending(failure: BatchFailure, times: int, records: str) -> FatalError:
             failure.error, topic=record.topic, partition=record.partition, offset=record.offset, node=record.node, told=about
         )
     if failure.kind == "fatal":
-        return FatalError("\n  ".join([failure.error, *places(failure)]), code=failure.code)
+        return _FATAL.get(failure.code or "", FatalError)("\n  ".join([failure.error, *places(failure)]), code=failure.code)
     if failure.kind == "spark-gone":
         return FatalError(
             "Spark's JVM has ended (killed, out of memory?), so this instance cannot go on; its log file says why. "

@@ -15,17 +15,20 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from everflow.errors import EverflowError, RetriableError
+from everflow.errors import EverflowError, RecordTooLargeError, RetriableError
+from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.errors import GenerationChanged
 from everflow.kafka.producer import RecordWriter
 from everflow.records import EdgeBatch, Int64, StoreChanges, TaskId, TopicPartition
 from everflow.runtime.batch import ABORTED, COMMITTED, EXACTLY_ONCE_V2, BatchRequest, BatchResult, TaskContext, format_metadata
 from everflow.runtime.crash_points import reached
 from everflow.runtime.gate_client import GateAnswer, GateClient
+from everflow.runtime.large_records import named
 from everflow.runtime.step_functions import UndecodableRecord
 from everflow.runtime.task_step import SinkOutput, StepResult, timed
 from everflow.state.lmdb_store import LmdbStore
@@ -37,6 +40,7 @@ FLUSH_TIMEOUT_S = 60.0
 OFFSETS_TIMEOUT_S = 10.0
 COMMIT_TIMEOUT_S = 30.0
 ABORT_TIMEOUT_S = 10.0
+CONFIG_TIMEOUT_S = 5.0
 STUCK_S = 5.0
 """How long after its own time-out a call of the client may still not have returned."""
 
@@ -93,6 +97,9 @@ class KafkaSink:
             # that stay run the batch again at once (I4), with nothing to recover.
             _abort(writer)
             return BatchResult(ABORTED, reason=f"generation: {error}")
+        except RecordTooLargeError as error:
+            _abort(writer)
+            raise named(error, request, result, sources, partial(_topic_limit, request)) from error
         except Exception:
             _abort(writer)
             raise
@@ -217,6 +224,17 @@ def _abort(writer: RecordWriter) -> None:
             writer.abort(ABORT_TIMEOUT_S)
     except EverflowError:
         writer.close()
+
+
+def _topic_limit(request: BatchRequest, topic: str) -> int | None:
+    """What the broker takes; None where it does not say."""
+    admin = ClusterAdmin.beside(request.producer_config)
+    try:
+        return int(admin.topic_configs([topic], CONFIG_TIMEOUT_S)[topic]["max.message.bytes"])
+    except (EverflowError, KeyError, ValueError):
+        return None
+    finally:
+        admin.close()
 
 
 # --- records ---------------------------------------------------------------------------------------------------

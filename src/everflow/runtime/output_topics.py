@@ -17,8 +17,10 @@ def fixed_outputs(topology: Topology, dead_letter_topic: str | None) -> dict[str
     return found
 
 
-def missing_outputs(missing: Mapping[str, str | None], creates_topics: bool | None, partitions: int) -> TopologyError | None:
-    """The error for output topics (`fixed_outputs`) that nobody is going to create.
+def missing_outputs(
+    missing: Mapping[str, str | None], creates_topics: bool | None, partitions: int, dead_letter_topic: str | None = None
+) -> TopologyError | None:
+    """The error for output topics (`fixed_outputs`) that nobody is going to create; each is called what it is.
 
     ``creates_topics``: the brokers' ``auto.create.topics.enable``; None (they do not tell) and True are no reason to stop.
     ``partitions``: as many as the widest input has, a number to begin with.
@@ -28,9 +30,14 @@ def missing_outputs(missing: Mapping[str, str | None], creates_topics: bool | No
     commands = "\n".join(
         f"  kafka-topics --create --topic {name} --partitions {partitions} --bootstrap-server ..." for name in sorted(missing)
     )
+    outputs = sorted(missing.keys() - {dead_letter_topic})
+    named = [f"output topic {', '.join(outputs)}"] if outputs else []
+    if dead_letter_topic in missing:
+        named.append(f"dead-letter topic {dead_letter_topic} (errors.dead.letter.queue.topic.name)")
+    verb = "do" if len(missing) > 1 else "does"
     return TopologyError(
-        f"output topic {', '.join(sorted(missing))} does not exist, and the brokers do not create topics by themselves "
+        f"{' and '.join(named)} {verb} not exist, and the brokers do not create topics by themselves "
         f"(auto.create.topics.enable=false); create it before the application starts, e.g.\n{commands}",
-        where=next(iter(missing.values())),
+        where=next((where for where in missing.values() if where is not None), None),
         code="EF-OUTPUT-TOPIC",
     )

@@ -21,6 +21,7 @@ from everflow.kafka.log_columns import LogColumns
 from everflow.kafka.range_reader import RangeReader
 from everflow.records import EdgeBatch, Int64, OffsetRange, TopicPartition
 from everflow.runtime.batch import FAILED, BatchRequest, BatchResult
+from everflow.runtime.record_times import require_times
 from everflow.runtime.step_failure import failure_of
 from everflow.runtime.step_functions import decode_parts
 from everflow.runtime.task_step import TaskStep, timed
@@ -175,6 +176,7 @@ class ResidentStep:
             if not request.tasks:  # the thread has none yet, so nobody waits
                 reader.warm_up({source.topic for source in self.step.sources}, READ_TIMEOUT_S)
             read = reader.read(_ranges(request), READ_TIMEOUT_S, request.most_bytes)
+            require_times(read.columns)
             request = request.ending({str(tp): end for tp, end in read.ends.items()})
             hop = self.segment.run(read.columns)
         (row,) = self.step.run(request, hop, timings)

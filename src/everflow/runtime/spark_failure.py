@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from everflow.errors import RecordTimeError
 from everflow.runtime.batch import BatchFailure
+from everflow.runtime.record_times import too_late
 from everflow.runtime.user_line import innermost_line_in
 
 _KINDS = (
@@ -34,16 +35,11 @@ _TIME_OVERFLOW = re.compile(r"long overflow.*?(?:millisToMicros|fromJavaTimestam
 _EXCEPTION = re.compile(r"^(?:[\w$]+\.)+[\w$]*(?:Exception|Error|Throwable): ")
 _STACK = re.compile(r"^\s+at |^\s*\.\.\. \d+ more|^Driver stacktrace:")
 
-TOO_LATE = (
-    "a record's time lies beyond the year 294247, which Spark cannot hold: its producer wrote micro- or nanoseconds where Kafka "
-    "expects milliseconds"
-)
-
 
 def failure_of_text(text: str, columns: Sequence[str] = ()) -> BatchFailure:
     """The failure that a failed job's text tells of. ``columns``: the lines of the program whose Columns it ran."""
     if _TIME_OVERFLOW.search(text):
-        return BatchFailure("fatal", TOO_LATE, RecordTimeError.code, details=text)
+        return BatchFailure("fatal", str(too_late(None)), RecordTimeError.code, details=text)
     for pattern, kind in _KINDS:
         if pattern.search(text):
             died = "Python worker" in text and kind == "worker"

@@ -130,10 +130,11 @@ def prepare_cluster(
 
 
 def _require_outputs(topology: Topology, config: StreamsConfig, admin: ClusterAdmin, partitions: int) -> None:
-    outputs = fixed_outputs(topology, config.errors_dead_letter_queue_topic_name)
+    dead_letters = config.errors_dead_letter_queue_topic_name
+    outputs = fixed_outputs(topology, dead_letters)
     found = admin.describe_topics(outputs)
     missing = {name: where for name, where in outputs.items() if name not in found}
-    error = missing_outputs(missing, admin.creates_topics(), partitions) if missing else None
+    error = missing_outputs(missing, admin.creates_topics(), partitions, dead_letters) if missing else None
     if error is not None:
         raise error
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
+from everflow.errors import EverflowError, RecordTimeError
+from everflow.kafka.admin import ClusterAdmin
 from everflow.records import OffsetRange, TopicPartition
 from everflow.runtime.batch import FAILED, REQUEST_PROPERTY, BatchFailedError, BatchFailure, BatchRequest, BatchResult
 from everflow.runtime.kafka_sink import KafkaSink, LmdbAccess, announce
 from everflow.runtime.packing import packed
+from everflow.runtime.record_times import MOST_MS, too_late
 from everflow.runtime.resident_job import ResidentJob
 from everflow.runtime.resident_step import ResidentStep, TwinSegment
 from everflow.runtime.spark_failure import failure_of_text, says
@@ -24,6 +27,7 @@ from everflow.spark.source import SourceSettings
 from everflow.topology.plan import PhysicalPlan, Projection
 from everflow.travel.parcel import Parcel
 
+LOOK_UP_S = 5.0
 CHANNEL_PROPERTY = "everflow.resident"
 
 
@@ -146,7 +150,22 @@ class ThreadJob:
         try:
             return answered(self._prepared_job().run(ranges, {REQUEST_PROPERTY: request.to_json()}))
         except SparkJobError as error:
-            raise self._classified(error) from error
+            failed = self._classified(error)
+            if failed.failure.code == RecordTimeError.code:  # Spark's reader does not say of which record
+                found = self._beyond_time(ranges)
+                failed = BatchFailedError(replace(failed.failure, error=str(too_late(found))))
+            raise failed from error
+
+    def _beyond_time(self, ranges: Mapping[TopicPartition, OffsetRange]) -> str | None:
+        """The first record of the ranges whose time Spark cannot hold, as the brokers' time index knows it."""
+        admin = ClusterAdmin.beside({"bootstrap.servers": self._settings.bootstrap_servers, **self._settings.reader})
+        try:
+            found = admin.offsets_for_time(sorted(ranges), MOST_MS + 1, "read_uncommitted", LOOK_UP_S)
+        except EverflowError:
+            return None
+        finally:
+            admin.close()
+        return next((f"{tp}@{offset}" for tp, offset in sorted(found.items()) if offset in range(*ranges[tp])), None)
 
     def _prepared_job(self) -> PreparedJob:
         """Prepared when it is needed: a thread with a resident step may never be, and it took 4 of the 11 s of a start."""

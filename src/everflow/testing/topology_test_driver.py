@@ -21,6 +21,7 @@ from everflow.runtime.batch import COMMITTED, BatchRequest, BatchResult, TaskCon
 from everflow.runtime.failure_text import ending
 from everflow.runtime.packing import packed
 from everflow.runtime.query_errors import StoreKindError
+from everflow.runtime.record_times import MOST_MS, too_late
 from everflow.runtime.step_functions import RecordFailure, UndecodableRecord
 from everflow.runtime.task_step import StepResult, TaskStep
 from everflow.serdes import Serde
@@ -172,6 +173,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         ranges = {f"{topic}-0": [offset, offset, offset] for topic, offset in self._offsets.items()}
         for record in records:
             bounds = ranges[f"{record.topic}-0"]
+            if record.timestamp > MOST_MS:
+                raise too_late(f"{record.topic}-0@{bounds[1]}", record.timestamp)
             rows.append((record, bounds[1]))
             bounds[1] = bounds[2] = bounds[1] + 1
         self._request = self._new_request(ranges)

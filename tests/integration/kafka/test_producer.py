@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer
 from group_members import assignor_of
 
-from everflow.errors import EverflowError, RetriableError, TaskMigratedError
+from everflow.errors import EverflowError, RecordTooLargeError, RetriableError, TaskMigratedError
 from everflow.kafka.admin import ClusterAdmin, CommittedOffset
 from everflow.kafka.errors import GenerationChanged, OffsetsUnstableError
 from everflow.kafka.group_channel import GroupSettings
@@ -91,8 +91,9 @@ def test_a_record_lost_in_the_middle_is_not_overlooked(bootstrap: str, topic: To
     writer = RecordWriter.get(config, None)
     writer.begin()
     writer.write(target, [b"a", b"b", b"c"], [b"1", b"x" * 5000, b"3"], stamps(3), 0, track=True)
-    with pytest.raises(RetriableError, match="size too large"):
+    with pytest.raises(RecordTooLargeError, match="size too large") as raised:
         writer.flush(10)
+    assert raised.value.topics == (target,)
     assert RecordWriter.get(config, None) is not writer
 
 
@@ -116,6 +117,7 @@ def test_a_refused_record_names_its_topic(bootstrap: str, topic: Topic, name: st
         writer.write(target, [b"k"] * 3, values, stamps(3), [0, 1, 1])
         said.append(refusal(writer))
         writer.close()
+    print(said)
     assert f"delivering to {target}-1: " in said[0]
     assert "size too large" in said[0]
     assert f"committing what was written to {target}: " in said[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import subprocess
 import sys
 import textwrap
@@ -18,13 +19,23 @@ from typer.testing import CliRunner, Result
 
 from everflow import StreamsBuilder, serdes
 from everflow.cli.app import app as everflow_command
-from everflow.errors import FatalError, RecordError, StateLockedError, TaskTimeoutError
+from everflow.errors import (
+    ColumnError,
+    RecordError,
+    RecordTimeError,
+    RecordTooLargeError,
+    StateLockedError,
+    TaskTimeoutError,
+    WorkerDiedError,
+)
 from everflow.metrics import COMMITS
 from everflow.runtime.client_state import ClientState
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
 FAILED, USAGE = 1, 2
+IN_SECONDS, TENS_OF_SECONDS = 20.0, 50.0
+"""How soon an instance has to end: far below task.timeout.ms, with room for a busy machine."""
 Run = Callable[..., Result]
 
 
@@ -70,6 +81,13 @@ def test_missing_output_topic(run: Run, cluster: Cluster) -> None:
     assert f"kafka-topics --create --topic {output} --partitions 3" in result.output
     assert f"program_{cluster.prefix}.py:3" in result.output
     assert set(cluster.topics()) == {source}
+
+
+def test_missing_dead_letter_topic(run: Run, cluster: Cluster) -> None:
+    source, letters = cluster.topic("in", 1), f"{cluster.prefix}-letters"
+    result = run(f"builder.stream('{source}').for_each(print)", errors_dead_letter_queue_topic_name=letters)
+    assert result.exit_code == USAGE
+    assert f"dead-letter topic {letters} (errors.dead.letter.queue.topic.name) does not exist" in " ".join(result.output.split())
 
 
 def test_topics_that_cannot_meet(run: Run, cluster: Cluster) -> None:
@@ -219,6 +237,65 @@ def test_a_function_that_raises_ends_the_command(run: Run, cluster: Cluster) -> 
     assert f"program_{cluster.prefix}.py:3" in result.output
 
 
+def _total(value: str) -> int:
+    return len(value) // int(value)
+
+
+def test_an_aggregator_that_fails_in_a_helper_names_the_helpers_line(app: Application, cluster: Cluster) -> None:
+    source = cluster.topic("in", 1)
+    cluster.write(source, [text("k", str(number)) for number in (3, 2, 1, 0)])
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
+    stream.group_by_key().aggregate(
+        initializer=int, aggregator=lambda key, value, total: total + _total(value), store="totals", returns="bigint"
+    )
+    streams = app.instance(builder.build())
+    streams.start()
+    error = until_failed(streams, IN_SECONDS)
+    assert isinstance(error, RecordError)
+    first, line, operator, cure = str(error).splitlines()
+    assert first.startswith(f"ZeroDivisionError: integer division or modulo by zero (record {source}-0@3, node ")
+    assert line == f"  at {__file__}:{_total.__code__.co_firstlineno + 1} in _total: return len(value) // int(value)"
+    assert operator.startswith(f"  operator added at {__file__}:")
+    assert "Correct the function" in cure
+
+
+def test_a_record_on_which_the_process_dies_is_found_and_named(
+    app: Application, cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The worker can say nothing: batches become smaller until there is but one record to blame."""
+    source, output = cluster.topic("in", 1), cluster.topic("out", 1)
+    cluster.write(source, [text("k", "die" if number == 20 else str(number)) for number in range(40)])
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
+    stream.map_values(lambda value: os._exit(3) if value == "die" else value, returns="string").to(output)
+    streams = app.instance(builder.build())
+    with caplog.at_level(logging.WARNING, logger="everflow"):
+        streams.start()
+        error = until_failed(streams, TENS_OF_SECONDS)
+    assert isinstance(error, WorkerDiedError)
+    assert str(error).startswith("A Python worker process died (no trace of why: killed (out of memory?), or ended by os._exit)")
+    assert f"times in a row, on {source}-0@20)" in str(error)
+    assert "Correct the function" in str(error)
+    assert "the same failure again, nothing has changed" in caplog.text
+    assert "\tat " not in caplog.text
+    assert [record.value for record in cluster.read(output)] == [str(number).encode() for number in range(20)]
+
+
+@pytest.mark.parametrize("resident", [10_000_000, 0], ids=["resident", "spark-job"])
+def test_a_time_that_spark_cannot_hold_names_the_record(app: Application, cluster: Cluster, resident: int) -> None:
+    source, output = cluster.topic("in", 1), cluster.topic("out", 1)
+    cluster.write(source, [text("k", "1", 1_000), text("k", "2", 1_700_000_000_000_000_000)])
+    builder = StreamsBuilder()
+    builder.stream(source, key=serdes.string(), value=serdes.string()).to(output)
+    streams = app.instance(builder.build(), resident_max_records=resident)
+    streams.start()
+    error = until_failed(streams, IN_SECONDS)
+    assert isinstance(error, RecordTimeError)
+    assert f"beyond the year 294247, which Spark cannot hold (record {source}-0@1)" in str(error)
+    assert "where Kafka expects milliseconds" in str(error)
+
+
 # --- size ----------------------------------------------------------------------------------------------------------
 
 
@@ -244,12 +321,15 @@ def test_a_result_that_the_topic_does_not_take_stops_the_instance_at_once(app: A
     builder = StreamsBuilder()
     stream = builder.stream(source, key=serdes.string(), value=serdes.string())
     stream.map_values(lambda value: value * 2, returns=serdes.string()).to(output)
-    streams = app.instance(builder.build(), task_timeout_ms=600_000, **{"producer.message.max.bytes": 5_000_000})
+    streams = app.instance(builder.build(), **{"producer.message.max.bytes": 5_000_000})
     streams.start()
-    error = until_failed(streams)
-    assert isinstance(error, FatalError)
-    assert output in str(error)
-    assert "\n" not in str(error)
+    error = until_failed(streams, IN_SECONDS)
+    assert isinstance(error, RecordTooLargeError)
+    first, origin, cure = str(error).splitlines()
+    assert first.startswith(f"A record for topic {output} is too large: 1,800,001 bytes")
+    assert first.endswith(", more than the topic takes (max.message.bytes=1,048,588)")
+    assert origin.strip().startswith(f"made of record {source}-0@0, by node ")
+    assert f"Raise max.message.bytes of {output}" in cure
 
 
 # --- folder ----------------------------------------------------------------------------------------------------
@@ -282,12 +362,16 @@ def test_columns_that_fail_stop_the_instance_with_the_cause(app: Application, cl
     cluster.write(source, [text("k", "1"), text("k", "one")])
     builder = StreamsBuilder()
     stream = builder.stream(source, key=serdes.string(), value=serdes.string())
+    line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
     stream.map_values(F.col("value").cast("bigint")).to(output)
-    streams = app.instance(builder.build(), task_timeout_ms=2_000)
+    streams = app.instance(builder.build())
     streams.start()
-    error = until_failed(streams)
-    assert "CAST_INVALID_INPUT" in str(error)
-    assert "'one'" in str(error)
+    error = until_failed(streams, IN_SECONDS)
+    assert isinstance(error, ColumnError)
+    first, where, cure = str(error).splitlines()
+    assert first.startswith("A Column cannot be computed: [CAST_INVALID_INPUT] The value 'one' of the type \"STRING\"")
+    assert where == f"  operator added at {__file__}:{line}"
+    assert ".try_cast" in cure
     assert cluster.read(output) == []
 
 

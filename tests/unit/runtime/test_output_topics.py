@@ -28,6 +28,17 @@ def test_a_missing_one_is_named_with_the_command_that_creates_it() -> None:
     assert error.where == "program.py:3"
 
 
+def test_a_missing_dead_letter_topic_is_called_one() -> None:
+    alone = str(missing_outputs({"letters": None}, False, 6, "letters"))
+    assert alone.startswith("dead-letter topic letters (errors.dead.letter.queue.topic.name) does not exist")
+    assert "output topic" not in alone
+    assert "kafka-topics --create --topic letters" in alone
+    both = missing_outputs({"letters": None, "nope": "program.py:3"}, False, 6, "letters")
+    assert both is not None
+    assert str(both).startswith("output topic nope and dead-letter topic letters (errors.dead.letter.queue.topic.name) do not")
+    assert both.where == "program.py:3"
+
+
 @pytest.mark.parametrize("creates", [True, None])
 def test_brokers_that_create_topics_or_do_not_tell_are_no_reason_to_stop(creates: bool | None) -> None:
     assert missing_outputs({"nope": None}, creates, 6) is None

@@ -79,7 +79,7 @@ def test_a_time_that_spark_cannot_hold_is_told_as_such() -> None:
     )
     failure = failure_of_text(text)
     assert (failure.kind, failure.code) == ("fatal", "EF-RECORD-TIME")
-    assert "expects milliseconds" in failure.error
+    assert "Kafka expects milliseconds" in failure.error
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,90 @@
+"""Which of a micro-batch's records was too large for its topic: the client and the broker do not say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
+
+from everflow.errors import RecordTooLargeError
+from everflow.records import EdgeBatch, TaskId
+from everflow.runtime.batch import BatchRequest
+from everflow.runtime.task_step import SinkOutput, StepResult
+from everflow.topology.plan import Source
+
+_KEY_SHOWN = 60
+
+
+class Written(NamedTuple):
+    """A record as it was to be written: ``size`` of key, value and headers in bytes; ``origin`` in words."""
+
+    topic: str
+    size: int
+    origin: str
+
+
+def named(
+    error: RecordTooLargeError,
+    request: BatchRequest,
+    result: StepResult,
+    sources: Collection[Source],
+    topic_limit: Callable[[str], int | None],
+) -> RecordTooLargeError:
+    """``error`` with the record that it is about: the largest of those written to its topics. ``topic_limit`` asks the broker for a
+    topic's ``max.message.bytes``."""
+    found = max(_written(request, result, sources, error.topics), key=lambda one: one.size, default=None)
+    if found is None:
+        return error
+    if error.limit is not None:
+        limit, setting = error.limit, "producer.message.max.bytes (and max.message.bytes of the topic, if that is smaller)"
+        taker = f"the producer sends (message.max.bytes={error.limit:,})"
+    else:
+        limit, setting = topic_limit(found.topic) or 0, f"max.message.bytes of {found.topic}"
+        taker = f"the topic takes (max.message.bytes{f'={limit:,}' if limit else ''})"
+    return RecordTooLargeError(
+        f"A record for topic {found.topic} is too large: {found.size:,} bytes, more than {taker}\n  {found.origin}\n"
+        f"  Nothing of its micro-batch was written. Raise {setting}, or make the record smaller, and start again: processing goes "
+        "on where it stopped.",
+        topics=(found.topic,),
+        limit=limit or None,
+    )
+
+
+def _written(
+    request: BatchRequest, result: StepResult, sources: Collection[Source], topics: Collection[str]
+) -> Iterator[Written]:
+    for output in result.outputs:
+        yield from _outputs(output, sources, topics)
+    places = {task.task: task.stores for task in request.tasks}
+    for task, listed in result.changes.items():
+        for changes in listed:
+            topic = places[task][changes.store]["changelog"]
+            if topic not in topics or topic is None:
+                continue
+            row = max(range(len(changes)), key=lambda at: _size(changes.keys[at], changes.values[at]), default=None)
+            if row is not None:
+                partition = TaskId.parse(task).partition
+                origin = f"the value of key {_short(changes.keys[row])} in store {changes.store}, partition {partition}"
+                yield Written(topic, _size(changes.keys[row], changes.values[row]), origin)
+
+
+def _outputs(output: SinkOutput, sources: Collection[Source], topics: Collection[str]) -> Iterator[Written]:
+    """The largest one."""
+    names = [output.topics] * len(output.keys) if isinstance(output.topics, str) else output.topics
+    rows = [row for row, topic in enumerate(names) if topic in topics]
+    if rows:
+        row = max(rows, key=lambda at: _size(output.keys[at], output.values[at]))
+        origin = f"made of record {_place(output.batch, row, sources)}, by node {output.node}"
+        yield Written(names[row], _size(output.keys[row], output.values[row]), origin)
+
+
+def _place(batch: EdgeBatch, row: int, sources: Collection[Source]) -> str:
+    topic = next(source.topic for source in sources if source.index == int(batch.source[row]))
+    return f"{topic}-{int(batch.partition[row])}@{int(batch.offset[row])}"
+
+
+def _size(key: bytes | None, value: bytes | None) -> int:
+    return len(key or b"") + len(value or b"")
+
+
+def _short(key: bytes) -> str:
+    return repr(key) if len(key) <= _KEY_SHOWN else f"{key[:_KEY_SHOWN]!r}..."
