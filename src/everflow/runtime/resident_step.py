@@ -183,6 +183,16 @@ class ResidentStep:
         return str(row.column(0)[0].as_py())
 
 
+def refuse(error: Exception, channel: Callable[[], str]) -> None:
+    """Answer the first request with ``error``: there is no step that could serve it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(channel())
+        lines = connection.makefile("rwb")
+        if lines.readline().decode().strip() != STOP:
+            lines.write(BatchResult(FAILED, failure=failure_of(error).to_dict()).to_json().encode() + b"\n")
+            lines.flush()
+
+
 def _ranges(request: BatchRequest) -> dict[TopicPartition, OffsetRange]:
     return {TopicPartition.parse(name): OffsetRange(start, end) for name, (start, end, _) in request.ranges.items()}
 

@@ -124,7 +124,7 @@ class TaskStep:
             level,
             plan.steps[level].ops,
             HopSchema(plan.into_step(level), plan.headers, first=level == 0),
-            None if last else HopSchema(plan.out_of_step(level), plan.headers),
+            hop_out_of(plan, level),
             plan.sources,
             plan.changelog_slots,
             stores,
@@ -140,7 +140,7 @@ class TaskStep:
         except HopError:  # a stage before this one failed, and Spark says why
             raise
         except Exception as error:
-            yield from self.failed(failure_of(error))
+            yield from failed(error, self.hop_out)
 
     def process(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Hop rows in; hop rows, or on the last step one row with the result, out."""
@@ -173,14 +173,6 @@ class TaskStep:
         result.dead_letters = letters if letters is not None and len(letters) else None
         yield _result_row(self.sink(request, result, self.sources))
 
-    def failed(self, failure: BatchFailure) -> Iterator[pa.RecordBatch]:
-        """What goes out instead of results: the failure, through the steps behind this one."""
-        if self.hop_out is not None:
-            control = json.dumps({"failure": failure.to_dict()}, separators=(",", ":"))
-            yield from write_hop(self._outgoing({}, StepResult()), self.hop_out, control)
-        else:
-            yield _result_row(BatchResult(FAILED, failure=failure.to_dict()))
-
     def _shared_stores(self) -> frozenset[str]:
         """Stores that more than one operator of this step reads: those need the batch's own changes on top (D5)."""
         seen: list[str] = [spec.name for op in self.ops if isinstance(op, StatefulOp) for spec in op.stores]
@@ -201,6 +193,21 @@ class TaskStep:
             if store in made:
                 records[slot] = _changes_to_rows(store, result.changes)
         return {slot.id: records.get(slot.id) or _empty_like(slot.type.key, slot.type.value) for slot in self.hop_out.slots}
+
+
+def hop_out_of(plan: PhysicalPlan, level: int) -> HopSchema | None:
+    """What the step of ``level`` writes; None for the last."""
+    return None if level == plan.levels - 1 else HopSchema(plan.out_of_step(level), plan.headers)
+
+
+def failed(error: Exception, hop_out: HopSchema | None) -> Iterator[pa.RecordBatch]:
+    """What a step gives instead of results: why it failed, through the steps behind it (``hop_out`` None: it is the last)."""
+    failure = failure_of(error).to_dict()
+    if hop_out is None:
+        yield _result_row(BatchResult(FAILED, failure=failure))
+        return
+    nothing = {slot.id: _empty_like(slot.type.key, slot.type.value) for slot in hop_out.slots}
+    yield from write_hop(nothing, hop_out, json.dumps({"failure": failure}, separators=(",", ":")))
 
 
 # --- operators -------------------------------------------------------------------------------------------------

@@ -18,12 +18,13 @@ from everflow.runtime.kafka_sink import KafkaSink, LmdbAccess, announce
 from everflow.runtime.packing import packed
 from everflow.runtime.record_times import MOST_MS, too_late
 from everflow.runtime.resident_job import ResidentJob
-from everflow.runtime.resident_step import ResidentStep, TwinSegment
+from everflow.runtime.resident_step import ResidentStep, TwinSegment, refuse
 from everflow.runtime.spark_failure import failure_of_text, says
-from everflow.runtime.task_step import TaskStep
+from everflow.runtime.task_step import TaskStep, failed, hop_out_of
 from everflow.spark.job import PreparedJob, ServingJob, SparkGoneError, SparkJobError, failure, local_property
 from everflow.spark.session import get_session
 from everflow.spark.source import SourceSettings
+from everflow.topology.hops import HopSchema
 from everflow.topology.plan import PhysicalPlan, Projection
 from everflow.travel.parcel import Parcel
 
@@ -77,9 +78,13 @@ class PackedStep:
 
     work: Parcel
     level: int
+    hop_out: HopSchema | None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        step: TaskStep = self.work.open().steps[self.level]
+        try:
+            step: TaskStep = self.work.open().steps[self.level]
+        except EverflowError as error:  # it needs what this worker has not
+            return failed(error, self.hop_out)
         return step(batches)
 
 
@@ -90,7 +95,12 @@ class PackedResident:
     work: Parcel
 
     def __call__(self) -> None:
-        self.work.open().resident()
+        try:
+            resident = self.work.open().resident
+        except EverflowError as error:
+            refuse(error, resident_channel)
+        else:
+            resident()
 
 
 def pack(plan: PhysicalPlan, settings: JobSettings) -> Parcel:
@@ -127,7 +137,7 @@ class ThreadJob:
             settings.prepared_source,
         )
         self._context, self._slot, self._settings, self._work = context, f"t{thread}", settings, work
-        steps = [PackedStep(work, level) for level in range(plan.levels)]
+        steps = [PackedStep(work, level, hop_out_of(plan, level)) for level in range(plan.levels)]
         self._prepare: Callable[[], PreparedJob] = lambda: PreparedJob(get_session(), plan, self._slot, partitions, source, steps)
         self._prepared: PreparedJob | None = None
         self._has_resident = bool(partitions) and settings.resident_records > 0 and TwinSegment.of_plan(plan) is not None

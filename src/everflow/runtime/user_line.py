@@ -7,12 +7,13 @@ import re
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
+from pathlib import PurePath
 
 from everflow.location import is_everflow
 from everflow.runtime.batch import CodeLine
+from everflow.travel.own_code import INSTALLED_FOLDERS
 
 _PYTHON = tuple({path for name in ("stdlib", "platstdlib") if (path := sysconfig.get_path(name))})
-_PACKAGES = tuple({path for name in ("purelib", "platlib") if (path := sysconfig.get_path(name))})
 _MADE = ("<frozen ", "<string>", "<attrs ", "<__array_function__")
 """Code that has no file: Python's own, and what dataclasses and the like write."""
 _WRITTEN = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<function>.+)$', re.MULTILINE)
@@ -52,7 +53,7 @@ def _innermost(frames: Iterable[CodeLine]) -> CodeLine | None:
     for frame in frames:
         if is_everflow(frame.file) or frame.file.startswith(_MADE):
             continue
-        if frame.file.startswith(_PACKAGES):
+        if not INSTALLED_FOLDERS.isdisjoint(PurePath(frame.file).parts):
             if installed is None and "pyspark" not in frame.file:
                 installed = frame
         elif not frame.file.startswith(_PYTHON):

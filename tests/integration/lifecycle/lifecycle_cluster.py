@@ -68,10 +68,12 @@ class Cluster:
         for consumer in self._consumers.values():
             consumer.close()
 
-    def topic(self, name: str, partitions: int = 2) -> str:
-        """Create a topic of this test; its full name."""
+    def topic(self, name: str, partitions: int = 2, **config: str) -> str:
+        """Create a topic of this test; its full name. ``config``: its settings, dots as underscores."""
         full = f"{self.prefix}-{name}"
-        for future in self._admin.create_topics([NewTopic(full, partitions, 1)], operation_timeout=REQUEST_S).values():
+        settings = {key.replace("_", "."): value for key, value in config.items()}
+        asked = self._admin.create_topics([NewTopic(full, partitions, 1, config=settings)], operation_timeout=REQUEST_S)
+        for future in asked.values():
             future.result(REQUEST_S)
         return full
 

@@ -284,7 +284,7 @@ def test_a_record_on_which_the_process_dies_is_found_and_named(
 
 @pytest.mark.parametrize("resident", [10_000_000, 0], ids=["resident", "spark-job"])
 def test_a_time_that_spark_cannot_hold_names_the_record(app: Application, cluster: Cluster, resident: int) -> None:
-    source, output = cluster.topic("in", 1), cluster.topic("out", 1)
+    source, output = cluster.topic("in", 1, message_timestamp_after_max_ms=str(2**63 - 1)), cluster.topic("out", 1)
     cluster.write(source, [text("k", "1", 1_000), text("k", "2", 1_700_000_000_000_000_000)])
     builder = StreamsBuilder()
     builder.stream(source, key=serdes.string(), value=serdes.string()).to(output)
