@@ -1,7 +1,7 @@
 """``module:name`` -> the user's topology.
 
 The module is imported as its owner would import it: the current folder is on the path, here and in the
-Python workers that Spark starts later (they unpickle functions of that module by name).
+Python workers that Spark starts later (for what functions import when they are called).
 """
 
 from __future__ import annotations
