@@ -1,4 +1,4 @@
-"""What an instance starts of Spark: SQL only for a program that has Columns."""
+"""What an instance starts of Spark, and when: nothing for a program without Columns, and SQL with the first that is analysed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ PROGRAM = """
 
     import everflow
     from everflow import StreamsBuilder, serdes
+    from everflow.spark.later import running_context
     from everflow.spark.session import get_session
 
     def running():
-        return SparkContext._active_spark_context is not None, SparkSession._instantiatedSession is not None
+        return running_context() is not None, SparkSession._instantiatedSession is not None
 
     builder = StreamsBuilder()
     stream = builder.stream("in", key=serdes.string(), value=serdes.json("amount bigint"))
     counts = stream.map_values(lambda value: value, returns=serdes.json("amount bigint")).group_by_key().count(store="s")
     builder.build()
+    print(*running())
     column = F.col("value.amount") > 1
     print(*running())
     stream.filter(column).to("large")
@@ -38,8 +40,35 @@ PROGRAM = """
 """
 
 
+FIRST_ASKED = """
+    from everflow import StreamsBuilder
+    from everflow.spark.later import running_context
+    from pyspark.sql import SparkSession, functions as F
+
+    StreamsBuilder()
+    {asks}
+    print(running_context() is not None)
+    print(SparkSession.builder.getOrCreate().sparkContext.parallelize([1, 2]).count())
+"""
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=180)
+
+
 def test_sql_is_started_by_the_first_column() -> None:
     """It takes seconds, and a program of functions and plain fields never needs it. The user's session has Spark's settings, the
     one that computes Columns everflow's."""
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(PROGRAM)], capture_output=True, text=True, timeout=180)
-    assert done.stdout.splitlines() == ["True False", "True True", "3 True true", "false UTC True", "True True"], done.stderr
+    done = run(PROGRAM)
+    said = ["False False", "True False", "True True", "3 True true", "false UTC True", "True True"]
+    assert done.stdout.splitlines() == said, done.stderr
+
+
+ASKS = ["F.lit(1)", "F.struct('a', 'b')", "F.expr('1')", "F.when(F.col('a') > 1, 2)", "SparkSession.builder.getOrCreate()"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asks", ASKS)
+def test_whatever_asks_pyspark_for_its_spark_starts_it(asks: str) -> None:
+    done = run(FIRST_ASKED.format(asks=asks))
+    assert done.stdout.splitlines() == ["True", "2"], done.stderr

@@ -85,7 +85,10 @@ def run(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Run a topology until it is stopped (Ctrl-C or SIGTERM commit; --leave/--stay says what becomes of the tasks)."""
+    """Run a topology until it is stopped (Ctrl-C or SIGTERM commit; --leave/--stay says what becomes of the tasks).
+
+    The program is read once, at the start, from the file that is named then: a change of it takes effect at the next start.
+    """
     with _errors_for_people(debug):
         try:
             given = parse_settings(settings or [])
@@ -110,8 +113,9 @@ def describe(
     form: Annotated[DescribeFormat, typer.Option("--format", help="How to print it.")] = DescribeFormat.text,
     debug: Debug = False,
 ) -> None:
-    """Print a topology (text: Kafka Streams' own format)."""
+    """Print a topology (text: Kafka Streams' own format). Starts Spark only if the program has Columns."""
     with _errors_for_people(debug):
+        from everflow.cli.cluster import own_status
         from everflow.cli.program import load_topology
         from everflow.spark.session import get_context
         from everflow.topology import describe as described
@@ -121,7 +125,13 @@ def describe(
             DescribeFormat.json: described.as_json,
             DescribeFormat.mermaid: described.as_mermaid,
         }
-        topology = load_topology(target, start_session=get_context)
+        with own_status() as status:
+
+            def start_spark() -> object:
+                with status.waiting("starting Spark"):
+                    return get_context()
+
+            topology = load_topology(target, start_spark=start_spark)
         typer.echo(forms[form](topology).rstrip())
 
 

@@ -1,7 +1,8 @@
 """``module:name`` -> the user's topology.
 
 The module is imported as its owner would import it: the current folder is on the path, here and in the
-Python workers that Spark starts later (for what functions import when they are called).
+Python workers that Spark starts later (for what functions import when they are called). What can be told of a
+wrong program without running it is told before (`everflow.cli.program_source`).
 """
 
 from __future__ import annotations
@@ -15,35 +16,41 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from everflow.cli.program_source import FORM, no_such_module, no_such_name, require_name
 from everflow.errors import EverflowError, TopologyError
 from everflow.serdes.base import SerdeError
+from everflow.spark.session import start_when_asked
 from everflow.topology.graph import Topology
 
-_FORM = "write it as module:name, e.g. flights:builder for the variable `builder` in flights.py"
 
-
-def load_topology(target: str, *, start_session: Callable[[], object]) -> Topology:
+def load_topology(target: str, *, start_spark: Callable[[], object]) -> Topology:
     """Import ``module`` of ``target`` and return the topology that ``name`` holds, builds or returns.
 
     ``name`` is a `Topology`, a `StreamsBuilder`, or a function without arguments that returns one of them.
-    ``start_session`` runs before the import, because ``F.col(...)`` at import time needs a Spark session.
+    ``start_spark`` runs when the program makes its first Column, if it makes one.
 
     Raises:
-        TopologyError: no such module or name, the wrong kind of object, or the module failed while being
-        imported
-            (then with file and line of the failing statement). Errors of everflow raised by the module pass
-            unchanged.
+        TopologyError: no such module or name, the wrong kind of object, or the module failed while being imported (then with file
+            and line of the failing statement). Errors of everflow raised by the module pass unchanged.
     """
     module_name, separator, name = target.partition(":")
     if not (module_name and separator and name):
-        raise TopologyError(f"{target!r} does not name a topology: {_FORM}", code="EF-PROGRAM")
+        raise TopologyError(f"{target!r} does not name a topology: {FORM}", code="EF-PROGRAM")
     put_current_folder_on_path()
-    start_session()
+    require_name(module_name, name)
+    start_when_asked(start_spark)
     module = _import(module_name)
     found = _attribute(module, name)
     if callable(found) and not isinstance(found, type) and not hasattr(found, "build"):
         found = _call(found, target)
     return _as_topology(found, target)
+
+
+def place_of(target: str) -> str:
+    """``flights.py (/programs/flights.py), builder``: where a program was loaded from."""
+    module, _, name = target.partition(":")
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return f"{module}, {name}" if file is None else f"{Path(file).name} ({file}), {name}"
 
 
 def put_current_folder_on_path() -> None:
@@ -63,9 +70,7 @@ def _import(name: str) -> ModuleType:
         raise _placed(error) from error
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
-            hint = f"\n  {_FORM}" if name.endswith(".py") or "/" in name else ""
-            message = f"no module {error.name!r} in {Path.cwd()} or among the installed packages{hint}"
-            raise TopologyError(message, code="EF-PROGRAM") from error
+            raise no_such_module(error.name, name) from error
         raise _failed(f"module {name}", error) from error
     except Exception as error:
         raise _failed(f"module {name}", error) from error
@@ -77,9 +82,7 @@ def _attribute(module: ModuleType, path: str) -> Any:
         try:
             found = getattr(found, part)
         except AttributeError:
-            known = _candidates(module)
-            hint = f"; it has: {', '.join(known)}" if known else "; it holds no topology at all"
-            raise TopologyError(f"module {module.__name__} has no {path!r}{hint}", code="EF-PROGRAM") from None
+            raise no_such_name(module.__name__, path, _candidates(module)) from None
     return found
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from everflow import KafkaStreams, __version__
-from everflow.cli.program import load_topology, put_current_folder_on_path
+from everflow.cli.program import load_topology, place_of, put_current_folder_on_path
 from everflow.cli.status import StatusLine
 from everflow.cli.terminal import Banner, Progress, topology_lines
 from everflow.cli.watch import LagReader, input_topics
@@ -24,6 +24,7 @@ from everflow.runtime.client_state import ClientState
 from everflow.runtime.foreground import Foreground
 from everflow.runtime.own_assignor import check_assignor
 from everflow.runtime.task_words import summary, task_lines
+from everflow.spark.later import running_context
 from everflow.spark.session import get_context
 from everflow.state.disk import require_usable
 from everflow.stop_signals import EXIT_BASE
@@ -55,11 +56,13 @@ def run_program(
     with StatusLine(console, stamp=time_of_day) as status, lines_to(status.event, verbose=debug):
 
         def start_spark() -> object:
-            status.event("starting Spark")
-            return get_context()
+            with status.waiting("starting Spark"):
+                return get_context()
 
-        topology = load_topology(target, start_session=start_spark)
-        status.say(banner(config, topology).text())
+        topology = load_topology(target, start_spark=start_spark)
+        status.say(banner(config, topology, place_of(target)).text())
+        if running_context() is None:
+            start_spark()
         streams = KafkaStreams(topology, config)
         streams.set_state_listener(lambda new, old: status.event(f"state {old.name} -> {new.name}"))
         foreground = Foreground(streams, leave_group)
@@ -70,9 +73,10 @@ def run_program(
         return 0 if streams.state is ClientState.NOT_RUNNING else EXIT_FAILED
 
 
-def banner(config: StreamsConfig, topology: Topology) -> Banner:
-    """What a run prints first."""
+def banner(config: StreamsConfig, topology: Topology, program: str = "") -> Banner:
+    """What a run prints first; ``program``: where it was loaded from, if from anywhere."""
     return Banner(
+        program=program,
         application_id=config.application_id,
         version=__version__,
         bootstrap_servers=config.bootstrap_servers,

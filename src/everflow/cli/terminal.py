@@ -13,7 +13,7 @@ _LIST_WIDTH = 76  # topics or stores named in the banner before "and n more"
 
 @dataclass(frozen=True)
 class Banner:
-    """The first thing a run prints; ``topology`` is `topology_lines` of the program."""
+    """The first thing a run prints; ``topology`` is `topology_lines` of the program, ``program`` says where it is, if anywhere."""
 
     application_id: str
     version: str
@@ -23,6 +23,7 @@ class Banner:
     state_folder: str
     topology: tuple[str, str, str]
     log_file: str
+    program: str = ""
 
     def text(self) -> str:
         """Several lines, without a final newline."""
@@ -36,6 +37,8 @@ class Banner:
             ("state", self.state_folder),
             ("log", self.log_file),
         ]
+        if self.program:
+            rows.insert(1, ("program", self.program))
         return "\n".join(f"{label:<12} {text}" for label, text in rows)
 
 

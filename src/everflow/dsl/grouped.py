@@ -299,13 +299,12 @@ class _Aggregation:
 
     def _inputs(self, columns: dict[str, Column], edge: Edge) -> ColumnExpr:
         """The value that the operator reads. Unwindowed aggregates skip null values, so theirs is null as a whole."""
-        present = F.col("value").isNotNull()
-        if not columns:  # nothing of the user's to analyse: a count alone needs no Spark SQL
-            return ColumnExpr(F.when(present, F.lit(True)), pa.bool_(), frozenset({"value"}))
+        if not columns:  # nothing of the user's to analyse: a count alone needs no Spark while the program is built
+            return ColumnExpr("CASE WHEN value IS NOT NULL THEN true END", pa.bool_(), frozenset({"value"}))
         for column in columns.values():
             analyse(column, edge.type, self.where)  # each alone, so that a message names the one that is wrong
         fields = F.struct(*[column.alias(name) for name, column in columns.items()])
-        return analyse(fields if self.windowed else F.when(present, fields), edge.type, self.where)
+        return analyse(fields if self.windowed else F.when(F.col("value").isNotNull(), fields), edge.type, self.where)
 
     def _add(
         self,

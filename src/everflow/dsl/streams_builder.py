@@ -14,7 +14,7 @@ from everflow.foreign_names import Telling
 from everflow.location import user_line
 from everflow.operators.table import TableSpec
 from everflow.serdes import Serde
-from everflow.spark.session import get_context
+from everflow.spark.session import start_when_asked
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import SourceNode, StatefulNode, Topology
 from everflow.travel.inert import Inert, in_worker
@@ -25,8 +25,8 @@ _RESETS = ("earliest", "latest", "none")
 class StreamsBuilder(Telling):
     """Builds one topology; not for use from several threads.
 
-    Creating one starts Spark (or adopts the SparkContext that runs), which ``pyspark.sql.functions`` needs.
-    Raises SetupError where Java or the Kafka connector is missing.
+    ``pyspark.sql.functions`` need a Spark: once there is a builder, the first Column starts one (or uses the one that runs).
+    Raises SetupError where one runs that lacks the Kafka connector; a Column does where Java is missing.
     """
 
     def __new__(cls) -> StreamsBuilder:
@@ -34,7 +34,7 @@ class StreamsBuilder(Telling):
         return Inert() if in_worker() else super().__new__(cls)  # type: ignore[return-value]
 
     def __init__(self) -> None:
-        get_context()
+        start_when_asked()
         self._graph = GraphBuilder()
 
     def __repr__(self) -> str:

@@ -12,6 +12,7 @@ from pyspark import SparkContext
 from pyspark.sql.utils import is_remote
 
 from everflow.errors import SetupError
+from everflow.spark.later import running_context
 
 _LOCAL = re.compile(r"local(\[\s*([0-9]+|\*)\s*(,\s*[0-9]+\s*)?\])?")
 _BEFORE_THE_JVM = ("spark.driver.memory", "spark.driver.extra", "spark.driver.defaultJavaOptions", "spark.jars")
@@ -19,7 +20,7 @@ _BEFORE_THE_JVM = ("spark.driver.memory", "spark.driver.extra", "spark.driver.de
 
 def refuse_connect() -> None:
     """SetupError under Spark Connect, whose JVM is elsewhere."""
-    if is_remote() or ("SPARK_REMOTE" in os.environ and SparkContext._active_spark_context is None):
+    if is_remote() or ("SPARK_REMOTE" in os.environ and running_context() is None):
         raise SetupError(
             "This is a Spark Connect session: it has no Spark in this process, and everflow needs one on the host where it runs. "
             "Start a classic session instead: without SPARK_REMOTE and builder.remote(...), for example with everflow.session()."
@@ -68,7 +69,7 @@ def wanted_settings(app_name: str | None, slots: int | None, conf: Mapping[str, 
     if "spark.remote" in found or found.get("spark.api.mode", "classic") != "classic":
         raise SetupError("everflow needs a classic session: leave spark.remote and spark.api.mode out of conf.")
     late = [key for key in found if key.startswith(_BEFORE_THE_JVM)]
-    if late and SparkContext._gateway is not None and SparkContext._active_spark_context is None:
+    if late and SparkContext._gateway is not None and running_context() is None:
         raise SetupError(
             f"{', '.join(late)}: read when Spark's JVM starts, and this process has one already, also after spark.stop(). Restart "
             "the process (in a notebook: the kernel) and call session() first."

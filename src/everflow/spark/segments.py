@@ -18,6 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType
 
 from everflow.serdes import Serde
+from everflow.topology.graph import ColumnExpr
 from everflow.topology.hops import MARKER, HopSchema
 from everflow.topology.plan import DEAD_LETTER_SLOT, Decode, Encode, PhysicalPlan, Projection, Segment, Slot, in_catalyst
 
@@ -225,8 +226,8 @@ def _project(frame: DataFrame, projection: Projection | Encode, topics: dict[int
         live = F.col(f"p{o}")
     else:
         seen = seen.select("*", live.alias(f"p{o}"))
-    key = node.key.column if node.key is not None else F.col("key")
-    value = node.value.column if node.value is not None else F.col("value")
+    key = _column(node.key, "key")
+    value = _column(node.value, "value")
     guarded = F.coalesce(F.col(f"p{o}"), F.lit(False))
     key_type, value_type = spark_type(node.out.key), spark_type(node.out.value)
     return seen.select(
@@ -235,6 +236,13 @@ def _project(frame: DataFrame, projection: Projection | Encode, topics: dict[int
         F.when(guarded, key).cast(key_type).alias(f"p{o}_k"),
         F.when(guarded, value).cast(value_type).alias(f"p{o}_x"),
     )
+
+
+def _column(given: ColumnExpr | None, name: str) -> Column:
+    """What a projection gives for key or value: a Column, the text of one, or what is there already under ``name``."""
+    if given is None:
+        return F.col(name)
+    return F.expr(given.column) if isinstance(given.column, str) else cast(Column, given.column)
 
 
 def _topic_name(topics: dict[int, str]) -> Column:

@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,12 +23,13 @@ from everflow import jvm, logs
 from everflow.sockets import socket_folder
 from everflow.spark.foreign import adopt, differing, refuse_connect, require_local, wanted_settings
 from everflow.spark.jvm_launch import jvm_ends_with_failure
+from everflow.spark.later import real_one_starts, running_context, stand_in
 
 log = logging.getLogger("everflow.spark")
 
 DEFAULT_SLOTS = 32
-"""Task slots of a local session started before the number of stream threads is known. Slots are threads of the JVM, not cores;
-too few would let a full batch of one thread delay another (design section 2)."""
+"""Task slots of a local session at least: it may start before the number of stream threads is known, and they may become more.
+Slots are threads of the JVM, not cores; too few would let a full batch of one thread delay another (design section 2)."""
 
 SQL_SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
@@ -89,7 +90,15 @@ def get_context(slots: int | None = None, stop: threading.Event | None = None) -
     starts, Spark's JVM ends first; ``stop``, set meanwhile, ends it too, with some error of PySpark's.
     """
     with _lock:
-        return _running() or _start(slots or DEFAULT_SLOTS, {}, stop)
+        return _running() or _start(max(slots or 0, DEFAULT_SLOTS), {}, stop)
+
+
+def start_when_asked(start: Callable[[], object] = get_context) -> None:
+    """From now on PySpark finds a Spark when it is asked for one, by the first Column at the latest: the one that runs, or one that
+    ``start`` starts then, by `get_context`. Raises SetupError for a Spark that runs and cannot serve."""
+    with _lock:
+        _running()
+        stand_in(start)
 
 
 def get_session() -> SparkSession:
@@ -111,7 +120,7 @@ def slots_of(context: SparkContext) -> int:
 
 def _running() -> SparkContext | None:
     refuse_connect()
-    running = SparkContext._active_spark_context
+    running = running_context()
     return None if running is None else adopt(running)
 
 
@@ -124,7 +133,7 @@ def _start(slots: int, wanted: Mapping[str, str], stop: threading.Event | None =
     defaults = {"spark.master": f"local[{slots},1]", "spark.app.name": "everflow", **context_settings(_sockets())}
     settings = SparkConf().setAll(list({**defaults, **wanted}.items()))
     require_local(settings.get("spark.master") or "")
-    with jvm_ends_with_failure(stop), _interrupt_kept():
+    with real_one_starts(), jvm_ends_with_failure(stop), _interrupt_kept():
         context = SparkContext(conf=settings)
         context.setLogLevel("ERROR")
         _hush_accumulators(context)

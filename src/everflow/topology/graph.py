@@ -32,7 +32,8 @@ class EdgeType:
 
 @dataclass(frozen=True)
 class ColumnExpr:
-    """A pyspark Column over ``key, value, timestamp (bigint, ms), topic, partition, offset, headers`` of an edge.
+    """A pyspark Column, or the text of one in SQL, over ``key, value, timestamp (bigint, ms), topic, partition, offset, headers``
+    of an edge.
 
     Analysed at build time; ``type`` is its Arrow type; ``uses`` the root columns it reads.
     """

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from everflow.cli.program import load_topology
+from everflow.cli.program import load_topology, place_of, put_current_folder_on_path
+from everflow.cli.program_source import require_name
 from everflow.errors import TopologyError
 from everflow.topology.graph import Topology
 
@@ -45,22 +46,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
+def require(module: str, path: str) -> None:
+    put_current_folder_on_path()
+    require_name(module, path)
+
+
+def unwanted() -> None:
+    raise AssertionError("Spark was started")
+
+
 def load(target: str) -> Topology:
-    return load_topology(target, start_session=lambda: None)
+    return load_topology(target, start_spark=unwanted)
 
 
 @pytest.mark.parametrize("name", ["topology", "builder", "make"])
 def test_topologies_builders_and_functions_are_accepted(name: str) -> None:
     assert load(f"program:{name}") == Topology(())
-
-
-def test_the_session_starts_before_the_module_runs(folder: Path) -> None:
-    (folder / "needs_session.py").write_text("import program\nimport session_is_there\n" + PROGRAM)
-
-    def start() -> None:
-        (folder / "session_is_there.py").write_text("")
-
-    assert load_topology("needs_session:topology", start_session=start) == Topology(())
 
 
 def test_workers_find_the_module_too(folder: Path) -> None:
@@ -75,7 +76,11 @@ def test_workers_find_the_module_too(folder: Path) -> None:
         ("program:", "write it as module:name"),
         ("absent:topology", "no module 'absent'"),
         ("program.py:topology", "write it as module:name"),
-        ("program:absent", "it has: builder, topology"),
+        ("abs ent:topology", "no module 'abs ent'"),
+        ("prog:builder", "the modules here are: program. Did you mean 'program'?"),
+        ("program.inner:topology", "no module 'program.inner'"),
+        ("program:absent", "it has: broken, builder, make, topology"),
+        ("program:bulider", "Did you mean 'builder'?"),
         ("program:number", "is a int, not a StreamsBuilder"),
         ("program:Builder", "is a type, not a StreamsBuilder"),
     ],
@@ -96,7 +101,7 @@ def test_a_failing_function_is_named_with_its_line(folder: Path) -> None:
 
 
 def test_a_failing_import_inside_the_module_is_not_a_missing_program(folder: Path) -> None:
-    (folder / "imports_absent.py").write_text("\nimport absent_module\n")
+    (folder / "imports_absent.py").write_text("\nimport absent_module\ntopology = 1\n")
     with pytest.raises(TopologyError, match=r"ModuleNotFoundError.*absent_module") as caught:
         load("imports_absent:topology")
     assert caught.value.where == f"{folder / 'imports_absent.py'}:2"
@@ -107,3 +112,62 @@ def test_a_syntax_error_is_named_with_its_line(folder: Path) -> None:
     with pytest.raises(TopologyError) as caught:
         load("unreadable:x")
     assert caught.value.where == f"{folder / 'unreadable.py'}:2"
+
+
+@pytest.mark.parametrize("broken", ["y = = 2", "return 5", "x = (1,", "\0", "# -*- coding: klingon -*-"])
+def test_what_is_wrong_in_the_source_is_told_before_anything_of_it_runs(folder: Path, broken: str) -> None:
+    (folder / "early.py").write_text(f"{broken}\nopen('it ran', 'w')\ntopology = None\n")
+    with pytest.raises(TopologyError) as caught:
+        load("early:topology")
+    assert "early" in str(caught.value)
+    assert not (folder / "it ran").exists()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "topology = 1",
+        "topology: int = 1",
+        "from other import thing as topology",
+        "import other as topology",
+        "def topology(): pass",
+        "class topology: pass",
+        "if (topology := 1): pass",
+        "for topology in []: pass",
+        "with open(0) as topology: pass",
+        "def make():\n    global topology\n    topology = 1",
+        "(topology, other), *rest = x",
+        "try: pass\nexcept Exception as topology: pass",
+        "from other import *",
+        "globals()['topology'] = 1",
+        "def __getattr__(name): return 1",
+    ],
+)
+def test_a_name_counts_however_the_module_binds_it(folder: Path, source: str) -> None:
+    (folder / "binds.py").write_text(source)
+    require("binds", "topology")
+    require("binds", "topology.inner")
+
+
+ELSEWHERE = ["def f():\n    topology = 1", "print(topology)", "class A:\n    topology = 1", "x.topology = 1"]
+
+
+@pytest.mark.parametrize("source", ELSEWHERE)
+def test_a_name_that_is_bound_elsewhere_does_not_count(folder: Path, source: str) -> None:
+    (folder / "binds.py").write_text(source)
+    with pytest.raises(TopologyError, match="has no 'topology'"):
+        require("binds", "topology")
+
+
+def test_a_module_in_a_package_is_looked_at_too(folder: Path) -> None:
+    (folder / "shop").mkdir()
+    (folder / "shop" / "__init__.py").write_text("")
+    (folder / "shop" / "orders.py").write_text("builder = 1")
+    require("shop.orders", "builder")
+    with pytest.raises(TopologyError, match=r"module shop\.orders has no 'bilder'; it holds"):
+        require("shop.orders", "bilder")
+
+
+def test_a_run_says_which_file_it_runs(folder: Path) -> None:
+    load("program:builder")
+    assert place_of("program:builder") == f"program.py ({folder / 'program.py'}), builder"

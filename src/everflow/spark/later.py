@@ -1,0 +1,58 @@
+"""Spark that starts when PySpark is first asked for it, not before: a program without Columns never waits for it.
+
+``pyspark.sql.functions`` ask whatever is the active SparkContext for its JVM, so a stand-in takes that place until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pyspark import SparkContext
+
+
+class LaterContext:
+    """In the place of the active SparkContext: the first attribute that is asked of it starts the real one, which then answers this
+    and every later question, and is the active one. Any thread may ask."""
+
+    def __init__(self, start: Callable[[], object]) -> None:
+        self._start_real = start
+        self._real: SparkContext | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # asked by copy, pickle, notebooks: not meant for Spark
+            raise AttributeError(name)
+        if self._real is None:
+            self._start_real()
+            self._real = running_context()
+        return getattr(self._real, name)
+
+    def __bool__(self) -> bool:
+        """PySpark refuses a second SparkContext where there is one: here there is none yet."""
+        return False
+
+
+def running_context() -> SparkContext | None:
+    """The SparkContext that runs; None where there is a stand-in or nothing."""
+    found: object = SparkContext._active_spark_context
+    return found if isinstance(found, SparkContext) else None
+
+
+def stand_in(start: Callable[[], object]) -> None:
+    """Let ``start``, which starts a SparkContext, be called when PySpark is first asked for one. Nothing changes where one runs, or
+    a stand-in is there already."""
+    if SparkContext._active_spark_context is None:
+        SparkContext._active_spark_context = LaterContext(start)  # type: ignore[assignment]
+
+
+@contextmanager
+def real_one_starts() -> Iterator[None]:
+    """The stand-in steps aside for the block, which starts a SparkContext, and comes back if it failed."""
+    before: object = SparkContext._active_spark_context
+    SparkContext._active_spark_context = None
+    try:
+        yield
+    finally:
+        if isinstance(before, LaterContext) and SparkContext._active_spark_context is None:
+            SparkContext._active_spark_context = before  # type: ignore[assignment]
