@@ -34,8 +34,7 @@ def name_of(member: Member) -> str:
 def decision_text(before: Known, cluster: ClusterState, decided: Assignment) -> str:
     """One line. ``before`` is empty where this member did not make the last decision: who is new or gone is not known then."""
     names = {member.member_id: name_of(member) for member in cluster.members}
-    running = sum(map(len, decided.active.values()))
-    parts = [f"{counted(running, 'task')} on {counted(len(names), 'instance')}"]
+    parts = [f"{counted(len(cluster.tasks), 'task')} on {counted(len(names), 'instance')}"]
     if before:
         gone = [f"{name} (had {some(sorted(had))})" for member_id, (name, had) in sorted(before.items()) if member_id not in names]
         new = [names[member_id] for member_id in sorted(names) if member_id not in before]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from everflow.assignment.cluster_state import Assignment, AssignmentRules, ClusterState, Member, TaskInfo
 from everflow.membership.decision_text import decision_text, known_of
 from everflow.records import TaskId, TopicPartition
@@ -40,8 +42,14 @@ def test_what_waits_for_its_owner_is_not_called_finished() -> None:
     before = known_of(cluster(ONE, TWO), BOTH)
     handing = Assignment({ONE.member_id: FIRST, TWO.member_id: frozenset()}, withheld=REST, movements=0, followup_ms=0)
     text = decision_text(before, cluster(ONE, TWO), handing)
-    assert text.startswith("4 tasks on 2 instances; being handed over: 0_4, 0_5, 0_6, 0_7 (")
+    assert text.startswith("8 tasks on 2 instances; being handed over: 0_4, 0_5, 0_6, 0_7 (")
     assert "nothing left" not in text
+
+
+def test_a_lost_instance_s_tasks_count_while_they_are_held_back() -> None:
+    held = dataclasses.replace(cluster(ONE), held_back=REST)
+    text = decision_text({}, held, Assignment({ONE.member_id: FIRST}))
+    assert text == "8 tasks on 1 instance; held back for a lost instance: 0_4, 0_5, 0_6, 0_7"
 
 
 def test_a_task_that_was_handed_over_comes_from_who_had_it() -> None:
