@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from everflow.runtime.client_state import ENDED, ClientState, IllegalStateError, StateListener, StateMachine
 from everflow.runtime.pause import Pause
@@ -20,20 +20,15 @@ from everflow.state.task_directory import StateDirectory
 
 if TYPE_CHECKING:
     from everflow.config import StreamsConfig
-    from everflow.errors import EverflowError
     from everflow.membership.member import GroupMember
 
 log = logging.getLogger("everflow")
-
-
-_Instance = TypeVar("_Instance", bound="InstanceOperations")
 
 
 class InstanceOperations:
     """These methods of `KafkaStreams` may be called from any thread."""
 
     config: StreamsConfig
-    error: EverflowError | None
     _pause: Pause
     _member: GroupMember | None
     _states: StateMachine
@@ -45,20 +40,6 @@ class InstanceOperations:
     def state(self) -> ClientState:
         """The state now."""
         raise NotImplementedError
-
-    def close(self, timeout: float = 60.0, leave_group: bool | None = None) -> bool:
-        """See `KafkaStreams.close`."""
-        raise NotImplementedError
-
-    def __enter__(self: _Instance) -> _Instance:
-        """``with KafkaStreams(...) as streams:`` closes at the end of the block; `start` is still called inside."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """`close`. If the block itself ended well and the instance did not, raises what stopped it."""
-        self.close()
-        if kind is None and self.error is not None:
-            raise self.error
 
     def set_state_listener(self, listener: StateListener) -> None:
         """``listener(new, old)`` on every change, on the thread that made it: return quickly. Before `start` only."""

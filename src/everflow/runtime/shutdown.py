@@ -12,7 +12,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from everflow.clock import Clock, Deadline
 from everflow.errors import EverflowError
@@ -48,6 +48,9 @@ HURRY_MS = 1_000.0
 START_GIVES_UP_S = 30.0
 FENCE_S = 5.0
 LEAVE_S, LEAVE_WITHOUT_BROKER_S = 5.0, 1.0
+
+
+_Instance = TypeVar("_Instance", bound="InstanceShutdown")
 
 
 class InstanceShutdown:
@@ -90,6 +93,16 @@ class InstanceShutdown:
 
     def _running_tasks(self) -> list[ActiveTask]:
         raise NotImplementedError
+
+    def __enter__(self: _Instance) -> _Instance:
+        """``with KafkaStreams(...) as streams:`` closes at the end of the block; `start` is still called inside."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """`close`. If the block itself ended well and the instance did not, raises what stopped it."""
+        self.close()
+        if kind is None and self.error is not None:
+            raise self.error
 
     def close(self, timeout: float = 60.0, leave_group: bool | None = None) -> bool:
         """Hand the tasks over, finish the batches in flight, commit, leave the group, release the folder; False if that took more
