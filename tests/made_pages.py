@@ -9,12 +9,14 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+import command_line_page
 from configuration_page import keys, prefixes
 from everflow.foreign_names import KAFKA_STREAMS, PYSPARK
 from foreign_names_tables import tables
 
 GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guide"
 PAGES: Mapping[str, Mapping[str, str]] = {
+    "command-line.md": {"commands": command_line_page.tables()},
     "configuration.md": {"keys": keys(), "prefixes": prefixes()},
     "coming-from-kafka-streams.md": tables(KAFKA_STREAMS, "Kafka Streams"),
     "coming-from-structured-streaming.md": tables(PYSPARK, "PySpark"),

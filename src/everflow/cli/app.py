@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from enum import Enum
 from pathlib import Path
@@ -20,7 +20,8 @@ from rich.console import Console
 
 from everflow import __version__, logs
 from everflow.cli import new_project, record_commands, simulate, topics
-from everflow.cli.terminal import error_text, merge_settings, parse_settings
+from everflow.cli.option_names import BOOTSTRAP_VARIABLE, OPTIONS, named_as_typed, require_given
+from everflow.cli.terminal import error_text, merge_settings
 from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
 from everflow.stop_signals import EXIT_BASE, owned
 
@@ -57,6 +58,19 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and everfl
 Threads = Annotated[int | None, typer.Option(min=1, help="num.stream.threads; default: one per core.")]
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def everflow(
+    version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")] = False,
+) -> None:
+    """everflow: Kafka Streams for PySpark."""
+
+
 @app.command()
 def version() -> None:
     """Print the version."""
@@ -65,10 +79,11 @@ def version() -> None:
 
 @app.command()
 def run(
+    context: typer.Context,
     target: Target,
     application_id: Annotated[str | None, typer.Option(help="application.id: names the group and the internal topics.")] = None,
     bootstrap_servers: Annotated[
-        str | None, typer.Option(envvar="EVERFLOW_BOOTSTRAP_SERVERS", help="host:port of one or more brokers.")
+        str | None, typer.Option(envvar=BOOTSTRAP_VARIABLE, help="host:port of one or more brokers.")
     ] = None,
     guarantee: Annotated[Guarantee | None, typer.Option(help="processing.guarantee.")] = None,
     threads: Threads = None,
@@ -90,10 +105,9 @@ def run(
     The program is read once, at the start, from the file that is named then: a change of it takes effect at the next start.
     """
     with _errors_for_people(debug):
-        try:
-            given = parse_settings(settings or [])
-        except ValueError as error:
-            raise ConfigError(f"--set {error}") from None
+        from everflow.cli.cluster import assignments
+        from everflow.cli.run import run_program
+
         options: dict[str, object | None] = {
             "application.id": application_id,
             "bootstrap.servers": bootstrap_servers,
@@ -101,10 +115,20 @@ def run(
             "num.stream.threads": threads,
             "state.dir": str(state_dir) if state_dir else None,
         }
-        from everflow.cli.run import run_program
-
-        code = run_program(target, merge_settings(given, options), console=Console(), debug=debug, leave_group=leave)
+        merged = merge_settings(assignments("--set", settings), options)
+        require_given(merged)
+        with named_as_typed(_typed(context, options)):
+            code = run_program(target, merged, console=Console(), debug=debug, leave_group=leave)
     raise typer.Exit(code)
+
+
+def _typed(context: typer.Context, options: Mapping[str, object | None]) -> dict[str, str]:
+    """What stands for each of the settings that an option or the environment gave."""
+    typed = {key: OPTIONS[key] for key, value in options.items() if value is not None}
+    source = context.get_parameter_source("bootstrap_servers")
+    if source is not None and source.name == "ENVIRONMENT":
+        typed["bootstrap.servers"] = BOOTSTRAP_VARIABLE
+    return typed
 
 
 @app.command()

@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 
 from rich.console import Console
 
+from everflow.cli.option_names import named_as_typed
 from everflow.cli.status import StatusLine
 from everflow.cli.terminal import parse_settings
 from everflow.config import StreamsConfig
@@ -20,7 +21,8 @@ _SILENT_S = 1.0
 def client_config(servers: str, settings: Sequence[str] | None) -> StreamsConfig:
     """Clients' settings from ``--bootstrap-servers`` and ``--set``; ConfigError for what `StreamsConfig` refuses."""
     given = assignments("--set", settings)
-    return StreamsConfig(**{"application.id": "everflow-command", "bootstrap.servers": servers, **given})
+    with named_as_typed({"bootstrap.servers": "--bootstrap-servers"}):
+        return StreamsConfig(**{"application.id": "everflow-command", "bootstrap.servers": servers, **given})
 
 
 def assignments(option: str, given: Sequence[str] | None) -> dict[str, str]:

@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
+from everflow.cli.option_names import BOOTSTRAP_VARIABLE
+
 LOCAL_BROKER = "localhost:9092"
 
 ErrorsForPeople = Callable[[bool], AbstractContextManager[None]]
 
 Servers = Annotated[
-    str, typer.Option("--bootstrap-servers", envvar="EVERFLOW_BOOTSTRAP_SERVERS", help="host:port of one or more brokers.")
+    str, typer.Option("--bootstrap-servers", envvar=BOOTSTRAP_VARIABLE, help="host:port of one or more brokers.")
 ]
 ClientSettings = Annotated[
     list[str] | None,

@@ -19,6 +19,7 @@ from typing import Any
 from everflow.cli.program_source import FORM, no_such_module, no_such_name, require_name
 from everflow.errors import EverflowError, TopologyError
 from everflow.serdes.base import SerdeError
+from everflow.spark.later import started_by
 from everflow.spark.session import start_when_asked
 from everflow.topology.graph import Topology
 
@@ -38,12 +39,13 @@ def load_topology(target: str, *, start_spark: Callable[[], object]) -> Topology
         raise TopologyError(f"{target!r} does not name a topology: {FORM}", code="EF-PROGRAM")
     put_current_folder_on_path()
     require_name(module_name, name)
-    start_when_asked(start_spark)
-    module = _import(module_name)
-    found = _attribute(module, name)
-    if callable(found) and not isinstance(found, type) and not hasattr(found, "build"):
-        found = _call(found, target)
-    return _as_topology(found, target)
+    with started_by(start_spark):
+        start_when_asked()
+        module = _import(module_name)
+        found = _attribute(module, name)
+        if callable(found) and not isinstance(found, type) and not hasattr(found, "build"):
+            found = _call(found, target)
+        return _as_topology(found, target)
 
 
 def place_of(target: str) -> str:

@@ -13,7 +13,7 @@ from rich.console import Console
 from everflow import KafkaStreams, __version__
 from everflow.cli.program import load_topology, place_of, put_current_folder_on_path
 from everflow.cli.status import StatusLine
-from everflow.cli.terminal import Banner, Progress, topology_lines
+from everflow.cli.terminal import Banner, Progress, StateWait, topology_lines
 from everflow.cli.watch import LagReader, input_topics
 from everflow.config import StreamsConfig
 from everflow.errors import EverflowError
@@ -96,6 +96,7 @@ class watching:
         self._topics = input_topics(topology, streams.config.application_id)
         self._status = status
         self._stop = threading.Event()
+        self._wait = StateWait(streams.state, time.monotonic())
         self._thread = threading.Thread(target=self._watch, name="everflow-progress", daemon=True)
 
     def __enter__(self) -> None:
@@ -112,10 +113,14 @@ class watching:
             reader = LagReader(admin, config.application_id, self._topics)
             while not self._stop.wait(WATCH_INTERVAL_S):
                 tasks = self._streams.all_tasks()
+                now_s = time.monotonic()
+                waits = self._wait.text(self._streams.state, now_s, said="" if tasks else self._status.last_event)
                 try:
-                    sample = reader.sample(time.monotonic(), summary(tasks))
+                    sample = reader.sample(now_s, summary(tasks))
                 except EverflowError:
-                    continue  # the instance itself reports brokers that are away
-                if sample is not None and not self._stop.is_set():
+                    sample = None  # the instance itself reports brokers that are away
+                if sample is not None:
                     progress.add(sample)
-                    self._status.show(progress.line(), below=task_lines(tasks))
+                line = progress.line() if sample is not None else ""
+                if (sample is not None or waits) and not self._stop.is_set():
+                    self._status.show(" · ".join(filter(None, (line, waits))), below=task_lines(tasks))

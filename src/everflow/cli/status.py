@@ -41,6 +41,8 @@ class StatusLine:
         self._printed_at: float | None = None
         self._printed = ""
         self._ended = False
+        self.last_event = ""
+        """The last `event`, for who shows how long it has been the last."""
 
     def __enter__(self) -> StatusLine:
         return self
@@ -87,6 +89,7 @@ class StatusLine:
 
     def event(self, text: str) -> None:
         """`say` with the time before it."""
+        self.last_event = text
         self.say(self._stamped(text))
 
     def _stamped(self, text: str) -> str:
@@ -114,4 +117,4 @@ class StatusLine:
             due = now or self._printed_at is None or at - self._printed_at >= self._interval_s
             if due and text != self._printed:
                 self._printed_at, self._printed = at, text
-                self.event(text)
+                self.say(self._stamped(text))

@@ -6,8 +6,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from everflow.runtime.client_state import ENDED, ClientState
 from everflow.topology.graph import SinkNode, SourceNode, StatefulNode, Topology
 
+_SETTLED = frozenset({ClientState.RUNNING, *ENDED})
 _LIST_WIDTH = 76  # topics or stores named in the banner before "and n more"
 
 
@@ -119,6 +121,23 @@ class Progress:
         if self._samples and self._samples[-1].tasks:
             parts.append(f"here: {self._samples[-1].tasks}")
         return " · ".join(parts)
+
+
+@dataclass
+class StateWait:
+    """For how long an instance has been in a state that is not the one it is meant for. Not thread-safe."""
+
+    state: ClientState
+    since_s: float
+
+    def text(self, state: ClientState, at_s: float, *, said: str) -> str:
+        """``REBALANCING for 12 s: Joining the group``, with what was ``said`` last; empty while it runs and in the first second."""
+        if state is not self.state:
+            self.state, self.since_s = state, at_s
+        elapsed = at_s - self.since_s
+        if state in _SETTLED or elapsed < 1.0:
+            return ""
+        return f"{state.name} for {elapsed:.0f} s" + (f": {said}" if said else "")
 
 
 def parse_settings(assignments: Sequence[str]) -> dict[str, str]:

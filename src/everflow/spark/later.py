@@ -11,20 +11,23 @@ from typing import Any
 
 from pyspark import SparkContext
 
+_chosen: list[Callable[[], object]] = []
+"""How the one that is inside `started_by` starts Spark."""
+
 
 class LaterContext:
     """In the place of the active SparkContext: the first attribute that is asked of it starts the real one, which then answers this
     and every later question, and is the active one. Any thread may ask."""
 
     def __init__(self, start: Callable[[], object]) -> None:
-        self._start_real = start
+        self._start = start
         self._real: SparkContext | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # asked by copy, pickle, notebooks: not meant for Spark
             raise AttributeError(name)
         if self._real is None:
-            self._start_real()
+            (_chosen[-1] if _chosen else self._start)()
             self._real = running_context()
         return getattr(self._real, name)
 
@@ -44,6 +47,16 @@ def stand_in(start: Callable[[], object]) -> None:
     a stand-in is there already."""
     if SparkContext._active_spark_context is None:
         SparkContext._active_spark_context = LaterContext(start)  # type: ignore[assignment]
+
+
+@contextmanager
+def started_by(start: Callable[[], object]) -> Iterator[None]:
+    """While in the block a stand-in starts Spark by ``start``, which calls `get_context` and says that it does."""
+    _chosen.append(start)
+    try:
+        yield
+    finally:
+        _chosen.remove(start)
 
 
 @contextmanager

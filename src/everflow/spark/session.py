@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -93,12 +93,12 @@ def get_context(slots: int | None = None, stop: threading.Event | None = None) -
         return _running() or _start(max(slots or 0, DEFAULT_SLOTS), {}, stop)
 
 
-def start_when_asked(start: Callable[[], object] = get_context) -> None:
+def start_when_asked() -> None:
     """From now on PySpark finds a Spark when it is asked for one, by the first Column at the latest: the one that runs, or one that
-    ``start`` starts then, by `get_context`. Raises SetupError for a Spark that runs and cannot serve."""
+    `get_context` starts then. Raises SetupError for a Spark that runs and cannot serve."""
     with _lock:
         _running()
-        stand_in(start)
+        stand_in(get_context)
 
 
 def get_session() -> SparkSession:

@@ -22,6 +22,6 @@ def test_leave_and_stay_say_what_becomes_of_the_membership(
         return 0
 
     monkeypatch.setattr(run_module, "run_program", run_program)
-    done = CliRunner().invoke(app, ["run", "program:builder", *option])
+    done = CliRunner().invoke(app, ["run", "program:builder", "--application-id", "a", "--bootstrap-servers", "b:1", *option])
     assert done.exit_code == 0, done.output
     assert given == [("program:builder", leaves)]

@@ -7,6 +7,7 @@ import io
 from rich.console import Console
 
 from everflow.cli.status import StatusLine
+from everflow.testing.waiting import wait_until
 
 
 def test_plain_lines_come_every_few_seconds_and_only_when_they_change() -> None:
@@ -40,3 +41,28 @@ def test_lasting_lines_are_printed_as_they_are() -> None:
     with StatusLine(Console(file=out, width=20)) as status:
         status.say("state [bold] " + "x" * 40)
     assert out.getvalue() == "state [bold] " + "x" * 40 + "\n"
+
+
+def test_a_wait_is_shown_at_once_and_then_with_its_seconds() -> None:
+    out, now = io.StringIO(), [0.0]
+    status = StatusLine(Console(file=out), clock=lambda: now[0])
+    with status.waiting("starting Spark"):
+        wait_until(lambda: "starting Spark\n" in out.getvalue(), 10, "the first line")
+        now[0] = 5.0
+        wait_until(lambda: "starting Spark, 5 s\n" in out.getvalue(), 10, "the line with the seconds")
+    assert out.getvalue() == "starting Spark\nstarting Spark, 5 s\n"
+
+
+def test_a_short_wait_is_not_worth_a_line() -> None:
+    out = io.StringIO()
+    with StatusLine(Console(file=out)).waiting("waiting for Kafka", after_s=60):
+        pass
+    assert out.getvalue() == ""
+
+
+def test_on_a_terminal_a_wait_leaves_nothing_behind() -> None:
+    out = io.StringIO()
+    status = StatusLine(Console(file=out, force_terminal=True, width=80))
+    with status.waiting("starting Spark"):
+        wait_until(lambda: "starting Spark" in out.getvalue(), 10, "the live line")
+    assert out.getvalue().endswith("\x1b[2K"), repr(out.getvalue()[-40:])

@@ -10,11 +10,13 @@ from everflow.cli.terminal import (
     Banner,
     Progress,
     Sample,
+    StateWait,
     error_text,
     merge_settings,
     parse_settings,
     topology_lines,
 )
+from everflow.runtime.client_state import ClientState
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import EdgeType, SinkNode, SourceNode, StatefulNode, Topology
 
@@ -112,3 +114,14 @@ def test_options_win_over_settings_and_missing_ones_do_not() -> None:
 
 def test_error_text_indents_what_follows_the_first_line() -> None:
     assert error_text(ValueError("bad\n  at x.py:3"), "EF-X") == "error: [EF-X] bad\n  at x.py:3"
+
+
+def test_a_state_that_lasts_is_told_with_its_seconds_and_with_what_was_said_last() -> None:
+    waits = StateWait(ClientState.CREATED, 0.0)
+    assert waits.text(ClientState.REBALANCING, 10.0, said="Joining the group") == ""
+    assert waits.text(ClientState.REBALANCING, 13.0, said="Joining the group") == "REBALANCING for 3 s: Joining the group"
+    assert waits.text(ClientState.REBALANCING, 14.0, said="") == "REBALANCING for 4 s"
+    assert waits.text(ClientState.RUNNING, 15.0, said="Assigned 4 tasks") == ""
+    assert waits.text(ClientState.RUNNING, 99.0, said="Assigned 4 tasks") == ""
+    assert waits.text(ClientState.PENDING_SHUTDOWN, 100.0, said="stopping") == ""
+    assert waits.text(ClientState.PENDING_SHUTDOWN, 107.2, said="stopping") == "PENDING_SHUTDOWN for 7 s: stopping"
