@@ -1,46 +1,58 @@
-"""Folders for Unix sockets: short, as a socket's path ends at 108 bytes, and private to this user."""
+"""Folders for Unix sockets: short, as a socket's path ends at 108 bytes, private to this user, and locked by the process that made
+them, so that a later one can tell which of them a killed process has left."""
 
 from __future__ import annotations
 
+import fcntl
 import os
-import socket
+import shutil
 import stat
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 LONGEST = 100
 """Bytes of a socket's path that work on Linux and macOS."""
-ABANDONED_AFTER_S = 60.0
-"""Younger folders may belong to a process that is just about to listen."""
+PREFIX = "ef"
+LOCK = ".everflow-lock"
+ABANDONED_AFTER_S = 5.0
+"""A younger folder may belong to a process that is just about to lock it."""
 _NAME_ROOM = 40
 _SHORT_BASE = "/tmp"
+_locks: dict[Path, int] = {}
 
 
-def socket_folder(prefix: str = "ef") -> Path:
-    """A new folder, mode 0700, in the temporary folder, or in the system's short one where that path is too long for sockets. The
-    caller removes it. ``prefix``: of its name, a dozen characters at most."""
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=_base()))
+def socket_folder() -> Path:
+    """A new folder, mode 0700, in the temporary folder, or in the system's short one where that path is too long for sockets. For
+    `remove_socket_folder`, at the end of the process at the latest."""
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_base()))
+    lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    _locks[folder] = lock
+    return folder
 
 
-def remove_abandoned(prefix: str, name: str, now_s: float | None = None) -> list[Path]:
-    """Remove the socket folders with that prefix whose processes were killed: this user's, with nothing in them but a socket
-    ``name`` that nobody listens on, or nothing at all. Gives those it removed; never raises. Only for sockets that may be
-    connected to by anybody at any time."""
+def remove_socket_folder(folder: Path) -> None:
+    """Remove it and what is in it. Idempotent, never raises."""
+    shutil.rmtree(folder, ignore_errors=True)
+    lock = _locks.pop(folder, None)
+    if lock is not None:
+        os.close(lock)
+
+
+def remove_abandoned(now_s: float | None = None) -> list[Path]:
+    """Remove the socket folders that killed processes of this user have left: nobody holds their lock, and there is nothing but
+    sockets in them. Gives those it removed; never raises."""
     before = (time.time() if now_s is None else now_s) - ABANDONED_AFTER_S
     removed = []
-    for folder in Path(_base()).glob(f"{prefix}*"):
-        try:
+    for folder in Path(_base()).glob(f"{PREFIX}*"):
+        with suppress(OSError):
             found = folder.lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mtime > before:
-                continue
-            if _listened_on(folder / name):
-                continue
-            (folder / name).unlink(missing_ok=True)
-            folder.rmdir()  # fails if anything else is in it
-            removed.append(folder)
-        except OSError:
-            continue
+            ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and found.st_mtime <= before
+            if ours and _only_sockets(folder) and not _held(folder / LOCK):
+                shutil.rmtree(folder)
+                removed.append(folder)
     return removed
 
 
@@ -49,14 +61,17 @@ def _base() -> str:
     return _SHORT_BASE if len(base.encode()) + _NAME_ROOM > LONGEST else base
 
 
-def _listened_on(path: Path) -> bool:
-    """False only where the system says that nobody does."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except (FileNotFoundError, ConnectionRefusedError):
-            return False
-        except OSError:  # a full queue, no permission
-            return True
-    return True
+def _only_sockets(folder: Path) -> bool:
+    return all(entry.name == LOCK or stat.S_ISSOCK(entry.lstat().st_mode) for entry in folder.iterdir())
+
+
+def _held(path: Path) -> bool:
+    """FileNotFoundError where there is no lock: then it is no folder of ours, as far as can be told."""
+    lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False

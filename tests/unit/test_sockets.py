@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from everflow.sockets import ABANDONED_AFTER_S, LONGEST, remove_abandoned, socket_folder
+from everflow.sockets import ABANDONED_AFTER_S, LONGEST, remove_abandoned, remove_socket_folder, socket_folder
 
 
 def test_a_long_temporary_folder_does_not_make_sockets_impossible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,7 +26,7 @@ def test_a_long_temporary_folder_does_not_make_sockets_impossible(tmp_path: Path
             bound.bind(str(folder / "name-of-a-socket"))
         (folder / "name-of-a-socket").unlink()
     finally:
-        folder.rmdir()
+        remove_socket_folder(folder)
 
 
 def aged(folder: Path) -> Path:
@@ -33,24 +35,28 @@ def aged(folder: Path) -> Path:
     return folder
 
 
-def test_only_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr("everflow.sockets._SHORT_BASE", str(tmp_path))
-    monkeypatch.chdir(tmp_path)  # short names for sockets
-    served, killed, young, empty, foreign = (socket_folder("x-") for _ in range(5))
-    other = socket_folder("y-")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as alive:
-        alive.bind(str((served / "s").relative_to(tmp_path)))
-        alive.listen(1)
-        for folder in (killed, young, foreign, other):
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
-                dead.bind(str((folder / "s").relative_to(tmp_path)))
-                dead.listen(1)
+def left_by_a_killed_process() -> Path:
+    """Its folder has a socket, and its lock went with it."""
+    program = (
+        "import os, signal, socket; from everflow.sockets import socket_folder; folder = socket_folder(); os.chdir(folder); "
+        "socket.socket(socket.AF_UNIX).bind('s'); print(folder, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    env = {**os.environ, "TMPDIR": tempfile.gettempdir()}
+    killed = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False, env=env)
+    return Path(killed.stdout.strip())
+
+
+def test_only_folders_of_killed_processes_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as base:
+        monkeypatch.setattr(tempfile, "tempdir", base)
+        used, young, abandoned, foreign = socket_folder(), *(left_by_a_killed_process() for _ in range(3))
         (foreign / "notes").write_text("somebody's")
-        for folder in (served, killed, empty, foreign, other):
+        other = Path(base) / "efforts"
+        other.mkdir()
+        for folder in (used, abandoned, foreign, other):
             aged(folder)
-        assert set(remove_abandoned("x-", "s")) == {killed, empty}
-        assert (served / "s").exists()
-        assert (foreign / "notes").exists()
-        assert young.is_dir()
-        assert other.is_dir()
+        assert (abandoned / "s").is_socket()
+        assert remove_abandoned() == [abandoned]
+        assert set(Path(base).iterdir()) == {used, young, foreign, other}
+        remove_socket_folder(used)
+        assert not used.exists()

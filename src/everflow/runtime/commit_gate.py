@@ -12,7 +12,6 @@ import base64
 import json
 import logging
 import os
-import shutil
 import socketserver
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,11 +22,10 @@ from typing import Any, NamedTuple
 from everflow.errors import FatalError, SetupError
 from everflow.records import TaskId
 from everflow.runtime.batch import EXACTLY_ONCE_V2, BatchId
-from everflow.sockets import remove_abandoned, socket_folder
+from everflow.sockets import remove_abandoned, remove_socket_folder, socket_folder
 
 log = logging.getLogger("everflow")
 
-_FOLDER_PREFIX = "ef-gate-"
 _SOCKET = "gate.sock"
 
 
@@ -300,9 +298,9 @@ class CommitGate:
 
     def start(self) -> str:
         """Listen; gives the socket's path. SetupError if no folder for it can be made. Removes what killed instances left."""
-        remove_abandoned(_FOLDER_PREFIX, _SOCKET)
+        remove_abandoned()
         try:
-            self._folder = socket_folder(_FOLDER_PREFIX)
+            self._folder = socket_folder()
             path = self._folder / _SOCKET
             self._server = _Server(str(path), self.book, self.backend)
             os.chmod(path, 0o600)
@@ -341,4 +339,4 @@ class CommitGate:
             server.server_close()
         folder, self._folder = self._folder, None
         if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_socket_folder(folder)

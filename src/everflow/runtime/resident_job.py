@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 from collections.abc import Callable
 from typing import Any
 
 from everflow.runtime.batch import BatchFailedError, BatchFailure, BatchRequest
 from everflow.runtime.resident_step import STOP
-from everflow.sockets import socket_folder
+from everflow.sockets import remove_socket_folder, socket_folder
 from everflow.spark.job import ServingJob, SparkJobError
 
 START_TIMEOUT_S = 60.0
@@ -36,7 +35,7 @@ class ResidentJob:
             self._job.start()
         except BaseException:
             self._listener.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove_socket_folder(self._folder)
             raise
 
     def run(self, request: BatchRequest) -> str:
@@ -93,4 +92,4 @@ class ResidentJob:
             except OSError:
                 pass  # what could not be flushed has nobody to read it
         self._lines, self._connection = None, None
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove_socket_folder(self._folder)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -20,7 +19,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from everflow import jvm, logs
-from everflow.sockets import socket_folder
+from everflow.sockets import remove_socket_folder, socket_folder
 from everflow.spark.foreign import adopt, differing, refuse_connect, require_local, wanted_settings
 from everflow.spark.jvm_launch import jvm_ends_with_failure
 from everflow.spark.later import real_one_starts, running_context, stand_in
@@ -221,6 +220,6 @@ def _tell(users: SparkSession, own: SparkSession) -> None:
 
 def _sockets() -> str:
     """Where the JVM and the Python workers meet; emptied by being new."""
-    folder = str(socket_folder())
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    folder = socket_folder()
+    atexit.register(remove_socket_folder, folder)
+    return str(folder)
