@@ -148,6 +148,8 @@ class ClusterAdmin:
             try:
                 return self.cluster_id(timeout_s=max(0.1, min(attempt_s, left)))
             except RetriableError as failure:
+                if self._stop.is_set():
+                    raise
                 left = deadline - self._clock()
                 if left <= 0:
                     raise TaskTimeoutError(

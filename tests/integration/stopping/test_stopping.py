@@ -1,0 +1,499 @@
+"""Every row of docs/STOPPING.md: the moment is waited for, the signal sent to the whole process group, and what is printed and left
+is what the row says. Four of the rows are in the default suite."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import ConsumerGroupState, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from stop_process import NEVER_SHOWN, StopProcess, everflow, process
+
+from everflow.errors import StateLockedError
+from everflow.kafka.transactions import open_transactional_ids
+from everflow.state.task_directory import StateDirectory
+from everflow.testing import wait_until
+from everflow.testing.broker import EmbeddedBroker
+
+INT, TERM = signal.SIGINT, signal.SIGTERM
+WAIT_S = 30.0
+GONE = "could not be told that this instance leaves"
+UNBEGUN = "stopping: nothing runs yet that has to end in order ({})"
+UNJOINED = "stopping: it had not joined its group yet ({}; "
+LEAVES = "stopping: it commits, hands its tasks over, leaves the group ({}; "
+STAYS = "stopping: it commits, and stays in the group for a restart ({}; "
+NOW = "stopping now: batches in flight have a second to end, nothing more is handed over"
+STILL = "still stopping: "
+ENDED = ["PENDING_SHUTDOWN", "NOT_RUNNING"]
+
+COUNT = """
+from everflow import StreamsBuilder, serdes
+def topology():
+    builder = StreamsBuilder()
+    stream = builder.stream({source!r}, key=serdes.string(), value=serdes.string())
+    stream.group_by_key().count(store="counts").to_stream().to({output!r})
+    return builder
+"""
+STUCK = """
+from pathlib import Path
+from everflow import StreamsBuilder, serdes
+def topology():
+    def stuck(value):
+        import threading
+        Path({mark!r}).write_text("begun")
+        threading.Event().wait(600)
+        return value
+    builder = StreamsBuilder()
+    builder.stream({source!r}, key=serdes.string(), value=serdes.string()).map_values(stuck, value=serdes.string()).to({output!r})
+    return builder
+"""
+LOADING = "import threading\nprint('loading', flush=True)\nthreading.Event().wait(600)\n"
+COLUMN = """
+from pyspark.sql import functions as F
+from everflow import StreamsBuilder, serdes
+def topology():
+    builder = StreamsBuilder()
+    builder.stream("a", value=serdes.string()).filter(F.col("value") != "x").to("b")
+    return builder
+"""
+SCRIPT = """
+from everflow import KafkaStreams
+from program import topology
+if __name__ == "__main__":
+    streams = KafkaStreams(
+        topology().build(), application_id={app!r}, bootstrap_servers={servers!r}, state_dir="state", num_stream_threads=1,
+        processing_guarantee="exactly_once_v2")
+    streams.set_state_listener(lambda new, old: print(f"state {{old.name}} -> {{new.name}}", flush=True))
+    streams.run()
+    print("run has returned", flush=True)
+"""
+
+
+class World:
+    """A folder with a program, a broker, topics and an application of one test."""
+
+    def __init__(self, folder: Path, servers: str) -> None:
+        self.folder, self.servers = folder, servers
+        self.app = f"s{uuid.uuid4().hex[:8]}"
+        self.broker: EmbeddedBroker | None = None
+        self.stack = ExitStack()
+        self.written = 0
+
+    def own_broker(self) -> EmbeddedBroker:
+        """One that this test may end."""
+        self.broker = self.stack.enter_context(EmbeddedBroker())
+        self.servers = self.broker.bootstrap_servers
+        return self.broker
+
+    @property
+    def admin(self) -> AdminClient:
+        return AdminClient({"bootstrap.servers": self.servers})
+
+    def program(self, text: str = COUNT) -> None:
+        """Both topics, and the module ``program`` over them."""
+        source, output = f"{self.app}-in", f"{self.app}-out"
+        for made in self.admin.create_topics([NewTopic(source, 2, 1), NewTopic(output, 2, 1)], operation_timeout=WAIT_S).values():
+            made.result(WAIT_S)
+        (self.folder / "program.py").write_text(text.format(source=source, output=output, mark=str(self.folder / "mark")))
+
+    def write(self, records: int, flush: bool = True) -> None:
+        producer = Producer({"bootstrap.servers": self.servers})
+        for number in range(records):
+            producer.produce(f"{self.app}-in", b"v", f"k{number % 7}".encode(), number % 2)
+            producer.poll(0)
+        assert producer.flush(WAIT_S) == 0
+        self.written += records
+
+    def run(self, *more: str, state: str = "state", terminal: bool = False, **options: Any) -> AbstractContextManager[StopProcess]:
+        """``everflow run`` of the program."""
+        given = ["--application-id", self.app, "--bootstrap-servers", self.servers, "--threads", "1", "--state-dir", state]
+        given += ["--guarantee", "exactly_once_v2"]
+        return process(everflow("run", "program:topology", *given, *more), self.folder, terminal=terminal, **options)
+
+    def script(self) -> AbstractContextManager[StopProcess]:
+        """A program that calls `KafkaStreams.run` itself."""
+        (self.folder / "script.py").write_text(SCRIPT.format(app=self.app, servers=self.servers))
+        return process(["script.py"], self.folder)
+
+    def members(self) -> int:
+        return len(self.admin.describe_consumer_groups([self.app])[self.app].result(WAIT_S).members)
+
+    def committed(self) -> int:
+        """Records of the input that the application is done with."""
+        from confluent_kafka import Consumer, TopicPartition
+
+        consumer = Consumer({"bootstrap.servers": self.servers, "group.id": self.app})
+        try:
+            found = consumer.committed([TopicPartition(f"{self.app}-in", p) for p in range(2)], timeout=WAIT_S)
+            return sum(max(0, tp.offset) for tp in found)
+        finally:
+            consumer.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
+    made = World(tmp_path, "localhost:1")
+    made.shared = lambda: request.getfixturevalue("bootstrap")  # type: ignore[attr-defined]
+    with made.stack:
+        yield made
+
+
+def on_shared_broker(world: World, program: str = COUNT) -> None:
+    world.servers = world.shared()  # type: ignore[attr-defined]
+    world.program(program)
+
+
+# --- the moments ---------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def loading(world: World) -> Iterator[StopProcess]:
+    (world.folder / "program.py").write_text(LOADING)
+    with world.run() as child:
+        child.until("loading\n")
+        yield child
+
+
+@contextmanager
+def spark_starts(world: World) -> Iterator[StopProcess]:
+    (world.folder / "program.py").write_text(COLUMN)
+    with world.run() as child:
+        child.until(lambda: len(child.family()) > 0)
+        yield child
+
+
+@contextmanager
+def no_broker(world: World) -> Iterator[StopProcess]:
+    (world.folder / "program.py").write_text(COUNT.format(source="a", output="b"))
+    with world.run() as child:
+        child.until("no answer from Kafka at localhost:1")
+        yield child
+
+
+@contextmanager
+def creating_topics(world: World) -> Iterator[StopProcess]:
+    broker = world.own_broker()
+    world.program()
+    with world.run() as child:
+        child.until("CREATED -> REBALANCING")
+        broker.pause()
+        yield child
+        broker.resume()
+
+
+@contextmanager
+def preparing(world: World) -> Iterator[StopProcess]:
+    on_shared_broker(world)
+    with world.run() as child:
+        child.until("Preparing the Spark jobs")
+        yield child
+
+
+@contextmanager
+def joining(world: World) -> Iterator[StopProcess]:
+    broker = world.own_broker()
+    world.program()
+    with world.run() as child:
+        child.until("Preparing the Spark jobs")
+        broker.kill()
+        child.until("Still joining the group")
+        yield child
+
+
+@contextmanager
+def rebalancing(world: World) -> Iterator[StopProcess]:
+    on_shared_broker(world)
+    with world.run(state="dead") as dead:
+        dead.until("-> RUNNING")
+        dead.kill()
+    with world.run() as child:
+        child.until("Joining the group")
+
+        def waits_for_the_dead() -> bool:
+            group = world.admin.describe_consumer_groups([world.app])[world.app].result(WAIT_S)
+            return group.state is ConsumerGroupState.PREPARING_REBALANCING and len(group.members) == 2
+
+        child.until(waits_for_the_dead)
+        yield child
+
+
+@contextmanager
+def restoring(world: World) -> Iterator[StopProcess]:
+    on_shared_broker(world)
+    with world.run() as child:
+        child.until("Preparing the Spark jobs")
+        held = Producer({"bootstrap.servers": world.servers, "transactional.id": f"held-{world.app}"})
+        held.init_transactions(WAIT_S)
+        held.begin_transaction()
+        for partition in range(2):
+            held.produce(f"{world.app}-counts-changelog", b"v", b"k", partition)
+        assert held.flush(WAIT_S) == 0
+        child.until("Assigned 2 tasks")
+        yield child
+        held.abort_transaction(WAIT_S)
+        assert "-> RUNNING" not in child.printed
+
+
+def until_processed(world: World, child: StopProcess) -> None:
+    world.write(70)
+    child.until("-> RUNNING")
+    child.until(lambda: world.committed() == world.written)
+
+
+@contextmanager
+def idle(world: World) -> Iterator[StopProcess]:
+    on_shared_broker(world)
+    with world.run(terminal=True) as child:
+        until_processed(world, child)
+        yield child
+
+
+@contextmanager
+def load(world: World) -> Iterator[StopProcess]:
+    on_shared_broker(world)
+    over = threading.Event()
+
+    def feed() -> None:
+        while not over.is_set():
+            world.write(500)
+
+    feeder = threading.Thread(target=feed)
+    with world.run() as child:
+        feeder.start()
+        try:
+            child.until("-> RUNNING")
+            child.until(lambda: world.committed() > 1_000)
+            yield child
+        finally:
+            over.set()
+            feeder.join(WAIT_S)
+
+
+@contextmanager
+def stay(world: World) -> Iterator[StopProcess]:
+    on_shared_broker(world)
+    with world.run("--stay") as child:
+        until_processed(world, child)
+        yield child
+
+
+@contextmanager
+def broker_gone(world: World) -> Iterator[StopProcess]:
+    broker = world.own_broker()
+    world.program()
+    with world.run() as child:
+        until_processed(world, child)
+        broker.kill()
+        yield child
+
+
+@contextmanager
+def broker_hangs(world: World) -> Iterator[StopProcess]:
+    broker = world.own_broker()
+    world.program()
+    with world.run() as child:
+        until_processed(world, child)
+        broker.pause()
+        yield child
+        broker.resume()
+
+
+@contextmanager
+def draining(world: World) -> Iterator[StopProcess]:
+    on_shared_broker(world)
+    with world.run() as child, world.run(state="other") as other:
+        child.until("-> RUNNING")
+        other.until("-> RUNNING")
+        other.freeze()
+        yield child
+
+
+@contextmanager
+def stuck(world: World) -> Iterator[StopProcess]:
+    on_shared_broker(world, STUCK)
+    with world.run() as child:
+        child.until("-> RUNNING")
+        world.write(2)
+        child.until(lambda: (world.folder / "mark").exists())
+        yield child
+
+
+@contextmanager
+def script(world: World) -> Iterator[StopProcess]:
+    on_shared_broker(world)
+    with world.script() as child:
+        until_processed(world, child)
+        yield child
+
+
+@contextmanager
+def script_starting(world: World) -> Iterator[StopProcess]:
+    (world.folder / "program.py").write_text(COUNT.format(source="a", output="b"))
+    with world.script() as child:
+        child.until("no answer from Kafka at localhost:1")
+        yield child
+
+
+@contextmanager
+def script_spark_starts(world: World) -> Iterator[StopProcess]:
+    on_shared_broker(world)
+    with world.script() as child:
+        child.until(lambda: len(child.family()) > 0)
+        yield child
+
+
+@contextmanager
+def broker(world: World) -> Iterator[StopProcess]:
+    with process(everflow("broker"), world.folder) as child:
+        child.until("Ctrl-C stops it")
+        yield child
+
+
+@contextmanager
+def describe(world: World) -> Iterator[StopProcess]:
+    (world.folder / "program.py").write_text(COLUMN)
+    with process(everflow("describe", "program:topology"), world.folder) as child:
+        child.until(lambda: len(child.family()) > 0)
+        yield child
+
+
+# --- the rows ------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """``lines``: one for each signal. ``states``: those that come after the first signal. ``members``: of the group afterwards,
+    None where nobody answers or there is none. ``quick``: in the default suite."""
+
+    moment: Callable[[World], AbstractContextManager[StopProcess]]
+    signals: tuple[int, ...]
+    code: int
+    lines: tuple[str, ...]
+    states: tuple[str, ...] = (*ENDED,)
+    members: int | None = None
+    also: str = ""
+    quick: bool = False
+
+
+def stops(moment: Callable[[World], AbstractContextManager[StopProcess]], number: int, **more: Any) -> Row:
+    """An instance that has joined its group and leaves it."""
+    return Row(moment, (number,), 0, (LEAVES,), **{"members": 0, **more})
+
+
+ROWS = {
+    "loading": Row(loading, (INT,), 130, (UNBEGUN,), ()),
+    "spark-starts": Row(spark_starts, (INT,), 130, (UNBEGUN,), (), quick=True),
+    "spark-starts-term": Row(spark_starts, (TERM,), 143, (UNBEGUN,), ()),
+    "no-broker": Row(no_broker, (TERM,), 143, (UNJOINED,), quick=True),
+    "no-broker-int": Row(no_broker, (INT,), 130, (UNJOINED,)),
+    "creating-topics": Row(creating_topics, (TERM,), 143, (UNJOINED,)),
+    "preparing": Row(preparing, (INT,), 130, (UNJOINED,)),
+    "joining": Row(joining, (TERM,), 143, (UNJOINED,)),
+    "rebalancing": stops(rebalancing, TERM, members=1),
+    "restoring": stops(restoring, TERM),
+    "idle": stops(idle, INT, quick=True),
+    "load": stops(load, TERM),
+    "stay": Row(stay, (TERM,), 0, (STAYS,), members=1),
+    "broker-gone": stops(broker_gone, INT, members=None, also=GONE),
+    "broker-hangs": stops(broker_hangs, TERM, members=None, also=GONE),
+    "draining": Row(draining, (TERM, TERM), 0, (LEAVES, NOW), members=1),
+    "twice": Row(stuck, (INT, INT), 0, (LEAVES, NOW), members=0),
+    "thrice": Row(stuck, (INT, INT, INT), 0, (LEAVES, NOW, STILL), members=0),
+    "script": stops(script, INT, also="run has returned"),
+    "script-starting": Row(script_starting, (TERM,), 0, (UNJOINED,), also="run has returned"),
+    "script-spark-starts": Row(script_spark_starts, (INT,), 0, (UNJOINED,), also="run has returned"),
+    "broker": Row(broker, (INT,), 0, ("stopping: the broker is told to end",), ()),
+    "describe": Row(describe, (TERM,), 143, (UNBEGUN,), ()),
+}
+SLOW_ONES = {"killed"}
+"""Rows with a test of their own."""
+
+
+def marks(row: Row) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.spark, pytest.mark.broker] + ([] if row.quick else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(row)) for name, row in ROWS.items()])
+def test_a_signal_ends_it_in_order(name: str, world: World) -> None:
+    row = ROWS[name]
+    with row.moment(world) as child:
+        before = len(child.printed)
+        for number, line in zip(row.signals, row.lines, strict=True):
+            if name == "idle":
+                child.type(b"\x03")
+            else:
+                child.signal(number)
+            if line is not row.lines[-1]:
+                child.until(line.format(signal.Signals(number).name))
+        code = child.ended()
+        printed = child.printed
+        assert code == row.code, printed
+        assert child.left() == [], printed
+        _says(printed[before:], row, printed)
+    if row.members is not None:
+        assert world.members() == row.members, "it must leave the group at once, not time out"
+        assert not [found for found in open_transactional_ids(world.servers, {}) if found.startswith(world.app)], printed
+    if row.states:
+        _is_released(world)
+    if name == "load":
+        assert 0 < world.committed() <= world.written
+
+
+def _says(after: str, row: Row, printed: str) -> None:
+    assert [word for word in NEVER_SHOWN if word in printed] == [], printed
+    for number, line in zip(row.signals, row.lines, strict=True):
+        assert printed.count(line.format(signal.Signals(number).name)) == 1, printed
+    said = [line for line in after.splitlines() if "stopping" in line and "Handing over" not in line]
+    assert len(said) == len(row.signals), printed
+    assert row.also in printed
+    changes = [line.split(" -> ")[1].strip() for line in after.splitlines() if "state " in line and " -> " in line]
+    assert changes == list(row.states), printed
+    assert "ERROR" not in printed
+    last = after.strip().splitlines()[-1]
+    assert any(text in last for text in ("-> NOT_RUNNING", "stopping: ", "run has returned", "broker stopped")), printed
+
+
+def _is_released(world: World) -> None:
+    """Nobody holds the folder, and it was closed in order."""
+    try:
+        directory = StateDirectory.open(world.folder / "state", world.app)
+    except StateLockedError as error:
+        raise AssertionError(str(error)) from error
+    try:
+        assert directory.previous is not None
+        assert directory.previous.clean_close
+    finally:
+        directory.close()
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.broker
+def test_what_a_killed_one_leaves_is_removed_by_the_next_start(world: World) -> None:
+    on_shared_broker(world)
+    temporary = tempfile.mkdtemp(prefix="efs-")
+    try:
+        with world.run(temporary=temporary) as killed:
+            killed.until("-> RUNNING")
+            killed.kill()
+            wait_until(lambda: not [found for found in killed.left() if found.startswith("psutil")], WAIT_S, "its JVM to end")
+            assert all(name.startswith("ef") for name in os.listdir(temporary)), os.listdir(temporary)
+            assert os.listdir(temporary) != []
+        with world.run(temporary=temporary) as next_one:
+            next_one.until("-> RUNNING")
+            next_one.signal(TERM)
+            assert next_one.ended() == 0, next_one.printed
+            assert next_one.left() == []
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
