@@ -416,7 +416,7 @@ ROWS = {
     "broker": Row(broker, (INT,), 0, ("stopping: the broker is told to end",), ()),
     "describe": Row(describe, (TERM,), 143, (UNBEGUN,), ()),
 }
-SLOW_ONES = {"killed"}
+ROWS_OF_THEIR_OWN = {"killed"}
 """Rows with a test of their own."""
 
 
