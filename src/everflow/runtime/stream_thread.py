@@ -230,7 +230,9 @@ class StreamThread:
             job = self._job or self._open_job(self.settings.partitions)
             job.run(request)
         except BatchFailedError as failure:
-            # Not fatal: the first real batch meets the same fault and has the rules for it.
+            if failure.failure.kind == "fatal":  # a program that no worker can build, say
+                raise ending(failure.failure, 1, "") from failure
+            # The first real batch meets the same fault and has the rules for it.
             log.warning("Stream thread %d: an empty batch failed: %s", self.number, short(failure.failure))
         finally:
             self._last_job_ms = self.clock.monotonic_ms()
@@ -546,7 +548,7 @@ class StreamThread:
     # --- the end ---------------------------------------------------------------------------------
 
     def _fail(self, error: EverflowError) -> None:
-        log.error("Stream thread %d stops: %s", self.number, error)
+        log.error("Stream thread %d stops: %s", self.number, str(error).partition("\n")[0])  # the instance says it in full
         self.services.on_failed(error)
 
     def _close_job(self) -> None:

@@ -211,7 +211,8 @@ class ThreadJob:
     def _classified(self, error: SparkJobError) -> BatchFailedError:
         if isinstance(error, SparkGoneError):
             return BatchFailedError(BatchFailure("spark-gone", says(str(error)), details=str(error)))
-        return BatchFailedError(failure_of_text(str(error), self._columns))
+        failure = failure_of_text(str(error), self._columns)
+        return BatchFailedError(replace(failure, details=f"{failure.details}\n{error.stack}"))
 
     def _stop_resident(self) -> None:
         resident, self._resident = self._resident, None

@@ -28,9 +28,13 @@ StepFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 class SparkJobError(EverflowError):
-    """A job failed; the text is the JVM's, with the workers' traceback."""
+    """A job failed; the text is the JVM's, with the workers' traceback. ``stack``: the JVM's, where the text is without."""
 
     code = "EF-SPARK-JOB"
+
+    def __init__(self, message: str, stack: str = "") -> None:
+        super().__init__(message)
+        self.stack = stack
 
 
 class SparkGoneError(SparkJobError):
@@ -159,7 +163,9 @@ def failure(context: SparkContext, error: Exception) -> SparkJobError:
         lives = not context._jsc.sc().isStopped()
     except (Py4JError, OSError):  # nobody answers any more
         lives = False
-    return SparkJobError(str(error)) if lives else SparkGoneError(str(error))
+    # PySpark leaves the stack out of the text of the errors that it knows.
+    stack = str(getattr(error, "_stackTrace", None) or "")
+    return SparkJobError(str(error), stack) if lives else SparkGoneError(str(error), stack)
 
 
 def _map_in_arrow(session: SparkSession, frame: DataFrame, step: StepFunction, schema: Any, slot: str) -> DataFrame:

@@ -359,3 +359,14 @@ def test_a_record_that_kills_the_worker_is_found_and_named(world: World) -> None
         turns()
     assert world.committed_offset == poison, "all that is before it was committed"
     assert world.metrics.snapshot()[names.BATCHES_FAILED] < 12
+
+
+def test_a_program_that_no_worker_can_build_ends_the_thread_before_the_first_record(world: World) -> None:
+    def refuse(request: BatchRequest) -> BatchResult:
+        raise failed("fatal", "a Spark Python worker cannot build the program", code="EF-PROGRAM-IN-WORKER")
+
+    world.behave = refuse
+    world.thread.start()
+    assert world.thread.join(10)
+    assert [done for done in world.done if done.startswith("failed")] == ["failed a Spark Python worker cannot build the program"]
+    assert world.thread.warm.is_set(), "whoever waits for the workers must not wait for ever"
