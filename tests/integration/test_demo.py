@@ -149,7 +149,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path, temp_folder: 
         try:
             wait_until(lambda: "are in topic flights" in output.read_text(), TIMEOUT_S, "the flights to be produced")
             process.send_signal(signal.SIGTERM)
-            assert process.wait(TIMEOUT_S) == 130, output.read_text()
+            assert process.wait(TIMEOUT_S) == 143, output.read_text()
         finally:
             process.kill()
     assert list(temp_folder.glob("everflow-*")) == []

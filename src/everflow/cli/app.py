@@ -228,8 +228,13 @@ def _errors_for_people(debug: bool) -> Iterator[None]:
     """Turn errors into one text on stderr and an exit code; with ``debug`` let the traceback through."""
     logs.install()
     try:
-        with owned(), _on_stderr() if debug else nullcontext():
-            yield
+        with owned() as signals, _on_stderr() if debug else nullcontext():
+            try:
+                yield
+            except Exception:
+                if signals.interrupted:  # what it interrupted, a client's C code for one, may surface as any error
+                    signals.check()
+                raise
     except EverflowError as error:
         if debug:
             raise

@@ -138,8 +138,8 @@ class InstanceShutdown:
     def _end_start(self, error: BaseException) -> BaseException | None:
         """A start did not go through: end what it has begun. What its caller is told: nothing where the instance was closed."""
         self._start_over.set()
-        told: BaseException | None = error
-        if not isinstance(error, Exception):  # Ctrl-C
+        told: BaseException | None = _interrupt(error) or error
+        if not isinstance(told, Exception):  # Ctrl-C
             self._begin_shutdown(ClientState.PENDING_SHUTDOWN)
         elif self._stop.is_set():  # the wish of somebody else, or the failure of another thread
             told = self.error
@@ -298,3 +298,11 @@ class InstanceShutdown:
             self._keeper.close()
         for task in self._running_tasks():
             close_stores(task.stores)
+
+
+def _interrupt(error: BaseException) -> BaseException | None:
+    """The interrupt behind an error: one that comes inside a client's C code surfaces as a SystemError."""
+    seen: BaseException | None = error
+    while seen is not None and isinstance(seen, Exception):
+        seen = seen.__cause__ or seen.__context__
+    return seen
