@@ -235,6 +235,29 @@ def test_a_failing_function_names_its_record(aggregator, message):
     assert caught.value.__cause__ is not None
 
 
+class _Refusing:
+    """A serde of a user that cannot write one text."""
+
+    kind, type = "own", pa.string()
+
+    def encode(self, value):
+        return None if value is None else {"a": b"a"}[value]
+
+    def encode_array(self, values):
+        return pa.array([self.encode(item) for item in values.to_pylist()], pa.binary())
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [TableSpec("s", _Refusing(), serdes.string()), TableSpec("s", serdes.string(), _Refusing())],
+    ids=["key", "value"],
+)
+def test_what_a_serde_of_the_user_cannot_write_names_its_record(spec):
+    with pytest.raises(UserFunctionError, match="KeyError: 'b'") as caught:
+        run(spec, records(("a", "a", 0), (None, "a", 0), ("b", "b", 0), value=pa.string()))
+    assert (caught.value.partition, caught.value.offset) == (3, 102)
+
+
 def test_tables_apply_old_updates_and_forward_deletes():
     spec = TableSpec("s", serdes.string(), serdes.long())
     store = InMemoryStore()

@@ -10,11 +10,13 @@ import pyarrow as pa
 import pytest
 
 from everflow import serdes
+from everflow.errors import RetriableError
 from everflow.records import EdgeBatch
 from everflow.runtime.batch import BadRecord
 from everflow.runtime.step_functions import RecordFailure, decode_parts, run_function, unnest
+from everflow.runtime.task_step import _to_outputs
 from everflow.topology.graph import EdgeType
-from everflow.topology.plan import DecodeOp, FunctionOp, Source, UnnestOp
+from everflow.topology.plan import DecodeOp, FunctionOp, SinkOp, Source, UnnestOp
 
 TEXT = serdes.string()
 SOURCES = {0: Source(0, "in", 0, "source", TEXT, serdes.long(), "earliest", "stream", False)}
@@ -103,3 +105,53 @@ def test_records_that_cannot_be_decoded_keep_their_bytes() -> None:
     assert [value["value"] for value in bad.value.to_pylist()] == [b"\x01", b""]
     assert all("value is not a valid" in value["error"] for value in bad.value.to_pylist())
     assert decode_parts(op, batch([], [], value=pa.binary()), SOURCES)[1] is None
+
+
+class OwnSerde:
+    """A serde of a user: what it raises is no error of everflow."""
+
+    kind, type = "own", pa.string()
+
+    def decode(self, data: bytes | None) -> str | None:
+        return None if data is None else {b"a": "A"}[data]
+
+    def decode_array(self, data: pa.Array) -> pa.Array:
+        return pa.array([self.decode(item) for item in data.to_pylist()], self.type)
+
+    def encode(self, value: str | None) -> bytes | None:
+        return None if value is None else {"A": b"a"}[value]
+
+    def encode_array(self, values: pa.Array) -> pa.Array:
+        return pa.array([self.encode(item) for item in values.to_pylist()], pa.binary())
+
+    def __repr__(self) -> str:
+        return "own()"
+
+
+def test_bytes_that_a_serde_of_the_user_does_not_take_are_a_dead_letter() -> None:
+    op = DecodeOp("source:in", 1, 2, None, OwnSerde())
+    good, bad = decode_parts(op, batch(["x", "y", "z"], [b"a", b"b", None], value=pa.binary()), SOURCES)
+    assert pairs(good) == [("x", "A"), ("z", None)]
+    assert bad is not None
+    assert bad.offset.tolist() == [41]
+    assert bad.value.to_pylist()[0]["error"] == "value is not a valid own(): KeyError: b'b'"
+
+
+def test_an_outage_of_what_a_serde_asks_is_no_dead_letter() -> None:
+    class Registry(OwnSerde):
+        def decode(self, data: bytes | None) -> str | None:
+            raise RetriableError("the registry does not answer")
+
+    with pytest.raises(RetriableError, match="registry"):
+        decode_parts(DecodeOp("source:in", 1, 2, None, Registry()), batch(["x"], [b"a"], value=pa.binary()), SOURCES)
+
+
+def test_a_value_that_a_serde_of_the_user_cannot_write_names_record_and_line() -> None:
+    op = SinkOp("sink", "out", TEXT, OwnSerde(), False, (1,), "app.py:9")
+    with pytest.raises(RecordFailure) as failure:
+        _to_outputs(op, batch(["x", "y"], ["A", "B"], value=pa.string()), SOURCES)
+    found = failure.value.failure
+    assert (found.error, found.record) == ("KeyError: 'B'", BadRecord("in", 3, 41, "sink"))
+    assert found.line is not None
+    assert found.line.function == "encode"
+    assert found.where == ("app.py:9",)
