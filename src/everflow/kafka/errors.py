@@ -53,6 +53,7 @@ _FOR_GOOD = frozenset(
     }
 )
 
+_NO_TOPIC = frozenset({KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART})
 _TOO_LARGE = "message size too large"
 
 # Codes that librdkafka does not call retriable although the cause passes: the same batch is run again under
@@ -123,6 +124,8 @@ def classify(error: KafkaError, doing: str) -> EverflowError:
         return GenerationChanged(f"{text}. The group was rebalanced meanwhile; the batch is run again.")
     if code == KafkaError.UNSTABLE_OFFSET_COMMIT:
         return OffsetsUnstableError(f"{text}. A transaction on these offsets is still open.")
+    if code in _NO_TOPIC:
+        return RetriableError(f"{text}. If it does not exist, create the topic: the batch is run again.")
     if code not in _FOR_GOOD and (code in _PASSING or error.retriable() or error.txn_requires_abort()):
         return RetriableError(text)
     return FatalError(f"{text}. Trying again would not help: mend the cause named here and start again.")

@@ -17,6 +17,7 @@ ROLES = (ACTIVE, FAILING, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP)
 """What a task is here, for people: an active one that cannot process yet is restoring, or waits for its stream thread; one whose
 batches fail is failing; one that is leaving is being handed over."""
 _ROWS_SHOWN = 12
+_TROUBLE_WIDTH = 120
 
 
 def role_of(status: TaskStatus) -> str:
@@ -50,7 +51,8 @@ def trouble(found: Trouble, now_ms: float | None = None) -> str:
     """``ValueError: bad (3 times in 12 s)``."""
     elapsed = (time.time() * 1000 if now_ms is None else now_ms) - found.since_ms
     times = "once" if found.count == 1 else f"{found.count} times"
-    return f"{found.text} ({times} in {duration(max(0.0, elapsed / 1000))})"
+    text = found.text if len(found.text) <= _TROUBLE_WIDTH else f"{found.text[:_TROUBLE_WIDTH]}..."
+    return f"{text} ({times} in {duration(max(0.0, elapsed / 1000))})"
 
 
 def progress(copies: Collection[TaskStatus]) -> str:

@@ -50,6 +50,8 @@ def test_tasks_whose_batches_fail_say_so_with_how_often_since_when_and_why() -> 
     assert summary(found, 13_000) == "1 active, 2 failing · no leader for out-0 (3 times in 12 s)"
     assert [line[:16] for line in task_lines(found)] == ["   0_1  failing ", "   0_2  failing ", "   0_0  active  "]
     assert "no leader for out-0 (3 times in" in task_lines(found)[0]
+    long = tasks(replace(RUNNING, trouble=Trouble(1_000, 1, "x" * 500)))
+    assert summary(long, 1_000) == f"1 failing · {'x' * 120}... (once in 0.0 s)"
 
 
 def test_a_hundred_percent_is_said_of_complete_copies_only() -> None:
