@@ -110,7 +110,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         args = (*args[:-2], None, None)
         module = sys.modules.get(cls.__module__)
         home = module if module is not None and vars(module).get(cls.__name__) is cls else None
-        return make, args, (fill, state, home), None, None, _fill_class
+        return make, args, (fill, state, home, cls.__qualname__), None, None, _fill_class
 
 
 def _is_plain(cls: type) -> bool:
@@ -185,6 +185,7 @@ _SPECIAL: dict[type, Callable[[Any], Any]] = {
     io.TextIOWrapper: _file,
     weakref.WeakKeyDictionary: _weak_keys,
     typing.TypeVar: _type_variable,
+    typing.NewType: lambda found: (typing.NewType, (found.__name__, found.__supertype__)),
     threading.local: lambda _: (threading.local, ()),  # a thread that is new to it finds it empty anyway
     type(dataclasses.MISSING): lambda _: "MISSING",  # compared by identity
     functools.cached_property: lambda found: (_cached_property, (found.func, found.attrname)),  # holds a lock before Python 3.12
@@ -270,8 +271,9 @@ def _fill_function(fn: FunctionType, state: tuple[Any, ...]) -> None:
 
 
 def _fill_class(cls: type, given: tuple[Any, ...]) -> None:
-    fill, state, home = given
+    fill, state, home, qualified = given
     fill(cls, state)
+    cls.__qualname__ = qualified  # lost by cloudpickle; a class in a class is found by it
     if home is not None:
         vars(home)[cls.__name__] = cls
 

@@ -39,6 +39,7 @@ TOPOLOGY = """
     SOURCE, OUTPUT, WORDS = {names}
     builder = StreamsBuilder()
     RATE, EXPECTED, seen = 3, Price(2), []
+    TABLE = {{str(n): "x" * 100 for n in range(20_000)}}    # Spark sends more than a megabyte in another way
 
     class Size(enum.Enum):
         SMALL = 1
@@ -101,6 +102,7 @@ TOPOLOGY = """
         "class": Repeat(2), "bound": Repeat(1).bound, "partial": functools.partial("{{0}}-{{1}}".format, "p"),
         "closure": closed_over(7), "decorated": decorated, "exception": guarded, "identity": identity,
         "beside": lambda value: beside.shout(value), "default": lambda value, n=RATE: value * n,
+        "large": lambda value: len(TABLE),
         "first": first, "second": second,
     }}
     source = builder.stream(SOURCE, key=serdes.string(), value=serdes.string())
@@ -175,6 +177,7 @@ def test_everything_that_functions_use_of_the_program_around_them_travels(
             "identity": "True",
             "beside": "Abeside",
             "default": "aaa",
+            "large": "20000",
             "first": "1",
             "second": "2",
         }

@@ -175,6 +175,18 @@ def test_callables_of_every_kind(program: Program, worker: Worker) -> None:
         import functools, logging, re, threading, typing
         from contextlib import contextmanager
         T = typing.TypeVar("T")
+        Cents = typing.NewType("Cents", int)
+        class Point(typing.NamedTuple):
+            x: int
+            y: str = "y"
+        class Meta(type):
+            def __new__(mcs, name, bases, names): return super().__new__(mcs, name, bases, names | {"tag": name.lower()})
+        class Tagged(metaclass=Meta): pass
+        class Outer:
+            class Inner:
+                def tag(self): return Outer.Inner.__qualname__
+        def made(x):
+            return Point(Cents(x)), Tagged.tag, Outer.Inner().tag()
         log = logging.getLogger(__name__)
         WORD = re.compile("[a-z]+")
         LOCAL = threading.local()
@@ -205,7 +217,7 @@ def test_callables_of_every_kind(program: Program, worker: Worker) -> None:
             log.debug("seen")
             with opened(x) as found: return list(many(found)), WORD.match("ab1").group(), LOCAL.x
         everything = [Add(1), Add(1).bound, functools.partial(pow, 2), functools.partial(plain, 5), plain, which, listed,
-                      lambda x, n=Add(7): n(x), plain.__wrapped__]
+                      lambda x, n=Add(7): n(x), plain.__wrapped__, made]
         """,
     )
     which = module.which
@@ -214,6 +226,32 @@ def test_callables_of_every_kind(program: Program, worker: Worker) -> None:
     break_file(program, "kinds")
     assert [worker.call(parcel, i, 4) for i in (0, 1, 2, 4, 5, 6, 7, 8)] == [5, 10, 16, 10, "int", ([0, 1, 2, 3], "ab", 4), 11, 5]
     assert worker.call(parcel, 3) == 12
+    assert worker.call(parcel, 9, 4)[1:] == ("tagged", "Outer.Inner")
+    assert tuple(worker.call(parcel, 9, 4)[0]) == (4, "y")
+
+
+def test_a_model_of_pydantic(program: Program, worker: Worker) -> None:
+    pytest.importorskip("pydantic")
+    module = program.module(
+        "models",
+        """
+        import pydantic
+        class Line(pydantic.BaseModel):
+            n: int = pydantic.Field(gt=0)
+        class Order(pydantic.BaseModel):
+            lines: list[Line] = []
+        FIRST = Line(n=1)
+        def f(n):
+            try:
+                return Order(lines=[FIRST, {"n": n}]).model_dump(), isinstance(FIRST, Line)
+            except pydantic.ValidationError:
+                return "not valid"
+        """,
+    )
+    parcel = Parcel.of([module.f])
+    break_file(program, "models")
+    assert worker.call(parcel, 0, 2) == ({"lines": [{"n": 1}, {"n": 2}]}, True)
+    assert worker.call(parcel, 0, -2) == "not valid"
 
 
 def test_what_a_worker_cannot_know_beforehand_is_imported_from_the_file(program: Program, worker: Worker) -> None:
