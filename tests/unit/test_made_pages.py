@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import pytest
 
+from everflow import KGroupedStream, KStream, ReadOnlyKeyValueStore, ReadOnlySessionStore, ReadOnlyWindowStore, StreamsBuilder
+from everflow.dsl.branched import BranchedKStream
 from everflow.foreign_names import KAFKA_STREAMS, PYSPARK
 from made_pages import GUIDE, PAGES, made, marked
 
@@ -60,3 +65,26 @@ def test_no_method_of_kafka_streams_is_missing(owner: str) -> None:
 @pytest.mark.parametrize("owner", SPARK)
 def test_no_method_of_structured_streaming_is_missing(owner: str) -> None:
     assert [name for name in SPARK[owner].split() if name not in PYSPARK[owner]] == []
+
+
+def _rows(title: str) -> list[list[str]]:
+    """Cells of the table below a heading of the page for who comes from Kafka Streams."""
+    text = (GUIDE / "coming-from-kafka-streams.md").read_text().split(f"### {title}\n")[1].split("\n#")[0]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    assert rows
+    return rows
+
+
+def test_the_keywords_that_stand_for_option_objects_are_there() -> None:
+    classes = (StreamsBuilder, KStream, KGroupedStream, BranchedKStream)
+    methods = [method for one in classes for name, method in vars(one).items() if not name.startswith("_") and callable(method)]
+    known = {name for method in methods for name in inspect.signature(method).parameters}
+    assert {word for row in _rows("Option objects") for word in re.findall(r"\b(\w+)=", row[1])} <= known
+
+
+@pytest.mark.parametrize("store", [ReadOnlyKeyValueStore, ReadOnlyWindowStore, ReadOnlySessionStore])
+def test_the_queries_that_are_named_are_there(store: type) -> None:
+    (here,) = [row[1] for row in _rows("Interactive queries") if store.__name__ in row[0]]
+    names = re.findall(r"`(\w+)`", here)
+    assert names
+    assert [name for name in names if not hasattr(store, name)] == []
