@@ -548,7 +548,7 @@ class StreamThread:
     # --- the end ---------------------------------------------------------------------------------
 
     def _fail(self, error: EverflowError) -> None:
-        log.error("Stream thread %d stops: %s", self.number, str(error).partition("\n")[0])  # the instance says it in full
+        log.info("Stream thread %d stops", self.number)  # the instance says why
         self.services.on_failed(error)
 
     def _close_job(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -13,6 +14,7 @@ import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame, SparkSession
 
 from everflow.errors import EverflowError
@@ -24,6 +26,15 @@ from everflow.topology.plan import PhysicalPlan
 _environment_lock = threading.Lock()
 """While an application's one environment is replaced by one per thread (`_Environment`)."""
 
+class _FailuresToldByUs(logging.Filter):
+    """PySpark logs a Column's failure with its JVM stack on standard error, at every attempt."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """False for what a stream thread's job met: the thread tells it."""
+        return not (record.threadName or "").startswith("everflow-")
+
+
+_told_by_us = _FailuresToldByUs()
 StepFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
@@ -67,6 +78,7 @@ class PreparedJob:
         source: SourceSettings,
         steps: Sequence[StepFunction],
     ) -> None:
+        PySparkLogger.getLogger("DataFrameQueryContextLogger").addFilter(_told_by_us)
         self._session = session
         self._plan = plan
         self._slot = slot

@@ -356,7 +356,9 @@ def test_a_state_folder_in_use_is_refused(app: Application, run: Run, cluster: C
     assert cluster.topics() == {}
 
 
-def test_columns_that_fail_stop_the_instance_with_the_cause(app: Application, cluster: Cluster) -> None:
+def test_columns_that_fail_stop_the_instance_with_the_cause(
+    app: Application, cluster: Cluster, capfd: pytest.CaptureFixture[str]
+) -> None:
     """ANSI arithmetic: no record is named by Spark, but the cause is; nothing of the batch is committed."""
     source, output = cluster.topic("in", 1), cluster.topic("out", 1)
     cluster.write(source, [text("k", "1"), text("k", "one")])
@@ -373,6 +375,7 @@ def test_columns_that_fail_stop_the_instance_with_the_cause(app: Application, cl
     assert where == f"  operator added at {__file__}:{line}"
     assert ".try_cast" in cure
     assert cluster.read(output) == []
+    assert "org.apache.spark" not in capfd.readouterr().err, "no Java on the terminal"
 
 
 @pytest.mark.parametrize("records", [5, 50])
