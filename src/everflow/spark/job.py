@@ -215,7 +215,7 @@ def _workers_of(context: SparkContext, slot: str) -> Iterator[None]:
         if not isinstance(context.environment, _Environment):
             context.environment = _Environment(context.environment)
         environment = context.environment
-    environment.mine.added = _worker_environment(slot)
+    environment.mine.added = worker_environment(slot)
     try:
         yield
     finally:
@@ -228,7 +228,7 @@ def _rdd_of(frame: DataFrame) -> Any:
     return frame._jdf.queryExecution().toRdd()
 
 
-def _worker_environment(slot: str) -> dict[str, str]:
+def worker_environment(slot: str) -> dict[str, str]:
     """Every hop of every thread gets workers of its own: Spark keeps one daemon per distinct environment. Without it any process
     serves any hop, and a producer or a store would be open in several."""
     return {

@@ -1,8 +1,10 @@
 """`TopologyTestDriver`: run a topology without a broker, record by record, and look into its stores.
 
 It runs the very segments and steps that an instance runs: segments on the local Spark session of the test run, steps called in
-this process, stores in memory. Like Kafka Streams' driver it has one partition per topic, passes repartition topics on at once and
-commits after each input; so it shows every intermediate result, and it does not show co-partitioning faults.
+this process, stores in memory. Functions have gone through the same pickle as on their way to a worker, so what cannot travel fails
+here too, and what a function changes in a variable is changed in its own copy. Like Kafka Streams' driver it has one partition per
+topic, passes repartition topics on at once and commits after each input; so it shows every intermediate result, and it does not
+show co-partitioning faults.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def test_a_signal_ends_it_cleanly_and_a_restart_goes_on(app: Application, cluste
             assert not left, f"still there: {left}"
             assert gone
     lines = printed.read_text()
-    assert "\napplication  " in lines
+    assert "application  " in lines
     for step in ("CREATED -> REBALANCING", "REBALANCING -> RUNNING", "PENDING_SHUTDOWN -> NOT_RUNNING"):
         assert f"state {step}" in lines
     expected = Counter(record.key for record in words(84))
