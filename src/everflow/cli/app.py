@@ -140,7 +140,7 @@ def describe(
     """Print a topology (text: Kafka Streams' own format). Starts Spark only if the program has Columns."""
     with _errors_for_people(debug):
         from everflow.cli.cluster import own_status
-        from everflow.cli.program import load_topology
+        from everflow.cli.program import LOAD_SILENT_S, load_topology
         from everflow.spark.session import get_context
         from everflow.topology import describe as described
 
@@ -155,7 +155,8 @@ def describe(
                 with status.waiting("starting Spark"):
                     return get_context()
 
-            topology = load_topology(target, start_spark=start_spark)
+            with status.waiting(f"loading {target}", after_s=LOAD_SILENT_S):
+                topology = load_topology(target, start_spark=start_spark)
         typer.echo(forms[form](topology).rstrip())
 
 

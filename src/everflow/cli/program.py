@@ -23,6 +23,9 @@ from everflow.spark.later import started_by
 from everflow.spark.session import start_when_asked
 from everflow.topology.graph import Topology
 
+LOAD_SILENT_S = 2.0
+"""A program may take so long to load without a word."""
+
 
 def load_topology(target: str, *, start_spark: Callable[[], object]) -> Topology:
     """Import ``module`` of ``target`` and return the topology that ``name`` holds, builds or returns.

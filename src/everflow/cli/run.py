@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from everflow import KafkaStreams, __version__
-from everflow.cli.program import load_topology, place_of, put_current_folder_on_path
+from everflow.cli.program import LOAD_SILENT_S, load_topology, place_of, put_current_folder_on_path
 from everflow.cli.status import StatusLine
 from everflow.cli.terminal import Banner, Progress, StateWait, topology_lines
 from everflow.cli.watch import LagReader, input_topics
@@ -59,7 +59,8 @@ def run_program(
             with status.waiting("starting Spark"):
                 return get_context()
 
-        topology = load_topology(target, start_spark=start_spark)
+        with status.waiting(f"loading {target}", after_s=LOAD_SILENT_S):
+            topology = load_topology(target, start_spark=start_spark)
         status.say(banner(config, topology, place_of(target)).text())
         if running_context() is None:
             start_spark()

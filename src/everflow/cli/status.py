@@ -41,6 +41,7 @@ class StatusLine:
         self._printed_at: float | None = None
         self._printed = ""
         self._ended = False
+        self._waits: list[threading.Event] = []
         self.last_event = ""
         """The last `event`, for who shows how long it has been the last."""
 
@@ -62,17 +63,20 @@ class StatusLine:
     def waiting(self, what: str, *, after_s: float = 0.0) -> Iterator[None]:
         """While the block runs, show what is waited for and for how long: ``starting Spark, 5 s``.
 
-        ``after_s``: nothing is shown of a wait that is shorter. Not for use inside another one.
+        ``after_s``: nothing is shown of a wait that is shorter. Of several, one in the other, the innermost is shown.
         """
         began = self._clock()
         over = threading.Event()
+        self._waits.append(over)
 
         def tell() -> None:
             first, pause = True, after_s
             while not over.wait(pause):
-                elapsed = self._clock() - began
-                self.show(f"{what}, {elapsed:.0f} s" if elapsed >= _TICK_S else what, now=first)
-                first, pause = False, _TICK_S
+                pause = _TICK_S
+                if self._waits[-1] is over:
+                    elapsed = self._clock() - began
+                    self.show(f"{what}, {elapsed:.0f} s" if elapsed >= _TICK_S else what, now=first)
+                    first = False
 
         teller = threading.Thread(target=tell, name="everflow-waiting", daemon=True)
         teller.start()
@@ -81,6 +85,7 @@ class StatusLine:
         finally:
             over.set()
             teller.join()
+            self._waits.remove(over)
             self.clear()
 
     def say(self, text: str) -> None:

@@ -66,3 +66,17 @@ def test_on_a_terminal_a_wait_leaves_nothing_behind() -> None:
     with status.waiting("starting Spark"):
         wait_until(lambda: "starting Spark" in out.getvalue(), 10, "the live line")
     assert out.getvalue().endswith("\x1b[2K"), repr(out.getvalue()[-40:])
+
+
+def test_of_two_waits_the_inner_one_is_shown_while_it_lasts() -> None:
+    out, now = io.StringIO(), [0.0]
+    status = StatusLine(Console(file=out), clock=lambda: now[0])
+    with status.waiting("loading", after_s=0.01):
+        wait_until(lambda: "loading\n" in out.getvalue(), 10, "the outer wait")
+        with status.waiting("starting Spark"):
+            wait_until(lambda: "starting Spark\n" in out.getvalue(), 10, "the inner wait")
+            now[0] = 6.0
+            wait_until(lambda: "starting Spark, 6 s\n" in out.getvalue(), 10, "its seconds")
+        now[0] = 12.0
+        wait_until(lambda: "loading, 12 s\n" in out.getvalue(), 10, "the outer wait again")
+    assert out.getvalue() == "loading\nstarting Spark\nstarting Spark, 6 s\nloading, 12 s\n"
