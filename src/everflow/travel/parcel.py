@@ -6,11 +6,11 @@ client made at first use, lives as long as its worker.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import pickle
 import sys
 import traceback
+import uuid
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -32,15 +32,15 @@ class Parcel:
     """Picklable. One parcel holds all that must share variables and classes."""
 
     data: bytes
-    digest: str
+    name: str
 
     @staticmethod
     def of(content: Any) -> Parcel:
         """Raises whatever an object raises that cannot be pickled; `everflow.travel.refusals.TravelCheck` says it in words."""
         file = io.BytesIO()
         PortablePickler(file).dump(content)
-        data = file.getvalue()
-        return Parcel(data, hashlib.sha256(data).hexdigest())
+        # A name of its own even for equal content: an instance that starts again begins with its variables as they are then.
+        return Parcel(file.getvalue(), uuid.uuid4().hex)
 
     def copy(self) -> Any:
         """The content as a worker would have it, new with each call; the modules of this process stay as they are."""
@@ -52,17 +52,17 @@ class Parcel:
 
         Raises FatalError where the content needs something that a worker has not.
         """
-        if _current == [self.digest]:
-            return _opened[self.digest][0]
+        if _current == [self.name]:
+            return _opened[self.name][0]
         inert.worker_imports_harmlessly()
         _forget_programs()
-        if self.digest not in _opened:
+        if self.name not in _opened:
             while len(_opened) >= _KEPT:
                 _opened.pop(next(iter(_opened)))
-            _opened[self.digest] = self._loaded()
-        content, modules = _opened[self.digest]
+            _opened[self.name] = self._loaded()
+        content, modules = _opened[self.name]
         sys.modules.update(modules)
-        _current[:] = [self.digest]
+        _current[:] = [self.name]
         return content
 
     def _loaded(self) -> tuple[Any, dict[str, ModuleType]]:

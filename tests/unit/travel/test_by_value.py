@@ -319,6 +319,8 @@ def test_a_worker_that_serves_two_programs_keeps_them_apart(program: Program, wo
     assert worker.call(first, 0, "a") == (1, ["a"])
     assert worker.call(second, 0, "b") == (2, ["b"])
     assert worker.call(first, 0, "c") == (1, ["a", "c"])
+    again = Parcel.of([module.f])
+    assert worker.call(again, 0, "d") == (2, ["d"]), "what starts again begins with its variables as they are"
 
 
 def test_what_a_worker_does_not_have_is_told_in_words(program: Program, worker: Worker) -> None:
