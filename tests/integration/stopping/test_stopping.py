@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,13 @@ def topology():
     builder.stream({source!r}, key=serdes.string(), value=serdes.string()).map_values(stuck, value=serdes.string()).to({output!r})
     return builder
 """
-LOADING = "import threading\nprint('loading', flush=True)\nthreading.Event().wait(600)\n"
+LOADING = """
+import threading
+print("loading", flush=True)
+threading.Event().wait(600)
+def topology():
+    return None
+"""
 COLUMN = """
 from pyspark.sql import functions as F
 from everflow import StreamsBuilder, serdes
@@ -96,8 +103,9 @@ class World:
         self.servers = self.broker.bootstrap_servers
         return self.broker
 
-    @property
+    @cached_property
     def admin(self) -> AdminClient:
+        """Kept: requests of a client that is gone end with it."""
         return AdminClient({"bootstrap.servers": self.servers})
 
     def program(self, text: str = COUNT) -> None:
