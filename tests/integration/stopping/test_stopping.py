@@ -56,7 +56,7 @@ def topology():
         threading.Event().wait(600)
         return value
     builder = StreamsBuilder()
-    builder.stream({source!r}, key=serdes.string(), value=serdes.string()).map_values(stuck, value=serdes.string()).to({output!r})
+    builder.stream({source!r}, key=serdes.string(), value=serdes.string()).map_values(stuck, returns=serdes.string()).to({output!r})
     return builder
 """
 LOADING = """
