@@ -50,9 +50,10 @@ def test_the_programs_lines_on_the_page_are_those_of_the_project() -> None:
 def test_the_transcript_does_what_it_shows(tmp_path: Path) -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("a checkout of git is needed to be cloned")
-    port = _free_port()
+    port = _free_port()  # instead of the page's, also where its commands take the usual one
     clone, make, broker, run, count = (command.replace("9092", port) for command in COMMANDS)
     home = {**os.environ, "EVERFLOW": str(ROOT), "XDG_STATE_HOME": str(tmp_path / "state")}
+    home["EVERFLOW_BOOTSTRAP_SERVERS"] = f"localhost:{port}"
     _done(clone, tmp_path, home)
     _set_up(tmp_path / "everflow")
     assert TRANSCRIPT[0].text.splitlines()[2] in _done(make, tmp_path, home)
