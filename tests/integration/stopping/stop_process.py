@@ -127,7 +127,8 @@ class StopProcess:
     def left(self) -> list[str]:
         """Processes, and files in its temporary folder."""
         _, alive = psutil.wait_procs(self.family(), timeout=1)  # the launcher of a JVM ends by itself
-        return [str(process) for process in alive] + [path.name for path in self.temporary.iterdir()]
+        running = [str(found) for found in alive if not _is_zombie(found)]
+        return running + [path.name for path in self.temporary.iterdir()]
 
     def close(self) -> None:
         """Kill all that is left."""
@@ -139,6 +140,14 @@ class StopProcess:
                 process.kill()
         if self._controller >= 0:
             os.close(self._controller)
+
+
+def _is_zombie(found: psutil.Process) -> bool:
+    """It has ended; who adopted it has not looked yet."""
+    try:
+        return bool(found.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _in_the_foreground() -> None:
