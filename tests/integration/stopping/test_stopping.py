@@ -431,7 +431,8 @@ ROWS_OF_THEIR_OWN = {"killed"}
 
 
 def marks(row: Row) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.spark, pytest.mark.broker] + ([] if row.quick else [pytest.mark.slow])
+    slow = [] if row.quick else [pytest.mark.slow, pytest.mark.timeout(600)]
+    return [pytest.mark.spark, pytest.mark.broker, *slow]
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks(row)) for name, row in ROWS.items()])
@@ -492,6 +493,7 @@ def _is_released(world: World) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.spark
 @pytest.mark.broker
 def test_what_a_killed_one_leaves_is_removed_by_the_next_start(world: World) -> None:
