@@ -461,7 +461,8 @@ def test_a_signal_ends_it_in_order(name: str, world: World) -> None:
         assert 0 < world.committed() <= world.written
 
 
-PROGRESS = re.compile(r".* (?:records/s · |for \d+ s: ).*\n?")
+PROGRESS = re.compile(r"^(?:.* (?:records/s · |for \d+ s: ).*| *\d+_\d+ .*)\n?", re.MULTILINE)
+"""Lines of the progress; on a terminal they are drawn again and again, and wiped at the end."""
 CHANGE = re.compile(r"^(?:[\d:-]+ [\d:]+ )?state \w+ -> (\w+)$", re.MULTILINE)
 
 
