@@ -121,6 +121,9 @@ class GroupChannel:
         self._assignor = _Assignor(assignor)
         try:
             self._consumer = KafkaConsumer(**_client_config(settings, self._assignor, bootstrap_timeout_s))
+        except client_errors.KafkaTimeoutError as failure:
+            text = f"no broker answered at {settings.bootstrap_servers} within {bootstrap_timeout_s:g} s"
+            raise RetriableError(f"joining group {settings.group_id}: {text}") from failure
         except client_errors.KafkaError as failure:
             raise classify(failure, f"joining group {settings.group_id} at {settings.bootstrap_servers}") from failure
         self._coordinator = self._consumer._coordinator
