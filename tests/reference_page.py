@@ -25,7 +25,9 @@ OWN = frozenset(
         "TimeWindows.expand", "TimeWindows.is_open", "Topology.consumers", "Topology.node",
         "Topology.repartition_topics", "StreamsConfig.admin", "StreamsConfig.assignment", "StreamsConfig.batches",
         "StreamsConfig.consumer", "StreamsConfig.given", "StreamsConfig.main_consumer", "StreamsConfig.member",
-        "StreamsConfig.producer", "StreamsConfig.shared_client", "StreamsConfig.topic", "TopologyTestDriver.pipe",
+        "StreamsConfig.producer", "StreamsConfig.shared_client", "StreamsConfig.topic", "InputTopic.rewind",
+        "InputTopic.written", "KGroupedStream.graph", "TimeWindowedKStream.graph",
+        "SessionWindowedKStream.graph", "BranchedKStream.graph",
         "agg.result_type",
     }
 )
@@ -57,7 +59,8 @@ SECTIONS = (
     Section("Running", "../SCALING.md", "KafkaStreams ClientState StateListener"),
     Section("Settings", "configuration.md", "StreamsConfig"),
     Section("Spark", "functions.md", "session"),
-    Section("Tests", "testing.md", "TopologyTestDriver InputTopic OutputTopic TestRecord KeyValueView WindowView SessionView"),
+    Section("Tests", "testing.md", "TopologyTestDriver InputTopic OutputTopic TestRecord KeyValueView WindowView SessionView "
+            "ValueAndTimestamp"),
     Section("Tests with a broker", "testing.md#what-it-does-not-show", "EmbeddedBroker wait_until"),
     Section("Queries", "../QUERIES.md", "ReadOnlyKeyValueStore ReadOnlyWindowStore ReadOnlySessionStore"),
     Section("Who has what", "../QUERIES.md#who-has-what", "KeyQueryMetadata StreamsMetadata LagInfo"),
@@ -71,7 +74,7 @@ PLACES = {
     "BranchedKStream": "everflow.dsl.branched",
     **dict.fromkeys(everflow.testing.__all__, "everflow.testing"),
     **dict.fromkeys(
-        ("InputTopic", "OutputTopic", "TestRecord", "KeyValueView", "WindowView", "SessionView"),
+        ("InputTopic", "OutputTopic", "KeyValueView", "WindowView", "SessionView"),
         "everflow.testing.topology_test_driver",
     ),
 }

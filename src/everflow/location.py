@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType
 
 _PACKAGE = str(Path(__file__).resolve().parent) + os.sep
-_USER_SIDE = tuple(_PACKAGE + name for name in ("demo", "testing", "cli"))
+_USER_SIDE = tuple(_PACKAGE + name for name in ("demo", "cli"))
 
 
 def is_everflow(file: str) -> bool:

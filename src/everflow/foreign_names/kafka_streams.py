@@ -217,9 +217,11 @@ TOPOLOGY_TEST_DRIVER: Names = {
     "producedTopicNames": is_called("produced_topics", "driver.produced_topics()"),
     "advanceWallClockTime": is_called("advance_wall_clock_time", "driver.advance_wall_clock_time(1000)"),
     "getKeyValueStore": is_called("get_key_value_store", "driver.get_key_value_store('orders-per-key').get('a')"),
-    "getTimestampedKeyValueStore": is_called("get_key_value_store", "driver.get_key_value_store('orders-per-key').get('a')"),
+    "getTimestampedKeyValueStore": is_called(
+        "get_key_value_store", "driver.get_key_value_store('orders-per-key').get_with_timestamp('a')"
+    ),
     "getWindowStore": is_called("get_window_store", "driver.get_window_store('hourly').fetch('a', 0)"),
-    "getTimestampedWindowStore": is_called("get_window_store", "driver.get_window_store('hourly').fetch('a', 0)"),
+    "getTimestampedWindowStore": is_called("get_window_store", "driver.get_window_store('hourly').fetch_with_timestamp('a', 0)"),
     "getSessionStore": is_called("get_session_store", "driver.get_session_store('visits').fetch('a')"),
     "getVersionedKeyValueStore": _VERSIONED,
     "getStateStore": not_there("ask by kind: driver.get_key_value_store('orders-per-key'), get_window_store, get_session_store"),

@@ -9,55 +9,35 @@ show co-partitioning faults.
 
 from __future__ import annotations
 
+import difflib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta, timezone
-from typing import Any, NamedTuple
+from datetime import timedelta
+from typing import Any
 
+from everflow.dsl.expressions import checked_serde
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
+from everflow.location import user_line
 from everflow.records import EdgeBatch
 from everflow.runtime.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
+from everflow.runtime.client_state import IllegalStateError
 from everflow.runtime.failure_text import ending
 from everflow.runtime.packing import packed
-from everflow.runtime.query_errors import StoreKindError
+from everflow.runtime.query_errors import StoreKindError, StoreNotFoundError
 from everflow.runtime.record_times import MOST_MS, too_late
 from everflow.runtime.step_functions import RecordFailure, UndecodableRecord
 from everflow.runtime.task_step import StepResult, TaskStep
 from everflow.serdes import Serde
-from everflow.serdes.windowed import split_session_key, split_window_store_key, window_store_key
 from everflow.spark.local_run import LocalRun
 from everflow.state.store import InMemoryStore, StoreSpec, StoreView
-from everflow.topology.graph import Topology
+from everflow.testing.store_views import KeyValueView, SessionView, WindowView
+from everflow.testing.topics import InputTopic, OutputTopic, RawRecord
+from everflow.topology.graph import SinkNode, Topology
 from everflow.topology.plan import PhysicalPlan, Source, emitting_every_update, plan
 from everflow.topology.subtopologies import cut
-from everflow.windows import Windowed
-
-Headers = Sequence[tuple[str, bytes | None]]
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-
-
-class TestRecord(NamedTuple):
-    """A record as a test reads it: decoded key and value, time in ms, headers."""
-
-    key: Any
-    value: Any
-    timestamp: int
-    headers: tuple[tuple[str, bytes | None], ...] = ()
-
-
-TestRecord.__test__ = False  # type: ignore[attr-defined]  # pytest takes classes called Test... for tests
-
-
-@dataclass(frozen=True)
-class _Raw:
-    topic: str
-    key: bytes | None
-    value: bytes | None
-    timestamp: int
-    headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
 class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
@@ -86,69 +66,102 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         subs = cut(topology)
         chosen = emitting_every_update(topology) if emit_every_update else topology
         self._plan: PhysicalPlan = plan(chosen, subs.index_of, application_id)
-        self._wall_clock_ms = initial_wall_clock_ms
+        self._start_ms = self._wall_clock_ms = initial_wall_clock_ms
         self._dead_letter_topic = dead_letter_topic
-        self._stores = {spec.name: InMemoryStore(spec) for found in self._plan.stores().values() for spec in found}
         self._specs = {spec.name: spec for found in self._plan.stores().values() for spec in found}
+        self._stores = {name: InMemoryStore(spec) for name, spec in self._specs.items()}
         self._stream_times: dict[str, dict[str, int]] = {}
         self._offsets: dict[str, int] = {source.topic: 0 for source in self._plan.sources}
-        self._written: dict[str, deque[_Raw]] = {}
+        self._looped = frozenset(source.topic for source in self._plan.sources if source.kind == "repartition")
+        self._outputs = _Outputs(topology, self._looped | {self._changelog(name) for name in self._specs}, dead_letter_topic)
+        self._inputs: list[InputTopic] = []
         self._sink = _MemorySink(dead_letter_topic)
         self._run = LocalRun(self._plan)
+        self._closed = False
         self._request: BatchRequest | None = None
         # As the workers get them: what cannot travel is refused here too, and a variable that a function changes is its own copy.
-        sources, operators = packed((self._plan.sources, [step.ops for step in self._plan.steps]), self._plan).copy()
+        self._packed = packed((self._plan.sources, [step.ops for step in self._plan.steps]), self._plan)
+        self._steps = self._new_steps()
+
+    def _new_steps(self) -> list[TaskStep]:
+        sources, operators = self._packed.copy()
         steps = [
             TaskStep.of(self._plan, level, _Memory(self._stores), self._sink, self._current, _no_announcement)
             for level in range(self._plan.levels)
         ]
-        self._steps = [replace(step, ops=ops, sources=sources) for step, ops in zip(steps, operators, strict=True)]
+        return [replace(step, ops=ops, sources=sources) for step, ops in zip(steps, operators, strict=True)]
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Forget stores and output; the shared Spark session stays. Idempotent."""
-        self._stores.clear()
-        self._written.clear()
+        self._closed = True
+        self._forget()
         self._run.close()
+
+    def reset(self) -> None:
+        """Begin anew for another test case: empty stores and topics, stream times, offsets, clocks and the variables of Python
+        functions as at the start. Nothing is planned again; handles of topics and stores stay valid. IllegalStateError once the
+        driver is closed."""
+        self._require_open()
+        self._forget()
+        self._steps = self._new_steps()
+
+    def _forget(self) -> None:
+        self._stores.update((name, InMemoryStore(spec)) for name, spec in self._specs.items())
+        self._stream_times.clear()
+        self._offsets.update(dict.fromkeys(self._offsets, 0))
+        self._outputs.clear()
+        self._wall_clock_ms = self._start_ms
+        for topic in self._inputs:
+            topic.rewind()
 
     # -- topics ------------------------------------------------------------------------------------------------
 
     def create_input_topic(self, topic: str, key: Serde, value: Serde, start_ms: int = 0, advance_ms: int = 0) -> InputTopic:
-        """A handle to pipe records in. TopologyError if the topology does not read ``topic``. Records without a time get
-        ``start_ms`` and then ``advance_ms`` more each."""
+        """A handle to pipe records in. TopologyError if the topology does not read ``topic``, or for what is no serde. Records
+        without a time get ``start_ms`` and then ``advance_ms`` more each."""
+        where = user_line()
         if topic not in self._offsets:
-            raise TopologyError(f"the topology does not read topic {topic!r}; it reads {', '.join(sorted(self._offsets))}")
-        return InputTopic(self, topic, key, value, start_ms, advance_ms)
+            reads = ", ".join(sorted(self._offsets))
+            raise TopologyError(f"the topology does not read topic {topic!r}; it reads {reads}", where=where)
+        created = InputTopic(self._pipe, topic, _serdes("create_input_topic", key, value, where), start_ms, advance_ms)
+        self._inputs.append(created)
+        return created
 
     def create_output_topic(self, topic: str, key: Serde, value: Serde) -> OutputTopic:
-        """A handle to read what the topology wrote to ``topic``."""
-        return OutputTopic(self._written.setdefault(topic, deque()), topic, key, value)
+        """A handle to read what the topology wrote to ``topic``, which may be an internal topic, too. TopologyError if it writes no
+        such topic (unless it chooses topics per record), or for what is no serde."""
+        where = user_line()
+        return OutputTopic(self._outputs.of(topic, where), topic, _serdes("create_output_topic", key, value, where))
 
     def produced_topics(self) -> set[str]:
-        """Topics that have been written to so far, internal ones included."""
-        return {topic for topic, records in self._written.items() if records}
+        """Topics that have been written to since the start or the last `reset`, whether or not they have been read: outputs and
+        internal topics, repartition topics and changelogs, by their whole names."""
+        return set(self._outputs.produced)
 
     # -- stores and time ---------------------------------------------------------------------------------------
 
     def get_key_value_store(self, name: str) -> KeyValueView:
-        """Read access to a key-value store. KeyError for an unknown name, StoreKindError for another kind of store."""
+        """Read access to a key-value store. StoreNotFoundError, StoreKindError for another kind of store."""
         return KeyValueView(*self._view(name, "key_value"))
 
     def get_window_store(self, name: str) -> WindowView:
-        """Read access to a window store. KeyError for an unknown name, StoreKindError for another kind of store."""
+        """Read access to a window store. StoreNotFoundError, StoreKindError for another kind of store."""
         return WindowView(*self._view(name, "window"))
 
     def get_session_store(self, name: str) -> SessionView:
-        """Read access to a session store. KeyError for an unknown name, StoreKindError for another kind of store."""
+        """Read access to a session store. StoreNotFoundError, StoreKindError for another kind of store."""
         return SessionView(*self._view(name, "session"))
 
-    def _view(self, name: str, kind: str) -> tuple[StoreSpec, InMemoryStore, Callable[[bytes], Any]]:
-        spec = self._specs[name]
+    def _view(self, name: str, kind: str) -> tuple[StoreSpec, Callable[[], InMemoryStore], Callable[[bytes], Any]]:
+        spec = self._specs.get(name)
+        if spec is None:
+            raise StoreNotFoundError(f"The topology has no store {name!r}; it has {', '.join(sorted(self._specs)) or 'none'}.")
         if spec.kind != kind:
             raise StoreKindError(f"Store {name!r} is a {spec.kind} store: ask get_{spec.kind}_store({name!r}).")
-        return spec, self._stores[name], self._plan.value_decoder(name)
+        return spec, lambda: self._stores[name], self._plan.value_decoder(name)
 
     def advance_wall_clock_time(self, by: timedelta | int) -> None:
         """Move the wall clock (ms or timedelta); stream time only moves with records."""
@@ -161,16 +174,30 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
 
     # -- running -----------------------------------------------------------------------------------------------
 
-    def pipe(self, records: Sequence[_Raw]) -> None:
-        """Run ``records`` as one micro-batch, then whatever they put into repartition topics. Raises RecordError naming the record
-        that a function or serde could not take; then nothing of the batch has an effect."""
+    def pipe_batch(self, records: Mapping[InputTopic, Iterable[tuple[Any, ...]]]) -> None:
+        """Pipe records of several topics as ONE micro-batch: ``{orders: [(key, value[, timestamp]), ...], customers: [...]}``.
+
+        Within a topic they keep their order; between topics of one sub-topology the earlier record time comes first, as in an
+        instance. Raises RecordError naming the record that a function or serde could not take; then nothing has an effect.
+        """
+        for topic in records:
+            if topic not in self._inputs:
+                raise TopologyError(
+                    f"pipe_batch takes {{topic: records}} with what this driver's create_input_topic gave, found {topic!r}",
+                    where=user_line(),
+                )
+        self._pipe([record for topic, listed in records.items() for record in topic.written(listed)])
+
+    def _pipe(self, records: Sequence[RawRecord]) -> None:
+        """Run ``records`` as one micro-batch, then whatever they put into repartition topics."""
+        self._require_open()
         pending = [list(records)]
         while pending:
             looped = self._micro_batch(pending.pop(0))
             if looped:
                 pending.append(looped)
 
-    def _micro_batch(self, records: Sequence[_Raw]) -> list[_Raw]:
+    def _micro_batch(self, records: Sequence[RawRecord]) -> list[RawRecord]:
         rows = []
         ranges = {f"{topic}-0": [offset, offset, offset] for topic, offset in self._offsets.items()}
         for record in records:
@@ -188,6 +215,9 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         for task, listed in result.changes.items():
             for changes in listed:
                 self._stores[changes.store].apply(changes, result.store_times[task][changes.store])
+                topic = self._changelog(changes.store)
+                written = zip(changes.keys, changes.values, changes.timestamps.tolist(), strict=True)
+                self._outputs.add(RawRecord(topic, *parts) for parts in written)
         return self._deliver(result)
 
     def _new_request(self, ranges: Mapping[str, list[int]]) -> BatchRequest:
@@ -203,7 +233,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         assert self._request is not None
         return self._request
 
-    def _step_result(self, rows: Sequence[tuple[_Raw, int]]) -> StepResult:
+    def _step_result(self, rows: Sequence[tuple[RawRecord, int]]) -> StepResult:
         log = [(r.key, r.value, r.topic, 0, offset, r.timestamp, r.headers) for r, offset in rows]
         batches = self._run.first(log)
         try:
@@ -215,24 +245,70 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             raise ending(error.failure, 1, "") from (error.__cause__ or error)
         return self._sink.take()
 
-    def _deliver(self, result: StepResult) -> list[_Raw]:
-        looped: list[_Raw] = []
-        internal = {source.topic for source in self._plan.sources if source.kind == "repartition"}
+    def _deliver(self, result: StepResult) -> list[RawRecord]:
+        looped: list[RawRecord] = []
         for output in result.outputs:
             headers = output.batch.headers.to_pylist() if output.batch.headers is not None else [None] * len(output.keys)
             topics = [output.topics] * len(output.keys) if isinstance(output.topics, str) else output.topics
             times = output.batch.timestamp.tolist()
             for topic, key, value, time, header in zip(topics, output.keys, output.values, times, headers, strict=True):
-                record = _Raw(topic, key, value, time, tuple((h["key"], h["value"]) for h in header or ()))
-                (looped if topic in internal else self._written.setdefault(topic, deque())).append(record)
+                record = RawRecord(topic, key, value, time, tuple((h["key"], h["value"]) for h in header or ()))
+                self._outputs.add([record])
+                if topic in self._looped:
+                    looped.append(record)
         if result.dead_letters is not None and self._dead_letter_topic is not None:
-            self._written.setdefault(self._dead_letter_topic, deque()).extend(_dead(result.dead_letters, self._dead_letter_topic))
+            self._outputs.add(_dead(result.dead_letters, self._dead_letter_topic))
         return looped
 
+    def _changelog(self, store: str) -> str:
+        return f"{self._plan.application_id}-{self._specs[store].changelog}"
 
-def _dead(letters: EdgeBatch, topic: str) -> Iterator[_Raw]:
+    def _require_open(self) -> None:
+        if self._closed:
+            raise IllegalStateError("The driver is closed: make a new one. (reset() empties one that is to be used again.)")
+
+
+class _Outputs:
+    """What has been written, by topic, and which topics may be."""
+
+    def __init__(self, topology: Topology, internal: Collection[str], dead_letter_topic: str | None) -> None:
+        targets = [node.topic for node in topology.nodes if isinstance(node, SinkNode) and node.kind == "sink"]
+        self._fixed = {target for target in (*targets, dead_letter_topic) if isinstance(target, str)}
+        self._internal = frozenset(internal)
+        self._chosen_per_record = any(not isinstance(target, str) for target in targets)
+        self._written: dict[str, deque[RawRecord]] = {}
+        self.produced: set[str] = set()
+
+    def of(self, topic: str, where: str | None) -> deque[RawRecord]:
+        """The records of a topic that have not been read; TopologyError for one that is never written."""
+        if topic not in self._fixed | self._internal and not self._chosen_per_record:
+            near = difflib.get_close_matches(topic, self._fixed | self._internal, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            writes = ", ".join(sorted(self._fixed)) or "no output topic"
+            internal = f" (and internally {', '.join(sorted(self._internal))})" if self._internal else ""
+            raise TopologyError(f"the topology does not write topic {topic!r}; it writes {writes}{internal}{hint}", where=where)
+        return self._written.setdefault(topic, deque())
+
+    def add(self, records: Iterable[RawRecord]) -> None:
+        """Append ``records`` to their topics."""
+        for record in records:
+            self._written.setdefault(record.topic, deque()).append(record)
+            self.produced.add(record.topic)
+
+    def clear(self) -> None:
+        """Forget the records; whoever holds a topic's goes on holding it."""
+        self.produced.clear()
+        for records in self._written.values():
+            records.clear()
+
+
+def _serdes(operator: str, key: object, value: object, where: str | None) -> tuple[Serde, Serde]:
+    return checked_serde(key, "key", operator, where), checked_serde(value, "value", operator, where)
+
+
+def _dead(letters: EdgeBatch, topic: str) -> Iterator[RawRecord]:
     for key, value, time in zip(letters.key.to_pylist(), letters.value.to_pylist(), letters.timestamp.tolist(), strict=True):
-        yield _Raw(topic, key, value["value"], time, (("__streams.errors.message", value["error"].encode()),))
+        yield RawRecord(topic, key, value["value"], time, (("__streams.errors.message", value["error"].encode()),))
 
 
 def _no_announcement(request: BatchRequest, level: int) -> None:
@@ -268,150 +344,3 @@ class _MemorySink:
         assert self._result is not None
         result, self._result = self._result, None
         return result
-
-
-class InputTopic(Telling):
-    """Pipes decoded records into one topic."""
-
-    def __init__(self, driver: TopologyTestDriver, topic: str, key: Serde, value: Serde, start_ms: int, advance_ms: int) -> None:
-        self._driver, self._topic, self._key, self._value = driver, topic, key, value
-        self._next_ms, self._advance_ms = start_ms, advance_ms
-
-    def pipe_input(self, key: Any, value: Any, timestamp: int | datetime | None = None, headers: Headers = ()) -> None:
-        """Pipe one record and run it through; ``timestamp`` in ms or a datetime."""
-        self._driver.pipe([self._raw(key, value, timestamp, headers)])
-
-    def pipe_raw(self, key: bytes | None, value: bytes | None, timestamp: int = 0) -> None:
-        """Pipe bytes, for instance ones that cannot be decoded."""
-        self._driver.pipe([_Raw(self._topic, key, value, timestamp)])
-
-    def pipe_batch(self, records: Iterable[tuple[Any, ...]]) -> None:
-        """Pipe ``(key, value[, timestamp])`` as ONE micro-batch: results come out once per key, as from an instance."""
-        self._driver.pipe([self._raw(r[0], r[1], r[2] if len(r) > 2 else None, ()) for r in records])
-
-    def pipe_each(self, records: Iterable[tuple[Any, ...]]) -> None:
-        """Pipe ``(key, value[, timestamp])`` one after the other."""
-        for record in records:
-            self.pipe_input(record[0], record[1], record[2] if len(record) > 2 else None)
-
-    def advance_time(self, by_ms: int) -> None:
-        """Move the time given to records that bring none."""
-        self._next_ms += by_ms
-
-    def _raw(self, key: Any, value: Any, timestamp: int | datetime | None, headers: Headers) -> _Raw:
-        if timestamp is None:
-            timestamp, self._next_ms = self._next_ms, self._next_ms + self._advance_ms
-        if isinstance(timestamp, datetime):
-            timestamp = (timestamp - _EPOCH) // timedelta(milliseconds=1)
-        return _Raw(self._topic, self._key.encode(key), self._value.encode(value), timestamp, tuple(headers))
-
-
-class OutputTopic(Telling):
-    """Reads decoded records of one topic, in the order they were written."""
-
-    def __init__(self, records: deque[_Raw], topic: str, key: Serde, value: Serde) -> None:
-        self._records, self._topic, self._key, self._value = records, topic, key, value
-
-    def is_empty(self) -> bool:
-        """Whether everything has been read."""
-        return not self._records
-
-    def queue_size(self) -> int:
-        """Records not read yet."""
-        return len(self._records)
-
-    def read_record(self) -> TestRecord:
-        """The next record; LookupError if there is none."""
-        if not self._records:
-            raise LookupError(f"no more records in topic {self._topic!r}")
-        raw = self._records.popleft()
-        return TestRecord(self._key.decode(raw.key), self._value.decode(raw.value), raw.timestamp, raw.headers)
-
-    def read_value(self) -> Any:
-        """The next record's value."""
-        return self.read_record().value
-
-    def read_key_value(self) -> tuple[Any, Any]:
-        """The next record's key and value."""
-        return self.read_record()[:2]
-
-    def read_records(self) -> list[TestRecord]:
-        """All records not read yet."""
-        return [self.read_record() for _ in range(len(self._records))]
-
-    def read_key_values(self) -> list[tuple[Any, Any]]:
-        """Keys and values of all records not read yet."""
-        return [record[:2] for record in self.read_records()]
-
-    def read_table(self) -> dict[Any, Any]:
-        """The records not read yet as a table: the last value per key; a null value deletes. Keys must be hashable."""
-        table: dict[Any, Any] = {}
-        for record in self.read_records():
-            if record.value is None:
-                table.pop(record.key, None)
-            else:
-                table[record.key] = record.value
-        return table
-
-
-class KeyValueView(Telling):
-    """Decoded read access to a key-value store."""
-
-    def __init__(self, spec: StoreSpec, store: InMemoryStore, decode: Callable[[bytes], Any]) -> None:
-        self._spec, self._store, self._decode = spec, store, decode
-
-    def get(self, key: Any) -> Any:
-        """The value of ``key``, None if absent."""
-        encoded = self._spec.key_serde.encode(key)
-        found = None if encoded is None else self._store.get_many([encoded])[0]
-        return None if found is None else self._decode(found[8:])
-
-    def all(self) -> Iterator[tuple[Any, Any]]:
-        """Keys and values in key-byte order."""
-        for key, stored in self._store.range(None, None):
-            yield self._spec.key_serde.decode(key), self._decode(stored[8:])
-
-
-class WindowView(Telling):
-    """Decoded read access to a window store."""
-
-    def __init__(self, spec: StoreSpec, store: InMemoryStore, decode: Callable[[bytes], Any]) -> None:
-        self._spec, self._store, self._decode = spec, store, decode
-
-    def all(self) -> Iterator[tuple[Windowed, Any]]:
-        """Windows and values in key-byte order."""
-        for stored_key, stored in self._store.range(None, None):
-            key, start = split_window_store_key(stored_key)
-            window = Windowed(self._spec.key_serde.decode(key), start, start + (self._spec.window_size_ms or 0))
-            yield window, self._decode(stored[8:])
-
-    def fetch(self, key: Any, start_ms: int) -> Any:
-        """The value of ``key`` in the window that starts at ``start_ms``, None if absent."""
-        encoded = self._spec.key_serde.encode(key)
-        found = None if encoded is None else self._store.get_many([window_store_key(encoded, start_ms)])[0]
-        return None if found is None else self._decode(found[8:])
-
-
-class SessionView(Telling):
-    """Decoded read access to a session store."""
-
-    def __init__(self, spec: StoreSpec, store: InMemoryStore, decode: Callable[[bytes], Any]) -> None:
-        self._spec, self._store, self._decode = spec, store, decode
-
-    def all(self) -> Iterator[tuple[Windowed, Any]]:
-        """Sessions and values in key-byte order, the sessions of a key in order of time."""
-        for stored_key, stored in self._store.range(None, None):
-            key, start, end = split_session_key(stored_key)
-            yield Windowed(self._spec.key_serde.decode(key), start, end), self._decode(stored[8:])
-
-    def fetch(self, key: Any) -> Iterator[tuple[Windowed, Any]]:
-        """`all` of one key."""
-        return (entry for entry in self.all() if entry[0].key == key)
-
-    def find_sessions(self, key: Any, earliest_end: int, latest_start: int) -> Iterator[tuple[Windowed, Any]]:
-        """`fetch` of the sessions that end at ``earliest_end`` or later and start at ``latest_start`` or earlier."""
-        return (entry for entry in self.fetch(key) if entry[0].end >= earliest_end and entry[0].start <= latest_start)
-
-    def fetch_session(self, key: Any, start_ms: int, end_ms: int) -> Any:
-        """The value of the session of ``key`` with exactly these bounds, None if absent."""
-        return next((value for place, value in self.fetch(key) if place[1:] == (start_ms, end_ms)), None)

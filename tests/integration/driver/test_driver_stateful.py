@@ -292,7 +292,7 @@ def test_windows_over_several_sources_go_by_the_merge_order() -> None:
     grouped.windowed_by(TimeWindows.of_size(10).grace(0)).count(store="w").to_stream().to("out")
     with TopologyTestDriver(builder.build()) as driver:
         topics = [driver.create_input_topic(name, TEXT, TEXT) for name in ("a", "b")]
-        driver.pipe([topics[i]._raw("k", "", time, ()) for i, time in ((0, 5), (0, 25), (1, 6), (1, 26))])
+        driver.pipe_batch({topics[0]: [("k", "", 5), ("k", "", 25)], topics[1]: [("k", "", 6), ("k", "", 26)]})
         out = driver.create_output_topic("out", serdes.time_windowed(TEXT, 10), LONG).read_records()
         assert [(r.key.start, r.value) for r in out] == [(0, 2), (20, 2)], "b's record at 6 is not late"
         assert dict(driver.get_window_store("w").all()) == {Windowed("k", 20, 30): 2}, "kept for size and grace"

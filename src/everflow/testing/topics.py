@@ -1,0 +1,150 @@
+"""Topics of the test driver as a test sees them: records are piped into one and read from another."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any, NamedTuple
+
+from everflow.foreign_names import Telling
+from everflow.serdes import Serde
+
+Headers = Sequence[tuple[str, bytes | None]]
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+class TestRecord(NamedTuple):
+    """A record as a test reads it: decoded key and value, time in ms, headers."""
+
+    key: Any
+    value: Any
+    timestamp: int
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+TestRecord.__test__ = False  # type: ignore[attr-defined]  # pytest takes classes called Test... for tests
+
+
+@dataclass(frozen=True)
+class RawRecord:
+    """A record as it is in Kafka, of the topic's only partition."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    timestamp: int
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+class InputTopic(Telling):
+    """Pipes decoded records into one topic. A record without a time gets the topic's, which then moves on by ``advance_ms``.
+
+    Raises SerdeError for a key or value that its serde cannot write, TypeError for a record that is no tuple of two or three.
+    """
+
+    def __init__(
+        self,
+        pipe: Callable[[Sequence[RawRecord]], None],
+        topic: str,
+        serdes: tuple[Serde, Serde],
+        start_ms: int,
+        advance_ms: int,
+    ) -> None:
+        self._pipe, self._topic = pipe, topic
+        self._key, self._value = serdes
+        self._start_ms = self._next_ms = start_ms
+        self._advance_ms = advance_ms
+
+    def pipe_input(self, key: Any, value: Any, timestamp: int | datetime | None = None, headers: Headers = ()) -> None:
+        """Pipe one record and run it through; ``timestamp`` in ms or a datetime."""
+        self._pipe([self._raw(key, value, timestamp, headers)])
+
+    def pipe_raw(self, key: bytes | None, value: bytes | None, timestamp: int = 0) -> None:
+        """Pipe bytes, for instance ones that cannot be decoded."""
+        self._pipe([RawRecord(self._topic, key, value, timestamp)])
+
+    def pipe_batch(self, records: Iterable[tuple[Any, ...]]) -> None:
+        """Pipe ``(key, value[, timestamp])`` as ONE micro-batch: results come out once per key, as from an instance."""
+        self._pipe(self.written(records))
+
+    def pipe_each(self, records: Iterable[tuple[Any, ...]]) -> None:
+        """Pipe ``(key, value[, timestamp])`` one after the other."""
+        for record in self.written(records):
+            self._pipe([record])
+
+    def advance_time(self, by_ms: int) -> None:
+        """Move the time given to records that bring none."""
+        self._next_ms += by_ms
+
+    def written(self, records: Iterable[tuple[Any, ...]]) -> list[RawRecord]:
+        """``(key, value[, timestamp])`` as they would be in Kafka, without running anything."""
+        return [self._raw(*_parts(record)) for record in records]
+
+    def rewind(self) -> None:
+        """The time of records that bring none begins anew."""
+        self._next_ms = self._start_ms
+
+    def _raw(self, key: Any, value: Any, timestamp: int | datetime | None, headers: Headers = ()) -> RawRecord:
+        data = self._key.encode(key), self._value.encode(value)
+        if timestamp is None:
+            timestamp, self._next_ms = self._next_ms, self._next_ms + self._advance_ms
+        if isinstance(timestamp, datetime):
+            timestamp = (timestamp - _EPOCH) // timedelta(milliseconds=1)
+        return RawRecord(self._topic, *data, timestamp, tuple(headers))
+
+
+class OutputTopic(Telling):
+    """Reads decoded records of one topic, in the order they were written."""
+
+    def __init__(self, records: deque[RawRecord], topic: str, serdes: tuple[Serde, Serde]) -> None:
+        self._records, self._topic = records, topic
+        self._key, self._value = serdes
+
+    def is_empty(self) -> bool:
+        """Whether everything has been read."""
+        return not self._records
+
+    def queue_size(self) -> int:
+        """Records not read yet."""
+        return len(self._records)
+
+    def read_record(self) -> TestRecord:
+        """The next record; LookupError if there is none."""
+        if not self._records:
+            raise LookupError(f"no more records in topic {self._topic!r}")
+        raw = self._records.popleft()
+        return TestRecord(self._key.decode(raw.key), self._value.decode(raw.value), raw.timestamp, raw.headers)
+
+    def read_value(self) -> Any:
+        """The next record's value."""
+        return self.read_record().value
+
+    def read_key_value(self) -> tuple[Any, Any]:
+        """The next record's key and value."""
+        return self.read_record()[:2]
+
+    def read_records(self) -> list[TestRecord]:
+        """All records not read yet."""
+        return [self.read_record() for _ in range(len(self._records))]
+
+    def read_key_values(self) -> list[tuple[Any, Any]]:
+        """Keys and values of all records not read yet."""
+        return [record[:2] for record in self.read_records()]
+
+    def read_table(self) -> dict[Any, Any]:
+        """The records not read yet as a table: the last value per key; a null value deletes. Keys must be hashable."""
+        table: dict[Any, Any] = {}
+        for record in self.read_records():
+            if record.value is None:
+                table.pop(record.key, None)
+            else:
+                table[record.key] = record.value
+        return table
+
+
+def _parts(record: object) -> tuple[Any, Any, int | datetime | None]:
+    if not isinstance(record, tuple | list) or len(record) not in (2, 3):
+        raise TypeError(f"a record is a tuple (key, value) or (key, value, timestamp), found {record!r}")
+    return record[0], record[1], record[2] if len(record) > 2 else None
