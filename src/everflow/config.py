@@ -130,20 +130,43 @@ def _kafka_name(longest: int, why: str = "") -> Check:
     return check
 
 
+def _wrong_address(address: str) -> str | None:
+    """What is wrong with ``host:port``; IPv6 is in brackets."""
+    scheme, separator, rest = address.partition("://")
+    host, _, port = address.rpartition(":")
+    if not address:
+        return "one of them is empty"
+    if separator:
+        return f"leave {scheme}:// out and write {rest!r} (how to talk to a broker is security.protocol)"
+    if re.fullmatch(r"[0-9A-Fa-f.]*(?::[0-9A-Fa-f.]*){2,}", address):
+        return f"{address!r} is IPv6, which takes brackets: '[::1]:9092'"
+    if not host or not port:
+        return f"{address!r} has no {'host' if port and ':' in address else 'port'}: write '{(host or address).rstrip(':')}:9092'"
+    if not re.fullmatch(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+", host):
+        return f"{host!r} is no host"
+    if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65_535:
+        return f"the port of {address!r} is not a number from 1 to 65535"
+    return None
+
+
+def _broker_addresses(value: Any) -> str | None:
+    if not value:
+        return "must not be empty"
+    problem = next((found for address in value.split(",") if (found := _wrong_address(address))), None)
+    return problem and f"must be host:port of each broker, separated by commas: {problem}"
+
+
 def _host_and_port(value: Any) -> str | None:
-    """Empty, or an address as others can reach it; IPv6 in brackets."""
-    found = re.fullmatch(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", value)
-    if not value or (found and 1 <= int(found[1]) <= 65_535):
+    """Empty, or an address as others can reach it."""
+    if not value or not _wrong_address(value):
         return None
     return "must be host:port, at which the other instances reach this one's own service (empty: none)"
 
 
 def _path(value: Any) -> str | None:
+    if not value:
+        return "must not be empty (left out, it is a folder of your home)"
     return "cannot be a path: it holds a NUL" if "\0" in value else None
-
-
-def _not_empty(value: Any) -> str | None:
-    return None if value else "must not be empty"
 
 
 def _key(default: Any, check: Check | None = None) -> Any:
@@ -208,9 +231,9 @@ class StreamsConfig:
     """
 
     application_id: str = _key("", _kafka_name(200, " (it names topics)"))
-    bootstrap_servers: str = _key("", _not_empty)
+    bootstrap_servers: str = _key("", _broker_addresses)
     processing_guarantee: str = _key(AT_LEAST_ONCE, _one_of(AT_LEAST_ONCE, EXACTLY_ONCE_V2))
-    num_stream_threads: int = _key(0, _int32(0))  # 0 = one per core (ours; Kafka Streams: 1)
+    num_stream_threads: int = _key(0, _int32(1))  # left out: one per core (ours; Kafka Streams: 1)
     state_dir: str = _key("", _path)
     application_server: str = _key("", _host_and_port)
     client_id: str = _key("")
@@ -280,8 +303,8 @@ class StreamsConfig:
                 raise ConfigError(_unknown(given, [*fields]))
             clients.setdefault(client, {})[key] = raw
         for name, spec in fields.items():
-            value = _typed(name, values[name], str(spec.type)) if name in values else spec.default
-            object.__setattr__(self, name, self._default(name, value))
+            value = _typed(name, values[name], str(spec.type)) if name in values else _default(name, spec.default)
+            object.__setattr__(self, name, value)
         frozen = {client: MappingProxyType(settings) for client, settings in clients.items()}
         object.__setattr__(self, "clients", MappingProxyType(frozen))
         object.__setattr__(self, "given", frozenset(values))
@@ -295,14 +318,6 @@ class StreamsConfig:
             )
         _check_tags(self.assignment().rack_tags, self.tags())
 
-    def _default(self, name: str, value: Any) -> Any:
-        """Defaults that depend on the machine."""
-        if name == "num_stream_threads" and value == 0:
-            return os.cpu_count() or 1
-        if name == "state_dir" and value == "":
-            return default_state_dir()
-        return value
-
     def _check(self, name: str, check: Check | None) -> None:
         value = getattr(self, name)
         if check is None or value is None:
@@ -312,7 +327,8 @@ class StreamsConfig:
             return
         if value == "" and name in ("application_id", "bootstrap_servers"):
             raise ConfigError(f"{dotted_name(name)} is missing: pass {name}=... (it has no default).")
-        raise ConfigError(f"{dotted_name(name)} = {value!r} {problem}.")
+        left_out = " Left out, it is one per core." if name == "num_stream_threads" else ""
+        raise ConfigError(f"{dotted_name(name)} = {value!r} {problem}.{left_out}")
 
     def warnings(self) -> list[str]:
         """What was set in vain, one sentence each."""
@@ -460,6 +476,13 @@ def _unknown(given: str, known: list[str]) -> str:
     return f"Unknown configuration key {given!r}: {hint} {prefixes}"
 
 
+def _default(name: str, value: Any) -> Any:
+    """A key's default, or what depends on the machine."""
+    if name == "num_stream_threads":
+        return os.cpu_count() or 1
+    return default_state_dir() if name == "state_dir" else value
+
+
 def _typed(name: str, raw: Any, annotation: str) -> Any:
     """``raw`` as the field's type; text (from a file or the shell) is parsed. ConfigError names the right
     type."""
@@ -477,8 +500,8 @@ def _typed(name: str, raw: Any, annotation: str) -> Any:
         if isinstance(raw, str) and re.fullmatch(r"[+-]?\d+", raw.strip()):
             return int(raw)
     elif base == "str":
-        if isinstance(raw, (list, tuple)) and name == "bootstrap_servers":
-            return ",".join(str(server) for server in raw)
+        if name == "bootstrap_servers" and isinstance(raw, (str, list, tuple)):
+            return ",".join(str(server).strip() for server in (raw.split(",") if isinstance(raw, str) else raw))
         if isinstance(raw, type) and name.endswith("_class"):
             return f"{raw.__module__}:{raw.__qualname__}"
         if isinstance(raw, (str, os.PathLike)):

@@ -13,9 +13,15 @@ import numpy.typing as npt
 
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
+from everflow.location import user_line
 from everflow.records import Int64
 
 Duration: TypeAlias = "str | int | dt.timedelta"
+
+
+def _refused(text: str) -> TopologyError:
+    return TopologyError(text, where=user_line())
+
 
 _UNITS_MS = {
     "ms": 1,
@@ -48,7 +54,7 @@ def duration_ms(duration: Duration) -> int:
         unit = part.group(2).lower() if part else ""
         factor = _UNITS_MS.get(unit) or _UNITS_MS.get(unit.removesuffix("s"))
         if part is None or factor is None:
-            raise TopologyError(f"cannot read the duration {duration!r}; write '5 seconds' or '1 day 6 hours'")
+            raise _refused(f"cannot read the duration {duration!r}; write '5 seconds' or '1 day 6 hours'")
         total += int(part.group(1)) * factor
         at = part.end()
     return total
@@ -61,9 +67,9 @@ def _whole_ms(value: Any, wanted: str) -> int:
     except TypeError:
         ms = None
     if ms is None:
-        raise TopologyError(f"{wanted}, found {value!r} ({type(value).__name__})")
+        raise _refused(f"{wanted}, found {value!r} ({type(value).__name__})")
     if ms >= 1 << 63:
-        raise TopologyError(f"{ms} ms are more than a long can hold; write '5 seconds' or '1 day 6 hours'")
+        raise _refused(f"{ms} ms are more than a long can hold; write '5 seconds' or '1 day 6 hours'")
     return ms
 
 
@@ -95,11 +101,11 @@ class TimeWindows(Telling):
         for value in (self.size_ms, self.advance_ms, self.grace_ms):
             _whole_ms(value, "TimeWindows(...) takes whole milliseconds; write TimeWindows.of_size('1 hour')")
         if self.size_ms <= 0:
-            raise TopologyError(f"a window takes a size above zero, found {self.size_ms} ms")
+            raise _refused(f"a window takes a size above zero, found {self.size_ms} ms")
         if not 0 < self.advance_ms <= self.size_ms:
-            raise TopologyError(f"windows of {self.size_ms} ms advance by 1 to {self.size_ms} ms, found {self.advance_ms} ms")
+            raise _refused(f"windows of {self.size_ms} ms advance by 1 to {self.size_ms} ms, found {self.advance_ms} ms")
         if self.grace_ms < 0:
-            raise TopologyError(f"a grace may not be negative, found {self.grace_ms} ms")
+            raise _refused(f"a grace may not be negative, found {self.grace_ms} ms")
 
     @staticmethod
     def of_size(size: Duration) -> TimeWindows:
@@ -168,9 +174,9 @@ class SessionWindows(Telling):
         for value in (self.gap_ms, self.grace_ms):
             _whole_ms(value, "SessionWindows(...) takes whole milliseconds; write SessionWindows.of_inactivity_gap('5 minutes')")
         if self.gap_ms < 0:
-            raise TopologyError(f"the gap between sessions may not be negative, found {self.gap_ms} ms")
+            raise _refused(f"the gap between sessions may not be negative, found {self.gap_ms} ms")
         if self.grace_ms < 0:
-            raise TopologyError(f"a grace may not be negative, found {self.grace_ms} ms")
+            raise _refused(f"a grace may not be negative, found {self.grace_ms} ms")
 
     @staticmethod
     def of_inactivity_gap(gap: Duration) -> SessionWindows:

@@ -56,6 +56,8 @@ def test_unknown_key_names_the_nearest_right_one(key: str, hint: str) -> None:
     [
         ("num_stream_threads", "many", "whole number"),
         ("num_stream_threads", True, "whole number"),
+        ("state_dir", "", "must not be empty"),
+        ("num_stream_threads", 0, r"num\.stream\.threads = 0 must be at least 1\. Left out, it is one per core"),
         ("emit_every_update", "perhaps", "true or false"),
         ("processing_guarantee", "twice", "exactly_once_v2"),
         ("application_id", "a b", "letters"),
@@ -216,3 +218,36 @@ def test_the_start_says_what_was_set_in_vain(caplog: pytest.LogCaptureFixture) -
     with pytest.raises(ConfigError, match="linger"):
         streams.start()
     assert "commit.interval.ms = 7 has no effect yet" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("broker", "'broker' has no port: write 'broker:9092'"),
+        ("broker:", "'broker:' has no port: write 'broker:9092'"),
+        (":9092", "':9092' has no host"),
+        ("a:9092,b", "'b' has no port: write 'b:9092'"),
+        ("a:9092,,b:9092", "one of them is empty"),
+        ("a:9092,", "one of them is empty"),
+        ("http://broker:9092", r"leave http:// out and write 'broker:9092'"),
+        ("PLAINTEXT://broker:9092", r"leave PLAINTEXT:// out .* security\.protocol"),
+        ("broker:0", "the port of 'broker:0' is not a number from 1 to 65535"),
+        ("broker:65536", "not a number from 1 to 65535"),
+        ("broker:kafka", "not a number from 1 to 65535"),
+        ("::1", r"IPv6, which takes brackets: '\[::1\]:9092'"),
+        ("2001:db8::1:9092", "IPv6, which takes brackets"),
+        ("my broker:9092", "'my broker' is no host"),
+        (["a:1", "b"], "'b' has no port"),
+    ],
+)
+def test_an_address_of_a_broker_that_cannot_be_is_refused_with_what_to_write(given: object, told: str) -> None:
+    with pytest.raises(ConfigError, match=r"bootstrap\.servers = .* must be host:port of each broker.*: .*" + told):
+        StreamsConfig(application_id="a", bootstrap_servers=given)
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [("a:1, b:2", "a:1,b:2"), ("[::1]:9092", "[::1]:9092"), (("a.b-c_d:65535", "10.0.0.1:1"), "a.b-c_d:65535,10.0.0.1:1")],
+)
+def test_addresses_of_brokers(given: object, taken: str) -> None:
+    assert StreamsConfig(application_id="a", bootstrap_servers=given).bootstrap_servers == taken

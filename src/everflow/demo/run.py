@@ -114,7 +114,7 @@ def _settings(bootstrap_servers: str, guarantee: str, threads: int | None, state
         "application.id": APPLICATION_ID,
         "bootstrap.servers": bootstrap_servers,
         "processing.guarantee": guarantee,
-        "num.stream.threads": threads or 0,
+        **({} if threads is None else {"num.stream.threads": threads}),
         "state.dir": str(state),
         # Brokers delete by record time: the windows' changelog of flights of 2013 would be gone before a second instance reads it.
         "windowstore.changelog.additional.retention.ms": CHANGELOG_RETENTION_MS,

@@ -7,9 +7,10 @@ from typing import Any
 
 from pyspark.sql import Column
 
+from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import Expression, is_column, is_true, predicate
 from everflow.dsl.functions import FirstOf, key_value_function
-from everflow.dsl.graph_builder import check_name
+from everflow.dsl.graph_builder import GraphBuilder, check_name
 from everflow.dsl.kstream import KStream
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
@@ -35,6 +36,12 @@ class BranchedKStream(Telling):
         self._functions: list[Callable[..., Any]] = []
         self._branches: dict[str, KStream] = {}
 
+    @property
+    def graph(self) -> GraphBuilder:
+        """The graph that is built."""
+        return self._stream.graph
+
+    @builder_call
     def branch(self, condition: Expression, *, name: str | None = None) -> BranchedKStream:
         """Add a branch for the records that no earlier branch took and for which ``condition`` is true."""
         where = user_line()
@@ -49,11 +56,13 @@ class BranchedKStream(Telling):
             self._functions.append(function)
         return self
 
+    @builder_call
     def default_branch(self, *, name: str | None = None) -> dict[str, KStream]:
         """The branches, with one for the records that no branch took."""
         self._add(name or "0", user_line())
         return self._branches
 
+    @builder_call
     def no_default_branch(self) -> dict[str, KStream]:
         """The branches; records that no branch took are dropped."""
         if not self._branches:
@@ -67,7 +76,7 @@ class BranchedKStream(Telling):
         own_column: Column | None = None,
         own_function: Callable[..., Any] | None = None,
     ) -> None:
-        graph, edge = self._stream.graph, self._stream.edge
+        graph, edge = self.graph, self._stream.edge
         check_name("branch", key, where)
         if key in self._branches:
             raise TopologyError(f"two branches are called {key!r}; give one of them another name", where=where)

@@ -11,7 +11,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from everflow import serdes
-from everflow.dsl.functions import function_name
+from everflow.dsl.functions import function_name, refuse_pyspark
 from everflow.errors import EverflowError, TopologyError
 from everflow.serdes import Serde
 from everflow.spark.expressions import analyse
@@ -20,6 +20,9 @@ from everflow.topology.types import normal_type, same_type, type_text
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs  # for the type checker only
+
+_PYTHON_TYPES: dict[object, str] = {str: "string", int: "bigint", float: "double", bool: "boolean", bytes: "binary"}
+_PYTHON_TYPES |= {dict: "name string, amount double", list: "array<string>"}
 
 Expression = Column | Callable[..., Any]
 
@@ -105,9 +108,20 @@ def is_column(expression: object, operator: str, where: str | None) -> TypeIs[Co
     if isinstance(expression, Column):
         return True
     if callable(expression):
+        refuse_pyspark(expression, operator, where)
         return False
     cure = f"; write F.expr({expression!r}) or F.col({expression!r})" if isinstance(expression, str) else ""
     raise TopologyError(f"{operator} takes a Column or a Python function, found {expression!r}{cure}", where=where)
+
+
+def checked_column(given: object, part: str, operator: str, where: str | None) -> None:
+    """TopologyError unless ``given``, if it is not None, is a Column."""
+    if given is None or isinstance(given, Column):
+        return
+    cure = f"write {part}=F.col({given!r})" if isinstance(given, str) else "constants are F.lit(...)"
+    if callable(given):
+        cure = f"one function gives both: {operator}(lambda key, value: (key, value), returns=('string', 'double'))"
+    raise TopologyError(f"{operator}: {part}={given!r} is not a Column; {cure}", where=where)
 
 
 def predicate(column: Column, edge: Edge, where: str | None) -> ColumnExpr:
@@ -141,7 +155,8 @@ def result_type(returns: object, fn: Callable[..., Any], operator: str, where: s
     try:
         return normal_type(serdes.arrow_type(returns))
     except EverflowError as error:
-        raise TopologyError(f"{operator}: returns={returns!r} is not a type: {error}", where=where) from None
+        hint = f"; write returns={_PYTHON_TYPES[returns]!r}" if returns in _PYTHON_TYPES else ""
+        raise TopologyError(f"{operator}: returns={returns!r} is not a type: {error}{hint}", where=where) from None
 
 
 def result_serde(returns: object) -> Serde | None:

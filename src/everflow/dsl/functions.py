@@ -42,6 +42,7 @@ def key_value_function(fn: Function, operator: str, where: str | None) -> Functi
 
 def check_parameters(fn: Function, names: Sequence[str], operator: str, where: str | None) -> None:
     """TopologyError unless ``fn`` can be called with as many arguments as there are ``names``."""
+    refuse_pyspark(fn, operator, where)
     if not callable(fn):
         raise TopologyError(f"{operator} takes a function of ({', '.join(names)}), found {fn!r}", where=where)
     count = required_parameters(fn)
@@ -53,6 +54,25 @@ def check_parameters(fn: Function, names: Sequence[str], operator: str, where: s
         ) from None
     except ValueError:
         return
+
+
+def refuse_pyspark(given: object, operator: str, where: str | None) -> None:
+    """TopologyError for a function of PySpark (``F.upper``), or what ``F.udf`` or ``F.pandas_udf`` made of the user's: they take
+    Columns, not values."""
+    if hasattr(given, "evalType") and hasattr(given, "func"):
+        name = function_name(given.func)
+        kind = getattr(given, "returnType", None)
+        one_result = operator in ("map_values", "flat_map_values", "select_key", "group_by")
+        returns = f", returns={kind.simpleString()!r}" if kind is not None and one_result else ""
+        function = name if name.isidentifier() else "the_function"
+        part = operator.partition(": ")[2]
+        written = f"{part}={function}" if part else f"{operator}({function}{returns})"
+        raise TopologyError(f"{operator} found a PySpark UDF; pass the Python function itself: {written}", where=where)
+    if callable(given) and str(getattr(given, "__module__", "")).startswith("pyspark.sql"):
+        name = function_name(given)
+        raise TopologyError(
+            f"{operator} found PySpark's function {name} itself; call it: {operator}(F.{name}(...))", where=where
+        )
 
 
 def function_name(fn: Function) -> str:

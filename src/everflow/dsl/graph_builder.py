@@ -7,8 +7,11 @@ where the original burns a number (three per repartition), so that unnamed nodes
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import fields
+from typing import Any
 
 from everflow.errors import TopologyError
 from everflow.serdes import Serde
@@ -28,6 +31,18 @@ class GraphBuilder:
         self._stores: dict[str, str | None] = {}
         self._topics: dict[str, str | None] = {}
         self._repartitions: dict[str, tuple[RepartitionTopic, str | None]] = {}
+        self.regrouped: dict[object, Any] = {}
+        """Grouped streams, and the stream that each became behind its repartition topic."""
+
+    @contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """A block that raises leaves everything here as it was before."""
+        before = {name: copy(value) for name, value in vars(self).items()}
+        try:
+            yield
+        except BaseException:
+            vars(self).update(before)
+            raise
 
     def __str__(self) -> str:
         topics, stores = ", ".join(self._topics) or "no topic yet", ", ".join(self._stores)

@@ -15,8 +15,10 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from everflow import serdes
+from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import Edge, checked_serde, default_serde, fitting_serde, result_serde, result_type
 from everflow.dsl.functions import WithoutKey, check_parameters, required_parameters
+from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.kstream import KStream
 from everflow.dsl.ktable import KTable
 from everflow.errors import EverflowError, TopologyError
@@ -43,7 +45,11 @@ class KGroupedStream(Telling):
 
     def __init__(self, stream: KStream, name: str | None) -> None:
         self._stream, self._name = stream, name
-        self._repartitioned: KStream | None = None
+
+    @property
+    def graph(self) -> GraphBuilder:
+        """The graph that is built."""
+        return self._stream.graph
 
     @overload
     def windowed_by(self, windows: TimeWindows) -> TimeWindowedKStream: ...
@@ -51,6 +57,7 @@ class KGroupedStream(Telling):
     @overload
     def windowed_by(self, windows: SessionWindows) -> SessionWindowedKStream: ...
 
+    @builder_call
     def windowed_by(self, windows: TimeWindows | SessionWindows) -> TimeWindowedKStream | SessionWindowedKStream:
         """The same groups, cut into time windows or sessions."""
         if isinstance(windows, TimeWindows):
@@ -65,16 +72,19 @@ class KGroupedStream(Telling):
             where=user_line(),
         )
 
+    @builder_call
     def count(self, *, store: str | None = None, name: str | None = None) -> KTable:
         """Number of records per key, ``bigint``; records with a null key or value are skipped."""
         return _Aggregation(self, None, "count", store, name, user_line()).built_in({"count": agg.count()}, bare=True)
 
+    @builder_call
     def reduce(
         self, reducer: Callable[[Any, Any], Any], *, store: str | None = None, name: str | None = None
     ) -> KTable:
         """``reducer(aggregate, value)`` over the values of each key; the first value is taken as it is, None deletes."""
         return _Aggregation(self, None, "reduce", store, name, user_line()).reduce(reducer)
 
+    @builder_call
     def aggregate(
         self,
         *,
@@ -100,12 +110,14 @@ class KGroupedStream(Telling):
         """The stream in which equal keys meet in one task."""
         if not self._stream.key_changed:
             return self._stream
-        if self._repartitioned is None:
-            assert self._name is not None
-            self._repartitioned = self._stream.repartitioned(self._name, where, operator)
-        else:
-            self._stream.graph.burn(3)
-        return self._repartitioned
+        known: KStream | None = self.graph.regrouped.get(self)
+        if known is not None:
+            self.graph.burn(3)
+            return known
+        assert self._name is not None
+        made = self._stream.repartitioned(self._name, where, operator)
+        self.graph.regrouped[self] = made
+        return made
 
     @property
     def stream(self) -> KStream:
@@ -119,11 +131,18 @@ class _WindowedKStream(Telling):
     def __init__(self, group: KGroupedStream, windows: TimeWindows | SessionWindows) -> None:
         self._group, self._windows = group, windows
 
+    @property
+    def graph(self) -> GraphBuilder:
+        """The graph that is built."""
+        return self._group.graph
+
+    @builder_call
     def count(self, *, store: str | None = None, name: str | None = None) -> KTable:
         """Number of records per key and window or session, ``bigint``."""
         aggregation = _Aggregation(self._group, self._windows, "count", store, name, user_line())
         return aggregation.built_in({"count": agg.count()}, bare=True)
 
+    @builder_call
     def reduce(
         self, reducer: Callable[[Any, Any], Any], *, store: str | None = None, name: str | None = None
     ) -> KTable:
@@ -135,6 +154,7 @@ class TimeWindowedKStream(_WindowedKStream):
     """Groups cut into time windows. Only null keys are skipped: a null value reaches the aggregate, and ``count()``
     counts it, as in Kafka Streams. Late records, by the operator's own stream time and the window's grace, are dropped."""
 
+    @builder_call
     def aggregate(
         self,
         *,
@@ -157,6 +177,7 @@ class SessionWindowedKStream(_WindowedKStream):
     `TimeWindowedKStream`. Where a session gets another window, the old one gets a tombstone; a result's time is the end of its
     session."""
 
+    @builder_call
     def aggregate(
         self,
         *,
@@ -234,7 +255,7 @@ class _Aggregation:
         """Lower built-in aggregates; ``bare``: the value is the single result, not a struct."""
         edge = self.group.stream.edge
         key_serde = edge.written_key(self.operator, self.where)
-        columns = {f"a{i}": _column(a) for i, a in enumerate(fields.values()) if a.column is not None}
+        columns = {f"a{i}": _column(name, a, self.where) for i, (name, a) in enumerate(fields.items()) if a.column is not None}
         inputs = self._inputs(columns, edge)
         lowered = [
             Aggregator(a.kind, None if a.column is None else f"a{i}") for i, a in enumerate(fields.values())
@@ -250,6 +271,7 @@ class _Aggregation:
         twin = _twin([a.column for a in fields.values() if a.column is not None], inputs, not self.windowed)
         return self._add(spec, inputs, value_serde, twin)
 
+    @builder_call
     def reduce(self, reducer: Callable[[Any, Any], Any]) -> KTable:
         """Lower a Python reducer; the aggregate has the value's type."""
         check_parameters(reducer, ("aggregate", "value"), "reduce", self.where)
@@ -358,9 +380,16 @@ def _twin(columns: list[Any], inputs: ColumnExpr, null_without_value: bool) -> A
     return Fields(tuple(path[1:] for path in paths), inputs.type, null_without_value)
 
 
-def _column(aggregator: Aggregator) -> Column:
+def _column(name: str, aggregator: Aggregator, where: str | None) -> Column:
     given = aggregator.column
-    return given if isinstance(given, Column) else F.col(given)
+    if isinstance(given, Column):
+        return given
+    if isinstance(given, str):
+        return F.col(given)
+    made = f"agg.{aggregator.kind}"
+    raise TopologyError(
+        f"aggregate: {name}={made}({given!r}) takes a Column or a column's name, e.g. {made}('value.amount')", where=where
+    )
 
 
 def _takes_three(fn: Callable[..., Any]) -> bool:

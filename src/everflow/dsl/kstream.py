@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql import Column
 
+from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import (
     Edge,
     Expression,
+    checked_column,
     fitting_serde,
     is_column,
     is_true,
@@ -28,7 +30,7 @@ from everflow.dsl.expressions import (
     result_type,
     struct_of,
 )
-from everflow.dsl.functions import key_value_function
+from everflow.dsl.functions import key_value_function, refuse_pyspark
 from everflow.dsl.graph_builder import GraphBuilder, check_name
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
@@ -71,14 +73,17 @@ class KStream(Telling):
 
     # --- one record in, at most one out -------------------------------------------------------------------------
 
+    @builder_call
     def filter(self, predicate: Expression, *, name: str | None = None) -> KStream:
         """Records for which ``predicate`` is true (a NULL is not)."""
         return self._filter("filter", predicate, name, negate=False)
 
+    @builder_call
     def filter_not(self, predicate: Expression, *, name: str | None = None) -> KStream:
         """The records that ``filter`` would leave out."""
         return self._filter("filter_not", predicate, name, negate=True)
 
+    @builder_call
     def map(
         self,
         mapper: Expression | None = None,
@@ -91,6 +96,8 @@ class KStream(Telling):
         """New key and value: ``map(key=Column, value=Column)``, a Column ``struct<key, value>``, or a function that returns
         ``(key, value)`` with ``returns=(key type, value type)``. A grouping behind it repartitions."""
         where = user_line()
+        for part, given in (("key", key), ("value", value)):
+            checked_column(given, part, "map", where)
         if mapper is not None and not is_column(mapper, "map", where):
             edge = self._pair_edge("map", mapper, returns, where)
             return self._function("KSTREAM-MAP-", "MAP", "map", mapper, edge, name, where, changes_key=True)
@@ -102,6 +109,7 @@ class KStream(Telling):
             raise TopologyError("map needs key=, value= or a function of (key, value)", where=where)
         return self._project("KSTREAM-MAP-", "MAP", name, where, key=key, value=value, changes_key=True)
 
+    @builder_call
     def map_values(
         self,
         mapper: Expression | None = None,
@@ -127,6 +135,7 @@ class KStream(Telling):
         edge = self._value_edge("map_values", mapper, returns, where)
         return self._function("KSTREAM-MAPVALUES-", "MAPVALUES", "map_values", mapper, edge, node_name, where)
 
+    @builder_call
     def select_key(self, mapper: Expression, *, returns: object = None, name: str | None = None) -> KStream:
         """A new key; a grouping behind it repartitions, even where keys turn out equal."""
         where = user_line()
@@ -137,12 +146,14 @@ class KStream(Telling):
         label = ("KSTREAM-KEY-SELECT-", "KEY-SELECT")
         return self._function(*label, "select_key", mapper, edge, name, where, changes_key=True)
 
+    @builder_call
     def peek(self, action: Callable[..., object], *, name: str | None = None) -> KStream:
         """Calls ``action`` for every record and passes it on; may run again after a failure, also under exactly-once."""
         where = user_line()
         self._needs_function("peek", action, where)
         return self._function("KSTREAM-PEEK-", "PEEK", "peek", action, self.edge, name, where)
 
+    @builder_call
     def for_each(self, action: Callable[..., object], *, name: str | None = None) -> None:
         """Calls ``action`` for every record and ends the stream; may run again after a failure, also under exactly-once."""
         where = user_line()
@@ -151,6 +162,7 @@ class KStream(Telling):
 
     # --- one record in, any number out --------------------------------------------------------------------------
 
+    @builder_call
     def flat_map(
         self, mapper: Expression, *, returns: tuple[object, object] | None = None, name: str | None = None
     ) -> KStream:
@@ -164,6 +176,7 @@ class KStream(Telling):
         key, value = _check_pair("flat_map", elements.type.value_type, where)
         return self._unnest("KSTREAM-FLATMAP-", elements, self.edge.with_types(key, value), name, where, keyed=True)
 
+    @builder_call
     def flat_map_values(self, mapper: Expression, *, returns: object = None, name: str | None = None) -> KStream:
         """Any number of values under the same key: an array Column, or a function that returns an iterable of values with
         ``returns=`` (the type of one value)."""
@@ -178,6 +191,7 @@ class KStream(Telling):
 
     # --- several streams ----------------------------------------------------------------------------------------
 
+    @builder_call
     def merge(self, *others: KStream, name: str | None = None) -> KStream:
         """The records of all streams, which must have equal types; there is no order between them but record time."""
         where = user_line()
@@ -193,6 +207,7 @@ class KStream(Telling):
         node = self.graph.add(MergeNode(node_name, tuple(s.node for s in streams), edge.type, where))
         return KStream(self.graph, node, edge, key_changed=any(s.key_changed for s in streams))
 
+    @builder_call
     def split(self, *, name: str | None = None) -> BranchedKStream:
         """Begin to split the stream: ``.branch(predicate, name=...)`` as often as needed, then ``.default_branch(name=...)`` or
         ``.no_default_branch()``, which give the dict of branches. The first predicate that is true takes a record."""
@@ -200,6 +215,7 @@ class KStream(Telling):
 
         return BranchedKStream(self, name, user_line())
 
+    @builder_call
     def branch(self, default: str | None = None, **predicates: Expression) -> dict[str, KStream]:
         """``split`` in one call: ``stream.branch(big=F.col("value.n") > 9, default="rest")["big"]``."""
         from everflow.dsl.branched import BranchedKStream
@@ -211,6 +227,7 @@ class KStream(Telling):
 
     # --- keys, groups, tables -----------------------------------------------------------------------------------
 
+    @builder_call
     def repartition(
         self,
         *,
@@ -229,6 +246,7 @@ class KStream(Telling):
         stream = self._with_serdes("repartition", key, value, where)
         return stream.repartitioned(checked, where, "repartition", partitions)
 
+    @builder_call
     def group_by(
         self, key: Expression, *, name: str | None = None, returns: object = None, key_serde: Serde | None = None
     ) -> KGroupedStream:
@@ -246,6 +264,7 @@ class KStream(Telling):
             keyed = self._function(*label, "select_key", key, edge, checked, where, changes_key=True)
         return KGroupedStream(keyed._with_serdes("group_by", key_serde, None, where), checked)
 
+    @builder_call
     def group_by_key(self, *, name: str | None = None) -> KGroupedStream:
         """Group by the key there is. After an operator that changes the key the records go through the repartition topic
         ``<application.id>-<name>-repartition``, and ``name`` is needed."""
@@ -256,6 +275,7 @@ class KStream(Telling):
             name = self.graph.check_repartition_name(name, "group_by_key", where)
         return KGroupedStream(self, name)
 
+    @builder_call
     def to_table(
         self,
         *,
@@ -283,6 +303,7 @@ class KStream(Telling):
         node = StatefulNode(node_name, (stream.node,), stream.edge.type, where, "TOTABLE", operator, (spec,))
         return KTable(self.graph, self.graph.add(node), stream.edge)
 
+    @builder_call
     def to(
         self,
         topic: str | Expression,
@@ -410,6 +431,7 @@ class KStream(Telling):
         return self.edge.with_types(key, value).with_serdes(result_serde(returns[0]), result_serde(returns[1]))
 
     def _needs_function(self, operator: str, action: object, where: str | None) -> None:
+        refuse_pyspark(action, operator, where)
         if isinstance(action, Column) or not callable(action):
             raise TopologyError(
                 f"{operator} calls a Python function for its effect, found {action!r}; use map_values for a Column", where=where

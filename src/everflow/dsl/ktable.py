@@ -8,6 +8,7 @@ from typing import Any
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
+from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import (
     Edge,
     Expression,
@@ -41,14 +42,17 @@ class KTable(Telling):
     def __repr__(self) -> str:
         return f"KTable({self.node}: {type_text(self.edge.type.key)} -> {type_text(self.edge.type.value)})"
 
+    @builder_call
     def filter(self, predicate: Expression, *, name: str | None = None) -> KTable:
         """The entries for which ``predicate`` is true; an entry that fails is forwarded as a deletion, as in Kafka Streams."""
         return self._filter("filter", predicate, name, negate=False)
 
+    @builder_call
     def filter_not(self, predicate: Expression, *, name: str | None = None) -> KTable:
         """The entries that ``filter`` would leave out."""
         return self._filter("filter_not", predicate, name, negate=True)
 
+    @builder_call
     def map_values(
         self,
         mapper: Expression | None = None,
@@ -77,6 +81,7 @@ class KTable(Telling):
         value = analyse(F.when(F.col("value").isNotNull(), mapper), self.edge.type, where)
         return self._project(prefix, "MAPVALUES", value, self.edge.with_types(value=value.type), node_name, where)
 
+    @builder_call
     def to_stream(self, *, name: str | None = None) -> KStream:
         """The table's changes as a stream; deletions are records with a null value."""
         where = user_line()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
 from everflow import serdes
+from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import Edge, checked_serde
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.kstream import KStream
@@ -35,11 +37,12 @@ class StreamsBuilder(Telling):
 
     def __init__(self) -> None:
         start_when_asked()
-        self._graph = GraphBuilder()
+        self.graph = GraphBuilder()
 
     def __repr__(self) -> str:
-        return f"StreamsBuilder({self._graph})"
+        return f"StreamsBuilder({self.graph})"
 
+    @builder_call
     def stream(
         self,
         topics: str | Sequence[str],
@@ -55,10 +58,10 @@ class StreamsBuilder(Telling):
         ``auto.offset.reset`` says.
         """
         where = user_line()
-        listed = (topics,) if isinstance(topics, str) else tuple(topics)
-        node, edge = self._source("stream", listed, key, value, name, offset_reset, where)
-        return KStream(self._graph, node, edge)
+        node, edge = self._source("stream", _topics(topics, where), key, value, name, offset_reset, where)
+        return KStream(self.graph, node, edge)
 
+    @builder_call
     def table(
         self,
         topic: str,
@@ -76,21 +79,21 @@ class StreamsBuilder(Telling):
         where = user_line()
         if not isinstance(topic, str):
             raise TopologyError(f"table reads one topic, found {topic!r}; merge streams and use to_table", where=where)
-        store = self._graph.claim_store(store, "table", where)
+        store = self.graph.claim_store(store, "table", where)
         source_name = None if name is None else f"{name}-source"
         if name is not None:
-            self._graph.burn(1)  # the original burns the source's number where the table has a name
+            self.graph.burn(1)  # the original burns the source's number where the table has a name
         source, edge = self._source("table", (topic,), key, value, source_name, offset_reset, where)
         key_serde, value_serde = edge.serdes("table", where)
         spec = StoreSpec(store, "key_value", key_serde, value_serde, where=where)
         operator = TableSpec(store, key_serde, value_serde)
-        node_name = self._graph.node_name(name, "KTABLE-SOURCE-", where)
+        node_name = self.graph.node_name(name, "KTABLE-SOURCE-", where)
         node = StatefulNode(node_name, (source,), edge.type, where, "SOURCE", operator, (spec,))
-        return KTable(self._graph, self._graph.add(node), edge)
+        return KTable(self.graph, self.graph.add(node), edge)
 
     def build(self) -> Topology:
         """The frozen topology; TopologyError if it reads nothing. The builder may be used further and built again."""
-        return self._graph.build()
+        return self.graph.build()
 
     def _source(
         self,
@@ -108,10 +111,23 @@ class StreamsBuilder(Telling):
             raise TopologyError(f"offset_reset is {', '.join(_RESETS)}; found {offset_reset!r}", where=where)
         key_serde = serdes.bytes_() if key is None else checked_serde(key, "key", operator, where)
         value_serde = serdes.bytes_() if value is None else checked_serde(value, "value", operator, where)
-        self._graph.claim_topics(topics, where)
+        self.graph.claim_topics(topics, where)
         edge = Edge.of(key_serde, value_serde)
-        node_name = self._graph.node_name(name, "KSTREAM-SOURCE-", where)
+        node_name = self.graph.node_name(name, "KSTREAM-SOURCE-", where)
         node = SourceNode(
             node_name, (), edge.type, where, topics, key_serde, value_serde, offset_reset=offset_reset
         )
-        return self._graph.add(node), edge
+        return self.graph.add(node), edge
+
+
+def _topics(given: object, where: str | None) -> tuple[str, ...]:
+    if isinstance(given, str):
+        return (given,)
+    if isinstance(given, re.Pattern):
+        raise TopologyError(
+            f"stream: topic patterns are not there yet, found {given.pattern!r}; name the topics: stream(['orders', 'returns'])",
+            where=where,
+        )
+    if isinstance(given, Iterable) and not isinstance(given, bytes | Mapping):
+        return tuple(given)
+    raise TopologyError(f"stream takes the name of a topic or a list of names, found {given!r}", where=where)

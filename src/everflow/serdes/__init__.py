@@ -81,6 +81,9 @@ def time_windowed(inner: Serde, size_ms: int) -> Serde:
 
     Arrow ``struct<key: K, start: int64, end: int64>`` (ms); the end is not in the bytes, hence ``size_ms``.
     """
+    _check_inner("time_windowed", inner)
+    if not isinstance(size_ms, int) or size_ms < 1:
+        raise SerdeError(f"time_windowed takes the size of the windows in ms, e.g. 3_600_000; found {size_ms!r}")
     return TimeWindowedSerde(inner, size_ms)
 
 
@@ -89,7 +92,13 @@ def session_windowed(inner: Serde) -> Serde:
 
     Arrow ``struct<key: K, start: int64, end: int64>`` (ms).
     """
+    _check_inner("session_windowed", inner)
     return SessionWindowedSerde(inner)
+
+
+def _check_inner(name: str, inner: object) -> None:
+    if isinstance(inner, type) or not hasattr(inner, "decode_array"):
+        raise SerdeError(f"{name} takes the serde of the keys, e.g. serdes.string(); found {inner!r}")
 
 
 def packed(schema: Any) -> Serde:

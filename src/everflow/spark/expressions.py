@@ -7,6 +7,7 @@ number per batch is refused here, with what to write instead.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -195,7 +196,20 @@ def _class_name(node: Any) -> str:
 
 
 def _text(column: Column) -> str:
-    return f"Column {str(column)[len('Column<') + 1 : -2]!r}"
+    return f"Column {_readable(str(column)[len('Column<') + 1 : -2])!r}"
+
+
+def _readable(text: str) -> str:
+    """Spark shows the arguments of a UDF as its own nodes; here they are the columns' names, or ``...``."""
+    before, found, rest = text.partition("columnnodeexpression(")
+    if not found:
+        return text
+    depth, end = 1, 0
+    while depth and end < len(rest):
+        depth += {"(": 1, ")": -1}.get(rest[end], 0)
+        end += 1
+    names = re.match(r"UnresolvedAttribute\(List\(([^()]*)\)", rest)
+    return before + (names[1].replace(", ", ".") if names else "...") + _readable(rest[end:])
 
 
 def _not_analysable(text: str, edge: EdgeType, where: str | None, error: Exception) -> TopologyError:
@@ -215,9 +229,12 @@ def _not_analysable(text: str, edge: EdgeType, where: str | None, error: Excepti
 def _without_error_log() -> Iterator[None]:
     """pyspark logs each AnalysisException with its JVM stack to stderr; ours already says it in one line."""
     # By PySpark's own way: a plain logger of that name cannot take what PySpark logs with, and every failing job would raise.
-    logger = PySparkLogger.getLogger("DataFrameQueryContextLogger")
-    disabled, logger.disabled = logger.disabled, True
+    loggers = [PySparkLogger.getLogger(f"{kind}QueryContextLogger") for kind in ("DataFrame", "SQL")]
+    disabled = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
     try:
         yield
     finally:
-        logger.disabled = disabled
+        for logger, before in zip(loggers, disabled, strict=True):
+            logger.disabled = before

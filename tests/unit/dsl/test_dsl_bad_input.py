@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from pyspark.sql import functions as F
+from pyspark.sql.types import DoubleType
 
-from everflow import KStream, SessionWindows, StreamsBuilder, TopologyError, agg, serdes
+from everflow import KStream, SessionWindows, StreamsBuilder, TimeWindows, TopologyError, agg, serdes
 
 pytestmark = pytest.mark.spark
-Mistake = Callable[[StreamsBuilder, KStream], object]
+Mistake = Callable[[Any, Any], object]
+TWICE = F.udf(lambda amount: amount * 2, DoubleType())
+TWICE.func.__name__ = TWICE.__name__ = "twice"
 
 
 def twice(builder: StreamsBuilder, orders: KStream) -> object:
@@ -44,23 +49,23 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     "no topic": (lambda b, s: b.stream([]), "at least one topic"),
     "store name": (lambda b, s: s.group_by_key().count(store="a/b"), "cannot name a store"),
     "offset reset": (lambda b, s: b.stream("x", offset_reset="first"), "earliest, latest, none"),
-    "text for a serde": (lambda b, s: b.stream("x", value="a int"), r"serdes\.json\('a int'\)"),  # type: ignore[arg-type]
+    "text for a serde": (lambda b, s: b.stream("x", value="a int"), r"serdes\.json\('a int'\)"),
     "unusable serde": (lambda b, s: s.to("out", value=serdes.long()), "the value is struct<.*cannot write"),
     "unknown field": (lambda b, s: s.filter(F.col("value.amont") > 1), r"columns: .*value\.amount double"),
     "unknown column": (lambda b, s: s.map_values(F.col("amount")), r"columns: key string"),
     "field of bytes": (lambda b, s: b.stream("raw").filter(F.col("value.a") > 1), "undecoded bytes; give the stream a serde"),
     "not a condition": (lambda b, s: s.filter(F.col("value.amount")), r"double, but boolean is needed.*cast"),
-    "text for a column": (lambda b, s: s.filter("value.amount > 1"), r"write F\.expr"),  # type: ignore[arg-type]
+    "text for a column": (lambda b, s: s.filter("value.amount > 1"), r"write F\.expr"),
     "no return type": (lambda b, s: s.map_values(lambda v: 1), r"add returns=\.\.\."),
     "unreadable return type": (lambda b, s: s.map_values(lambda v: 1, returns="numbr"), "is not a type: .*numbr"),
     "map without two types": (lambda b, s: s.map(lambda v: (1, 2), returns="int"), r"returns=\('string', 'double'\)"),
     "map without anything": (lambda b, s: s.map(), "needs key="),
     "map of no pair": (lambda b, s: s.map(F.col("value")), "takes struct<key, value>"),
-    "constant field": (lambda b, s: s.map_values(a=1), r"constants are F\.lit"),  # type: ignore[arg-type]
+    "constant field": (lambda b, s: s.map_values(a=1), r"constants are F\.lit"),
     "map_values without anything": (lambda b, s: s.map_values(), "needs a Column"),
     "three parameters": (lambda b, s: s.filter(lambda a, b, c: True), r"\(value\) or \(key, value\).* takes 3"),
     "no parameters": (lambda b, s: s.peek(lambda: None), "takes 0"),
-    "peek of a column": (lambda b, s: s.peek(F.col("value")), "for its effect"),  # type: ignore[arg-type]
+    "peek of a column": (lambda b, s: s.peek(F.col("value")), "for its effect"),
     "flat_map of no array": (lambda b, s: s.flat_map_values(F.col("value.item")), "takes an array Column, found string"),
     "merge of other types": (lambda b, s: s.merge(b.stream("raw")), "streams of equal types; the keys are string and binary"),
     "merge of nothing": (lambda b, s: s.merge(), "at least one other"),
@@ -68,7 +73,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     "split without branches": (lambda b, s: s.split().no_default_branch(), "without a branch"),
     "branch twice": (lambda b, s: s.split().branch(F.lit(True), name="a").branch(F.lit(True), name="a"), "called 'a'"),
     "partitions": (lambda b, s: s.repartition(name="r", partitions=0), "above 0"),
-    "windows": (lambda b, s: s.group_by_key().windowed_by("1 hour"), r"TimeWindows\.of_size"),  # type: ignore[arg-type]
+    "windows": (lambda b, s: s.group_by_key().windowed_by("1 hour"), r"TimeWindows\.of_size"),
     "sessions without a merger": (
         lambda b, s: s.group_by_key().windowed_by(SESSIONS).aggregate(store="x", initializer=int, aggregator=max, returns="int"),
         r"aggregate: merger takes a function of \(key, earlier aggregate, later aggregate\), found None",
@@ -93,10 +98,32 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     ),
     "sum of text": (lambda b, s: s.group_by_key().aggregate(store="x", a=agg.sum("value.item")), "takes numbers"),
     "unknown input": (lambda b, s: s.group_by_key().aggregate(store="x", a=agg.sum("value.x")), r"columns: .*value\.item"),
-    "not an aggregate": (lambda b, s: s.group_by_key().aggregate(store="x", a=F.lit(1)), r"a=agg\.sum"),  # type: ignore[arg-type]
+    "not an aggregate": (lambda b, s: s.group_by_key().aggregate(store="x", a=F.lit(1)), r"a=agg\.sum"),
     "nothing to aggregate": (lambda b, s: s.group_by_key().aggregate(store="x"), "either built-ins"),
     "reducer": (lambda b, s: s.group_by_key().reduce(lambda a: a, store="x"), r"\(aggregate, value\).* takes 1"),
     "no initializer": (lambda b, s: s.group_by_key().aggregate(store="x", aggregator=lambda v, a: a), "initializer"),
+    "unknown keyword": (lambda b, s: s.group_by_key().count(materialized="n"), "takes no materialized=; did you mean store="),
+    "misspelt keyword": (lambda b, s: s.to("out", vale=serdes.string()), "to takes no vale=; did you mean value="),
+    "no such keyword": (lambda b, s: s.filter(F.lit(True), zzz=1), "filter takes no zzz=; it takes predicate, name="),
+    "a store by place": (lambda b, s: s.group_by_key().count("n"), "takes store=, name=; 'n' is one too many: give it by name"),
+    "nothing to filter by": (lambda b, s: s.filter(), "filter takes predicate, name=; predicate is missing"),
+    "a function of PySpark": (lambda b, s: s.map_values(F.upper), r"function upper itself; call it: map_values\(F\.upper"),
+    "a UDF": (lambda b, s: s.map_values(TWICE), r"PySpark UDF; pass .* itself: map_values\(twice, returns='double'\)"),
+    "a UDF to peek": (lambda b, s: s.peek(TWICE), r"pass the Python function itself: peek\(twice\)"),
+    "a UDF to reduce": (lambda b, s: s.group_by_key().reduce(TWICE, store="x"), r"itself: reduce\(twice\)"),
+    "a UDF in a column": (lambda b, s: s.filter(TWICE(F.col("value.amount"))), r"^Column 'twice\(value\.amount\)': a Python UDF"),
+    "a UDF in an aggregate": (
+        lambda b, s: s.group_by_key().aggregate(store="x", a=agg.sum(TWICE(F.col("value.amount")))),
+        r"^Column 'twice\(value\.amount\)': a Python UDF",
+    ),
+    "a number for a column": (lambda b, s: s.group_by_key().aggregate(store="x", a=agg.sum(3)), r"a=agg\.sum\(3\) takes a Column"),
+    "text for a key": (lambda b, s: s.map(key="value.item"), r"is not a Column; write key=F\.col\('value\.item'\)"),
+    "a function for a key": (lambda b, s: s.map(key=lambda v: v), "one function gives both: map"),
+    "a Python type": (lambda b, s: s.map_values(lambda v: "", returns=str), "write returns='string'"),
+    "a serde not called": (lambda b, s: b.stream("x", key=serdes.string), r"is not a serde; write for example serdes\.string\(\)"),
+    "a topic pattern": (lambda b, s: b.stream(re.compile("a.*")), r"topic patterns are not there yet, found 'a\.\*'; name"),
+    "a number for a topic": (lambda b, s: b.stream(7), "takes the name of a topic or a list of names, found 7"),
+    "a duration": (lambda b, s: TimeWindows.of_size("1 fortnight"), "cannot read the duration '1 fortnight'"),
     "untyped null": (lambda b, s: s.map_values(F.lit(None)), r"a NULL needs a type"),
     "topic column of numbers": (lambda b, s: s.to(F.col("value.amount")), "string is needed"),
 }

@@ -30,7 +30,7 @@ class NeedsMore:
 
 
 def test_without_one_everflow_decides() -> None:
-    assert decision(StreamsConfig(application_id="a", bootstrap_servers="b").task_assignor_class) is everflow_assignor.assign
+    assert decision(StreamsConfig(application_id="a", bootstrap_servers="b:1").task_assignor_class) is everflow_assignor.assign
 
 
 @pytest.mark.parametrize("path", [f"{STICKY}:StickyTaskAssignor", f"{STICKY}.StickyTaskAssignor"])
@@ -43,7 +43,7 @@ def test_a_named_one_decides(path: str) -> None:
 
 
 def test_a_class_itself_is_taken() -> None:
-    config = StreamsConfig(**{"application.id": "a", "bootstrap.servers": "b", "task.assignor.class": StickyTaskAssignor})
+    config = StreamsConfig(**{"application.id": "a", "bootstrap.servers": "b:1", "task.assignor.class": StickyTaskAssignor})
     assert config.task_assignor_class == f"{STICKY}:StickyTaskAssignor"
 
 

@@ -1,0 +1,80 @@
+"""A call of the DSL: wrong arguments are told with the user's line, and a call that fails leaves nothing behind."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from everflow.dsl.graph_builder import GraphBuilder
+from everflow.errors import TopologyError
+from everflow.location import user_line
+
+OTHER_KEYWORDS = {
+    "materialized": "store",
+    "store_name": "store",
+    "named": "name",
+    "key_serde": "key",
+    "value_serde": "value",
+    "keySerde": "key",
+    "valueSerde": "value",
+    "consumed": "key",
+    "produced": "key",
+    "return_type": "returns",
+    "returnType": "returns",
+    "num_partitions": "partitions",
+    "numPartitions": "partitions",
+}
+"""What elsewhere is a keyword, or a class that carries one, and the nearest keyword here."""
+
+
+class _Builds(Protocol):
+    @property
+    def graph(self) -> GraphBuilder: ...
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def builder_call(method: _Method) -> _Method:
+    """A method of a class with ``graph``. It takes effect as a whole, or raises and the graph is as before: names, stores, topics
+    and numbers, so that the corrected call gives what it would have given at first. TopologyError for arguments that do not fit."""
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def call(self: _Builds, *args: Any, **keywords: Any) -> Any:
+        try:
+            signature.bind(self, *args, **keywords)
+        except TypeError:
+            raise TopologyError(_misfit(method.__name__, signature, args, keywords), where=user_line()) from None
+        with self.graph.undone_on_error():
+            return method(self, *args, **keywords)
+
+    return call  # type: ignore[return-value]
+
+
+def _misfit(name: str, signature: inspect.Signature, args: tuple[Any, ...], keywords: dict[str, Any]) -> str:
+    """Why the arguments do not fit, and how to write them."""
+    parameters = list(signature.parameters.values())[1:]
+    by_place = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    by_name = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    known = [*by_place, *by_name]
+    for keyword in keywords:
+        if keyword not in known:
+            near = OTHER_KEYWORDS.get(keyword, "")
+            close = [near] if near in known else difflib.get_close_matches(keyword, known, n=1)
+            hint = f"did you mean {close[0]}=?" if close else f"it takes {_listed(by_place, by_name)}"
+            return f"{name} takes no {keyword}=; {hint}"
+    if len(args) > len(by_place):
+        extra = args[len(by_place)]
+        return f"{name} takes {_listed(by_place, by_name)}; {extra!r:.100} is one too many: give it by name"
+    doubled = [keyword for keyword in keywords if keyword in by_place[: len(args)]]
+    if doubled:
+        return f"{name}: {doubled[0]} is given twice, by place and by name"
+    return f"{name} takes {_listed(by_place, by_name)}; {by_place[len(args)]} is missing"
+
+
+def _listed(by_place: list[str], by_name: list[str]) -> str:
+    return ", ".join([*by_place, *(f"{name}=" for name in by_name)]) or "no arguments"
