@@ -1,0 +1,41 @@
+"""The notebook in examples/ is run cell by cell in a kernel, as its reader would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
+CELL_S = 120
+OF_THE_JVM = ("java.", "scala.", "Traceback", "WARN ", "ERROR ", "Py4J")
+
+
+def shown(cell: nbformat.NotebookNode) -> str:
+    """A cell's result, as HTML where it has that."""
+    (result,) = [output for output in cell.outputs if output.output_type == "execute_result"]
+    return str(result.data.get("text/html", result.data["text/plain"]))
+
+
+def test_the_notebook_is_kept_without_outputs() -> None:
+    cells = nbformat.read(NOTEBOOK, as_version=4).cells
+    assert [cell.id for cell in cells if cell.cell_type == "code" and (cell.outputs or cell.execution_count)] == []
+
+
+def test_the_notebook_runs_from_the_first_cell_to_the_last(tmp_path: Path) -> None:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    NotebookClient(notebook, timeout=CELL_S, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    cells = {cell.id: cell for cell in notebook.cells}
+    assert "store cups" in shown(cells["topology"])
+    assert shown(cells["topology"]).startswith("<svg")
+    assert "RUNNING" in shown(cells["look"])
+    assert shown(cells["look"]).count(">active<") == 2
+    assert shown(cells["query"]) == "{'ada': 3, 'bob': 2}"
+    assert shown(cells["spark"]) == "5"
+    assert shown(cells["change"]) == "{'ada': 7, 'bob': 2}", "the workers must not keep the old function"
+    said = "".join(output.text for cell in notebook.cells for output in cell.get("outputs", []) if output.output_type == "stream")
+    assert [line for line in said.splitlines() if any(word in line for word in OF_THE_JVM)] == []
