@@ -59,8 +59,8 @@ def check_parameters(fn: Function, names: Sequence[str], operator: str, where: s
 def refuse_pyspark(given: object, operator: str, where: str | None) -> None:
     """TopologyError for a function of PySpark (``F.upper``), or what ``F.udf`` or ``F.pandas_udf`` made of the user's: they take
     Columns, not values."""
-    if hasattr(given, "evalType") and hasattr(given, "func"):
-        name = function_name(given.func)
+    if isinstance(getattr(given, "evalType", None), int):  # a Column has every attribute, as a Column
+        name = function_name(getattr(given, "func"))  # noqa: B009
         kind = getattr(given, "returnType", None)
         one_result = operator in ("map_values", "flat_map_values", "select_key", "group_by")
         returns = f", returns={kind.simpleString()!r}" if kind is not None and one_result else ""

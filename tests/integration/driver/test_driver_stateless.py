@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from everflow import StreamsBuilder, serdes
 from everflow.dsl.kstream import KStream
 from everflow.errors import RecordError
-from everflow.testing.topology_test_driver import TestRecord, TopologyTestDriver
+from everflow.testing import TestRecord, TopologyTestDriver
 
 pytestmark = pytest.mark.spark
 TEXT, LONG = serdes.string(), serdes.long()

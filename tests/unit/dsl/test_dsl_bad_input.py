@@ -14,8 +14,13 @@ from everflow import KStream, SessionWindows, StreamsBuilder, TimeWindows, Topol
 
 pytestmark = pytest.mark.spark
 Mistake = Callable[[Any, Any], object]
-TWICE = F.udf(lambda amount: amount * 2, DoubleType())
-TWICE.func.__name__ = TWICE.__name__ = "twice"
+
+
+def twice_of(amount: float) -> float:
+    return amount * 2
+
+
+TWICE = F.udf(twice_of, DoubleType())
 
 
 def twice(builder: StreamsBuilder, orders: KStream) -> object:
@@ -108,13 +113,13 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     "a store by place": (lambda b, s: s.group_by_key().count("n"), "takes store=, name=; 'n' is one too many: give it by name"),
     "nothing to filter by": (lambda b, s: s.filter(), "filter takes predicate, name=; predicate is missing"),
     "a function of PySpark": (lambda b, s: s.map_values(F.upper), r"function upper itself; call it: map_values\(F\.upper"),
-    "a UDF": (lambda b, s: s.map_values(TWICE), r"PySpark UDF; pass .* itself: map_values\(twice, returns='double'\)"),
-    "a UDF to peek": (lambda b, s: s.peek(TWICE), r"pass the Python function itself: peek\(twice\)"),
-    "a UDF to reduce": (lambda b, s: s.group_by_key().reduce(TWICE, store="x"), r"itself: reduce\(twice\)"),
-    "a UDF in a column": (lambda b, s: s.filter(TWICE(F.col("value.amount"))), r"^Column 'twice\(value\.amount\)': a Python UDF"),
+    "a UDF": (lambda b, s: s.map_values(TWICE), r"PySpark UDF; pass .* itself: map_values\(twice_of, returns='double'\)"),
+    "a UDF to peek": (lambda b, s: s.peek(TWICE), r"pass the Python function itself: peek\(twice_of\)"),
+    "a UDF to reduce": (lambda b, s: s.group_by_key().reduce(TWICE, store="x"), r"itself: reduce\(twice_of\)"),
+    "a UDF in a column": (lambda b, s: s.filter(TWICE(F.col("value.amount"))), r"^Column 'twice_of\(value\.amount\)'"),
     "a UDF in an aggregate": (
         lambda b, s: s.group_by_key().aggregate(store="x", a=agg.sum(TWICE(F.col("value.amount")))),
-        r"^Column 'twice\(value\.amount\)': a Python UDF",
+        r"^Column 'twice_of\(value\.amount\)': a Python UDF",
     ),
     "a number for a column": (lambda b, s: s.group_by_key().aggregate(store="x", a=agg.sum(3)), r"a=agg\.sum\(3\) takes a Column"),
     "text for a key": (lambda b, s: s.map(key="value.item"), r"is not a Column; write key=F\.col\('value\.item'\)"),
