@@ -116,9 +116,9 @@ class ClusterAdmin:
         also one that is waited for, ends in a RetriableError soon."""
         self._bootstrap = str(config["bootstrap.servers"])
         self._config = {"socket.connection.setup.timeout.ms": 5000, **config}
-        self._admin = self._new_client()
+        self._client: AdminClient | None = self._new_client()
         self._readers: dict[str, Consumer] = {}
-        self._readers_lock = threading.Lock()
+        self._clients_lock = threading.Lock()
         self._clock = clock
         self._pause = pause
         self._stop = stop or threading.Event()
@@ -290,7 +290,7 @@ class ClusterAdmin:
 
         names = ", ".join(sorted(topics))
         self._retry(once, timeout_s, f"creating topics {names}")
-        self._admin = self._new_client()  # the present one may have seen that they did not exist: see _list
+        self._renew_client()  # the present one may have seen that they did not exist: see _list
         partitions = [TopicPartition(name, p) for name in created for p in range(topics[name][0])]
         self.end_offsets(partitions, "read_uncommitted", max(1.0, deadline - self._clock()))
         return created
@@ -389,15 +389,28 @@ class ClusterAdmin:
             raise
 
     def close(self) -> None:
-        """Close the connections that ``committed`` opened; the others end with the object."""
-        with self._readers_lock:
+        """End the connections, each once no request of another thread uses it; later requests raise RetriableError."""
+        with self._clients_lock:
+            self._client = None  # a client ends with its last reference
             while self._readers:
                 self._readers.popitem()[1].close()
 
     # --- inside ----------------------------------------------------------------------------------------------
 
+    @property
+    def _admin(self) -> AdminClient:
+        client = self._client
+        if client is None:
+            raise RetriableError(f"the connection to {self._bootstrap} is closed")
+        return client
+
     def _new_client(self) -> AdminClient:
         return AdminClient({**UNPOLLED, **self._config})
+
+    def _renew_client(self) -> None:
+        with self._clients_lock:
+            if self._client is not None:
+                self._client = self._new_client()
 
     def _offset_reader(self, group: str) -> Consumer:
         """A consumer that only reads committed offsets of ``group``: it never subscribes, so it never joins.
@@ -406,7 +419,7 @@ class ClusterAdmin:
         crashes in its answer (a null group handle, SIGSEGV), for instance on a broker that has just started.
         read_committed makes it ask for stable offsets (KIP-447).
         """
-        with self._readers_lock:
+        with self._clients_lock:
             if group not in self._readers:
                 settings = {**self._config, "group.id": group, "isolation.level": "read_committed", "enable.auto.commit": False}
                 self._readers[group] = Consumer({**UNPOLLED, **settings})
@@ -435,7 +448,7 @@ class ClusterAdmin:
                 return found
             except KafkaException as failure:
                 if _code(failure) in _STALE_METADATA:
-                    self._admin = self._new_client()
+                    self._renew_client()
                 raise
 
         return self._retry(once, timeout_s, "asking for offsets")

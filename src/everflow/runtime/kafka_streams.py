@@ -128,6 +128,7 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
         # Set by `start`, in this order; None = not reached.
         self._directory: StateDirectory | None = None
         self._log_file: LogFile | None = None
+        self._admin: ClusterAdmin | None = None
         self._ground: Ground | None = None
         self._updater: StateUpdater | None = None
         self._end_sums: EndSums | None = None
@@ -215,7 +216,7 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
         self._directory = StateDirectory.open(Path(config.state_dir).expanduser(), config.application_id, sync=config.state_sync)
         self._log_file = instance_log(config)
         # 2-7. The cluster is there, earlier writers are fenced, topics exist and fit.
-        admin = ClusterAdmin(config.admin(), stop=self._stop)
+        admin = self._admin = ClusterAdmin(config.admin(), stop=self._stop)
         blueprint = prepare_cluster(self._topology, config, admin, self._directory, self._clock, self._stop)
         require_tasks(blueprint)
         changelogs = Changelogs(admin, blueprint.cluster_id)

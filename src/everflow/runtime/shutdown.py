@@ -26,6 +26,7 @@ from everflow.runtime.worker_processes import is_worker, kill_and_wait
 
 if TYPE_CHECKING:
     from everflow.config import StreamsConfig
+    from everflow.kafka.admin import ClusterAdmin
     from everflow.logs import LogFile
     from everflow.membership.member import GroupMember
     from everflow.runtime.commit_gate import CommitGate, GateBook
@@ -68,6 +69,7 @@ class InstanceShutdown:
     _pools: tuple[ThreadPoolExecutor, ...]
     _directory: StateDirectory | None
     _log_file: LogFile | None
+    _admin: ClusterAdmin | None
     _ground: Ground | None
     _updater: StateUpdater | None
     _end_sums: EndSums | None
@@ -173,8 +175,8 @@ class InstanceShutdown:
 
     def _shut_down(self) -> None:
         """Tasks are handed over -> batches end and commit -> offsets held back are committed -> stores are flushed -> the group is
-        left -> folder released. Each step is tried whatever became of those before: a member that did not leave would keep its
-        tasks from the others for as long as this process lives."""
+        left -> connections end -> folder released. Each step is tried whatever became of those before: a member that did not leave
+        would keep its tasks from the others for as long as this process lives."""
         failures: list[Exception] = []
         steps = (
             self._drain,
@@ -185,6 +187,7 @@ class InstanceShutdown:
             self._commit_held,
             self._checkpoint,
             self._leave,
+            self._disconnect,
         )
         for step in steps:
             try:
@@ -291,6 +294,10 @@ class InstanceShutdown:
             self._member.leave(LEAVE_WITHOUT_BROKER_S if self._brokers_away() else LEAVE_S, self._leave_group)
         if self._gate is not None:
             self._gate.close()
+
+    def _disconnect(self) -> None:
+        if self._admin is not None:
+            self._admin.close()
 
     def _checkpoint(self) -> None:
         """Note in the stores how fresh they are; `StateDirectory.close` flushes them."""

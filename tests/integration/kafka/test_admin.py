@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import psutil
 import pytest
 
 from everflow.errors import RetriableError, TaskTimeoutError
@@ -47,6 +48,19 @@ def test_offsets_by_time_and_of_an_unknown_group(admin: ClusterAdmin, topic: Top
     assert admin.offsets_for_time([tp], 5, "read_committed") == {tp: -1}
     assert admin.list_offsets([tp], "earliest", "read_uncommitted") == {tp: 0}
     assert admin.committed(name, [tp]) == {}
+
+
+def test_a_closed_one_has_no_connection_and_says_so(topic: Topic, bootstrap: str, name: str) -> None:
+    tp = TopicPartition(topic(1), 0)
+    before = psutil.Process().num_fds()
+    closed = ClusterAdmin({"bootstrap.servers": bootstrap})
+    assert closed.end_offsets([tp], "read_committed") == {tp: 0}
+    assert closed.committed(name, [tp]) == {}
+    assert psutil.Process().num_fds() > before
+    closed.close()
+    wait_until(lambda: psutil.Process().num_fds() <= before, 10, "its connections to end")
+    with pytest.raises(RetriableError, match=f"the connection to {bootstrap} is closed"):
+        closed.end_offsets([tp], "read_committed")
 
 
 def test_an_absent_broker_is_retried_visibly_and_given_up() -> None:
