@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -45,7 +46,7 @@ class InstanceDisplay:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        parts = [f"state {self.state.name}", summary(self.all_tasks()), f"lag {self._number(names.LAG):,.0f}"]
+        parts = [f"state {self.state.name}", summary(self.all_tasks()), self._lag()]
         if self.error is not None:
             parts.append(f"error [{self.error.code}] {_first_line(self.error)}")
         return f"KafkaStreams({self.config.application_id}: {', '.join(filter(None, parts))})"
@@ -68,7 +69,11 @@ class InstanceDisplay:
         found = [f"{records:,.0f} records processed"]
         if before is not None and now - before[0] >= 0.1:
             found.append(f"{(records - before[1]) / (now - before[0]):,.0f} records/s since the last look")
-        return [*found, f"lag {self._number(names.LAG):,.0f}"]
+        return [*found, self._lag()]
+
+    def _lag(self) -> str:
+        lag = self._number(names.LAG)
+        return "lag unknown" if math.isnan(lag) else f"lag {lag:,.0f}"
 
     def _number(self, name: str) -> float:
         return float(self.metrics().get(name, 0))
@@ -85,7 +90,7 @@ def _table(tasks: Mapping[TaskId, TaskStatus]) -> str:
 
 
 def _row(task: TaskId, status: TaskStatus) -> str:
-    lag = "" if status.lag is None else f"{status.lag:,}"
+    lag = "unknown" if status.lag is None else f"{status.lag:,}"
     said = trouble(status.trouble) if status.trouble is not None else "" if status.copied is None else progress([status])
     cells = (str(task), role_of(status), status.state.name, lag, said)
     return "<tr>" + "".join(f'<td style="{_CELL}">{escape(cell)}</td>' for cell in cells) + "</tr>"

@@ -7,6 +7,7 @@ wait happens elsewhere: batches on stream threads, replays on restore threads, t
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -53,7 +54,7 @@ from everflow.runtime.state_updater import StateUpdater
 from everflow.runtime.stream_thread import OpenJob, StreamThread, ThreadServices
 from everflow.runtime.task import ActiveTask, TaskState
 from everflow.runtime.task_manager import TaskManager, TaskServices
-from everflow.runtime.task_status import TaskStatus, copies_metrics, statuses
+from everflow.runtime.task_status import TaskStatus, copies_metrics, input_lag, statuses
 from everflow.runtime.topic_watch import TopicWatch
 from everflow.runtime.wiring import (
     Ground,
@@ -187,13 +188,14 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
         return statuses(*known, handing_over=leaving, troubles=troubles(self._threads))
 
     def metrics(self) -> dict[str, float | str]:
-        """Counters since the start, the present lag (records) and restore progress, by the names in `everflow.metrics`."""
+        """Counters since the start, the present lag (records; NaN while it is not known) and restore progress, by the names in
+        `everflow.metrics`."""
         values: dict[str, float | str] = {**self._metrics.snapshot()}
         values[names.CLIENT_STATE] = self.state.name
         values[names.ALIVE_STREAM_THREADS] = sum(1 for thread in self._threads if not thread.join(0))
-        ends = {} if self._ends is None else self._ends.ends()
         values[names.FAILING_STREAM_THREADS] = sum(1 for thread in self._threads if thread.trouble is not None)
-        values[names.LAG] = sum(max(0, ends.get(tp, at) - at) for tp, at in self._running_positions().items())
+        tasks = self.all_tasks()
+        values[names.LAG] = input_lag(tasks.values()) if tasks or self.state is ClientState.RUNNING else math.nan
         values.update(copies_metrics({} if self._updater is None else self._updater.followed()))
         return values
 

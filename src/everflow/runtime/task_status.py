@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -77,6 +78,14 @@ def _restoring(stores: Sequence[RestoreProgress]) -> TaskStatus:
         max(known) if len(known) == len(left) else None,
         sum(store.position - store.start for store in stores),
     )
+
+
+def input_lag(tasks: Iterable[TaskStatus]) -> float:
+    """Input records that wait for the active tasks; NaN while one of them does not run yet, or its ends were not read yet."""
+    ours = [task for task in tasks if task.role is TaskRole.ACTIVE and task.state is not TaskState.SUSPENDED]
+    if any(task.state is not TaskState.RUNNING or task.lag is None for task in ours):
+        return math.nan
+    return sum(task.lag or 0 for task in ours)
 
 
 def copies_metrics(followed: Mapping[TaskId, FollowedTask]) -> dict[str, float]:

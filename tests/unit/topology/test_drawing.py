@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from xml.etree import ElementTree
 
@@ -74,7 +75,7 @@ class Shown(KafkaStreams):
         return self.tasks
 
     def metrics(self) -> dict[str, float | str]:
-        return {**super().metrics(), RECORDS_CONSUMED: self.records, "records-lag": 1234}
+        return {**super().metrics(), RECORDS_CONSUMED: self.records}
 
 
 def instance() -> Shown:
@@ -118,6 +119,23 @@ def test_an_instance_is_one_line_at_a_prompt() -> None:
     streams = instance()
     streams.tasks.popitem()
     assert repr(streams) == "KafkaStreams(shop: state CREATED, 1 active, 1 warm-up · warm-up 50 %, 10 records/s, lag 1,234)"
+
+
+def test_a_lag_is_unknown_until_every_active_task_knows_its_own() -> None:
+    streams = instance()
+    for status in (
+        TaskStatus(TaskRole.ACTIVE, TaskState.RUNNING, None),
+        TaskStatus(TaskRole.ACTIVE, TaskState.RESTORING, 0),
+        TaskStatus(TaskRole.ACTIVE, TaskState.CREATED, None),
+    ):
+        streams.tasks[TaskId(0, 2)] = status
+        assert math.isnan(float(streams.metrics()["records-lag"])), status
+        assert repr(streams).endswith("lag unknown)")
+        assert "lag unknown" in streams._repr_html_()
+    streams.tasks[TaskId(0, 2)] = TaskStatus(TaskRole.ACTIVE, TaskState.SUSPENDED, None)  # another's from now on
+    assert streams.metrics()["records-lag"] == 1234
+    streams.tasks = {}
+    assert repr(streams) == "KafkaStreams(shop: state CREATED, lag unknown)", "its tasks have not come yet"
 
 
 def test_with_closes_and_raises_what_stopped_the_instance() -> None:
