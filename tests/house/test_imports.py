@@ -18,7 +18,7 @@ KAFKA = frozenset({"confluent_kafka", "kafka"})
 ANYTHING = frozenset({"*"})
 
 VALUES = ("errors", "config", "config_texts", "records", "serdes", "windows", "clock", "metrics", "moves")
-LAYER_0 = (*VALUES, "jvm", "sockets", "location", "foreign_names", "logs", "stop_signals")
+LAYER_0 = (*VALUES, "jvm", "sockets", "location", "foreign_names", "logs", "stop_signals", "retry", "user_listener")
 BASE = frozenset(f"everflow.{name}" for name in LAYER_0)
 PURE = frozenset({"everflow.topology", "everflow.operators", "everflow.assignment"}) | {
     "everflow.state.store",

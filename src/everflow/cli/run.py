@@ -18,11 +18,11 @@ from everflow.cli.watch import LagReader, input_topics
 from everflow.config import StreamsConfig
 from everflow.errors import EverflowError
 from everflow.kafka.admin import ClusterAdmin
+from everflow.kafka.client_settings import check_clients
 from everflow.logs import lines_to, log_path, time_of_day
-from everflow.runtime.client_settings import check_clients
+from everflow.membership.own_assignor import check_assignor
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.foreground import Foreground
-from everflow.runtime.own_assignor import check_assignor
 from everflow.runtime.task_words import summary, task_lines
 from everflow.spark.later import running_context
 from everflow.spark.session import get_context

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from everflow.errors import EverflowError
 from everflow.runtime.task import IllegalTransitionError
-from everflow.runtime.user_listener import ListenerGuard
+from everflow.user_listener import ListenerGuard
 
 log = logging.getLogger("everflow")
 

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from everflow.errors import InternalTopicError, OffsetsExpiredError
+from everflow.errors import InternalTopicError, OffsetsExpiredError, start_over
 from everflow.records import TopicPartition
-from everflow.runtime.start_over import start_over
 
 log = logging.getLogger("everflow")
 

@@ -21,14 +21,16 @@ from everflow.config import StreamsConfig
 from everflow.errors import EverflowError
 from everflow.foreign_names import Telling
 from everflow.kafka.admin import ClusterAdmin
+from everflow.kafka.client_settings import check_clients
 from everflow.kafka.producer import group_metadata
 from everflow.logs import LogFile
 from everflow.membership.member import Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked, Roles
+from everflow.membership.own_assignor import check_assignor
 from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
+from everflow.retry import quietly, retrying
 from everflow.runtime.batch_watchdog import any_stalled, end_hanging, troubles
 from everflow.runtime.changelogs import Changelogs
-from everflow.runtime.client_settings import check_clients
 from everflow.runtime.client_state import ENDED, STOPPING, ClientState, StateMachine
 from everflow.runtime.commit_gate import CommitGate, GateBackend, GateBook, MemberMetadata
 from everflow.runtime.copies import Copies
@@ -40,12 +42,10 @@ from everflow.runtime.host_map import HostMap
 from everflow.runtime.instance_display import InstanceDisplay
 from everflow.runtime.lost_writers import LostWriters
 from everflow.runtime.operations import InstanceOperations
-from everflow.runtime.own_assignor import check_assignor
 from everflow.runtime.partition_racks import PartitionRacks
 from everflow.runtime.pause import Pause
 from everflow.runtime.queries import InteractiveQueries, QueryPorts, store_queries
 from everflow.runtime.restore_progress import RestoreTracker
-from everflow.runtime.retry import quietly, retrying
 from everflow.runtime.shutdown import InstanceShutdown
 from everflow.runtime.standby_listener import SilentStandbyListener, StandbyUpdateListener
 from everflow.runtime.start_up import await_warm, commit_starts, prepare_cluster, repartition_positions, require_tasks

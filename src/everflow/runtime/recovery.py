@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
 from everflow.clock import Clock, Deadline
-from everflow.errors import FatalError, OffsetsExpiredError, RetriableError, TaskMigratedError
+from everflow.errors import FatalError, OffsetsExpiredError, RetriableError, TaskMigratedError, start_over
 from everflow.records import TopicPartition
+from everflow.retry import StoppedError, retrying
 from everflow.runtime.batch import parse_metadata
-from everflow.runtime.retry import StoppedError, retrying
-from everflow.runtime.start_over import start_over
 from everflow.runtime.task import ActiveTask, TaskStore
 
 log = logging.getLogger("everflow")

@@ -10,7 +10,7 @@ from everflow.metrics import Metrics
 from everflow.moves import moves
 from everflow.records import TaskId
 from everflow.runtime.restoration import RestoreListener, RestoreProgress, SilentListener
-from everflow.runtime.user_listener import ListenerGuard
+from everflow.user_listener import ListenerGuard
 
 log = logging.getLogger("everflow")
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from everflow.clock import Clock
-from everflow.errors import FatalError
+from everflow.errors import FatalError, read_again, start_over
 from everflow.records import TopicPartition
-from everflow.runtime.start_over import read_again, start_over
 
 PERIOD_MS = 1_000.0
 """Between two looks: after a change of leader an end may lie behind for a moment."""

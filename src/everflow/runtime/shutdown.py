@@ -18,9 +18,9 @@ from everflow.clock import Clock, Deadline
 from everflow.errors import EverflowError
 from everflow.kafka.producer import fence_all
 from everflow.moves import moves, some
+from everflow.retry import StoppedError, quietly
 from everflow.runtime.client_state import ClientState, StateMachine
 from everflow.runtime.drain import DRAIN_SHARE, DRAIN_WITHOUT_BROKER_MS, drain_limit, drained_or_ended
-from everflow.runtime.retry import StoppedError, quietly
 from everflow.runtime.wiring import Ground, close_stores
 from everflow.runtime.worker_processes import is_worker, kill_and_wait
 

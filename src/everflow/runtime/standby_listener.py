@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from everflow.runtime.restoration import RestoreProgress
-from everflow.runtime.user_listener import ListenerGuard
+from everflow.user_listener import ListenerGuard
 
 
 class SuspendReason(enum.Enum):

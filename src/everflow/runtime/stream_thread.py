@@ -18,6 +18,7 @@ from everflow.config import BatchLimits
 from everflow.errors import EverflowError, TaskMigratedError, TaskTimeoutError
 from everflow.metrics import Metrics
 from everflow.records import OffsetRange, TaskId, TopicPartition
+from everflow.retry import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, StoppedError
 from everflow.runtime.batch import EXACTLY_ONCE_V2, BatchFailedError, BatchFailure, BatchId, BatchRequest, BatchResult
 from everflow.runtime.batching import BatchSize, is_empty, plan_ranges
 from everflow.runtime.commit_gate import GateBook
@@ -25,7 +26,6 @@ from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.failure_text import ending, short, told
 from everflow.runtime.recovery import Recovery
 from everflow.runtime.repeated_failures import RepeatedFailures, Trouble
-from everflow.runtime.retry import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, StoppedError
 from everflow.runtime.task import ActiveTask, TaskState
 
 log = logging.getLogger("everflow")

@@ -13,8 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from everflow.clock import Clock
-from everflow.errors import EverflowError, FatalError, InternalTopicError, MissingSourceTopicError
-from everflow.runtime.start_over import read_again, start_over
+from everflow.errors import EverflowError, FatalError, InternalTopicError, MissingSourceTopicError, read_again, start_over
 
 log = logging.getLogger("everflow")
 

@@ -20,6 +20,7 @@ from everflow.kafka.transactions import open_transactional_ids
 from everflow.logs import LogFile, log_path
 from everflow.membership.assignor import EndSums, Identity, LocalCopies, PartitionRacks, TaskAssignor
 from everflow.membership.member import GroupMember
+from everflow.membership.own_assignor import decision
 from everflow.membership.own_code import patience_s
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime import partition_racks
@@ -29,7 +30,6 @@ from everflow.runtime.copies import Copies
 from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.freshness import Freshness, Settled
 from everflow.runtime.lost_writers import LostWriters
-from everflow.runtime.own_assignor import decision
 from everflow.runtime.pause import Pause
 from everflow.runtime.recovery import Recovery, RecoveryRules
 from everflow.runtime.resident_step import TwinSegment

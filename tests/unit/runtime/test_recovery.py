@@ -14,10 +14,10 @@ from everflow import serdes
 from everflow.clock import ManualClock
 from everflow.errors import FatalError, OffsetsExpiredError, RetriableError, TaskTimeoutError
 from everflow.records import Int64, TaskId, TopicPartition
+from everflow.retry import StoppedError
 from everflow.runtime.batch import format_metadata
 from everflow.runtime.recovery import Committed, Recovery, RecoveryRules
 from everflow.runtime.restoration import ChangelogState, RestoreJob, prepare_store, restore
-from everflow.runtime.retry import StoppedError
 from everflow.runtime.task import ActiveTask, TaskStore
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec

@@ -16,7 +16,7 @@ from everflow.runtime.client_state import ClientState, StateMachine
 from everflow.runtime.restoration import RestoreProgress
 from everflow.runtime.restore_progress import RestoreTracker
 from everflow.runtime.standby_listener import SuspendReason
-from everflow.runtime.user_listener import ListenerGuard
+from everflow.user_listener import ListenerGuard
 
 PROGRESS = RestoreProgress(TaskId(0, 1), "counts", TopicPartition("log", 1), 0, 10, 5, 5, 1.0)
 

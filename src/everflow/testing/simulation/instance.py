@@ -24,6 +24,7 @@ from everflow.membership.assignor import Identity, TaskAssignor
 from everflow.membership.member import Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked, Roles
 from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
+from everflow.retry import StoppedError, retrying
 from everflow.runtime.batch import EXACTLY_ONCE_V2, BatchRequest, format_metadata
 from everflow.runtime.commit_gate import GateBackend, GateBook, MemberMetadata
 from everflow.runtime.end_offsets import EndOffsets
@@ -31,7 +32,6 @@ from everflow.runtime.lost_writers import LostWriters
 from everflow.runtime.recovery import Recovery, RecoveryRules
 from everflow.runtime.restoration import ChangelogState, PreparedStore, RestorePlan
 from everflow.runtime.restore_progress import RestoreTracker
-from everflow.runtime.retry import StoppedError, retrying
 from everflow.runtime.state_updater import StateUpdater, UpdaterServices
 from everflow.runtime.stream_thread import StreamThread, ThreadServices, ThreadSettings
 from everflow.runtime.task import ActiveTask, TaskStore

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from everflow.errors import RetriableError
 from everflow.records import TopicPartition
+from everflow.retry import StoppedError
 from everflow.runtime.recovery import Committed
-from everflow.runtime.retry import StoppedError
 from everflow.runtime.task import ActiveTask, TaskStore
 from everflow.testing.simulation.disk import SimulatedDisk
 from everflow.testing.simulation.log import SimulatedLog

@@ -6,7 +6,7 @@ import pytest
 
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
-from everflow.runtime.client_settings import check_clients
+from everflow.kafka.client_settings import check_clients
 
 BASE = {"application_id": "a", "bootstrap_servers": "nowhere.invalid:1"}
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from everflow.assignment.cluster_state import Assignment, AssignmentRules, ClusterState, Member, TaskInfo
+from everflow.membership.own_assignor import decision
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.own_assignor import decision
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 TASKS = [TaskId(0, partition) for partition in range(4)]

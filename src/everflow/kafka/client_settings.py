@@ -4,12 +4,16 @@ client's name for them, or be retried for minutes."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
+
+from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
 
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
 from everflow.kafka.producer import producer_config
-from everflow.kafka.settings_check import ClientKind, refusal
+
+ClientKind = Literal["producer", "consumer", "admin"]
 
 _LAYERS: dict[ClientKind, tuple[str, ...]] = {
     "producer": ("producer", "shared"),
@@ -18,6 +22,7 @@ _LAYERS: dict[ClientKind, tuple[str, ...]] = {
 }
 """Where each client's settings come from (`StreamsConfig.clients`); the first that has a key wins."""
 
+_SILENT = {"log_level": 0}  # it would say that it has no brokers
 _SECRET = ("password", "secret", "token", ".pem", "sasl.oauthbearer.config", "jaas")
 
 
@@ -33,7 +38,7 @@ def check_clients(config: StreamsConfig) -> None:
         "admin": config.admin(),
     }
     for kind, settings in wanted.items():
-        reason = refusal(kind, settings)
+        reason = _refusal(kind, settings)
         if reason is not None:
             raise ConfigError(_text(kind, reason, _given(config, kind)))
 
@@ -49,7 +54,7 @@ def _given(config: StreamsConfig, kind: ClientKind) -> dict[str, tuple[str, Any]
 
 def _text(kind: ClientKind, reason: str, given: Mapping[str, tuple[str, Any]]) -> str:
     # Not by the name in the reason: librdkafka names linger.ms by its older name, queue.buffering.max.ms.
-    culprits = [own for key, own in given.items() if refusal(kind, {key: own[1]}) == reason]
+    culprits = [own for key, own in given.items() if _refusal(kind, {key: own[1]}) == reason]
     named = ", ".join(f"{key} = {_shown(key, value)}" for key, value in culprits or given.values())
     if culprits:
         return f"{named} is refused by Kafka's {kind} client: {reason}. Its keys and values are librdkafka's."
@@ -59,3 +64,25 @@ def _text(kind: ClientKind, reason: str, given: Mapping[str, tuple[str, Any]]) -
 
 def _shown(key: str, value: Any) -> str:
     return "(not shown)" if any(word in key for word in _SECRET) else repr(value)
+
+
+def _refusal(kind: ClientKind, settings: Mapping[str, Any]) -> str | None:
+    """Why a client of this ``kind`` cannot be made of ``settings`` (librdkafka's keys), in librdkafka's words; None if it can.
+
+    librdkafka checks names, values and what does not go together when a client is made, before it connects to anything. So a
+    client is made, without ``bootstrap.servers``, and closed at once (under a millisecond).
+    """
+    offline = {**_SILENT, **{key: value for key, value in settings.items() if key != "bootstrap.servers"}}
+    try:
+        if kind == "consumer":
+            Consumer({"group.id": "everflow-settings-check", **offline}).close()
+        elif kind == "producer":
+            Producer(offline)  # nothing was produced: it ends with its last reference
+        else:
+            AdminClient(offline)
+    except KafkaException as failure:
+        error = failure.args[0]
+        return (error.str() if hasattr(error, "str") else str(error)).strip()
+    except (TypeError, ValueError) as failure:  # of a type that no setting has
+        return str(failure)
+    return None

@@ -12,8 +12,8 @@ from everflow.assignment.cluster_state import ClusterState, Member, TaskInfo
 from everflow.assignment.sticky import StickyTaskAssignor
 from everflow.config import AssignmentRules
 from everflow.errors import ConfigError
+from everflow.membership.own_assignor import check_assignor, decision
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.own_assignor import check_assignor, decision
 
 STICKY = "everflow.assignment.sticky"
 
