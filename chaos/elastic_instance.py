@@ -24,8 +24,8 @@ from crash_topologies import counts_and_copies  # noqa: E402
 from everflow import KafkaStreams  # noqa: E402
 from everflow.membership.member import Assigned, Lost, MemberEvent, Revoked, Roles  # noqa: E402
 from everflow.records import TaskId, TopicPartition  # noqa: E402
-from everflow.runtime.batch import BatchRequest, BatchResult  # noqa: E402
 from everflow.runtime.client_state import ENDED, ClientState  # noqa: E402
+from everflow.runtime.commit.batch import BatchRequest, BatchResult  # noqa: E402
 from everflow.runtime.copies import Copies  # noqa: E402
 from everflow.runtime.stream_thread import Job, OpenJob, StreamThread  # noqa: E402
 

@@ -18,8 +18,8 @@ from everflow.assignment import assignor
 from everflow.assignment.cluster_state import Assignment, AssignmentRules, ClusterState
 from everflow.assignment.user_data import LATEST_VERSION
 from everflow.errors import ConfigError
-from everflow.runtime import commit_gate
-from everflow.runtime.commit_gate import Decision
+from everflow.runtime.commit import commit_gate
+from everflow.runtime.commit.commit_gate import Decision
 from everflow.runtime.recovery import Recovery
 from everflow.testing.simulation.bounce import BouncePlan, rolling_bounce
 from everflow.testing.simulation.checks import Checks, InvariantError

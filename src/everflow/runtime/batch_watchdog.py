@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from everflow.clock import Clock
 from everflow.records import TaskId
-from everflow.runtime.commit_gate import GateBook
+from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.repeated_failures import Trouble
 from everflow.runtime.stream_thread import StreamThread
 from everflow.runtime.worker_processes import kill_and_wait

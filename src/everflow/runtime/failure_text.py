@@ -12,7 +12,7 @@ from everflow.errors import (
     StateDiskError,
     WorkerDiedError,
 )
-from everflow.runtime.batch import BatchFailure
+from everflow.runtime.commit.batch import BatchFailure
 from everflow.runtime.user_line import shown
 
 _NOTHING_WRITTEN = "Nothing of its micro-batch was written"

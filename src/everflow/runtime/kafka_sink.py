@@ -25,9 +25,17 @@ from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.errors import GenerationChanged
 from everflow.kafka.producer import RecordWriter
 from everflow.records import EdgeBatch, Int64, StoreChanges, TaskId, TopicPartition
-from everflow.runtime.batch import ABORTED, COMMITTED, EXACTLY_ONCE_V2, BatchRequest, BatchResult, TaskContext, format_metadata
+from everflow.runtime.commit.batch import (
+    ABORTED,
+    COMMITTED,
+    EXACTLY_ONCE_V2,
+    BatchRequest,
+    BatchResult,
+    TaskContext,
+    format_metadata,
+)
+from everflow.runtime.commit.gate_client import GateAnswer, GateClient
 from everflow.runtime.crash_points import reached
-from everflow.runtime.gate_client import GateAnswer, GateClient
 from everflow.runtime.large_records import named
 from everflow.runtime.step_functions import UndecodableRecord
 from everflow.runtime.task_step import SinkOutput, StepResult, timed

@@ -32,9 +32,9 @@ from everflow.retry import quietly, retrying
 from everflow.runtime.batch_watchdog import any_stalled, end_hanging, troubles
 from everflow.runtime.changelogs import Changelogs
 from everflow.runtime.client_state import ENDED, STOPPING, ClientState, StateMachine
-from everflow.runtime.commit_gate import CommitGate, GateBackend, GateBook, MemberMetadata
+from everflow.runtime.commit.commit_gate import CommitGate, GateBackend, GateBook, MemberMetadata
+from everflow.runtime.commit.deferred_offsets import DeferredOffsets
 from everflow.runtime.copies import Copies
-from everflow.runtime.deferred_offsets import DeferredOffsets
 from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.end_sums import EndSums
 from everflow.runtime.foreground import Foreground

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from everflow.errors import RecordTooLargeError
 from everflow.records import EdgeBatch, TaskId
-from everflow.runtime.batch import BatchRequest
+from everflow.runtime.commit.batch import BatchRequest
 from everflow.runtime.task_step import SinkOutput, StepResult
 from everflow.topology.plan import Source
 

@@ -18,7 +18,7 @@ from everflow.clock import Clock, Deadline
 from everflow.errors import FatalError, OffsetsExpiredError, RetriableError, TaskMigratedError, start_over
 from everflow.records import TopicPartition
 from everflow.retry import StoppedError, retrying
-from everflow.runtime.batch import parse_metadata
+from everflow.runtime.commit.batch import parse_metadata
 from everflow.runtime.task import ActiveTask, TaskStore
 
 log = logging.getLogger("everflow")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from everflow.runtime.batch import BatchFailure
+from everflow.runtime.commit.batch import BatchFailure
 
 TOLD_AFTER = 2
 ENDS_AFTER = 3

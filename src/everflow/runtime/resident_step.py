@@ -20,7 +20,7 @@ import pyarrow as pa
 from everflow.kafka.log_columns import LogColumns
 from everflow.kafka.range_reader import RangeReader
 from everflow.records import EdgeBatch, Int64, OffsetRange, TopicPartition
-from everflow.runtime.batch import FAILED, BatchRequest, BatchResult
+from everflow.runtime.commit.batch import FAILED, BatchRequest, BatchResult
 from everflow.runtime.record_times import require_times
 from everflow.runtime.step_failure import failure_of
 from everflow.runtime.step_functions import decode_parts

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from everflow.kafka.admin import ClusterAdmin
     from everflow.logs import LogFile
     from everflow.membership.member import GroupMember
-    from everflow.runtime.commit_gate import CommitGate, GateBook
-    from everflow.runtime.deferred_offsets import DeferredOffsets
+    from everflow.runtime.commit.commit_gate import CommitGate, GateBook
+    from everflow.runtime.commit.deferred_offsets import DeferredOffsets
     from everflow.runtime.end_offsets import EndOffsets
     from everflow.runtime.end_sums import EndSums
     from everflow.runtime.state_keeper import StateKeeper

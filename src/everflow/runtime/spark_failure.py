@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from everflow.errors import RecordTimeError
-from everflow.runtime.batch import BatchFailure
+from everflow.runtime.commit.batch import BatchFailure
 from everflow.runtime.record_times import too_late
 from everflow.runtime.user_line import innermost_line_in
 

@@ -18,7 +18,7 @@ from everflow.kafka.producer import fence_all
 from everflow.moves import counted, moves
 from everflow.records import TaskId, TopicPartition
 from everflow.retry import StoppedError, retrying
-from everflow.runtime.batch import format_metadata
+from everflow.runtime.commit.batch import format_metadata
 from everflow.runtime.internal_topics import TopicFacts, TopicSpec, prepare
 from everflow.runtime.output_topics import fixed_outputs, missing_outputs
 from everflow.runtime.task import ActiveTask, TaskStore

@@ -17,7 +17,7 @@ from everflow.errors import (
 )
 from everflow.kafka.errors import GenerationChanged
 from everflow.kafka.log_chunk import LogStartMovedError
-from everflow.runtime.batch import BatchFailure
+from everflow.runtime.commit.batch import BatchFailure
 from everflow.runtime.step_functions import RecordFailure, UndecodableRecord, error_text
 from everflow.runtime.user_line import innermost_line
 from everflow.topology.hops import HopTooLargeError

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Protocol
 
 from everflow.records import StoreChanges
-from everflow.runtime.batch import TaskContext
+from everflow.runtime.commit.batch import TaskContext
 from everflow.state.store import StoreSpec, StoreView
 
 

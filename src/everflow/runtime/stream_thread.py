@@ -19,9 +19,9 @@ from everflow.errors import EverflowError, TaskMigratedError, TaskTimeoutError
 from everflow.metrics import Metrics
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.retry import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, StoppedError
-from everflow.runtime.batch import EXACTLY_ONCE_V2, BatchFailedError, BatchFailure, BatchId, BatchRequest, BatchResult
 from everflow.runtime.batching import BatchSize, is_empty, plan_ranges
-from everflow.runtime.commit_gate import GateBook
+from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchFailedError, BatchFailure, BatchId, BatchRequest, BatchResult
+from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.failure_text import ending, short, told
 from everflow.runtime.recovery import Recovery

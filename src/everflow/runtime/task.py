@@ -9,7 +9,7 @@ from pathlib import Path
 
 from everflow.errors import EverflowError
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.batch import TaskContext
+from everflow.runtime.commit.batch import TaskContext
 
 
 class TaskState(enum.Enum):

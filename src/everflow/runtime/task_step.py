@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from everflow.operators.user_code import USERS_ERRORS, UserFunctionError, refused
 from everflow.records import UNBOUNDED_BYTES, EdgeBatch, StoreChanges, TaskId
-from everflow.runtime.batch import FAILED, BadRecord, BatchFailure, BatchRequest, BatchResult
+from everflow.runtime.commit.batch import FAILED, BadRecord, BatchFailure, BatchRequest, BatchResult
 from everflow.runtime.merge_order import merge_inputs
 from everflow.runtime.step_failure import EarlierStepFailed, failure_of
 from everflow.runtime.step_functions import RecordFailure, decode_parts, run_function, unnest

@@ -13,7 +13,7 @@ from pyspark import SparkContext
 from everflow.errors import EverflowError, RecordTimeError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.records import OffsetRange, TopicPartition
-from everflow.runtime.batch import FAILED, REQUEST_PROPERTY, BatchFailedError, BatchFailure, BatchRequest, BatchResult
+from everflow.runtime.commit.batch import FAILED, REQUEST_PROPERTY, BatchFailedError, BatchFailure, BatchRequest, BatchResult
 from everflow.runtime.kafka_sink import KafkaSink, LmdbAccess, announce
 from everflow.runtime.packing import packed
 from everflow.runtime.record_times import MOST_MS, too_late

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
 from everflow.location import is_everflow
-from everflow.runtime.batch import CodeLine
+from everflow.runtime.commit.batch import CodeLine
 from everflow.travel.own_code import INSTALLED_FOLDERS
 
 _PYTHON = tuple({path for name in ("stdlib", "platstdlib") if (path := sysconfig.get_path(name))})

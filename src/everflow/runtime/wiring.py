@@ -25,7 +25,7 @@ from everflow.membership.own_code import patience_s
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime import partition_racks
 from everflow.runtime.changelogs import Changelogs
-from everflow.runtime.commit_gate import GateBook
+from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.copies import Copies
 from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.freshness import Freshness, Settled

@@ -22,8 +22,8 @@ from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
 from everflow.location import user_line
 from everflow.records import EdgeBatch
-from everflow.runtime.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
 from everflow.runtime.client_state import IllegalStateError
+from everflow.runtime.commit.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
 from everflow.runtime.failure_text import ending
 from everflow.runtime.packing import packed
 from everflow.runtime.query_errors import StoreKindError, StoreNotFoundError

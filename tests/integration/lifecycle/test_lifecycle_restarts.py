@@ -24,8 +24,8 @@ from everflow import KafkaStreams, StreamsBuilder, TimeWindows, Topology, metric
 from everflow.errors import InternalTopicError, OffsetsExpiredError
 from everflow.records import TaskId
 from everflow.runtime import state_keeper
-from everflow.runtime.batch import parse_metadata
 from everflow.runtime.client_state import ClientState
+from everflow.runtime.commit.batch import parse_metadata
 from everflow.runtime.query_errors import InvalidStateStoreError, StateElsewhereError
 from everflow.runtime.restoration import RestoreProgress
 from everflow.state.lmdb_store import LmdbStore

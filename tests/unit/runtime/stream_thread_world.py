@@ -9,13 +9,13 @@ from everflow.clock import ManualClock
 from everflow.config import BatchLimits
 from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.batch import (
+from everflow.runtime.commit.batch import (
     COMMITTED,
     EXACTLY_ONCE_V2,
     BatchRequest,
     BatchResult,
 )
-from everflow.runtime.commit_gate import GateBook
+from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.recovery import Committed, Recovery, RecoveryRules
 from everflow.runtime.stream_thread import StreamThread, ThreadServices, ThreadSettings

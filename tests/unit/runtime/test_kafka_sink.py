@@ -16,8 +16,8 @@ from everflow.kafka.errors import GenerationChanged
 from everflow.kafka.producer import RecordWriter
 from everflow.records import StoreChanges, TopicPartition
 from everflow.runtime import kafka_sink
-from everflow.runtime.batch import ABORTED, EXACTLY_ONCE_V2, BatchRequest, TaskContext
-from everflow.runtime.gate_client import GateAnswer
+from everflow.runtime.commit.batch import ABORTED, EXACTLY_ONCE_V2, BatchRequest, TaskContext
+from everflow.runtime.commit.gate_client import GateAnswer
 from everflow.runtime.kafka_sink import KafkaSink
 from everflow.runtime.task_step import StepResult
 from everflow.state.lmdb_store import LmdbStore

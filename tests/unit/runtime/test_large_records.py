@@ -8,7 +8,7 @@ import pyarrow as pa
 from everflow import serdes
 from everflow.errors import RecordTooLargeError
 from everflow.records import EdgeBatch, StoreChanges
-from everflow.runtime.batch import BatchRequest, TaskContext
+from everflow.runtime.commit.batch import BatchRequest, TaskContext
 from everflow.runtime.large_records import named
 from everflow.runtime.task_step import SinkOutput, StepResult
 from everflow.topology.plan import Source

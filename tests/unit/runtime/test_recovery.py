@@ -15,7 +15,7 @@ from everflow.clock import ManualClock
 from everflow.errors import FatalError, OffsetsExpiredError, RetriableError, TaskTimeoutError
 from everflow.records import Int64, TaskId, TopicPartition
 from everflow.retry import StoppedError
-from everflow.runtime.batch import format_metadata
+from everflow.runtime.commit.batch import format_metadata
 from everflow.runtime.recovery import Committed, Recovery, RecoveryRules
 from everflow.runtime.restoration import ChangelogState, RestoreJob, prepare_store, restore
 from everflow.runtime.task import ActiveTask, TaskStore

@@ -10,7 +10,7 @@ import pytest
 
 from everflow import serdes
 from everflow.records import StoreChanges
-from everflow.runtime.batch import TaskContext
+from everflow.runtime.commit.batch import TaskContext
 from everflow.runtime.step_stores import OverlayView, TaskStores
 from everflow.state.store import InMemoryStore, StoreSpec, StoreView
 

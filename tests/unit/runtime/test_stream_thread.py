@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from stream_thread_world import IN, OTHER, OTHER_TASK, TASK, World
 
-from everflow.runtime.batch import (
+from everflow.runtime.commit.batch import (
     ABORTED,
     BatchFailedError,
     BatchFailure,

@@ -14,7 +14,8 @@ from everflow import metrics as names
 from everflow.config import BatchLimits
 from everflow.errors import ColumnError, FatalError, RecordError, RetriableError, TaskTimeoutError, WorkerDiedError
 from everflow.records import TopicPartition
-from everflow.runtime.batch import (
+from everflow.runtime.batch_watchdog import SHOWN_AFTER_MS, any_stalled
+from everflow.runtime.commit.batch import (
     ABORTED,
     COMMITTED,
     BadRecord,
@@ -23,7 +24,6 @@ from everflow.runtime.batch import (
     BatchRequest,
     BatchResult,
 )
-from everflow.runtime.batch_watchdog import SHOWN_AFTER_MS, any_stalled
 from everflow.runtime.recovery import Committed
 from everflow.runtime.task import ActiveTask, TaskState
 

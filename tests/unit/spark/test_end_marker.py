@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from everflow import StreamsBuilder, serdes
 from everflow.dsl.kstream import KStream
 from everflow.records import OffsetRange, TopicPartition
-from everflow.runtime.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
+from everflow.runtime.commit.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
 from everflow.runtime.task_step import StepResult, TaskStep
 from everflow.spark import job as spark_job
 from everflow.spark.job import PreparedJob, SparkJobError

@@ -13,7 +13,7 @@ from everflow.assignment.cluster_state import Assignment, ClusterState
 from everflow.membership.member import Assigned, Failed, Lost, MemberEvent, Revoked
 from everflow.records import TaskId, TopicPartition
 from everflow.retry import FIRST_PAUSE_MS
-from everflow.runtime.batch import BatchRequest
+from everflow.runtime.commit.batch import BatchRequest
 from everflow.runtime.task import TaskState
 from everflow.testing.simulation.group_coordinator import GroupCoordinator
 from everflow.testing.simulation.history import History

@@ -25,8 +25,8 @@ from everflow.membership.member import Assigned, Failed, GroupMember, Lost, Memb
 from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
 from everflow.retry import StoppedError, retrying
-from everflow.runtime.batch import EXACTLY_ONCE_V2, BatchRequest, format_metadata
-from everflow.runtime.commit_gate import GateBackend, GateBook, MemberMetadata
+from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchRequest, format_metadata
+from everflow.runtime.commit.commit_gate import GateBackend, GateBook, MemberMetadata
 from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.lost_writers import LostWriters
 from everflow.runtime.recovery import Recovery, RecoveryRules

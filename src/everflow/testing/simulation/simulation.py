@@ -11,7 +11,7 @@ from everflow.assignment import assignor
 from everflow.assignment.cluster_state import Assignment, ClusterState, Member, TaskInfo
 from everflow.errors import EverflowError, ProcessIdClashError
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.batch import format_metadata
+from everflow.runtime.commit.batch import format_metadata
 from everflow.testing.simulation.checks import Checks, InvariantError
 from everflow.testing.simulation.disk import SimulatedDisk
 from everflow.testing.simulation.group_coordinator import GroupCoordinator, GroupState

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from everflow.errors import RetriableError, StoreMismatchError
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.batch import (
+from everflow.runtime.commit.batch import (
     ABORTED,
     COMMITTED,
     BatchFailedError,
@@ -25,7 +25,7 @@ from everflow.runtime.batch import (
     BatchResult,
     format_metadata,
 )
-from everflow.runtime.commit_gate import GateBackend, GateBook, answer
+from everflow.runtime.commit.commit_gate import GateBackend, GateBook, answer
 from everflow.testing.simulation.disk import SimulatedDisk
 from everflow.testing.simulation.group_coordinator import Code
 from everflow.testing.simulation.history import History

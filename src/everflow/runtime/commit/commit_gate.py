@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from everflow.errors import FatalError, SetupError
 from everflow.records import TaskId
-from everflow.runtime.batch import EXACTLY_ONCE_V2, BatchId
+from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchId
 from everflow.sockets import remove_abandoned, remove_socket_folder, socket_folder
 
 log = logging.getLogger("everflow")
@@ -237,7 +237,7 @@ class GateBackend:
 
 
 def answer(book: GateBook, backend: GateBackend, question: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to one question of a worker (`everflow.runtime.gate_client`)."""
+    """The answer to one question of a worker (`everflow.runtime.commit.gate_client`)."""
     op, batch_id = question.get("op"), str(question.get("batch"))
     if op == "hello":
         return {"ok": book.hello(batch_id, str(question["slot"]), int(question["pid"]))}

@@ -11,9 +11,9 @@ import pytest
 from everflow import sockets
 from everflow.errors import FatalError, SetupError
 from everflow.records import TaskId
-from everflow.runtime.batch import AT_LEAST_ONCE, EXACTLY_ONCE_V2
-from everflow.runtime.commit_gate import CommitGate, GateBackend, GateBook, MemberMetadata, Offset, OpenBatch, decide
-from everflow.runtime.gate_client import GateClient
+from everflow.runtime.commit.batch import AT_LEAST_ONCE, EXACTLY_ONCE_V2
+from everflow.runtime.commit.commit_gate import CommitGate, GateBackend, GateBook, MemberMetadata, Offset, OpenBatch, decide
+from everflow.runtime.commit.gate_client import GateClient
 
 TASK, OTHER = TaskId(0, 0), TaskId(0, 1)
 MEMBER = MemberMetadata(4, "member-1", None)

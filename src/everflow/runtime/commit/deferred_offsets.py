@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from everflow.records import TopicPartition
-from everflow.runtime.commit_gate import Offset
+from everflow.runtime.commit.commit_gate import Offset
 
 log = logging.getLogger("everflow")
 

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Mapping
 
 from everflow.records import TopicPartition
-from everflow.runtime.commit_gate import Offset
-from everflow.runtime.deferred_offsets import DeferredOffsets
+from everflow.runtime.commit.commit_gate import Offset
+from everflow.runtime.commit.deferred_offsets import DeferredOffsets
 
 A, B = TopicPartition("in", 0), TopicPartition("in", 1)
 Asked = Mapping[TopicPartition, tuple[int, str]]
