@@ -49,6 +49,7 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
     ("everflow.membership", BASE | PURE | {"everflow.membership", "everflow.kafka.group_channel"}, KAFKA),
     # 4: joins them: the rooms of runtime, lowest first; a room imports only rooms below it
     ("everflow.runtime.commit", BASE | {"everflow.runtime.commit"}, frozenset()),
+    ("everflow.runtime.topics", BASE | PURE | {"everflow.runtime.topics"}, frozenset()),
     ("everflow.runtime", ALL_BELOW_CLI, ARROW | KAFKA | {"pyspark", "py4j", "orjson", "prometheus_client"}),
     # 5: on top; nothing below imports these
     *((name, ALL_BELOW_CLI | TOP, ANYTHING) for name in ("everflow.testing", "everflow.demo", "everflow.cli")),
@@ -144,6 +145,8 @@ def test_imports_follow_the_layers(path: Path) -> None:
         ("everflow.state.lmdb_store", "from everflow.runtime.task import Task"),
         ("everflow.runtime.commit.gate_client", "import confluent_kafka"),
         ("everflow.runtime.commit.batch", "from everflow.runtime.task import Task"),
+        ("everflow.runtime.topics.end_offsets", "from everflow.kafka.admin import ClusterAdmin"),
+        ("everflow.runtime.topics.topic_watch", "from everflow.runtime.commit.batch import BatchId"),
         ("everflow.runtime.task", "from everflow.testing.waiting import wait_until"),
         ("everflow.runtime.task", "from everflow import KafkaStreams"),
         ("everflow.records", "import lmdb"),

@@ -35,14 +35,11 @@ from everflow.runtime.client_state import ENDED, STOPPING, ClientState, StateMac
 from everflow.runtime.commit.commit_gate import CommitGate, GateBackend, GateBook, MemberMetadata
 from everflow.runtime.commit.deferred_offsets import DeferredOffsets
 from everflow.runtime.copies import Copies
-from everflow.runtime.end_offsets import EndOffsets
-from everflow.runtime.end_sums import EndSums
 from everflow.runtime.foreground import Foreground
 from everflow.runtime.host_map import HostMap
 from everflow.runtime.instance_display import InstanceDisplay
 from everflow.runtime.lost_writers import LostWriters
 from everflow.runtime.operations import InstanceOperations
-from everflow.runtime.partition_racks import PartitionRacks
 from everflow.runtime.pause import Pause
 from everflow.runtime.queries import InteractiveQueries, QueryPorts, store_queries
 from everflow.runtime.restore_progress import RestoreTracker
@@ -55,7 +52,10 @@ from everflow.runtime.stream_thread import OpenJob, StreamThread, ThreadServices
 from everflow.runtime.task import ActiveTask, TaskState
 from everflow.runtime.task_manager import TaskManager, TaskServices
 from everflow.runtime.task_status import TaskStatus, copies_metrics, input_lag, statuses
-from everflow.runtime.topic_watch import TopicWatch
+from everflow.runtime.topics.end_offsets import EndOffsets
+from everflow.runtime.topics.end_sums import EndSums
+from everflow.runtime.topics.partition_racks import PartitionRacks
+from everflow.runtime.topics.topic_watch import TopicWatch
 from everflow.runtime.wiring import (
     Ground,
     close_stores,

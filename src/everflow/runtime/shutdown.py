@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from everflow.membership.member import GroupMember
     from everflow.runtime.commit.commit_gate import CommitGate, GateBook
     from everflow.runtime.commit.deferred_offsets import DeferredOffsets
-    from everflow.runtime.end_offsets import EndOffsets
-    from everflow.runtime.end_sums import EndSums
     from everflow.runtime.state_keeper import StateKeeper
     from everflow.runtime.state_updater import StateUpdater
     from everflow.runtime.stream_thread import StreamThread
     from everflow.runtime.task import ActiveTask
     from everflow.runtime.task_manager import TaskManager
-    from everflow.runtime.topic_watch import TopicWatch
+    from everflow.runtime.topics.end_offsets import EndOffsets
+    from everflow.runtime.topics.end_sums import EndSums
+    from everflow.runtime.topics.topic_watch import TopicWatch
     from everflow.state.task_directory import StateDirectory
 
 log = logging.getLogger("everflow")

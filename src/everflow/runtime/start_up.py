@@ -19,9 +19,9 @@ from everflow.moves import counted, moves
 from everflow.records import TaskId, TopicPartition
 from everflow.retry import StoppedError, retrying
 from everflow.runtime.commit.batch import format_metadata
-from everflow.runtime.internal_topics import TopicFacts, TopicSpec, prepare
-from everflow.runtime.output_topics import fixed_outputs, missing_outputs
 from everflow.runtime.task import ActiveTask, TaskStore
+from everflow.runtime.topics.internal_topics import TopicFacts, TopicSpec, prepare
+from everflow.runtime.topics.output_topics import fixed_outputs, missing_outputs
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
 from everflow.topology.fingerprint import fingerprint

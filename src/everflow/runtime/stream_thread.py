@@ -22,11 +22,11 @@ from everflow.retry import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, StoppedError
 from everflow.runtime.batching import BatchSize, is_empty, plan_ranges
 from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchFailedError, BatchFailure, BatchId, BatchRequest, BatchResult
 from everflow.runtime.commit.commit_gate import GateBook
-from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.failure_text import ending, short, told
 from everflow.runtime.recovery import Recovery
 from everflow.runtime.repeated_failures import RepeatedFailures, Trouble
 from everflow.runtime.task import ActiveTask, TaskState
+from everflow.runtime.topics.end_offsets import EndOffsets
 
 log = logging.getLogger("everflow")
 

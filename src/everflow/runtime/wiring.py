@@ -23,18 +23,15 @@ from everflow.membership.member import GroupMember
 from everflow.membership.own_assignor import decision
 from everflow.membership.own_code import patience_s
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime import partition_racks
 from everflow.runtime.changelogs import Changelogs
 from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.copies import Copies
-from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.freshness import Freshness, Settled
 from everflow.runtime.lost_writers import LostWriters
 from everflow.runtime.pause import Pause
 from everflow.runtime.recovery import Recovery, RecoveryRules
 from everflow.runtime.resident_step import TwinSegment
 from everflow.runtime.restoration import ChangelogState, PreparedStore, RestoreListener, prepare_store
-from everflow.runtime.shrunk_logs import ShrunkLogs
 from everflow.runtime.standby_listener import StandbyUpdateListener
 from everflow.runtime.start_up import FENCE_TIMEOUT_S, Blueprint, transactional_id
 from everflow.runtime.state_cleaner import StateCleaner
@@ -45,7 +42,10 @@ from everflow.runtime.task import TaskState, TaskStore
 from everflow.runtime.task_manager import TaskManager
 from everflow.runtime.task_recovery import ClusterRecoveryPorts
 from everflow.runtime.thread_count import ThreadCount, ThreadCountPorts
-from everflow.runtime.topic_watch import TopicChanges, TopicWatch
+from everflow.runtime.topics import partition_racks
+from everflow.runtime.topics.end_offsets import EndOffsets
+from everflow.runtime.topics.shrunk_logs import ShrunkLogs
+from everflow.runtime.topics.topic_watch import TopicChanges, TopicWatch
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory

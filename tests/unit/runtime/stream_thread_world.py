@@ -16,10 +16,10 @@ from everflow.runtime.commit.batch import (
     BatchResult,
 )
 from everflow.runtime.commit.commit_gate import GateBook
-from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.recovery import Committed, Recovery, RecoveryRules
 from everflow.runtime.stream_thread import StreamThread, ThreadServices, ThreadSettings
 from everflow.runtime.task import ActiveTask, TaskState, TaskStore
+from everflow.runtime.topics.end_offsets import EndOffsets
 
 IN = TopicPartition("in", 0)
 TASK = TaskId(0, 0)

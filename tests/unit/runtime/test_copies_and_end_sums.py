@@ -13,10 +13,10 @@ from everflow.clock import ManualClock
 from everflow.errors import RetriableError
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.copies import AtRest, Copies
-from everflow.runtime.end_sums import EndSums
 from everflow.runtime.restoration import ChangelogState, restore_plan
 from everflow.runtime.state_updater import FollowedTask
 from everflow.runtime.task import TaskRole, TaskStore
+from everflow.runtime.topics.end_sums import EndSums
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory

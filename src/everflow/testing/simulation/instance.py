@@ -27,7 +27,6 @@ from everflow.records import TaskId, TopicPartition
 from everflow.retry import StoppedError, retrying
 from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchRequest, format_metadata
 from everflow.runtime.commit.commit_gate import GateBackend, GateBook, MemberMetadata
-from everflow.runtime.end_offsets import EndOffsets
 from everflow.runtime.lost_writers import LostWriters
 from everflow.runtime.recovery import Recovery, RecoveryRules
 from everflow.runtime.restoration import ChangelogState, PreparedStore, RestorePlan
@@ -36,6 +35,7 @@ from everflow.runtime.state_updater import StateUpdater, UpdaterServices
 from everflow.runtime.stream_thread import StreamThread, ThreadServices, ThreadSettings
 from everflow.runtime.task import ActiveTask, TaskStore
 from everflow.runtime.task_manager import MIGRATED_PAUSE_S, TaskManager, TaskServices
+from everflow.runtime.topics.end_offsets import EndOffsets
 from everflow.testing.simulation.channel import ChannelServices, SimulatedChannel
 from everflow.testing.simulation.disk import SimulatedCopies, SimulatedDisk
 from everflow.testing.simulation.follower import SimulatedFollower

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from everflow.clock import Clock
 from everflow.errors import EverflowError, RetriableError
 from everflow.records import TopicPartition
-from everflow.runtime.shrunk_logs import ShrunkLogs
+from everflow.runtime.topics.shrunk_logs import ShrunkLogs
 
 log = logging.getLogger("everflow")
 

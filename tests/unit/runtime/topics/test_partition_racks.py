@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from everflow.clock import ManualClock
 from everflow.errors import RetriableError
 from everflow.records import TopicPartition
-from everflow.runtime.partition_racks import PERIOD_MS, PartitionRacks
+from everflow.runtime.topics.partition_racks import PERIOD_MS, PartitionRacks
 
 TP = TopicPartition("in", 0)
 

@@ -10,8 +10,8 @@ import pytest
 from everflow.clock import ManualClock
 from everflow.errors import FatalError, RetriableError
 from everflow.records import TopicPartition
-from everflow.runtime.end_offsets import EndOffsets
-from everflow.runtime.shrunk_logs import PERIOD_MS, ShrunkLogs
+from everflow.runtime.topics.end_offsets import EndOffsets
+from everflow.runtime.topics.shrunk_logs import PERIOD_MS, ShrunkLogs
 
 TP = TopicPartition("in", 0)
 Ends = Mapping[TopicPartition, int]

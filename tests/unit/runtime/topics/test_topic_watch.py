@@ -10,7 +10,7 @@ import pytest
 from everflow.clock import ManualClock
 from everflow.errors import EverflowError, FatalError, InternalTopicError, MissingSourceTopicError, RetriableError
 from everflow.kafka.admin import TopicDescription
-from everflow.runtime.topic_watch import CONFIRM_MS, MISSING_ANSWERS, PERIOD_MS, TopicChanges, TopicWatch
+from everflow.runtime.topics.topic_watch import CONFIRM_MS, MISSING_ANSWERS, PERIOD_MS, TopicChanges, TopicWatch
 
 INPUT, CHANGELOG = "in", "app-counts-changelog"
 

@@ -8,7 +8,7 @@ import pytest
 
 from everflow.errors import InternalTopicError, OffsetsExpiredError
 from everflow.records import TopicPartition
-from everflow.runtime.internal_topics import TopicFacts, TopicSpec, prepare, problems
+from everflow.runtime.topics.internal_topics import TopicFacts, TopicSpec, prepare, problems
 
 REPARTITION = TopicSpec("app-by-x-repartition", 2, {"cleanup.policy": "delete"}, "repartition")
 CHANGELOG = TopicSpec("app-counts-changelog", 2, {"cleanup.policy": "compact"}, "changelog")
