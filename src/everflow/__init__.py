@@ -41,9 +41,9 @@ if TYPE_CHECKING:
         StoreKindError,
         StoreNotFoundError,
     )
-    from everflow.runtime.restoration import RestoreListener, RestoreProgress
+    from everflow.runtime.restore.restore_listener import RestoreListener, RestoreProgress
+    from everflow.runtime.restore.standby_listener import StandbyUpdateListener, SuspendReason
     from everflow.runtime.session_query import ReadOnlySessionStore
-    from everflow.runtime.standby_listener import StandbyUpdateListener, SuspendReason
     from everflow.runtime.store_query import ReadOnlyKeyValueStore
     from everflow.runtime.task import TaskRole, TaskState
     from everflow.runtime.task_status import TaskStatus
@@ -122,9 +122,9 @@ _NAMES = {
     "runtime.queries": "LagInfo",
     "runtime.query_errors": "InvalidStateStoreError StaleStateError StateElsewhereError StateMovingError StoreKindError "
     "StoreNotFoundError",
-    "runtime.restoration": "RestoreListener RestoreProgress",
+    "runtime.restore.restore_listener": "RestoreListener RestoreProgress",
     "runtime.session_query": "ReadOnlySessionStore",
-    "runtime.standby_listener": "StandbyUpdateListener SuspendReason",
+    "runtime.restore.standby_listener": "StandbyUpdateListener SuspendReason",
     "runtime.store_query": "ReadOnlyKeyValueStore",
     "runtime.task": "TaskRole TaskState",
     "runtime.task_status": "TaskStatus",

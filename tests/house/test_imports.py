@@ -50,6 +50,12 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
     # 4: joins them: the rooms of runtime, lowest first; a room imports only rooms below it
     ("everflow.runtime.commit", BASE | {"everflow.runtime.commit"}, frozenset()),
     ("everflow.runtime.topics", BASE | PURE | {"everflow.runtime.topics"}, frozenset()),
+    (
+        "everflow.runtime.restore",
+        BASE | PURE | {"everflow.runtime.restore", "everflow.state", "everflow.kafka.admin"},
+        frozenset({"numpy"}),
+    ),
+    ("everflow.runtime.restore.restore_plan", BASE | PURE | {"everflow.state.store_meta"}, frozenset()),
     ("everflow.runtime", ALL_BELOW_CLI, ARROW | KAFKA | {"pyspark", "py4j", "orjson", "prometheus_client"}),
     # 5: on top; nothing below imports these
     *((name, ALL_BELOW_CLI | TOP, ANYTHING) for name in ("everflow.testing", "everflow.demo", "everflow.cli")),
@@ -147,6 +153,8 @@ def test_imports_follow_the_layers(path: Path) -> None:
         ("everflow.runtime.commit.batch", "from everflow.runtime.task import Task"),
         ("everflow.runtime.topics.end_offsets", "from everflow.kafka.admin import ClusterAdmin"),
         ("everflow.runtime.topics.topic_watch", "from everflow.runtime.commit.batch import BatchId"),
+        ("everflow.runtime.restore.restoration", "from everflow.runtime.task import Task"),
+        ("everflow.runtime.restore.restore_plan", "from everflow.state.lmdb_store import LmdbStore"),
         ("everflow.runtime.task", "from everflow.testing.waiting import wait_until"),
         ("everflow.runtime.task", "from everflow import KafkaStreams"),
         ("everflow.records", "import lmdb"),

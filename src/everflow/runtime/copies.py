@@ -1,7 +1,7 @@
 """Every copy on this instance, as the group is told of it: standbys, warm-ups, restores under way, and task folders that are
 nobody's (note 005).
 
-A copy that would be rebuilt when it is used (`restoration.restore_plan`) is none, and is not reported; one that nobody follows
+A copy that would be rebuilt when it is used (`restore_plan.restore_plan`) is none, and is not reported; one that nobody follows
 becomes that by waiting.
 """
 
@@ -17,7 +17,12 @@ from typing import Protocol
 from everflow.clock import Clock, SystemClock
 from everflow.errors import EverflowError
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.restoration import DEFAULT_DELETE_RETENTION_MS, ChangelogState, restore_plan, trusted_until_ms
+from everflow.runtime.restore.restore_plan import (
+    DEFAULT_DELETE_RETENTION_MS,
+    ChangelogState,
+    restore_plan,
+    trusted_until_ms,
+)
 from everflow.runtime.state_updater import FollowedTask
 from everflow.runtime.task import TaskStore
 from everflow.state.lmdb_store import LmdbStore

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from everflow.records import TopicPartition
-from everflow.runtime.restoration import FoldedChunk
+from everflow.runtime.restore.restoration import FoldedChunk
 from everflow.runtime.task import TaskRole
 
 ROUND_WAIT_S = 0.05

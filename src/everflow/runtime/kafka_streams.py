@@ -30,7 +30,6 @@ from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
 from everflow.retry import quietly, retrying
 from everflow.runtime.batch_watchdog import any_stalled, end_hanging, troubles
-from everflow.runtime.changelogs import Changelogs
 from everflow.runtime.client_state import ENDED, STOPPING, ClientState, StateMachine
 from everflow.runtime.commit.commit_gate import CommitGate, GateBackend, GateBook, MemberMetadata
 from everflow.runtime.commit.deferred_offsets import DeferredOffsets
@@ -42,9 +41,10 @@ from everflow.runtime.lost_writers import LostWriters
 from everflow.runtime.operations import InstanceOperations
 from everflow.runtime.pause import Pause
 from everflow.runtime.queries import InteractiveQueries, QueryPorts, store_queries
-from everflow.runtime.restore_progress import RestoreTracker
+from everflow.runtime.restore.changelogs import Changelogs
+from everflow.runtime.restore.restore_progress import RestoreTracker
+from everflow.runtime.restore.standby_listener import SilentStandbyListener, StandbyUpdateListener
 from everflow.runtime.shutdown import InstanceShutdown
-from everflow.runtime.standby_listener import SilentStandbyListener, StandbyUpdateListener
 from everflow.runtime.start_up import await_warm, commit_starts, prepare_cluster, repartition_positions, require_tasks
 from everflow.runtime.state_keeper import StateKeeper
 from everflow.runtime.state_updater import StateUpdater

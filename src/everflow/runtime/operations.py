@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from everflow.runtime.client_state import ENDED, ClientState, IllegalStateError, StateListener, StateMachine
 from everflow.runtime.pause import Pause
-from everflow.runtime.restoration import RestoreListener
-from everflow.runtime.restore_progress import RestoreTracker
-from everflow.runtime.standby_listener import StandbyUpdateListener
+from everflow.runtime.restore.restore_listener import RestoreListener
+from everflow.runtime.restore.restore_progress import RestoreTracker
+from everflow.runtime.restore.standby_listener import StandbyUpdateListener
 from everflow.runtime.thread_count import ThreadCount
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.task_directory import StateDirectory

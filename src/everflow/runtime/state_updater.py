@@ -18,8 +18,15 @@ from everflow.errors import EverflowError, RetriableError
 from everflow.moves import moves
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.copy_lanes import CopyLanes, Follower
-from everflow.runtime.restoration import ChangelogState, FoldedChunk, PreparedStore, RestoreListener, RestoreProgress
-from everflow.runtime.standby_listener import GuardedStandbyListener, SilentStandbyListener, StandbyUpdateListener, SuspendReason
+from everflow.runtime.restore.restoration import FoldedChunk, PreparedStore
+from everflow.runtime.restore.restore_listener import RestoreListener, RestoreProgress
+from everflow.runtime.restore.restore_plan import ChangelogState
+from everflow.runtime.restore.standby_listener import (
+    GuardedStandbyListener,
+    SilentStandbyListener,
+    StandbyUpdateListener,
+    SuspendReason,
+)
 from everflow.runtime.task import StandbyTask, TaskRole, TaskState, TaskStore
 from everflow.state.lmdb_store import LmdbStore
 
@@ -44,7 +51,7 @@ class UpdaterServices:
 
     Attributes:
         open_follower: a reader over no partition yet; each role has one.
-        states: what the cluster says of changelog partitions now (`restoration.restore_plan` judges by it).
+        states: what the cluster says of changelog partitions now (`restore_plan.restore_plan` judges by it).
         stable_ends: last stable offsets.
         prepare: (task, store, state, incarnation) -> the opened, claimed and judged store (`restoration.prepare_store`).
         distrust: (task, store, reason): the next ``prepare`` rebuilds it.

@@ -23,7 +23,6 @@ from everflow.membership.member import GroupMember
 from everflow.membership.own_assignor import decision
 from everflow.membership.own_code import patience_s
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.changelogs import Changelogs
 from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.copies import Copies
 from everflow.runtime.freshness import Freshness, Settled
@@ -31,8 +30,11 @@ from everflow.runtime.lost_writers import LostWriters
 from everflow.runtime.pause import Pause
 from everflow.runtime.recovery import Recovery, RecoveryRules
 from everflow.runtime.resident_step import TwinSegment
-from everflow.runtime.restoration import ChangelogState, PreparedStore, RestoreListener, prepare_store
-from everflow.runtime.standby_listener import StandbyUpdateListener
+from everflow.runtime.restore.changelogs import Changelogs
+from everflow.runtime.restore.restoration import PreparedStore, prepare_store
+from everflow.runtime.restore.restore_listener import RestoreListener
+from everflow.runtime.restore.restore_plan import ChangelogState
+from everflow.runtime.restore.standby_listener import StandbyUpdateListener
 from everflow.runtime.start_up import FENCE_TIMEOUT_S, Blueprint, transactional_id
 from everflow.runtime.state_cleaner import StateCleaner
 from everflow.runtime.state_keeper import StateKeeper

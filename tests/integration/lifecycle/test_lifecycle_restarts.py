@@ -27,7 +27,7 @@ from everflow.runtime import state_keeper
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.commit.batch import parse_metadata
 from everflow.runtime.query_errors import InvalidStateStoreError, StateElsewhereError
-from everflow.runtime.restoration import RestoreProgress
+from everflow.runtime.restore.restore_listener import RestoreProgress
 from everflow.state.lmdb_store import LmdbStore
 from everflow.testing import wait_until
 

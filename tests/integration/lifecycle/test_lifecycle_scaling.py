@@ -18,7 +18,7 @@ from lifecycle_cluster import Application, Cluster, Record, last_by_key, long, t
 from everflow import InvalidStateStoreError, KafkaStreams, StreamsBuilder, Topology, serdes
 from everflow.records import TaskId
 from everflow.runtime.client_state import ClientState
-from everflow.runtime.restoration import RestoreProgress
+from everflow.runtime.restore.restore_listener import RestoreProgress
 from everflow.runtime.task import TaskRole
 from everflow.runtime.task_status import TaskStatus
 from everflow.testing import wait_until

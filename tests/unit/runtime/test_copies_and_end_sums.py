@@ -13,7 +13,7 @@ from everflow.clock import ManualClock
 from everflow.errors import RetriableError
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.copies import AtRest, Copies
-from everflow.runtime.restoration import ChangelogState, restore_plan
+from everflow.runtime.restore.restore_plan import ChangelogState, restore_plan
 from everflow.runtime.state_updater import FollowedTask
 from everflow.runtime.task import TaskRole, TaskStore
 from everflow.runtime.topics.end_sums import EndSums

@@ -14,7 +14,7 @@ from everflow.errors import EverflowError, FatalError
 from everflow.records import TaskId, TopicPartition
 from everflow.retry import StoppedError
 from everflow.runtime.commit.commit_gate import GateBook, MemberMetadata
-from everflow.runtime.standby_listener import SuspendReason
+from everflow.runtime.restore.standby_listener import SuspendReason
 from everflow.runtime.task import ActiveTask, StandbyTask, TaskRole, TaskState, TaskStore
 from everflow.runtime.task_manager import TaskManager, TaskServices
 

@@ -13,9 +13,9 @@ from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime import kafka_streams
 from everflow.runtime.client_state import ClientState, StateMachine
-from everflow.runtime.restoration import RestoreProgress
-from everflow.runtime.restore_progress import RestoreTracker
-from everflow.runtime.standby_listener import SuspendReason
+from everflow.runtime.restore.restore_listener import RestoreProgress
+from everflow.runtime.restore.restore_progress import RestoreTracker
+from everflow.runtime.restore.standby_listener import SuspendReason
 from everflow.user_listener import ListenerGuard
 
 PROGRESS = RestoreProgress(TaskId(0, 1), "counts", TopicPartition("log", 1), 0, 10, 5, 5, 1.0)

@@ -29,8 +29,9 @@ from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchRequest, format_
 from everflow.runtime.commit.commit_gate import GateBackend, GateBook, MemberMetadata
 from everflow.runtime.lost_writers import LostWriters
 from everflow.runtime.recovery import Recovery, RecoveryRules
-from everflow.runtime.restoration import ChangelogState, PreparedStore, RestorePlan
-from everflow.runtime.restore_progress import RestoreTracker
+from everflow.runtime.restore.restoration import PreparedStore
+from everflow.runtime.restore.restore_plan import ChangelogState, RestorePlan
+from everflow.runtime.restore.restore_progress import RestoreTracker
 from everflow.runtime.state_updater import StateUpdater, UpdaterServices
 from everflow.runtime.stream_thread import StreamThread, ThreadServices, ThreadSettings
 from everflow.runtime.task import ActiveTask, TaskStore

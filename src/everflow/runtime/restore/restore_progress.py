@@ -9,7 +9,7 @@ from everflow import metrics as names
 from everflow.metrics import Metrics
 from everflow.moves import moves
 from everflow.records import TaskId
-from everflow.runtime.restoration import RestoreListener, RestoreProgress, SilentListener
+from everflow.runtime.restore.restore_listener import RestoreListener, RestoreProgress, SilentListener
 from everflow.user_listener import ListenerGuard
 
 log = logging.getLogger("everflow")

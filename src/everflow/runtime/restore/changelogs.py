@@ -1,4 +1,4 @@
-"""What the cluster says of changelog partitions now, as `restoration.restore_plan` judges stores by it."""
+"""What the cluster says of changelog partitions now, as `restore_plan.restore_plan` judges stores by it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from everflow.errors import InternalTopicError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.records import TopicPartition
-from everflow.runtime.restoration import DEFAULT_DELETE_RETENTION_MS, ChangelogState
+from everflow.runtime.restore.restore_plan import DEFAULT_DELETE_RETENTION_MS, ChangelogState
 
 
 class Changelogs:

@@ -13,15 +13,9 @@ from everflow import serdes
 from everflow.clock import ManualClock
 from everflow.errors import StoreMismatchError
 from everflow.records import Int64, StoreChanges, TaskId, TopicPartition
-from everflow.runtime.restoration import (
-    ChangelogState,
-    PreparedStore,
-    RestoreJob,
-    RestoreProgress,
-    prepare_store,
-    restore,
-    restore_all,
-)
+from everflow.runtime.restore.restoration import PreparedStore, RestoreJob, prepare_store, restore, restore_all
+from everflow.runtime.restore.restore_listener import RestoreProgress
+from everflow.runtime.restore.restore_plan import ChangelogState
 from everflow.state.changelog import pack_value
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec

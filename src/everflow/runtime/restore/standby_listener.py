@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable
 from typing import Protocol
 
-from everflow.runtime.restoration import RestoreProgress
+from everflow.runtime.restore.restore_listener import RestoreProgress
 from everflow.user_listener import ListenerGuard
 
 

@@ -1,0 +1,210 @@
+"""Loads stores from changelogs, in bulk and in chunks, as `restore_plan` decides (D5, D9).
+
+A restore that is cut off loses nothing: every chunk is in the store together with its position, and the next
+plan goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from everflow.clock import Clock
+from everflow.records import Int64, TaskId, TopicPartition
+from everflow.runtime.restore.restore_listener import RestoreListener, RestoreProgress, SilentListener
+from everflow.runtime.restore.restore_plan import ChangelogState, RestorePlan, restore_plan
+from everflow.state.lmdb_store import LmdbStore, StoreDamagedError
+from everflow.state.store import StoreSpec
+from everflow.state.task_directory import StateDirectory
+
+_NO_TIMESTAMPS: Int64 = np.empty(0, dtype=np.int64)
+
+
+class LogChunk(Protocol):
+    """Committed changelog records, bounded in bytes; ``next_position`` follows the last offset it covers."""
+
+    @property
+    def keys(self) -> Sequence[bytes | None]: ...
+    @property
+    def values(self) -> Sequence[bytes | None]: ...
+    @property
+    def timestamps(self) -> Int64: ...
+    @property
+    def next_position(self) -> int: ...
+
+
+class FoldedChunk(LogChunk, Protocol):
+    """A chunk that may lack records which a later one of it replaces; ``records`` counts them too."""
+
+    @property
+    def records(self) -> int: ...
+
+
+class ChangelogReader(Protocol):
+    """The part of `kafka.log_reader.LogReader` that restoring needs."""
+
+    def read(self, tp: TopicPartition, start: int, end: int) -> Iterable[FoldedChunk]:
+        """Committed records of offsets ``[start, end)`` in order."""
+
+
+@dataclass(frozen=True)
+class PreparedStore:
+    """A store claimed for an incarnation, and what it still has to read; ``plan`` is None without a changelog."""
+
+    store: LmdbStore
+    plan: RestorePlan | None
+
+
+def prepare_store(
+    directory: StateDirectory,
+    task: TaskId,
+    spec: StoreSpec,
+    changelog: ChangelogState | None,
+    *,
+    incarnation: str,
+    now_ms: int,
+    sync: str = "none",
+) -> PreparedStore:
+    """Open, claim and judge one store of a task that becomes active here; a store not to be trusted is
+    replaced by an empty one at a new path.
+
+    Claimed before it is judged: no batch of an earlier owner can move it in between. Call it after that owner
+    was fenced and with a ``changelog`` looked up after that (D5). ``changelog`` None: a store without logging.
+    """
+    retention_ms = spec.retention_ms if spec.expires else None
+    path = directory.store_path(task, spec.name)
+    distrusted = directory.distrusted(task, spec.name)
+    store: LmdbStore | None = None
+    if distrusted is None:
+        try:
+            store = LmdbStore.open(path, kind=spec.kind, retention_ms=retention_ms, sync=sync)
+            store.claim(incarnation)
+        except StoreDamagedError as error:
+            distrusted = str(error)
+    plan: RestorePlan | None = None
+    if changelog is not None:
+        meta = None if store is None else store.meta()
+        plan = restore_plan(meta, changelog, now_ms=now_ms, kind=spec.kind, retention_ms=retention_ms, distrusted=distrusted)
+    if store is None or (plan is not None and plan.rebuild):
+        LmdbStore.close_at(path)
+        path = directory.rebuild(task, spec.name)
+        store = LmdbStore.open(path, kind=spec.kind, retention_ms=retention_ms, sync=sync)
+        store.claim(incarnation)
+    if changelog is not None:
+        store.bind(changelog.cluster_id, changelog.topic_id)
+        if store.position is None:
+            # What is read from now on misses no delete for as long as that: a first restore that is cut off is not begun anew.
+            store.touch(now_ms)
+    return PreparedStore(store, plan)
+
+
+@dataclass(frozen=True)
+class RestoreJob:
+    """One store to be restored; the restore ends with an error if ``incarnation`` is not its owner any more."""
+
+    task: TaskId
+    store_name: str
+    store: LmdbStore
+    changelog: TopicPartition
+    plan: RestorePlan
+    incarnation: str | None = None
+
+
+def restore(
+    job: RestoreJob,
+    reader: ChangelogReader,
+    *,
+    clock: Clock,
+    listener: RestoreListener | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> RestoreProgress:
+    """Load the job's range into its store, a transaction a chunk; blocks the calling thread.
+
+    The position ends at the plan's end, transaction markers at the tail included. ``stopped`` is asked
+    between chunks: then the result is not ``done``. Whatever the reader or the store raises goes through
+    after the listener was told (StoreMismatchError if another owner claimed the store).
+    """
+    told: RestoreListener = SilentListener() if listener is None else listener
+    plan, began_ms = job.plan, clock.monotonic_ms()
+    progress = RestoreProgress(
+        job.task,
+        job.store_name,
+        job.changelog,
+        plan.start,
+        plan.end,
+        plan.start,
+        records=0,
+        elapsed_s=0.0,
+        rebuild=plan.rebuild,
+        reason=plan.reason,
+    )
+    told.restore_start(progress)
+    try:
+        for chunk in _chunks(job, reader):
+            if stopped():
+                told.restore_suspended(progress, "stopped")
+                return progress
+            position = min(chunk.next_position, plan.end)
+            _load(job, chunk.keys, chunk.values, chunk.timestamps, position, clock)
+            progress = replace(
+                progress,
+                position=position,
+                records=progress.records + chunk.records,
+                elapsed_s=(clock.monotonic_ms() - began_ms) / 1000,
+            )
+            told.batch_restored(progress, chunk.records)
+        # Also where nothing was read: an empty range still says how far the store is, and that it is fresh.
+        _load(job, (), (), _NO_TIMESTAMPS, plan.end, clock)
+    except BaseException as error:
+        told.restore_suspended(progress, f"{type(error).__name__}: {error}")
+        raise
+    progress = replace(progress, position=plan.end, elapsed_s=(clock.monotonic_ms() - began_ms) / 1000)
+    told.restore_end(progress)
+    return progress
+
+
+def restore_all(
+    jobs: Iterable[RestoreJob],
+    reader: ChangelogReader,
+    *,
+    clock: Clock,
+    listener: RestoreListener | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> list[RestoreProgress]:
+    """`restore` one job after the other, shortest range first, so that tasks become ready one by one.
+
+    Ends after the first that was stopped; its progress is the last of the list.
+    """
+    results: list[RestoreProgress] = []
+    for job in sorted(jobs, key=lambda job: (job.plan.records_max, job.task, job.store_name)):
+        results.append(restore(job, reader, clock=clock, listener=listener, stopped=stopped))
+        if not results[-1].done:
+            break
+    return results
+
+
+def _chunks(job: RestoreJob, reader: ChangelogReader) -> Iterator[FoldedChunk]:
+    if job.plan.records_max:
+        yield from reader.read(job.changelog, job.plan.start, job.plan.end)
+
+
+def _load(
+    job: RestoreJob,
+    keys: Sequence[bytes | None],
+    values: Sequence[bytes | None],
+    timestamps: Int64,
+    position: int,
+    clock: Clock,
+) -> None:
+    at_end = position >= job.plan.end
+    job.store.load_chunk(
+        keys,
+        values,
+        timestamps,
+        position,
+        incarnation=job.incarnation,
+        now_ms=clock.now_ms() if at_end else -1,
+    )
