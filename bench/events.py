@@ -71,7 +71,8 @@ class View:
         if event.kind == "state":
             return replace(self, running=event.fields["state"] == RUNNING)
         if event.kind == "tasks":
-            return replace(self, **{role: frozenset(event.fields[role]) for role in ("active", "standby", "warmup")})
+            roles: dict[str, Any] = {role: frozenset(event.fields[role]) for role in ("active", "standby", "warmup")}
+            return replace(self, **roles)
         return self
 
 

@@ -111,10 +111,11 @@ class OutputProbe:
             now = time.time()
             if message is None:
                 continue
-            if message.error() is not None:
+            partition = message.partition()
+            if message.error() is not None or partition is None:
                 self._error = f"cannot read {message.topic()}: {message.error()}"
                 return
-            self._arrivals[message.partition()].append(now)
+            self._arrivals[partition].append(now)
             key = (message.key() or b"").decode()
             (count,) = struct.unpack(">q", message.value() or b"")
             before = self._counts.get(key, 0)

@@ -13,7 +13,7 @@ from confluent_kafka import (
     Producer,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, NewTopic
 
 REQUEST_TIMEOUT_S = 30.0
 VALUE_BYTES = 100
@@ -72,7 +72,8 @@ def load(bootstrap_servers: str, topic: str, records: int, keys: int) -> None:
 
 def draw_keys(records: int, keys: int) -> list[int]:
     """The index of each record's key: drawn evenly, the same ones in every run."""
-    return np.random.default_rng(LOAD_SEED).integers(0, keys, size=records).tolist()
+    drawn: list[int] = np.random.default_rng(LOAD_SEED).integers(0, keys, size=records).tolist()
+    return drawn
 
 
 def produce_all(bootstrap_servers: str, topic: str, rows: Iterable[tuple[bytes, bytes]]) -> None:

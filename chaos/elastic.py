@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -156,7 +157,7 @@ class ElasticRun:
                 self.group.kill(kill.instance, kill.whole)
                 self.stage.note_files()
                 back_s = time.monotonic() + kill.away_s
-                self.group.wait("its return", lambda until=back_s: time.monotonic() >= until, LONGEST_AWAY_S + 60)
+                self.group.wait("its return", partial(lambda until: time.monotonic() >= until, back_s), LONGEST_AWAY_S + 60)
                 self.group.start(kill.instance, **settings)
                 self.group.wait_balanced(0 if self.plan.static else 1)
 

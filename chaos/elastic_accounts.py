@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from confluent_kafka import Consumer, Producer, TopicPartition
+
 from bench.steady_sender import key_index, times_sent
 from bench.topics import JAVA_PARTITIONER, end_offsets, key_of, produce_all
-from confluent_kafka import Consumer, Producer, TopicPartition
-from crash_topologies import COUNTS, copies_topic, counts_topic, input_topic
-
 from everflow.state.changelog import pack_value, unpack_value
 from everflow.state.lmdb_store import LmdbStore
+from integration.crash.crash_topologies import COUNTS, copies_topic, counts_topic, input_topic
 
 READ_AT_ONCE = 10_000
 READ_TIMEOUT_S = 300.0

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from bench.events import EventFile, View, balanced
 
+from bench.events import EventFile, View, balanced
 from chaos.assignment_log import EndSums, Life
 from chaos.elastic_instance import BOUNCE, LEAVE, ROOT
 from everflow.errors import EverflowError

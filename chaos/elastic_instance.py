@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "integration" / "crash")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from bench.apps.instance_app import Events  # noqa: E402
-from crash_topologies import counts_and_copies  # noqa: E402
-
 from everflow import KafkaStreams  # noqa: E402
 from everflow.membership.member import Assigned, Lost, MemberEvent, Revoked, Roles  # noqa: E402
 from everflow.records import TaskId, TopicPartition  # noqa: E402
@@ -28,6 +26,7 @@ from everflow.runtime.client_state import ENDED, ClientState  # noqa: E402
 from everflow.runtime.commit.batch import BatchRequest, BatchResult  # noqa: E402
 from everflow.runtime.copies import Copies  # noqa: E402
 from everflow.runtime.stream_thread import Job, OpenJob, StreamThread  # noqa: E402
+from integration.crash.crash_topologies import counts_and_copies  # noqa: E402
 
 COPIES_EVERY_S = 0.5
 CLOSE_S = 150.0
@@ -39,10 +38,6 @@ class LoggedJob:
 
     def __init__(self, job: Job, events: Events) -> None:
         self._job, self._events = job, events
-
-    def warm_up(self, request: BatchRequest) -> BatchResult:
-        """Not noted."""
-        return self._job.warm_up(request)
 
     def run(self, request: BatchRequest) -> BatchResult:
         """Noted when it ends, also where it fails."""

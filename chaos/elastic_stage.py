@@ -9,12 +9,11 @@ from types import TracebackType
 from typing import Any
 
 from bench.topics import GroupProgress, end_offsets
-from crash_topologies import COUNTS, copies_topic, counts_topic, input_topic
-
 from chaos.assignment_log import Rules, judge
 from chaos.elastic_accounts import Books, Load, check_outputs, check_stores
 from chaos.elastic_group import Group, Observer
 from everflow.testing.broker import EmbeddedBroker
+from integration.crash.crash_topologies import COUNTS, copies_topic, counts_topic, input_topic
 
 FILL_S = 600.0
 DRAIN_S = 300.0

@@ -22,14 +22,13 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 # A chaos round needs the same instance, and the same looks into it, as the crash tests.
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "integration" / "crash")]
-
-from crash_instance import PARTITIONS, Application, kill  # noqa: E402
-from crash_topologies import copies_topic, counts_topic  # noqa: E402
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from everflow.runtime.crash_points import NAMES  # noqa: E402
 from everflow.state.changelog import unpack_value  # noqa: E402
 from everflow.testing.broker import EmbeddedBroker  # noqa: E402
+from integration.crash.crash_instance import PARTITIONS, Application, Pair, kill  # noqa: E402
+from integration.crash.crash_topologies import copies_topic, counts_topic  # noqa: E402
 
 WORKER, DRIVER, JVM, BROKER = "worker", "driver", "jvm", "broker"
 ANY_TIME = "any-time"
@@ -143,8 +142,8 @@ def strike(app: Application, victim: str, worker: int) -> None:
 
 def account(app: Application, stores: dict[int, tuple[str, int]], report: Report) -> None:
     """Compare everything that was written with everything that was sent."""
-    copies = Counter((record.key, record.value) for record in app.read_all(copies_topic(app.name)))
-    expected = Counter((key.encode(), value.encode()) for key, value in app.sent)
+    copies = Counter[Pair]((record.key, record.value) for record in app.read_all(copies_topic(app.name)))
+    expected = Counter[Pair]((key.encode(), value.encode()) for key, value in app.sent)
     report.lost += (expected - copies).total()
     report.duplicated += (copies - expected).total()
     truth = Counter(key for key, _ in app.sent)

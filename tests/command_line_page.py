@@ -69,7 +69,7 @@ def tables() -> str:
     """A section for each command."""
     parts = []
     for name, command in commands():
-        said = " ".join(inspect.getdoc(command.callback).split()).replace("<", "\\<")
+        said = " ".join((inspect.getdoc(command.callback) or "").split()).replace("<", "\\<")
         parts.append(f"### everflow {name}\n\n{said}\n\n")
         listed = [f"| `{typed}` | {meaning} |\n" for typed, meaning in rows(command)]
         parts += ["| argument or option | meaning |\n| --- | --- |\n", *listed, "\n"] if listed else []

@@ -129,7 +129,7 @@ class _Lines:
     def until_closed(self, fence: re.Match[str]) -> str:
         """The lines up to the closing fence, without the fence's own indentation."""
         begin, indent = self._at, len(fence["indent"])
-        inner = []
+        inner: list[str] = []
         while self._at < len(self._lines):
             line = self._lines[self._at]
             self._at += 1

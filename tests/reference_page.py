@@ -189,7 +189,8 @@ def _signature(name: str, thing: Any) -> str:
         return f"{name}: {', '.join(thing.__members__)}"
     if not callable(thing) or getattr(thing, "_is_protocol", False) or name in {*RETURNED, "StateListener", "StreamsConfig"}:
         return name
-    called = thing.__init__ if isinstance(thing, type) and inspect.isfunction(thing.__init__) else thing
+    called = getattr(thing, "__init__", None)
+    called = called if isinstance(thing, type) and inspect.isfunction(called) else thing
     bare = [
         parameter.replace(annotation=inspect.Parameter.empty, default=_Shown.of(parameter.default))
         for parameter in inspect.signature(called).parameters.values()

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from transactional_log import write_transactions
 
+from contracts.transactional_log import write_transactions
 from everflow.errors import RetriableError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.bulk_reader import BulkReader
@@ -47,7 +47,12 @@ def reader(request: pytest.FixtureRequest, bootstrap: str) -> Iterator[Reader]:
 def log(bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str) -> TopicPartition:
     """Offsets: 0-2 committed, 3 marker, 4-5 aborted, 6 marker, 7-9 committed, 10 marker, 11-12 aborted, 13 marker."""
     tp = TopicPartition(topic(1), 0)
-    rounds = [(True, [b"a", b"b", None]), (False, [b"x", b"x"]), (True, [b"c", b"d", b"e"]), (False, [b"x", b"x"])]
+    rounds: list[tuple[bool, list[bytes | None]]] = [
+        (True, [b"a", b"b", None]),
+        (False, [b"x", b"x"]),
+        (True, [b"c", b"d", b"e"]),
+        (False, [b"x", b"x"]),
+    ]
     write_transactions(bootstrap, admin, name, [tp], rounds)
     return tp
 

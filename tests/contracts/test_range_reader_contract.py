@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from transactional_log import write_transactions
 
+from contracts.transactional_log import write_transactions
 from everflow.errors import FatalError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.fetch_connection import bulk_settings
@@ -58,7 +58,7 @@ def log(bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str) -> list[To
     """Two partitions, each: 0-2 committed, 3 marker, 4-5 aborted, 6 marker, 7-9 committed, 10 marker."""
     both = [TopicPartition(topic(2), 0)]
     both.append(TopicPartition(both[0].topic, 1))
-    rounds = [(True, [b"a", b"b", b"c"]), (False, [b"x", b"x"]), (True, [b"d", b"e", None])]
+    rounds: list[tuple[bool, list[bytes | None]]] = [(True, [b"a", b"b", b"c"]), (False, [b"x", b"x"]), (True, [b"d", b"e", None])]
     write_transactions(bootstrap, admin, name, both, rounds)
     return both
 
@@ -179,7 +179,8 @@ def test_headers_and_nulls_in_many_batches(opened: Opened, bootstrap: str, topic
     assert [key for part in found for key in part.keys.to_pylist()] == keys
     assert [value for part in found for value in part.values.to_pylist()] == values
     expected = [[{"key": name, "value": value} for name, value in row] for row in heads]
-    assert [row for part in found for row in part.headers.to_pylist()] == expected
+    columns = [part.headers for part in found if part.headers is not None]
+    assert [row for column in columns for row in column.to_pylist()] == expected
     assert np.concatenate([part.offsets for part in found]).tolist() == list(range(count))
     assert np.concatenate([part.timestamps for part in found]).tolist() == list(range(1, count + 1))
 

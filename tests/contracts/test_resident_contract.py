@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -86,7 +87,7 @@ def records(program: object) -> list[Record]:
 
 def columns(batch: EdgeBatch) -> list[object]:
     headers = None if batch.headers is None else [row or [] for row in batch.headers.to_pylist()]
-    arrays = [batch.timestamp, batch.source, batch.partition, batch.offset]
+    arrays: list[Any] = [batch.timestamp, batch.source, batch.partition, batch.offset]
     values = batch.value.to_pylist()
     for value in values:
         if isinstance(value, dict) and "error" in value:  # the step's own parser says more of the cause

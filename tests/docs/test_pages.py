@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_program import BlockError, PageProgram, in_folder
 
+from docs.page_program import BlockError, PageProgram, in_folder
 from markdown_pages import Block, blocks, page_id, pages
 
 TEXTS = {page_id(path): path.read_text() for path in pages()}

@@ -20,7 +20,7 @@ from everflow.cli.app import app
 from markdown_pages import OPTIONS, ROOT, SHELL, Block, PageError, blocks, page_id, pages, shell_commands, shown_output
 
 # typer's base class; it comes with a click of its own or with the package, by its version
-ClickException = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+ClickException: type[Any] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 PAGES = pages()
 ENDS_A_COMMAND = {";", "&", "&&", "|", "||", "(", ")"}
 RUN_PY = {"bench": "bench/run.py", "chaos": "chaos/run.py"}
@@ -98,7 +98,7 @@ def _everflow_refusal(arguments: list[str]) -> str | None:
     except typer.Exit:
         return None  # --help, --version
     except ClickException as error:
-        return error.format_message()
+        return str(error.format_message())
 
 
 def _run_refusal(arguments: list[str]) -> str | None:

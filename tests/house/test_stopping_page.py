@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TESTS = ROOT / "tests" / "integration" / "stopping"
 PAGE = (ROOT / "docs" / "STOPPING.md").read_text()
 CELLS = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if re.match(r"\| `[a-z-]+` \|", line)]
 NAMES = {2: "SIGINT", 15: "SIGTERM"}
@@ -18,11 +16,8 @@ NAMES = {2: "SIGINT", 15: "SIGTERM"}
 @pytest.fixture(scope="module")
 def tested() -> object:
     """The module of the tests."""
-    sys.path.insert(0, str(TESTS))
-    try:
-        import test_stopping
-    finally:
-        sys.path.remove(str(TESTS))
+    from integration.stopping import test_stopping
+
     return test_stopping
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from bench.memory_growth import KINDS, Sample, slope
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -36,11 +36,11 @@ def _produce(broker: EmbeddedBroker, topic: str, value: bytes) -> None:
     producer.commit_transaction(30)
 
 
-def _values(broker: EmbeddedBroker, topic: str, count: int) -> list[bytes]:
+def _values(broker: EmbeddedBroker, topic: str, count: int) -> list[bytes | None]:
     consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "test", "log_level": 0})
     consumer.assign([TopicPartition(topic, 0, 0)])
     try:
-        values: list[bytes] = []
+        values: list[bytes | None] = []
 
         def enough() -> bool:
             message = consumer.poll(0.1)

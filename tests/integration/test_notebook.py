@@ -15,6 +15,12 @@ CELL_S = 250
 OF_THE_JVM = ("java.", "scala.", "Traceback", "WARN ", "ERROR ", "Py4J")
 
 
+def notebook() -> nbformat.NotebookNode:
+    """The notebook as it is in the checkout."""
+    read: nbformat.NotebookNode = nbformat.reads(NOTEBOOK.read_text(), as_version=4)  # type: ignore[no-untyped-call]
+    return read
+
+
 def shown(cell: nbformat.NotebookNode) -> str:
     """A cell's result, as HTML where it has that."""
     (result,) = [output for output in cell.outputs if output.output_type == "execute_result"]
@@ -22,14 +28,14 @@ def shown(cell: nbformat.NotebookNode) -> str:
 
 
 def test_the_notebook_is_kept_without_outputs() -> None:
-    cells = nbformat.read(NOTEBOOK, as_version=4).cells
+    cells = notebook().cells
     assert [cell.id for cell in cells if cell.cell_type == "code" and (cell.outputs or cell.execution_count)] == []
 
 
 def test_the_notebook_runs_from_the_first_cell_to_the_last(tmp_path: Path) -> None:
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    NotebookClient(notebook, timeout=CELL_S, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    cells = {cell.id: cell for cell in notebook.cells}
+    run = notebook()
+    NotebookClient(run, timeout=CELL_S, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    cells = {cell.id: cell for cell in run.cells}
     assert "store cups" in shown(cells["topology"])
     assert shown(cells["topology"]).startswith("<svg")
     assert "RUNNING" in shown(cells["look"])
@@ -37,5 +43,5 @@ def test_the_notebook_runs_from_the_first_cell_to_the_last(tmp_path: Path) -> No
     assert shown(cells["query"]) == "{'ada': 3, 'bob': 2}"
     assert shown(cells["spark"]) == "5"
     assert shown(cells["change"]) == "{'ada': 7, 'bob': 2}", "the workers must not keep the old function"
-    said = "".join(output.text for cell in notebook.cells for output in cell.get("outputs", []) if output.output_type == "stream")
+    said = "".join(output.text for cell in run.cells for output in cell.get("outputs", []) if output.output_type == "stream")
     assert [line for line in said.splitlines() if any(word in line for word in OF_THE_JVM)] == []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_batches import edge_batch
 
 from everflow import serdes
 from everflow.operators import (
@@ -22,6 +23,11 @@ from everflow.operators import (
 from everflow.serdes.windowed import window_store_key
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.windows import TimeWindows
+from properties.operator_batches import edge_batch
+
+Spec = AggregateSpec | PythonAggregateSpec
+Update = tuple[bytes, Any, Any, int]
+"""Store key, output key, aggregate, timestamp."""
 
 NAMES = ("n", "n_x", "sum_i", "sum_x", "min_x", "max_i", "mean", "first_t", "last_t", "max_t", "min_t")
 AGGREGATORS = (
@@ -61,13 +67,13 @@ class Model:
     """Kafka Streams' rules, one record at a time."""
 
     window: TimeWindows | None
-    step: object
+    step: Callable[[Any, Any, Any], Any]
     stream_time: int = -1
-    stored: dict = field(default_factory=dict)
-    dropped: dict = field(default_factory=dict)
+    stored: dict[bytes, tuple[Any, int]] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
 
-    def feed(self, key, value, timestamp):
-        """Updates as (store key, output key, aggregate, timestamp)."""
+    def feed(self, key: Any, value: Any, timestamp: int) -> list[Update]:
+        """The updates that a record makes, in their order."""
         if key is None:
             return self.drop("null-key")
         if self.window is None:
@@ -88,7 +94,7 @@ class Model:
             start += window.advance_ms
         return updates
 
-    def update(self, store_key, shown, key, value, timestamp):
+    def update(self, store_key: bytes, shown: Any, key: Any, value: Any, timestamp: int) -> Update:
         before, before_time = self.stored.get(store_key, (None, timestamp))
         after, time = self.step(key, value, before), max(timestamp, before_time)
         if after is None:
@@ -97,19 +103,19 @@ class Model:
             self.stored[store_key] = (after, time)
         return store_key, shown, after, time
 
-    def drop(self, reason):
+    def drop(self, reason: str) -> list[Update]:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
         return []
 
 
-def fold(key, value, before):
+def fold(key: Any, value: Any, before: Any) -> dict[str, Any]:
     """The state of AGGREGATORS after one more record."""
     value = value or {"i": None, "x": None, "t": None}
     i, x, t = value["i"], value["x"], value["t"]
     if before is None:
         before = dict.fromkeys(NAMES) | {"n": 0, "n_x": 0, "first_t": t}
 
-    def with_(name, item, merge):
+    def with_(name: str, item: Any, merge: Callable[[Any, Any], Any]) -> Any:
         return before[name] if item is None else item if before[name] is None else merge(before[name], item)
 
     total, used = with_("sum_x", x, lambda a, b: a + b), before["n_x"] + (x is not None)
@@ -128,7 +134,7 @@ def fold(key, value, before):
     }
 
 
-def check(spec, model, split, value_type, decode):
+def check(spec: Spec, model: Model, split: Any, value_type: pa.DataType, decode: Callable[[bytes], Any]) -> None:
     """Runs both over ``split``; outputs, times, positions, drops, stream time and store have to agree after each batch."""
     retention = None if spec.window is None else spec.window.retention_ms
     kind = "key_value" if retention is None else "window"
@@ -165,10 +171,10 @@ def check(spec, model, split, value_type, decode):
 
 @settings(max_examples=200, deadline=None)
 @given(split=batches, window=windows, every=st.booleans())
-def test_built_in_aggregates(split, window, every):
+def test_built_in_aggregates(split: Any, window: TimeWindows | None, every: bool) -> None:
     spec = AggregateSpec.of("s", serdes.string(), AGGREGATORS, NAMES, INPUT, window=window, emit_every_update=every)
 
-    def decode(data):
+    def decode(data: Any) -> Any:
         return spec.decode_results(pa.array([data], pa.binary()))[0].as_py()
 
     check(spec, Model(window, fold), split, INPUT, decode)
@@ -176,7 +182,7 @@ def test_built_in_aggregates(split, window, every):
 
 @settings(max_examples=100, deadline=None)
 @given(split=batches, window=windows, every=st.booleans())
-def test_a_bare_count_is_javas_long(split, window, every):
+def test_a_bare_count_is_javas_long(split: Any, window: TimeWindows | None, every: bool) -> None:
     spec = AggregateSpec.of("s", serdes.string(), [agg.count()], None, pa.bool_(), window=window, emit_every_update=every)
     rows = [[(key, None if value is None else True, time) for key, value, time in part] for part in split]
     model = Model(window, lambda key, value, before: (before or 0) + 1)
@@ -195,12 +201,12 @@ number_batches = st.lists(
 
 @settings(max_examples=100, deadline=None)
 @given(split=number_batches, window=windows, every=st.booleans())
-def test_python_aggregates_with_tombstones_and_changes_in_place(split, window, every):
-    def aggregator(key, value, aggregate):
+def test_python_aggregates_with_tombstones_and_changes_in_place(split: Any, window: TimeWindows | None, every: bool) -> None:
+    def aggregator(key: Any, value: Any, aggregate: Any) -> Any:
         aggregate["items"].append(f"{key}{value}")
         return None if value == 0 else aggregate
 
-    def step(key, value, before):
+    def step(key: Any, value: Any, before: Any) -> Any:
         items = [*(before or {"items": []})["items"], f"{key}{value}"]
         return None if value == 0 else {"items": items}
 
@@ -217,11 +223,11 @@ def test_python_aggregates_with_tombstones_and_changes_in_place(split, window, e
 
 @settings(max_examples=100, deadline=None)
 @given(split=number_batches, window=windows, every=st.booleans())
-def test_reduce_takes_the_first_value_as_it_is(split, window, every):
-    def step(key, value, before):
+def test_reduce_takes_the_first_value_as_it_is(split: Any, window: TimeWindows | None, every: bool) -> None:
+    def step(key: Any, value: Any, before: Any) -> Any:
         return value if before is None else reducer(before, value)
 
-    def reducer(aggregate, value):
+    def reducer(aggregate: Any, value: Any) -> Any:
         return None if value in (0, None) else aggregate * 2 + value
 
     spec = PythonAggregateSpec("s", serdes.string(), serdes.long(), PythonReducer(reducer), window, every)
@@ -232,7 +238,7 @@ def test_reduce_takes_the_first_value_as_it_is(split, window, every):
 
 @settings(max_examples=100, deadline=None)
 @given(split=number_batches, every=st.booleans())
-def test_tables_keep_the_last_value(split, every):
+def test_tables_keep_the_last_value(split: Any, every: bool) -> None:
     spec = TableSpec("s", serdes.string(), serdes.long(), emit_every_update=every)
     store, content, stream_time, seq = InMemoryStore(), {}, -1, 0
     for rows in split:
@@ -244,10 +250,10 @@ def test_tables_keep_the_last_value(split, every):
             updates = [u for u in updates if last[u[1]] == u[0]]
         result = spec.process(edge_batch(rows, pa.int64(), seq), {"s": store}, stream_time)
         output = result.output
-        found = zip(
+        shown = zip(
             output.seq.tolist(), output.key.to_pylist(), output.value.to_pylist(), output.timestamp.tolist(), strict=True
         )
-        assert list(found) == updates
+        assert list(shown) == updates
         nulls = sum(row[0] is None for row in rows)
         assert result.dropped == ({"null-key": nulls} if nulls else {})
         for changes in result.changes:
@@ -259,7 +265,7 @@ def test_tables_keep_the_last_value(split, every):
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.none() | st.floats(width=64), max_size=20), st.integers(0, 20), st.booleans())
-def test_nan_is_the_largest_number(numbers, cut, every):
+def test_nan_is_the_largest_number(numbers: list[float | None], cut: int, every: bool) -> None:
     spec = AggregateSpec.of(
         "s",
         serdes.string(),
@@ -283,5 +289,5 @@ def test_nan_is_the_largest_number(numbers, cut, every):
     }
 
 
-def spec_input():
+def spec_input() -> pa.DataType:
     return pa.struct([("x", pa.float64())])

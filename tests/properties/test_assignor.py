@@ -127,8 +127,8 @@ def test_the_ideal_is_balanced_per_thread(seed: int) -> None:
         return
     ideal, _ = place(cluster)
     members = [member for member in cluster.members if not member.draining] or list(cluster.members)
-    for count in (lambda task: True, lambda task: cluster.tasks[task].stateful):
-        loads = {m.member_id: (sum(ideal.active[t] == m.member_id for t in ideal.active if count(t)), m.threads) for m in members}
+    for counted in (set(ideal.active), {task for task in ideal.active if cluster.tasks[task].stateful}):
+        loads = {m.member_id: (sum(ideal.active[task] == m.member_id for task in counted), m.threads) for m in members}
         for number, threads in loads.values():
             for other, other_threads in loads.values():  # one task fewer here is not more than one more there
                 assert (number - 1) / threads <= other / other_threads, f"{loads}\n{cluster}"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from simulated_group import RACKS, Group, tasks_of_counts
 
 from everflow.assignment.cluster_state import AssignmentRules
+from properties.simulated_group import RACKS, Group, tasks_of_counts
 
 STRATEGIES = ("none", "min_traffic", "balance_subtopology")
 

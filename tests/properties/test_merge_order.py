@@ -42,7 +42,8 @@ def hop_of(inputs: list[Input]) -> tuple[HopInput, dict[str, list[int]]]:
 
 def one_by_one(inputs: list[Input]) -> tuple[list[str], dict[str, int]]:
     """Kafka Streams: take the oldest head; stop when an input that has more in the log runs dry."""
-    at, taken = [0] * len(inputs), []
+    at = [0] * len(inputs)
+    taken: list[str] = []
     while True:
         heads = [(one.times[at[i]], i) for i, one in enumerate(inputs) if at[i] < len(one.times)]
         dry = any(one.more and at[i] == len(one.times) for i, one in enumerate(inputs))

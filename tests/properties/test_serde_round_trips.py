@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -54,7 +55,7 @@ CASES = {
 @pytest.mark.parametrize("kind", CASES)
 @settings(max_examples=50, deadline=None)
 @given(data=st.data())
-def test_round_trips(kind, data):
+def test_round_trips(kind: str, data: Any) -> None:
     serde, items = CASES[kind]
     assert serde.kind == kind
     rows = data.draw(st.lists(st.none() | items, max_size=6))
@@ -71,7 +72,7 @@ def test_round_trips(kind, data):
 @pytest.mark.parametrize("kind", CASES)
 @settings(max_examples=50, deadline=None)
 @given(rows=st.lists(st.none() | st.binary(max_size=90), max_size=4))
-def test_any_bytes_are_read_or_refused_alike_by_column_and_scalar(kind, rows):
+def test_any_bytes_are_read_or_refused_alike_by_column_and_scalar(kind: str, rows: list[Any]) -> None:
     serde, _ = CASES[kind]
     first_bad, values = None, []
     for index, row in enumerate(rows):

@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from operator_batches import edge_batch
 
 from everflow import serdes
 from everflow.operators import (
@@ -25,6 +24,7 @@ from everflow.operators.session_aggregate import ReducerMerger
 from everflow.serdes.windowed import session_key
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.windows import SessionWindows
+from properties.operator_batches import edge_batch
 
 AGGREGATES = {
     "n": agg.count(),

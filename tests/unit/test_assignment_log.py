@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.events import Event
 from chaos.assignment_log import EndSums, Life, Rules, cold_handovers, judge, overlaps, pauses, two_owners

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.elastic import check_counts
 from bench.events import Event, EventFile, View, balanced, balanced_since, first_restores, restored

@@ -7,7 +7,7 @@ import inspect
 import re
 import threading
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -214,7 +214,8 @@ def test_every_setting_has_an_effect_or_is_listed() -> None:
 
 
 def test_the_start_says_what_was_set_in_vain(caplog: pytest.LogCaptureFixture) -> None:
-    streams = KafkaStreams(cast(Topology, None), **BASE, commit_interval_ms=7, **{"producer.linger.ms": "no number"})
+    settings: dict[str, Any] = {**BASE, "commit_interval_ms": 7, "producer.linger.ms": "no number"}
+    streams = KafkaStreams(cast(Topology, None), **settings)
     with pytest.raises(ConfigError, match="linger"):
         streams.start()
     assert "commit.interval.ms = 7 has no effect yet" in caplog.text

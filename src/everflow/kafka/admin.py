@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as ClientTopicPartition
-from confluent_kafka.admin import (  # type: ignore[attr-defined] # public names, re-exported without __all__
+from confluent_kafka.admin import (
     AdminClient,
     ConfigResource,
     NewTopic,

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crash_instance import Application
 
 from everflow.testing.broker import EmbeddedBroker
+from integration.crash.crash_instance import Application
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,6 @@ from typing import Any
 import psutil
 from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as ClientPartition
-from crash_topologies import COUNTS, copies_topic, counts_topic, input_topic
 
 from everflow.kafka.admin import ClusterAdmin
 from everflow.records import TopicPartition
@@ -28,12 +27,15 @@ from everflow.state.changelog import pack_value, unpack_value
 from everflow.state.lmdb_store import LmdbStore
 from everflow.testing.broker import EmbeddedBroker
 from everflow.testing.waiting import wait_until
+from integration.crash.crash_topologies import COUNTS, copies_topic, counts_topic, input_topic
 
 HERE = Path(__file__).parent
 PARTITIONS = 2
 READY_S = 180.0
 DRAIN_S = 60.0
 REACH_S = 60.0
+Pair = tuple[bytes | None, bytes | None]
+"""Key and value."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,8 @@ class Application:
 
     def jvm(self) -> int:
         """Pid of Spark's JVM."""
-        return next(p.pid for p in psutil.Process(self.driver).children(recursive=True) if p.name() == "java")
+        pids: list[int] = [p.pid for p in psutil.Process(self.driver).children(recursive=True) if p.name() == "java"]
+        return pids[0]
 
     def wait_end(self, timeout_s: float = 30.0) -> int:
         """Wait for the instance's process to end; its exit code."""
@@ -346,8 +349,8 @@ class Application:
 
     def check_outputs(self) -> None:
         """Every record was copied once; the updates of a key rise to its true count and end there."""
-        copies = Counter((record.key, record.value) for record in self.read_all(copies_topic(self.name)))
-        expected = Counter(self.foreign) + Counter((key.encode(), value.encode()) for key, value in self.sent)
+        copies = Counter[Pair]((record.key, record.value) for record in self.read_all(copies_topic(self.name)))
+        expected = Counter[Pair](self.foreign) + Counter[Pair]((key.encode(), value.encode()) for key, value in self.sent)
         lost, doubled = expected - copies, copies - expected
         assert not lost, f"lost {lost.total()}: {lost.most_common(10)}"
         assert not doubled, f"doubled {doubled.total()}: {doubled.most_common(10)}"

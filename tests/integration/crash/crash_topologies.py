@@ -97,6 +97,4 @@ def main(name: str, settings: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    import crash_topologies  # under its own name, so that workers find the functions of this module
-
-    crash_topologies.main(sys.argv[1], json.loads(sys.argv[2]))
+    main(sys.argv[1], json.loads(sys.argv[2]))

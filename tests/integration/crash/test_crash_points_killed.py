@@ -13,13 +13,14 @@ import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
-from crash_instance import Application, kill, records
-from crash_topologies import copies_topic
 
+from everflow.records import TopicPartition
 from everflow.runtime.crash_points import APPLYING, BEFORE_TRANSACTION, COMMITTED, FIRST_RECORD, NAMES, OFFSETS_SENT
 from everflow.runtime.worker_processes import alive
 from everflow.testing.broker import EmbeddedBroker
 from everflow.testing.waiting import wait_until
+from integration.crash.crash_instance import Application, kill, records
+from integration.crash.crash_topologies import copies_topic
 
 WORKER, DRIVER, JVM = "worker", "driver", "jvm"
 QUICK = {(WORKER, FIRST_RECORD), (WORKER, APPLYING), (DRIVER, OFFSETS_SENT), (DRIVER, COMMITTED), (JVM, COMMITTED)}
@@ -119,7 +120,7 @@ def _prove_half_done(
     app: Application,
     point: str,
     positions: dict[int, int | None],
-    committed: dict[object, int],
+    committed: dict[TopicPartition, int],
     copied: int,
 ) -> None:
     """The batch has come as far as its name says and no further; no store has moved (D5)."""

@@ -6,7 +6,8 @@ import shutil
 from collections.abc import Callable
 
 import pytest
-from crash_instance import Application
+
+from integration.crash.crash_instance import Application
 
 KEYS = [f"k{n}" for n in range(20)]
 

@@ -8,10 +8,10 @@ from contextlib import suppress
 
 import psutil
 import pytest
-from crash_instance import Application, records
 
 from everflow.runtime.crash_points import OFFSETS_SENT
 from everflow.testing.waiting import wait_until
+from integration.crash.crash_instance import Application, records
 
 pytestmark = pytest.mark.slow
 

@@ -16,13 +16,13 @@ import psutil
 import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as ClientPartition
-from crash_instance import Application, kill, records
-from crash_topologies import copies_topic, input_topic
 
 from everflow.runtime.crash_points import COMMITTED, FIRST_RECORD, OFFSETS_SENT
 from everflow.runtime.worker_processes import alive
 from everflow.testing.broker import EmbeddedBroker
 from everflow.testing.waiting import wait_until
+from integration.crash.crash_instance import Application, kill, records
+from integration.crash.crash_topologies import copies_topic, input_topic
 
 KEYS = 5
 SPARK_IDLE_S = 60.0
@@ -95,6 +95,7 @@ def test_a_commit_whose_answer_is_lost_is_found_out_from_the_log(app: Applicatio
     app.arm(OFFSETS_SENT)
     app.produce(records(KEYS, 20, "unknown"))
     worker = app.wait_reached(OFFSETS_SENT)
+    assert app.broker._guard is not None
     (broker,) = psutil.Process(app.broker._guard.pid).children()
     app.broker.pause()
     try:

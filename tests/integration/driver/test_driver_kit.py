@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from pyspark.sql import functions as F
@@ -132,6 +133,6 @@ def test_a_closed_driver_says_so() -> None:
     topic = driver.create_input_topic("in", TEXT, TEXT)
     driver.close()
     driver.close()
-    for call in (lambda: topic.pipe_input("k", "v"), driver.reset):
+    for call in (partial(topic.pipe_input, "k", "v"), driver.reset):
         with pytest.raises(IllegalStateError, match="The driver is closed: make a new one"):
             call()

@@ -92,9 +92,9 @@ CASES: dict[str, tuple[Build, Build, Any, list[tuple[Any, Any]]]] = {
 @pytest.mark.parametrize("variant", [0, 1], ids=["column", "function"])
 @pytest.mark.parametrize("name", CASES)
 def test_operator(name: str, variant: int) -> None:
-    serde, expected = CASES[name][2], CASES[name][3]
+    *builds, serde, expected = CASES[name]
     builder = StreamsBuilder()
-    CASES[name][variant](builder.stream("in", key=TEXT, value=VALUE)).to("out", value=serde)
+    builds[variant](builder.stream("in", key=TEXT, value=VALUE)).to("out", value=serde)
     with TopologyTestDriver(builder.build()) as driver:
         driver.create_input_topic("in", TEXT, VALUE).pipe_batch([(k, v, 5 + i) for i, (k, v) in enumerate(RECORDS)])
         records = driver.create_output_topic("out", TEXT, serde).read_records()

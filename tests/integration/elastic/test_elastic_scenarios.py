@@ -16,14 +16,14 @@ from typing import Any
 
 import psutil
 import pytest
+
 from bench.events import Event
 from chaos.elastic_group import Process
 from chaos.elastic_stage import Sizes, Stage
-from crash_instance import Application, records
-
 from everflow.runtime.crash_points import COMMITTED, FIRST_RECORD, OFFSETS_SENT
 from everflow.testing.broker import EmbeddedBroker
 from everflow.testing.waiting import wait_until
+from integration.crash.crash_instance import Application, records
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from chaos.elastic import ElasticRun, Plan, Report
 
+from chaos.elastic import ElasticRun, Plan
+from chaos.elastic_stage import Report
 from everflow.testing.broker import EmbeddedBroker
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(600)]

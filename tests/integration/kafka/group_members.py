@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from everflow.assignment.cluster_state import AssignmentRules
 from everflow.assignment.user_data import LATEST_VERSION
 from everflow.kafka.group_channel import GroupSettings
 from everflow.membership.assignor import Identity, TaskAssignor
-from everflow.membership.member import Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked, Roles
+from everflow.membership.member import Failed, GroupMember, MemberEvent, Revoked, Roles
 from everflow.records import TaskId, TopicPartition
 from everflow.testing.waiting import wait_until
 
@@ -30,6 +31,9 @@ class Ports:
 
     def racks(self) -> Mapping[TopicPartition, frozenset[str]]:
         return {}
+
+
+Event = TypeVar("Event", bound=MemberEvent)
 
 
 def assignor_of(
@@ -77,7 +81,7 @@ class Instance:
         self.step()
         return next((event for event in reversed(self.told) if isinstance(event, Roles)), None)
 
-    def told_of(self, kind: type[Assigned] | type[Revoked] | type[Lost]) -> list[MemberEvent]:
+    def told_of(self, kind: type[Event]) -> list[Event]:
         return [event for event in self.told if isinstance(event, kind)]
 
 

@@ -142,7 +142,12 @@ def test_one_that_falls_behind_is_read_in_bulk_again_and_a_log_may_be_dropped_in
     put(writer, admin, two, range(2_000))
     seen = Seen(follower, admin, [one, two])
     follower.follow({one: 0, two: 0})
-    wait_until(lambda: seen.poll() is None and len(seen.values[two]) > 0, 20, "its first slice")
+
+    def first_slice() -> bool:
+        seen.poll()
+        return len(seen.values[two]) > 0
+
+    wait_until(first_slice, 20, "its first slice")
     at = follower.positions[two]
     assert 0 < at < 2_000
     assert follower.far_behind == {two: at}

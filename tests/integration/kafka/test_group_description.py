@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from group_members import Instance, assignor_of, await_settled
 
 from everflow.assignment.user_data import hosts_of
 from everflow.errors import RetriableError
@@ -14,6 +13,7 @@ from everflow.kafka.group_description import user_data_of_group
 from everflow.membership.assignor import Identity
 from everflow.membership.member import Roles
 from everflow.testing.waiting import wait_until
+from integration.kafka.group_members import Instance, assignor_of, await_settled
 
 pytestmark = pytest.mark.broker
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
-from group_members import Instance, assignor_of, await_settled, settled
 
 from everflow.errors import TaskMigratedError
 from everflow.kafka.admin import ClusterAdmin, CommittedOffset
@@ -15,6 +15,7 @@ from everflow.membership.assignor import Identity
 from everflow.membership.member import Assigned, Lost, Revoked, Roles
 from everflow.records import TopicPartition
 from everflow.testing.waiting import wait_until
+from integration.kafka.group_members import Instance, assignor_of, await_settled, settled
 
 pytestmark = pytest.mark.broker
 Topic = Callable[..., str]
@@ -184,6 +185,5 @@ def test_a_rejoin_on_request_makes_a_new_generation(topic: Topic, join: Callable
     for instance in instances:
         generation = instance.member.metadata().generation
         instance.member.request_rejoin()
-        wait_until(
-            lambda g=generation: settled(instances, 2) and instances[0].member.metadata().generation > g, 15, "a new generation"
-        )
+        newer = partial(lambda g: settled(instances, 2) and instances[0].member.metadata().generation > g, generation)
+        wait_until(newer, 15, "a new generation")

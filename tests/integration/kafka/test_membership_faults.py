@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from group_members import Instance, assignor_of, await_settled, await_told, history
 
 from everflow.errors import RetriableError
 from everflow.kafka.group_channel import GroupSettings
@@ -19,6 +18,7 @@ from everflow.membership.member import Lost
 from everflow.records import TopicPartition
 from everflow.testing.broker import EmbeddedBroker
 from everflow.testing.waiting import wait_until
+from integration.kafka.group_members import Instance, assignor_of, await_settled, await_told, history
 
 pytestmark = pytest.mark.broker
 Topic = Callable[..., str]
@@ -65,7 +65,7 @@ def committed(instance: Instance, tp: TopicPartition) -> bool:
 CHILD = """
 import sys, threading
 sys.path.insert(0, sys.argv[4])
-from group_members import assignor_of
+from integration.kafka.group_members import assignor_of
 from everflow.kafka.group_channel import GroupSettings
 from everflow.membership.assignor import Identity
 from everflow.membership.member import GroupMember, Revoked
@@ -87,7 +87,7 @@ class Child:
     """A member in a process of its own; what it was told arrives as lines."""
 
     def __init__(self, bootstrap: str, group: str, source: str) -> None:
-        arguments = [sys.executable, "-c", CHILD, bootstrap, group, source, str(Path(__file__).parent)]
+        arguments = [sys.executable, "-c", CHILD, bootstrap, group, source, str(Path(__file__).parents[2])]
         self.process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.told: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
-from group_members import Instance, Ports, assignor_of, await_settled, await_told, history
 
 from everflow.errors import IncompatibleTopologyError, ProcessIdClashError
 from everflow.kafka.group_channel import GroupSettings
 from everflow.membership.assignor import Identity
 from everflow.membership.member import Assigned, Lost
 from everflow.records import TaskId
+from integration.kafka.group_members import Instance, Ports, assignor_of, await_settled, await_told, history
 
 pytestmark = pytest.mark.broker
 Topic = Callable[..., str]
@@ -109,7 +110,7 @@ def test_a_drain_gives_everything_to_hot_copies_and_ends(topic: Topic, join: Joi
         task = min(staying.roles.warmup - staying.tasks)
         copies.sums[task] = 995
         staying.member.became_hot(task)
-        await_told([leaving, staying], lambda t=task: t in staying.tasks, "the hot copy takes over")
+        await_told([leaving, staying], partial(lambda t: t in staying.tasks, task), "the hot copy takes over")
         del copies.sums[task]  # it runs active now
     await_told([leaving, staying], lambda: leaving.member.await_drained(0), "the drain is over")
     assert not leaving.tasks

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from confluent_kafka import Consumer
-from group_members import assignor_of
+from confluent_kafka import Consumer, Message
 
 from everflow.errors import EverflowError, RecordTooLargeError, RetriableError, TaskMigratedError
 from everflow.kafka.admin import ClusterAdmin, CommittedOffset
@@ -20,6 +19,7 @@ from everflow.membership.assignor import Identity
 from everflow.membership.member import GroupMember
 from everflow.records import TopicPartition
 from everflow.testing.waiting import wait_until
+from integration.kafka.group_members import assignor_of
 
 pytestmark = pytest.mark.broker
 Topic = Callable[..., str]
@@ -73,8 +73,13 @@ def test_records_keep_key_value_headers_and_java_s_partition(bootstrap: str, adm
     writer.close()
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "reads-headers", "auto.offset.reset": "earliest"})
     consumer.subscribe([target])
-    seen: list = []
-    wait_until(lambda: seen.extend(consumer.consume(3, 0.1)) or len(seen) == 3, 15, "three records", lambda: seen)
+    seen: list[Message] = []
+
+    def all_three() -> bool:
+        seen.extend(consumer.consume(3, 0.1))
+        return len(seen) == 3
+
+    wait_until(all_three, 15, "three records", lambda: seen)
     consumer.close()
     by_key = {message.key(): message for message in seen}
     assert by_key[b"hello"].headers() == [("h", b"1"), ("h", None)]

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lifecycle_cluster import Application, Cluster
 from pyspark.sql import SparkSession
+
+from integration.lifecycle.lifecycle_cluster import Application, Cluster
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ class Record(NamedTuple):
 
 def text(key: str | None, value: str | None, timestamp: int = 1, partition: int = 0) -> Record:
     """A record of two texts."""
-    return Record(key and key.encode(), None if value is None else value.encode(), timestamp, partition)
+    return Record(None if key is None else key.encode(), None if value is None else value.encode(), timestamp, partition)
 
 
 def in_json(key: str | None, value: object, timestamp: int = 1, partition: int = 0) -> Record:
@@ -276,7 +276,7 @@ class Application:
 
             wait_until(done, CAUGHT_UP_S, f"the group to reach the end of {topic}")
 
-    def run_through(self, topology: Topology, *topics: str, **settings: object) -> None:
+    def run_through(self, topology: Topology, *topics: str, **settings: Any) -> None:
         """Run an instance until it has processed the topics, then close it."""
         with self.running(topology, **settings) as streams:
             self.until_processed(streams, *topics)

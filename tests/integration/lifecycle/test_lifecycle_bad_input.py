@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from lifecycle_cluster import GUARANTEES, Application, Cluster, Record, in_json, last_by_key, long, text, until_failed
 from pyspark.sql import functions as F
 from typer.testing import CliRunner, Result
 
@@ -30,6 +29,17 @@ from everflow.errors import (
 )
 from everflow.metrics import COMMITS
 from everflow.runtime.client_state import ClientState
+from integration.lifecycle.lifecycle_cluster import (
+    GUARANTEES,
+    Application,
+    Cluster,
+    Record,
+    in_json,
+    last_by_key,
+    long,
+    text,
+    until_failed,
+)
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 
 import psutil
 import pytest
-from lifecycle_cluster import Application, Cluster, Record, last_by_key, long, text
 
 from everflow.state.task_directory import StateDirectory
 from everflow.testing import wait_until
+from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, last_by_key, long, text
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 

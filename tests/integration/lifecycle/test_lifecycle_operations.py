@@ -6,12 +6,21 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from lifecycle_cluster import Application, Cluster, Record, last_by_key, long, text, until_failed, until_running
 
 from everflow import ClientState, RestoreProgress, StreamsBuilder, Topology, serdes
 from everflow.errors import ShutdownRequestedError
 from everflow.metrics import ALIVE_STREAM_THREADS, LAG
 from everflow.testing import wait_until
+from integration.lifecycle.lifecycle_cluster import (
+    Application,
+    Cluster,
+    Record,
+    last_by_key,
+    long,
+    text,
+    until_failed,
+    until_running,
+)
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 

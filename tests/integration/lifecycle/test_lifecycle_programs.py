@@ -16,9 +16,9 @@ from tempfile import gettempdir
 from types import ModuleType
 
 import pytest
-from lifecycle_cluster import Application, Cluster, last_by_key, text
 
 from everflow.testing import wait_until
+from integration.lifecycle.lifecycle_cluster import Application, Cluster, last_by_key, text
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 

@@ -7,18 +7,9 @@ import json
 import shutil
 from collections import Counter
 from contextlib import AbstractContextManager
+from functools import partial
 
 import pytest
-from lifecycle_cluster import (
-    GUARANTEES,
-    Application,
-    Cluster,
-    Record,
-    last_by_key,
-    long,
-    text,
-    until_running,
-)
 
 from everflow import KafkaStreams, StreamsBuilder, TimeWindows, Topology, metrics, serdes
 from everflow.errors import InternalTopicError, OffsetsExpiredError
@@ -30,6 +21,16 @@ from everflow.runtime.query_errors import InvalidStateStoreError, StateElsewhere
 from everflow.runtime.restore.restore_listener import RestoreProgress
 from everflow.state.lmdb_store import LmdbStore
 from everflow.testing import wait_until
+from integration.lifecycle.lifecycle_cluster import (
+    GUARANTEES,
+    Application,
+    Cluster,
+    Record,
+    last_by_key,
+    long,
+    text,
+    until_running,
+)
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
@@ -96,8 +97,10 @@ def assert_either_answers_for_both(first: KafkaStreams, second: KafkaStreams, mi
     counts = first.store("counts", partitioner=by_number)
     assert {key: counts.get(key) for key in mine} == mine
     for streams in (first, second):
-        wait_until(lambda s=streams: owners(s) == expected, 20, "the host map", lambda s=streams: [owners(s)])
-        wait_until(lambda s=streams: copies(s) == {**mine, **others}, 20, "standbys", lambda s=streams: [copies(s)])
+        wait_until(partial(lambda s: owners(s) == expected, streams), 20, "the host map", partial(lambda s: [owners(s)], streams))
+        wait_until(
+            partial(lambda s: copies(s) == {**mine, **others}, streams), 20, "standbys", partial(lambda s: [copies(s)], streams)
+        )
         assert set(streams.all_local_store_partition_lags()["counts"]) == {0, 1, 2, 3}
     for key in others:
         with pytest.raises(StateElsewhereError, match="A copy of it is here") as raised:
@@ -375,7 +378,7 @@ def test_two_instances_share_the_partitions_and_hand_them_over(app: Application,
         with running("second") as second:
             wait_until(lambda: cluster.members(app.id) == 2, 20, "two members")
             for streams in (first, second):
-                wait_until(lambda s=streams: 0 < len(share(s)) < 23, 30, "a share of the keys each")
+                wait_until(partial(lambda s: 0 < len(share(s)) < 23, streams), 30, "a share of the keys each")
             until_running(first)
             until_running(second)
             cluster.write(source, batch(2))
@@ -387,7 +390,7 @@ def test_two_instances_share_the_partitions_and_hand_them_over(app: Application,
             assert set(seen[0]) | set(seen[1]) == {f"w{i}" for i in range(23)}
             assert_either_answers_for_both(first, second, *seen)
             for streams in (first, second):
-                wait_until(lambda s=streams: consumed(s) > 0, 10, "each instance to have processed its share")
+                wait_until(partial(lambda s: consumed(s) > 0, streams), 10, "each instance to have processed its share")
         cluster.write(source, batch(3))
         app.until_processed(first, source)
         assert len(dict(first.store("counts").all())) == 23

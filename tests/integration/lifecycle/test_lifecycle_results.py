@@ -6,10 +6,10 @@ import shutil
 from collections import Counter, defaultdict
 
 import pytest
-from lifecycle_cluster import GUARANTEES, Application, Cluster, Record, in_json, last_by_key, long, text
 from pyspark.sql import functions as F
 
 from everflow import SessionWindows, StreamsBuilder, TimeWindows, Windowed, agg, serdes
+from integration.lifecycle.lifecycle_cluster import GUARANTEES, Application, Cluster, Record, in_json, last_by_key, long, text
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.parametrize("guarantee", GUARANTEES)]
 

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 import pytest
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as ClientTopicPartition
-from lifecycle_cluster import Application, Cluster, Record, last_by_key, long, text, until_running
 
 from everflow import InvalidStateStoreError, KafkaStreams, StreamsBuilder, Topology, serdes
 from everflow.records import TaskId
@@ -22,6 +21,7 @@ from everflow.runtime.restore.restore_listener import RestoreProgress
 from everflow.runtime.task import TaskRole
 from everflow.runtime.task_status import TaskStatus
 from everflow.testing import wait_until
+from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, last_by_key, long, text, until_running
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 

@@ -6,11 +6,11 @@ import os
 from collections.abc import Sequence
 
 import pytest
-from lifecycle_cluster import Application, Cluster, long, text
 from pyspark import TaskContext
 
 from everflow import KafkaStreams, StreamsBuilder, serdes
 from everflow.runtime.thread_job import CHANNEL_PROPERTY
+from integration.lifecycle.lifecycle_cluster import Application, Cluster, long, text
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 

@@ -20,13 +20,13 @@ from typing import Any
 import pytest
 from confluent_kafka import ConsumerGroupState, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from stop_process import NEVER_SHOWN, StopProcess, everflow, process
 
 from everflow.errors import StateLockedError
 from everflow.kafka.transactions import open_transactional_ids
 from everflow.state.task_directory import StateDirectory
 from everflow.testing import wait_until
 from everflow.testing.broker import EmbeddedBroker
+from integration.stopping.stop_process import NEVER_SHOWN, StopProcess, everflow, process
 
 INT, TERM = signal.SIGINT, signal.SIGTERM
 WAIT_S = 30.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import pytest
 
@@ -27,7 +28,7 @@ A, B, C, FREE = TaskId(0, 0), TaskId(0, 1), TaskId(0, 2), TaskId(1, 0)
 TASKS = {task: TaskInfo(task, (), (TopicPartition("c", task.partition),), True) for task in (A, B, C)} | {FREE: TaskInfo(FREE, ())}
 
 
-def cluster(*members: Member, standbys: int = 0, **rules: object) -> ClusterState:
+def cluster(*members: Member, standbys: int = 0, **rules: Any) -> ClusterState:
     return ClusterState(
         members, TASKS, dict.fromkeys((A, B, C), 1_000), {}, replace(AssignmentRules(num_standbys=standbys), **rules)
     )
@@ -129,11 +130,11 @@ class Raises:
         raise AssertionError("there is no assignment")
 
 
-GARBAGE = [
+GARBAGE: list[Any] = [
     None,
     {"p1": {A}},
-    TaskAssignment({"p1": None, "p2": None}),
-    TaskAssignment({"p1": KafkaStreamsAssignment(None), "p2": KafkaStreamsAssignment()}),
+    TaskAssignment(dict.fromkeys(("p1", "p2"), cast(Any, None))),
+    TaskAssignment({"p1": KafkaStreamsAssignment(cast(Any, None)), "p2": KafkaStreamsAssignment()}),
 ]
 
 

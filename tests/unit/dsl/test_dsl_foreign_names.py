@@ -14,8 +14,10 @@ from everflow.foreign_names import FOREIGN_NAMES
 
 pytestmark = pytest.mark.spark
 VALUE = "item string, amount double"
-OWNERS = ("StreamsBuilder", "KStream", "KTable", "KGroupedStream", "TimeWindowedKStream", "SessionWindowedKStream")
-OWNERS += ("BranchedKStream", "TimeWindows", "SessionWindows", "Topology", "agg", "serdes")
+OWNERS = (
+    *("StreamsBuilder", "KStream", "KTable", "KGroupedStream", "TimeWindowedKStream", "SessionWindowedKStream"),
+    *("BranchedKStream", "TimeWindows", "SessionWindows", "Topology", "agg", "serdes"),
+)
 EXAMPLES = [
     (owner, entry.advice)
     for owner in OWNERS

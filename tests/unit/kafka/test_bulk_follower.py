@@ -76,7 +76,7 @@ Slices = list[tuple[TopicPartition, LogChunk]]
 
 
 def taken(follower: BulkFollower, ends: Mapping[TopicPartition, int], bytes_max: int = 1 << 20) -> Slices:
-    found = []
+    found: Slices = []
     while len(follower):
         slice_ = follower.poll(ends, bytes_max, 0.05)
         assert slice_ is not None, found

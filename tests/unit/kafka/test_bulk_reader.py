@@ -104,9 +104,10 @@ def test_after_a_passing_error_it_asks_the_new_leader_for_the_same_offset(passin
 
 
 def test_empty_answers_end_in_the_stall_and_not_before() -> None:
+    nothing: list[bytes | Exception] = [b""] * 20
     with pytest.raises(RetriableError, match=r"nothing came behind 0 for 1 s\..*still open"):
-        read(Broker([b""] * 20), 0, 1)
-    assert values(read(Broker([b""] * 8 + [batch(0, [b"a"])]), 0, 1)) == [b"a"]
+        read(Broker(nothing), 0, 1)
+    assert values(read(Broker([*nothing[:8], batch(0, [b"a"])]), 0, 1)) == [b"a"]
 
 
 def test_a_replica_that_is_behind_is_left_for_the_leader() -> None:

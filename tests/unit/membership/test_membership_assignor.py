@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -53,9 +54,11 @@ def assignor(
     topics: tuple[str, ...] = ("a",),
     latest_version: int = 2,
     identity: Identity | None = None,
-    **more: object,
+    **more: Any,
 ) -> TaskAssignor:
     ports = ports or Ports(ends={TASK_0: 0, TASK_1: 0, TASK_2: 0})
+    if decide is not None:
+        more["decide"] = decide
     return TaskAssignor(
         identity or Identity("p-0", 2, topology=LINES),
         {0: topics},
@@ -66,8 +69,7 @@ def assignor(
         AssignmentRules(acceptable_lag=10),
         first_nonce=6,
         latest_version=latest_version,
-        **({} if decide is None else {"decide": decide}),
-        **more,  # type: ignore[arg-type]
+        **more,
     )
 
 

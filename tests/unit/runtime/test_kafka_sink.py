@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,7 +130,7 @@ def test_a_worker_whose_client_never_returns_ends_itself(
     killed = threading.Event()
     monkeypatch.setattr(kafka_sink, "OFFSETS_TIMEOUT_S", 0.0)
     monkeypatch.setattr(kafka_sink, "STUCK_S", 0.01)
-    monkeypatch.setattr(kafka_sink.os, "kill", lambda pid, number: killed.set())
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.set())
     monkeypatch.setattr(writer, "send_offsets", lambda *_: killed.wait(10), raising=False)
     run(store)
     assert killed.is_set()

@@ -9,7 +9,7 @@ import pytest
 
 from everflow import KafkaStreams
 from everflow.errors import FatalError
-from everflow.membership.member import Assigned, Failed, Lost, Revoked, Roles
+from everflow.membership.member import Assigned, Failed, Lost, MemberEvent, Revoked, Roles
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.wiring import Ground
@@ -17,7 +17,7 @@ from everflow.topology.graph import Topology
 
 TASKS, INPUTS = frozenset({TaskId(0, 0)}), frozenset({TopicPartition("in", 0)})
 NONE: frozenset[TaskId] = frozenset()
-EVENTS = [
+EVENTS: list[MemberEvent] = [
     Assigned(TASKS, INPUTS, 1),
     Roles(1, NONE, NONE, {}, False),
     Revoked(TASKS, INPUTS),
@@ -58,7 +58,12 @@ def test_events_return_while_the_loop_is_blocked_and_listeners_run_on_the_loop(m
     streams._events.put(lambda: cast(None, unblocked.wait(60)))
     loop = threading.Thread(target=streams._run_loop, args=(cast(Ground, None),), name="loop", daemon=True)
     loop.start()
-    client = threading.Thread(target=lambda: [streams._on_member_event(event) for event in EVENTS], name="client", daemon=True)
+
+    def tell_all() -> None:
+        for event in EVENTS:
+            streams._on_member_event(event)
+
+    client = threading.Thread(target=tell_all, name="client", daemon=True)
     client.start()
     client.join(BOUND_S)
     try:

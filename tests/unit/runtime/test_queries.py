@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from query_stores import COUNTS, WINDOWS, Instance, by_first_letter
 
 from everflow.errors import RetriableError
 from everflow.records import TaskId, TopicPartition
@@ -24,6 +23,7 @@ from everflow.runtime.query_errors import (
     StoreNotFoundError,
 )
 from everflow.serdes import SerdeError
+from unit.runtime.query_stores import COUNTS, WINDOWS, Instance, by_first_letter
 
 
 class Tasks:

@@ -11,12 +11,12 @@ from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 import pytest
-from query_stores import COUNTS, PARTITIONS, Instance
 
 from everflow.assignment.user_data import HostTasks
 from everflow.records import TaskId
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.key_metadata import default_partitioner
+from unit.runtime.query_stores import COUNTS, PARTITIONS, Instance
 
 PAGE = Path(__file__).parents[3] / "docs" / "QUERIES.md"
 KEYS = {f"key {i}": i for i in range(20)}

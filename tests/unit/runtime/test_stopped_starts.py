@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,8 +96,8 @@ def test_run_returns_where_a_signal_comes_while_it_starts(
 def test_a_start_that_fails_by_itself_still_ends_in_error(tmp_path: Path) -> None:
     builder = StreamsBuilder()
     builder.stream("a").to("b")
-    settings = {"application_id": "app", "bootstrap_servers": "localhost:1", "state_dir": str(tmp_path), "task_timeout_ms": 500}
-    streams = KafkaStreams(builder.build(), **settings)
+    settings: dict[str, Any] = {"application_id": "app", "bootstrap_servers": "localhost:1", "state_dir": str(tmp_path)}
+    streams = KafkaStreams(builder.build(), **settings, task_timeout_ms=500)
     with pytest.raises(TaskTimeoutError, match="no Kafka broker answered"):
         streams.start()
     assert streams.state is ClientState.ERROR

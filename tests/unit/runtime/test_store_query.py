@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from query_stores import COUNTS, WINDOWS, Instance, by_first_letter, windows, write
 
 from everflow import Windowed
 from everflow.records import TaskId
@@ -19,6 +18,7 @@ from everflow.runtime.query_errors import StateMovingError, StoreKindError
 from everflow.runtime.store_query import ReadOnlyStore, StoreReader, after_prefix
 from everflow.serdes import SerdeError
 from everflow.state.lmdb_store import LmdbStore
+from unit.runtime.query_stores import COUNTS, WINDOWS, Instance, by_first_letter, windows, write
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_windows(instance: Instance, page: int) -> None:
     instance.put(1, WINDOWS, windows({("b", 1000): 5, ("b", 3000): 6}))
     read = store(instance, "windows", page)
 
-    def at(key: str, start: int) -> dict[str, Any]:
+    def at(key: str, start: int) -> Windowed:
         return Windowed(key, start, start + 1000)
 
     assert list(read.fetch("a", 0, 1000)) == [(at("a", 0), 1), (at("a", 1000), 2)]

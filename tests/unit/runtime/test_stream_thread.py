@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from stream_thread_world import IN, OTHER, OTHER_TASK, TASK, World
 
 from everflow.runtime.commit.batch import (
     ABORTED,
@@ -16,6 +15,7 @@ from everflow.runtime.commit.batch import (
     BatchResult,
 )
 from everflow.runtime.task import ActiveTask, TaskState
+from unit.runtime.stream_thread_world import IN, OTHER, OTHER_TASK, TASK, World
 
 
 @pytest.fixture

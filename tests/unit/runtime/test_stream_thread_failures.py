@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from stream_thread_world import IN, TASK, World
 
 from everflow import metrics as names
 from everflow.config import BatchLimits
@@ -26,6 +25,7 @@ from everflow.runtime.commit.batch import (
 )
 from everflow.runtime.recovery import Committed
 from everflow.runtime.task import ActiveTask, TaskState
+from unit.runtime.stream_thread_world import IN, TASK, World
 
 
 def failed(kind: str, error: str, **more: Any) -> BatchFailedError:
@@ -134,7 +134,7 @@ def test_a_task_lost_while_it_is_recovered_ends_the_wait(world: World) -> None:
     assert world.clock.monotonic_ms() < 5_000, "it did not wait for task.timeout.ms"
     given: list[ActiveTask] = []
     world.thread.drop([TASK], given.extend)
-    del world.committed  # type: ignore[method-assign]
+    del world.committed
     world.turn()
     assert given == [task]
     world.book.own([TASK])

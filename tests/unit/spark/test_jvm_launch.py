@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from pyspark import SparkContext, java_gateway
@@ -28,12 +29,13 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
     for name in ("_gateway", "_jvm", "_active_spark_context"):
         monkeypatch.setattr(SparkContext, name, fake)
     yield fake
-    assert java_gateway.Popen is subprocess.Popen
+    assert vars(java_gateway)["Popen"] is subprocess.Popen
 
 
 def launch() -> subprocess.Popen[bytes]:
     """As `launch_gateway` does, by the name it uses."""
-    return java_gateway.Popen(["sleep", "60"], stdin=subprocess.PIPE)  # type: ignore[attr-defined,no-any-return]
+    started: subprocess.Popen[bytes] = vars(java_gateway)["Popen"](["sleep", "60"], stdin=subprocess.PIPE)
+    return started
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1), RuntimeError("JAVA_GATEWAY_EXITED")])
@@ -75,8 +77,8 @@ def test_an_interrupt_inside_the_launch_itself_ends_it_too(monkeypatch: pytest.M
     original = subprocess.Popen.__init__
     pids: list[int] = []
 
-    def interrupted(self: subprocess.Popen[bytes], *arguments: object, **options: object) -> None:
-        original(self, *arguments, **options)  # type: ignore[arg-type]
+    def interrupted(self: subprocess.Popen[bytes], *arguments: Any, **options: Any) -> None:
+        original(self, *arguments, **options)
         pids.append(self.pid)
         raise KeyboardInterrupt
 

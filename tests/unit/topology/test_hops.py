@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from everflow.records import EdgeBatch
+from everflow.records import HEADERS, EdgeBatch
 from everflow.topology.graph import EdgeType
-from everflow.topology.hops import HEADERS, HopError, HopSchema, concat, in_order, read_hop, write_hop
+from everflow.topology.hops import HopError, HopSchema, concat, in_order, read_hop, write_hop
 from everflow.topology.plan import Slot
 
 STRUCT = pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string()))])

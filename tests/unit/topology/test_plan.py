@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from pyspark.sql import functions as F
 
 from everflow import StreamsBuilder, TimeWindows, Topology, agg, serdes
+from everflow.dsl.kstream import KStream
 from everflow.topology.graph import StatefulNode
 from everflow.topology.plan import (
     DEAD_LETTER_SLOT,
@@ -127,12 +129,14 @@ def test_json_that_catalyst_cannot_read_is_read_in_a_step() -> None:
 
 
 def test_headers_are_read_only_where_someone_needs_them() -> None:
-    def of(describe: object) -> bool:
+    def of(describe: Callable[[KStream], None]) -> bool:
         builder = StreamsBuilder()
-        describe(builder.stream("in", key=TEXT, value=TEXT))  # type: ignore[operator]
+        describe(builder.stream("in", key=TEXT, value=TEXT))
         return planned(builder).headers
 
-    counted = lambda s: s.group_by(F.col("value"), name="g").count(store="c").to_stream().to("out")  # noqa: E731
+    def counted(s: KStream) -> None:
+        s.group_by(F.col("value"), name="g").count(store="c").to_stream().to("out")
+
     assert of(lambda s: s.to("out")) is True
     assert of(lambda s: s.repartition(name="r").to("out")) is True
     assert of(counted) is False, "neither the repartition topic nor the counts need them"

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from travelling import Program, Worker
+
+from unit.travel.travelling import Program, Worker
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 
 import pytest
-from travelling import Program, Worker
 
 from everflow.travel.parcel import Parcel
+from unit.travel.travelling import Program, Worker
 
 
 def break_file(program: Program, name: str) -> None:
@@ -314,7 +314,7 @@ def test_a_worker_that_serves_two_programs_keeps_them_apart(program: Program, wo
         """,
     )
     first = Parcel.of([module.f])
-    module.VERSION = 2
+    vars(module)["VERSION"] = 2
     second = Parcel.of([module.f])
     assert worker.call(first, 0, "a") == (1, ["a"])
     assert worker.call(second, 0, "b") == (2, ["b"])
@@ -332,7 +332,7 @@ def test_what_a_worker_does_not_have_is_told_in_words(program: Program, worker: 
     module = program.module("needs_gone", "thing = None\ndef f(): return thing\n")
     sys.modules["statistics_gone"] = gone
     try:
-        module.thing = functools.partial(print, gone)
+        vars(module)["thing"] = functools.partial(print, gone)
         gone.__name__ = "statistics_gone"
         gone.__file__ = "/nowhere/site-packages/statistics_gone.py"
         parcel = Parcel.of([module.f])

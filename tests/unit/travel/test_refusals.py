@@ -13,7 +13,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from travelling import Program
 
 from everflow import serdes
 from everflow.dsl.expressions import Edge
@@ -22,6 +21,7 @@ from everflow.dsl.kstream import KStream
 from everflow.errors import TopologyError
 from everflow.topology.graph import EdgeType, FunctionNode, SourceNode
 from everflow.travel.refusals import DRIVER_TYPES
+from unit.travel.travelling import Program
 
 LOCK = threading.Lock()
 FILE = Path(__file__).name
@@ -88,7 +88,7 @@ def test_a_function_that_a_function_calls() -> None:
 
 def test_a_captured_variable_of_a_lambda() -> None:
     lock = threading.RLock()
-    fn = lambda value: lock and value  # noqa: E731
+    fn = lambda value: (lock, value)  # noqa: E731
     assert f"the function lambda ({line_of(fn)}) uses the variable `lock`, of type RLock, " in refused(fn)
 
 

@@ -11,9 +11,9 @@ from types import ModuleType
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from travelling import Program
 
 from everflow.travel.own_code import INSTALLED_FOLDERS, ModuleFacts, belongs, is_own
+from unit.travel.travelling import Program
 
 LIBRARY = frozenset({"/usr/lib/python3.11"})
 PARTS = st.sampled_from(["srv", "ann", "shop", ".venv", "lib", "python3.11", "venv", "src", "app.zip", "opt", "usr"])
