@@ -227,6 +227,21 @@ class RetriableError(EverflowError):
     code = "EF-RETRIABLE"
 
 
+class GenerationChanged(RetriableError):
+    """The group's generation moved on under a commit: abort, ask the gate again, run the same batch at once (D6).
+
+    The tasks may well still be this instance's; only the metadata was old. KIP-447.
+    """
+
+    code = "EF-GENERATION-CHANGED"
+
+
+class LogStartMovedError(RetriableError):
+    """Records before the log's start were asked for (deleted or compacted away): the store must be rebuilt (D5)."""
+
+    code = "EF-LOG-START-MOVED"
+
+
 class TaskMigratedError(EverflowError):
     """Ownership was lost (fenced, evicted): close the tasks without committing, rejoin."""
 

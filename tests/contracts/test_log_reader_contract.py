@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from contracts.transactional_log import write_transactions
-from everflow.errors import RetriableError
+from everflow.errors import LogStartMovedError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.bulk_reader import BulkReader
 from everflow.kafka.client_reader import ClientReader
 from everflow.kafka.fetch_connection import bulk_settings
-from everflow.kafka.log_reader import LogChunk, LogReader, LogStartMovedError
+from everflow.kafka.log_reader import LogChunk, LogReader
 from everflow.kafka.producer import RecordWriter, fence
 from everflow.records import TopicPartition
 from everflow.testing.waiting import wait_until

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from contracts.transactional_log import write_transactions
-from everflow.errors import FatalError, RetriableError
+from everflow.errors import FatalError, LogStartMovedError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.fetch_connection import bulk_settings
-from everflow.kafka.log_chunk import LogStartMovedError
 from everflow.kafka.log_columns import Read
 from everflow.kafka.producer import RecordWriter
 from everflow.kafka.range_reader import RangeReader

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from everflow import serdes
 from everflow.records import EdgeBatch
-from everflow.runtime.merge_order import merge_inputs
+from everflow.runtime.step.merge_order import merge_inputs
 from everflow.topology.hops import HopInput
 from everflow.topology.plan import Source
 

@@ -12,10 +12,10 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
-from everflow.errors import RetriableError
+from everflow.errors import LogStartMovedError, RetriableError
 from everflow.kafka.client_log import client_log
 from everflow.kafka.errors import classify, classify_exception
-from everflow.kafka.log_chunk import LogChunk, LogStartMovedError
+from everflow.kafka.log_chunk import LogChunk
 from everflow.kafka.messages import chunk_of, offset_of
 from everflow.records import TopicPartition
 

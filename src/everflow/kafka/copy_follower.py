@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from everflow.errors import RetriableError
+from everflow.errors import LogStartMovedError, RetriableError
 from everflow.kafka.bulk_follower import BulkFollower
 from everflow.kafka.fetch_connection import bulk_settings
-from everflow.kafka.log_chunk import LogStartMovedError
 from everflow.kafka.log_follower import FollowedRound, LogFollower
 from everflow.kafka.record_batches import UnsupportedBatchError
 from everflow.records import TopicPartition

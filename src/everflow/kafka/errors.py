@@ -7,16 +7,7 @@ from __future__ import annotations
 
 from confluent_kafka import KafkaError, KafkaException
 
-from everflow.errors import EverflowError, FatalError, RetriableError, TaskMigratedError
-
-
-class GenerationChanged(RetriableError):
-    """The group's generation moved on under a commit: abort, ask the gate again, run the same batch at once (D6).
-
-    The tasks may well still be this instance's; only the metadata was old. KIP-447.
-    """
-
-    code = "EF-GENERATION-CHANGED"
+from everflow.errors import EverflowError, FatalError, GenerationChanged, RetriableError, TaskMigratedError
 
 
 class OffsetsUnstableError(RetriableError):

@@ -1,17 +1,10 @@
-"""What readers of exact ranges hand out, and the error they share."""
+"""What readers of exact ranges hand out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from everflow.errors import RetriableError
 from everflow.records import Int64
-
-
-class LogStartMovedError(RetriableError):
-    """Records before the log's start were asked for (deleted or compacted away): the store must be rebuilt (D5)."""
-
-    code = "EF-LOG-START-MOVED"
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from typing import Any
 from everflow.kafka.bulk_reader import BulkReader
 from everflow.kafka.client_reader import ClientReader
 from everflow.kafka.fetch_connection import bulk_settings
-from everflow.kafka.log_chunk import LogChunk, LogStartMovedError
+from everflow.kafka.log_chunk import LogChunk
 from everflow.kafka.record_batches import UnsupportedBatchError
 from everflow.records import TopicPartition
 
-__all__ = ["LogChunk", "LogReader", "LogStartMovedError"]
+__all__ = ["LogChunk", "LogReader"]
 
 _log = logging.getLogger(__name__)
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import kafka.errors as client_errors
 
-from everflow.errors import RetriableError
+from everflow.errors import LogStartMovedError, RetriableError
 from everflow.kafka import record_batches
 from everflow.kafka.fetch_connection import Answer, FetchConnection
 from everflow.kafka.group_channel import classify
-from everflow.kafka.log_chunk import LogStartMovedError
 from everflow.kafka.record_batches import Batch
 from everflow.records import TopicPartition
 

@@ -13,10 +13,9 @@ from typing import Any
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
-from everflow.errors import RetriableError
+from everflow.errors import LogStartMovedError, RetriableError
 from everflow.kafka.client_log import client_log
 from everflow.kafka.errors import classify, classify_exception
-from everflow.kafka.log_chunk import LogStartMovedError
 from everflow.kafka.log_columns import Budget, Read
 from everflow.kafka.messages import columns_of, offset_of
 from everflow.records import UNBOUNDED_BYTES, OffsetRange, TopicPartition

@@ -13,7 +13,7 @@ from everflow.errors import (
     WorkerDiedError,
 )
 from everflow.runtime.commit.batch import BatchFailure
-from everflow.runtime.user_line import shown
+from everflow.runtime.step.user_line import shown
 
 _NOTHING_WRITTEN = "Nothing of its micro-batch was written"
 _GOES_ON = "start again: processing goes on where it stopped"

@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from everflow.errors import EverflowError, RecordTooLargeError, RetriableError
+from everflow.errors import EverflowError, GenerationChanged, RecordTooLargeError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.errors import GenerationChanged
 from everflow.kafka.producer import RecordWriter
 from everflow.records import EdgeBatch, Int64, StoreChanges, TaskId, TopicPartition
 from everflow.runtime.commit.batch import (
@@ -37,8 +36,8 @@ from everflow.runtime.commit.batch import (
 from everflow.runtime.commit.gate_client import GateAnswer, GateClient
 from everflow.runtime.crash_points import reached
 from everflow.runtime.large_records import named
-from everflow.runtime.step_functions import UndecodableRecord
-from everflow.runtime.task_step import SinkOutput, StepResult, timed
+from everflow.runtime.step.step_functions import UndecodableRecord
+from everflow.runtime.step.task_step import SinkOutput, StepResult, timed
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec, StoreView
 from everflow.state.store_meta import Owner

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from everflow.errors import RecordTooLargeError
 from everflow.records import EdgeBatch, TaskId
 from everflow.runtime.commit.batch import BatchRequest
-from everflow.runtime.task_step import SinkOutput, StepResult
+from everflow.runtime.step.task_step import SinkOutput, StepResult
 from everflow.topology.plan import Source
 
 _KEY_SHOWN = 60

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from everflow.errors import RecordTimeError
 from everflow.runtime.commit.batch import BatchFailure
 from everflow.runtime.record_times import too_late
-from everflow.runtime.user_line import innermost_line_in
+from everflow.runtime.step.user_line import innermost_line_in
 
 _KINDS = (
     (re.compile(r"Python worker exited unexpectedly|Python worker process terminated|OutOfMemoryError"), "worker"),

@@ -20,7 +20,7 @@ from everflow.runtime.record_times import MOST_MS, too_late
 from everflow.runtime.resident_job import ResidentJob
 from everflow.runtime.resident_step import ResidentStep, TwinSegment, refuse
 from everflow.runtime.spark_failure import failure_of_text, says
-from everflow.runtime.task_step import TaskStep, failed, hop_out_of
+from everflow.runtime.step.task_step import TaskStep, failed, hop_out_of
 from everflow.spark.job import PreparedJob, ServingJob, SparkGoneError, SparkJobError, failure, local_property
 from everflow.spark.session import get_session
 from everflow.spark.source import SourceSettings

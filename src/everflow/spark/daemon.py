@@ -17,7 +17,7 @@ PRELOADED = (
     "confluent_kafka",
     "pyspark.worker",
     "pyspark.sql.pandas.serializers",
-    "everflow.runtime.task_step",
+    "everflow.runtime.step.task_step",
     "everflow.runtime.kafka_sink",
     "everflow.travel.parcel",
 )

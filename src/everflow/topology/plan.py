@@ -1,7 +1,7 @@
 """The physical plan: a topology cut into alternating segments (Catalyst) and steps (Python), design D2.
 
 Pure: decides where each node runs and which records cross from one stage to the next; `everflow.spark.segments` turns the
-segments into Columns, `everflow.runtime.task_step` runs the steps.
+segments into Columns, `everflow.runtime.step.task_step` runs the steps.
 
 A *slot* is one value stream inside the plan: the output of a source, of one projection, or of one step operator. A slot that
 crosses a stage boundary is carried in the hop row (`everflow.topology.hops`). Merges are dissolved: a projection behind a

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from confluent_kafka import Consumer, Message
 
-from everflow.errors import EverflowError, RecordTooLargeError, RetriableError, TaskMigratedError
+from everflow.errors import EverflowError, GenerationChanged, RecordTooLargeError, RetriableError, TaskMigratedError
 from everflow.kafka.admin import ClusterAdmin, CommittedOffset
-from everflow.kafka.errors import GenerationChanged, OffsetsUnstableError
+from everflow.kafka.errors import OffsetsUnstableError
 from everflow.kafka.group_channel import GroupSettings
 from everflow.kafka.log_reader import LogReader
 from everflow.kafka.producer import RecordWriter, fence, fence_all, group_metadata

@@ -9,10 +9,10 @@ import kafka.errors as client_errors
 import pytest
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
-from everflow.errors import RetriableError
+from everflow.errors import LogStartMovedError, RetriableError
 from everflow.kafka.bulk_follower import BulkFollower
 from everflow.kafka.fetch_connection import Answer
-from everflow.kafka.log_chunk import LogChunk, LogStartMovedError
+from everflow.kafka.log_chunk import LogChunk
 from everflow.kafka.record_batches import UnsupportedBatchError
 from everflow.records import TopicPartition
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
-from everflow.errors import FatalError, RetriableError
+from everflow.errors import FatalError, LogStartMovedError, RetriableError
 from everflow.kafka import log_reader
 from everflow.kafka.bulk_reader import BulkReader
 from everflow.kafka.fetch_connection import Answer, bulk_settings
-from everflow.kafka.log_reader import LogChunk, LogReader, LogStartMovedError
+from everflow.kafka.log_reader import LogChunk, LogReader
 from everflow.kafka.record_batches import UnsupportedBatchError
 from everflow.records import TopicPartition
 

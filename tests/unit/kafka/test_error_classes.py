@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from everflow.errors import FatalError, RetriableError, TaskMigratedError
-from everflow.kafka.errors import GenerationChanged, classify
+from everflow.errors import FatalError, GenerationChanged, RetriableError, TaskMigratedError
+from everflow.kafka.errors import classify
 from everflow.kafka.producer import RecordWriter
 
 

@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 
 from everflow import serdes
-from everflow.errors import EverflowError, TaskMigratedError, UnknownOutcomeError
-from everflow.kafka.errors import GenerationChanged
+from everflow.errors import EverflowError, GenerationChanged, TaskMigratedError, UnknownOutcomeError
 from everflow.kafka.producer import RecordWriter
 from everflow.records import StoreChanges, TopicPartition
 from everflow.runtime import kafka_sink
 from everflow.runtime.commit.batch import ABORTED, EXACTLY_ONCE_V2, BatchRequest, TaskContext
 from everflow.runtime.commit.gate_client import GateAnswer
 from everflow.runtime.kafka_sink import KafkaSink
-from everflow.runtime.task_step import StepResult
+from everflow.runtime.step.task_step import StepResult
 from everflow.state.lmdb_store import LmdbStore
 from everflow.topology.plan import Source
 

@@ -16,7 +16,7 @@ from everflow import StreamsBuilder, serdes
 from everflow.dsl.kstream import KStream
 from everflow.records import OffsetRange, TopicPartition
 from everflow.runtime.commit.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
-from everflow.runtime.task_step import StepResult, TaskStep
+from everflow.runtime.step.task_step import StepResult, TaskStep
 from everflow.spark import job as spark_job
 from everflow.spark.job import PreparedJob, SparkJobError
 from everflow.spark.source import SourceSettings

@@ -13,8 +13,8 @@ from everflow import serdes
 from everflow.errors import RetriableError
 from everflow.records import EdgeBatch
 from everflow.runtime.commit.batch import BadRecord
-from everflow.runtime.step_functions import RecordFailure, decode_parts, run_function, unnest
-from everflow.runtime.task_step import _to_outputs
+from everflow.runtime.step.step_functions import RecordFailure, decode_parts, run_function, unnest
+from everflow.runtime.step.task_step import _to_outputs
 from everflow.topology.graph import EdgeType
 from everflow.topology.plan import DecodeOp, FunctionOp, SinkOp, Source, UnnestOp
 

@@ -14,8 +14,8 @@ from everflow import serdes
 from everflow.errors import RecordError
 from everflow.records import EdgeBatch
 from everflow.runtime.failure_text import ending, told
-from everflow.runtime.step_failure import failure_of
-from everflow.runtime.step_functions import RecordFailure, run_function
+from everflow.runtime.step.step_failure import failure_of
+from everflow.runtime.step.step_functions import RecordFailure, run_function
 from everflow.topology.graph import EdgeType
 from everflow.topology.plan import FunctionOp, Source
 

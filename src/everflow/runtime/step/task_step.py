@@ -20,10 +20,10 @@ import pyarrow.compute as pc
 from everflow.operators.user_code import USERS_ERRORS, UserFunctionError, refused
 from everflow.records import UNBOUNDED_BYTES, EdgeBatch, StoreChanges, TaskId
 from everflow.runtime.commit.batch import FAILED, BadRecord, BatchFailure, BatchRequest, BatchResult
-from everflow.runtime.merge_order import merge_inputs
-from everflow.runtime.step_failure import EarlierStepFailed, failure_of
-from everflow.runtime.step_functions import RecordFailure, decode_parts, run_function, unnest
-from everflow.runtime.step_stores import StoreAccess, TaskStores
+from everflow.runtime.step.merge_order import merge_inputs
+from everflow.runtime.step.step_failure import EarlierStepFailed, failure_of
+from everflow.runtime.step.step_functions import RecordFailure, decode_parts, run_function, unnest
+from everflow.runtime.step.step_stores import StoreAccess, TaskStores
 from everflow.serdes import Serde
 from everflow.serdes.windowed import python_keys
 from everflow.topology.hops import HopError, HopInput, HopSchema, concat, in_order, read_hop, write_hop

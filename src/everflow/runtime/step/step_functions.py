@@ -13,7 +13,7 @@ from everflow.errors import EverflowError, RetriableError
 from everflow.operators.user_code import USERS_ERRORS
 from everflow.records import EdgeBatch, Int64
 from everflow.runtime.commit.batch import BadRecord, BatchFailure
-from everflow.runtime.user_line import innermost_line
+from everflow.runtime.step.user_line import innermost_line
 from everflow.serdes import Serde
 from everflow.serdes.base import column_of
 from everflow.serdes.windowed import python_keys

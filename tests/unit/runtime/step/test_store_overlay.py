@@ -11,7 +11,7 @@ import pytest
 from everflow import serdes
 from everflow.records import StoreChanges
 from everflow.runtime.commit.batch import TaskContext
-from everflow.runtime.step_stores import OverlayView, TaskStores
+from everflow.runtime.step.step_stores import OverlayView, TaskStores
 from everflow.state.store import InMemoryStore, StoreSpec, StoreView
 
 SPEC = StoreSpec("s", "key_value", serdes.string(), serdes.string())

@@ -11,7 +11,7 @@ import pytest
 from everflow import serdes
 from everflow.records import StoreChanges
 from everflow.runtime.commit.batch import TaskContext
-from everflow.runtime.step_stores import TaskStores
+from everflow.runtime.step.step_stores import TaskStores
 from everflow.state.changelog import pack_value
 from everflow.state.store import StoreSpec, StoreView
 

@@ -10,16 +10,16 @@ import pyarrow as pa
 from everflow.errors import (
     EverflowError,
     FatalError,
+    GenerationChanged,
+    LogStartMovedError,
     RetriableError,
     StoreMismatchError,
     TaskMigratedError,
     UnknownOutcomeError,
 )
-from everflow.kafka.errors import GenerationChanged
-from everflow.kafka.log_chunk import LogStartMovedError
 from everflow.runtime.commit.batch import BatchFailure
-from everflow.runtime.step_functions import RecordFailure, UndecodableRecord, error_text
-from everflow.runtime.user_line import innermost_line
+from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord, error_text
+from everflow.runtime.step.user_line import innermost_line
 from everflow.topology.hops import HopTooLargeError
 
 MOST_DETAILS = 20_000
