@@ -22,7 +22,7 @@ from chaos.elastic_instance import BOUNCE, LEAVE, ROOT
 from everflow.errors import EverflowError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.records import TopicPartition
-from everflow.runtime.crash_points import ENVIRONMENT_VARIABLE
+from everflow.runtime.worker.crash_points import ENVIRONMENT_VARIABLE
 
 POLL_S = 0.2
 BALANCED_FOR_S = 2.0
@@ -80,7 +80,7 @@ class Process:
         return []
 
     def arm(self, point: str) -> None:
-        """The next of its processes that comes to a point of `everflow.runtime.crash_points` stops there."""
+        """The next of its processes that comes to a point of `everflow.runtime.worker.crash_points` stops there."""
         (self._points / f"{point}.reached").unlink(missing_ok=True)
         (self._points / point).touch()
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # A chaos round needs the same instance, and the same looks into it, as the crash tests.
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from everflow.runtime.crash_points import NAMES  # noqa: E402
+from everflow.runtime.worker.crash_points import NAMES  # noqa: E402
 from everflow.state.changelog import unpack_value  # noqa: E402
 from everflow.testing.broker import EmbeddedBroker  # noqa: E402
 from integration.crash.crash_instance import PARTITIONS, Application, Pair, kill  # noqa: E402

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from everflow import StreamsBuilder, TimeWindows, agg, serdes
 from everflow.kafka.log_columns import LogColumns
 from everflow.records import HEADERS, EdgeBatch, TopicPartition
-from everflow.runtime.resident_step import TwinSegment
+from everflow.runtime.worker.resident_step import TwinSegment
 from everflow.spark.local_run import LocalRun
 from everflow.spark.segments import hop_into_step
 from everflow.topology.hops import HopInput, read_hop

@@ -61,6 +61,11 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         BASE | PURE | {"everflow.runtime.step", "everflow.runtime.commit.batch", "everflow.travel.own_code"},
         ARROW,
     ),
+    (
+        "everflow.runtime.worker",
+        BASE | PURE | {f"everflow.{name}" for name in ("runtime.worker", "runtime.step", "runtime.commit", "kafka", "state")},
+        ARROW,
+    ),
     ("everflow.runtime", ALL_BELOW_CLI, ARROW | KAFKA | {"pyspark", "py4j", "orjson", "prometheus_client"}),
     # 5: on top; nothing below imports these
     *((name, ALL_BELOW_CLI | TOP, ANYTHING) for name in ("everflow.testing", "everflow.demo", "everflow.cli")),
@@ -165,6 +170,9 @@ def test_imports_follow_the_layers(path: Path) -> None:
         ("everflow.runtime.step.task_step", "import threading"),
         ("everflow.runtime.step.step_stores", "import lmdb"),
         ("everflow.runtime.step.step_failure", "from everflow.kafka.errors import classify"),
+        ("everflow.runtime.worker.kafka_sink", "from everflow.runtime.stream_thread import StreamThread"),
+        ("everflow.runtime.worker.kafka_sink", "from everflow.runtime.task import Task"),
+        ("everflow.runtime.worker.resident_step", "import pyspark"),
         ("everflow.runtime.task", "from everflow.testing.waiting import wait_until"),
         ("everflow.runtime.task", "from everflow import KafkaStreams"),
         ("everflow.records", "import lmdb"),

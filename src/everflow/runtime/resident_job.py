@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from everflow.runtime.commit.batch import BatchFailedError, BatchFailure, BatchRequest
-from everflow.runtime.resident_step import STOP
+from everflow.runtime.worker.resident_step import STOP
 from everflow.sockets import remove_socket_folder, socket_folder
 from everflow.spark.job import ServingJob, SparkJobError
 

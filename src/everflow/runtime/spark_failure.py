@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from everflow.errors import RecordTimeError
 from everflow.runtime.commit.batch import BatchFailure
-from everflow.runtime.record_times import too_late
 from everflow.runtime.step.user_line import innermost_line_in
+from everflow.runtime.worker.record_times import too_late
 
 _KINDS = (
     (re.compile(r"Python worker exited unexpectedly|Python worker process terminated|OutOfMemoryError"), "worker"),

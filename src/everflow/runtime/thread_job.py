@@ -14,13 +14,13 @@ from everflow.errors import EverflowError, RecordTimeError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.records import OffsetRange, TopicPartition
 from everflow.runtime.commit.batch import FAILED, REQUEST_PROPERTY, BatchFailedError, BatchFailure, BatchRequest, BatchResult
-from everflow.runtime.kafka_sink import KafkaSink, LmdbAccess, announce
 from everflow.runtime.packing import packed
-from everflow.runtime.record_times import MOST_MS, too_late
 from everflow.runtime.resident_job import ResidentJob
-from everflow.runtime.resident_step import ResidentStep, TwinSegment, refuse
 from everflow.runtime.spark_failure import failure_of_text, says
 from everflow.runtime.step.task_step import TaskStep, failed, hop_out_of
+from everflow.runtime.worker.kafka_sink import KafkaSink, LmdbAccess, announce
+from everflow.runtime.worker.record_times import MOST_MS, too_late
+from everflow.runtime.worker.resident_step import ResidentStep, TwinSegment, refuse
 from everflow.spark.job import PreparedJob, ServingJob, SparkGoneError, SparkJobError, failure, local_property
 from everflow.spark.session import get_session
 from everflow.spark.source import SourceSettings

@@ -29,7 +29,6 @@ from everflow.runtime.freshness import Freshness, Settled
 from everflow.runtime.lost_writers import LostWriters
 from everflow.runtime.pause import Pause
 from everflow.runtime.recovery import Recovery, RecoveryRules
-from everflow.runtime.resident_step import TwinSegment
 from everflow.runtime.restore.changelogs import Changelogs
 from everflow.runtime.restore.restoration import PreparedStore, prepare_store
 from everflow.runtime.restore.restore_listener import RestoreListener
@@ -48,6 +47,7 @@ from everflow.runtime.topics import partition_racks
 from everflow.runtime.topics.end_offsets import EndOffsets
 from everflow.runtime.topics.shrunk_logs import ShrunkLogs
 from everflow.runtime.topics.topic_watch import TopicChanges, TopicWatch
+from everflow.runtime.worker.resident_step import TwinSegment
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory

@@ -18,7 +18,7 @@ PRELOADED = (
     "pyspark.worker",
     "pyspark.sql.pandas.serializers",
     "everflow.runtime.step.task_step",
-    "everflow.runtime.kafka_sink",
+    "everflow.runtime.worker.kafka_sink",
     "everflow.travel.parcel",
 )
 

@@ -27,9 +27,9 @@ from everflow.runtime.commit.batch import COMMITTED, BatchRequest, BatchResult, 
 from everflow.runtime.failure_text import ending
 from everflow.runtime.packing import packed
 from everflow.runtime.query_errors import StoreKindError, StoreNotFoundError
-from everflow.runtime.record_times import MOST_MS, too_late
 from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord
 from everflow.runtime.step.task_step import StepResult, TaskStep
+from everflow.runtime.worker.record_times import MOST_MS, too_late
 from everflow.serdes import Serde
 from everflow.spark.local_run import LocalRun
 from everflow.state.store import InMemoryStore, StoreSpec, StoreView

@@ -21,7 +21,7 @@ from confluent_kafka import TopicPartition as ClientPartition
 
 from everflow.kafka.admin import ClusterAdmin
 from everflow.records import TopicPartition
-from everflow.runtime.crash_points import ENVIRONMENT_VARIABLE
+from everflow.runtime.worker.crash_points import ENVIRONMENT_VARIABLE
 from everflow.runtime.worker_processes import alive
 from everflow.state.changelog import pack_value, unpack_value
 from everflow.state.lmdb_store import LmdbStore

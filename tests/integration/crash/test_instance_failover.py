@@ -9,7 +9,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from everflow.runtime.crash_points import OFFSETS_SENT
+from everflow.runtime.worker.crash_points import OFFSETS_SENT
 from everflow.testing.waiting import wait_until
 from integration.crash.crash_instance import Application, records
 

@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as ClientPartition
 
-from everflow.runtime.crash_points import COMMITTED, FIRST_RECORD, OFFSETS_SENT
+from everflow.runtime.worker.crash_points import COMMITTED, FIRST_RECORD, OFFSETS_SENT
 from everflow.runtime.worker_processes import alive
 from everflow.testing.broker import EmbeddedBroker
 from everflow.testing.waiting import wait_until

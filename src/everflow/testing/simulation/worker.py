@@ -1,4 +1,4 @@
-"""A stream thread's job on virtual time: the steps of `runtime.kafka_sink.KafkaSink` in their order, over the simulated log.
+"""A stream thread's job on virtual time: the steps of `runtime.worker.kafka_sink.KafkaSink` in their order, over the simulated log.
 
 It asks the real gate (`commit_gate.answer`), sends the offsets with the metadata it was given, and applies to the store only after
 the commit, on the same conditions. `CrashPlan` ends a batch at one of the crash points, or lets it take longer.

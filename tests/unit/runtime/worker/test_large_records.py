@@ -9,8 +9,8 @@ from everflow import serdes
 from everflow.errors import RecordTooLargeError
 from everflow.records import EdgeBatch, StoreChanges
 from everflow.runtime.commit.batch import BatchRequest, TaskContext
-from everflow.runtime.large_records import named
 from everflow.runtime.step.task_step import SinkOutput, StepResult
+from everflow.runtime.worker.large_records import named
 from everflow.topology.plan import Source
 
 SOURCES = [Source(4, "in", 0, "source", serdes.string(), serdes.string(), "earliest", "stream", False)]

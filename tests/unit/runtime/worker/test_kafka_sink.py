@@ -15,11 +15,11 @@ from everflow import serdes
 from everflow.errors import EverflowError, GenerationChanged, TaskMigratedError, UnknownOutcomeError
 from everflow.kafka.producer import RecordWriter
 from everflow.records import StoreChanges, TopicPartition
-from everflow.runtime import kafka_sink
 from everflow.runtime.commit.batch import ABORTED, EXACTLY_ONCE_V2, BatchRequest, TaskContext
 from everflow.runtime.commit.gate_client import GateAnswer
-from everflow.runtime.kafka_sink import KafkaSink
 from everflow.runtime.step.task_step import StepResult
+from everflow.runtime.worker import kafka_sink
+from everflow.runtime.worker.kafka_sink import KafkaSink
 from everflow.state.lmdb_store import LmdbStore
 from everflow.topology.plan import Source
 

@@ -34,10 +34,10 @@ from everflow.runtime.commit.batch import (
     format_metadata,
 )
 from everflow.runtime.commit.gate_client import GateAnswer, GateClient
-from everflow.runtime.crash_points import reached
-from everflow.runtime.large_records import named
 from everflow.runtime.step.step_functions import UndecodableRecord
 from everflow.runtime.step.task_step import SinkOutput, StepResult, timed
+from everflow.runtime.worker.crash_points import reached
+from everflow.runtime.worker.large_records import named
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec, StoreView
 from everflow.state.store_meta import Owner

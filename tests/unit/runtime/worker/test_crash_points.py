@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from everflow.runtime import crash_points
+from everflow.runtime.worker import crash_points
 from everflow.testing.waiting import wait_until
 
 

@@ -21,10 +21,10 @@ from everflow.kafka.log_columns import LogColumns
 from everflow.kafka.range_reader import RangeReader
 from everflow.records import EdgeBatch, Int64, OffsetRange, TopicPartition
 from everflow.runtime.commit.batch import FAILED, BatchRequest, BatchResult
-from everflow.runtime.record_times import require_times
 from everflow.runtime.step.step_failure import failure_of
 from everflow.runtime.step.step_functions import decode_parts
 from everflow.runtime.step.task_step import TaskStep, timed
+from everflow.runtime.worker.record_times import require_times
 from everflow.topology.hops import HopInput, as_text, concat
 from everflow.topology.plan import DEAD_LETTER_SLOT, Decode, DecodeOp, Encode, PhysicalPlan, Projection, Segment, Source
 
