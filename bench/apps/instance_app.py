@@ -17,7 +17,7 @@ from bench.apps.count_app import builder
 from everflow import KafkaStreams
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.restore.restore_listener import RestoreProgress
-from everflow.runtime.task import TaskRole, TaskState
+from everflow.runtime.tasks.task import TaskRole, TaskState
 
 TASKS_POLL_S = 0.05
 LAG_EVERY_POLLS = 20

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from everflow.runtime.restore.standby_listener import StandbyUpdateListener, SuspendReason
     from everflow.runtime.session_query import ReadOnlySessionStore
     from everflow.runtime.store_query import ReadOnlyKeyValueStore
-    from everflow.runtime.task import TaskRole, TaskState
     from everflow.runtime.task_status import TaskStatus
+    from everflow.runtime.tasks.task import TaskRole, TaskState
     from everflow.runtime.window_query import ReadOnlyWindowStore
     from everflow.spark.session import session
     from everflow.topology.graph import Topology
@@ -126,7 +126,7 @@ _NAMES = {
     "runtime.session_query": "ReadOnlySessionStore",
     "runtime.restore.standby_listener": "StandbyUpdateListener SuspendReason",
     "runtime.store_query": "ReadOnlyKeyValueStore",
-    "runtime.task": "TaskRole TaskState",
+    "runtime.tasks.task": "TaskRole TaskState",
     "runtime.task_status": "TaskStatus",
     "runtime.window_query": "ReadOnlyWindowStore",
     "spark.session": "session",

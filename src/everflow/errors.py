@@ -218,6 +218,12 @@ class TaskTimeoutError(FatalError):
     code = "EF-TASK-TIMEOUT"
 
 
+class IllegalTransitionError(EverflowError):
+    """A state machine was asked for a step that it does not have: a defect of everflow."""
+
+    code = "EF-ILLEGAL-TRANSITION"
+
+
 # --- recoverable: the runtime reacts, the user sees a log line ----------------------------------------------
 
 

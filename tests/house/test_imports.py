@@ -27,6 +27,8 @@ PURE = frozenset({"everflow.topology", "everflow.operators", "everflow.assignmen
 BELOW_RUNTIME = BASE | PURE | {"everflow.dsl", "everflow.travel"}
 ALL_BELOW_CLI = BELOW_RUNTIME | {f"everflow.{name}" for name in ("state", "kafka", "spark", "membership", "runtime")}
 
+TASKS = frozenset(f"everflow.runtime.{room}" for room in ("tasks", "commit", "restore", "topics"))
+
 TOP = frozenset({"everflow", "everflow.testing", "everflow.demo", "everflow.cli"})
 
 # The longest matching prefix decides. (prefix, what of everflow it may import, what of other packages).
@@ -66,6 +68,8 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         BASE | PURE | {f"everflow.{name}" for name in ("runtime.worker", "runtime.step", "runtime.commit", "kafka", "state")},
         ARROW,
     ),
+    ("everflow.runtime.tasks", BASE | PURE | TASKS, frozenset()),
+    ("everflow.runtime.tasks.task_recovery", BASE | PURE | TASKS | {"everflow.kafka", "everflow.state"}, frozenset()),
     ("everflow.runtime", ALL_BELOW_CLI, ARROW | KAFKA | {"pyspark", "py4j", "orjson", "prometheus_client"}),
     # 5: on top; nothing below imports these
     *((name, ALL_BELOW_CLI | TOP, ANYTHING) for name in ("everflow.testing", "everflow.demo", "everflow.cli")),
@@ -160,21 +164,24 @@ def test_imports_follow_the_layers(path: Path) -> None:
         ("everflow.operators.join", "from everflow.state.lmdb_store import LmdbStore"),
         ("everflow.kafka.admin", "import everflow.spark.session"),
         ("everflow.kafka.admin", "def late():\n    from everflow import state"),
-        ("everflow.state.lmdb_store", "from everflow.runtime.task import Task"),
+        ("everflow.state.lmdb_store", "from everflow.runtime.tasks.task import Task"),
         ("everflow.runtime.commit.gate_client", "import confluent_kafka"),
-        ("everflow.runtime.commit.batch", "from everflow.runtime.task import Task"),
+        ("everflow.runtime.commit.batch", "from everflow.runtime.tasks.task import Task"),
         ("everflow.runtime.topics.end_offsets", "from everflow.kafka.admin import ClusterAdmin"),
         ("everflow.runtime.topics.topic_watch", "from everflow.runtime.commit.batch import BatchId"),
-        ("everflow.runtime.restore.restoration", "from everflow.runtime.task import Task"),
+        ("everflow.runtime.restore.restoration", "from everflow.runtime.tasks.task import Task"),
         ("everflow.runtime.restore.restore_plan", "from everflow.state.lmdb_store import LmdbStore"),
         ("everflow.runtime.step.task_step", "import threading"),
         ("everflow.runtime.step.step_stores", "import lmdb"),
         ("everflow.runtime.step.step_failure", "from everflow.kafka.errors import classify"),
         ("everflow.runtime.worker.kafka_sink", "from everflow.runtime.stream_thread import StreamThread"),
-        ("everflow.runtime.worker.kafka_sink", "from everflow.runtime.task import Task"),
+        ("everflow.runtime.worker.kafka_sink", "from everflow.runtime.tasks.task import Task"),
         ("everflow.runtime.worker.resident_step", "import pyspark"),
-        ("everflow.runtime.task", "from everflow.testing.waiting import wait_until"),
-        ("everflow.runtime.task", "from everflow import KafkaStreams"),
+        ("everflow.runtime.tasks.task_manager", "import pyspark"),
+        ("everflow.runtime.tasks.recovery", "from everflow.kafka.admin import ClusterAdmin"),
+        ("everflow.runtime.tasks.task_recovery", "from everflow.runtime.state_updater import StateUpdater"),
+        ("everflow.runtime.tasks.task", "from everflow.testing.waiting import wait_until"),
+        ("everflow.runtime.tasks.task", "from everflow import KafkaStreams"),
         ("everflow.records", "import lmdb"),
     ],
 )

@@ -20,7 +20,7 @@ from everflow.assignment.user_data import LATEST_VERSION
 from everflow.errors import ConfigError
 from everflow.runtime.commit import commit_gate
 from everflow.runtime.commit.commit_gate import Decision
-from everflow.runtime.recovery import Recovery
+from everflow.runtime.tasks.recovery import Recovery
 from everflow.testing.simulation.bounce import BouncePlan, rolling_bounce
 from everflow.testing.simulation.checks import Checks, InvariantError
 from everflow.testing.simulation.forecast import Step, forecast

@@ -20,8 +20,8 @@ from everflow.demo import topology
 from everflow.errors import EverflowError, FatalError
 from everflow.records import TaskId
 from everflow.runtime.client_state import ENDED, ClientState
-from everflow.runtime.task import TaskRole, TaskState
 from everflow.runtime.task_status import TaskStatus
+from everflow.runtime.tasks.task import TaskRole, TaskState
 from everflow.spark.session import get_context
 
 STOP = "stop"

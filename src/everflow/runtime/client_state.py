@@ -7,8 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
-from everflow.errors import EverflowError
-from everflow.runtime.task import IllegalTransitionError
+from everflow.errors import EverflowError, IllegalTransitionError
 from everflow.user_listener import ListenerGuard
 
 log = logging.getLogger("everflow")

@@ -24,7 +24,7 @@ from everflow.runtime.restore.restore_plan import (
     trusted_until_ms,
 )
 from everflow.runtime.state_updater import FollowedTask
-from everflow.runtime.task import TaskStore
+from everflow.runtime.tasks.task import TaskStore
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 

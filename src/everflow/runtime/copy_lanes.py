@@ -9,7 +9,7 @@ from typing import Protocol
 
 from everflow.records import TopicPartition
 from everflow.runtime.restore.restoration import FoldedChunk
-from everflow.runtime.task import TaskRole
+from everflow.runtime.tasks.task import TaskRole
 
 ROUND_WAIT_S = 0.05
 

@@ -37,7 +37,6 @@ from everflow.runtime.copies import Copies
 from everflow.runtime.foreground import Foreground
 from everflow.runtime.host_map import HostMap
 from everflow.runtime.instance_display import InstanceDisplay
-from everflow.runtime.lost_writers import LostWriters
 from everflow.runtime.operations import InstanceOperations
 from everflow.runtime.pause import Pause
 from everflow.runtime.queries import InteractiveQueries, QueryPorts, store_queries
@@ -49,9 +48,10 @@ from everflow.runtime.start_up import await_warm, commit_starts, prepare_cluster
 from everflow.runtime.state_keeper import StateKeeper
 from everflow.runtime.state_updater import StateUpdater
 from everflow.runtime.stream_thread import OpenJob, StreamThread, ThreadServices
-from everflow.runtime.task import ActiveTask, TaskState
-from everflow.runtime.task_manager import TaskManager, TaskServices
 from everflow.runtime.task_status import TaskStatus, copies_metrics, input_lag, statuses
+from everflow.runtime.tasks.lost_writers import LostWriters
+from everflow.runtime.tasks.task import ActiveTask, TaskState
+from everflow.runtime.tasks.task_manager import TaskManager, TaskServices
 from everflow.runtime.topics.end_offsets import EndOffsets
 from everflow.runtime.topics.end_sums import EndSums
 from everflow.runtime.topics.partition_racks import PartitionRacks

@@ -29,9 +29,9 @@ from everflow.runtime.key_metadata import (
 from everflow.runtime.query_errors import InvalidStateStoreError, StaleStateError, StateElsewhereError, StateMovingError
 from everflow.runtime.query_errors import StoreNotFoundError as StoreNotFoundError
 from everflow.runtime.session_query import ReadOnlySessionStore
-from everflow.runtime.start_up import Blueprint
 from everflow.runtime.store_query import ReadOnlyKeyValueStore, ReadOnlyStore, StoreReader, key_bytes, whole_number
-from everflow.runtime.task import TaskStore
+from everflow.runtime.tasks.blueprint import Blueprint
+from everflow.runtime.tasks.task import TaskStore
 from everflow.runtime.window_query import ReadOnlyWindowStore
 from everflow.state.lmdb_env import StoreClosedError
 from everflow.state.lmdb_store import LmdbStore

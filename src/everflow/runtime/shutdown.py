@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from everflow.runtime.state_keeper import StateKeeper
     from everflow.runtime.state_updater import StateUpdater
     from everflow.runtime.stream_thread import StreamThread
-    from everflow.runtime.task import ActiveTask
-    from everflow.runtime.task_manager import TaskManager
+    from everflow.runtime.tasks.task import ActiveTask
+    from everflow.runtime.tasks.task_manager import TaskManager
     from everflow.runtime.topics.end_offsets import EndOffsets
     from everflow.runtime.topics.end_sums import EndSums
     from everflow.runtime.topics.topic_watch import TopicWatch

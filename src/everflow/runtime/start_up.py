@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from everflow.clock import Clock, Deadline
 from everflow.config import StreamsConfig
@@ -16,17 +15,17 @@ from everflow.errors import RetriableError, TopologyError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.producer import fence_all
 from everflow.moves import counted, moves
-from everflow.records import TaskId, TopicPartition
+from everflow.records import TopicPartition
 from everflow.retry import StoppedError, retrying
 from everflow.runtime.commit.batch import format_metadata
-from everflow.runtime.task import ActiveTask, TaskStore
+from everflow.runtime.tasks.blueprint import Blueprint
+from everflow.runtime.tasks.task import ActiveTask
 from everflow.runtime.topics.internal_topics import TopicFacts, TopicSpec, prepare
 from everflow.runtime.topics.output_topics import fixed_outputs, missing_outputs
-from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
 from everflow.topology.fingerprint import fingerprint
 from everflow.topology.graph import SourceNode, Topology
-from everflow.topology.plan import PhysicalPlan, emitting_every_update, plan
+from everflow.topology.plan import emitting_every_update, plan
 from everflow.topology.subtopologies import SubTopologies, cut, internal_topics
 
 log = logging.getLogger("everflow")
@@ -37,50 +36,6 @@ FENCE_ATTEMPT_S = 5.0
 START_METADATA = "start"
 WARM_UP_WAIT_S = 60.0
 LOOK_S = 0.1
-
-
-@dataclass(frozen=True)
-class Blueprint:
-    """What the instance runs, fixed at start.
-
-    Attributes:
-        inputs: sub-topology -> full names of the topics it reads.
-        partitions: full name of every input topic -> partition count.
-        offset_reset: full topic name -> policy.
-        repartition: full names of the repartition topics.
-        fingerprint: what must be the same in all instances (`topology.fingerprint`).
-    """
-
-    application_id: str
-    cluster_id: str
-    plan: PhysicalPlan
-    inputs: Mapping[int, tuple[str, ...]]
-    stores: Mapping[int, tuple[StoreSpec, ...]]
-    partitions: Mapping[str, int]
-    offset_reset: Mapping[str, str]
-    repartition: frozenset[str]
-    fingerprint: tuple[str, ...] = ()
-
-    def task(self, task: TaskId, directory: StateDirectory) -> ActiveTask:
-        """A task in state CREATED, with its inputs and stores."""
-        inputs = tuple(
-            TopicPartition(topic, task.partition)
-            for topic in self.inputs[task.subtopology]
-            if task.partition < self.partitions[topic]
-        )
-        stores = tuple(
-            TaskStore(
-                spec.name,
-                directory.store_path(task, spec.name),
-                TopicPartition(f"{self.application_id}-{spec.changelog}", task.partition) if spec.logging else None,
-            )
-            for spec in self.stores.get(task.subtopology, ())
-        )
-        return ActiveTask(task, inputs, stores)
-
-    def store_specs(self) -> dict[str, StoreSpec]:
-        """All stores by name."""
-        return {spec.name: spec for specs in self.stores.values() for spec in specs}
 
 
 def prepare_cluster(

@@ -27,7 +27,7 @@ from everflow.runtime.restore.standby_listener import (
     StandbyUpdateListener,
     SuspendReason,
 )
-from everflow.runtime.task import StandbyTask, TaskRole, TaskState, TaskStore
+from everflow.runtime.tasks.task import StandbyTask, TaskRole, TaskState, TaskStore
 from everflow.state.lmdb_store import LmdbStore
 
 log = logging.getLogger("everflow")

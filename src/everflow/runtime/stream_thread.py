@@ -23,9 +23,9 @@ from everflow.runtime.batching import BatchSize, is_empty, plan_ranges
 from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchFailedError, BatchFailure, BatchId, BatchRequest, BatchResult
 from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.failure_text import ending, short, told
-from everflow.runtime.recovery import Recovery
 from everflow.runtime.repeated_failures import RepeatedFailures, Trouble
-from everflow.runtime.task import ActiveTask, TaskState
+from everflow.runtime.tasks.recovery import Recovery
+from everflow.runtime.tasks.task import ActiveTask, TaskState
 from everflow.runtime.topics.end_offsets import EndOffsets
 
 log = logging.getLogger("everflow")

@@ -11,7 +11,7 @@ from everflow.records import TaskId, TopicPartition
 from everflow.runtime.repeated_failures import Trouble
 from everflow.runtime.restore.restore_listener import RestoreProgress
 from everflow.runtime.state_updater import FollowedTask
-from everflow.runtime.task import ActiveTask, TaskRole, TaskState
+from everflow.runtime.tasks.task import ActiveTask, TaskRole, TaskState
 
 
 @dataclass(frozen=True)

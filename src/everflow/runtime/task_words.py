@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 
 from everflow.records import TaskId
 from everflow.runtime.repeated_failures import Trouble
-from everflow.runtime.task import TaskRole, TaskState
 from everflow.runtime.task_status import TaskStatus
+from everflow.runtime.tasks.task import TaskRole, TaskState
 
 ACTIVE, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP = "active", "starting", "restoring", "leaving", "standby", "warm-up"
 FAILING = "failing"

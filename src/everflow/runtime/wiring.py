@@ -26,22 +26,23 @@ from everflow.records import TaskId, TopicPartition
 from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.copies import Copies
 from everflow.runtime.freshness import Freshness, Settled
-from everflow.runtime.lost_writers import LostWriters
 from everflow.runtime.pause import Pause
-from everflow.runtime.recovery import Recovery, RecoveryRules
 from everflow.runtime.restore.changelogs import Changelogs
 from everflow.runtime.restore.restoration import PreparedStore, prepare_store
 from everflow.runtime.restore.restore_listener import RestoreListener
 from everflow.runtime.restore.restore_plan import ChangelogState
 from everflow.runtime.restore.standby_listener import StandbyUpdateListener
-from everflow.runtime.start_up import FENCE_TIMEOUT_S, Blueprint, transactional_id
+from everflow.runtime.start_up import FENCE_TIMEOUT_S, transactional_id
 from everflow.runtime.state_cleaner import StateCleaner
 from everflow.runtime.state_keeper import StateKeeper
 from everflow.runtime.state_updater import StateUpdater, UpdaterServices
 from everflow.runtime.stream_thread import OpenJob, StreamThread, ThreadSettings
-from everflow.runtime.task import TaskState, TaskStore
-from everflow.runtime.task_manager import TaskManager
-from everflow.runtime.task_recovery import ClusterRecoveryPorts
+from everflow.runtime.tasks.blueprint import Blueprint
+from everflow.runtime.tasks.lost_writers import LostWriters
+from everflow.runtime.tasks.recovery import Recovery, RecoveryRules
+from everflow.runtime.tasks.task import TaskState, TaskStore
+from everflow.runtime.tasks.task_manager import TaskManager
+from everflow.runtime.tasks.task_recovery import ClusterRecoveryPorts
 from everflow.runtime.thread_count import ThreadCount, ThreadCountPorts
 from everflow.runtime.topics import partition_racks
 from everflow.runtime.topics.end_offsets import EndOffsets

@@ -18,8 +18,8 @@ from everflow import InvalidStateStoreError, KafkaStreams, StreamsBuilder, Topol
 from everflow.records import TaskId
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.restore.restore_listener import RestoreProgress
-from everflow.runtime.task import TaskRole
 from everflow.runtime.task_status import TaskStatus
+from everflow.runtime.tasks.task import TaskRole
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, last_by_key, long, text, until_running
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from everflow.demo.instance import decode, encode
 from everflow.demo.view import copies, matrix, roles, shared
 from everflow.records import TaskId
-from everflow.runtime.task import TaskRole, TaskState
 from everflow.runtime.task_status import TaskStatus
+from everflow.runtime.tasks.task import TaskRole, TaskState
 
 A, B = TaskId(0, 0), TaskId(1, 0)
 ACTIVE = TaskStatus(TaskRole.ACTIVE, TaskState.RUNNING, 3, 0.0, 0.0)

@@ -14,7 +14,7 @@ from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.key_metadata import Hosts, StoreSite
 from everflow.runtime.queries import InteractiveQueries, QueryPorts, StoreQueries
-from everflow.runtime.task import TaskStore
+from everflow.runtime.tasks.task import TaskStore
 from everflow.serdes.windowed import window_store_key
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec

@@ -15,7 +15,7 @@ from everflow.records import TaskId, TopicPartition
 from everflow.runtime.copies import AtRest, Copies
 from everflow.runtime.restore.restore_plan import ChangelogState, restore_plan
 from everflow.runtime.state_updater import FollowedTask
-from everflow.runtime.task import TaskRole, TaskStore
+from everflow.runtime.tasks.task import TaskRole, TaskStore
 from everflow.runtime.topics.end_sums import EndSums
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec

@@ -15,7 +15,7 @@ from everflow.runtime.copies import Copies
 from everflow.runtime.freshness import Freshness
 from everflow.runtime.state_cleaner import SETTLE_MS, IdleTasks, StateCleaner
 from everflow.runtime.state_keeper import StateKeeper
-from everflow.runtime.task import TaskStore
+from everflow.runtime.tasks.task import TaskStore
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.task_directory import StateDirectory
 

@@ -23,7 +23,7 @@ from everflow.runtime.restore.restore_plan import ChangelogState
 from everflow.runtime.restore.restore_progress import RestoreTracker
 from everflow.runtime.restore.standby_listener import SuspendReason
 from everflow.runtime.state_updater import StateUpdater, UpdaterServices
-from everflow.runtime.task import StandbyTask, TaskRole, TaskState, TaskStore
+from everflow.runtime.tasks.task import StandbyTask, TaskRole, TaskState, TaskStore
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.store_meta import Owner

@@ -14,7 +14,7 @@ from everflow.runtime.commit.batch import (
     BatchRequest,
     BatchResult,
 )
-from everflow.runtime.task import ActiveTask, TaskState
+from everflow.runtime.tasks.task import ActiveTask, TaskState
 from unit.runtime.stream_thread_world import IN, OTHER, OTHER_TASK, TASK, World
 
 

@@ -23,8 +23,8 @@ from everflow.runtime.commit.batch import (
     BatchRequest,
     BatchResult,
 )
-from everflow.runtime.recovery import Committed
-from everflow.runtime.task import ActiveTask, TaskState
+from everflow.runtime.tasks.recovery import Committed
+from everflow.runtime.tasks.task import ActiveTask, TaskState
 from unit.runtime.stream_thread_world import IN, TASK, World
 
 

@@ -15,8 +15,8 @@ from everflow.metrics import RECORDS_CONSUMED
 from everflow.records import TaskId
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.repeated_failures import Trouble
-from everflow.runtime.task import TaskRole, TaskState
 from everflow.runtime.task_status import TaskStatus
+from everflow.runtime.tasks.task import TaskRole, TaskState
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import EdgeType, FunctionNode, SinkNode, SourceNode, StatefulNode, Topology
 

@@ -14,7 +14,7 @@ from everflow.membership.member import Assigned, Failed, Lost, MemberEvent, Revo
 from everflow.records import TaskId, TopicPartition
 from everflow.retry import FIRST_PAUSE_MS
 from everflow.runtime.commit.batch import BatchRequest
-from everflow.runtime.task import TaskState
+from everflow.runtime.tasks.task import TaskState
 from everflow.testing.simulation.group_coordinator import GroupCoordinator
 from everflow.testing.simulation.history import History
 from everflow.testing.simulation.instance import KILL_WORKERS_MS, SimulatedInstance

@@ -10,7 +10,7 @@ from everflow.errors import StoreMismatchError
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.copies import AtRest, Copies
 from everflow.runtime.state_updater import FollowedTask
-from everflow.runtime.task import TaskStore
+from everflow.runtime.tasks.task import TaskStore
 from everflow.testing.simulation.log import Fold
 
 

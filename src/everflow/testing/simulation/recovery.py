@@ -1,4 +1,4 @@
-"""`runtime.recovery.RecoveryPorts` over the simulated log and disk; the order of the steps is the real one's."""
+"""`runtime.tasks.recovery.RecoveryPorts` over the simulated log and disk; the order of the steps is the real one's."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from everflow.errors import RetriableError
 from everflow.records import TopicPartition
 from everflow.retry import StoppedError
-from everflow.runtime.recovery import Committed
-from everflow.runtime.task import ActiveTask, TaskStore
+from everflow.runtime.tasks.recovery import Committed
+from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow.testing.simulation.disk import SimulatedDisk
 from everflow.testing.simulation.log import SimulatedLog
 from everflow.testing.simulation.network import Network

@@ -20,7 +20,7 @@ from everflow.records import TaskId
 from everflow.retry import StoppedError
 from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.restore.standby_listener import SuspendReason
-from everflow.runtime.task import ActiveTask, StandbyTask, TaskRole, TaskState, TaskStore, deal
+from everflow.runtime.tasks.task import ActiveTask, StandbyTask, TaskRole, TaskState, TaskStore, deal
 
 log = logging.getLogger("everflow")
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from everflow.errors import EverflowError
+from everflow.errors import IllegalTransitionError
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.commit.batch import TaskContext
 
@@ -45,12 +45,6 @@ STANDBY_TRANSITIONS: Mapping[TaskState, frozenset[TaskState]] = {
     TaskState.CLOSED: frozenset(),
 }
 """A standby does not restore first: following the changelog is what it does (reference 5.1)."""
-
-
-class IllegalTransitionError(EverflowError):
-    """A state machine was asked for a step that it does not have: a defect of everflow."""
-
-    code = "EF-ILLEGAL-TRANSITION"
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from everflow.records import TaskId, TopicPartition
 from everflow.retry import StoppedError
 from everflow.runtime.commit.commit_gate import GateBook, MemberMetadata
 from everflow.runtime.restore.standby_listener import SuspendReason
-from everflow.runtime.task import ActiveTask, StandbyTask, TaskRole, TaskState, TaskStore
-from everflow.runtime.task_manager import TaskManager, TaskServices
+from everflow.runtime.tasks.task import ActiveTask, StandbyTask, TaskRole, TaskState, TaskStore
+from everflow.runtime.tasks.task_manager import TaskManager, TaskServices
 
 A, B, C, D = (TaskId(0, p) for p in range(4))
 

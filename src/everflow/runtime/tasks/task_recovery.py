@@ -12,12 +12,12 @@ from everflow.kafka.log_reader import LogReader
 from everflow.kafka.producer import fence_all
 from everflow.records import TopicPartition
 from everflow.retry import StoppedError
-from everflow.runtime.recovery import Committed
 from everflow.runtime.restore import restoration
 from everflow.runtime.restore.changelogs import Changelogs
 from everflow.runtime.restore.restoration import RestoreJob, prepare_store
 from everflow.runtime.restore.restore_listener import RestoreListener
-from everflow.runtime.task import ActiveTask, TaskStore
+from everflow.runtime.tasks.recovery import Committed
+from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
 

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everflow.errors import IllegalTransitionError
 from everflow.records import TaskId
 from everflow.runtime.client_state import CLIENT_TRANSITIONS, ClientState, StateMachine
-from everflow.runtime.task import TASK_TRANSITIONS, ActiveTask, IllegalTransitionError, TaskState, deal
+from everflow.runtime.tasks.task import TASK_TRANSITIONS, ActiveTask, TaskState, deal
 
 tasks = st.sets(st.builds(TaskId, st.integers(0, 3), st.integers(0, 7)))
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from everflow.errors import IllegalTransitionError
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.task import ActiveTask, IllegalTransitionError, StandbyTask, TaskRole, TaskState, TaskStore
+from everflow.runtime.tasks.task import ActiveTask, StandbyTask, TaskRole, TaskState, TaskStore
 
 TASK = TaskId(0, 1)
 INPUTS = (TopicPartition("in", 1),)

@@ -19,7 +19,7 @@ from everflow.errors import FatalError, OffsetsExpiredError, RetriableError, Tas
 from everflow.records import TopicPartition
 from everflow.retry import StoppedError, retrying
 from everflow.runtime.commit.batch import parse_metadata
-from everflow.runtime.task import ActiveTask, TaskStore
+from everflow.runtime.tasks.task import ActiveTask, TaskStore
 
 log = logging.getLogger("everflow")
 

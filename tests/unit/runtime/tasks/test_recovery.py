@@ -16,10 +16,10 @@ from everflow.errors import FatalError, OffsetsExpiredError, RetriableError, Tas
 from everflow.records import Int64, TaskId, TopicPartition
 from everflow.retry import StoppedError
 from everflow.runtime.commit.batch import format_metadata
-from everflow.runtime.recovery import Committed, Recovery, RecoveryRules
 from everflow.runtime.restore.restoration import RestoreJob, prepare_store, restore
 from everflow.runtime.restore.restore_plan import ChangelogState
-from everflow.runtime.task import ActiveTask, TaskStore
+from everflow.runtime.tasks.recovery import Committed, Recovery, RecoveryRules
+from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory

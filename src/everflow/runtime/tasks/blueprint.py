@@ -1,0 +1,59 @@
+"""What an instance runs, as its start has found and fixed it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from everflow.records import TaskId, TopicPartition
+from everflow.runtime.tasks.task import ActiveTask, TaskStore
+from everflow.state.store import StoreSpec
+from everflow.topology.plan import PhysicalPlan
+
+if TYPE_CHECKING:
+    from everflow.state.task_directory import StateDirectory
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What the instance runs, fixed at start.
+
+    Attributes:
+        inputs: sub-topology -> full names of the topics it reads.
+        partitions: full name of every input topic -> partition count.
+        offset_reset: full topic name -> policy.
+        repartition: full names of the repartition topics.
+        fingerprint: what must be the same in all instances (`topology.fingerprint`).
+    """
+
+    application_id: str
+    cluster_id: str
+    plan: PhysicalPlan
+    inputs: Mapping[int, tuple[str, ...]]
+    stores: Mapping[int, tuple[StoreSpec, ...]]
+    partitions: Mapping[str, int]
+    offset_reset: Mapping[str, str]
+    repartition: frozenset[str]
+    fingerprint: tuple[str, ...] = ()
+
+    def task(self, task: TaskId, directory: StateDirectory) -> ActiveTask:
+        """A task in state CREATED, with its inputs and stores."""
+        inputs = tuple(
+            TopicPartition(topic, task.partition)
+            for topic in self.inputs[task.subtopology]
+            if task.partition < self.partitions[topic]
+        )
+        stores = tuple(
+            TaskStore(
+                spec.name,
+                directory.store_path(task, spec.name),
+                TopicPartition(f"{self.application_id}-{spec.changelog}", task.partition) if spec.logging else None,
+            )
+            for spec in self.stores.get(task.subtopology, ())
+        )
+        return ActiveTask(task, inputs, stores)
+
+    def store_specs(self) -> dict[str, StoreSpec]:
+        """All stores by name."""
+        return {spec.name: spec for specs in self.stores.values() for spec in specs}
