@@ -68,6 +68,12 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         BASE | PURE | {f"everflow.{name}" for name in ("runtime.worker", "runtime.step", "runtime.commit", "kafka", "state")},
         ARROW,
     ),
+    (
+        "everflow.runtime.worker.kafka_sink",  # its effects are ports: a simulation runs it
+        BASE | PURE | {"everflow.runtime.step", "everflow.runtime.commit", "everflow.state.store_meta"}
+        | {f"everflow.runtime.worker.{name}" for name in ("crash_points", "large_records")},
+        frozenset({"numpy"}),
+    ),
     ("everflow.runtime.tasks", BASE | PURE | TASKS, frozenset()),
     ("everflow.runtime.tasks.task_recovery", BASE | PURE | TASKS | {"everflow.kafka", "everflow.state"}, frozenset()),
     ("everflow.runtime", ALL_BELOW_CLI, ARROW | KAFKA | {"pyspark", "py4j", "orjson", "prometheus_client"}),
@@ -176,6 +182,7 @@ def test_imports_follow_the_layers(path: Path) -> None:
         ("everflow.runtime.step.step_failure", "from everflow.kafka.errors import classify"),
         ("everflow.runtime.worker.kafka_sink", "from everflow.runtime.stream_thread import StreamThread"),
         ("everflow.runtime.worker.kafka_sink", "from everflow.runtime.tasks.task import Task"),
+        ("everflow.runtime.worker.kafka_sink", "import confluent_kafka"),
         ("everflow.runtime.worker.resident_step", "import pyspark"),
         ("everflow.runtime.tasks.task_manager", "import pyspark"),
         ("everflow.runtime.tasks.recovery", "from everflow.kafka.admin import ClusterAdmin"),

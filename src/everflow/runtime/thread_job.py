@@ -18,9 +18,10 @@ from everflow.runtime.packing import packed
 from everflow.runtime.resident_job import ResidentJob
 from everflow.runtime.spark_failure import failure_of_text, says
 from everflow.runtime.step.task_step import TaskStep, failed, hop_out_of
-from everflow.runtime.worker.kafka_sink import KafkaSink, LmdbAccess, announce
+from everflow.runtime.worker.kafka_sink import KafkaSink
 from everflow.runtime.worker.record_times import MOST_MS, too_late
 from everflow.runtime.worker.resident_step import ResidentStep, TwinSegment, refuse
+from everflow.runtime.worker.worker_ports import LmdbAccess, WorkerPorts, announce
 from everflow.spark.job import PreparedJob, ServingJob, SparkGoneError, SparkJobError, failure, local_property
 from everflow.spark.session import get_session
 from everflow.spark.source import SourceSettings
@@ -105,7 +106,7 @@ class PackedResident:
 
 def pack(plan: PhysicalPlan, settings: JobSettings) -> Parcel:
     """The work of a plan as it is now. TopologyError with the user's line for what cannot travel to the workers."""
-    sink = KafkaSink(settings.dead_letter_topic)
+    sink = KafkaSink(settings.dead_letter_topic, WorkerPorts())
     steps = tuple(TaskStep.of(plan, level, LmdbAccess(), sink, read_request, announce) for level in range(plan.levels))
     group = f"{settings.application_id}-resident"
     twin = TwinSegment.of_plan(plan)

@@ -19,6 +19,7 @@ PRELOADED = (
     "pyspark.sql.pandas.serializers",
     "everflow.runtime.step.task_step",
     "everflow.runtime.worker.kafka_sink",
+    "everflow.runtime.worker.worker_ports",
     "everflow.travel.parcel",
 )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 
@@ -20,6 +20,17 @@ class GateAnswer(NamedTuple):
     reason: str = ""
     group_metadata: bytes | None = None
     deferred: bool = False
+
+    @staticmethod
+    def of(answer: Mapping[str, Any]) -> GateAnswer:
+        """What the driver said (`commit_gate.answer`)."""
+        metadata = answer.get("group_metadata")
+        return GateAnswer(
+            ok=bool(answer.get("ok")),
+            reason=str(answer.get("reason", "")),
+            group_metadata=None if metadata is None else base64.b64decode(metadata),
+            deferred=bool(answer.get("deferred", False)),
+        )
 
 
 class GateClient:
@@ -44,14 +55,7 @@ class GateClient:
 
     def commit(self, batch: str, offsets: Sequence[tuple[str, int, int, str]]) -> GateAnswer:
         """May ``batch`` commit these ``(topic, partition, offset, metadata)``? Answered once per batch id."""
-        answer = self._ask({"op": "commit", "batch": batch, "offsets": [list(offset) for offset in offsets]})
-        metadata = answer.get("group_metadata")
-        return GateAnswer(
-            ok=bool(answer.get("ok")),
-            reason=str(answer.get("reason", "")),
-            group_metadata=None if metadata is None else base64.b64decode(metadata),
-            deferred=bool(answer.get("deferred", False)),
-        )
+        return GateAnswer.of(self._ask({"op": "commit", "batch": batch, "offsets": [list(offset) for offset in offsets]}))
 
     def close(self) -> None:
         """Close the connection; the next question opens a new one."""

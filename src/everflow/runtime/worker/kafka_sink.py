@@ -7,39 +7,23 @@ nothing to undo; after it the changelog holds everything, so a crash is mended b
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from everflow.errors import EverflowError, GenerationChanged, RecordTooLargeError, RetriableError
-from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.producer import RecordWriter
+from everflow.errors import EverflowError, GenerationChanged, RecordTooLargeError
 from everflow.records import EdgeBatch, Int64, StoreChanges, TaskId, TopicPartition
-from everflow.runtime.commit.batch import (
-    ABORTED,
-    COMMITTED,
-    EXACTLY_ONCE_V2,
-    BatchRequest,
-    BatchResult,
-    TaskContext,
-    format_metadata,
-)
-from everflow.runtime.commit.gate_client import GateAnswer, GateClient
+from everflow.runtime.commit.batch import ABORTED, COMMITTED, EXACTLY_ONCE_V2, BatchRequest, BatchResult, format_metadata
+from everflow.runtime.commit.gate_client import GateAnswer
 from everflow.runtime.step.step_functions import UndecodableRecord
 from everflow.runtime.step.task_step import SinkOutput, StepResult, timed
-from everflow.runtime.worker.crash_points import reached
+from everflow.runtime.worker.crash_points import BEFORE_TRANSACTION, FIRST_RECORD, OFFSETS_SENT
+from everflow.runtime.worker.crash_points import COMMITTED as POINT_COMMITTED
 from everflow.runtime.worker.large_records import named
-from everflow.state.lmdb_store import LmdbStore
-from everflow.state.store import StoreSpec, StoreView
 from everflow.state.store_meta import Owner
 from everflow.topology.plan import Source
 
@@ -47,31 +31,56 @@ FLUSH_TIMEOUT_S = 60.0
 OFFSETS_TIMEOUT_S = 10.0
 COMMIT_TIMEOUT_S = 30.0
 ABORT_TIMEOUT_S = 10.0
-CONFIG_TIMEOUT_S = 5.0
-STUCK_S = 5.0
-"""How long after its own time-out a call of the client may still not have returned."""
 
 
-class BatchUnwantedError(RetriableError):
-    """The driver does not want this batch any more (or is gone); nothing was written."""
+class SinkWriter(Protocol):
+    """The part of a `RecordWriter` that the sink needs."""
 
-    code = "EF-BATCH-UNWANTED"
+    def begin(self) -> None: ...
+    def write(
+        self,
+        topic: str,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        timestamps: Int64,
+        partition: int | None = None,
+        headers: Sequence[Any] | None = None,
+        track: bool = False,
+    ) -> None: ...
+    def flush(self, timeout_s: float) -> None: ...
+    def positions(self) -> Mapping[TopicPartition, int]: ...
+    def send_offsets(self, offsets: Iterable[tuple[str, int, int, str]], group_metadata: bytes, timeout_s: float) -> None: ...
+    def commit(self, timeout_s: float) -> None: ...
+    def abort(self, timeout_s: float) -> None: ...
+    def close(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class LmdbAccess:
-    """Snapshots of the LMDB stores whose folders the request names."""
+class SinkPorts(Protocol):
+    """Effects of the sink, in a worker (`worker_ports.WorkerPorts`, picklable) or in a simulation."""
 
-    def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[StoreView]:
-        """See `StoreAccess`."""
-        return LmdbStore.open(str(task.stores[spec.name]["path"])).snapshot()
+    @property
+    def watched(self) -> bool:
+        """Whether somebody may wait for `reached`."""
 
+    def reached(self, point: str) -> None:
+        """The batch is at this crash point (`crash_points.NAMES`); where it is to die there, this does not return."""
 
-def announce(request: BatchRequest, level: int) -> None:
-    """Tell the driver which process serves this hop, so that it can be killed after a failure (scenario 34)."""
-    with GateClient(request.gate) as gate:
-        if not gate.hello(request.batch_id, f"t{request.thread}-{level}", os.getpid()):
-            raise BatchUnwantedError(f"the driver no longer runs batch {request.batch_id}; nothing was written")
+    def writer(self, request: BatchRequest) -> SinkWriter:
+        """The process's writer for the batch; connects it on first use."""
+
+    def ask(self, request: BatchRequest, offsets: Sequence[tuple[str, int, int, str]]) -> GateAnswer:
+        """The driver's answer: may the batch commit these?"""
+
+    def apply(
+        self, path: str, changes: StoreChanges, position: int | None, expected: Owner, batch: str, stream_time: int
+    ) -> None:
+        """`LmdbStore.apply` on the store in this folder, at the present wall clock."""
+
+    def ended_if_stuck(self, doing: str, timeout_s: float) -> AbstractContextManager[None]:
+        """End this worker if the block outlives its time-out: the driver then recovers as after any worker's death (D6)."""
+
+    def topic_limit(self, request: BatchRequest, topic: str) -> int | None:
+        """``max.message.bytes`` of a topic; None where the broker does not say."""
 
 
 @dataclass(frozen=True)
@@ -79,20 +88,20 @@ class KafkaSink:
     """Writes and commits a micro-batch. ``dead_letter_topic`` None = an undecodable record stops the application."""
 
     dead_letter_topic: str | None
+    ports: SinkPorts
 
     def __call__(self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]) -> BatchResult:
         """See `Sink`. Raises UndecodableRecord where there is no dead letter topic, TaskMigratedError,
         UnknownOutcomeError and RetriableError as `RecordWriter` does; whatever is raised, no store has changed."""
         touched = _touched_tasks(request, result, sources)
-        transactional = request.transactional_id if request.guarantee == EXACTLY_ONCE_V2 else None
         if not touched:
             # A warm-up or keep-alive batch: the producer is there when the first record comes.
-            RecordWriter.get(request.producer_config, transactional)
+            self.ports.writer(request)
             return BatchResult(COMMITTED, consumed=result.consumed, counts={"in": 0, "out": 0})
         if result.dead_letters is not None and len(result.dead_letters) and self.dead_letter_topic is None:
             raise UndecodableRecord(result.dead_letters, sources)
-        reached("before-transaction")
-        writer = RecordWriter.get(request.producer_config, transactional)
+        self.ports.reached(BEFORE_TRANSACTION)
+        writer = self.ports.writer(request)
         writer.begin()
         try:
             with timed(result.timings, "write"):
@@ -102,20 +111,20 @@ class KafkaSink:
         except GenerationChanged as error:
             # The group moved on between the gate's answer and the offsets: refused as a whole, nothing was committed. The tasks
             # that stay run the batch again at once (I4), with nothing to recover.
-            _abort(writer)
+            self._abort(writer)
             return BatchResult(ABORTED, reason=f"generation: {error}")
         except RecordTooLargeError as error:
-            _abort(writer)
-            raise named(error, request, result, sources, partial(_topic_limit, request)) from error
+            self._abort(writer)
+            raise named(error, request, result, sources, partial(self.ports.topic_limit, request)) from error
         except Exception:
-            _abort(writer)
+            self._abort(writer)
             raise
         if not answer.ok:
-            _abort(writer)
+            self._abort(writer)
             return BatchResult(ABORTED, reason=answer.reason)
-        reached("committed")
+        self.ports.reached(POINT_COMMITTED)
         with timed(result.timings, "apply"):
-            positions = _apply(request, result, touched, writer.positions())
+            positions = _apply(self.ports, request, result, touched, writer.positions())
         return BatchResult(
             COMMITTED,
             consumed=result.consumed,
@@ -127,9 +136,9 @@ class KafkaSink:
         )
 
     def _write(
-        self, writer: RecordWriter, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
+        self, writer: SinkWriter, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
     ) -> dict[str, int]:
-        first = _FirstRecord(writer)
+        first = _FirstRecord(writer, self.ports)
         for output in result.outputs:
             _write_output(first, output)
         changelog = 0
@@ -155,31 +164,39 @@ class KafkaSink:
 
     def _commit(
         self,
-        writer: RecordWriter,
+        writer: SinkWriter,
         request: BatchRequest,
         result: StepResult,
         sources: tuple[Source, ...],
         touched: set[str],
     ) -> GateAnswer:
         offsets = _offsets(request, result, sources, touched)
-        with timed(result.timings, "gate"), GateClient(request.gate) as gate:
-            answer = gate.commit(request.batch_id, offsets)
+        with timed(result.timings, "gate"):
+            answer = self.ports.ask(request, offsets)
         if answer.ok and request.guarantee == EXACTLY_ONCE_V2:
             assert answer.group_metadata is not None
-            with timed(result.timings, "offsets"), _ended_if_stuck("sending offsets", OFFSETS_TIMEOUT_S):
+            with timed(result.timings, "offsets"), self.ports.ended_if_stuck("sending offsets", OFFSETS_TIMEOUT_S):
                 writer.send_offsets(offsets, answer.group_metadata, OFFSETS_TIMEOUT_S)
-            reached("offsets-sent")
-            with timed(result.timings, "commit"), _ended_if_stuck("committing", COMMIT_TIMEOUT_S):
+            self.ports.reached(OFFSETS_SENT)
+            with timed(result.timings, "commit"), self.ports.ended_if_stuck("committing", COMMIT_TIMEOUT_S):
                 writer.commit(COMMIT_TIMEOUT_S)
         return answer
+
+    def _abort(self, writer: SinkWriter) -> None:
+        """Give the transaction up; a writer that cannot even do that is fenced by the driver (D6)."""
+        try:
+            with self.ports.ended_if_stuck("aborting", ABORT_TIMEOUT_S):
+                writer.abort(ABORT_TIMEOUT_S)
+        except EverflowError:
+            writer.close()
 
 
 class _FirstRecord:
     """Passes writes on; the crash point ``first-record`` lies after the first record has reached the broker."""
 
-    def __init__(self, writer: RecordWriter) -> None:
-        self._writer = writer
-        self._done = "EVERFLOW_CRASH_POINTS" not in os.environ
+    def __init__(self, writer: SinkWriter, ports: SinkPorts) -> None:
+        self._writer, self._ports = writer, ports
+        self._done = not ports.watched
 
     def write(
         self,
@@ -196,52 +213,11 @@ class _FirstRecord:
             self._writer.write(topic, keys[:1], values[:1], timestamps[:1], partition, head, track)
             self._writer.flush(FLUSH_TIMEOUT_S)
             self._done = True
-            reached("first-record")
+            self._ports.reached(FIRST_RECORD)
             rest = None if headers is None else headers[1:]
             self._writer.write(topic, keys[1:], values[1:], timestamps[1:], partition, rest, track)
             return
         self._writer.write(topic, keys, values, timestamps, partition, headers, track)
-
-
-@contextmanager
-def _ended_if_stuck(doing: str, timeout_s: float) -> Iterator[None]:
-    """End this worker if the block outlives its time-out: the driver then recovers as after any worker's death (D6).
-
-    librdkafka 2.16 may never return from a transactional call when the broker was restarted under it (send_offsets stood for
-    minutes, its time-out was 30 s), and the batch would hold its tasks until the watchdog's five minutes are over.
-    """
-
-    def end() -> None:
-        print(f"everflow: {doing} did not return within {timeout_s + STUCK_S:g} s; ending the worker", file=sys.stderr, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    timer = threading.Timer(timeout_s + STUCK_S, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def _abort(writer: RecordWriter) -> None:
-    """Give the transaction up; a writer that cannot even do that is fenced by the driver (D6)."""
-    try:
-        with _ended_if_stuck("aborting", ABORT_TIMEOUT_S):
-            writer.abort(ABORT_TIMEOUT_S)
-    except EverflowError:
-        writer.close()
-
-
-def _topic_limit(request: BatchRequest, topic: str) -> int | None:
-    """What the broker takes; None where it does not say."""
-    admin = ClusterAdmin.beside(request.producer_config)
-    try:
-        return int(admin.topic_configs([topic], CONFIG_TIMEOUT_S)[topic]["max.message.bytes"])
-    except (EverflowError, KeyError, ValueError):
-        return None
-    finally:
-        admin.close()
 
 
 # --- records ---------------------------------------------------------------------------------------------------
@@ -324,10 +300,9 @@ def _offsets(
 
 
 def _apply(
-    request: BatchRequest, result: StepResult, touched: set[str], sent: Mapping[TopicPartition, int]
+    ports: SinkPorts, request: BatchRequest, result: StepResult, touched: set[str], sent: Mapping[TopicPartition, int]
 ) -> dict[str, dict[str, int]]:
     """Fold the committed changes into the stores; every store of a touched task gets the batch id."""
-    now_ms = int(time.time() * 1000)
     positions: dict[str, dict[str, int]] = {}
     for task in request.tasks:
         if task.task not in touched:
@@ -338,15 +313,8 @@ def _apply(
             changes = _joined(name, [c for c in result.changes.get(task.task, []) if c.store == name])
             topic = place["changelog"]
             position = None if topic is None else sent.get(TopicPartition(topic, partition))
-            LmdbStore.open(str(place["path"])).apply(
-                changes,
-                position=position,
-                expected=Owner(task.incarnation, task.last_batch),
-                batch=request.batch_id,
-                stream_time=times.get(name, -1),
-                now_ms=now_ms,
-                reached=reached,
-            )
+            expected = Owner(task.incarnation, task.last_batch)
+            ports.apply(str(place["path"]), changes, position, expected, request.batch_id, times.get(name, -1))
             if position is not None:
                 positions.setdefault(task.task, {})[name] = position
     return positions

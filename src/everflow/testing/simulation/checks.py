@@ -132,8 +132,12 @@ class Checks:
     def committed(
         self, before: Mapping[TopicPartition, Committed], after: Mapping[TopicPartition, Committed], transaction: Transaction
     ) -> None:
-        """I3: each commit goes on where the last one ended, and the store it leaves is the fold of all of the input."""
+        """I3: each commit goes on where the last one ended, names all inputs of each task, moved or not, and the store it leaves is
+        the fold of all of the input."""
         self.commits += 1
+        missing = {tp for inputs in self.settings.tasks.values() if after.keys() & inputs for tp in inputs} - after.keys()
+        if missing:
+            self._violated("I3", f"{transaction.name} of {transaction.who} says nothing of {sorted(missing)}")
         for tp, offset in after.items():
             start, end = transaction.ranges[tp]
             stood = before[tp].offset if tp in before else 0

@@ -50,12 +50,12 @@ class SimulatedStore:
         self.load(values or None, position, incarnation)  # type: ignore[arg-type]
 
     def apply(
-        self, content: Mapping[TopicPartition, Fold], position: int | None, expected: tuple[str, str], batch: str
+        self, content: Mapping[TopicPartition, Fold] | None, position: int | None, expected: tuple[str, str], batch: str
     ) -> None:
         """`LmdbStore.apply`: conditional on owner and last batch."""
         if (self.incarnation, self.last_batch) != expected:
             raise StoreMismatchError(f"{self.path}: owner and batch are {self.incarnation}, {self.last_batch}, not {expected}")
-        self.content = content
+        self.content = self.content if content is None else content
         self.last_batch = batch
         if position is not None:
             self.position = position

@@ -152,7 +152,7 @@ class SimulatedInstance:
             self.book,
             backend,
             world.random,
-            settings.timings,
+            settings,
             world.history,
             on_batch=lambda request, duration_ms, committed: world.on_batch(self, request, duration_ms, committed),
             # Every task of the instance: one of another thread may have been dealt to the one that stood still.

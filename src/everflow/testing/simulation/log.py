@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
-from everflow.errors import RetriableError
+from everflow.errors import EverflowError, GenerationChanged, RetriableError, TaskMigratedError
 from everflow.records import TopicPartition
 from everflow.testing.simulation.group_coordinator import Code, GroupCoordinator
 from everflow.testing.simulation.history import History
@@ -97,16 +97,14 @@ class Transaction:
     """Still to land."""
 
 
-class FencedError(Exception):
+class FencedError(TaskMigratedError):
     """ProducerFenced: another producer has taken the transactional id."""
 
 
-class RefusedError(Exception):
-    """The group refuses the offsets; ``code`` says why."""
-
-    def __init__(self, code: Code) -> None:
-        super().__init__(code.value)
-        self.code = code
+def refusal(code: Code) -> EverflowError:
+    """What a client makes of the group's refusal of offsets in a transaction (`kafka.errors.classify`)."""
+    kinds = {Code.NOT_COORDINATOR: RetriableError, Code.ILLEGAL_GENERATION: GenerationChanged}
+    return kinds.get(code, TaskMigratedError)(code.value)
 
 
 CommitListener = Callable[[Mapping[TopicPartition, Committed], Mapping[TopicPartition, Committed], Transaction], None]
@@ -217,7 +215,9 @@ class SimulatedLog:
         """Append records to a changelog inside the open transaction. FencedError for an older epoch."""
         transaction = self._transaction(transactional_id, epoch)
         partition = self.partition(tp)
-        written = Write(partition.end, partition.end + records, dict(content), batch)
+        before = transaction.changes.get(tp)
+        start = partition.end if before is None else before.start
+        written = Write(start, partition.end + records, dict(content), batch)
         partition.open.setdefault(transaction.name, partition.end)
         partition.end = written.end
         transaction.changes[tp] = written
@@ -231,12 +231,12 @@ class SimulatedLog:
         ranges: Mapping[TopicPartition, tuple[int, int]],
         member: tuple[int, str, str | None],
     ) -> None:
-        """TxnOffsetCommit with the group's metadata (KIP-447). RefusedError where the group says no."""
+        """TxnOffsetCommit with the group's metadata (KIP-447). Raises `refusal` where the group says no."""
         transaction = self._transaction(transactional_id, epoch)
         generation, member_id, instance_id = member
         code = self.group.offset_commit(member_id, instance_id, generation, transactional=True)
         if code is not Code.NONE:
-            raise RefusedError(code)
+            raise refusal(code)
         transaction.offsets.update(offsets)
         transaction.ranges.update(ranges)
         for tp in offsets:

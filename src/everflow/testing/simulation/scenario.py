@@ -9,9 +9,9 @@ from random import Random
 
 from everflow.assignment.user_data import LATEST_VERSION
 from everflow.config import AssignmentRules
+from everflow.runtime.worker.crash_points import NAMES as POINTS
 from everflow.testing.simulation.settings import SimulationSettings, SubTopology, Timings
 from everflow.testing.simulation.simulation import Simulation
-from everflow.testing.simulation.worker import POINTS
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,7 @@ class Simulation:
         self._killed: set[str] = set()
         self._lives = 0
         self._input_rest = 0.0
+        self._periods = 0
         self._growing = True
         self.world = World(
             settings,
@@ -218,7 +219,7 @@ class Simulation:
         self.instances[name].workers.crashes[thread] = CrashPlan(delay_ms=ms)
 
     def crash_worker(self, name: str, thread: int, point: str) -> None:
-        """The worker of the next batch dies at a crash point (`worker.POINTS`)."""
+        """The worker of the next batch dies at a crash point (`crash_points.NAMES`)."""
         self.history.add("fault", f"worker of {name}/t{thread} dies at {point}")
         self.instances[name].workers.crashes[thread] = CrashPlan(point=point)
 
@@ -343,8 +344,11 @@ class Simulation:
         period = self.settings.input_period_ms
         self._input_rest += self.settings.input_rate * period / 1000
         records, self._input_rest = int(self._input_rest), self._input_rest % 1
-        if records:
-            self.backlog(records)
+        self._periods += 1
+        for inputs in self.settings.tasks.values():
+            for every, tp in enumerate(inputs, 1):  # some batches leave an input untouched
+                if self._periods % every == 0:
+                    self.log.grow(tp, records * every)
         self.scheduler.after(period, self._grow)
 
     def _decided(self, leader: str, cluster: ClusterState) -> Assignment:

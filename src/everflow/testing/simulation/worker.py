@@ -1,45 +1,51 @@
-"""A stream thread's job on virtual time: the steps of `runtime.worker.kafka_sink.KafkaSink` in their order, over the simulated log.
+"""A stream thread's job on virtual time: the real `KafkaSink` over the simulated log, gate and disk.
 
-It asks the real gate (`commit_gate.answer`), sends the offsets with the metadata it was given, and applies to the store only after
-the commit, on the same conditions. `CrashPlan` ends a batch at one of the crash points, or lets it take longer.
+`CrashPlan` ends a batch at one of the crash points, or lets it take longer.
 """
 
 from __future__ import annotations
 
-import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
-from everflow.errors import RetriableError, StoreMismatchError
-from everflow.records import TaskId, TopicPartition
-from everflow.runtime.commit.batch import (
-    ABORTED,
-    COMMITTED,
-    BatchFailedError,
-    BatchFailure,
-    BatchRequest,
-    BatchResult,
-    format_metadata,
-)
+import numpy as np
+import pyarrow as pa
+
+from everflow import serdes
+from everflow.errors import EverflowError, GenerationChanged, RetriableError
+from everflow.records import EdgeBatch, Int32, Int64, StoreChanges, TaskId, TopicPartition
+from everflow.runtime.commit.batch import BatchFailedError, BatchFailure, BatchRequest, BatchResult
 from everflow.runtime.commit.commit_gate import GateBackend, GateBook, answer
+from everflow.runtime.commit.gate_client import GateAnswer
+from everflow.runtime.step.step_failure import failure_of
+from everflow.runtime.step.task_step import SinkOutput, StepResult
+from everflow.runtime.worker.crash_points import APPLYING
+from everflow.runtime.worker.kafka_sink import KafkaSink
+from everflow.state.store_meta import Owner
 from everflow.testing.simulation.disk import SimulatedDisk
-from everflow.testing.simulation.group_coordinator import Code
 from everflow.testing.simulation.history import History
-from everflow.testing.simulation.log import Committed, FencedError, Fold, RefusedError, SimulatedLog
+from everflow.testing.simulation.log import Committed, Fold, SimulatedLog
 from everflow.testing.simulation.network import Network
 from everflow.testing.simulation.scheduler import SimulatedClock
-from everflow.testing.simulation.settings import Timings
+from everflow.testing.simulation.settings import SimulationSettings
+from everflow.topology.plan import Source
 
 _T = TypeVar("_T")
 
-POINTS = ("before-transaction", "first-record", "offsets-sent", "committed", "applying")
 RETRY_MS = 20.0
 PATIENCE_MS = 30_000.0
 """The client's time-out for a call that finds nobody."""
+KEY = b"folds"
+"""Of a simulated store: its one key, whose value is what the store holds."""
+_NOW: Int64 = np.ones(1, np.int64)
+_ZERO: Int32 = np.zeros(1, np.int32)
+_ONE_OUTPUT = EdgeBatch(pa.nulls(1), pa.nulls(1), _NOW, _NOW, _ZERO, _ZERO, _NOW)
 
 
 @dataclass
@@ -62,13 +68,20 @@ class WorkerServices:
     book: GateBook
     backend: GateBackend
     random: Random
-    timings: Timings
+    settings: SimulationSettings
     history: History
     crashes: dict[int, CrashPlan] = field(default_factory=dict)
     on_batch: Callable[[BatchRequest, float, bool], None] = lambda request, duration_ms, committed: None
     on_crash: Callable[[], None] = lambda: None
     """Told when a batch that a plan has hit is over."""
     _epochs: dict[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def sources(self) -> tuple[Source, ...]:
+        """The inputs, as a plan names them."""
+        text = serdes.string()
+        listed = [(index, topic) for index, topics in self.settings.topics.items() for topic in topics]
+        return tuple(Source(n, topic, index, topic, text, text, None, "stream", False) for n, (index, topic) in enumerate(listed))
 
     def forget_producer(self, transactional_id: str) -> None:
         """The process that held it is gone."""
@@ -90,10 +103,11 @@ class SimulatedJob:
         batch = _Batch(self.services, request, plan or CrashPlan())
         try:
             result = batch.run()
-        except (FencedError, RefusedError, RetriableError, StoreMismatchError, _WorkerDiedError) as failure:
+        except (EverflowError, _WorkerDied) as error:
             self.services.forget_producer(request.transactional_id)
-            self._done(request, began, f"failed: {failure}", False)
-            raise BatchFailedError(BatchFailure(_kind(failure), f"{type(failure).__name__}: {failure}")) from failure
+            failure = failure_of(error) if isinstance(error, EverflowError) else BatchFailure("worker", str(error))
+            self._done(request, began, f"failed ({failure.kind}): {failure.error}", False)
+            raise BatchFailedError(failure) from error
         finally:
             if plan is not None:
                 self.services.on_crash()
@@ -116,104 +130,132 @@ def hash_pid(name: str, thread: int) -> int:
     return 10_000 + sum(map(ord, name)) * 64 + thread
 
 
-class _WorkerDiedError(Exception):
-    """The batch's worker was killed at a crash point."""
-
-
-def _kind(failure: Exception) -> str:
-    if isinstance(failure, _WorkerDiedError):
-        return "worker"
-    if isinstance(failure, FencedError):
-        return "migrated"
-    if isinstance(failure, RefusedError):
-        return "generation" if failure.code is Code.ILLEGAL_GENERATION else "migrated"
-    return "retriable"
+class _WorkerDied(BaseException):
+    """The batch's worker was killed at a crash point: none of its own code runs any more."""
 
 
 @dataclass
 class _Batch:
-    """One attempt of one batch."""
+    """One attempt of one batch: the operators' result, the sink's ports (`SinkPorts`) and its writer (`SinkWriter`) in one."""
 
     services: WorkerServices
     request: BatchRequest
     plan: CrashPlan
-    touched: list[TaskId] = field(default_factory=list)
+    _epoch: int = -1
+    _positions: dict[TopicPartition, int] = field(default_factory=dict)
 
     def run(self) -> BatchResult:
-        services, request = self.services, self.request
-        ranges = {TopicPartition.parse(name): (bounds[0], bounds[1]) for name, bounds in request.ranges.items()}
-        self.touched = [TaskId.parse(t.task) for t in request.tasks if any(e > s for s, e in self._inputs(t.task, ranges).values())]
-        consumed = {name: bounds[1] for name, bounds in request.ranges.items()}
-        records = sum(end - start for start, end in ranges.values())
-        if not self.touched:
-            return BatchResult(COMMITTED, consumed=consumed, counts={"in": 0, "out": 0})
-        contents = {task: self._read(task, ranges) for task in self.touched}
-        fixed = services.random.uniform(*services.timings.batch_base_ms)
-        services.clock.park(fixed + records / services.timings.batch_rate * 1000 + self.plan.delay_ms)
-        self._reached("before-transaction")
-        epoch = self._epoch()
-        transaction = self._patiently(
-            lambda: services.log.begin(
-                request.transactional_id, epoch, f"{services.name}/t{request.thread}", services.timings.transaction_timeout_ms
-            )
-        )
-        positions = self._write(epoch, contents, ranges)
-        services.clock.park(services.network.delay())
-        self._reached("first-record")
-        offsets = self._offsets(ranges)
-        wanted = [[tp.topic, tp.partition, offset.offset, offset.metadata] for tp, offset in sorted(offsets.items())]
-        reply = answer(services.book, services.backend, {"op": "commit", "batch": request.batch_id, "offsets": wanted})
-        if not reply["ok"]:
-            services.log.abort(request.transactional_id, epoch)
-            return BatchResult(ABORTED, reason=str(reply["reason"]))
-        self._send_offsets(epoch, offsets, {tp: ranges[tp] for tp in offsets}, str(reply["group_metadata"]))
-        self._reached("offsets-sent")
-        services.clock.park(services.network.delay())
-        services.log.commit(request.transactional_id, epoch)
-        services.clock.park(services.network.delay())
-        self._reached("committed")
-        self._apply(contents, positions)
-        del transaction
-        return BatchResult(
-            COMMITTED,
-            consumed=consumed,
-            stream_times={str(task): {"node": offsets[self._first_input(task)].offset} for task in self.touched},
-            positions={str(task): {"store": positions[task]} for task in positions},
-            counts={"in": records, "out": records, "changelog": records},
-        )
+        services = self.services
+        result = self._result()
+        if self.touched:
+            fixed = services.random.uniform(*services.settings.timings.batch_base_ms)
+            records = sum(end - start for start, end in self._ranges.values())
+            services.clock.park(fixed + records / services.settings.timings.batch_rate * 1000 + self.plan.delay_ms)
+        return KafkaSink(None, self)(self.request, result, services.sources)
 
-    # --- steps ---------------------------------------------------------------------------------------------------
+    @cached_property
+    def _ranges(self) -> dict[TopicPartition, tuple[int, int]]:
+        return {TopicPartition.parse(name): (bounds[0], bounds[1]) for name, bounds in self.request.ranges.items()}
 
-    def _inputs(self, task: str, ranges: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, tuple[int, int]]:
-        index, partition = TaskId.parse(task)
-        prefix = f"input-{index}-"
-        return {tp: bounds for tp, bounds in ranges.items() if tp.partition == partition and tp.topic.startswith(prefix)}
+    @property
+    def touched(self) -> bool:
+        """Whether there is anything to process."""
+        return any(end > start for start, end in self._ranges.values())
 
-    def _first_input(self, task: TaskId) -> TopicPartition:
-        return TopicPartition(f"input-{task.subtopology}-0", task.partition)
+    def _result(self) -> StepResult:
+        """The effects of one operator per task: it counts every record into its store, or passes on one for all of them."""
+        result = StepResult(consumed={name: bounds[1] for name, bounds in self.request.ranges.items()})
+        for context in self.request.tasks:
+            task = TaskId.parse(context.task)
+            ranges = {tp: self._ranges[tp] for tp in self.services.settings.tasks[task]}
+            records = sum(end - start for start, end in ranges.values())
+            if not records:
+                continue
+            result.stream_times[context.task] = {"node": max(end for _, end in ranges.values())}
+            if not context.stores:
+                result.outputs.append(SinkOutput("node", "output", [None], [None], _ONE_OUTPUT))
+            for name, place in context.stores.items():
+                content = dict(self.services.disk.store(Path(str(place["path"]))).content)
+                content.update({tp: content.get(tp, Fold()).plus(*bounds) for tp, bounds in ranges.items()})
+                values = cast(Any, [content]) * records
+                result.changes[context.task] = [StoreChanges(name, [KEY] * records, values, np.ones(records, np.int64))]
+        return result
 
-    def _store(self, task: TaskId) -> tuple[Path, TopicPartition, tuple[str, str]] | None:
-        context = next(t for t in self.request.tasks if t.task == str(task))
-        place = context.stores.get("store")
-        if place is None or place["changelog"] is None:
-            return None
-        changelog = TopicPartition(str(place["changelog"]), task.partition)
-        return Path(str(place["path"])), changelog, (context.incarnation, context.last_batch)
+    # --- SinkPorts -----------------------------------------------------------------------------------------------
 
-    def _read(self, task: TaskId, ranges: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, Fold]:
-        """The store as committed, with this batch's records counted in."""
-        place = self._store(task)
-        stored = {} if place is None else dict(self.services.disk.store(place[0]).content)
-        for tp, (start, end) in self._inputs(str(task), ranges).items():
-            stored[tp] = stored.get(tp, Fold()).plus(start, end)
-        return stored
+    @property
+    def watched(self) -> bool:
+        return self.plan.point is not None
 
-    def _epoch(self) -> int:
-        known = self.services._epochs
-        if self.request.transactional_id not in known:
-            log, name = self.services.log, self.request.transactional_id
+    def reached(self, point: str) -> None:
+        if self.plan.point == point:
+            raise _WorkerDied(f"worker killed at {point}")
+
+    def writer(self, request: BatchRequest) -> _Batch:
+        known, log, name = self.services._epochs, self.services.log, request.transactional_id
+        if name not in known:
             known[name] = self._patiently(lambda: log.init_transactions(name))
-        return known[self.request.transactional_id]
+        self._epoch = known[name]
+        return self
+
+    def ask(self, request: BatchRequest, offsets: Sequence[tuple[str, int, int, str]]) -> GateAnswer:
+        question = {"op": "commit", "batch": request.batch_id, "offsets": offsets}
+        return GateAnswer.of(answer(self.services.book, self.services.backend, question))
+
+    def apply(
+        self, path: str, changes: StoreChanges, position: int | None, expected: Owner, batch: str, stream_time: int
+    ) -> None:
+        """A worker that dies while it applies has done so with one store: LMDB leaves a store as before or as after."""
+        self.services.disk.store(Path(path)).apply(cast(Any, changes.values[-1]) if changes else None, position, expected, batch)
+        self.reached(APPLYING)
+
+    def ended_if_stuck(self, doing: str, timeout_s: float) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def topic_limit(self, request: BatchRequest, topic: str) -> int | None:
+        return None
+
+    # --- SinkWriter ----------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        services, request = self.services, self.request
+        who, timeout_ms = f"{services.name}/t{request.thread}", services.settings.timings.transaction_timeout_ms
+        self._patiently(lambda: services.log.begin(request.transactional_id, self._epoch, who, timeout_ms))
+
+    def write(
+        self, topic: str, keys: Any, values: Any, timestamps: Int64, partition: int | None = None, *_: Any, **__: Any
+    ) -> None:
+        if partition is not None and len(timestamps):  # nobody reads the outputs
+            tp, name, batch = TopicPartition(topic, partition), self.request.transactional_id, self.request.batch_id
+            self._positions[tp] = self.services.log.write(name, self._epoch, tp, len(timestamps), values[-1], batch).end
+
+    def flush(self, timeout_s: float) -> None:
+        self._travel()
+
+    def positions(self) -> Mapping[TopicPartition, int]:
+        return self._positions
+
+    def send_offsets(self, offsets: Iterable[tuple[str, int, int, str]], group_metadata: bytes, timeout_s: float) -> None:
+        services, name = self.services, self.request.transactional_id
+        member = tuple(json.loads(group_metadata))
+        sent = {TopicPartition(topic, partition): Committed(offset, text) for topic, partition, offset, text in offsets}
+        ranges = {tp: self._ranges[tp] for tp in sent}
+        self._travel()
+        self._patiently(lambda: services.log.send_offsets(name, self._epoch, sent, ranges, member))
+
+    def commit(self, timeout_s: float) -> None:
+        self._travel()
+        self.services.log.commit(self.request.transactional_id, self._epoch)
+        self._travel()
+
+    def abort(self, timeout_s: float) -> None:
+        self.services.log.abort(self.request.transactional_id, self._epoch)
+
+    def close(self) -> None:
+        self.services.forget_producer(self.request.transactional_id)
+
+    def _travel(self) -> None:
+        self.services.clock.park(self.services.network.delay())
 
     def _patiently(self, call: Callable[[], _T]) -> _T:
         """A client's call, tried until it goes through or its time-out is over."""
@@ -221,68 +263,9 @@ class _Batch:
         while True:
             try:
                 return call()
+            except GenerationChanged:
+                raise
             except RetriableError:
                 if self.services.clock.monotonic_ms() >= end:
                     raise
                 self.services.clock.park(RETRY_MS)
-
-    def _write(
-        self, epoch: int, contents: Mapping[TaskId, Mapping[TopicPartition, Fold]], ranges: Mapping[TopicPartition, tuple[int, int]]
-    ) -> dict[TaskId, int]:
-        positions = {}
-        for task, content in contents.items():
-            place = self._store(task)
-            if place is not None:
-                records = sum(end - start for start, end in self._inputs(str(task), ranges).values())
-                written = self.services.log.write(
-                    self.request.transactional_id, epoch, place[1], records, content, self.request.batch_id
-                )
-                positions[task] = written.end
-        return positions
-
-    def _offsets(self, ranges: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, Committed]:
-        offsets = {}
-        for task in self.touched:
-            for tp, (_, end) in self._inputs(str(task), ranges).items():
-                offsets[tp] = Committed(end, format_metadata(self.request.batch_id, {"node": end}))
-        return offsets
-
-    def _send_offsets(
-        self,
-        epoch: int,
-        offsets: Mapping[TopicPartition, Committed],
-        ranges: Mapping[TopicPartition, tuple[int, int]],
-        metadata: str,
-    ) -> None:
-        generation, member_id, instance_id = json.loads(base64.b64decode(metadata))
-        self.services.clock.park(self.services.network.delay())
-
-        def send() -> None:
-            try:
-                self.services.log.send_offsets(
-                    self.request.transactional_id, epoch, offsets, ranges, (generation, member_id, instance_id)
-                )
-            except RefusedError as refused:
-                if refused.code is Code.NOT_COORDINATOR:  # the client looks for the new one
-                    raise RetriableError("the group's coordinator is away") from refused
-                raise
-
-        try:
-            self._patiently(send)
-        except (RefusedError, RetriableError):
-            self.services.log.abort(self.request.transactional_id, epoch)
-            raise
-
-    def _apply(self, contents: Mapping[TaskId, Mapping[TopicPartition, Fold]], positions: Mapping[TaskId, int]) -> None:
-        for number, (task, content) in enumerate(sorted(contents.items())):
-            place = self._store(task)
-            if place is not None:
-                store = self.services.disk.store(place[0])
-                store.apply(content, positions[task], place[2], self.request.batch_id)
-            if number == 0:
-                self._reached("applying")
-
-    def _reached(self, point: str) -> None:
-        if self.plan.point == point:
-            raise _WorkerDiedError(f"worker killed at {point}")
-

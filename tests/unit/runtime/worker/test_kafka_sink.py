@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,17 @@ import pytest
 
 from everflow import serdes
 from everflow.errors import EverflowError, GenerationChanged, TaskMigratedError, UnknownOutcomeError
-from everflow.kafka.producer import RecordWriter
 from everflow.records import StoreChanges, TopicPartition
 from everflow.runtime.commit.batch import ABORTED, EXACTLY_ONCE_V2, BatchRequest, TaskContext
 from everflow.runtime.commit.gate_client import GateAnswer
 from everflow.runtime.step.task_step import StepResult
-from everflow.runtime.worker import kafka_sink
+from everflow.runtime.worker import kafka_sink, worker_ports
 from everflow.runtime.worker.kafka_sink import KafkaSink
+from everflow.runtime.worker.worker_ports import WorkerPorts
 from everflow.state.lmdb_store import LmdbStore
 from everflow.topology.plan import Source
 
+YES = GateAnswer(True, group_metadata=b"meta")
 CHANGELOG = "app-counts-changelog"
 SOURCE = Source(0, "in", 0, "in", serdes.string(), serdes.string(), "earliest", "stream", False)
 
@@ -46,31 +48,23 @@ class Writer:
         return {TopicPartition(CHANGELOG, 0): 2}
 
 
-class Gate:
-    """The driver's gate with one answer for all; entering it fails if ``answer`` is an error."""
+@dataclass(frozen=True)
+class Ports(WorkerPorts):
+    """A worker's ports with this writer, and one answer of the gate for all."""
 
-    answer = GateAnswer(True, group_metadata=b"meta")
+    made: Any
+    answer: GateAnswer = YES
 
-    def __init__(self, path: str) -> None:
-        pass
+    def writer(self, request: BatchRequest) -> Any:
+        return self.made
 
-    def __enter__(self) -> Gate:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def commit(self, batch: str, offsets: object) -> GateAnswer:
+    def ask(self, request: BatchRequest, offsets: object) -> GateAnswer:
         return self.answer
 
 
 @pytest.fixture
-def writer(monkeypatch: pytest.MonkeyPatch) -> Writer:
-    made = Writer()
-    monkeypatch.setattr(RecordWriter, "get", staticmethod(lambda config, transactional_id: made))
-    monkeypatch.setattr(kafka_sink, "GateClient", Gate)
-    monkeypatch.setattr(Gate, "answer", GateAnswer(True, group_metadata=b"meta"))
-    return made
+def writer() -> Writer:
+    return Writer()
 
 
 @pytest.fixture
@@ -81,13 +75,13 @@ def store(tmp_path: Path) -> Iterator[LmdbStore]:
     opened.close()
 
 
-def run(store: LmdbStore) -> Any:
+def run(writer: Writer, store: LmdbStore, **answered: GateAnswer) -> Any:
     task = TaskContext("0_0", "i1", "", {}, {"counts": {"path": str(store.path), "changelog": CHANGELOG}})
     request = BatchRequest("i1.1.0", 0, 0, EXACTLY_ONCE_V2, "app-p-0", 0, "gate", {"in-0": [0, 2, 2]}, [task], "app", {})
     changes = StoreChanges("counts", [b"a", b"b"], [b"1", b"2"], np.array([1, 2]))
     result = StepResult(changes={"0_0": [changes]}, consumed={"in-0": 2}, stream_times={"0_0": {"count": 2, "later": 9}})
     result.store_times = {"0_0": {"counts": 2, "another": 9}}
-    return KafkaSink(None)(request, result, (SOURCE,))
+    return KafkaSink(None, Ports(writer, **answered))(request, result, (SOURCE,))
 
 
 def entries(store: LmdbStore) -> int:
@@ -96,7 +90,7 @@ def entries(store: LmdbStore) -> int:
 
 
 def test_records_then_gate_then_offsets_then_commit_then_the_store(writer: Writer, store: LmdbStore) -> None:
-    done = run(store)
+    done = run(writer, store)
     assert writer.calls == ["begin", "write", "flush", "send_offsets", "commit"]
     assert done.committed
     assert (entries(store), store.meta().position, store.meta().last_batch) == (2, 2, "i1.1.0")
@@ -117,7 +111,7 @@ def test_whatever_fails_up_to_the_commit_leaves_the_store_alone(
 ) -> None:
     writer.failing[call] = error
     with pytest.raises(type(error)):
-        run(store)
+        run(writer, store)
     assert writer.calls[-1] == "abort"
     assert (entries(store), store.meta().position) == (0, None)
 
@@ -128,17 +122,16 @@ def test_a_worker_whose_client_never_returns_ends_itself(
     """Seen with a broker killed under send_offsets: the call outlived its time-out by minutes."""
     killed = threading.Event()
     monkeypatch.setattr(kafka_sink, "OFFSETS_TIMEOUT_S", 0.0)
-    monkeypatch.setattr(kafka_sink, "STUCK_S", 0.01)
+    monkeypatch.setattr(worker_ports, "STUCK_S", 0.01)
     monkeypatch.setattr(os, "kill", lambda pid, number: killed.set())
     monkeypatch.setattr(writer, "send_offsets", lambda *_: killed.wait(10), raising=False)
-    run(store)
+    run(writer, store)
     assert killed.is_set()
 
 
-def test_a_no_of_the_gate_aborts(writer: Writer, store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_no_of_the_gate_aborts(writer: Writer, store: LmdbStore) -> None:
     """Scenarios 6 to 8, and 10 where the driver is gone: the answer is no, and nothing happened."""
-    monkeypatch.setattr(Gate, "answer", GateAnswer(False, reason="ownership-changed: task 0_0"))
-    done = run(store)
+    done = run(writer, store, answer=GateAnswer(False, reason="ownership-changed: task 0_0"))
     assert (done.outcome, done.reason) == (ABORTED, "ownership-changed: task 0_0")
     assert writer.calls == ["begin", "write", "flush", "abort"]
     assert (entries(store), store.meta().position) == (0, None)
@@ -147,7 +140,7 @@ def test_a_no_of_the_gate_aborts(writer: Writer, store: LmdbStore, monkeypatch: 
 def test_a_generation_that_moved_on_under_the_offsets_costs_an_abort_only(writer: Writer, store: LmdbStore) -> None:
     """Scenario 6 and I4: tasks that stay run the batch again at once."""
     writer.failing["send_offsets"] = GenerationChanged("illegal generation")
-    done = run(store)
+    done = run(writer, store)
     assert (done.outcome, done.reason) == (ABORTED, "generation: illegal generation")
     assert writer.calls[-1] == "abort"
     assert (entries(store), store.meta().position) == (0, None)
@@ -157,5 +150,5 @@ def test_a_store_that_another_incarnation_has_claimed_is_not_touched(writer: Wri
     """Scenario 3: an orphan that wakes up after its commit finds its successor's claim."""
     store.claim("i2")
     with pytest.raises(EverflowError, match="i2"):
-        run(store)
+        run(writer, store)
     assert entries(store) == 0

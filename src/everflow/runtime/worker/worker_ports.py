@@ -1,0 +1,119 @@
+"""What a step's process in a Spark Python worker has: its producer, the way to the driver's gate, the stores on its disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+from everflow.errors import EverflowError, RetriableError
+from everflow.kafka.admin import ClusterAdmin
+from everflow.kafka.producer import RecordWriter
+from everflow.records import StoreChanges
+from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchRequest, TaskContext
+from everflow.runtime.commit.gate_client import GateAnswer, GateClient
+from everflow.runtime.worker.crash_points import ENVIRONMENT_VARIABLE, reached
+from everflow.state.lmdb_store import LmdbStore
+from everflow.state.store import StoreSpec, StoreView
+from everflow.state.store_meta import Owner
+
+CONFIG_TIMEOUT_S = 5.0
+STUCK_S = 5.0
+"""How long after its own time-out a call of the client may still not have returned."""
+
+
+class BatchUnwantedError(RetriableError):
+    """The driver does not want this batch any more (or is gone); nothing was written."""
+
+    code = "EF-BATCH-UNWANTED"
+
+
+@dataclass(frozen=True)
+class LmdbAccess:
+    """Snapshots of the LMDB stores whose folders the request names."""
+
+    def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[StoreView]:
+        """See `StoreAccess`."""
+        return LmdbStore.open(str(task.stores[spec.name]["path"])).snapshot()
+
+
+def announce(request: BatchRequest, level: int) -> None:
+    """Tell the driver which process serves this hop, so that it can be killed after a failure (scenario 34)."""
+    with GateClient(request.gate) as gate:
+        if not gate.hello(request.batch_id, f"t{request.thread}-{level}", os.getpid()):
+            raise BatchUnwantedError(f"the driver no longer runs batch {request.batch_id}; nothing was written")
+
+
+@dataclass(frozen=True)
+class WorkerPorts:
+    """`kafka_sink.SinkPorts` of this process."""
+
+    @property
+    def watched(self) -> bool:
+        """See `SinkPorts`."""
+        return ENVIRONMENT_VARIABLE in os.environ
+
+    def reached(self, point: str) -> None:
+        """See `SinkPorts`."""
+        reached(point)
+
+    def writer(self, request: BatchRequest) -> RecordWriter:
+        """See `SinkPorts`."""
+        return RecordWriter.get(
+            request.producer_config, request.transactional_id if request.guarantee == EXACTLY_ONCE_V2 else None
+        )
+
+    def ask(self, request: BatchRequest, offsets: Sequence[tuple[str, int, int, str]]) -> GateAnswer:
+        """See `SinkPorts`."""
+        with GateClient(request.gate) as gate:
+            return gate.commit(request.batch_id, offsets)
+
+    def apply(
+        self, path: str, changes: StoreChanges, position: int | None, expected: Owner, batch: str, stream_time: int
+    ) -> None:
+        """See `SinkPorts`."""
+        LmdbStore.open(path).apply(
+            changes,
+            position=position,
+            expected=expected,
+            batch=batch,
+            stream_time=stream_time,
+            now_ms=int(time.time() * 1000),
+            reached=reached,
+        )
+
+    @contextmanager
+    def ended_if_stuck(self, doing: str, timeout_s: float) -> Iterator[None]:
+        """See `SinkPorts`.
+
+        librdkafka 2.16 may never return from a transactional call when the broker was restarted under it (send_offsets stood for
+        minutes, its time-out was 30 s), and the batch would hold its tasks until the watchdog's five minutes are over.
+        """
+
+        def end() -> None:
+            after = f"{timeout_s + STUCK_S:g} s"
+            print(f"everflow: {doing} did not return within {after}; ending the worker", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        timer = threading.Timer(timeout_s + STUCK_S, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def topic_limit(self, request: BatchRequest, topic: str) -> int | None:
+        """See `SinkPorts`."""
+        admin = ClusterAdmin.beside(request.producer_config)
+        try:
+            return int(admin.topic_configs([topic], CONFIG_TIMEOUT_S)[topic]["max.message.bytes"])
+        except (EverflowError, KeyError, ValueError):
+            return None
+        finally:
+            admin.close()
