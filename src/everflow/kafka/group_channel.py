@@ -7,6 +7,7 @@ coordinator is polled instead, at most one rebalance a call. Heartbeats run on t
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,9 +22,12 @@ from kafka.protocol.consumer import LeaveGroupRequest
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from kafka.structs import MemberState, OffsetAndMetadata
 from kafka.structs import TopicPartition as ClientTopicPartition
+from kafka.util import Timer
 
 from everflow.errors import EverflowError, FatalError, RetriableError, TaskMigratedError
 from everflow.records import TopicPartition
+
+log = logging.getLogger("everflow.kafka")
 
 _FATAL = (
     client_errors.FencedInstanceIdError,
@@ -35,6 +39,8 @@ _FATAL = (
     client_errors.InvalidSessionTimeoutError,
     client_errors.UnsupportedVersionError,
 )
+_GONE_ALREADY = {0, client_errors.UnknownMemberIdError.errno}
+"""Answers to a LeaveGroup after which the group has this member no more."""
 
 
 _WATCH_SHARE = 8
@@ -211,53 +217,46 @@ class GroupChannel:
         return True
 
     def close(self, timeout_s: float, leave_group: bool | None = None) -> bool:
-        """End the membership, trying for at most ``timeout_s`` seconds; errors on the way are swallowed by the client. False if the
-        group was to be told and could not be.
+        """End the membership, trying for about ``timeout_s`` seconds. False if the group was to be told and could not be.
 
         ``leave_group``: None: a dynamic member leaves the group, a static one stays until its session ends (KIP-345);
-        True: also a static one leaves, by its instance id; False: silent, also a dynamic one (the client itself has no such
-        close: without a generation it has nothing to leave with).
+        True: also a static one leaves, by its instance id; False: silent, also a dynamic one.
         """
-        timeout_ms = int(timeout_s * 1000)
-        static, told = self._settings.instance_id is not None, not self.metadata().member_id
-        if leave_group is False:
-            self._coordinator.reset_generation()
-        elif leave_group and static and self.metadata().member_id:
-            self._leave_static(timeout_ms)
-        answered = self._coordinator._handle_leave_group_response
+        leaves = self._settings.instance_id is None if leave_group is None else leave_group
+        told = True
+        if leaves and self.metadata().member_id:
+            try:
+                self._consumer._net.run(self._leave, int(timeout_s * 1000))
+            except client_errors.KafkaError as failure:
+                log.debug("leaving group %s: %r", self._settings.group_id, failure)
+                told = False
+        self._coordinator.reset_generation()  # with one the client would leave once more, and a silent member would leave
+        self._consumer.close(autocommit=False, timeout_ms=int(timeout_s * 1000))
+        return told
 
-        def noted(answer: Any) -> None:
-            nonlocal told
-            told = answer.error_code == 0
-            answered(answer)
+    async def _leave(self, timeout_ms: int) -> None:
+        """LeaveGroup over a connection of its own: brokers answer the requests of one connection in turn, and a JoinGroup is only
+        answered when the group's slowest member has joined (seen: a member that waited in a rebalance could not leave).
 
-        self._coordinator._handle_leave_group_response = noted
-        self._consumer.close(autocommit=False, timeout_ms=timeout_ms)
-        return told or static or leave_group is False
-
-    def _leave_static(self, timeout_ms: int) -> None:
-        """LeaveGroup for a static member: the client only ever sends it for dynamic ones."""
-        now = self.metadata()
-        identity = LeaveGroupRequest.MemberIdentity(
+        On the client's IO thread. Raises KafkaError."""
+        manager, timer = self._consumer._manager, Timer(timeout_ms)
+        if not await self._coordinator.ensure_coordinator_ready_async(timeout_ms):
+            raise client_errors.KafkaTimeoutError(f"no coordinator within {timeout_ms} ms")
+        coordinator, now = self._coordinator.coordinator_id, self.metadata()
+        member = LeaveGroupRequest.MemberIdentity(
             member_id=now.member_id, group_instance_id=now.instance_id, reason="the instance leaves on purpose"
         )
-        request = LeaveGroupRequest(group_id=self._settings.group_id, member_id=now.member_id, members=[identity], min_version=3)
-
-        async def send() -> Any:
-            return await self._consumer._manager.wait_for(
-                self._consumer._manager.send(request, node_id=self._coordinator.coordinator_id), timeout_ms
-            )
-
-        doing = f"leaving group {self._settings.group_id} as {now.instance_id}"
+        request = LeaveGroupRequest(group_id=self._settings.group_id, member_id=now.member_id, members=[member])
+        busy = manager._conns.pop(coordinator, None)  # the manager makes another one
         try:
-            if not self._coordinator.ensure_coordinator_ready(timeout_ms=timeout_ms):
-                raise RetriableError(f"{doing}: no coordinator within {timeout_ms} ms; its tasks wait for the session to end")
-            answer = self._consumer._net.run(send)
-        except client_errors.KafkaError as failure:
-            raise classify(failure, doing) from failure
-        codes = {answer.error_code, *(member.error_code for member in answer.members or ())} - {0}
+            answer = await manager.wait_for(manager.send(request, coordinator), timer.timeout_ms)
+        finally:
+            manager.close(coordinator)
+            if busy is not None:
+                busy.close()
+        codes = {answer.error_code, *(found.error_code for found in answer.members or ())} - _GONE_ALREADY
         if codes:
-            raise classify(client_errors.for_code(codes.pop())(), doing)
+            raise client_errors.for_code(codes.pop())()
 
     def _check_fenced(self) -> None:
         # A fenced static id only stops the heartbeats: generation and state stay as they were.

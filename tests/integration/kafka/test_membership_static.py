@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
+from confluent_kafka import ConsumerGroupState
+from confluent_kafka.admin import AdminClient, ConsumerGroupDescription
 
 from everflow.errors import IncompatibleTopologyError, ProcessIdClashError
 from everflow.kafka.group_channel import GroupSettings
@@ -92,6 +94,31 @@ def test_a_dynamic_member_can_leave_silently(topic: Topic, join: Join) -> None:
     first.member.leave(leave_group=False)
     await_told([second], lambda: len(second.tasks) == 2, "the other gets everything")
     assert time.monotonic() - began > 2.0, "the session lasted from the last heartbeat on"
+
+
+@pytest.mark.parametrize("instance_id", [None, "i-b"])
+def test_a_member_that_waits_in_a_rebalance_leaves_at_once(
+    topic: Topic, join: Join, bootstrap: str, name: str, instance_id: str | None
+) -> None:
+    """Its JoinGroup is not answered before the other has joined too, and the broker reads nothing behind it on that connection."""
+    source = topic(2)
+    first, second = join(source, "a"), join(source, "b", instance_id=instance_id)
+    await_settled([first, second], 2)
+    client = AdminClient({"bootstrap.servers": bootstrap})
+
+    def group() -> ConsumerGroupDescription:
+        found: ConsumerGroupDescription = client.describe_consumer_groups([name])[name].result(10)
+        return found
+
+    first.member.hold_rejoin()
+    second.member.request_rejoin()
+    await_told([second], lambda: group().state is ConsumerGroupState.PREPARING_REBALANCING, "the other waits in a rebalance")
+    second.member.leave(leave_group=True)
+    left = group()
+    assert len(left.members) == 1
+    assert left.state is ConsumerGroupState.PREPARING_REBALANCING, "it has not waited for the first"
+    first.member.release()
+    await_told([first], lambda: len(first.tasks) == 2 and first.member.stable, "the first gets everything", 10)
 
 
 def test_a_drain_gives_everything_to_hot_copies_and_ends(topic: Topic, join: Join) -> None:

@@ -19,7 +19,7 @@ import psutil
 from everflow.testing import wait_until
 
 _SCREEN_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-START_S = 150.0
+START_S = 300.0
 END_S = 30.0
 NEVER_SHOWN = (
     "Traceback",
