@@ -104,7 +104,7 @@ def run(
 
     The program is read once, at the start, from the file that is named then: a change of it takes effect at the next start.
     """
-    with _errors_for_people(debug):
+    with _errors_for_people(debug) as more:
         from everflow.cli.cluster import assignments
         from everflow.cli.run import run_program
 
@@ -118,7 +118,7 @@ def run(
         merged = merge_settings(assignments("--set", settings), options)
         require_given(merged)
         with named_as_typed(_typed(context, options)):
-            code = run_program(target, merged, console=Console(), debug=debug, leave_group=leave)
+            code = run_program(target, merged, console=Console(), debug=debug, leave_group=leave, failed=more.append)
     raise typer.Exit(code)
 
 
@@ -225,13 +225,15 @@ def _on_stderr() -> Iterator[None]:
 
 
 @contextmanager
-def _errors_for_people(debug: bool) -> Iterator[None]:
-    """Turn errors into one text on stderr and an exit code; with ``debug`` let the traceback through."""
+def _errors_for_people(debug: bool) -> Iterator[list[str]]:
+    """Turn errors into one text on stderr and an exit code; with ``debug`` let the traceback through. The lines that the block adds
+    to what it is given end the text."""
+    more: list[str] = []
     logs.install()
     try:
         with owned() as signals, _on_stderr() if debug else nullcontext():
             try:
-                yield
+                yield more
             except Exception:
                 if signals.interrupted:  # what it interrupted, a client's C code for one, may surface as any error
                     signals.check()
@@ -239,7 +241,7 @@ def _errors_for_people(debug: bool) -> Iterator[None]:
     except EverflowError as error:
         if debug:
             raise
-        typer.echo(error_text(error, error.code), err=True)
+        typer.echo(error_text(error, error.code, more), err=True)
         usage = isinstance(error, ConfigError | TopologyError | SetupError)
         raise typer.Exit(EXIT_USAGE if usage else EXIT_FAILED) from None
     except KeyboardInterrupt as interrupt:
@@ -252,7 +254,7 @@ def _errors_for_people(debug: bool) -> Iterator[None]:
         if debug:
             raise
         text = f"{type(error).__name__}: {error}\nThis should not happen; --debug shows where."
-        typer.echo(error_text(RuntimeError(text), "EF-INTERNAL"), err=True)
+        typer.echo(error_text(RuntimeError(text), "EF-INTERNAL", more), err=True)
         raise typer.Exit(EXIT_FAILED) from None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -35,13 +35,19 @@ EXIT_FAILED = 1
 
 
 def run_program(
-    target: str, settings: Mapping[str, object], *, console: Console, debug: bool, leave_group: bool | None = None
+    target: str,
+    settings: Mapping[str, object],
+    *,
+    console: Console,
+    debug: bool,
+    leave_group: bool | None = None,
+    failed: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Load ``target`` and run it until a signal stops it; the exit code: 0 if it ran and ended in order, 128 and the number of
     the signal if that came before it ran, 1 if its end took too long.
 
-    ``settings`` are dotted keys of `StreamsConfig`; ``debug`` shows Spark's own log; ``leave_group`` as in `KafkaStreams.run`. Must
-    be called from the main thread (signals).
+    ``settings`` are dotted keys of `StreamsConfig`; ``debug`` shows Spark's own log; ``leave_group`` as in `KafkaStreams.run`;
+    ``failed`` gets where to read more, if it does. Must be called from the main thread (signals).
 
     Raises:
         ConfigError, TopologyError, SetupError: before anything runs.
@@ -65,10 +71,14 @@ def run_program(
         if running_context() is None:
             start_spark()
         streams = KafkaStreams(topology, config)
-        streams.set_state_listener(lambda new, old: status.event(f"state {old.name} -> {new.name}"))
+        streams.set_state_listener(lambda new, old: status.state(f"state {old.name} -> {new.name}"))
         foreground = Foreground(streams, leave_group)
-        with watching(streams, topology, status):
-            foreground.run()
+        try:
+            with watching(foreground, topology, status):
+                foreground.run()
+        finally:
+            if foreground.log_file is not None:
+                failed(f"More is in the log: {foreground.log_file}")
         if foreground.signal is not None and not foreground.joined:
             return EXIT_BASE + foreground.signal
         return 0 if streams.state is ClientState.NOT_RUNNING else EXIT_FAILED
@@ -92,8 +102,9 @@ def banner(config: StreamsConfig, topology: Topology, program: str = "") -> Bann
 class watching:
     """Shows the progress line from a thread of its own while the block runs."""
 
-    def __init__(self, streams: KafkaStreams, topology: Topology, status: StatusLine) -> None:
-        self._streams = streams
+    def __init__(self, foreground: Foreground, topology: Topology, status: StatusLine) -> None:
+        self._foreground = foreground
+        self._streams = streams = foreground.streams
         self._topics = input_topics(topology, streams.config.application_id)
         self._status = status
         self._stop = threading.Event()
@@ -115,7 +126,8 @@ class watching:
             while not self._stop.wait(WATCH_INTERVAL_S):
                 tasks = self._streams.all_tasks()
                 now_s = time.monotonic()
-                waits = self._wait.text(self._streams.state, now_s, said="" if tasks else self._status.last_event)
+                said = self._foreground.ending or ("" if tasks else self._status.last_event)
+                waits = self._wait.text(self._streams.state, now_s, said=said)
                 try:
                     sample = reader.sample(now_s, summary(tasks))
                 except EverflowError:

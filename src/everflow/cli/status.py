@@ -95,6 +95,10 @@ class StatusLine:
     def event(self, text: str) -> None:
         """`say` with the time before it."""
         self.last_event = text
+        self.state(text)
+
+    def state(self, text: str) -> None:
+        """The same of a state: nothing that somebody waits for."""
         self.say(self._stamped(text))
 
     def _stamped(self, text: str) -> str:

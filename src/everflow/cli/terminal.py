@@ -155,10 +155,10 @@ def parse_settings(assignments: Sequence[str]) -> dict[str, str]:
     return settings
 
 
-def error_text(error: BaseException, code: str) -> str:
-    """``error: [code] message``, continuation lines indented."""
+def error_text(error: BaseException, code: str, more: Sequence[str] = ()) -> str:
+    """``error: [code] message``, continuation lines and ``more`` indented."""
     first, *rest = str(error).splitlines() or [type(error).__name__]
-    return "\n".join([f"error: [{code}] {first}", *(f"  {line.strip()}" for line in rest)])
+    return "\n".join([f"error: [{code}] {first}", *(f"  {line.strip()}" for line in (*rest, *more))])
 
 
 def merge_settings(*layers: Mapping[str, object | None]) -> dict[str, object]:

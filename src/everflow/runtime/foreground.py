@@ -10,6 +10,7 @@ import math
 import signal
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from everflow.moves import moves
@@ -42,9 +43,20 @@ class Foreground:
         """How long an end may take."""
         return self.streams.config.drain_timeout_ms / 1000 / DRAIN_SHARE + END_S
 
+    @property
+    def ending(self) -> str:
+        """What its end is at, in words; empty before it."""
+        return self.streams._ending
+
+    @property
+    def log_file(self) -> Path | None:
+        """Where its log is; None where it has had none."""
+        return None if self.streams._log_file is None else self.streams._log_file.path
+
     def run(self) -> None:
-        """Start it and return when it has ended. Raises what stopped it, if that was no signal."""
+        """Start it and return when it has ended. Raises what stopped it, if that was no signal; whoever calls tells it."""
         streams = self.streams
+        streams._told_by_caller = True
         with owned() as signals, signals.told_to(self._on_signal):
             streams.start()
             while not streams._states.wait_ended(TICK_S) and not self._overdue():

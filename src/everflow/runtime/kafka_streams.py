@@ -118,6 +118,8 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         InstanceShutdown.__init__(self)
         self._joined = False
+        self._told_by_caller = False
+        """Whether somebody waits for `error` and raises it: a log line would tell it twice."""
         self._standby_listener: StandbyUpdateListener = SilentStandbyListener()
         self._stop = threading.Event()
         self._threads: list[StreamThread] = []
@@ -459,7 +461,7 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
             return
         self._metrics.add(names.FAILED_STREAM_THREADS, 1)
         self.error = self.error or error
-        log.error("The instance stops: [%s] %s", error.code, error)
+        log.log(logging.INFO if self._told_by_caller else logging.ERROR, "The instance stops: [%s] %s", error.code, error)
         self._begin_shutdown(ClientState.PENDING_ERROR)
 
 

@@ -89,6 +89,8 @@ class InstanceShutdown:
         self._start_over.set()
         self._leave_group: bool | None = None
         self._drain_s = 0.0
+        self._ending = ""
+        """What the end is at, in words; empty before it."""
         self._hurry = threading.Event()
         self._cut_off = False
         """Workers were killed in the middle of a batch: a transaction may be open."""
@@ -162,6 +164,7 @@ class InstanceShutdown:
     def _run_shutdown(self) -> None:
         failed = self._states.state is ClientState.PENDING_ERROR
         if not self._start_over.is_set():
+            self._ending = "waiting for its start to give up"
             self._stop.set()
             self._start_over.wait()
         try:
@@ -178,23 +181,24 @@ class InstanceShutdown:
         left -> connections end -> folder released. Each step is tried whatever became of those before: a member that did not leave
         would keep its tasks from the others for as long as this process lives."""
         failures: list[Exception] = []
-        steps = (
-            self._drain,
-            self._end_loop,
-            self._end_threads,
-            self._end_recoveries,
-            self._abort_cut_off,
-            self._commit_held,
-            self._checkpoint,
-            self._leave,
-            self._disconnect,
-        )
-        for step in steps:
+        steps = {
+            "handing the tasks over": self._drain,
+            "waiting for what it does this moment": self._end_loop,
+            "waiting for the batches in flight": self._end_threads,
+            "waiting for restores and copies to stop": self._end_recoveries,
+            "ending the transaction of a batch that was cut off": self._abort_cut_off,
+            "committing offsets": self._commit_held,
+            "closing the stores": self._checkpoint,
+            "telling the group that it leaves": self._leave,
+            "closing its connections": self._disconnect,
+        }
+        for self._ending, step in steps.items():
             try:
                 step()
             except Exception as error:
                 log.error("A step of the shutdown failed: %s", error, exc_info=not isinstance(error, EverflowError))
                 failures.append(error)
+        self._ending = "writing the stores to disk"
         if self._directory is not None:
             self._directory.close(clean=not failures)
         if failures:

@@ -27,6 +27,7 @@ from everflow.errors import (
     TaskTimeoutError,
     WorkerDiedError,
 )
+from everflow.logs import log_path
 from everflow.metrics import COMMITS
 from everflow.runtime.client_state import ClientState
 from integration.lifecycle.lifecycle_cluster import (
@@ -216,7 +217,8 @@ def test_an_undecodable_record_stops_the_instance(run: Run, app: Application, cl
         stream.to('{output}')
     """)
     assert result.exit_code == FAILED
-    assert "[EF-RECORD]" in result.output
+    assert result.output.count("[EF-RECORD]") == 1, "told once"
+    assert result.output.splitlines()[-1] == f"  More is in the log: {log_path(app.state, app.id)}"
     assert any(f"{source}-{partition}@{offset}" in result.output for partition, offset in bad.items())
     assert cluster.members(app.id) == 0
 

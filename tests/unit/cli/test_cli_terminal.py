@@ -114,6 +114,7 @@ def test_options_win_over_settings_and_missing_ones_do_not() -> None:
 
 def test_error_text_indents_what_follows_the_first_line() -> None:
     assert error_text(ValueError("bad\n  at x.py:3"), "EF-X") == "error: [EF-X] bad\n  at x.py:3"
+    assert error_text(ValueError("bad"), "EF-X", ["More is in the log"]) == "error: [EF-X] bad\n  More is in the log"
 
 
 def test_a_state_that_lasts_is_told_with_its_seconds_and_with_what_was_said_last() -> None:
@@ -124,4 +125,5 @@ def test_a_state_that_lasts_is_told_with_its_seconds_and_with_what_was_said_last
     assert waits.text(ClientState.RUNNING, 15.0, said="Assigned 4 tasks") == ""
     assert waits.text(ClientState.RUNNING, 99.0, said="Assigned 4 tasks") == ""
     assert waits.text(ClientState.PENDING_SHUTDOWN, 100.0, said="stopping") == ""
-    assert waits.text(ClientState.PENDING_SHUTDOWN, 107.2, said="stopping") == "PENDING_SHUTDOWN for 7 s: stopping"
+    ending = "waiting for the batches in flight"
+    assert waits.text(ClientState.PENDING_SHUTDOWN, 107.2, said=ending) == f"PENDING_SHUTDOWN for 7 s: {ending}"
