@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +53,17 @@ FIRST_ASKED = """
 """
 
 
+COUNTS = """
+from everflow import StreamsBuilder
+builder = StreamsBuilder()
+builder.stream("in").group_by_key().count(store="s")
+"""
+COLUMNS = COUNTS + """
+from pyspark.sql import functions as F
+builder.stream("other").filter(F.col("key").isNotNull()).to("out")
+"""
+
+
 def run(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=180)
 
@@ -62,6 +74,21 @@ def test_sql_is_started_by_the_first_column() -> None:
     done = run(PROGRAM)
     said = ["False False", "True False", "True True", "3 True true", "false UTC True", "True True"]
     assert done.stdout.splitlines() == said, done.stderr
+
+
+@pytest.mark.parametrize("program", [COUNTS, pytest.param(COLUMNS, marks=pytest.mark.slow)])
+def test_a_broker_that_is_away_is_told_before_spark_starts(program: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(program)
+    options = ["--application-id", "a", "--bootstrap-servers", "localhost:1", "--state-dir", "state"]
+    command = [sys.executable, "-c", "from everflow.cli import main; main()", "run", "program:builder", *options]
+    command += ["--set", "task.timeout.ms=1000"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path, timeout=180)
+    assert done.returncode == 1, done.stdout
+    said = done.stdout.lower()
+    asked, spark = said.index("no answer from kafka at localhost:1"), said.find("starting spark")
+    assert (spark >= 0) == (program is COLUMNS), done.stdout
+    assert spark < 0 or asked < spark, done.stdout
+    assert said.count("no kafka broker answered at localhost:1") == 1
 
 
 ASKS = ["F.lit(1)", "F.struct('a', 'b')", "F.expr('1')", "F.when(F.col('a') > 1, 2)", "SparkSession.builder.getOrCreate()"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from everflow.cli.status import StatusLine
 from everflow.cli.terminal import Banner, Progress, StateWait, topology_lines
 from everflow.cli.watch import LagReader, input_topics
 from everflow.config import StreamsConfig
-from everflow.errors import EverflowError
+from everflow.errors import EverflowError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.client_settings import check_clients
 from everflow.logs import lines_to, log_path, time_of_day
@@ -24,13 +25,16 @@ from everflow.membership.own_assignor import check_assignor
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.foreground import Foreground
 from everflow.runtime.task_words import summary, task_lines
-from everflow.spark.later import running_context
 from everflow.spark.session import get_context
 from everflow.state.disk import require_usable
 from everflow.stop_signals import EXIT_BASE
 from everflow.topology.graph import Topology
 
+log = logging.getLogger("everflow")
+
 WATCH_INTERVAL_S = 1.0
+ASK_S = 3.0
+"""For so long brokers are asked whether they are there."""
 EXIT_FAILED = 1
 
 
@@ -62,14 +66,13 @@ def run_program(
     with StatusLine(console, stamp=time_of_day) as status, lines_to(status.event, verbose=debug):
 
         def start_spark() -> object:
+            _ask_brokers(config, status)
             with status.waiting("starting Spark"):
                 return get_context()
 
         with status.waiting(f"loading {target}", after_s=LOAD_SILENT_S):
             topology = load_topology(target, start_spark=start_spark)
         status.say(banner(config, topology, place_of(target)).text())
-        if running_context() is None:
-            start_spark()
         streams = KafkaStreams(topology, config)
         streams.set_state_listener(lambda new, old: status.state(f"state {old.name} -> {new.name}"))
         foreground = Foreground(streams, leave_group)
@@ -82,6 +85,16 @@ def run_program(
         if foreground.signal is not None and not foreground.joined:
             return EXIT_BASE + foreground.signal
         return 0 if streams.state is ClientState.NOT_RUNNING else EXIT_FAILED
+
+
+def _ask_brokers(config: StreamsConfig, status: StatusLine) -> None:
+    """Before the seconds that Spark takes: a wrong address is told. Where nobody answers, `KafkaStreams.start` waits later."""
+    servers = config.bootstrap_servers
+    with closing(ClusterAdmin(config.admin())) as admin, status.waiting(f"asking Kafka at {servers}", after_s=1.0):
+        try:
+            admin.cluster_id(ASK_S)
+        except RetriableError:
+            log.warning("no answer from Kafka at %s yet: it is waited for once Spark has started", servers)
 
 
 def banner(config: StreamsConfig, topology: Topology, program: str = "") -> Banner:

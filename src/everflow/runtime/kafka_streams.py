@@ -27,6 +27,7 @@ from everflow.logs import LogFile
 from everflow.membership.member import Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked, Roles
 from everflow.membership.own_assignor import check_assignor
 from everflow.metrics import Metrics
+from everflow.moves import moves
 from everflow.records import TaskId, TopicPartition
 from everflow.retry import quietly, retrying
 from everflow.runtime.batch_watchdog import any_stalled, end_hanging, troubles
@@ -209,8 +210,6 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
 
     def _start(self) -> None:
         """The order matters: see each step."""
-        from everflow.spark.session import get_context
-
         config = self.config
         for warning in config.warnings():
             log.warning(warning)
@@ -225,9 +224,7 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
         require_tasks(blueprint)
         changelogs = Changelogs(admin, blueprint.cluster_id)
         ground = self._ground = Ground(config, self._clock, admin, blueprint, self._directory, changelogs)
-        log.info("Starting Spark")
-        # 8. Spark (slots: threads, restores, a spare).
-        context = get_context(config.num_stream_threads + RESTORE_THREADS + 1, self._stop)
+        context = self._spark()  # 8.
         # 9. The copies that are here already, and the member that will tell of them. It joins last.
         updater = self._updater = state_updater(ground, self._tracker, lambda: self._standby_listener, self._on_hot, self._pause)
         sources = (updater.followed, self._running_ids, self._recovering_ids, self._tracker.positions)
@@ -277,6 +274,15 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
         deadline = Deadline(self._clock, config.task_timeout_ms)
         joining = lambda: member.start(JOIN_ATTEMPT_S)  # noqa: E731
         retrying(joining, "joining the group", clock=self._clock, deadline=deadline, stop=self._stop)
+
+    def _spark(self) -> Any:
+        """The SparkContext; a new one has slots for the threads, restores, and a spare."""
+        from everflow.spark.later import running_context
+        from everflow.spark.session import get_context
+
+        if running_context() is None:
+            moves.info("Starting Spark")
+        return get_context(self.config.num_stream_threads + RESTORE_THREADS + 1, self._stop)
 
     def _query_ports(self, ground: Ground, updater: StateUpdater) -> QueryPorts:
         return QueryPorts(
