@@ -76,6 +76,11 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
     ),
     ("everflow.runtime.tasks", BASE | PURE | TASKS, frozenset()),
     ("everflow.runtime.tasks.task_recovery", BASE | PURE | TASKS | {"everflow.kafka", "everflow.state"}, frozenset()),
+    (
+        "everflow.runtime.copies",
+        BASE | PURE | {f"everflow.{name}" for name in ("runtime.copies", "runtime.tasks", "runtime.restore", "state")},
+        frozenset(),
+    ),
     ("everflow.runtime", ALL_BELOW_CLI, ARROW | KAFKA | {"pyspark", "py4j", "orjson", "prometheus_client"}),
     # 5: on top; nothing below imports these
     *((name, ALL_BELOW_CLI | TOP, ANYTHING) for name in ("everflow.testing", "everflow.demo", "everflow.cli")),
@@ -186,7 +191,9 @@ def test_imports_follow_the_layers(path: Path) -> None:
         ("everflow.runtime.worker.resident_step", "import pyspark"),
         ("everflow.runtime.tasks.task_manager", "import pyspark"),
         ("everflow.runtime.tasks.recovery", "from everflow.kafka.admin import ClusterAdmin"),
-        ("everflow.runtime.tasks.task_recovery", "from everflow.runtime.state_updater import StateUpdater"),
+        ("everflow.runtime.tasks.task_recovery", "from everflow.runtime.copies.state_updater import StateUpdater"),
+        ("everflow.runtime.copies.state_updater", "from everflow.kafka.copy_follower import CopyFollower"),
+        ("everflow.runtime.copies.known_copies", "from everflow.runtime.stream_thread import StreamThread"),
         ("everflow.runtime.tasks.task", "from everflow.testing.waiting import wait_until"),
         ("everflow.runtime.tasks.task", "from everflow import KafkaStreams"),
         ("everflow.records", "import lmdb"),

@@ -34,7 +34,9 @@ from everflow.runtime.batch_watchdog import any_stalled, end_hanging, troubles
 from everflow.runtime.client_state import ENDED, STOPPING, ClientState, StateMachine
 from everflow.runtime.commit.commit_gate import CommitGate, GateBackend, GateBook, MemberMetadata
 from everflow.runtime.commit.deferred_offsets import DeferredOffsets
-from everflow.runtime.copies import Copies
+from everflow.runtime.copies.known_copies import Copies
+from everflow.runtime.copies.state_keeper import StateKeeper
+from everflow.runtime.copies.state_updater import StateUpdater
 from everflow.runtime.foreground import Foreground
 from everflow.runtime.host_map import HostMap
 from everflow.runtime.instance_display import InstanceDisplay
@@ -46,8 +48,6 @@ from everflow.runtime.restore.restore_progress import RestoreTracker
 from everflow.runtime.restore.standby_listener import SilentStandbyListener, StandbyUpdateListener
 from everflow.runtime.shutdown import InstanceShutdown
 from everflow.runtime.start_up import await_warm, commit_starts, prepare_cluster, repartition_positions, require_tasks
-from everflow.runtime.state_keeper import StateKeeper
-from everflow.runtime.state_updater import StateUpdater
 from everflow.runtime.stream_thread import OpenJob, StreamThread, ThreadServices
 from everflow.runtime.task_status import TaskStatus, copies_metrics, input_lag, statuses
 from everflow.runtime.tasks.lost_writers import LostWriters

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from everflow.membership.member import GroupMember
     from everflow.runtime.commit.commit_gate import CommitGate, GateBook
     from everflow.runtime.commit.deferred_offsets import DeferredOffsets
-    from everflow.runtime.state_keeper import StateKeeper
-    from everflow.runtime.state_updater import StateUpdater
+    from everflow.runtime.copies.state_keeper import StateKeeper
+    from everflow.runtime.copies.state_updater import StateUpdater
     from everflow.runtime.stream_thread import StreamThread
     from everflow.runtime.tasks.task import ActiveTask
     from everflow.runtime.tasks.task_manager import TaskManager

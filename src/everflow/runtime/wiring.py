@@ -24,8 +24,11 @@ from everflow.membership.own_assignor import decision
 from everflow.membership.own_code import patience_s
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.commit.commit_gate import GateBook
-from everflow.runtime.copies import Copies
-from everflow.runtime.freshness import Freshness, Settled
+from everflow.runtime.copies.freshness import Freshness, Settled
+from everflow.runtime.copies.known_copies import Copies
+from everflow.runtime.copies.state_cleaner import StateCleaner
+from everflow.runtime.copies.state_keeper import StateKeeper
+from everflow.runtime.copies.state_updater import StateUpdater, UpdaterServices
 from everflow.runtime.pause import Pause
 from everflow.runtime.restore.changelogs import Changelogs
 from everflow.runtime.restore.restoration import PreparedStore, prepare_store
@@ -33,9 +36,6 @@ from everflow.runtime.restore.restore_listener import RestoreListener
 from everflow.runtime.restore.restore_plan import ChangelogState
 from everflow.runtime.restore.standby_listener import StandbyUpdateListener
 from everflow.runtime.start_up import FENCE_TIMEOUT_S, transactional_id
-from everflow.runtime.state_cleaner import StateCleaner
-from everflow.runtime.state_keeper import StateKeeper
-from everflow.runtime.state_updater import StateUpdater, UpdaterServices
 from everflow.runtime.stream_thread import OpenJob, StreamThread, ThreadSettings
 from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.tasks.lost_writers import LostWriters

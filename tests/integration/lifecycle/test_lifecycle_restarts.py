@@ -14,9 +14,9 @@ import pytest
 from everflow import KafkaStreams, StreamsBuilder, TimeWindows, Topology, metrics, serdes
 from everflow.errors import InternalTopicError, OffsetsExpiredError
 from everflow.records import TaskId
-from everflow.runtime import state_keeper
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.commit.batch import parse_metadata
+from everflow.runtime.copies import state_keeper
 from everflow.runtime.query_errors import InvalidStateStoreError, StateElsewhereError
 from everflow.runtime.restore.restore_listener import RestoreProgress
 from everflow.state.lmdb_store import LmdbStore

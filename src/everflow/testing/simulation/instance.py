@@ -27,10 +27,10 @@ from everflow.records import TaskId, TopicPartition
 from everflow.retry import StoppedError, retrying
 from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchRequest, format_metadata
 from everflow.runtime.commit.commit_gate import GateBackend, GateBook, MemberMetadata
+from everflow.runtime.copies.state_updater import StateUpdater, UpdaterServices
 from everflow.runtime.restore.restoration import PreparedStore
 from everflow.runtime.restore.restore_plan import ChangelogState, RestorePlan
 from everflow.runtime.restore.restore_progress import RestoreTracker
-from everflow.runtime.state_updater import StateUpdater, UpdaterServices
 from everflow.runtime.stream_thread import StreamThread, ThreadServices, ThreadSettings
 from everflow.runtime.tasks.lost_writers import LostWriters
 from everflow.runtime.tasks.recovery import Recovery, RecoveryRules

@@ -17,13 +17,13 @@ from typing import Protocol
 from everflow.clock import Clock, SystemClock
 from everflow.errors import EverflowError
 from everflow.records import TaskId, TopicPartition
+from everflow.runtime.copies.state_updater import FollowedTask
 from everflow.runtime.restore.restore_plan import (
     DEFAULT_DELETE_RETENTION_MS,
     ChangelogState,
     restore_plan,
     trusted_until_ms,
 )
-from everflow.runtime.state_updater import FollowedTask
 from everflow.runtime.tasks.task import TaskStore
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec

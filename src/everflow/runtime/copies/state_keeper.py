@@ -10,15 +10,15 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from everflow.clock import Clock
-from everflow.runtime.freshness import Freshness
-from everflow.runtime.state_cleaner import StateCleaner
+from everflow.runtime.copies.freshness import Freshness
+from everflow.runtime.copies.state_cleaner import StateCleaner
 from everflow.state.lmdb_store import LmdbStore
 
 log = logging.getLogger("everflow")
 
 NOTE_PERIOD_MS = 60_000.0
-"""Far below the margin of an hour that is left to stores (`restoration.AGE_MARGIN_MS_MAX`), also where deletes are kept for minutes
-only."""
+"""Far below the margin of an hour that is left to stores (`restore_plan.AGE_MARGIN_MS_MAX`), also where deletes are kept for
+minutes only."""
 
 
 class StateKeeper:

@@ -14,7 +14,7 @@ from typing import Protocol
 from everflow.clock import Clock
 from everflow.errors import EverflowError
 from everflow.records import TaskId
-from everflow.runtime.copies import AtRest
+from everflow.runtime.copies.known_copies import AtRest
 
 log = logging.getLogger("everflow")
 

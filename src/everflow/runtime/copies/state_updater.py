@@ -17,7 +17,7 @@ from everflow.clock import Clock
 from everflow.errors import EverflowError, RetriableError
 from everflow.moves import moves
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.copy_lanes import CopyLanes, Follower
+from everflow.runtime.copies.copy_lanes import CopyLanes, Follower
 from everflow.runtime.restore.restoration import FoldedChunk, PreparedStore
 from everflow.runtime.restore.restore_listener import RestoreListener, RestoreProgress
 from everflow.runtime.restore.restore_plan import ChangelogState
@@ -53,7 +53,7 @@ class UpdaterServices:
         open_follower: a reader over no partition yet; each role has one.
         states: what the cluster says of changelog partitions now (`restore_plan.restore_plan` judges by it).
         stable_ends: last stable offsets.
-        prepare: (task, store, state, incarnation) -> the opened, claimed and judged store (`restoration.prepare_store`).
+        prepare: (task, store, state, incarnation) -> the opened, claimed and judged store (`restore.restoration.prepare_store`).
         distrust: (task, store, reason): the next ``prepare`` rebuilds it.
         became_hot: a warm-up (or a standby that began cold or fell behind) has reached ``acceptable.recovery.lag``; a
             warm-up says so again after a while, a standby that falls behind again and again ever more seldom.
