@@ -81,6 +81,14 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         BASE | PURE | {f"everflow.{name}" for name in ("runtime.copies", "runtime.tasks", "runtime.restore", "state")},
         frozenset(),
     ),
+    (
+        "everflow.runtime.thread",
+        BASE
+        | PURE
+        | {f"everflow.runtime.{room}" for room in ("thread", "worker", "step", "tasks", "topics", "commit")}
+        | {"everflow.spark", "everflow.kafka.admin", "everflow.travel"},
+        ARROW | {"pyspark", "py4j"},
+    ),
     ("everflow.runtime", ALL_BELOW_CLI, ARROW | KAFKA | {"pyspark", "py4j", "orjson", "prometheus_client"}),
     # 5: on top; nothing below imports these
     *((name, ALL_BELOW_CLI | TOP, ANYTHING) for name in ("everflow.testing", "everflow.demo", "everflow.cli")),
@@ -185,7 +193,7 @@ def test_imports_follow_the_layers(path: Path) -> None:
         ("everflow.runtime.step.task_step", "import threading"),
         ("everflow.runtime.step.step_stores", "import lmdb"),
         ("everflow.runtime.step.step_failure", "from everflow.kafka.errors import classify"),
-        ("everflow.runtime.worker.kafka_sink", "from everflow.runtime.stream_thread import StreamThread"),
+        ("everflow.runtime.worker.kafka_sink", "from everflow.runtime.thread.stream_thread import StreamThread"),
         ("everflow.runtime.worker.kafka_sink", "from everflow.runtime.tasks.task import Task"),
         ("everflow.runtime.worker.kafka_sink", "import confluent_kafka"),
         ("everflow.runtime.worker.resident_step", "import pyspark"),
@@ -193,7 +201,9 @@ def test_imports_follow_the_layers(path: Path) -> None:
         ("everflow.runtime.tasks.recovery", "from everflow.kafka.admin import ClusterAdmin"),
         ("everflow.runtime.tasks.task_recovery", "from everflow.runtime.copies.state_updater import StateUpdater"),
         ("everflow.runtime.copies.state_updater", "from everflow.kafka.copy_follower import CopyFollower"),
-        ("everflow.runtime.copies.known_copies", "from everflow.runtime.stream_thread import StreamThread"),
+        ("everflow.runtime.copies.known_copies", "from everflow.runtime.thread.stream_thread import StreamThread"),
+        ("everflow.runtime.thread.stream_thread", "from everflow.runtime.kafka_streams import KafkaStreams"),
+        ("everflow.runtime.thread.thread_job", "import confluent_kafka"),
         ("everflow.runtime.tasks.task", "from everflow.testing.waiting import wait_until"),
         ("everflow.runtime.tasks.task", "from everflow import KafkaStreams"),
         ("everflow.records", "import lmdb"),

@@ -30,7 +30,6 @@ from everflow.metrics import Metrics
 from everflow.moves import moves
 from everflow.records import TaskId, TopicPartition
 from everflow.retry import quietly, retrying
-from everflow.runtime.batch_watchdog import any_stalled, end_hanging, troubles
 from everflow.runtime.client_state import ENDED, STOPPING, ClientState, StateMachine
 from everflow.runtime.commit.commit_gate import CommitGate, GateBackend, GateBook, MemberMetadata
 from everflow.runtime.commit.deferred_offsets import DeferredOffsets
@@ -48,11 +47,13 @@ from everflow.runtime.restore.restore_progress import RestoreTracker
 from everflow.runtime.restore.standby_listener import SilentStandbyListener, StandbyUpdateListener
 from everflow.runtime.shutdown import InstanceShutdown
 from everflow.runtime.start_up import await_warm, commit_starts, prepare_cluster, repartition_positions, require_tasks
-from everflow.runtime.stream_thread import OpenJob, StreamThread, ThreadServices
 from everflow.runtime.task_status import TaskStatus, copies_metrics, input_lag, statuses
 from everflow.runtime.tasks.lost_writers import LostWriters
 from everflow.runtime.tasks.task import ActiveTask, TaskState
 from everflow.runtime.tasks.task_manager import TaskManager, TaskServices
+from everflow.runtime.thread.batch_watchdog import any_stalled, end_hanging, troubles
+from everflow.runtime.thread.stream_thread import OpenJob, StreamThread, ThreadServices
+from everflow.runtime.thread.worker_processes import kill_and_wait
 from everflow.runtime.topics.end_offsets import EndOffsets
 from everflow.runtime.topics.end_sums import EndSums
 from everflow.runtime.topics.partition_racks import PartitionRacks
@@ -76,7 +77,6 @@ from everflow.runtime.wiring import (
     thread_settings,
     topic_watch,
 )
-from everflow.runtime.worker_processes import kill_and_wait
 from everflow.state.task_directory import StateDirectory
 from everflow.topology.graph import Topology
 from everflow.travel.inert import InertInstance, in_worker

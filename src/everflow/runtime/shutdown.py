@@ -21,8 +21,8 @@ from everflow.moves import moves, some
 from everflow.retry import StoppedError, quietly
 from everflow.runtime.client_state import ClientState, StateMachine
 from everflow.runtime.drain import DRAIN_SHARE, DRAIN_WITHOUT_BROKER_MS, drain_limit, drained_or_ended
+from everflow.runtime.thread.worker_processes import is_worker, kill_and_wait
 from everflow.runtime.wiring import Ground, close_stores
-from everflow.runtime.worker_processes import is_worker, kill_and_wait
 
 if TYPE_CHECKING:
     from everflow.config import StreamsConfig
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from everflow.runtime.commit.deferred_offsets import DeferredOffsets
     from everflow.runtime.copies.state_keeper import StateKeeper
     from everflow.runtime.copies.state_updater import StateUpdater
-    from everflow.runtime.stream_thread import StreamThread
     from everflow.runtime.tasks.task import ActiveTask
     from everflow.runtime.tasks.task_manager import TaskManager
+    from everflow.runtime.thread.stream_thread import StreamThread
     from everflow.runtime.topics.end_offsets import EndOffsets
     from everflow.runtime.topics.end_sums import EndSums
     from everflow.runtime.topics.topic_watch import TopicWatch

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 
 from everflow.records import TaskId
-from everflow.runtime.repeated_failures import Trouble
 from everflow.runtime.task_status import TaskStatus
 from everflow.runtime.tasks.task import TaskRole, TaskState
+from everflow.runtime.thread.repeated_failures import Trouble
 
 ACTIVE, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP = "active", "starting", "restoring", "leaving", "standby", "warm-up"
 FAILING = "failing"

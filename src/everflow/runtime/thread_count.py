@@ -14,7 +14,7 @@ from everflow.clock import Clock, Deadline
 from everflow.errors import TaskTimeoutError
 from everflow.runtime.client_state import IllegalStateError
 from everflow.runtime.start_up import WARM_UP_WAIT_S
-from everflow.runtime.stream_thread import StreamThread
+from everflow.runtime.thread.stream_thread import StreamThread
 
 LOOK_S = 0.1
 SPARE_SLOTS = 1

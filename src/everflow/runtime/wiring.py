@@ -36,13 +36,13 @@ from everflow.runtime.restore.restore_listener import RestoreListener
 from everflow.runtime.restore.restore_plan import ChangelogState
 from everflow.runtime.restore.standby_listener import StandbyUpdateListener
 from everflow.runtime.start_up import FENCE_TIMEOUT_S, transactional_id
-from everflow.runtime.stream_thread import OpenJob, StreamThread, ThreadSettings
 from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.tasks.lost_writers import LostWriters
 from everflow.runtime.tasks.recovery import Recovery, RecoveryRules
 from everflow.runtime.tasks.task import TaskState, TaskStore
 from everflow.runtime.tasks.task_manager import TaskManager
 from everflow.runtime.tasks.task_recovery import ClusterRecoveryPorts
+from everflow.runtime.thread.stream_thread import OpenJob, StreamThread, ThreadSettings
 from everflow.runtime.thread_count import ThreadCount, ThreadCountPorts
 from everflow.runtime.topics import partition_racks
 from everflow.runtime.topics.end_offsets import EndOffsets
@@ -221,7 +221,7 @@ def lost_writers_of(ground: Ground) -> LostWriters:
 
 def job_opener(context: Any, ground: Ground) -> OpenJob:
     """Opens the Spark jobs of stream threads."""
-    from everflow.runtime.thread_job import JobSettings, ThreadJob, pack
+    from everflow.runtime.thread.thread_job import JobSettings, ThreadJob, pack
     from everflow.spark.connector import add_connector
     from everflow.spark.session import slots_of
 

@@ -24,11 +24,11 @@ from everflow.location import user_line
 from everflow.records import EdgeBatch
 from everflow.runtime.client_state import IllegalStateError
 from everflow.runtime.commit.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
-from everflow.runtime.failure_text import ending
-from everflow.runtime.packing import packed
 from everflow.runtime.query_errors import StoreKindError, StoreNotFoundError
 from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord
 from everflow.runtime.step.task_step import StepResult, TaskStep
+from everflow.runtime.thread.failure_text import ending
+from everflow.runtime.thread.packing import packed
 from everflow.runtime.worker.record_times import MOST_MS, too_late
 from everflow.serdes import Serde
 from everflow.spark.local_run import LocalRun

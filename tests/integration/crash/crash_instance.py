@@ -21,8 +21,8 @@ from confluent_kafka import TopicPartition as ClientPartition
 
 from everflow.kafka.admin import ClusterAdmin
 from everflow.records import TopicPartition
+from everflow.runtime.thread.worker_processes import alive
 from everflow.runtime.worker.crash_points import ENVIRONMENT_VARIABLE
-from everflow.runtime.worker_processes import alive
 from everflow.state.changelog import pack_value, unpack_value
 from everflow.state.lmdb_store import LmdbStore
 from everflow.testing.broker import EmbeddedBroker

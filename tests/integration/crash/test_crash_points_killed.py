@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from everflow.records import TopicPartition
+from everflow.runtime.thread.worker_processes import alive
 from everflow.runtime.worker.crash_points import APPLYING, BEFORE_TRANSACTION, COMMITTED, FIRST_RECORD, NAMES, OFFSETS_SENT
-from everflow.runtime.worker_processes import alive
 from everflow.testing.broker import EmbeddedBroker
 from everflow.testing.waiting import wait_until
 from integration.crash.crash_instance import Application, kill, records

@@ -17,8 +17,8 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as ClientPartition
 
+from everflow.runtime.thread.worker_processes import alive
 from everflow.runtime.worker.crash_points import COMMITTED, FIRST_RECORD, OFFSETS_SENT
-from everflow.runtime.worker_processes import alive
 from everflow.testing.broker import EmbeddedBroker
 from everflow.testing.waiting import wait_until
 from integration.crash.crash_instance import Application, kill, records

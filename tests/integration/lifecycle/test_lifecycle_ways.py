@@ -9,7 +9,7 @@ import pytest
 from pyspark import TaskContext
 
 from everflow import KafkaStreams, StreamsBuilder, serdes
-from everflow.runtime.thread_job import CHANNEL_PROPERTY
+from everflow.runtime.thread.thread_job import CHANNEL_PROPERTY
 from integration.lifecycle.lifecycle_cluster import Application, Cluster, long, text
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from everflow.records import TaskId
-from everflow.runtime.repeated_failures import Trouble
 from everflow.runtime.task_status import TaskStatus, statuses
 from everflow.runtime.task_words import duration, summary, task_lines
 from everflow.runtime.tasks.task import TaskRole, TaskState
+from everflow.runtime.thread.repeated_failures import Trouble
 
 RUNNING = TaskStatus(TaskRole.ACTIVE, TaskState.RUNNING, 1_200, 0.0, 0.0)
 STANDBY = TaskStatus(TaskRole.STANDBY, TaskState.RUNNING, 0, 50.0, 0.0, 900)

@@ -14,9 +14,9 @@ from everflow.errors import EverflowError
 from everflow.metrics import RECORDS_CONSUMED
 from everflow.records import TaskId
 from everflow.runtime.client_state import ClientState
-from everflow.runtime.repeated_failures import Trouble
 from everflow.runtime.task_status import TaskStatus
 from everflow.runtime.tasks.task import TaskRole, TaskState
+from everflow.runtime.thread.repeated_failures import Trouble
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import EdgeType, FunctionNode, SinkNode, SourceNode, StatefulNode, Topology
 

@@ -31,11 +31,11 @@ from everflow.runtime.copies.state_updater import StateUpdater, UpdaterServices
 from everflow.runtime.restore.restoration import PreparedStore
 from everflow.runtime.restore.restore_plan import ChangelogState, RestorePlan
 from everflow.runtime.restore.restore_progress import RestoreTracker
-from everflow.runtime.stream_thread import StreamThread, ThreadServices, ThreadSettings
 from everflow.runtime.tasks.lost_writers import LostWriters
 from everflow.runtime.tasks.recovery import Recovery, RecoveryRules
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow.runtime.tasks.task_manager import MIGRATED_PAUSE_S, TaskManager, TaskServices
+from everflow.runtime.thread.stream_thread import StreamThread, ThreadServices, ThreadSettings
 from everflow.runtime.topics.end_offsets import EndOffsets
 from everflow.testing.simulation.channel import ChannelServices, SimulatedChannel
 from everflow.testing.simulation.disk import SimulatedCopies, SimulatedDisk

@@ -13,9 +13,9 @@ import pytest
 from everflow import serdes
 from everflow.errors import RecordError
 from everflow.records import EdgeBatch
-from everflow.runtime.failure_text import ending, told
 from everflow.runtime.step.step_failure import failure_of
 from everflow.runtime.step.step_functions import RecordFailure, run_function
+from everflow.runtime.thread.failure_text import ending, told
 from everflow.topology.graph import EdgeType
 from everflow.topology.plan import FunctionOp, Source
 

@@ -19,13 +19,13 @@ from everflow.errors import EverflowError, TaskMigratedError, TaskTimeoutError
 from everflow.metrics import Metrics
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.retry import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, StoppedError
-from everflow.runtime.batching import BatchSize, is_empty, plan_ranges
 from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchFailedError, BatchFailure, BatchId, BatchRequest, BatchResult
 from everflow.runtime.commit.commit_gate import GateBook
-from everflow.runtime.failure_text import ending, short, told
-from everflow.runtime.repeated_failures import RepeatedFailures, Trouble
 from everflow.runtime.tasks.recovery import Recovery
 from everflow.runtime.tasks.task import ActiveTask, TaskState
+from everflow.runtime.thread.batching import BatchSize, is_empty, plan_ranges
+from everflow.runtime.thread.failure_text import ending, short, told
+from everflow.runtime.thread.repeated_failures import RepeatedFailures, Trouble
 from everflow.runtime.topics.end_offsets import EndOffsets
 
 log = logging.getLogger("everflow")
@@ -35,7 +35,7 @@ IDLE_WAIT_MS = 1_000.0
 
 
 class Job(Protocol):
-    """`everflow.runtime.thread_job.ThreadJob`: the prepared Spark job of one thread and one set of partitions."""
+    """`everflow.runtime.thread.thread_job.ThreadJob`: the prepared Spark job of one thread and one set of partitions."""
 
     def run(self, request: BatchRequest) -> BatchResult:
         """Blocks; BatchFailedError for a job that failed, whatever its transaction did."""

@@ -11,7 +11,7 @@ import pytest
 from everflow import serdes
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.errors import TopologyError
-from everflow.runtime.packing import packed
+from everflow.runtime.thread.packing import packed
 from everflow.topology.graph import EdgeType, FunctionNode, SourceNode, Topology
 from everflow.topology.plan import PhysicalPlan, plan
 from everflow.topology.subtopologies import cut

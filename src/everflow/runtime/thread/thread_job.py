@@ -14,10 +14,10 @@ from everflow.errors import EverflowError, RecordTimeError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.records import OffsetRange, TopicPartition
 from everflow.runtime.commit.batch import FAILED, REQUEST_PROPERTY, BatchFailedError, BatchFailure, BatchRequest, BatchResult
-from everflow.runtime.packing import packed
-from everflow.runtime.resident_job import ResidentJob
-from everflow.runtime.spark_failure import failure_of_text, says
 from everflow.runtime.step.task_step import TaskStep, failed, hop_out_of
+from everflow.runtime.thread.packing import packed
+from everflow.runtime.thread.resident_job import ResidentJob
+from everflow.runtime.thread.spark_failure import failure_of_text, says
 from everflow.runtime.worker.kafka_sink import KafkaSink
 from everflow.runtime.worker.record_times import MOST_MS, too_late
 from everflow.runtime.worker.resident_step import ResidentStep, TwinSegment, refuse

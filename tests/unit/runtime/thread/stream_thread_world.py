@@ -16,9 +16,9 @@ from everflow.runtime.commit.batch import (
     BatchResult,
 )
 from everflow.runtime.commit.commit_gate import GateBook
-from everflow.runtime.stream_thread import StreamThread, ThreadServices, ThreadSettings
 from everflow.runtime.tasks.recovery import Committed, Recovery, RecoveryRules
 from everflow.runtime.tasks.task import ActiveTask, TaskState, TaskStore
+from everflow.runtime.thread.stream_thread import StreamThread, ThreadServices, ThreadSettings
 from everflow.runtime.topics.end_offsets import EndOffsets
 
 IN = TopicPartition("in", 0)

@@ -15,7 +15,7 @@ from everflow.runtime.commit.batch import (
     BatchResult,
 )
 from everflow.runtime.tasks.task import ActiveTask, TaskState
-from unit.runtime.stream_thread_world import IN, OTHER, OTHER_TASK, TASK, World
+from unit.runtime.thread.stream_thread_world import IN, OTHER, OTHER_TASK, TASK, World
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from everflow.runtime.worker_processes import is_worker
+from everflow.runtime.thread.worker_processes import is_worker
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="tells it by /proc")

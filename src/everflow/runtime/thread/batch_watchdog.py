@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from everflow.clock import Clock
 from everflow.records import TaskId
 from everflow.runtime.commit.commit_gate import GateBook
-from everflow.runtime.repeated_failures import Trouble
-from everflow.runtime.stream_thread import StreamThread
-from everflow.runtime.worker_processes import kill_and_wait
+from everflow.runtime.thread.repeated_failures import Trouble
+from everflow.runtime.thread.stream_thread import StreamThread
+from everflow.runtime.thread.worker_processes import kill_and_wait
 
 log = logging.getLogger("everflow")
 

@@ -13,7 +13,6 @@ from everflow import metrics as names
 from everflow.config import BatchLimits
 from everflow.errors import ColumnError, FatalError, RecordError, RetriableError, TaskTimeoutError, WorkerDiedError
 from everflow.records import TopicPartition
-from everflow.runtime.batch_watchdog import SHOWN_AFTER_MS, any_stalled
 from everflow.runtime.commit.batch import (
     ABORTED,
     COMMITTED,
@@ -25,7 +24,8 @@ from everflow.runtime.commit.batch import (
 )
 from everflow.runtime.tasks.recovery import Committed
 from everflow.runtime.tasks.task import ActiveTask, TaskState
-from unit.runtime.stream_thread_world import IN, TASK, World
+from everflow.runtime.thread.batch_watchdog import SHOWN_AFTER_MS, any_stalled
+from unit.runtime.thread.stream_thread_world import IN, TASK, World
 
 
 def failed(kind: str, error: str, **more: Any) -> BatchFailedError:

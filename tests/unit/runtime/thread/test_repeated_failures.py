@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from everflow.runtime.commit.batch import BadRecord, BatchFailure, CodeLine
-from everflow.runtime.repeated_failures import ENDS_AFTER_MS, RepeatedFailures, may_pass, sameness
+from everflow.runtime.thread.repeated_failures import ENDS_AFTER_MS, RepeatedFailures, may_pass, sameness
 
 DIVISION = BatchFailure("column", "A Column cannot be computed: [DIVIDE_BY_ZERO] Division by zero.", where=("app.py:3",))
 
