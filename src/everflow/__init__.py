@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from everflow.records import TaskId, TopicPartition
     from everflow.runtime.client_state import ClientState, IllegalStateError, StateListener
     from everflow.runtime.kafka_streams import KafkaStreams
-    from everflow.runtime.key_metadata import KeyQueryMetadata, StreamsMetadata
-    from everflow.runtime.queries import LagInfo
-    from everflow.runtime.query_errors import (
+    from everflow.runtime.query.key_metadata import KeyQueryMetadata, StreamsMetadata
+    from everflow.runtime.query.queries import LagInfo
+    from everflow.runtime.query.query_errors import (
         InvalidStateStoreError,
         StaleStateError,
         StateElsewhereError,
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
         StoreKindError,
         StoreNotFoundError,
     )
+    from everflow.runtime.query.session_query import ReadOnlySessionStore
+    from everflow.runtime.query.store_query import ReadOnlyKeyValueStore
+    from everflow.runtime.query.window_query import ReadOnlyWindowStore
     from everflow.runtime.restore.restore_listener import RestoreListener, RestoreProgress
     from everflow.runtime.restore.standby_listener import StandbyUpdateListener, SuspendReason
-    from everflow.runtime.session_query import ReadOnlySessionStore
-    from everflow.runtime.store_query import ReadOnlyKeyValueStore
     from everflow.runtime.task_status import TaskStatus
     from everflow.runtime.tasks.task import TaskRole, TaskState
-    from everflow.runtime.window_query import ReadOnlyWindowStore
     from everflow.spark.session import session
     from everflow.topology.graph import Topology
     from everflow.windows import SessionWindows, TimeWindows, Windowed
@@ -118,17 +118,17 @@ _NAMES = {
     "records": "TaskId TopicPartition",
     "runtime.client_state": "ClientState IllegalStateError StateListener",
     "runtime.kafka_streams": "KafkaStreams",
-    "runtime.key_metadata": "KeyQueryMetadata StreamsMetadata",
-    "runtime.queries": "LagInfo",
-    "runtime.query_errors": "InvalidStateStoreError StaleStateError StateElsewhereError StateMovingError StoreKindError "
+    "runtime.query.key_metadata": "KeyQueryMetadata StreamsMetadata",
+    "runtime.query.queries": "LagInfo",
+    "runtime.query.query_errors": "InvalidStateStoreError StaleStateError StateElsewhereError StateMovingError StoreKindError "
     "StoreNotFoundError",
     "runtime.restore.restore_listener": "RestoreListener RestoreProgress",
-    "runtime.session_query": "ReadOnlySessionStore",
+    "runtime.query.session_query": "ReadOnlySessionStore",
     "runtime.restore.standby_listener": "StandbyUpdateListener SuspendReason",
-    "runtime.store_query": "ReadOnlyKeyValueStore",
+    "runtime.query.store_query": "ReadOnlyKeyValueStore",
     "runtime.tasks.task": "TaskRole TaskState",
     "runtime.task_status": "TaskStatus",
-    "runtime.window_query": "ReadOnlyWindowStore",
+    "runtime.query.window_query": "ReadOnlyWindowStore",
     "spark.session": "session",
     "topology.graph": "Topology",
     "windows": "SessionWindows TimeWindows Windowed",

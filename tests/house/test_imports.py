@@ -25,7 +25,8 @@ PURE = frozenset({"everflow.topology", "everflow.operators", "everflow.assignmen
     "everflow.state.changelog",
 }
 BELOW_RUNTIME = BASE | PURE | {"everflow.dsl", "everflow.travel"}
-ALL_BELOW_CLI = BELOW_RUNTIME | {f"everflow.{name}" for name in ("state", "kafka", "spark", "membership", "runtime")}
+ENGINES = frozenset(f"everflow.{name}" for name in ("state", "kafka", "spark", "membership"))
+ALL_BELOW_CLI = BELOW_RUNTIME | ENGINES | {"everflow.runtime"}
 
 TASKS = frozenset(f"everflow.runtime.{room}" for room in ("tasks", "commit", "restore", "topics"))
 
@@ -89,7 +90,17 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         | {"everflow.spark", "everflow.kafka.admin", "everflow.travel"},
         ARROW | {"pyspark", "py4j"},
     ),
-    ("everflow.runtime", ALL_BELOW_CLI, ARROW | KAFKA | {"pyspark", "py4j", "orjson", "prometheus_client"}),
+    (
+        "everflow.runtime.query",
+        BASE
+        | PURE
+        | {f"everflow.runtime.{name}" for name in ("query", "tasks", "client_state")}
+        | {"everflow.state", "everflow.kafka.group_channel", "everflow.kafka.group_description"},
+        frozenset({"kafka"}),
+    ),
+    # the instance: joins rooms and engines, and uses no engine's package itself
+    ("everflow.runtime", BASE | PURE | ENGINES | {"everflow.runtime", "everflow.travel"}, frozenset()),
+    ("everflow.runtime.client_state", BASE, frozenset()),
     # 5: on top; nothing below imports these
     *((name, ALL_BELOW_CLI | TOP, ANYTHING) for name in ("everflow.testing", "everflow.demo", "everflow.cli")),
     ("everflow", ALL_BELOW_CLI, frozenset()),
@@ -204,6 +215,10 @@ def test_imports_follow_the_layers(path: Path) -> None:
         ("everflow.runtime.copies.known_copies", "from everflow.runtime.thread.stream_thread import StreamThread"),
         ("everflow.runtime.thread.stream_thread", "from everflow.runtime.kafka_streams import KafkaStreams"),
         ("everflow.runtime.thread.thread_job", "import confluent_kafka"),
+        ("everflow.runtime.query.queries", "from everflow.runtime.kafka_streams import KafkaStreams"),
+        ("everflow.runtime.query.store_query", "import lmdb"),
+        ("everflow.runtime.wiring", "import confluent_kafka"),
+        ("everflow.runtime.client_state", "from everflow.runtime.tasks.task import Task"),
         ("everflow.runtime.tasks.task", "from everflow.testing.waiting import wait_until"),
         ("everflow.runtime.tasks.task", "from everflow import KafkaStreams"),
         ("everflow.records", "import lmdb"),
@@ -211,6 +226,11 @@ def test_imports_follow_the_layers(path: Path) -> None:
 )
 def test_the_table_catches(module: str, source: str) -> None:
     assert len(violations(module, source)) == 1
+
+
+def test_every_room_has_a_row_of_its_own() -> None:
+    rooms = {_module_name(path) for path in SRC.glob("everflow/runtime/*/__init__.py")}
+    assert rooms - {row[0] for row in TABLE} == set(), "its neighbours' row would let it import whatever they may"
 
 
 def test_imports_for_the_type_checker_are_free() -> None:

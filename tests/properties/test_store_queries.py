@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everflow import Windowed, serdes
-from everflow.runtime.session_query import ReadOnlySessionStore
-from everflow.runtime.store_query import ReadOnlyKeyValueStore, StoreReader
-from everflow.runtime.window_query import ReadOnlyWindowStore
+from everflow.runtime.query.session_query import ReadOnlySessionStore
+from everflow.runtime.query.store_query import ReadOnlyKeyValueStore, StoreReader
+from everflow.runtime.query.window_query import ReadOnlyWindowStore
 from everflow.serdes.windowed import session_key, window_store_key
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec

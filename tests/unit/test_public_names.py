@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import everflow
-from everflow.runtime import query_errors
+from everflow.runtime.query import query_errors
 
 HEAVY = ("pyspark", "pyarrow", "confluent_kafka", "kafka", "lmdb")
 

@@ -37,11 +37,11 @@ from everflow.runtime.copies.known_copies import Copies
 from everflow.runtime.copies.state_keeper import StateKeeper
 from everflow.runtime.copies.state_updater import StateUpdater
 from everflow.runtime.foreground import Foreground
-from everflow.runtime.host_map import HostMap
 from everflow.runtime.instance_display import InstanceDisplay
 from everflow.runtime.operations import InstanceOperations
 from everflow.runtime.pause import Pause
-from everflow.runtime.queries import InteractiveQueries, QueryPorts, store_queries
+from everflow.runtime.query.host_map import HostMap
+from everflow.runtime.query.queries import InteractiveQueries, QueryPorts, store_queries
 from everflow.runtime.restore.changelogs import Changelogs
 from everflow.runtime.restore.restore_progress import RestoreTracker
 from everflow.runtime.restore.standby_listener import SilentStandbyListener, StandbyUpdateListener

@@ -24,7 +24,7 @@ from everflow.location import user_line
 from everflow.records import EdgeBatch
 from everflow.runtime.client_state import IllegalStateError
 from everflow.runtime.commit.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
-from everflow.runtime.query_errors import StoreKindError, StoreNotFoundError
+from everflow.runtime.query.query_errors import StoreKindError, StoreNotFoundError
 from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord
 from everflow.runtime.step.task_step import StepResult, TaskStep
 from everflow.runtime.thread.failure_text import ending

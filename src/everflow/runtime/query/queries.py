@@ -15,7 +15,7 @@ from everflow.clock import Clock
 from everflow.errors import RetriableError, StoreMismatchError
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
-from everflow.runtime.key_metadata import (
+from everflow.runtime.query.key_metadata import (
     Hosts,
     KeyQueryMetadata,
     Partitioner,
@@ -26,13 +26,13 @@ from everflow.runtime.key_metadata import (
     metadata_of_hosts,
     topics_into_stores,
 )
-from everflow.runtime.query_errors import InvalidStateStoreError, StaleStateError, StateElsewhereError, StateMovingError
-from everflow.runtime.query_errors import StoreNotFoundError as StoreNotFoundError
-from everflow.runtime.session_query import ReadOnlySessionStore
-from everflow.runtime.store_query import ReadOnlyKeyValueStore, ReadOnlyStore, StoreReader, key_bytes, whole_number
+from everflow.runtime.query.query_errors import InvalidStateStoreError, StaleStateError, StateElsewhereError, StateMovingError
+from everflow.runtime.query.query_errors import StoreNotFoundError as StoreNotFoundError
+from everflow.runtime.query.session_query import ReadOnlySessionStore
+from everflow.runtime.query.store_query import ReadOnlyKeyValueStore, ReadOnlyStore, StoreReader, key_bytes, whole_number
+from everflow.runtime.query.window_query import ReadOnlyWindowStore
 from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.tasks.task import TaskStore
-from everflow.runtime.window_query import ReadOnlyWindowStore
 from everflow.state.lmdb_env import StoreClosedError
 from everflow.state.lmdb_store import LmdbStore
 from everflow.topology.graph import Topology

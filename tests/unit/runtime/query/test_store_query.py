@@ -14,11 +14,11 @@ import pytest
 from everflow import Windowed
 from everflow.records import TaskId
 from everflow.runtime.client_state import ClientState
-from everflow.runtime.query_errors import StateMovingError, StoreKindError
-from everflow.runtime.store_query import ReadOnlyStore, StoreReader, after_prefix
+from everflow.runtime.query.query_errors import StateMovingError, StoreKindError
+from everflow.runtime.query.store_query import ReadOnlyStore, StoreReader, after_prefix
 from everflow.serdes import SerdeError
 from everflow.state.lmdb_store import LmdbStore
-from unit.runtime.query_stores import COUNTS, WINDOWS, Instance, by_first_letter, windows, write
+from unit.runtime.query.query_stores import COUNTS, WINDOWS, Instance, by_first_letter, windows, write
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from everflow.errors import RetriableError, StoreMismatchError
 from everflow.foreign_names import spelled_here
-from everflow.runtime.query_errors import InvalidStateStoreError, StateMovingError, StoreKindError
+from everflow.runtime.query.query_errors import InvalidStateStoreError, StateMovingError, StoreKindError
 from everflow.serdes.base import SerdeError
 from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.state.lmdb_env import StoreClosedError

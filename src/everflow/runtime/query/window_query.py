@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from everflow.runtime.store_query import TIME_MAX, ReadOnlyStore, after_keys, whole_number
+from everflow.runtime.query.store_query import TIME_MAX, ReadOnlyStore, after_keys, whole_number
 from everflow.serdes.windowed import STORE_SUFFIX_BYTES, split_window_store_key, window_store_key
 from everflow.windows import Windowed
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from everflow import serdes
-from everflow.runtime.key_metadata import default_partitioner, topics_into_stores
+from everflow.runtime.query.key_metadata import default_partitioner, topics_into_stores
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import EdgeType, MergeNode, SinkNode, SourceNode, StatefulNode, Topology
 

@@ -15,10 +15,10 @@ import pytest
 from everflow.assignment.user_data import HostTasks
 from everflow.records import TaskId
 from everflow.runtime.client_state import ClientState
-from everflow.runtime.key_metadata import default_partitioner
-from unit.runtime.query_stores import COUNTS, PARTITIONS, Instance
+from everflow.runtime.query.key_metadata import default_partitioner
+from unit.runtime.query.query_stores import COUNTS, PARTITIONS, Instance
 
-PAGE = Path(__file__).parents[3] / "docs" / "QUERIES.md"
+PAGE = Path(__file__).parents[4] / "docs" / "QUERIES.md"
 KEYS = {f"key {i}": i for i in range(20)}
 
 

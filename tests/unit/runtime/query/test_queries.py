@@ -13,9 +13,9 @@ import pytest
 from everflow.errors import RetriableError
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
-from everflow.runtime.key_metadata import KeyQueryMetadata
-from everflow.runtime.queries import ENDS_AGE_MS, InteractiveQueries, LagInfo
-from everflow.runtime.query_errors import (
+from everflow.runtime.query.key_metadata import KeyQueryMetadata
+from everflow.runtime.query.queries import ENDS_AGE_MS, InteractiveQueries, LagInfo
+from everflow.runtime.query.query_errors import (
     InvalidStateStoreError,
     StaleStateError,
     StateElsewhereError,
@@ -23,7 +23,7 @@ from everflow.runtime.query_errors import (
     StoreNotFoundError,
 )
 from everflow.serdes import SerdeError
-from unit.runtime.query_stores import COUNTS, WINDOWS, Instance, by_first_letter
+from unit.runtime.query.query_stores import COUNTS, WINDOWS, Instance, by_first_letter
 
 
 class Tasks:

@@ -11,7 +11,7 @@ from everflow.clock import ManualClock
 from everflow.errors import RetriableError
 from everflow.kafka.group_channel import GroupSettings
 from everflow.records import TaskId
-from everflow.runtime.host_map import RETRY_MS, HostMap
+from everflow.runtime.query.host_map import RETRY_MS, HostMap
 
 HOSTS = {"a:1": HostTasks(frozenset({TaskId(0, 0)}), frozenset({TaskId(0, 1)})), "b:1": HostTasks(frozenset({TaskId(0, 1)}))}
 

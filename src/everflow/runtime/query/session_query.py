@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from everflow.runtime.store_query import TIME_MAX, ReadOnlyStore, after_keys, whole_number
+from everflow.runtime.query.store_query import TIME_MAX, ReadOnlyStore, after_keys, whole_number
 from everflow.serdes.windowed import session_key, split_session_key
 from everflow.windows import Windowed
 

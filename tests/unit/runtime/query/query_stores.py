@@ -12,8 +12,8 @@ from everflow import serdes
 from everflow.clock import ManualClock
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
-from everflow.runtime.key_metadata import Hosts, StoreSite
-from everflow.runtime.queries import InteractiveQueries, QueryPorts, StoreQueries
+from everflow.runtime.query.key_metadata import Hosts, StoreSite
+from everflow.runtime.query.queries import InteractiveQueries, QueryPorts, StoreQueries
 from everflow.runtime.tasks.task import TaskStore
 from everflow.serdes.windowed import window_store_key
 from everflow.state.lmdb_store import LmdbStore
