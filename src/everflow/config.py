@@ -227,6 +227,7 @@ class StreamsConfig:
     """All settings of an application; ConfigError for an unknown key (with the nearest right name) or a wrong
     value.
 
+    The keys are keywords, or a mapping, or both: ``StreamsConfig({"application.id": "delays"}, num_stream_threads=2)``.
     Durations are in ms, sizes in bytes. Our own keys stand last, below the marker.
     """
 
@@ -287,11 +288,11 @@ class StreamsConfig:
     given: frozenset[str] = field(default=frozenset(), metadata={"key": False}, compare=False, repr=False)
     """Names of the fields that were set, rather than left at their default."""
 
-    def __init__(self, **keys: Any) -> None:
+    def __init__(self, settings: Mapping[str, object] | StreamsConfig | None = None, /, **keys: Any) -> None:
         fields = {f.name: f for f in dataclasses.fields(self) if f.metadata.get("key", True)}
         clients: dict[str, dict[str, Any]] = {}
         values: dict[str, Any] = {}
-        for given, raw in keys.items():
+        for given, raw in (*_mapped(settings).items(), *keys.items()):
             name = given.replace(".", "_").replace("-", "_")
             if name in fields:
                 if name in values:
@@ -410,6 +411,20 @@ class StreamsConfig:
     def tags(self) -> Mapping[str, str]:
         """This instance's tags (``client.tag.zone=...``, KIP-708), told to the group; by tag key."""
         return MappingProxyType({key: str(value) for key, value in self.clients.get("client.tag", {}).items()})
+
+
+def _mapped(settings: object) -> Mapping[str, object]:
+    """The mapping of keys that was given by place; ConfigError for anything else."""
+    if settings is None:
+        return {}
+    if isinstance(settings, StreamsConfig):
+        raise ConfigError("Settings are a StreamsConfig or keywords, not both: give all of them to StreamsConfig(...).")
+    if not isinstance(settings, Mapping) or not all(isinstance(key, str) for key in settings):
+        raise ConfigError(
+            f"Settings are keywords, a StreamsConfig or a mapping of names, as in {{'application.id': 'orders'}}, "
+            f"found {settings!r:.100} ({type(settings).__name__})."
+        )
+    return settings
 
 
 def dotted_name(name: str) -> str:

@@ -215,7 +215,7 @@ def test_every_setting_has_an_effect_or_is_listed() -> None:
 
 def test_the_start_says_what_was_set_in_vain(caplog: pytest.LogCaptureFixture) -> None:
     settings: dict[str, Any] = {**BASE, "commit_interval_ms": 7, "producer.linger.ms": "no number"}
-    streams = KafkaStreams(cast(Topology, None), **settings)
+    streams = KafkaStreams(Topology(()), **settings)
     with pytest.raises(ConfigError, match="linger"):
         streams.start()
     assert "commit.interval.ms = 7 has no effect yet" in caplog.text
@@ -252,3 +252,31 @@ def test_an_address_of_a_broker_that_cannot_be_is_refused_with_what_to_write(giv
 )
 def test_addresses_of_brokers(given: object, taken: str) -> None:
     assert StreamsConfig(application_id="a", bootstrap_servers=given).bootstrap_servers == taken
+
+
+def test_settings_may_be_a_mapping_of_kafka_streams_names() -> None:
+    properties = {"application.id": "app", "bootstrap.servers": "b:1", "num.stream.threads": 3, "producer.linger.ms": 5}
+    streams = KafkaStreams(Topology(()), properties)
+    assert streams.config == StreamsConfig(properties) == StreamsConfig(**cast(Any, properties))
+    more = KafkaStreams(Topology(()), properties, task_timeout_ms=5).config
+    assert (more.num_stream_threads, more.task_timeout_ms) == (3, 5)
+    with pytest.raises(ConfigError, match=r"application\.id is given twice"):
+        KafkaStreams(Topology(()), properties, application_id="other")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("app", r"found 'app' \(str\)"),
+        ([("application.id", "app")], r"found \[\('application\.id', 'app'\)\] \(list\)"),
+        ({1: "app"}, r"found \{1: 'app'\} \(dict\)"),
+    ],
+)
+def test_anything_else_for_settings_is_refused_at_construction(given: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=r"a mapping of names, as in \{'application\.id': 'orders'\}, " + told):
+        KafkaStreams(Topology(()), given)
+
+
+def test_a_config_with_keywords_beside_it_is_refused_at_construction() -> None:
+    with pytest.raises(ConfigError, match=r"a StreamsConfig or keywords, not both"):
+        KafkaStreams(Topology(()), StreamsConfig(**BASE), num_stream_threads=2)

@@ -348,7 +348,10 @@ EVERFLOW: Names = {
     "StateQueryRequest": is_called("KafkaStreams", "streams.store('orders-per-key').get('a')"),
     "StreamsUncaughtExceptionHandler": KAFKA_STREAMS["setUncaughtExceptionHandler"],
     "StateRestoreListener": is_called("RestoreListener", "streams.set_global_state_restore_listener(mine)"),
-    "Properties": not_there("settings are keywords: KafkaStreams(topology, application_id='orders', num_stream_threads=2)"),
+    "Properties": not_there(
+        "settings are keywords, KafkaStreams(topology, application_id='orders', num_stream_threads=2), or a dict: "
+        "KafkaStreams(topology, {'application.id': 'orders', 'num.stream.threads': 2})"
+    ),
     "TopologyTestDriver": not_there("it is in everflow.testing: from everflow.testing import TopologyTestDriver"),
     "TestInputTopic": _TEST_TOPIC,
     "TestOutputTopic": _TEST_TOPIC,

@@ -10,7 +10,7 @@ import logging
 import math
 import queue
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ from everflow.runtime.wiring import (
     topic_watch,
 )
 from everflow.state.task_directory import StateDirectory
-from everflow.topology.graph import Topology
+from everflow.topology.graph import Topology, checked_topology
 from everflow.travel.inert import InertInstance, in_worker
 
 log = logging.getLogger("everflow")
@@ -97,20 +97,28 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
 
     Args:
         topology: what `StreamsBuilder.build` gave.
-        config: a `StreamsConfig`; or pass its keys as keywords.
+        config: a `StreamsConfig`, or a mapping of its keys (``{"application.id": "delays"}``); or pass them as keywords.
 
-    All methods may be called from any thread, except `run` (main thread). Raises ConfigError for wrong settings.
+    All methods may be called from any thread, except `run` (main thread). Raises ConfigError for wrong settings, TopologyError for
+    what is no topology.
     """
 
     def __new__(cls, *_: object, **__: object) -> KafkaStreams:
         """In a Python worker that imports a program: a stand-in that refuses to start."""
         return InertInstance() if in_worker() else super().__new__(cls)  # type: ignore[return-value]
 
-    def __init__(self, topology: Topology, config: StreamsConfig | None = None, *, clock: Clock | None = None, **keys: Any) -> None:
-        self.config = config if config is not None and not keys else StreamsConfig(**keys)
+    def __init__(
+        self,
+        topology: Topology,
+        config: StreamsConfig | Mapping[str, object] | None = None,
+        *,
+        clock: Clock | None = None,
+        **keys: Any,
+    ) -> None:
+        self._topology = checked_topology(topology, "KafkaStreams")
+        self.config = config if isinstance(config, StreamsConfig) and not keys else StreamsConfig(config, **keys)
         self.error: EverflowError | None = None
         """Why the instance is in state ERROR."""
-        self._topology = topology
         self._clock = clock or SystemClock()
         self._states = StateMachine()
         self._metrics = Metrics()

@@ -35,7 +35,7 @@ from everflow.spark.local_run import LocalRun
 from everflow.state.store import InMemoryStore, StoreSpec, StoreView
 from everflow.testing.store_views import KeyValueView, SessionView, WindowView
 from everflow.testing.topics import InputTopic, OutputTopic, RawRecord
-from everflow.topology.graph import SinkNode, Topology
+from everflow.topology.graph import SinkNode, Topology, checked_topology
 from everflow.topology.plan import PhysicalPlan, Source, emitting_every_update, plan
 from everflow.topology.subtopologies import cut
 
@@ -63,6 +63,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         emit_every_update: bool = False,
         initial_wall_clock_ms: int = 0,
     ) -> None:
+        checked_topology(topology, "TopologyTestDriver")
         subs = cut(topology)
         chosen = emitting_every_update(topology) if emit_every_update else topology
         self._plan: PhysicalPlan = plan(chosen, subs.index_of, application_id)

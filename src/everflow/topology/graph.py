@@ -13,7 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
+from everflow.location import user_line
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec
 
@@ -190,3 +192,12 @@ class Topology(Telling):
         from everflow.topology.drawing import as_svg  # it reads this module's nodes
 
         return as_svg(self)
+
+
+def checked_topology(given: object, taker: str) -> Topology:
+    """``given`` if it is a topology, else TopologyError: what ``taker``, the name of a class, takes."""
+    if isinstance(given, Topology):
+        return given
+    builder = not isinstance(given, type) and callable(getattr(given, "build", None))
+    what = f"the {type(given).__name__} itself: call .build() on it" if builder else f"{given!r:.100}"
+    raise TopologyError(f"{taker} takes the topology that builder.build() gives, found {what}", where=user_line())

@@ -43,7 +43,7 @@ class Member:
 
 
 def test_events_return_while_the_loop_is_blocked_and_listeners_run_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    streams = KafkaStreams(cast(Topology, None), application_id="a", bootstrap_servers="b:1")
+    streams = KafkaStreams(Topology(()), application_id="a", bootstrap_servers="b:1")
     manager, unblocked, listened = Manager(), threading.Event(), []
 
     def listener(new: ClientState, old: ClientState) -> None:
