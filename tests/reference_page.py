@@ -73,10 +73,6 @@ SECTIONS = (
 PLACES = {
     "BranchedKStream": "everflow.dsl.branched",
     **dict.fromkeys(everflow.testing.__all__, "everflow.testing"),
-    **dict.fromkeys(
-        ("InputTopic", "OutputTopic", "KeyValueView", "WindowView", "SessionView"),
-        "everflow.testing.topology_test_driver",
-    ),
 }
 """Where names are that `everflow` itself does not have: those of `everflow.testing`, and some of what public calls return."""
 RETURNED = frozenset(

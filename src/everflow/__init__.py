@@ -1,9 +1,9 @@
-"""everflow: Kafka Streams for PySpark. Public names, imported on first use, so that a worker or ``--help`` stays light.
+"""everflow is Kafka Streams for PySpark. Public names are imported on first use: workers stay light.
 
     from everflow import StreamsBuilder, KafkaStreams, TimeWindows, agg, serdes
 
-What is here and in the modules `agg`, `errors` and `serdes` is public; own assignors also build on the helpers of
-`everflow.assignment.api`, tests on `everflow.testing`.
+Public is what is here (`agg` is a module), and in `everflow.assignment`, `everflow.errors`, `everflow.metrics`,
+`everflow.serdes` and `everflow.testing`; `tests/house/test_public_face.py` has the list.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""`StreamsConfig`: one frozen, validated record of everything that can be set; carved into small records per
-folder.
+"""`StreamsConfig` holds every setting, checked and frozen; folders get small records of it.
 
 Names and defaults are Kafka Streams' where it has the key (D11); keys of our own are marked. Keys may be
 written dotted (``{"commit.interval.ms": 100}``) or in snake_case (``commit_interval_ms=100``); a key with a

@@ -1,4 +1,4 @@
-"""What each key of `StreamsConfig` means, for people: the guide's page docs/guide/configuration.md is made from this.
+"""Says what each setting means, for people: docs/guide/configuration.md is made of this.
 
 Markdown. Defaults, types and bounds stand in `everflow.config` and are taken from there.
 """

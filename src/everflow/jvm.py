@@ -1,4 +1,4 @@
-"""Java and the JVM jars: where ``java`` is, and class paths resolved once into a cache outside the checkout.
+"""Finds Java, and resolves the JVM's class paths once, into a cache outside the checkout.
 
 The jars come through the Ivy that ships inside pyspark, run as a child process with the pinned module file
 ``everflow/ivy/ivy.xml``; so everflow needs neither Maven nor a download address of its own. Only the standard

@@ -1,4 +1,4 @@
-"""Where the lines of a process go: everflow's own to people, each once, with the time; the clients' noise to a file.
+"""Sends everflow's own lines to people, each once, with the time; clients' noise goes to a file.
 
 How it is used. `install` (the first Spark session and every instance call it; idempotent) takes over the logger ``everflow`` and
 the clients' loggers, and nothing else. An instance opens its file with `LogFile` when it has locked its state folder, and closes it

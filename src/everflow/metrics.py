@@ -1,5 +1,4 @@
-"""Names of the metrics, as Kafka Streams calls them where it has them (D11), and a small thread-safe register
-of their values."""
+"""Names of the metrics, as in Kafka Streams where it has them (D11), and a register of their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator reads of tasks that come and go: one logger, which `everflow run` shows always, and short lists.
+"""The logger of tasks that come and go, which `everflow run` always shows, and its short lists.
 
 Layers from the assignment to the runtime report to it: who came and went, what moves where and why, what is waited for.
 """

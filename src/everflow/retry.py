@@ -1,5 +1,4 @@
-"""Retries of passing faults under one deadline (KIP-572): visible while they last, an error that says so when
-they end."""
+"""Retries passing faults under one deadline (KIP-572), visibly, and says so when it gives up."""
 
 from __future__ import annotations
 

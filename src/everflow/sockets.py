@@ -1,5 +1,6 @@
-"""Folders for Unix sockets: short, as a socket's path ends at 108 bytes, private to this user, and locked by the process that made
-them, so that a later one can tell which of them a killed process has left."""
+"""Makes folders for Unix sockets, private to the user and locked by the process that made them.
+
+Their paths are short, as a socket's path ends at 108 bytes. By the lock a later process tells which a killed one has left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of a user's listeners: what one raises is logged with the user's line, and the work that it was told of goes on."""
+"""Calls a user's listeners: what one raises is logged with its line, and the work goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time and session windows: which windows a record falls into, when a window is closed. Times are int64 ms (epoch)."""
+"""Time and session windows: which of them take a record, when one is closed. Times in epoch ms."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+MAX_HEAD = 100
 MAX_FUNCTION_LINES = 70
 MAX_MODULE_LINES = 600
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".xml", ".properties", ".lock", ".java", ".yml", ".yaml", ".sh", ""}
@@ -43,6 +44,7 @@ def _tracked() -> list[Path]:
 FILES = _tracked()
 PYTHON = [path for path in FILES if path.suffix == ".py"]
 PACKAGE = [path for path in PYTHON if path.is_relative_to(ROOT / "src")]
+PACKAGES = [path for path in PACKAGE if path.name == "__init__.py" and path.parent.name != "everflow"]
 TESTS = [path for path in PYTHON if path.is_relative_to(ROOT / "tests")]
 
 
@@ -94,7 +96,21 @@ def test_modules_stay_small(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PACKAGE, ids=_id)
 def test_modules_say_what_they_are(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text())), "a module begins with what it is for"
+    said = ast.get_docstring(ast.parse(path.read_text()))
+    assert said, "a module begins with what it is for"
+    head = said.splitlines()[0]
+    assert len(head) <= MAX_HEAD, "its first line is the reader's index: subject, verb, object"
+    assert head.endswith((".", "?", ":")), "the first line is a sentence of its own"
+
+
+@pytest.mark.parametrize("path", PACKAGES, ids=_id)
+def test_packages_are_signposts(path: Path) -> None:
+    """What lives here, in reading order, and what it may import."""
+    said = ast.get_docstring(ast.parse(path.read_text())) or ""
+    assert "import" in said, "which packages may it import?"
+    named = set(re.findall(r"`(\w+)`", said))
+    modules = {one.stem for one in path.parent.glob("*.py")} | {one.parent.name for one in path.parent.glob("*/__init__.py")}
+    assert len(named & modules) >= min(2, len(modules - {"__init__"})), "name the modules to begin with"
 
 
 @pytest.mark.parametrize("path", TESTS, ids=_id)

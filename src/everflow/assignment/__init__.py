@@ -1,1 +1,35 @@
-"""See docs/ARCHITECTURE.md for what lives here."""
+"""Who runs what: the assignor's decision, from values to values. Parts of it are public (KIP-924).
+
+Read `cluster_state` (what is known, what is answered), then `assignor` (the whole decision):
+`target` and `standbys` with `flow`, `task_costs` and `exchange` find the ideal, `refine` takes as
+much of it as may be now, `delayed` holds tasks back, `prior` keeps all as it is. `api` is what own
+assignors get, answer and build on; `user_data` the bytes that members exchange.
+May import layers 0 and 1: no I/O, threads, clock, Spark, Kafka or LMDB. The leader of a group runs
+it, on the membership's thread.
+"""
+
+from everflow.assignment.api import (
+    ApplicationState,
+    AssignmentError,
+    KafkaStreamsAssignment,
+    KafkaStreamsState,
+    TaskAssignment,
+    TaskAssignor,
+    default_standby_assignment,
+    identity_assignment,
+    optimize_rack_aware_active_tasks,
+    optimize_rack_aware_standby_tasks,
+)
+
+__all__ = [
+    "ApplicationState",
+    "AssignmentError",
+    "KafkaStreamsAssignment",
+    "KafkaStreamsState",
+    "TaskAssignment",
+    "TaskAssignor",
+    "default_standby_assignment",
+    "identity_assignment",
+    "optimize_rack_aware_active_tasks",
+    "optimize_rack_aware_standby_tasks",
+]

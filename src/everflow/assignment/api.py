@@ -1,4 +1,4 @@
-"""Assignors of one's own (KIP-924): what they are given, what they answer, what is checked, and helpers to build on. Pure.
+"""What an assignor of one's own gets and answers, what is checked, and helpers (KIP-924). Pure.
 
 A ``TaskAssignor`` replaces ``target`` and ``refine``; handing over in two steps (KIP-429) stays everflow's. Nothing stops an own
 assignor from giving a task to a cold instance: see ``KafkaStreamsState.lag_for``.

@@ -1,4 +1,4 @@
-"""What an assignor decides from and decides: the cluster in, one assignment per member out, and its validator. Pure.
+"""The cluster as an assignor sees it, its answer for each member, and the answer's validator. Pure.
 
 The words (copy, hot, lag, offset sum, movement) are those of docs/design/005-elastic.md.
 """

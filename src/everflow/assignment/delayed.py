@@ -1,4 +1,6 @@
-"""``scheduled.rebalance.max.delay.ms``: a lost member's tasks wait for its return (Connect's rule, KIP-415). Pure.
+"""Holds a lost member's tasks back until it returns (Connect's rule, KIP-415). Pure.
+
+The setting is ``scheduled.rebalance.max.delay.ms``.
 
 Connect holds back everything a lost worker had. Here only what would have to start cold is held back: a stateful task without
 a hot copy on a live member. Anything else goes on elsewhere at once and comes back as cheaply.

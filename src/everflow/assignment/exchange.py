@@ -1,4 +1,4 @@
-"""Copies exchanged between members for less traffic between racks (KIP-925), losing no tag (KIP-708). Pure.
+"""Exchanges copies between members for less traffic between racks (KIP-925, 708). Pure.
 
 What an exchange saves depends on the racks of the two members and on where the two changelogs stand; whether it loses a tag, on the
 tags of the two members and of the tasks' other holders. Copies that are alike in all of these are one class, of which only the

@@ -1,4 +1,6 @@
-"""The cheapest placement of tasks on members as one min-cost flow, so that no later choice undoes an earlier one. Pure.
+"""Finds the cheapest placement of tasks on members as one min-cost flow. Pure.
+
+No later choice undoes an earlier one.
 
 A task costs the same on all members of a rack except the few it has to do with, its owner and those with a copy. So the graph
 has a hub for each rack, through which a task comes to anybody there, and direct arcs to those few: thousands of tasks on a

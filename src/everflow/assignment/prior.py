@@ -1,5 +1,6 @@
-"""Everyone keeps what it has: the answer where lags are unknown (Kafka's FallbackPriorTaskAssignor), and where an assignor of the
-user's own fails. Pure."""
+"""Lets everyone keep what it has: Kafka's FallbackPriorTaskAssignor. Pure.
+
+It answers where lags are unknown, and where an assignor of the user's own fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ideal placement: balanced per thread, close to what is, as if state could be moved for free. Pure (D8).
+"""Finds the ideal placement, as if state could be moved for free (D8). Pure.
 
 Kafka's ideal deals the tasks anew over the sorted processes at every change, which moves most of them when one instance
 joins. Here the *numbers* per member are dealt, and who gets which is the placement that costs least (``task_costs``): everyone

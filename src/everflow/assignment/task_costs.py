@@ -1,4 +1,4 @@
-"""What a task costs on each member: traffic and moves as configured, then moves as such, then how far its state is. Pure.
+"""Says what a task costs on each member: traffic, then moves, then how far its state is. Pure.
 
 The three are one number, each scaled to outweigh all that follow, and the ideal is a placement with the least sum over the
 whole group. From this follows that the group comes to rest, whichever of equal placements is chosen. Let V be that least sum.

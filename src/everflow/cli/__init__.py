@@ -1,4 +1,11 @@
-"""The command ``everflow``. Thin: every command loads, calls one part of the package, and prints."""
+"""The command ``everflow``. Thin: every command loads, calls one part of the package, and prints.
+
+`app` puts the commands together; each has a module with a ``register``: `run`, `topics`,
+`record_commands`, `simulate`, `status`, `new_project`. A program is found by `program` (and looked
+into by `program_source`), a cluster by `cluster`; `terminal` owns the screen.
+May import everything; nothing below imports it. Modules that need Spark or a client are imported
+when a command needs them.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The commands. Heavy modules (Spark, Kafka clients) are imported by the command that needs them, so that
-``everflow --help`` answers at once.
+"""Puts the commands together.
+
+Heavy modules (Spark, Kafka clients) are imported by the command that needs them: ``everflow --help`` answers at once.
 
 Exit codes: 0 done, also when a signal ended in order what ran; 1 failed while running; 2 wrong usage, configuration, program or
 set-up; 130 and 143: SIGINT or SIGTERM came before it ran (docs/STOPPING.md).

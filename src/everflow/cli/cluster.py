@@ -1,4 +1,4 @@
-"""What the commands that speak to a broker share: where it is, how it is reached, and what is said while nobody answers."""
+"""What commands that speak to a broker share: its address, settings, what they say while it is away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``everflow new``: a small project, a program with its test, from the templates beside this module (``project/*.tmpl``)."""
+"""``everflow new``: makes a program with its test, from the templates in ``project/``."""
 
 from __future__ import annotations
 

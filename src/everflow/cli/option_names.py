@@ -1,4 +1,4 @@
-"""Settings under the names that were typed: ``--threads`` where that option gave it, ``num.stream.threads`` where ``--set`` did."""
+"""Names settings as they were typed: ``--threads``, or ``num.stream.threads`` of ``--set``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program's source says without being run: whether the module is there, can be read as Python, and binds the name asked for.
+"""Looks into a program's source without running it: is it there, is it Python, does it bind the name?
 
 So a mistyped name costs no seconds of starting Spark.
 """

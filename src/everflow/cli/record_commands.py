@@ -1,4 +1,4 @@
-"""``everflow produce`` and ``everflow consume``: the commands and their options; what they do is in `everflow.cli.records`."""
+"""``everflow produce`` and ``everflow consume``: their options; `everflow.cli.records` does the work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of text into a topic, and a topic's records as lines of text: ``everflow produce`` and ``everflow consume``."""
+"""Turns lines of text into records of a topic, and records into lines of text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``everflow simulate``: what a scaling step would do, by running the real assignor and membership in a simulated group."""
+"""``everflow simulate``: forecasts a scaling step with the real assignor and membership."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far an application is: its committed offsets against the ends of its input topics, asked of the brokers.
+"""Shows how far an application is: its committed offsets against the ends of its inputs.
 
 The same question as Kafka's own lag tools ask, so the answer does not depend on the instance being healthy.
 """

@@ -1,4 +1,4 @@
-"""The demo's second part: while the flights come in, another instance joins, takes its share, and leaves again.
+"""Runs the demo's second part: another instance joins, takes its share, and leaves again.
 
 The first instance works in this process, the second in one of its own. Nothing here tells the tasks where to go: an instance is
 started and told to stop, that is all. The rest is watched.

@@ -1,4 +1,4 @@
-"""The flights into their topic: all at once, or paced, so that there is always load while instances come and go."""
+"""Sends the flights to their topic: all at once, or paced, so that there is always load."""
 
 from __future__ import annotations
 

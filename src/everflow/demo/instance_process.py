@@ -1,4 +1,4 @@
-"""The other end of `everflow.demo.instance`: starts the process, hears what it says, ends it. Leaves nothing of it behind."""
+"""Starts, hears and ends the process of `everflow.demo.instance`, and leaves nothing of it behind."""
 
 from __future__ import annotations
 

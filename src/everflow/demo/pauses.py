@@ -1,4 +1,4 @@
-"""How long each partition stood still: the longest time between two committed batches while there was work.
+"""Measures pauses: the longest time between two committed batches while there was work.
 
 Asked of the broker, of nobody else: the offsets that the group has committed, and the ends of the partitions it reads.
 """

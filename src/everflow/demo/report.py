@@ -1,4 +1,4 @@
-"""What the demo shows at its end: two tables, the verdict, and the JSON file. Values in, renderables out."""
+"""Shows the demo's end: two tables, the verdict, the JSON file. Values in, renderables out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Splitting a stream: every branch is a filter on its own predicate and on none of the earlier ones (NULL counts as false)."""
+"""Splits a stream: a branch takes what its predicate, and no earlier one, takes. NULL is false."""
 
 from __future__ import annotations
 

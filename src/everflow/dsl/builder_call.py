@@ -1,4 +1,4 @@
-"""A call of the DSL: wrong arguments are told with the user's line, and a call that fails leaves nothing behind."""
+"""Wraps each call of the DSL: wrong arguments get the user's line; a failure leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operators share: telling Columns from Python functions, result types, and which serde an edge has."""
+"""What operators share: Column or function, the type of a result, the serde of an edge."""
 
 from __future__ import annotations
 

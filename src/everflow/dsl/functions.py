@@ -1,4 +1,4 @@
-"""User functions brought to one call shape, ``fn(key, value)``, in objects that workers import from here.
+"""Brings functions of the user to one shape, ``fn(key, value)``, in objects that workers import.
 
 A function with one required positional parameter gets the value only, one with two gets key and value. Parameters with defaults
 do not count, ``*args`` counts as two. Built-in functions whose signature Python cannot tell (``int``, ``str``) get the value.

@@ -1,4 +1,4 @@
-"""The graph while it is being built: nodes in order, names, stores, topics, and the checks that need to see all of them.
+"""Collects the graph while it is built: nodes in order, names, stores, topics, and their checks.
 
 Node names are Kafka Streams': a prefix and a ten-digit counter that all nodes of one builder share. The counter also advances
 where the original burns a number (three per repartition), so that unnamed nodes get the same names.

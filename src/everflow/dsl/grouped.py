@@ -1,4 +1,4 @@
-"""Grouped streams and their aggregations: ``count``, ``reduce``, ``aggregate``, whole, in time windows or in sessions.
+"""`KGroupedStream` and its windowed forms: ``count``, ``reduce``, ``aggregate``.
 
 An aggregation with built-ins is lowered to a projection of its inputs (in Catalyst) and a vectorised operator; one with Python
 functions calls them record by record. Results are tables; windowed ones have the key ``struct<key, start, end>`` (ms).

@@ -1,4 +1,4 @@
-"""`KTable`: the latest value per key, and the operators on it. A null value is a deletion and is always passed on."""
+"""`KTable`: the latest value of each key, and its operators. A null deletes, and is passed on."""
 
 from __future__ import annotations
 

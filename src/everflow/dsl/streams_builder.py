@@ -1,4 +1,4 @@
-"""`StreamsBuilder`: where a program begins. Collects nodes and checks them; ``build`` freezes the topology."""
+"""`StreamsBuilder`: a program begins here, and ``build`` freezes its topology."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Names of Kafka Streams' Java API and of PySpark, and what each is called here: whoever writes one is told by the error.
+"""Tells whoever writes a name of Kafka Streams' Java API or of PySpark what it is called here.
 
     FOREIGN_NAMES["KStream"]["leftJoin"]
 
 `Telling` gives that to a class, `telling` to a module. What is not in the tables gets the nearest name there is.
+The tables are `kafka_streams` and `pyspark`, made of `entries`; the guide's pages for newcomers are made of them, too.
+May import layer 0. Pure; it runs where somebody wrote the name.
 """
 
 from __future__ import annotations

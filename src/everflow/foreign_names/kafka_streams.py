@@ -1,4 +1,4 @@
-"""What the names of Kafka Streams' Java API are called here, by the class of ours on which they are looked for."""
+"""The names of Kafka Streams' Java API, by the class here on which they are looked for."""
 
 from __future__ import annotations
 

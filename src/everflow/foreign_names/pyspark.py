@@ -1,5 +1,4 @@
-"""What the names of PySpark's DataFrames and Structured Streaming are called here, by the class of ours on "
-"which they are looked for."""
+"""The names of DataFrames and Structured Streaming, by the class here on which they are looked for."""
 
 from __future__ import annotations
 

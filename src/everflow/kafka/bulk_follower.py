@@ -1,4 +1,4 @@
-"""Reads many logs up to their stable ends in columns, slice by slice and without ever waiting long: for copies far behind.
+"""Reads many logs to their stable ends in columns, slice by slice: for copies that are far behind.
 
 One log after the other; the next fetch is under way while the present slice is loaded. For logs that are at their ends there is
 `log_follower`; `copy_follower` puts both together.

@@ -1,4 +1,4 @@
-"""Reads an exact range of one partition by fetch requests of its own, whole responses at once: restoring's fast way.
+"""Reads an exact range of a partition by fetch requests of its own: the fast way to restore.
 
 `FetchConnection` carries the requests and `record_batches` reads the answers in columns. The next fetch is under way while the
 present one is parsed.

@@ -1,4 +1,4 @@
-"""Reads an exact range of one partition through librdkafka: for what the bulk reader leaves to others (`log_reader`).
+"""Reads an exact range of a partition through librdkafka: what the bulk reader cannot.
 
 No group: ``assign`` only, nothing is committed.
 """

@@ -1,5 +1,6 @@
-"""The settings that go to Kafka's clients as they are, checked before anything runs: later they would fail in a worker, under the
-client's name for them, or be retried for minutes."""
+"""Checks the settings that go to Kafka's clients as they are, before anything runs.
+
+Later they would fail in a worker, under the client's name for them, or be retried for minutes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What copies read their changelogs with: in bulk while they are far behind, by a waiting consumer near the end."""
+"""Follows changelogs for copies: in bulk while they are far behind, by a consumer near the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Kafka client's error means for the runtime: one place that turns codes into everflow's errors.
+"""Turns codes of Kafka's clients into everflow's errors, in one place.
 
 The runtime reacts to the class, never to a code: retry, run the batch again, give up the tasks, stop.
 """

@@ -1,4 +1,4 @@
-"""Fetch requests over kafka-python's connections: the answers' record batches come back as bytes, untouched (`record_batches`).
+"""Sends fetch requests over kafka-python's connections; record batches come back as bytes.
 
 A client library makes an object per record, which costs more than everything else in reading. Here kafka-python only keeps the
 connections (brokers, security, metadata). Everything that reaches into kafka-python 3.0 for fetching is in this module.

@@ -1,4 +1,4 @@
-"""kafka-python's group coordinator as a channel: join, heartbeat, commit, leave. It never fetches a record.
+"""Joins, heartbeats, commits and leaves through kafka-python's coordinator. It never fetches.
 
 Everything that reaches into kafka-python 3.0 is here. ``KafkaConsumer.poll`` is never called: it fetches (one
 compressed batch killed a member that lacked the codec) and it may rejoin twice in one call, past a hold. Its

@@ -1,4 +1,4 @@
-"""What the coordinator knows of every member of a group: read when it is asked for, by a connection of its own."""
+"""Asks the coordinator what it knows of a group's members, over a connection of its own."""
 
 from __future__ import annotations
 

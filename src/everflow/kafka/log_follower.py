@@ -1,4 +1,4 @@
-"""Follows many logs at once, round by round: what standby and warm-up tasks read their changelogs with.
+"""Follows many logs at once, round by round: how standbys and warm-ups read near the end.
 
 One consumer over all partitions, read_committed: the broker gives nothing beyond the last stable offset. At the end of the logs a
 round costs one waiting fetch per broker for all partitions together.

@@ -1,4 +1,4 @@
-"""One partition's fetches, one ahead of what was handed out: what all readers of whole fetch responses go through."""
+"""Fetches of one partition, one ahead of what was handed out: all bulk readers go through it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads exact offset ranges of several partitions, batch after batch, into columns: the resident step's source (design note 004).
+"""Reads exact ranges of several partitions into columns: the resident step's source (note 004).
 
 Two ways, batch by batch: librdkafka for small ranges, because it fetches ahead and has the records of the tail here already when
 the driver asks for them (`TailReader`); whole fetch responses for large ones, because an object per record costs more than

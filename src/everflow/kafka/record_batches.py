@@ -1,5 +1,6 @@
-"""Record batches as they come in a fetch response, to columns: no Python object per record but, where asked for, its key and value
-(pure).
+"""Takes record batches apart into columns, without a Python object per record. Pure.
+
+Keys and values become objects only where that is asked for.
 
 Format v2 (KIP-98): a batch has a header, then records whose fields are varints. Where the records begin is the one thing that
 must be found one after the other; everything else is read for thousands of records at once. Checksums are not checked, as

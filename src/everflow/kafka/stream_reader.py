@@ -1,4 +1,4 @@
-"""Reads large ranges of several partitions by fetch requests of its own, in columns, and goes on where the last ranges ended.
+"""Reads large ranges of several partitions in columns, and goes on where the last ones ended.
 
 While the driver's step works on one batch, the fetch behind it is under way for every partition, and what came beyond the batch is
 kept for the next one.

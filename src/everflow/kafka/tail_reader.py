@@ -1,4 +1,4 @@
-"""Reads exact offset ranges of several partitions through librdkafka, for small batches at the tail of a topic.
+"""Reads small ranges of several partitions through librdkafka: batches at the tail of a topic.
 
 Unlike `LogReader` it stays assigned and fetches ahead, so the records are here already when the driver asks for them.
 """

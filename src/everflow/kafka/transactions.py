@@ -1,4 +1,6 @@
-"""Open transactions of the cluster: whose they are. librdkafka has no such request (KIP-664), so this is kafka-python's admin."""
+"""Finds the cluster's open transactions and whose they are, by kafka-python's admin (KIP-664).
+
+librdkafka has no such request."""
 
 from __future__ import annotations
 

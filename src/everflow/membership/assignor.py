@@ -1,4 +1,4 @@
-"""Joins the pure assignor to the group protocol: user data in, one answer per member out, checked before it is sent."""
+"""Joins the pure assignor to the group protocol: user data in, a checked answer per member out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A leader's decision for people: who came and went, what moves from where to where, what is waited for. Pure, short."""
+"""Tells a leader's decision to people: who came and went, what moves, what is waited for. Pure."""
 
 from __future__ import annotations
 

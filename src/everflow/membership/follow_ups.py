@@ -1,4 +1,4 @@
-"""When this member asks for a rebalance of its own accord: a state machine over a clock that is passed in. Pure.
+"""Decides when this member asks for a rebalance: a state machine over a clock passed in. Pure.
 
 A rebalance is cheap, but every member takes part in it: what can wait a second is gathered, and what the next join says anyway is
 not asked for again. Nothing is asked while a rebalance runs: its assignment may make the question needless.

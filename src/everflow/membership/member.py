@@ -1,4 +1,4 @@
-"""This instance's membership in the group: one thread that joins, and ownership that any thread may read.
+"""`GroupMember`: one thread joins the group and stays in it; any thread may read what it owns.
 
 What a rebalance brings is compared with what this member owns and becomes events, on the group client's IO thread, which only marks
 and queues (scenario 24). After tasks were taken away the thread does not rejoin until ``release``: the next generation would hand

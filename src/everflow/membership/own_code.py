@@ -1,4 +1,4 @@
-"""Code of the user's own, run so that it can harm nobody but itself: on a thread of its own, and not for ever."""
+"""Runs the user's own code on a thread of its own, and not for ever, so that it harms only itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may take part in a rebalance: members whose bytes cannot be read, that run another program or a cloned folder. Pure.
+"""Screens a rebalance: unreadable members, other programs, cloned folders. Pure.
 
 A refused member gets an answer of its own and no task; the others go on. Nobody is refused for being alone: the program of the
 group is the one that the members run that own tasks in the newest generation.

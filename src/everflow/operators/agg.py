@@ -1,4 +1,4 @@
-"""The built-in aggregates: ``agg.count()``, ``agg.sum("value.amount")``, ...; vectorised, no Python per record.
+"""The built-in aggregates, ``agg.count()`` and the others: vectorised, no Python per record.
 
 Nulls follow SQL: every aggregate but ``count()``, ``first`` and ``last`` leaves them out; with nothing left the result is
 null (``count`` of a column: 0). Integer sums are 64-bit and wrap around as Java's do. NaN is larger than every number.

@@ -1,4 +1,4 @@
-"""Vectorised aggregates of grouped streams, whole or in time windows (KIP-328's neighbours: count, aggregate)."""
+"""Computes built-in aggregates of grouped streams, whole or in time windows, in columns."""
 
 from __future__ import annotations
 

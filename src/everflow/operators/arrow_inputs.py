@@ -1,4 +1,4 @@
-"""The inputs of an aggregate on Arrow: what the DSL lowers to a Column, for steps that read their input without Catalyst.
+"""Computes an aggregate's inputs on Arrow, for steps that read without Catalyst.
 
 Each is the twin of a Column over the edge's value and gives the same result; picklable.
 """

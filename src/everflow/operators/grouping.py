@@ -1,4 +1,4 @@
-"""What all keyed operators share: leave out what has no key, find windows and late records, group, read the store."""
+"""What keyed operators share: drop what has no key, find windows and late records, group, read."""
 
 from __future__ import annotations
 

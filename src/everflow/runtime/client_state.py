@@ -13,6 +13,14 @@ from everflow.user_listener import ListenerGuard
 log = logging.getLogger("everflow")
 
 
+#  CREATED ──start──► REBALANCING ◄──tasks──► RUNNING
+#     │                   │                     │
+#     └───────────────────┼─────────────────────┘
+#        close, a signal  │  a failure
+#     PENDING_SHUTDOWN ◄──┴──► PENDING_ERROR
+#             │                      │
+#             ▼                      ▼
+#        NOT_RUNNING               ERROR
 class ClientState(enum.Enum):
     """CREATED -> REBALANCING <-> RUNNING -> PENDING_SHUTDOWN -> NOT_RUNNING; a failure: -> PENDING_ERROR ->
     ERROR."""

@@ -1,4 +1,4 @@
-"""How long a closing instance goes on processing until others have hot copies of its tasks (D8), and which setting says so."""
+"""Says how long a closing instance goes on until others have hot copies (D8), and by which setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An instance in the foreground of a process: started, watched, and ended by SIGINT or SIGTERM, which it says in a line.
+"""Runs an instance in the foreground: starts it, watches it, ends it by SIGINT or SIGTERM.
 
 `KafkaStreams.run` and the commands share it. docs/STOPPING.md has the table of moments and signals.
 """

@@ -1,4 +1,4 @@
-"""What an instance shows of itself in a notebook and at a prompt. `InstanceDisplay` is a part of `KafkaStreams`."""
+"""`InstanceDisplay`, a part of `KafkaStreams`: what it shows in a notebook and at a prompt."""
 
 from __future__ import annotations
 

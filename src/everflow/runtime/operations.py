@@ -1,4 +1,4 @@
-"""What may be asked of an instance besides start, close and queries: listeners, pause, stream threads, clean-up.
+"""`InstanceOperations`, a part of `KafkaStreams`: listeners, pause, stream threads, clean-up.
 
 `InstanceOperations` is a part of `KafkaStreams`.
 """

@@ -1,4 +1,4 @@
-"""Whether an instance is paused (KIP-834), for those who work in its name: stream threads, restores, the state updater."""
+"""Says whether an instance is paused (KIP-834) to its threads, restores and state updater."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens before an instance joins its group: look at the cluster, fence, check, create. In this order, each step once.
+"""Prepares an instance before it joins: look at the cluster, fence, check, create, in this order.
 
 Nothing here starts a thread; every error is raised to the caller of `KafkaStreams.start`.
 """

@@ -1,4 +1,4 @@
-"""More or fewer stream threads while the instance runs (KIP-663); tasks that stay on their thread do not pause (I4).
+"""Starts and ends stream threads (KIP-663); tasks that stay on theirs do not pause (I4).
 
 A new thread gets tasks only once its workers run. Threads hand tasks over between two of their batches, the store as it is; one
 that goes gives all it has to the others first. The group is told of the number, as its balance is one per thread.

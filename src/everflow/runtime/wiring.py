@@ -1,4 +1,4 @@
-"""Builds the parts of an instance from its settings and its blueprint: one function per part, no behaviour of its own."""
+"""Builds an instance's parts from settings and blueprint: one function per part, no behaviour."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windowed keys in Java's byte formats (TimeWindowedSerializer, WindowKeySchema; SessionKeySchema for both of sessions)."""
+"""Windowed keys in Java's bytes: TimeWindowedSerializer, WindowKeySchema, SessionKeySchema."""
 
 from __future__ import annotations
 

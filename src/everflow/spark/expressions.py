@@ -1,4 +1,4 @@
-"""Analysis of user Columns while the topology is built: their type, what they read, and whether they may run at all (D2).
+"""Analyses Columns while the topology is built: type, what they read, whether they may run (D2).
 
 A segment is planned once and re-run for every micro-batch, on one partition of rows, in an order that is not the merge order.
 So only deterministic projections of one row are accepted; everything Catalyst would freeze (the clock), shuffle, multiply or

@@ -1,4 +1,4 @@
-"""A Spark that everflow did not start: what it must be to serve, and what of it is set right while it runs."""
+"""Serves under a Spark that everflow did not start: what it must be, and what is set while it runs."""
 
 from __future__ import annotations
 

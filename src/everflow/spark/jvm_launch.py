@@ -1,4 +1,4 @@
-"""The JVM that PySpark launches: quiet, deaf to signals that are not for it, and never longer alive than who needs it.
+"""Launches PySpark's JVM: quiet, deaf to signals for others, alive no longer than its user.
 
 PySpark launches it as a child and waits for the file in which it tells its port. If that wait is interrupted, the file's folder is
 removed, the JVM fails to write it, and lives on without anybody who could end it: only behind that point it watches for the end of

@@ -1,4 +1,4 @@
-"""What Spark's JVM and the Python workers say on standard error, as lines of the logger `everflow.logs.SPARK_OUTPUT`.
+"""Turns standard error of the JVM and the workers into lines of `everflow.logs.SPARK_OUTPUT`.
 
 They inherit the descriptor of the process that starts them, and nothing in Spark's settings covers what the JVM says before its
 logging is set up. So the JVM is launched with a pipe.

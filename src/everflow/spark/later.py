@@ -1,4 +1,4 @@
-"""Spark that starts when PySpark is first asked for it, not before: a program without Columns never waits for it.
+"""Starts Spark when PySpark is first asked for it: programs without Columns never wait.
 
 ``pyspark.sql.functions`` ask whatever is the active SparkContext for its JVM, so a stand-in takes that place until then.
 """

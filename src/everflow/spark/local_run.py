@@ -1,4 +1,4 @@
-"""Segments run at once on rows at hand, for the test driver: the same Catalyst projections that an instance runs.
+"""Runs segments at once on rows at hand, for the test driver: the projections of an instance.
 
 Each segment is prepared once, down to its RDD of Arrow batches, and re-run with other rows: analysing or generating code again for
 every record would take many times longer than running them. The rows of segment 0 are put into one object of the JVM that every run

@@ -1,4 +1,4 @@
-"""Spark of an instance: the context that it runs in, the SQL session that computes its Columns, the Python workers' environment.
+"""The Spark of an instance: its context, the SQL session for Columns, the workers' environment.
 
 An instance is one Spark application whose driver and executor share one host (design section 2).
 """

@@ -1,4 +1,4 @@
-"""Where a stream thread's micro-batches read from: exact offset ranges of owned partitions (design D1).
+"""Reads exact offset ranges of owned partitions into a stream thread's micro-batches (design D1).
 
 `PreparedSource` prepares one DataFrame over the connector's own `KafkaSourceRDD` and re-runs it with other offsets; it uses private
 classes, so `PublicSource` (the public batch reader, rebuilt per micro-batch) stands behind the same interface as the tested

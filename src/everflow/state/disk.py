@@ -1,4 +1,4 @@
-"""Writes that the disk below the state folder refused: what LMDB and the operating system say, as an error for people."""
+"""Tells people which write the disk under the state folder refused, and why."""
 
 from __future__ import annotations
 

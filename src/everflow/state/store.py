@@ -1,4 +1,4 @@
-"""Store specifications and the read side that operators see (pure); `InMemoryStore` is the reference implementation."""
+"""Store specifications, and the view that operators read. `InMemoryStore` is the reference. Pure."""
 
 from __future__ import annotations
 

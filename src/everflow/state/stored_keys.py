@@ -1,4 +1,4 @@
-"""How keys of any length fit into LMDB, whose keys have 1 to 511 bytes, keeping their order (pure, D4).
+"""Fits keys of any length into LMDB's 1 to 511 bytes, in their order (D4). Pure.
 
 - A key of up to ``SHORT_BYTES`` is stored as ``0x00 + key``: the prefix makes the empty key legal.
 - A longer one is stored under ``0x00 + its first SHORT_BYTES bytes + hash of the whole key`` (always 511

@@ -1,4 +1,11 @@
-"""The test kit, for users too: a driver without a broker, a real broker as a context manager, and waiting for conditions."""
+"""The test kit, for users too: a driver without a broker, a real broker, waits for conditions.
+
+What is here is public. Whoever reads the driver begins with `topology_test_driver`, then `topics`
+and `store_views`; the broker is `broker` (with `broker_guard`, the process that ends it with its
+owner). `simulation` runs whole groups in virtual time, for everflow's own tests and `everflow
+simulate`.
+May import everything; nothing below imports it.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +16,27 @@ from everflow.testing.broker import EmbeddedBroker
 from everflow.testing.waiting import wait_until
 
 if TYPE_CHECKING:
-    from everflow.testing.store_views import ValueAndTimestamp
-    from everflow.testing.topics import TestRecord
+    from everflow.testing.store_views import KeyValueView, SessionView, ValueAndTimestamp, WindowView
+    from everflow.testing.topics import InputTopic, OutputTopic, TestRecord
     from everflow.testing.topology_test_driver import TopologyTestDriver
 
-__all__ = ["EmbeddedBroker", "TestRecord", "TopologyTestDriver", "ValueAndTimestamp", "wait_until"]
+__all__ = [
+    "EmbeddedBroker",
+    "InputTopic",
+    "KeyValueView",
+    "OutputTopic",
+    "SessionView",
+    "TestRecord",
+    "TopologyTestDriver",
+    "ValueAndTimestamp",
+    "WindowView",
+    "wait_until",
+]
 
 _NEEDS_SPARK = {
-    "TestRecord": "everflow.testing.topics",
+    **dict.fromkeys(("InputTopic", "OutputTopic", "TestRecord"), "everflow.testing.topics"),
+    **dict.fromkeys(("KeyValueView", "SessionView", "ValueAndTimestamp", "WindowView"), "everflow.testing.store_views"),
     "TopologyTestDriver": "everflow.testing.topology_test_driver",
-    "ValueAndTimestamp": "everflow.testing.store_views",
 }
 
 

@@ -1,4 +1,4 @@
-"""A topology as text (Kafka Streams' ``TopologyDescription`` format, character by character), JSON and Mermaid. Pure.
+"""Writes a topology as Kafka Streams' ``TopologyDescription``, as JSON and as Mermaid. Pure.
 
 Two nodes differ from what the graph holds, so that the text is the original's: a repartition sink shows the null-key filter
 that Kafka Streams puts before it, and projections that only prepare a value are folded into the node they prepare for.

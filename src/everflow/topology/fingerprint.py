@@ -1,4 +1,4 @@
-"""What must be the same in all instances of an application, as sorted lines; and the difference of two programs in words. Pure.
+"""Lists what must be the same in all instances; tells two programs' difference in words. Pure.
 
 Two instances may share a group only if a task means the same to both: the same sub-topologies, reading the same topics, with
 stores of the same kind, retention and types. Stateless operators are not in it: they may change in a rolling upgrade.

@@ -1,4 +1,4 @@
-"""Hop rows: how records on several slots travel between the JVM and Python workers as one Arrow schema (design D2).
+"""Hop rows: one Arrow schema carries records on several slots between JVM and workers (design D2).
 
 One row per input record (a *wide row*): metadata, and for every slot that crosses a live flag and its key and value as flat
 nullable columns. The last row of every hop is the end marker (``_src`` = -1); its ``_ctl`` column carries the job's control

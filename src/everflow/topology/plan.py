@@ -1,4 +1,4 @@
-"""The physical plan: a topology cut into alternating segments (Catalyst) and steps (Python), design D2.
+"""The physical plan: cuts a topology into segments (Catalyst) and steps (Python), design D2.
 
 Pure: decides where each node runs and which records cross from one stage to the next; `everflow.spark.segments` turns the
 segments into Columns, `everflow.runtime.step.task_step` runs the steps.

@@ -1,4 +1,4 @@
-"""A topology cut into sub-topologies at its repartition topics; their internal topics, partition counts and tasks. Pure.
+"""Cuts a topology at its repartition topics; finds internal topics, partitions and tasks. Pure.
 
 Numbers are Kafka Streams': groups of connected nodes (nodes that share a store are connected), numbered in the order of their
 sources' *names*, so task ids of a Java application with the same names are the same.

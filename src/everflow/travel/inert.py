@@ -1,4 +1,4 @@
-"""Importing a program in a Python worker does nothing: what only the driver has is replaced by things that take every call.
+"""Makes it harmless that a worker imports a program: what only the driver has takes every call.
 
 A worker rarely imports a program's modules, since they travel by value; it does for an import inside a function of a module that
 the driver never imported, for an attribute that no function names, and for an installed package. Then ``StreamsBuilder()``, Columns

@@ -1,4 +1,4 @@
-"""`Parcel`: objects of the user's program, pickled once in the driver and opened once in each worker process.
+"""`Parcel`: the user's objects, pickled once in the driver, opened once in each worker process.
 
 Spark unpickles a job's function for every micro-batch; what is inside a parcel stays. So a variable of the program, such as a
 client made at first use, lives as long as its worker.

@@ -1,4 +1,4 @@
-"""Says in words what of the user's program cannot travel to the workers: the variable, the function that uses it, the cure."""
+"""Says what of a program cannot travel: the variable, the function that uses it, the cure."""
 
 from __future__ import annotations
 

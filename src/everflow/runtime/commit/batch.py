@@ -1,4 +1,4 @@
-"""What the driver and the workers of a micro-batch tell each other: plain JSON-able values, no behaviour.
+"""What driver and workers tell each other of a micro-batch: plain JSON-able values, no behaviour.
 
 The request travels to the workers as one Spark local property (`REQUEST_PROPERTY`); the result comes back
 with the job's rows.

@@ -1,4 +1,4 @@
-"""The commit gate (D6): no transaction's offsets are sent before the driver has said yes, at that moment.
+"""The commit gate (D6): no offsets are sent before the driver says yes, at that moment.
 
 The decision is a pure function (`decide`); `GateBook` holds what it decides on (open batches, ownership);
 `CommitGate` is the Unix-socket server the workers ask. Why a gate: metadata taken at job start dies with

@@ -1,4 +1,4 @@
-"""At-least-once: offsets that a rebalancing group would not take go with the next commit (D5, scenario 26)."""
+"""Keeps offsets that a rebalancing group would not take, for the next commit (D5, scenario 26)."""
 
 from __future__ import annotations
 

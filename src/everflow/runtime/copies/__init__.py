@@ -1,4 +1,4 @@
-"""Copies of tasks' stores that no active task writes: standbys, warm-ups, and what lies at rest in the state folder.
+"""Copies that no active task writes: standbys, warm-ups, and what lies at rest in the state folder.
 
 `state_updater`: the thread that lets them follow their changelogs, over `copy_lanes`, one per role. `known_copies`: how far each
 is, as the group is told. `freshness`: until when one is known to have missed nothing. `state_keeper`: touches what is quiet,

@@ -1,5 +1,6 @@
-"""What the state updater reads with: a reader and a budget of its own for each role, so that standbys never hold up a warm-up, for
-which the group waits, and a warm-up never starves the standbys."""
+"""Gives each role of copies a reader and a budget of its own.
+
+So standbys never hold up a warm-up, for which the group waits, and a warm-up never starves the standbys."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Every copy on this instance, as the group is told of it: standbys, warm-ups, restores under way, and task folders that are
-nobody's (note 005).
+"""Lists this instance's copies for the group: standbys, warm-ups, restores, folders (note 005).
 
 A copy that would be rebuilt when it is used (`restore_plan.restore_plan`) is none, and is not reported; one that nobody follows
 becomes that by waiting.

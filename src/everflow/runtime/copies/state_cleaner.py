@@ -1,4 +1,4 @@
-"""Removes the state of tasks that have had no role on this instance for ``state.cleanup.delay.ms``, as Kafka Streams does.
+"""Removes state of tasks without a role here for ``state.cleanup.delay.ms``, as Kafka Streams does.
 
 Within the delay such a copy is worth keeping: it is offered to the group, and whoever gets the task back restores the tail only.
 Later it costs disk space for nothing. Never removed is what is in use, what the group may just be giving back, and anything while

@@ -1,4 +1,4 @@
-"""Keeps the state folder in order while the instance runs: stores of running tasks stay trusted, state that nobody needs goes.
+"""Keeps the state folder in order: running stores stay trusted, what nobody needs goes.
 
 Looking is the instance's loop's, the work that may wait (for a batch's apply, for the disk) has a thread of its own.
 """

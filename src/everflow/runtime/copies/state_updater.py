@@ -1,4 +1,4 @@
-"""The state updater: standby and warm-up tasks follow their changelogs on a thread of their own, each role with a budget (D9).
+"""The state updater: copies follow their changelogs on one thread, each role with a budget (D9).
 
 It never waits for a restore of an active task and none waits for it. Nothing beyond the last stable offset is read. Promotion: the
 updater lets go of the open stores and recovery replays the tail; demotion is the reverse (`task.StandbyTask`).

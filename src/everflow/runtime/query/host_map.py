@@ -1,4 +1,6 @@
-"""The host map of the last rebalance: as the leader sent it, or read from the group where it was too large to send (note 005)."""
+"""The host map of the last rebalance: as the leader sent it, or read from the group (note 005).
+
+The leader leaves it out where it is too large to send."""
 
 from __future__ import annotations
 

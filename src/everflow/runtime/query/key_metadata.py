@@ -1,4 +1,4 @@
-"""Which instance has which key, store and task, from the host map of the last rebalance (KIP-67, KIP-535; pure)."""
+"""Says which instance has which key, store and task, by the host map (KIP-67, KIP-535). Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries of an instance's stores while tasks come and go: which copies may be read, and where the others are (KIP-67, KIP-535).
+"""Queries stores while tasks come and go: which copies may be read, who has others (KIP-67, 535).
 
 `InteractiveQueries` is the user's side of it, a part of `KafkaStreams`; `StoreQueries` decides, over ports.
 """

@@ -1,4 +1,4 @@
-"""Read-only stores for the user's program: committed content of this instance's tasks, read page by page (KIP-67, D4).
+"""Read-only stores for users: committed content of this instance, page by page (KIP-67, D4).
 
 A read transaction pins the pages of a store, so none is open while the user's code runs: every page is one short
 transaction, copied before it is decoded. A page is one moment; a longer result is not, but each key comes once, in order.

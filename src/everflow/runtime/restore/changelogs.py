@@ -1,4 +1,4 @@
-"""What the cluster says of changelog partitions now, as `restore_plan.restore_plan` judges stores by it."""
+"""Asks the cluster about changelog partitions, for `restore_plan.restore_plan`."""
 
 from __future__ import annotations
 

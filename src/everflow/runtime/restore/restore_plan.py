@@ -1,4 +1,4 @@
-"""What of a changelog a store still has to read, and whether it may be trusted at all (D5, D9): pure decisions."""
+"""Decides what of a changelog a store must read, and whether it may be trusted (D5, D9). Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choosing the next record: the order in which a task sees the records of its input partitions (reference 1.6, design D3).
+"""Chooses the order in which a task takes records of its inputs (reference 1.6, design D3).
 
 Kafka Streams takes the partition whose head has the smallest timestamp. Over a batch that is a sort by the running maximum of the
 timestamp inside each partition: a record that is out of order inside its partition follows its predecessor at once.

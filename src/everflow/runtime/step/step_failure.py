@@ -1,4 +1,4 @@
-"""What a worker says of an error that ended its micro-batch: decided by the error's class, never by its text."""
+"""Says why a micro-batch failed in a worker: by the error's class, never by its text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Record-by-record operators of a step: the user's Python functions, unnesting of arrays, decoding of parts Catalyst left raw."""
+"""Runs record-by-record operators: the user's functions, unnesting, decoding left over by Catalyst."""
 
 from __future__ import annotations
 

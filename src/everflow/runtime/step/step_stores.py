@@ -1,4 +1,4 @@
-"""The stores of a micro-batch's tasks as operators see them: committed content plus the batch's own changes."""
+"""Shows operators the stores of a micro-batch: committed content plus the batch's own changes."""
 
 from __future__ import annotations
 

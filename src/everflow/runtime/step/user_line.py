@@ -1,4 +1,6 @@
-"""Which line of the user's program an error comes from: the innermost that is not the library's, Python's or a package's."""
+"""Finds the user's line that an error comes from: the innermost that is nobody else's.
+
+Frames of the library, of Python and of packages are others'."""
 
 from __future__ import annotations
 

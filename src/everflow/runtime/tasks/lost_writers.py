@@ -1,5 +1,6 @@
-"""Fencing what a vanished instance may have left open (D6): a transaction that nobody ends blocks committed offsets and readers
-until its time-out, 10 to 20 s after the kill.
+"""Fences what a vanished instance may have left open (D6).
+
+A transaction that nobody ends blocks committed offsets and readers until its time-out, 10 to 20 s after the kill.
 
 Who took over a task asks which transactions are open, which processes live, and re-initialises the ids of those that do not.
 A member's client id ends with its process id (`wiring.group_settings`); where one does not, nothing is done.

@@ -1,5 +1,4 @@
-"""Recovery of tasks: the one order in which a task becomes active, or goes on after an unknown outcome (D5,
-D6).
+"""Recovers tasks: the one order to become active, or go on after an unknown outcome (D5, D6).
 
 fence -> committed offsets (require_stable) -> target = log end read_uncommitted, taken after that -> wait
 until the last stable offset reaches it -> claim and replay [store's position, target] -> run. Each arrow

@@ -12,6 +12,15 @@ from everflow.records import TaskId, TopicPartition
 from everflow.runtime.commit.batch import TaskContext
 
 
+#  active    CREATED ──► RESTORING ◄─────► RUNNING
+#               │          │   ▲              │
+#               │          │   └─► SUSPENDED ◄┘
+#               ▼          ▼           │
+#             CLOSED ◄─────┴───────────┘
+#
+#  standby   CREATED ──► RUNNING ◄──► SUSPENDED
+#               │                         │
+#               └────────► CLOSED ◄───────┘
 class TaskState(enum.Enum):
     """States of Kafka Streams' tasks (reference 5.1)."""
 

@@ -1,4 +1,4 @@
-"""Which tasks this instance holds, recovers, follows, moves and gives up: reacts to the group's decisions, one event at a time.
+"""Holds, recovers, follows, moves and gives up tasks as the group decides, one event at a time.
 
 Runs on the instance's loop only (`KafkaStreams`); threads, recoveries and the state updater answer through ``post``, which queues
 an event. A task is always in one place at most: recovering, on one stream thread, being given up by it, followed by the state

@@ -1,5 +1,6 @@
-"""D7's watchdog: a batch that hangs is ended with its workers; its job then fails, and the thread recovers in D6's order. A
-recovery that hangs in turn (the brokers, a changelog that is gone) is shown: the instance is REBALANCING."""
+"""Ends a batch that hangs, with its workers (D7); its job fails and the thread recovers (D6).
+
+A recovery that hangs in turn (the brokers, a changelog that is gone) is shown: the instance is REBALANCING."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packs what runs in workers into one parcel; what cannot travel is told with the node and the line of the user's program."""
+"""Packs what runs in workers into one parcel; tells what cannot travel by node and user's line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures of one stream thread since its last progress: which may pass, which repeat, and when trying again is given up. Pure.
+"""Judges a stream thread's failures: which may pass, which repeat, when it gives up. Pure.
 
 Passing causes (a broker that is away, a rebalance, one killed worker) are retried under ``task.timeout.ms``. What repeats unchanged
 is told after the second time and ends the instance after the third, once a few seconds have gone by.

@@ -1,4 +1,6 @@
-"""The driver's side of a resident step: requests out, results in, over a socket; the Spark job runs until it is stopped."""
+"""The driver's side of a resident step: requests out, results in, over a socket.
+
+The Spark job runs until it is stopped."""
 
 from __future__ import annotations
 

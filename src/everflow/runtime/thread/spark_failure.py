@@ -1,4 +1,4 @@
-"""What Spark says of a failed job, read from its text: a worker that died, a Column that cannot be computed, its Kafka reader.
+"""Reads from Spark's text why a job failed: a worker that died, a Column, its Kafka reader.
 
 Only failures that no worker could tell come this way (`BatchFailure` is what workers say themselves).
 """

@@ -1,4 +1,4 @@
-"""One stream thread's micro-batches as the runtime sees them: a request in, a result or a classified failure out."""
+"""Runs micro-batches as Spark jobs: a request in, a result or a classified failure out."""
 
 from __future__ import annotations
 

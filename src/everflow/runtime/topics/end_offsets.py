@@ -1,4 +1,4 @@
-"""Where the input partitions end: one poller for the instance, which wakes the stream threads that have something new (D1)."""
+"""Polls where the input partitions end, and wakes the stream threads that have something new (D1)."""
 
 from __future__ import annotations
 

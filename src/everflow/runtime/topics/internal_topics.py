@@ -1,5 +1,4 @@
-"""Internal topics: created once, at the application's first start, and validated at every other (invariant
-I10).
+"""Creates internal topics at the first start, and checks them at every other (invariant I10).
 
 What a topic should look like comes from the topology (`topology.subtopologies.internal_topics`); here is the
 decision what to do about it, and the calls that do it.

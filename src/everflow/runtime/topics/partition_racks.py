@@ -1,4 +1,4 @@
-"""Racks that hold a replica of each input and changelog partition, for the rack-aware assignor (KIP-925)."""
+"""Finds the racks that hold a replica of each partition, for the rack-aware assignor (KIP-925)."""
 
 from __future__ import annotations
 

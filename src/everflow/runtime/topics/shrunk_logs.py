@@ -1,4 +1,4 @@
-"""Logs that end before what was read of them: the topic is another one than it was, or records of it were lost."""
+"""Finds logs that end before what was read of them: another topic, or records that were lost."""
 
 from __future__ import annotations
 

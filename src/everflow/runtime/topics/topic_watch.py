@@ -1,4 +1,4 @@
-"""Whether the topics of a running application are still those it started with: there, with their ids and numbers of partitions.
+"""Watches whether the application's topics are still there, with the same ids and partitions.
 
 Positions, state and the assignment belong to a topic as it was at the start. One that is deleted and created again keeps its
 name, and one that grows keeps its id; nothing else of the runtime would notice (a new log that is longer than the position looks

@@ -1,4 +1,4 @@
-"""Named places at which tests stop or kill a process: `reached` does nothing unless a test armed the place.
+"""Named places at which tests stop or kill a process: `reached` does nothing unless one is armed.
 
 A test sets ``EVERFLOW_CRASH_POINTS`` to a folder before the processes start and creates ``<folder>/<name>``.
 The first process that comes to that point writes its pid into ``<name>.reached`` (which appears complete, and

@@ -1,4 +1,4 @@
-"""Times that a record may have: what Spark holds, in microseconds, in 64 bits. The same on every road a record takes."""
+"""Bounds a record's time to what Spark holds, microseconds in 64 bits, the same on every road."""
 
 from __future__ import annotations
 

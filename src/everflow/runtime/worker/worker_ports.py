@@ -1,4 +1,4 @@
-"""What a step's process in a Spark Python worker has: its producer, the way to the driver's gate, the stores on its disk."""
+"""The ports of a step in a Spark Python worker: its producer, the driver's gate, the stores on disk."""
 
 from __future__ import annotations
 

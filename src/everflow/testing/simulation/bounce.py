@@ -1,4 +1,4 @@
-"""Task-seconds lost in a rolling bounce, by the way the instances stop and come back: static, drained, leaving, and an eager group.
+"""Measures a rolling bounce in lost task-seconds: static, drained, leaving, an eager group.
 
 ``python -m everflow.testing.simulation.bounce --members 1000 --tasks 10000 --json FILE`` writes rows as benches do.
 

@@ -1,4 +1,4 @@
-"""`membership.member.MemberChannel` over the simulated coordinator: kafka-python's behaviour, step by step, on virtual time.
+"""`MemberChannel` over the simulated coordinator: kafka-python's behaviour on virtual time.
 
 Modelled on what its source does: a join under way goes on in the background while ``poll`` returns; the generation changes with the
 answer to JoinGroup, the assignment is taken with the next ``poll`` after SyncGroup's; heartbeats stop while a rebalance is joined

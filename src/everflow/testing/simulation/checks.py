@@ -1,4 +1,4 @@
-"""The invariants, checked while the simulation runs; each violation is noted with its name and stops the run.
+"""Checks the invariants while the simulation runs; a violation is noted and stops the run.
 
 They look at what the simulated world knows to be true (disks, log, who lives), not at what the code under test believes.
 """

@@ -1,4 +1,6 @@
-"""A simulated state folder: survives a crash, may be lost, knows its process id and the transactional ids used on it."""
+"""A simulated state folder: it survives a crash, may be lost, and knows its ids.
+
+These are the process id, and the transactional ids that were used on it."""
 
 from __future__ import annotations
 

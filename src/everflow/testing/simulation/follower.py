@@ -1,4 +1,4 @@
-"""`kafka.copy_follower.CopyFollower` over the simulated log: hands records to the real state updater at a bounded rate."""
+"""`CopyFollower` over the simulated log: feeds the real state updater at a bounded rate."""
 
 from __future__ import annotations
 

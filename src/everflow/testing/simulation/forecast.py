@@ -1,4 +1,4 @@
-"""What a scaling step would do: a group with state, one change, and everything that follows until it is balanced again."""
+"""Forecasts a scaling step: a group with state, one change, and all that follows until balance."""
 
 from __future__ import annotations
 

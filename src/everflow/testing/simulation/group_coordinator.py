@@ -1,4 +1,4 @@
-"""A group coordinator of the classic protocol, as the broker behaves (KIP-62, 345, 394, 429, 447), on virtual time.
+"""A group coordinator of the classic protocol (KIP-62, 345, 394, 429, 447), on virtual time.
 
 Requests are methods; an answer comes through ``reply``, at once or when the group is ready. Only what has been acknowledged to a
 completed generation survives a fail-over, as in the broker's log of the group.

@@ -1,4 +1,4 @@
-"""What happened, in order: (virtual time, member, event). Printed when a property fails, compared for I8."""
+"""Notes what happened: (virtual time, member, event). Printed on failure, compared for I8."""
 
 from __future__ import annotations
 

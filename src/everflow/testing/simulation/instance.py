@@ -1,4 +1,4 @@
-"""One simulated instance: the wiring of `runtime.kafka_streams.KafkaStreams` with everything outside of the process simulated.
+"""One simulated instance: `KafkaStreams`' wiring with all outside the process simulated.
 
 What decides is the real code: member, assignor, gate, task manager, stream threads, recovery, state updater. What waits runs on
 fibers; the instance's loop runs one event at a time.

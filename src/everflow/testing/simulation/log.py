@@ -1,4 +1,4 @@
-"""A simulated cluster's log: inputs that grow, changelogs, transactions with time-outs, offsets fenced by generation.
+"""A simulated log: inputs, changelogs, transactions with time-outs, offsets fenced by generation.
 
 Records are not kept one by one. An input is a number of records; a changelog is a list of writes, each carrying what the store's
 content is after it (`Fold`); a record's value follows from its offset, so a fold over any range is known in closed form.

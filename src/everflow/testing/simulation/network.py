@@ -1,4 +1,4 @@
-"""Requests between a process and the brokers: each way takes a little virtual time, drawn from the seed."""
+"""Delays requests between a process and the brokers by virtual time that the seed draws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`runtime.tasks.recovery.RecoveryPorts` over the simulated log and disk; the order of the steps is the real one's."""
+"""`RecoveryPorts` over the simulated log and disk; the order of the steps is the real one's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenarios drawn from a seed before they run: a group, then faults and changes, then peace, in which all has to become well."""
+"""Draws scenarios from a seed: a group, then faults, then peace, in which all becomes well."""
 
 from __future__ import annotations
 

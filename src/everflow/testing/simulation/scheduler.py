@@ -1,4 +1,4 @@
-"""Virtual time: one queue of events, simulated processes, and code that waits without time passing outside.
+"""Virtual time: a queue of events, processes, and code that waits while no time passes outside.
 
 Everything runs one piece at a time, in the order of (virtual time, number of the event), so one seed gives one history (I8).
 Code that blocks (recovery, a stream thread's batch) runs unchanged on a `Fiber`: an OS thread that only ever runs while the

@@ -1,4 +1,4 @@
-"""What a simulation is made of: sizes, rates and time-outs. All times in ms, rates in records a second."""
+"""Sizes, rates and time-outs of a simulation. Times in ms, rates in records a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated world: one seed, a group of instances, faults, time; it stops at the first violated invariant."""
+"""The simulated world: one seed, a group, faults, time; it stops at the first broken invariant."""
 
 from __future__ import annotations
 
