@@ -11,11 +11,11 @@ import pytest
 from contracts.transactional_log import write_transactions
 from everflow.errors import LogStartMovedError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.bulk_reader import BulkReader
-from everflow.kafka.client_reader import ClientReader
-from everflow.kafka.fetch_connection import bulk_settings
-from everflow.kafka.log_reader import LogChunk, LogReader
 from everflow.kafka.producer import RecordWriter, fence
+from everflow.kafka.reading.bulk_reader import BulkReader
+from everflow.kafka.reading.client_reader import ClientReader
+from everflow.kafka.reading.fetch_connection import bulk_settings
+from everflow.kafka.reading.log_reader import LogChunk, LogReader
 from everflow.records import TopicPartition
 from everflow.testing.waiting import wait_until
 

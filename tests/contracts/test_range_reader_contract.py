@@ -11,12 +11,12 @@ import pytest
 from contracts.transactional_log import write_transactions
 from everflow.errors import FatalError, LogStartMovedError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.fetch_connection import bulk_settings
-from everflow.kafka.log_columns import Read
 from everflow.kafka.producer import RecordWriter
-from everflow.kafka.range_reader import RangeReader
-from everflow.kafka.stream_reader import StreamReader
-from everflow.kafka.tail_reader import TailReader
+from everflow.kafka.reading.fetch_connection import bulk_settings
+from everflow.kafka.reading.log_columns import Read
+from everflow.kafka.reading.range_reader import RangeReader
+from everflow.kafka.reading.stream_reader import StreamReader
+from everflow.kafka.reading.tail_reader import TailReader
 from everflow.records import OffsetRange, TopicPartition
 
 pytestmark = pytest.mark.broker

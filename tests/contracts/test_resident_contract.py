@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from everflow import StreamsBuilder, TimeWindows, agg, serdes
-from everflow.kafka.log_columns import LogColumns
+from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import HEADERS, EdgeBatch, TopicPartition
 from everflow.runtime.worker.resident_step import TwinSegment
 from everflow.spark.local_run import LocalRun

@@ -45,7 +45,12 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
     ("everflow.dsl", BELOW_RUNTIME | {"everflow.spark.session", "everflow.spark.expressions"}, ARROW | {"pyspark"}),
     # 3: the engines, each in its own folder; they do not know one another
     ("everflow.state", BASE | PURE | {"everflow.state"}, ARROW | {"lmdb"}),
-    ("everflow.kafka", BASE | PURE | {"everflow.kafka"}, ARROW | KAFKA),
+    (
+        "everflow.kafka",
+        BASE | PURE | {f"everflow.kafka.{name}" for name in ("client_log", "errors", "group_channel", "producer")},
+        KAFKA | {"numpy"},
+    ),
+    ("everflow.kafka.reading", BASE | PURE | {"everflow.kafka"}, ARROW | KAFKA),
     ("everflow.spark", BASE | PURE | {"everflow.spark"}, ARROW | {"pyspark", "py4j", "pandas"}),
     # imported before the fork of the Python workers, so that each starts warm: it names what workers will need
     ("everflow.spark.daemon", BASE | {"everflow.spark"}, ANYTHING),
@@ -194,6 +199,7 @@ def test_imports_follow_the_layers(path: Path) -> None:
         ("everflow.operators.join", "from everflow.state.lmdb_store import LmdbStore"),
         ("everflow.kafka.admin", "import everflow.spark.session"),
         ("everflow.kafka.admin", "def late():\n    from everflow import state"),
+        ("everflow.kafka.admin", "from everflow.kafka.reading.log_reader import LogReader"),
         ("everflow.state.lmdb_store", "from everflow.runtime.tasks.task import Task"),
         ("everflow.runtime.commit.gate_client", "import confluent_kafka"),
         ("everflow.runtime.commit.batch", "from everflow.runtime.tasks.task import Task"),
@@ -211,7 +217,7 @@ def test_imports_follow_the_layers(path: Path) -> None:
         ("everflow.runtime.tasks.task_manager", "import pyspark"),
         ("everflow.runtime.tasks.recovery", "from everflow.kafka.admin import ClusterAdmin"),
         ("everflow.runtime.tasks.task_recovery", "from everflow.runtime.copies.state_updater import StateUpdater"),
-        ("everflow.runtime.copies.state_updater", "from everflow.kafka.copy_follower import CopyFollower"),
+        ("everflow.runtime.copies.state_updater", "from everflow.kafka.reading.copy_follower import CopyFollower"),
         ("everflow.runtime.copies.known_copies", "from everflow.runtime.thread.stream_thread import StreamThread"),
         ("everflow.runtime.thread.stream_thread", "from everflow.runtime.kafka_streams import KafkaStreams"),
         ("everflow.runtime.thread.thread_job", "import confluent_kafka"),

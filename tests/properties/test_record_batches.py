@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from kafka.record import MemoryRecords
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
-from everflow.kafka import record_batches
-from everflow.kafka.record_batches import CorruptBatchError, UnsupportedBatchError
+from everflow.kafka.reading import record_batches
+from everflow.kafka.reading.record_batches import CorruptBatchError, UnsupportedBatchError
 
 HEADER = 61
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "xerial": 2, "lz4": 3, "zstd": 4}

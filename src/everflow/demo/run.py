@@ -24,7 +24,7 @@ from everflow.demo.moves import Moves
 from everflow.demo.results import Record
 from everflow.errors import FatalError
 from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.log_reader import LogReader
+from everflow.kafka.reading.log_reader import LogReader
 from everflow.logs import lines_to
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ENDED

@@ -13,9 +13,9 @@ from everflow.clock import Clock
 from everflow.config import StreamsConfig
 from everflow.errors import EverflowError
 from everflow.kafka.admin import ClusterAdmin, Isolation
-from everflow.kafka.copy_follower import CopyFollower
 from everflow.kafka.group_channel import GroupSettings
 from everflow.kafka.producer import fence_all
+from everflow.kafka.reading.copy_follower import CopyFollower
 from everflow.kafka.transactions import open_transactional_ids
 from everflow.logs import LogFile, log_path
 from everflow.membership.assignor import EndSums, Identity, LocalCopies, PartitionRacks, TaskAssignor

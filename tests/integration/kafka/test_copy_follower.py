@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from everflow.kafka.admin import ClusterAdmin, Isolation
-from everflow.kafka.copy_follower import CopyFollower
 from everflow.kafka.producer import RecordWriter
+from everflow.kafka.reading.copy_follower import CopyFollower
 from everflow.records import TopicPartition
 from everflow.testing.waiting import wait_until
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.log_follower import LogFollower
 from everflow.kafka.producer import RecordWriter
+from everflow.kafka.reading.log_follower import LogFollower
 from everflow.records import TopicPartition
 from everflow.testing.waiting import wait_until
 

@@ -13,8 +13,8 @@ from everflow.errors import EverflowError, GenerationChanged, RecordTooLargeErro
 from everflow.kafka.admin import ClusterAdmin, CommittedOffset
 from everflow.kafka.errors import OffsetsUnstableError
 from everflow.kafka.group_channel import GroupSettings
-from everflow.kafka.log_reader import LogReader
 from everflow.kafka.producer import RecordWriter, fence, fence_all, group_metadata
+from everflow.kafka.reading.log_reader import LogReader
 from everflow.membership.assignor import Identity
 from everflow.membership.member import GroupMember
 from everflow.records import TopicPartition

@@ -33,7 +33,7 @@ are no cheaper (measured: 0.9 to 1.1 us of a core for a record from 256 KiB on, 
 
 
 class Round(Protocol):
-    """See `everflow.kafka.log_follower.FollowedRound`."""
+    """See `everflow.kafka.reading.log_follower.FollowedRound`."""
 
     @property
     def chunks(self) -> Mapping[TopicPartition, FoldedChunk]: ...
@@ -42,7 +42,7 @@ class Round(Protocol):
 
 
 class Follower(Protocol):
-    """The part of `everflow.kafka.copy_follower.CopyFollower` that the updater needs."""
+    """The part of `everflow.kafka.reading.copy_follower.CopyFollower` that the updater needs."""
 
     def follow(self, starts: Mapping[TopicPartition, int]) -> None: ...
     def unfollow(self, partitions: Collection[TopicPartition]) -> None: ...

@@ -44,7 +44,7 @@ class FoldedChunk(LogChunk, Protocol):
 
 
 class ChangelogReader(Protocol):
-    """The part of `kafka.log_reader.LogReader` that restoring needs."""
+    """The part of `kafka.reading.log_reader.LogReader` that restoring needs."""
 
     def read(self, tp: TopicPartition, start: int, end: int) -> Iterable[FoldedChunk]:
         """Committed records of offsets ``[start, end)`` in order."""

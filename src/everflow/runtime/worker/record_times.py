@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from everflow.errors import RecordTimeError
-from everflow.kafka.log_columns import LogColumns
+from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import TopicPartition
 
 MOST_MS = (2**63 - 1) // 1000

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from everflow.kafka.log_columns import LogColumns
-from everflow.kafka.range_reader import RangeReader
+from everflow.kafka.reading.log_columns import LogColumns
+from everflow.kafka.reading.range_reader import RangeReader
 from everflow.records import EdgeBatch, Int64, OffsetRange, TopicPartition
 from everflow.runtime.commit.batch import FAILED, BatchRequest, BatchResult
 from everflow.runtime.step.step_failure import failure_of

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, Message
 
-from everflow.kafka import tail_reader
-from everflow.kafka.tail_reader import TailReader
+from everflow.kafka.reading import tail_reader
+from everflow.kafka.reading.tail_reader import TailReader
 from everflow.records import OffsetRange, TopicPartition
 
 TP = TopicPartition("t", 0)

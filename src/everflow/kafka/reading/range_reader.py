@@ -11,11 +11,11 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from everflow.kafka.fetch_connection import bulk_settings
-from everflow.kafka.log_columns import Read
-from everflow.kafka.record_batches import UnsupportedBatchError
-from everflow.kafka.stream_reader import StreamReader
-from everflow.kafka.tail_reader import TailReader
+from everflow.kafka.reading.fetch_connection import bulk_settings
+from everflow.kafka.reading.log_columns import Read
+from everflow.kafka.reading.record_batches import UnsupportedBatchError
+from everflow.kafka.reading.stream_reader import StreamReader
+from everflow.kafka.reading.tail_reader import TailReader
 from everflow.records import UNBOUNDED_BYTES, OffsetRange, TopicPartition
 
 _log = logging.getLogger(__name__)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from everflow.errors import LogStartMovedError, RetriableError
-from everflow.kafka.bulk_follower import BulkFollower
-from everflow.kafka.fetch_connection import bulk_settings
-from everflow.kafka.log_follower import FollowedRound, LogFollower
-from everflow.kafka.record_batches import UnsupportedBatchError
+from everflow.kafka.reading.bulk_follower import BulkFollower
+from everflow.kafka.reading.fetch_connection import bulk_settings
+from everflow.kafka.reading.log_follower import FollowedRound, LogFollower
+from everflow.kafka.reading.record_batches import UnsupportedBatchError
 from everflow.records import TopicPartition
 
 BULK_LAG = 50_000

@@ -10,10 +10,10 @@ import pytest
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from everflow.errors import LogStartMovedError, RetriableError
-from everflow.kafka.bulk_follower import BulkFollower
-from everflow.kafka.fetch_connection import Answer
-from everflow.kafka.log_chunk import LogChunk
-from everflow.kafka.record_batches import UnsupportedBatchError
+from everflow.kafka.reading.bulk_follower import BulkFollower
+from everflow.kafka.reading.fetch_connection import Answer
+from everflow.kafka.reading.log_chunk import LogChunk
+from everflow.kafka.reading.record_batches import UnsupportedBatchError
 from everflow.records import TopicPartition
 
 ONE, TWO, THREE = (TopicPartition("log", partition) for partition in range(3))

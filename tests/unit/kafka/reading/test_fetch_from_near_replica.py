@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from everflow.kafka import fetch_connection
-from everflow.kafka.fetch_connection import FetchConnection, bulk_settings
+from everflow.kafka.reading import fetch_connection
+from everflow.kafka.reading.fetch_connection import FetchConnection, bulk_settings
 from everflow.records import TopicPartition
 
 LEADER, NEAR = 1, 2

@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from everflow.kafka import record_batches
-from everflow.kafka.fetch_connection import FETCH_BYTES, FetchConnection
-from everflow.kafka.log_columns import Budget, LogColumns, Read
-from everflow.kafka.partition_fetches import PartitionFetches
-from everflow.kafka.record_batches import Batch, Columns
+from everflow.kafka.reading import record_batches
+from everflow.kafka.reading.fetch_connection import FETCH_BYTES, FetchConnection
+from everflow.kafka.reading.log_columns import Budget, LogColumns, Read
+from everflow.kafka.reading.partition_fetches import PartitionFetches
+from everflow.kafka.reading.record_batches import Batch, Columns
 from everflow.records import UNBOUNDED_BYTES, OffsetRange, TopicPartition
 
 _AHEAD_BYTES = 64 << 20

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from everflow.kafka.bulk_reader import BulkReader
-from everflow.kafka.client_reader import ClientReader
-from everflow.kafka.fetch_connection import bulk_settings
-from everflow.kafka.log_chunk import LogChunk
-from everflow.kafka.record_batches import UnsupportedBatchError
+from everflow.kafka.reading.bulk_reader import BulkReader
+from everflow.kafka.reading.client_reader import ClientReader
+from everflow.kafka.reading.fetch_connection import bulk_settings
+from everflow.kafka.reading.log_chunk import LogChunk
+from everflow.kafka.reading.record_batches import UnsupportedBatchError
 from everflow.records import TopicPartition
 
 __all__ = ["LogChunk", "LogReader"]

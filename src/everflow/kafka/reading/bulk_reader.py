@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from everflow.kafka import record_batches
-from everflow.kafka.fetch_connection import FETCH_BYTES, FetchConnection
-from everflow.kafka.log_chunk import LogChunk
-from everflow.kafka.partition_fetches import PartitionFetches
-from everflow.kafka.record_batches import Columns
+from everflow.kafka.reading import record_batches
+from everflow.kafka.reading.fetch_connection import FETCH_BYTES, FetchConnection
+from everflow.kafka.reading.log_chunk import LogChunk
+from everflow.kafka.reading.partition_fetches import PartitionFetches
+from everflow.kafka.reading.record_batches import Columns
 from everflow.records import Int64, TopicPartition
 
 

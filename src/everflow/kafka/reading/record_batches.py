@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from everflow.errors import RetriableError
-from everflow.kafka.log_columns import LogColumns
+from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import HEADERS, Int64
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import Message
 
-from everflow.kafka.log_chunk import LogChunk
-from everflow.kafka.log_columns import LogColumns
+from everflow.kafka.reading.log_chunk import LogChunk
+from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import HEADERS, Int64
 
 

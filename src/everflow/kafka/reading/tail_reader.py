@@ -16,8 +16,8 @@ from confluent_kafka import TopicPartition as ClientTopicPartition
 from everflow.errors import LogStartMovedError, RetriableError
 from everflow.kafka.client_log import client_log
 from everflow.kafka.errors import classify, classify_exception
-from everflow.kafka.log_columns import Budget, Read
-from everflow.kafka.messages import columns_of, offset_of
+from everflow.kafka.reading.log_columns import Budget, Read
+from everflow.kafka.reading.messages import columns_of, offset_of
 from everflow.records import UNBOUNDED_BYTES, OffsetRange, TopicPartition
 
 _DEFAULTS: dict[str, Any] = {

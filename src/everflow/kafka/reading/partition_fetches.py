@@ -8,10 +8,10 @@ from typing import Any
 import kafka.errors as client_errors
 
 from everflow.errors import LogStartMovedError, RetriableError
-from everflow.kafka import record_batches
-from everflow.kafka.fetch_connection import Answer, FetchConnection
 from everflow.kafka.group_channel import classify
-from everflow.kafka.record_batches import Batch
+from everflow.kafka.reading import record_batches
+from everflow.kafka.reading.fetch_connection import Answer, FetchConnection
+from everflow.kafka.reading.record_batches import Batch
 from everflow.records import TopicPartition
 
 

@@ -15,8 +15,8 @@ from confluent_kafka import TopicPartition as ClientTopicPartition
 from everflow.errors import LogStartMovedError, RetriableError
 from everflow.kafka.client_log import client_log
 from everflow.kafka.errors import classify, classify_exception
-from everflow.kafka.log_chunk import LogChunk
-from everflow.kafka.messages import chunk_of, offset_of
+from everflow.kafka.reading.log_chunk import LogChunk
+from everflow.kafka.reading.messages import chunk_of, offset_of
 from everflow.records import TopicPartition
 
 _DEFAULTS: dict[str, Any] = {

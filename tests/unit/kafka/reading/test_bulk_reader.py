@@ -11,11 +11,11 @@ import pytest
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from everflow.errors import FatalError, LogStartMovedError, RetriableError
-from everflow.kafka import log_reader
-from everflow.kafka.bulk_reader import BulkReader
-from everflow.kafka.fetch_connection import Answer, bulk_settings
-from everflow.kafka.log_reader import LogChunk, LogReader
-from everflow.kafka.record_batches import UnsupportedBatchError
+from everflow.kafka.reading import log_reader
+from everflow.kafka.reading.bulk_reader import BulkReader
+from everflow.kafka.reading.fetch_connection import Answer, bulk_settings
+from everflow.kafka.reading.log_reader import LogChunk, LogReader
+from everflow.kafka.reading.record_batches import UnsupportedBatchError
 from everflow.records import TopicPartition
 
 TP = TopicPartition("log", 0)
