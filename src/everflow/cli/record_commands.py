@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 import sys
-from enum import Enum
 from typing import Annotated
 
 import typer
 
 from everflow.cli.cluster_options import LOCAL_BROKER, ClientSettings, Debug, ErrorsForPeople, Servers
+from everflow.cli.formats import Format, Windowed
 from everflow.errors import ConfigError
-
-
-class Format(str, Enum):
-    """How bytes and text stand for one another on the command line."""
-
-    string = "string"
-    json = "json"
-    int_ = "int"
-    long = "long"
-    double = "double"
-    bytes = "bytes"
-
-
-class Windowed(str, Enum):
-    """What stands behind the key of a windowed result."""
-
-    time = "time"
-    session = "session"
-
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="An existing topic.")]
 KeyFormat = Annotated[Format, typer.Option("--key", help="What keys are.")]

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from everflow import serdes
-from everflow.cli.record_commands import Format, Windowed
+from everflow.cli.formats import Format, Windowed
 from everflow.cli.status import StatusLine
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError

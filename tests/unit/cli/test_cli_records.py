@@ -6,7 +6,7 @@ import pytest
 
 import everflow
 from everflow import serdes
-from everflow.cli.record_commands import Format, Windowed
+from everflow.cli.formats import Format, Windowed
 from everflow.cli.records import Line, decoded, encoded, instant, lines, windowed
 from everflow.errors import ConfigError
 from everflow.serdes import SerdeError

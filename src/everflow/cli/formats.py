@@ -1,0 +1,23 @@
+"""How ``everflow produce`` and ``everflow consume`` write and read keys and values."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Format(str, Enum):
+    """How bytes and text stand for one another on the command line."""
+
+    string = "string"
+    json = "json"
+    int_ = "int"
+    long = "long"
+    double = "double"
+    bytes = "bytes"
+
+
+class Windowed(str, Enum):
+    """What stands behind the key of a windowed result."""
+
+    time = "time"
+    session = "session"
