@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from everflow.runtime.task_status import TaskStatus
     from everflow.runtime.tasks.task import TaskRole, TaskState
     from everflow.spark.session import session
-    from everflow.topology.graph import Topology
+    from everflow.topology.program import Topology
     from everflow.windows import SessionWindows, TimeWindows, Windowed
 
 __version__ = "0.1.0"
@@ -130,7 +130,7 @@ _NAMES = {
     "runtime.task_status": "TaskStatus",
     "runtime.query.window_query": "ReadOnlyWindowStore",
     "spark.session": "session",
-    "topology.graph": "Topology",
+    "topology.program": "Topology",
     "windows": "SessionWindows TimeWindows Windowed",
 }
 _MODULE_OF = {name: f"everflow.{module}" for module, names in _NAMES.items() for name in names.split()}

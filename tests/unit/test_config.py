@@ -22,7 +22,7 @@ from everflow.config import (
     StreamsConfig,
 )
 from everflow.errors import ConfigError
-from everflow.topology.graph import Topology
+from everflow.topology.program import Topology
 
 BASE = {"application_id": "app", "bootstrap_servers": "broker:9092"}
 

@@ -21,7 +21,7 @@ from everflow.errors import EverflowError, TopologyError
 from everflow.serdes.base import SerdeError
 from everflow.spark.later import started_by
 from everflow.spark.session import start_when_asked
-from everflow.topology.graph import Topology
+from everflow.topology.program import Topology
 
 LOAD_SILENT_S = 2.0
 """A program may take so long to load without a word."""

@@ -28,7 +28,7 @@ from everflow.runtime.task_words import summary, task_lines
 from everflow.spark.session import get_context
 from everflow.state.disk import require_usable
 from everflow.stop_signals import EXIT_BASE
-from everflow.topology.graph import Topology
+from everflow.topology.program import Topology
 
 log = logging.getLogger("everflow")
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from everflow.runtime.client_state import ENDED, ClientState
-from everflow.topology.graph import SinkNode, SourceNode, StatefulNode, Topology
+from everflow.topology.graph import SinkNode, SourceNode, StatefulNode
+from everflow.topology.program import Topology
 
 _SETTLED = frozenset({ClientState.RUNNING, *ENDED})
 _LIST_WIDTH = 76  # topics or stores named in the banner before "and n more"

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from everflow.cli.terminal import Sample
 from everflow.kafka.admin import ClusterAdmin
 from everflow.records import TopicPartition
-from everflow.topology.graph import SourceNode, Topology
+from everflow.topology.graph import SourceNode
+from everflow.topology.program import Topology
 
 
 def input_topics(topology: Topology, application_id: str) -> list[str]:

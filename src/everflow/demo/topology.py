@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 from everflow import StreamsBuilder, TimeWindows, agg, serdes
 from everflow.demo.data import VALUE_SCHEMA
-from everflow.topology.graph import Topology
+from everflow.topology.program import Topology
 
 FLIGHTS_TOPIC = "flights"
 BY_CARRIER_TOPIC = "delay-by-carrier"

@@ -10,21 +10,37 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import fields
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from everflow.errors import TopologyError
 from everflow.serdes import Serde
-from everflow.topology.graph import ColumnExpr, EdgeType, Node, RepartitionTopic, SinkNode, SourceNode, Topology
+from everflow.topology.graph import ColumnExpr, EdgeType, Node, RepartitionTopic, SinkNode, SourceNode
+from everflow.topology.program import Topology
 from everflow.travel.refusals import TravelCheck
 
+if TYPE_CHECKING:
+    from everflow.dsl.branched import BranchedKStream
+    from everflow.dsl.grouped import KGroupedStream
+    from everflow.dsl.ktable import KTable
+
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+@dataclass(frozen=True)
+class Faces:
+    """What a stream turns into. Their modules import the stream's, which therefore has them from here."""
+
+    grouped: type[KGroupedStream]
+    table: type[KTable]
+    branched: type[BranchedKStream]
 
 
 class GraphBuilder:
     """Mutable; owned by one StreamsBuilder and used from the thread that builds the topology."""
 
-    def __init__(self) -> None:
+    def __init__(self, faces: Faces) -> None:
+        self.faces = faces
         self._nodes: dict[str, Node] = {}
         self._travel = TravelCheck()
         self._counter = 0

@@ -211,16 +211,12 @@ class KStream(Telling):
     def split(self, *, name: str | None = None) -> BranchedKStream:
         """Begin to split the stream: ``.branch(predicate, name=...)`` as often as needed, then ``.default_branch(name=...)`` or
         ``.no_default_branch()``, which give the dict of branches. The first predicate that is true takes a record."""
-        from everflow.dsl.branched import BranchedKStream
-
-        return BranchedKStream(self, name, user_line())
+        return self.graph.faces.branched(self, name, user_line())
 
     @builder_call
     def branch(self, default: str | None = None, **predicates: Expression) -> dict[str, KStream]:
         """``split`` in one call: ``stream.branch(big=F.col("value.n") > 9, default="rest")["big"]``."""
-        from everflow.dsl.branched import BranchedKStream
-
-        branched = BranchedKStream(self, None, user_line())
+        branched = self.graph.faces.branched(self, None, user_line())
         for name, condition in predicates.items():
             branched.branch(condition, name=name)
         return branched.no_default_branch() if default is None else branched.default_branch(name=default)
@@ -251,8 +247,6 @@ class KStream(Telling):
         self, key: Expression, *, name: str | None = None, returns: object = None, key_serde: Serde | None = None
     ) -> KGroupedStream:
         """Group by a new key, through the repartition topic ``<application.id>-<name>-repartition``."""
-        from everflow.dsl.grouped import KGroupedStream
-
         where = user_line()
         checked = self.graph.check_repartition_name(name, "group_by", where)
         if is_column(key, "group_by", where):
@@ -262,18 +256,16 @@ class KStream(Telling):
             edge = edge.with_serdes(key=result_serde(returns))
             label = ("KSTREAM-KEY-SELECT-", "KEY-SELECT")
             keyed = self._function(*label, "select_key", key, edge, checked, where, changes_key=True)
-        return KGroupedStream(keyed._with_serdes("group_by", key_serde, None, where), checked)
+        return self.graph.faces.grouped(keyed._with_serdes("group_by", key_serde, None, where), checked)
 
     @builder_call
     def group_by_key(self, *, name: str | None = None) -> KGroupedStream:
         """Group by the key there is. After an operator that changes the key the records go through the repartition topic
         ``<application.id>-<name>-repartition``, and ``name`` is needed."""
-        from everflow.dsl.grouped import KGroupedStream
-
         where = user_line()
         if self.key_changed:
             name = self.graph.check_repartition_name(name, "group_by_key", where)
-        return KGroupedStream(self, name)
+        return self.graph.faces.grouped(self, name)
 
     @builder_call
     def to_table(
@@ -288,8 +280,6 @@ class KStream(Telling):
 
         After an operator that changes the key the records go through a repartition topic named after ``name``, or ``store``.
         """
-        from everflow.dsl.ktable import KTable
-
         where = user_line()
         store = self.graph.claim_store(store, "to_table", where)
         node_name = self.graph.node_name(name, "KSTREAM-TOTABLE-", where)
@@ -301,7 +291,7 @@ class KStream(Telling):
         spec = StoreSpec(store, "key_value", key_serde, value_serde, where=where)
         operator = TableSpec(store, key_serde, value_serde)
         node = StatefulNode(node_name, (stream.node,), stream.edge.type, where, "TOTABLE", operator, (spec,))
-        return KTable(self.graph, self.graph.add(node), stream.edge)
+        return self.graph.faces.table(self.graph, self.graph.add(node), stream.edge)
 
     @builder_call
     def to(

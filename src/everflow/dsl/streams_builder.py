@@ -6,9 +6,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from everflow import serdes
+from everflow.dsl.branched import BranchedKStream
 from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import Edge, checked_serde
-from everflow.dsl.graph_builder import GraphBuilder
+from everflow.dsl.graph_builder import Faces, GraphBuilder
+from everflow.dsl.grouped import KGroupedStream
 from everflow.dsl.kstream import KStream
 from everflow.dsl.ktable import KTable
 from everflow.errors import TopologyError
@@ -18,10 +20,12 @@ from everflow.operators.table import TableSpec
 from everflow.serdes import Serde
 from everflow.spark.session import start_when_asked
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import SourceNode, StatefulNode, Topology
+from everflow.topology.graph import SourceNode, StatefulNode
+from everflow.topology.program import Topology
 from everflow.travel.inert import Inert, in_worker
 
 _RESETS = ("earliest", "latest", "none")
+FACES = Faces(KGroupedStream, KTable, BranchedKStream)
 
 
 class StreamsBuilder(Telling):
@@ -37,7 +41,7 @@ class StreamsBuilder(Telling):
 
     def __init__(self) -> None:
         start_when_asked()
-        self.graph = GraphBuilder()
+        self.graph = GraphBuilder(FACES)
 
     def __repr__(self) -> str:
         return f"StreamsBuilder({self.graph})"

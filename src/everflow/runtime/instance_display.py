@@ -17,7 +17,7 @@ from everflow.runtime.task_words import progress, role_of, summary, trouble
 if TYPE_CHECKING:
     from everflow.config import StreamsConfig
     from everflow.errors import EverflowError
-    from everflow.topology.graph import Topology
+    from everflow.topology.program import Topology
 
 _CELL = "text-align: left; padding: 2px 12px 2px 0"
 _ROWS = 50

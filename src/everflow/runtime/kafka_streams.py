@@ -78,7 +78,7 @@ from everflow.runtime.wiring import (
     topic_watch,
 )
 from everflow.state.task_directory import StateDirectory
-from everflow.topology.graph import Topology, checked_topology
+from everflow.topology.program import Topology, checked_topology
 from everflow.travel.inert import InertInstance, in_worker
 
 log = logging.getLogger("everflow")

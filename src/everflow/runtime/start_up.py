@@ -24,8 +24,9 @@ from everflow.runtime.topics.internal_topics import TopicFacts, TopicSpec, prepa
 from everflow.runtime.topics.output_topics import fixed_outputs, missing_outputs
 from everflow.state.task_directory import StateDirectory
 from everflow.topology.fingerprint import fingerprint
-from everflow.topology.graph import SourceNode, Topology
+from everflow.topology.graph import SourceNode
 from everflow.topology.plan import emitting_every_update, plan
+from everflow.topology.program import Topology
 from everflow.topology.subtopologies import SubTopologies, cut, internal_topics
 
 log = logging.getLogger("everflow")

@@ -15,12 +15,12 @@ from everflow.topology.graph import (
     PREPARE,
     ColumnExpr,
     FunctionExpr,
+    Graph,
     Node,
     ProjectNode,
     SinkNode,
     SourceNode,
     StatefulNode,
-    Topology,
 )
 from everflow.topology.subtopologies import SubTopology, cut
 from everflow.topology.types import type_text
@@ -39,7 +39,7 @@ class Shown:
     size: int = 0
 
 
-def as_text(topology: Topology) -> str:
+def as_text(topology: Graph) -> str:
     """Kafka Streams' text; internal topics without the application id prefix."""
     parts = ["Topologies:\n "]
     for sub in cut(topology).subtopologies:
@@ -50,7 +50,7 @@ def as_text(topology: Topology) -> str:
     return "".join(parts)
 
 
-def as_json(topology: Topology) -> str:
+def as_json(topology: Graph) -> str:
     """The same as JSON: ``{"subtopologies": [{"id", "nodes": [{"name", "type", "topics" | "stores" | "topic", "successors",
     "predecessors", "key", "value", "where"}]}]}``."""
     found = []
@@ -61,7 +61,7 @@ def as_json(topology: Topology) -> str:
     return json.dumps({"subtopologies": found}, indent=2)
 
 
-def as_mermaid(topology: Topology) -> str:
+def as_mermaid(topology: Graph) -> str:
     """A Mermaid flowchart: sub-topologies as boxes, topics between them, stores as cylinders."""
     lines = ["flowchart TD"]
     links: list[str] = []

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 
 from everflow.topology.describe import Shown, shown_nodes, sink_topic
-from everflow.topology.graph import SourceNode, StatefulNode, Topology
+from everflow.topology.graph import Graph, SourceNode, StatefulNode
 from everflow.topology.subtopologies import SubTopology, cut
 from everflow.topology.types import type_text
 
@@ -43,7 +43,7 @@ class _Box:
         return self.x + self.width / 2
 
 
-def as_svg(topology: Topology) -> str:
+def as_svg(topology: Graph) -> str:
     """One ``<svg>`` element; text and lines have the colour of the page, so that it suits a dark one."""
     parts: list[str] = []
     y, width = 0.0, 0.0

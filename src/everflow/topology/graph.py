@@ -13,9 +13,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from everflow.errors import TopologyError
-from everflow.foreign_names import Telling
-from everflow.location import user_line
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec
 
@@ -154,8 +151,8 @@ class RepartitionTopic:
 
 
 @dataclass(frozen=True)
-class Topology(Telling):
-    """The whole program. ``nodes`` in topological order (inputs first)."""
+class Graph:
+    """The whole program, as data. ``nodes`` in topological order (inputs first)."""
 
     nodes: tuple[Node, ...]
     repartition_topics: tuple[RepartitionTopic, ...] = ()
@@ -170,34 +167,3 @@ class Topology(Telling):
     def consumers(self, name: str) -> tuple[Node, ...]:
         """Nodes that read from ``name``, in order."""
         return tuple(node for node in self.nodes if name in node.inputs)
-
-    def describe(self) -> str:
-        """The topology in Kafka Streams' text format, sub-topologies numbered; the artefact to review before an upgrade."""
-        from everflow.topology.describe import as_text  # describe reads this module's nodes
-
-        return as_text(self)
-
-    def __repr__(self) -> str:
-        sources = [node for node in self.nodes if isinstance(node, SourceNode) and node.kind != "repartition"]
-        sinks = [node for node in self.nodes if isinstance(node, SinkNode) and node.kind != "repartition"]
-        stores = [spec.name for node in self.nodes if isinstance(node, StatefulNode) for spec in node.stores]
-        parts = {
-            "reads": [topic for node in sources for topic in node.topics],
-            "keeps": stores,
-            "writes": [node.topic if isinstance(node.topic, str) else "a topic per record" for node in sinks],
-        }
-        return "Topology(" + "; ".join(f"{verb} {', '.join(listed)}" for verb, listed in parts.items() if listed) + ")"
-
-    def _repr_html_(self) -> str:
-        from everflow.topology.drawing import as_svg  # it reads this module's nodes
-
-        return as_svg(self)
-
-
-def checked_topology(given: object, taker: str) -> Topology:
-    """``given`` if it is a topology, else TopologyError: what ``taker``, the name of a class, takes."""
-    if isinstance(given, Topology):
-        return given
-    builder = not isinstance(given, type) and callable(getattr(given, "build", None))
-    what = f"the {type(given).__name__} itself: call .build() on it" if builder else f"{given!r:.100}"
-    raise TopologyError(f"{taker} takes the topology that builder.build() gives, found {what}", where=user_line())

@@ -28,13 +28,13 @@ from everflow.topology.graph import (
     EdgeType,
     FunctionExpr,
     FunctionNode,
+    Graph,
     MergeNode,
     Node,
     ProjectNode,
     SinkNode,
     SourceNode,
     StatefulNode,
-    Topology,
     UnnestNode,
 )
 
@@ -278,7 +278,7 @@ class _One:
         return self.column(pa.array([data], pa.binary()))[0].as_py()
 
 
-def plan(topology: Topology, subtopology_of: Mapping[str, int], application_id: str) -> PhysicalPlan:
+def plan(topology: Graph, subtopology_of: Mapping[str, int], application_id: str) -> PhysicalPlan:
     """Cut ``topology`` into segments and steps.
 
     ``subtopology_of`` maps node names to sub-topology numbers. Raises TopologyError where operators on one store cannot run in
@@ -295,7 +295,7 @@ def plan(topology: Topology, subtopology_of: Mapping[str, int], application_id: 
     raise TopologyError("operators that share a store depend on each other through Columns; use Python functions between them")
 
 
-def emitting_every_update(topology: Topology) -> Topology:
+def emitting_every_update(topology: Graph) -> Graph:
     """The topology with ``emit.every.update``: stateful operators give every intermediate result, as Kafka Streams does without
     its record cache, instead of the last one per key (and window) of a micro-batch."""
 
@@ -330,7 +330,7 @@ def _raised_floor(planner: _Planner, floor: dict[str, int]) -> dict[str, int]:
 class _Planner:
     """One pass over the nodes in topological order; ``floor`` holds minimum levels found by earlier passes."""
 
-    def __init__(self, topology: Topology, subtopology_of: Mapping[str, int], app: str, floor: Mapping[str, int]) -> None:
+    def __init__(self, topology: Graph, subtopology_of: Mapping[str, int], app: str, floor: Mapping[str, int]) -> None:
         self._topology = topology
         self._sub = subtopology_of
         self._app = app

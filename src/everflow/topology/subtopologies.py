@@ -13,7 +13,7 @@ from types import MappingProxyType
 from everflow.errors import TopologyError
 from everflow.records import TaskId
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import Node, RepartitionTopic, SinkNode, SourceNode, StatefulNode, Topology
+from everflow.topology.graph import Graph, Node, RepartitionTopic, SinkNode, SourceNode, StatefulNode
 
 WINDOW_STORE_ADDITIONAL_RETENTION_MS = 86_400_000
 _CREATE_TIME = {"message.timestamp.type": "CreateTime"}
@@ -46,7 +46,7 @@ class SubTopology:
 class SubTopologies:
     """All sub-topologies; ``subtopologies[i].index == i``. ``index_of`` maps node names to sub-topology numbers."""
 
-    topology: Topology
+    topology: Graph
     subtopologies: tuple[SubTopology, ...]
     index_of: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -66,7 +66,7 @@ class InternalTopics:
     changelog: Mapping[str, TopicSpec]
 
 
-def cut(topology: Topology) -> SubTopologies:
+def cut(topology: Graph) -> SubTopologies:
     """Group the nodes of ``topology`` and number the groups."""
     root_of = _groups(topology)
     sources = sorted((node for node in topology.nodes if isinstance(node, SourceNode)), key=lambda node: node.name)
@@ -130,7 +130,7 @@ def tasks(subs: SubTopologies, partition_counts: Mapping[str, int], application_
 # --- grouping ---------------------------------------------------------------------------------------------------
 
 
-def _groups(topology: Topology) -> dict[str, str]:
+def _groups(topology: Graph) -> dict[str, str]:
     """Node name -> representative of its group: nodes are connected by edges and by shared stores."""
     parent = {node.name: node.name for node in topology.nodes}
 

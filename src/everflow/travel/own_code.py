@@ -26,7 +26,7 @@ TOPOLOGY_TYPES = frozenset(
         "everflow.dsl.streams_builder.StreamsBuilder",
         "everflow.dsl.kstream.KStream",
         "everflow.dsl.ktable.KTable",
-        "everflow.topology.graph.Topology",
+        "everflow.topology.program.Topology",
         "everflow.runtime.kafka_streams.KafkaStreams",
     }
 )

@@ -12,10 +12,10 @@ import pytest
 from everflow.cli.program import load_topology, place_of, put_current_folder_on_path
 from everflow.cli.program_source import require_name
 from everflow.errors import TopologyError
-from everflow.topology.graph import Topology
+from everflow.topology.program import Topology
 
 PROGRAM = """
-from everflow.topology.graph import Topology
+from everflow.topology.program import Topology
 
 class Builder:
     def build(self):

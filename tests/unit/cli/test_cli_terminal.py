@@ -18,7 +18,8 @@ from everflow.cli.terminal import (
 )
 from everflow.runtime.client_state import ClientState
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import EdgeType, SinkNode, SourceNode, StatefulNode, Topology
+from everflow.topology.graph import EdgeType, SinkNode, SourceNode, StatefulNode
+from everflow.topology.program import Topology
 
 TEXT, NUMBER = serdes.string(), serdes.long()
 EDGE = EdgeType(pa.string(), pa.int64())

@@ -11,7 +11,8 @@ from everflow import serdes
 from everflow.cli.watch import LagReader, input_topics
 from everflow.kafka.admin import ClusterAdmin, CommittedOffset, TopicDescription
 from everflow.records import TopicPartition
-from everflow.topology.graph import EdgeType, SourceNode, Topology
+from everflow.topology.graph import EdgeType, SourceNode
+from everflow.topology.program import Topology
 
 FIRST, SECOND = TopicPartition("flights", 0), TopicPartition("flights", 1)
 

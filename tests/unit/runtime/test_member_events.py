@@ -13,7 +13,7 @@ from everflow.membership.member import Assigned, Failed, Lost, MemberEvent, Revo
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.wiring import Ground
-from everflow.topology.graph import Topology
+from everflow.topology.program import Topology
 
 TASKS, INPUTS = frozenset({TaskId(0, 0)}), frozenset({TopicPartition("in", 0)})
 NONE: frozenset[TaskId] = frozenset()

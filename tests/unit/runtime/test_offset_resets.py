@@ -6,7 +6,8 @@ import pyarrow as pa
 
 from everflow import StreamsConfig, serdes
 from everflow.runtime.start_up import offset_resets
-from everflow.topology.graph import EdgeType, SourceNode, Topology
+from everflow.topology.graph import EdgeType, SourceNode
+from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
 
 BYTES = EdgeType(pa.binary(), pa.binary())

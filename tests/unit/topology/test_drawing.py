@@ -18,7 +18,8 @@ from everflow.runtime.task_status import TaskStatus
 from everflow.runtime.tasks.task import TaskRole, TaskState
 from everflow.runtime.thread.repeated_failures import Trouble
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import EdgeType, FunctionNode, SinkNode, SourceNode, StatefulNode, Topology
+from everflow.topology.graph import EdgeType, FunctionNode, SinkNode, SourceNode, StatefulNode
+from everflow.topology.program import Topology
 
 TEXTS = EdgeType(pa.string(), pa.string())
 S = serdes.string()

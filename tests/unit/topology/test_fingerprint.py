@@ -9,7 +9,8 @@ import pyarrow as pa
 from everflow import serdes
 from everflow.state.store import StoreSpec
 from everflow.topology.fingerprint import difference, fingerprint
-from everflow.topology.graph import EdgeType, ProjectNode, RepartitionTopic, SinkNode, SourceNode, StatefulNode, Topology
+from everflow.topology.graph import EdgeType, ProjectNode, RepartitionTopic, SinkNode, SourceNode, StatefulNode
+from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
 
 EDGE = EdgeType(pa.binary(), pa.binary())

@@ -9,16 +9,8 @@ from everflow import serdes
 from everflow.errors import TopologyError
 from everflow.records import TaskId
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import (
-    EdgeType,
-    MergeNode,
-    Node,
-    RepartitionTopic,
-    SinkNode,
-    SourceNode,
-    StatefulNode,
-    Topology,
-)
+from everflow.topology.graph import EdgeType, MergeNode, Node, RepartitionTopic, SinkNode, SourceNode, StatefulNode
+from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut, internal_topics, tasks
 
 EDGE = EdgeType(pa.binary(), pa.binary())

@@ -18,6 +18,7 @@ from everflow import serdes
 from everflow.dsl.expressions import Edge
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.kstream import KStream
+from everflow.dsl.streams_builder import FACES
 from everflow.errors import TopologyError
 from everflow.topology.graph import EdgeType, FunctionNode, SourceNode
 from everflow.travel.refusals import DRIVER_TYPES
@@ -55,7 +56,7 @@ def calls_another(value: str) -> str:
 
 def refused(fn: Any) -> str:
     """What a user reads whose line app.py:7 takes ``fn`` in."""
-    graph = GraphBuilder()
+    graph = GraphBuilder(FACES)
     with pytest.raises(TopologyError) as caught:
         graph.add(FunctionNode("MAPVALUES-1", ("in",), EDGE, "app.py:7", "MAPVALUES", "map_values", fn))
     assert caught.value.where == "app.py:7"
@@ -137,7 +138,7 @@ def test_what_runs_already() -> None:
 
 
 def test_the_topology_itself() -> None:
-    graph = GraphBuilder()
+    graph = GraphBuilder(FACES)
     source = graph.add(SourceNode("in", (), EDGE, None, ("in",), serdes.string(), serdes.string()))
     stream = KStream(graph, source, Edge.of(serdes.string(), serdes.string()))
     text = refused(lambda value: stream.to("x"))
@@ -150,7 +151,7 @@ def test_a_serde_is_named_as_such() -> None:
     class Odd:
         lock: Any
 
-    graph = GraphBuilder()
+    graph = GraphBuilder(FACES)
     with pytest.raises(TopologyError, match=r"source: its `key_serde.lock`, of type lock, .*\n  at app.py:3"):
         graph.add(SourceNode("source", (), EDGE, "app.py:3", ("in",), Odd(LOCK), serdes.string()))  # type: ignore[arg-type]
 
@@ -182,7 +183,7 @@ def test_a_large_table_is_pickled_once_for_all_functions_that_use_it(program: Pr
         def g(value): return table
         """,
     )
-    graph = GraphBuilder()
+    graph = GraphBuilder(FACES)
     for number, fn in enumerate((module.f, module.g)):
         graph.add(FunctionNode(f"N-{number}", ("in",), EDGE, None, "MAPVALUES", "map_values", fn))
     assert module.Counted.count == 1

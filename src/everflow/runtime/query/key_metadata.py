@@ -10,7 +10,8 @@ from kafka.partitioner.default import murmur2
 
 from everflow.records import TaskId, TopicPartition
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import Node, SourceNode, StatefulNode, Topology
+from everflow.topology.graph import Node, SourceNode, StatefulNode
+from everflow.topology.program import Topology
 
 Partitioner = Callable[[bytes, int], int]
 """``(key bytes, partition count) -> partition``."""

@@ -35,7 +35,7 @@ from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.tasks.task import TaskStore
 from everflow.state.lmdb_env import StoreClosedError
 from everflow.state.lmdb_store import LmdbStore
-from everflow.topology.graph import Topology
+from everflow.topology.program import Topology
 
 SERVING = frozenset({ClientState.REBALANCING, ClientState.RUNNING})
 STORE_KINDS: Mapping[str, type[ReadOnlyStore]] = {

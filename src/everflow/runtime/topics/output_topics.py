@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from everflow.errors import TopologyError
-from everflow.topology.graph import SinkNode, Topology
+from everflow.topology.graph import SinkNode
+from everflow.topology.program import Topology
 
 
 def fixed_outputs(topology: Topology, dead_letter_topic: str | None) -> dict[str, str | None]:

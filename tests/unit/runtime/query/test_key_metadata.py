@@ -8,7 +8,8 @@ import pytest
 from everflow import serdes
 from everflow.runtime.query.key_metadata import default_partitioner, topics_into_stores
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import EdgeType, MergeNode, SinkNode, SourceNode, StatefulNode, Topology
+from everflow.topology.graph import EdgeType, MergeNode, SinkNode, SourceNode, StatefulNode
+from everflow.topology.program import Topology
 
 
 @pytest.mark.parametrize(

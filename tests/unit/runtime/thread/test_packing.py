@@ -10,10 +10,12 @@ import pytest
 
 from everflow import serdes
 from everflow.dsl.graph_builder import GraphBuilder
+from everflow.dsl.streams_builder import FACES
 from everflow.errors import TopologyError
 from everflow.runtime.thread.packing import packed
-from everflow.topology.graph import EdgeType, FunctionNode, SourceNode, Topology
+from everflow.topology.graph import EdgeType, FunctionNode, SourceNode
 from everflow.topology.plan import PhysicalPlan, plan
+from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
 
 EDGE = EdgeType(pa.string(), pa.string())
@@ -25,7 +27,7 @@ def ask(key: str, value: str) -> str:
 
 
 def planned() -> PhysicalPlan:
-    graph = GraphBuilder()
+    graph = GraphBuilder(FACES)
     graph.add(SourceNode("in", (), EDGE, "app.py:1", ("in",), serdes.string(), serdes.string()))
     graph.add(FunctionNode("ASK", ("in",), EDGE, "app.py:2", "PEEK", "peek", ask))
     topology: Topology = graph.build()
