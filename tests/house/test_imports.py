@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -232,6 +233,37 @@ def test_imports_follow_the_layers(path: Path) -> None:
 )
 def test_the_table_catches(module: str, source: str) -> None:
     assert len(violations(module, source)) == 1
+
+
+def circles(sources: Mapping[str, str]) -> list[list[str]]:
+    """Modules that import one another, directly or around; ``sources``: module -> its text. An import inside a function counts."""
+    graph = {
+        module: {name if name in sources else name.rpartition(".")[0] for _, name in _imports(ast.parse(text))} & sources.keys()
+        for module, text in sources.items()
+    }
+    # What imports nothing that is left is in no circle, nor is what nothing left imports.
+    while outside := {
+        module
+        for module, targets in graph.items()
+        if not targets & graph.keys() or not any(module in others for others in graph.values())
+    }:
+        graph = {module: targets - outside for module, targets in graph.items() if module not in outside}
+    return [sorted([module, *targets]) for module, targets in sorted(graph.items())]
+
+
+def test_no_modules_import_one_another() -> None:
+    assert circles({_module_name(path): path.read_text() for path in MODULES}) == []
+
+
+def test_a_circle_is_seen_and_the_type_checkers_imports_make_none() -> None:
+    late = "def f():\n    from p import b"
+    typing = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from p.b import x"
+    assert circles({"p.a": late, "p.b": "from p.c import x", "p.c": "import p.a", "p.top": "import p.a", "p.low": ""}) == [
+        ["p.a", "p.b"],
+        ["p.b", "p.c"],
+        ["p.a", "p.c"],
+    ]
+    assert circles({"p.a": typing, "p.b": "import p.a"}) == []
 
 
 def test_every_room_has_a_row_of_its_own() -> None:

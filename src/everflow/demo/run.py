@@ -32,7 +32,7 @@ from everflow.runtime.task_words import summary
 from everflow.spark.session import get_context
 from everflow.stop_signals import owned
 from everflow.testing.broker import EmbeddedBroker
-from everflow.topology.graph import Topology
+from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
 
 APPLICATION_ID = "flights-demo"
@@ -67,27 +67,22 @@ def run_demo(
         status = stack.enter_context(StatusLine(console))
         stack.enter_context(lines_to(status.say, verbose=debug))
         flights = data.load_flights(limit)
-        status.show("starting a Kafka broker")
-        broker = stack.enter_context(EmbeddedBroker(progress=status.say))
+        broker = _broker(stack, status)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="everflow-demo-")))
-        for topic in (topology.FLIGHTS_TOPIC, *topology.RESULT_TOPICS):
-            broker.create_topic(topic, PARTITIONS)
         records = data.to_records(flights)
         if instances == 1:
             send_all(records, broker.bootstrap_servers)
             status.say(f"{len(records):,} flights are in topic {topology.FLIGHTS_TOPIC} ({PARTITIONS} partitions)")
 
         status.show("starting Spark")
-        settings = _settings(broker.bootstrap_servers, guarantee, threads, folder / "state")
+        settings = _settings(broker.bootstrap_servers, guarantee, threads, folder / "state", instances)
         get_context()
         program = topology.build()
-        if instances > 1:
-            settings |= elastic.SETTINGS
         config = StreamsConfig(**settings)
         status.say(banner(config, program).text())
         started = time.monotonic()
+        moves = None
         if instances == 1:
-            moves = None
             _process(config, program, status)
         else:
             feed = Feed(records, broker.bootstrap_servers, elastic.pace(len(records)))
@@ -109,7 +104,16 @@ def run_demo(
     return outcome
 
 
-def _settings(bootstrap_servers: str, guarantee: str, threads: int | None, state: Path) -> dict[str, object]:
+def _broker(stack: ExitStack, status: StatusLine) -> EmbeddedBroker:
+    """A broker with the demo's topics; it ends with ``stack``."""
+    status.show("starting a Kafka broker")
+    broker = stack.enter_context(EmbeddedBroker(progress=status.say))
+    for topic in (topology.FLIGHTS_TOPIC, *topology.RESULT_TOPICS):
+        broker.create_topic(topic, PARTITIONS)
+    return broker
+
+
+def _settings(bootstrap_servers: str, guarantee: str, threads: int | None, state: Path, instances: int) -> dict[str, object]:
     return {
         "application.id": APPLICATION_ID,
         "bootstrap.servers": bootstrap_servers,
@@ -118,6 +122,7 @@ def _settings(bootstrap_servers: str, guarantee: str, threads: int | None, state
         "state.dir": str(state),
         # Brokers delete by record time: the windows' changelog of flights of 2013 would be gone before a second instance reads it.
         "windowstore.changelog.additional.retention.ms": CHANGELOG_RETENTION_MS,
+        **(elastic.SETTINGS if instances > 1 else {}),
     }
 
 

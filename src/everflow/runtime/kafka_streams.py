@@ -246,12 +246,7 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
         member = self._member = GroupMember(settings, assignor, self._on_member_event, finishing=lambda: self._book.finishing)
         # 10. The gate: workers ask it before any commit.
         deferred = self._deferred = DeferredOffsets(member.commit)
-        backend = GateBackend(
-            member=lambda: MemberMetadata(*member.metadata()),
-            encode=lambda m: group_metadata(m.generation, config.application_id, m.member_id, m.instance_id),
-            commit=deferred.commit,
-        )
-        self._gate = CommitGate(self._book, backend)
+        self._gate = CommitGate(self._book, self._gate_backend(member, deferred))
         gate_path = self._gate.start()
         # 11. Ends of the input, stream threads, restore threads, the loop.
         ends = self._ends = end_offsets(ground, self._running_positions, self._stop)
@@ -279,9 +274,15 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
         # 12. Join: from here on tasks arrive. Not before the threads are warm: a task that another instance hands over without a
         # restore would stand still meanwhile (seconds; measured by `bench scaleout`).
         await_warm([thread.warm for thread in self._threads], self._stop)
-        deadline = Deadline(self._clock, config.task_timeout_ms)
-        joining = lambda: member.start(JOIN_ATTEMPT_S)  # noqa: E731
+        joining, deadline = (lambda: member.start(JOIN_ATTEMPT_S)), Deadline(self._clock, config.task_timeout_ms)
         retrying(joining, "joining the group", clock=self._clock, deadline=deadline, stop=self._stop)
+
+    def _gate_backend(self, member: GroupMember, deferred: DeferredOffsets) -> GateBackend:
+        return GateBackend(
+            member=lambda: MemberMetadata(*member.metadata()),
+            encode=lambda m: group_metadata(m.generation, self.config.application_id, m.member_id, m.instance_id),
+            commit=deferred.commit,
+        )
 
     def _spark(self) -> Any:
         """The SparkContext; a new one has slots for the threads, restores, and a spare."""

@@ -102,8 +102,7 @@ def test_threads_come_and_go_a_pause_holds_and_a_clean_start_restores(app: Appli
     assert list(app.state.glob("*/*/counts-*"))
     streams.clean_up()
     assert list(app.state.glob("*/*/counts-*")) == []
-    again = app.instance(topology)
-    restored = Restores()
+    again, restored = app.instance(topology), Restores()
     again.set_global_state_restore_listener(restored)
     try:
         again.start()
