@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from everflow import serdes
 from everflow.records import EdgeBatch
-from everflow.runtime.step.merge_order import merge_inputs
+from everflow.runtime.step.merge_order import merge_inputs, merge_tasks
 from everflow.topology.hops import HopInput
 from everflow.topology.plan import Source
 
@@ -67,6 +67,18 @@ def test_equal_to_taking_the_oldest_head(given: list[Input]) -> None:
     expected, offsets = one_by_one(given)
     assert batch.key.take(pa.array(order)).to_pylist() == expected
     assert consumed == offsets
+
+
+@given(st.lists(st.lists(st.integers(0, 12), max_size=8), max_size=4))
+def test_what_several_tasks_write_comes_by_time_and_in_each_tasks_order(tasks: list[list[int]]) -> None:
+    given = [Input(times, False) for times in tasks]
+    partition = np.concatenate([np.empty(0, np.int32), *(np.full(len(times), task, np.int32) for task, times in enumerate(tasks))])
+    offset = np.concatenate([np.empty(0, np.int64), *(10 + np.arange(len(times), dtype=np.int64) for times in tasks)])
+    names = pa.array([f"{task}@{at}" for task, at in zip(partition, offset, strict=True)], pa.string())
+    times = np.array([time for one in tasks for time in one], np.int64)
+    rows = np.arange(len(times), dtype=np.int64)
+    batch = EdgeBatch(names, names, times, rows, np.zeros(len(times), np.int32), partition, offset)
+    assert merge_tasks(batch).key.to_pylist() == one_by_one(given)[0]
 
 
 def test_a_minute_of_one_input_does_not_run_ahead_of_an_hour_of_another() -> None:

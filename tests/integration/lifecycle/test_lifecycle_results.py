@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from everflow import SessionWindows, StreamsBuilder, TimeWindows, Windowed, agg, serdes
+from everflow.metrics import DROPPED_RECORDS
 from integration.lifecycle.lifecycle_cluster import GUARANTEES, Application, Cluster, Record, in_json, last_by_key, long, text
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.parametrize("guarantee", GUARANTEES)]
@@ -49,6 +50,21 @@ def test_count(app: Application, cluster: Cluster, guarantee: str) -> None:
     assert {k: long(v) for k, v in last_by_key(cluster.read(output)).items()} == expected
     changelog = last_by_key(cluster.read(f"{app.id}-counts-changelog"))
     assert {k: long(v) for k, v in changelog.items()} == expected
+
+
+def test_a_backlog_behind_a_rekey_is_not_late(app: Application, cluster: Cluster, guarantee: str) -> None:
+    """Both partitions are in order and as old as each other: nothing of one may come before all of the other."""
+    source, output = cluster.topic("in"), cluster.topic("out")
+    cluster.write(source, [in_json("x", {"shop": f"shop-{i % 3}", "amount": i}, 5_000 * i, i % 2) for i in range(1_440)])
+    builder = StreamsBuilder()
+    rekeyed = builder.stream(source, value=serdes.json(SALE)).group_by(F.col("value.shop"), name="by-shop")
+    windows = TimeWindows.of_size("10 minutes").grace("1 minute")
+    rekeyed.windowed_by(windows).count(store="counts").to_stream().to(output)
+    with app.running(builder.build(), processing_guarantee=guarantee) as streams:
+        app.until_processed(streams, source)
+        assert streams.metrics()[DROPPED_RECORDS] == 0
+    found = last_by_key(cluster.read(output))
+    assert sum(long(value) or 0 for value in found.values()) == 1_440
 
 
 def test_windowed_aggregate(app: Application, cluster: Cluster, guarantee: str) -> None:

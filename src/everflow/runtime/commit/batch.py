@@ -115,7 +115,8 @@ class BatchResult:
             range's end.
         stream_times: task -> node -> ms.
         positions: task -> store -> next changelog offset.
-        counts: records ``in, out, changelog, dropped, dead_letters``.
+        counts: records ``in, out, changelog, dead_letters``.
+        dropped: node -> reason -> records that it left out.
         deferred_offsets: at-least-once only: outputs are out, but the group was rebalancing and did not
             take the offsets; they go with the next batch.
     """
@@ -126,6 +127,7 @@ class BatchResult:
     stream_times: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     positions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
+    dropped: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     deferred_offsets: bool = False
     failure: Mapping[str, Any] | None = None
     timings: Mapping[str, float] = field(default_factory=dict)

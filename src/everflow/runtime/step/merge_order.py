@@ -1,4 +1,4 @@
-"""Chooses the order in which a task takes records of its inputs (reference 1.6, design D3).
+"""Chooses the order in which a task takes records, and in which a batch writes those of its tasks (reference 1.6, D3).
 
 Kafka Streams takes the partition whose head has the smallest timestamp. Over a batch that is a sort by the running maximum of the
 timestamp inside each partition: a record that is out of order inside its partition follows its predecessor at once.
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from everflow.records import Int64, TopicPartition
+from everflow.records import EdgeBatch, Int64, TopicPartition
 from everflow.topology.hops import HopInput
 from everflow.topology.plan import Source
 
@@ -40,6 +40,25 @@ def merge_inputs(
     if total:
         _consume_prefix(hop, sources, kept, consumed)
     _reorder(hop, rank, kept)
+
+
+def merge_tasks(batch: EdgeBatch) -> EdgeBatch:
+    """Records of several tasks, each task's in its order, in the order in which they are written: by time, too.
+
+    A thread of Kafka Streams goes round its tasks record by record, so what they write to one topic is about as old. Written
+    task by task, the whole backlog of one would come before the next one's first record, and a window behind a re-key would drop
+    that record as late.
+    """
+    tasks = np.unique(batch.partition)
+    if len(tasks) < 2:
+        return batch
+    effective = np.empty(len(batch), np.int64)
+    for task in tasks:
+        mine = batch.partition == task
+        effective[mine] = np.maximum.accumulate(batch.timestamp[mine])
+    if (np.diff(effective) >= 0).all():
+        return batch
+    return batch.take(np.argsort(effective, kind="stable"))
 
 
 def _merged_tasks(sources: tuple[Source, ...], ranges: Mapping[str, list[int]]) -> list[tuple[int, list[Source]]]:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from everflow.operators.user_code import USERS_ERRORS, UserFunctionError, refused
 from everflow.records import UNBOUNDED_BYTES, EdgeBatch, StoreChanges, TaskId
 from everflow.runtime.commit.batch import FAILED, BadRecord, BatchFailure, BatchRequest, BatchResult
-from everflow.runtime.step.merge_order import merge_inputs
+from everflow.runtime.step.merge_order import merge_inputs, merge_tasks
 from everflow.runtime.step.step_failure import EarlierStepFailed, failure_of
 from everflow.runtime.step.step_functions import RecordFailure, decode_parts, run_function, unnest
 from everflow.runtime.step.step_stores import StoreAccess, TaskStores
@@ -61,7 +61,8 @@ class StepResult:
 
     ``changes`` maps task -> changes in order; ``consumed`` maps ``topic-partition`` to the next offset; ``stream_times`` task ->
     node -> ms, ``store_times`` task -> store -> that of the operator whose store it is (one task's operators may have seen
-    records of different times); ``dead_letters`` are undecodable records (key = raw key, value = struct<value, error>).
+    records of different times); ``dropped`` node -> reason -> records left out; ``dead_letters`` are undecodable records
+    (key = raw key, value = struct<value, error>).
     """
 
     outputs: list[SinkOutput] = field(default_factory=list)
@@ -69,7 +70,7 @@ class StepResult:
     consumed: dict[str, int] = field(default_factory=dict)
     stream_times: dict[str, dict[str, int]] = field(default_factory=dict)
     store_times: dict[str, dict[str, int]] = field(default_factory=dict)
-    dropped: dict[str, int] = field(default_factory=dict)
+    dropped: dict[str, dict[str, int]] = field(default_factory=dict)
     dead_letters: EdgeBatch | None = None
     timings: dict[str, float] = field(default_factory=dict)
     input_bytes: int = 0
@@ -251,8 +252,9 @@ def _run_stateful(
         outputs.append(done.output)
         result.stream_times.setdefault(task, {})[op.name] = done.stream_time
         result.store_times.setdefault(task, {}).update({spec.name: done.stream_time for spec in op.stores})
+        reasons = result.dropped.setdefault(op.name, {}) if done.dropped else {}
         for reason, count in done.dropped.items():
-            result.dropped[reason] = result.dropped.get(reason, 0) + count
+            reasons[reason] = reasons.get(reason, 0) + count
         for changes in done.changes:
             result.changes.setdefault(task, []).append(changes)
             stores.remember(task, changes)
@@ -269,7 +271,7 @@ def _empty_like(key: pa.DataType, value: pa.DataType) -> EdgeBatch:
 
 
 def _to_outputs(op: SinkOp, batch: EdgeBatch, sources: Mapping[int, Source]) -> list[SinkOutput]:
-    batch = in_order(batch)
+    batch = merge_tasks(in_order(batch))
     if op.drop_null_keys and batch.key.null_count:
         batch = batch.take(np.flatnonzero(batch.key.is_valid().to_numpy(zero_copy_only=False)))
     if not len(batch):

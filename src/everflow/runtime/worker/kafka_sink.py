@@ -130,7 +130,8 @@ class KafkaSink:
             consumed=result.consumed,
             stream_times=result.stream_times,
             positions=positions,
-            counts={**counts, "dropped": sum(result.dropped.values())},
+            counts=counts,
+            dropped=result.dropped,
             deferred_offsets=answer.deferred,
             timings=result.timings,
         )
