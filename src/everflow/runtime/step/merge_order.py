@@ -1,4 +1,4 @@
-"""Chooses the order in which a task takes records, and in which a batch writes those of its tasks (reference 1.6, D3).
+"""Chooses the order of records: those a task takes, and those that tasks write (reference 1.6, D3).
 
 Kafka Streams takes the partition whose head has the smallest timestamp. Over a batch that is a sort by the running maximum of the
 timestamp inside each partition: a record that is out of order inside its partition follows its predecessor at once.
