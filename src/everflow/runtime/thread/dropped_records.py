@@ -1,4 +1,4 @@
-"""Tells people of records that an operator left out: each operator and reason at once, then once a minute. Pure.
+"""Tells of records that an operator left out: at once, then once a minute. Pure.
 
 Kafka Streams warns of every such record; of a micro-batch that may be a hundred thousand lines.
 """
