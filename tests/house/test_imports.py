@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,6 @@ SRC = Path(__file__).parents[2] / "src"
 
 ARROW = frozenset({"pyarrow", "numpy"})
 KAFKA = frozenset({"confluent_kafka", "kafka"})
-ANYTHING = frozenset({"*"})
 
 VALUES = ("errors", "config", "config_texts", "records", "serdes", "windows", "clock", "metrics", "moves")
 LAYER_0 = (*VALUES, "jvm", "sockets", "location", "foreign_names", "logs", "stop_signals", "retry", "user_listener")
@@ -31,7 +30,9 @@ ALL_BELOW_CLI = BELOW_RUNTIME | ENGINES | {"everflow.runtime"}
 
 TASKS = frozenset(f"everflow.runtime.{room}" for room in ("tasks", "commit", "restore", "topics"))
 
-TOP = frozenset({"everflow", "everflow.testing", "everflow.demo", "everflow.cli"})
+FRONT = ALL_BELOW_CLI | {"everflow"}
+TOP = frozenset({"everflow.testing", "everflow.console", "everflow.demo", "everflow.cli"})
+DEMO = frozenset({"confluent_kafka", "pandas", "pyspark", "rich"})
 
 # The longest matching prefix decides. (prefix, what of everflow it may import, what of other packages).
 # A prefix covers the module and everything under it.
@@ -54,7 +55,7 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
     ("everflow.kafka.reading", BASE | PURE | {"everflow.kafka"}, ARROW | KAFKA),
     ("everflow.spark", BASE | PURE | {"everflow.spark"}, ARROW | {"pyspark", "py4j", "pandas"}),
     # imported before the fork of the Python workers, so that each starts warm: it names what workers will need
-    ("everflow.spark.daemon", BASE | {"everflow.spark"}, ANYTHING),
+    ("everflow.spark.daemon", BASE | {"everflow.spark"}, frozenset({"pyspark"})),
     ("everflow.membership", BASE | PURE | {"everflow.membership", "everflow.kafka.group_channel"}, KAFKA),
     # 4: joins them: the rooms of runtime, lowest first; a room imports only rooms below it
     ("everflow.runtime.commit", BASE | {"everflow.runtime.commit"}, frozenset()),
@@ -108,7 +109,10 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
     ("everflow.runtime", BASE | PURE | ENGINES | {"everflow.runtime", "everflow.travel"}, frozenset()),
     ("everflow.runtime.client_state", BASE, frozenset()),
     # 5: on top; nothing below imports these
-    *((name, ALL_BELOW_CLI | TOP, ANYTHING) for name in ("everflow.testing", "everflow.demo", "everflow.cli")),
+    ("everflow.testing", FRONT | {"everflow.testing"}, ARROW | KAFKA),
+    ("everflow.console", FRONT | {"everflow.console"}, frozenset({"rich"})),
+    ("everflow.demo", FRONT | {"everflow.testing", "everflow.console", "everflow.demo"}, ARROW | DEMO),
+    ("everflow.cli", FRONT | TOP, frozenset({"confluent_kafka", "pyspark", "rich", "typer"})),
     ("everflow", ALL_BELOW_CLI, frozenset()),
 )
 
@@ -173,7 +177,7 @@ def violations(module: str, source: str) -> list[str]:
         elif top in sys.stdlib_module_names:
             allowed = top not in effects
         else:
-            allowed = top in outer or "*" in outer
+            allowed = top in outer
         if not allowed:
             wrong.append(f"{module}:{line} imports {name}")
     return wrong
@@ -229,16 +233,53 @@ def test_imports_follow_the_layers(path: Path) -> None:
         ("everflow.runtime.tasks.task", "from everflow.testing.waiting import wait_until"),
         ("everflow.runtime.tasks.task", "from everflow import KafkaStreams"),
         ("everflow.records", "import lmdb"),
+        ("everflow.console.terminal", "from everflow.cli.app import main"),
+        ("everflow.demo.run", "from everflow.cli.run import run_program"),
+        ("everflow.testing.broker", "import rich"),
     ],
 )
 def test_the_table_catches(module: str, source: str) -> None:
     assert len(violations(module, source)) == 1
 
 
+def reached(start: str) -> set[str]:
+    """What is imported, by modules of ours over any number of steps, when ``start`` and all under it are."""
+    texts = {_module_name(path): path.read_text() for path in MODULES}
+    pending = [module for module in texts if _under(module, start)]
+    found: set[str] = set()
+    while pending:
+        module = pending.pop()
+        if module in found:
+            continue
+        found.add(module)
+        if module in texts:
+            pending += [module.rsplit(".", n)[0] for n in range(1, module.count(".") + 1)]
+            pending += [_imported(name, texts.keys()) for _, name in _imports(ast.parse(texts[module]))]
+    return found
+
+
+def _imported(name: str, modules: Collection[str]) -> str:
+    """The module that an import of ``name`` runs: itself, or the one that has it."""
+    return name if name in modules else name.rpartition(".")[0] or name
+
+
+@pytest.mark.parametrize("start", ["everflow.runtime.step", "everflow.runtime.worker"])
+def test_what_a_worker_imports_reaches_neither_spark_nor_the_drivers_rooms(start: str) -> None:
+    found = reached(start)
+    drivers = ("tasks", "copies", "thread", "query", "restore", "topics", "kafka_streams", "wiring")
+    assert {name for name in found if any(_under(name, f"everflow.runtime.{room}") for room in drivers)} == set()
+    engines = {name.split(".")[0] for name in found} - sys.stdlib_module_names - {"everflow", "orjson"} - ARROW
+    assert engines <= (KAFKA | {"lmdb"} if start.endswith("worker") else set())
+
+
+def test_reach_goes_over_several_steps() -> None:
+    assert {"lmdb", "everflow.state.lmdb_env"} <= reached("everflow.runtime.query.queries"), "through state.lmdb_store"
+
+
 def circles(sources: Mapping[str, str]) -> list[list[str]]:
     """Modules that import one another, directly or around; ``sources``: module -> its text. An import inside a function counts."""
     graph = {
-        module: {name if name in sources else name.rpartition(".")[0] for _, name in _imports(ast.parse(text))} & sources.keys()
+        module: {_imported(name, sources) for _, name in _imports(ast.parse(text))} & sources.keys()
         for module, text in sources.items()
     }
     # What imports nothing that is left is in no circle, nor is what nothing left imports.

@@ -22,7 +22,7 @@ from rich.console import Console
 from everflow import __version__, logs
 from everflow.cli import new_project, record_commands, simulate, topics
 from everflow.cli.option_names import BOOTSTRAP_VARIABLE, OPTIONS, named_as_typed, require_given
-from everflow.cli.terminal import error_text, merge_settings
+from everflow.console.terminal import error_text, merge_settings
 from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
 from everflow.stop_signals import EXIT_BASE, owned
 

@@ -8,9 +8,9 @@ from contextlib import closing, contextmanager
 from rich.console import Console
 
 from everflow.cli.option_names import named_as_typed
-from everflow.cli.status import StatusLine
-from everflow.cli.terminal import parse_settings
 from everflow.config import StreamsConfig
+from everflow.console.status import StatusLine
+from everflow.console.terminal import parse_settings
 from everflow.errors import ConfigError, TaskTimeoutError
 from everflow.kafka.admin import ClusterAdmin
 

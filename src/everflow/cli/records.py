@@ -15,8 +15,8 @@ from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from everflow import serdes
 from everflow.cli.formats import Format, Windowed
-from everflow.cli.status import StatusLine
 from everflow.config import StreamsConfig
+from everflow.console.status import StatusLine
 from everflow.errors import ConfigError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.client_log import client_log

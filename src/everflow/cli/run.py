@@ -11,16 +11,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from everflow import KafkaStreams, __version__
+from everflow import KafkaStreams
 from everflow.cli.program import LOAD_SILENT_S, load_topology, place_of, put_current_folder_on_path
-from everflow.cli.status import StatusLine
-from everflow.cli.terminal import Banner, Progress, StateWait, topology_lines
-from everflow.cli.watch import LagReader, input_topics
 from everflow.config import StreamsConfig
+from everflow.console.status import StatusLine
+from everflow.console.terminal import Progress, StateWait, banner
+from everflow.console.watch import LagReader, input_topics
 from everflow.errors import EverflowError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.client_settings import check_clients
-from everflow.logs import lines_to, log_path, time_of_day
+from everflow.logs import lines_to, time_of_day
 from everflow.membership.own_assignor import check_assignor
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.foreground import Foreground
@@ -95,21 +95,6 @@ def _ask_brokers(config: StreamsConfig, status: StatusLine) -> None:
             admin.cluster_id(ASK_S)
         except RetriableError:
             log.warning("no answer from Kafka at %s yet: it is waited for once Spark has started", servers)
-
-
-def banner(config: StreamsConfig, topology: Topology, program: str = "") -> Banner:
-    """What a run prints first; ``program``: where it was loaded from, if from anywhere."""
-    return Banner(
-        program=program,
-        application_id=config.application_id,
-        version=__version__,
-        bootstrap_servers=config.bootstrap_servers,
-        guarantee=config.processing_guarantee,
-        threads=config.num_stream_threads,
-        state_folder=str(Path(config.state_dir) / config.application_id),
-        log_file=str(log_path(config.state_dir, config.application_id)),
-        topology=topology_lines(topology),
-    )
 
 
 class watching:

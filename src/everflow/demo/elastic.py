@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from everflow import KafkaStreams
 from everflow import metrics as names
-from everflow.cli.status import StatusLine
-from everflow.cli.terminal import Progress
-from everflow.cli.watch import LagReader
 from everflow.config import StreamsConfig
+from everflow.console.status import StatusLine
+from everflow.console.terminal import Progress
+from everflow.console.watch import LagReader
 from everflow.demo.feed import Feed, Pace
 from everflow.demo.instance_process import InstanceProcess
 from everflow.demo.moves import Moves

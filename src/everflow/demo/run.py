@@ -12,11 +12,10 @@ from pathlib import Path
 from rich.console import Console
 
 from everflow import KafkaStreams
-from everflow.cli.run import banner
-from everflow.cli.status import StatusLine
-from everflow.cli.terminal import Progress
-from everflow.cli.watch import LagReader, input_topics
 from everflow.config import StreamsConfig
+from everflow.console.status import StatusLine
+from everflow.console.terminal import Progress, banner
+from everflow.console.watch import LagReader, input_topics
 from everflow.demo import batch, data, elastic, report, results, topology
 from everflow.demo.feed import Feed, send_all
 from everflow.demo.instance_process import InstanceProcess

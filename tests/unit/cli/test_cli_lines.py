@@ -7,7 +7,7 @@ import logging
 
 from rich.console import Console
 
-from everflow.cli.status import StatusLine
+from everflow.console.status import StatusLine
 from everflow.logs import lines_to
 from everflow.moves import moves, some
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from everflow import serdes
-from everflow.cli.terminal import (
+from everflow.console.terminal import (
     Banner,
     Progress,
     Sample,

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from everflow import serdes
-from everflow.cli.watch import LagReader, input_topics
+from everflow.console.watch import LagReader, input_topics
 from everflow.kafka.admin import ClusterAdmin, CommittedOffset, TopicDescription
 from everflow.records import TopicPartition
 from everflow.topology.graph import EdgeType, SourceNode

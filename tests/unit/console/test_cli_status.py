@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from everflow.cli.status import StatusLine
+from everflow.console.status import StatusLine
 from everflow.testing.waiting import wait_until
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from everflow import __version__
+from everflow.config import StreamsConfig
+from everflow.logs import log_path
 from everflow.runtime.client_state import ENDED, ClientState
 from everflow.topology.graph import SinkNode, SourceNode, StatefulNode
 from everflow.topology.program import Topology
@@ -59,6 +63,21 @@ def topology_lines(topology: Topology) -> tuple[str, str, str]:
     if rekeyed:
         keeps += f"; re-keys through {rekeyed} repartition topic{'s' * (rekeyed != 1)}"
     return (f"reads  {_listed(read)}", f"keeps  {keeps}", f"writes {_listed(written) or 'nothing'}")
+
+
+def banner(config: StreamsConfig, topology: Topology, program: str = "") -> Banner:
+    """What a run prints first; ``program``: where it was loaded from, if from anywhere."""
+    return Banner(
+        program=program,
+        application_id=config.application_id,
+        version=__version__,
+        bootstrap_servers=config.bootstrap_servers,
+        guarantee=config.processing_guarantee,
+        threads=config.num_stream_threads,
+        state_folder=str(Path(config.state_dir) / config.application_id),
+        log_file=str(log_path(config.state_dir, config.application_id)),
+        topology=topology_lines(topology),
+    )
 
 
 def _listed(names: Sequence[str]) -> str:

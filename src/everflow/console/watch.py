@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from everflow.cli.terminal import Sample
+from everflow.console.terminal import Sample
 from everflow.kafka.admin import ClusterAdmin
 from everflow.records import TopicPartition
 from everflow.topology.graph import SourceNode
