@@ -18,7 +18,7 @@ ARROW = frozenset({"pyarrow", "numpy"})
 KAFKA = frozenset({"confluent_kafka", "kafka"})
 
 VALUES = ("errors", "config", "config_texts", "records", "serdes", "windows", "clock", "metrics", "moves")
-LAYER_0 = (*VALUES, "jvm", "sockets", "location", "foreign_names", "logs", "stop_signals", "retry", "user_listener")
+LAYER_0 = (*VALUES, "jvm", "sockets", "location", "foreign_names", "logs", "stop_signals", "retry", "user_listener", "user_texts")
 BASE = frozenset(f"everflow.{name}" for name in LAYER_0)
 PURE = frozenset({"everflow.topology", "everflow.operators", "everflow.assignment"}) | {
     "everflow.state.store",

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from everflow.operators.grouping import Groups, Stored, group, read, result
-from everflow.operators.user_code import USERS_ERRORS, function_failure
+from everflow.operators.user_code import function_failure, require_users
 from everflow.records import EdgeBatch, OperatorResult, StoreChanges
 from everflow.serdes import Serde
 from everflow.serdes.windowed import python_keys, windowed_key_type
@@ -102,7 +102,8 @@ class PythonAggregateSpec:
                 states[code] = self.aggregator(keys[code], values[index], before)
                 if must_write[index]:
                     after[index] = self.value_serde.encode(states[code])
-            except USERS_ERRORS as error:
+            except BaseException as error:
+                require_users(error)
                 raise function_failure(self.store, batch, int(groups.rows[index]), error) from error
             times[index] = times[index] if before is None else max(times[index], state_times[code])
             state_times[code] = times[index]

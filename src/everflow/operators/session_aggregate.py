@@ -19,7 +19,7 @@ from everflow.operators.aggregate import AggregateSpec
 from everflow.operators.python_aggregate import PythonAggregateSpec
 from everflow.operators.session_book import SessionBook, read_sessions
 from everflow.operators.session_fold import SessionFold
-from everflow.operators.user_code import USERS_ERRORS, function_failure, written_bytes
+from everflow.operators.user_code import function_failure, require_users, written_bytes
 from everflow.records import EdgeBatch, OperatorResult, StoreChanges
 from everflow.serdes import Serde
 from everflow.serdes.windowed import python_keys, session_key, split_session_key, windowed_key_type
@@ -128,7 +128,8 @@ class SessionFunctionSpec(_Sessions[PythonAggregateSpec]):
                 states[session] = self.layout.aggregator(key, values[row], states.get(session))
                 # an aggregate may be changed in place, so each result is written down at once
                 written[session] = self.value_serde.encode(states[session])
-            except USERS_ERRORS as error:
+            except BaseException as error:
+                require_users(error)
                 raise function_failure(self.store, batch, row, error) from error
             if states[session] is None:
                 book.remove(book.keys[session], session)

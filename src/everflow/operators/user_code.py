@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dis
+
 import pyarrow as pa
 
 from everflow.errors import EverflowError
 from everflow.records import EdgeBatch, Int64
 from everflow.serdes import Serde, SerdeError
+from everflow.user_texts import error_text
 
-USERS_ERRORS: tuple[type[BaseException], ...] = (Exception, SystemExit, KeyboardInterrupt)
-"""``sys.exit()`` in a function ends the worker's process otherwise, and nobody would be told of which record."""
+_RAISES = dis.opmap["RAISE_VARARGS"]
 
 
 class UserFunctionError(EverflowError):
@@ -25,11 +27,24 @@ class UserFunctionError(EverflowError):
         self.source, self.partition, self.offset = source, partition, offset
 
 
+def require_users(error: BaseException) -> None:
+    """Whatever a function of the user raises is its failure at that record, ``sys.exit()`` and classes that are no Exception
+    included: nobody would be told of which record otherwise. Raises ``error`` again if it is an interrupt that a signal made
+    (Ctrl-C in a test driver): such a KeyboardInterrupt comes at a line that raises nothing."""
+    if not isinstance(error, KeyboardInterrupt):
+        return
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    if at is None or at.tb_frame.f_code.co_code[at.tb_lasti] != _RAISES:
+        raise error
+
+
 def function_failure(store: str, batch: EdgeBatch, row: int, error: BaseException) -> UserFunctionError:
     """The error of a user's function at the record in ``row`` of the batch."""
     what = "gave a value that cannot be stored" if isinstance(error, SerdeError) else "failed"
     return UserFunctionError(
-        f"the function of the aggregate in store {store!r} {what}: {type(error).__name__}: {error}",
+        f"the function of the aggregate in store {store!r} {what}: {error_text(error)}",
         source=int(batch.source[row]),
         partition=int(batch.partition[row]),
         offset=int(batch.offset[row]),
@@ -44,7 +59,8 @@ def refused(serde: Serde, column: pa.Array, error: BaseException) -> tuple[int, 
     for index, value in enumerate(column.to_pylist()):
         try:
             serde.encode(value)
-        except USERS_ERRORS as found:
+        except BaseException as found:
+            require_users(found)
             return index, found
     return None
 
@@ -54,7 +70,8 @@ def written_bytes(serde: Serde, column: pa.Array, store: str, batch: EdgeBatch, 
     record of a value that cannot be written."""
     try:
         return serde.encode_array(column)
-    except USERS_ERRORS as error:
+    except BaseException as error:
+        require_users(error)
         found = refused(serde, column, error)
         if found is None:
             raise

@@ -234,7 +234,11 @@ def test_none_from_an_aggregator_is_a_tombstone() -> None:
 
 @pytest.mark.parametrize(
     ("aggregator", "message"),
-    [(lambda k, v, total: total / 0, "ZeroDivisionError"), (lambda k, v, total: "text", "cannot be stored")],
+    [
+        (lambda k, v, total: total / 0, "ZeroDivisionError"),
+        (lambda k, v, total: "text", "cannot be stored"),
+        (lambda k, v, total: (_ for _ in ()).throw(GeneratorExit("all")), "GeneratorExit: all"),
+    ],
 )
 def test_a_failing_function_names_its_record(aggregator: Callable[..., Any], message: str) -> None:
     spec = PythonAggregateSpec("s", serdes.string(), serdes.long(), PythonAggregator(lambda: 0, aggregator))

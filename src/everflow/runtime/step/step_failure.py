@@ -18,9 +18,10 @@ from everflow.errors import (
     UnknownOutcomeError,
 )
 from everflow.runtime.commit.batch import BatchFailure
-from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord, error_text
+from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord
 from everflow.runtime.step.user_line import innermost_line
 from everflow.topology.hops import HopTooLargeError
+from everflow.user_texts import error_text
 
 MOST_DETAILS = 20_000
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.errors import EverflowError, RetriableError
-from everflow.operators.user_code import USERS_ERRORS
+from everflow.operators.user_code import require_users
 from everflow.records import EdgeBatch, Int64
 from everflow.runtime.commit.batch import BadRecord, BatchFailure
 from everflow.runtime.step.user_line import innermost_line
@@ -18,9 +18,7 @@ from everflow.serdes import Serde
 from everflow.serdes.base import column_of
 from everflow.serdes.windowed import python_keys
 from everflow.topology.plan import DEAD_LETTER_TYPE, DecodeOp, FunctionOp, Source, UnnestOp
-
-MOST_TEXT = 2_000
-"""Characters of an error's text that are passed on: a record may be in it."""
+from everflow.user_texts import MOST_TEXT, error_text, shown
 
 
 class Located(Protocol):
@@ -67,14 +65,6 @@ class UndecodableRecord(EverflowError):
         super().__init__(text)
 
 
-def error_text(error: BaseException) -> str:
-    """Class and message; what ends a program says that it does not end this one."""
-    text = f"{type(error).__name__}: {error}".removesuffix(": ")
-    if isinstance(error, SystemExit | KeyboardInterrupt):
-        text += " (a function cannot end the application: raise an error, or call KafkaStreams.close from the program)"
-    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}..."
-
-
 def run_function(op: FunctionOp, batch: EdgeBatch, sources: dict[int, Source]) -> EdgeBatch:
     """Call the user's function for every record, in order. Raises RecordFailure naming the record it failed on."""
     keys, values = python_keys(batch.key), batch.value.to_pylist()
@@ -83,7 +73,8 @@ def run_function(op: FunctionOp, batch: EdgeBatch, sources: dict[int, Source]) -
     try:
         for row in range(len(keys)):
             results.append(_call(op, keys[row], values[row]))
-    except USERS_ERRORS as error:
+    except BaseException as error:
+        require_users(error)
         raise RecordFailure.at(op, sources, batch, row, error) from error
     return _SHAPES[op.op](op, batch, results, sources)
 
@@ -91,14 +82,28 @@ def run_function(op: FunctionOp, batch: EdgeBatch, sources: dict[int, Source]) -
 def _call(op: FunctionOp, key: Any, value: Any) -> Any:
     """One call; generators are drained here so that their errors belong to this record."""
     result = op.fn(key, value)
-    if op.op in ("flat_map", "flat_map_values"):
+    if op.op == "flat_map_values":
         return list(result) if result is not None else []
+    if op.op == "flat_map":
+        return [_pair(item) for item in result] if result is not None else []
     if op.op == "map":
-        new_key, new_value = result
-        return new_key, new_value
+        return _pair(result)
     if op.op in ("filter", "filter_not", "branch"):
         return bool(result)
     return result
+
+
+def _pair(result: Any) -> tuple[Any, Any]:
+    """A key and a value. TypeError for anything else, also for texts and dicts that happen to have two elements."""
+    cause = None
+    if not isinstance(result, str | bytes | bytearray | Mapping | Set):
+        try:
+            key, value = result
+        except (TypeError, ValueError) as error:
+            cause = error
+        else:
+            return key, value
+    raise TypeError(f"expected a pair of key and value, found {type(result).__name__} {shown(result)}") from cause
 
 
 def _shape_filter(op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]) -> EdgeBatch:
@@ -134,14 +139,8 @@ def _shape_flat_map(op: FunctionOp, batch: EdgeBatch, results: list[Any], source
     out = batch.take(rows)
     if op.op == "flat_map_values":
         return out.with_columns(value=_column(op, flat, op.type.value, batch, rows, sources))
-    try:
-        keys, values = [key for key, _ in flat], [value for _, value in flat]
-    except (TypeError, ValueError) as error:
-        bad = next(i for i, item in enumerate(flat) if not isinstance(item, (tuple, list)) or len(item) != 2)
-        row = int(rows[bad])
-        raise RecordFailure.at(op, sources, batch, row, error) from error
-    key = _column(op, keys, op.type.key, batch, rows, sources)
-    return out.with_columns(key, _column(op, values, op.type.value, batch, rows, sources))
+    key = _column(op, [key for key, _ in flat], op.type.key, batch, rows, sources)
+    return out.with_columns(key, _column(op, [value for _, value in flat], op.type.value, batch, rows, sources))
 
 
 _SHAPES: dict[str, Callable[[FunctionOp, EdgeBatch, list[Any], dict[int, Source]], EdgeBatch]] = {
@@ -170,7 +169,7 @@ def _column(
                 column_of([item], kind)
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 row = int(rows[place])
-                cause = TypeError(f"result {item!r} is not the declared type {kind} ({error})")
+                cause = TypeError(f"result {shown(item)} is not the declared type {kind} ({error})")
                 raise RecordFailure.at(op, sources, batch, row, cause) from error
         raise
 
@@ -207,7 +206,8 @@ def _decode(serde: Serde | None, raw: pa.Array, part: str, errors: dict[int, str
         return serde.decode_array(raw)
     except RetriableError:  # an outage (of a schema registry, say) is no fault of a record
         raise
-    except Exception:  # a serde of the user may raise anything
+    except BaseException as error:  # a serde of the user may raise anything
+        require_users(error)
         return column_of(_decode_each(serde, raw.to_pylist(), part, errors), serde.type)
 
 
@@ -218,7 +218,8 @@ def _decode_each(serde: Serde, raw: Iterable[bytes | None], part: str, errors: d
             values.append(serde.decode(data))
         except RetriableError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            require_users(error)
             text = str(error) if isinstance(error, EverflowError) else error_text(error)
             errors[row] = f"{part} is not a valid {serde!r}: {text}"
             values.append(None)

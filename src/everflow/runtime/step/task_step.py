@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everflow.operators.user_code import USERS_ERRORS, UserFunctionError, refused
+from everflow.operators.user_code import UserFunctionError, refused, require_users
 from everflow.records import UNBOUNDED_BYTES, EdgeBatch, StoreChanges, TaskId
 from everflow.runtime.commit.batch import FAILED, BadRecord, BatchFailure, BatchRequest, BatchResult
 from everflow.runtime.step.merge_order import merge_inputs, merge_tasks
@@ -38,6 +38,7 @@ from everflow.topology.plan import (
     StepOp,
     UnnestOp,
 )
+from everflow.user_texts import shown
 
 JOB_BYTES_FACTOR = 2
 """A job's range cannot be cut while it is read; beyond so many times ``max.batch.bytes`` it is given up and planned smaller."""
@@ -294,11 +295,12 @@ def _topics(op: SinkOp, batch: EdgeBatch, sources: Mapping[int, Source]) -> tupl
         for row, (k, v) in enumerate(zip(python_keys(batch.key), value.to_pylist(), strict=True)):
             try:
                 topics.append(op.topic(k, v))
-            except USERS_ERRORS as error:
+            except BaseException as error:
+                require_users(error)
                 raise RecordFailure.at(op, sources, batch, row, error) from error
     for row, topic in enumerate(topics):
         if not isinstance(topic, str) or not topic:
-            raise RecordFailure.at(op, sources, batch, row, ValueError(f"the topic to write to is {topic!r}, not a name"))
+            raise RecordFailure.at(op, sources, batch, row, ValueError(f"the topic to write to is {shown(topic)}, not a name"))
     return topics, value
 
 
@@ -308,7 +310,8 @@ def _encoded(
     """Final bytes. RecordFailure for a value that its serde cannot write."""
     try:
         return column if serde is None else serde.encode_array(column)
-    except USERS_ERRORS as error:
+    except BaseException as error:
+        require_users(error)
         found = refused(serde, column, error) if serde is not None else None
         if found is None:
             raise

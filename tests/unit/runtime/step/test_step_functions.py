@@ -71,6 +71,10 @@ FAILING: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
     "too large": ("map_values", lambda k, v: 2**70 if v == 2 else v),
     "no pair": ("map", lambda k, v: None if v == 2 else (k, v)),
     "no pairs": ("flat_map", lambda k, v: [(k, v, v)] if v == 2 else [(k, v)]),
+    "a text for a pair": ("map", lambda k, v: "ab" if v == 2 else (k, v)),
+    "a text for the first pair": ("flat_map", lambda k, v: {1: [(k, v)], 2: ["ab"], 3: [(k, v), 5]}[v]),
+    "bytes for a pair": ("flat_map", lambda k, v: [b"ab"] if v == 2 else [(k, v)]),
+    "a dict for a pair": ("map", lambda k, v: {"key": k, "value": v} if v == 2 else (k, v)),
     "no truth": ("filter", lambda k, v: np.array([1, 2]) if v == 2 else True),
 }
 
@@ -135,6 +139,21 @@ def test_bytes_that_a_serde_of_the_user_does_not_take_are_a_dead_letter() -> Non
     assert bad is not None
     assert bad.offset.tolist() == [41]
     assert bad.value.to_pylist()[0]["error"] == "value is not a valid own(): KeyError: b'b'"
+
+
+@pytest.mark.parametrize("error", [SystemExit("leave"), GeneratorExit("leave"), ValueError("leave")])
+def test_whatever_a_serde_of_the_user_raises_is_of_that_record(error: BaseException) -> None:
+    class Raising(OwnSerde):
+        def decode(self, data: bytes | None) -> str | None:
+            if data == b"b":
+                raise error
+            return super().decode(data)
+
+    records = batch(["x", "y"], [b"a", b"b"], value=pa.binary())
+    good, bad = decode_parts(DecodeOp("source:in", 1, 2, None, Raising()), records, SOURCES)
+    assert pairs(good) == [("x", "A")]
+    assert bad is not None
+    assert f"{type(error).__name__}: leave" in bad.value.to_pylist()[0]["error"]
 
 
 def test_an_outage_of_what_a_serde_asks_is_no_dead_letter() -> None:

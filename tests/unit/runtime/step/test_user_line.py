@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +41,47 @@ def leaves(value: str) -> Any:
     raise SystemExit(3)
 
 
+class Abort(BaseException):
+    pass
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("str fails")
+
+
+class Hidden:
+    def __repr__(self) -> str:
+        raise RuntimeError("repr fails")
+
+    def __bool__(self) -> bool:
+        raise Abort("no truth")
+
+
+def aborts(value: str) -> Any:
+    raise Abort("stop all")
+
+
+def cancelled(value: str) -> Any:
+    raise asyncio.CancelledError("x")
+
+
+def closed(value: str) -> Any:
+    raise GeneratorExit("g")
+
+
+def mute(value: str) -> Any:
+    raise Mute
+
+
+def interrupts(value: str) -> Any:
+    raise KeyboardInterrupt
+
+
+def interrupted(value: str) -> Any:
+    signal.raise_signal(signal.SIGINT)
+
+
 def chained(value: str) -> Any:
     try:
         return int(value)
@@ -64,6 +107,13 @@ def failure(fn: Callable[[str], Any], op: str = "map_values") -> RecordFailure:
         (stops, "map_values", "StopIteration: no more", "stops"),
         (leaves, "map_values", "SystemExit: 3 (a function cannot end the application", "leaves"),
         (chained, "map_values", "RuntimeError: not mine", "chained"),
+        (aborts, "map_values", "Abort: stop all", "aborts"),
+        (cancelled, "map_values", "CancelledError: x", "cancelled"),
+        (closed, "map_values", "GeneratorExit: g", "closed"),
+        (interrupts, "map_values", "KeyboardInterrupt (a function cannot end the application", "interrupts"),
+        (mute, "map_values", "Mute: (its __str__ raises RuntimeError)", "mute"),
+        (lambda v: (aborts(v) for _ in range(1)), "flat_map_values", "Abort: stop all", "aborts"),
+        (lambda v: Hidden(), "filter", "Abort: no truth", "__bool__"),
         (lambda v: (stops(v) for _ in range(1)), "flat_map_values", "RuntimeError: generator raised StopIteration", "stops"),
     ],
 )
@@ -92,6 +142,16 @@ def test_a_result_of_another_type_is_told_without_a_line_of_ours() -> None:
     found = failure(lambda value: 7).failure
     assert found.error.startswith("TypeError: result 7 is not the declared type string")
     assert found.line is None
+
+
+def test_a_result_whose_repr_fails_is_told_by_its_class() -> None:
+    found = failure(lambda value: Hidden()).failure
+    assert found.error.startswith("TypeError: result <Hidden, whose __repr__ raises RuntimeError> is not the declared type string")
+
+
+def test_an_interrupt_by_a_signal_is_no_error_of_the_function() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        failure(interrupted)
 
 
 def test_a_failure_travels_as_json() -> None:

@@ -1,0 +1,27 @@
+"""Texts of values and errors that the user's code made: their own ``__repr__`` and ``__str__`` may fail."""
+
+from __future__ import annotations
+
+MOST_TEXT = 2_000
+"""Characters of an error's text that are passed on: a record may be in it."""
+
+
+def shown(value: object, most: int = 200) -> str:
+    """``repr(value)``, at most ``most`` characters of it; the class where that fails."""
+    try:
+        text = repr(value)
+    except BaseException as error:
+        return f"<{type(value).__name__}, whose __repr__ raises {type(error).__name__}>"
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def error_text(error: BaseException) -> str:
+    """Class and message; what ends a program says that it does not end this one."""
+    try:
+        message = str(error)
+    except BaseException as failed:
+        message = f"(its __str__ raises {type(failed).__name__})"
+    text = f"{type(error).__name__}: {message}".removesuffix(": ")
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        text += " (a function cannot end the application: raise an error, or call KafkaStreams.close from the program)"
+    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}..."
