@@ -1,4 +1,4 @@
-"""Texts of values and errors that the user's code made: their own ``__repr__`` and ``__str__`` may fail."""
+"""How a value or an error that the user's code made is shown, whatever its own methods do."""
 
 from __future__ import annotations
 

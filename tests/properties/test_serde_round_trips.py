@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from everflow import Windowed, serdes
 from everflow.serdes import SerdeError
-from everflow.serdes.base import column_of
+from everflow.serdes.fitting import column_of
 from everflow.serdes.windowed import python_keys
 
 longs = st.integers(-(2**63), 2**63 - 1)

@@ -15,7 +15,7 @@ import pytest
 
 from everflow import Windowed, serdes
 from everflow.serdes import Serde, SerdeError
-from everflow.serdes.base import column_of
+from everflow.serdes.fitting import column_of
 from everflow.serdes.windowed import python_keys, split_window_store_key, window_store_key, window_store_keys
 
 # what Java's serializers write (kafka-clients LongSerializer, IntegerSerializer, DoubleSerializer, StringSerializer)

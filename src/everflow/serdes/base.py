@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.errors import EverflowError
+from everflow.serdes.fitting import column_of
+from everflow.user_texts import shown
 
 
 class SerdeError(EverflowError):
@@ -161,23 +163,6 @@ def first_bad(data: pa.Array, read: Callable[[bytes], Any]) -> SerdeError | None
     return None
 
 
-def column_of(items: list[Any], type_: pa.DataType) -> pa.Array:
-    """``pa.array(items, type_)`` that takes NamedTuples (a `Windowed`, for instance) for structs, too."""
-    try:
-        return pa.array(items, type_)
-    except (pa.ArrowException, TypeError, ValueError):
-        plain = [_plain(item) for item in items]
-        return pa.array(plain, type_)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        value = value._asdict()
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
-
-
 def encode_one(serde: Serde, value: Any) -> bytes | None:
     """One value through ``serde.encode_array``; None stays None. SerdeError where it does not fit the serde's type."""
     if value is None:
@@ -185,6 +170,6 @@ def encode_one(serde: Serde, value: Any) -> bytes | None:
     try:
         row = column_of([value], serde.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise SerdeError(f"{value!r:.200} does not fit {serde.type}: {error}") from error
+        raise SerdeError(f"{shown(value)} does not fit {serde.type}: {error}") from error
     data: bytes | None = serde.encode_array(row)[0].as_py()
     return data

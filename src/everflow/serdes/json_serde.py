@@ -100,9 +100,11 @@ def _reader(type_: pa.DataType) -> _Convert:
         return lambda value: decimal.Decimal(str(value)).quantize(quantum, context=_DIGITS)
     if pa.types.is_binary(type_) or pa.types.is_large_binary(type_):
         return lambda value: base64.b64decode(value, validate=True)
-    if pa.types.is_integer(type_) or pa.types.is_floating(type_):
+    if pa.types.is_integer(type_):
+        return _read_integer  # Arrow would cut off what is behind the point
+    if pa.types.is_floating(type_):
         return _read_number  # Arrow would take true as 1
-    return _nested(type_, _reader, map_in=dict, map_out=lambda value: list(value.items()))
+    return _nested(type_, _reader, map_in=_object, map_out=lambda value: list(value.items()), checked=True)
 
 
 def _nested(
@@ -110,16 +112,16 @@ def _nested(
     convert: Callable[[pa.DataType], _Convert],
     map_in: Callable[[Any], dict[Any, Any]],
     map_out: Callable[[dict[Any, Any]], Any],
+    checked: bool = False,
 ) -> _Convert:
+    """``checked``: what is no object or array is refused, although nothing in it has to change."""
     if pa.types.is_struct(type_):
         fields = [(field.name, fn) for field in type_ if (fn := convert(field.type)) is not None]
         if not fields:
-            return None
+            return _object if checked else None
 
         def of_struct(value: Any) -> Any:
-            if not isinstance(value, dict):
-                raise TypeError(f"expected an object, found {value!r:.100}")
-            value = dict(value)
+            value = dict(_object(value))
             for name, fn in fields:
                 if value.get(name) is not None:
                     value[name] = fn(value[name])
@@ -128,13 +130,27 @@ def _nested(
         return of_struct
     if pa.types.is_list(type_) or pa.types.is_large_list(type_):
         element = convert(type_.value_type)
-        return None if element is None else lambda value: [None if v is None else element(v) for v in value]
+        if element is None:
+            return _array if checked else None
+        return lambda value: [None if v is None else element(v) for v in _array(value)]
     if pa.types.is_map(type_):
         item = convert(type_.item_type) or (lambda value: value)
         key = convert(type_.key_type) if not pa.types.is_integer(type_.key_type) else int
         name = key or (lambda value: value)
         return lambda value: map_out({name(k): None if v is None else item(v) for k, v in map_in(value).items()})
     return None
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"expected an object, found {value!r:.100}")
+    return value
+
+
+def _array(value: Any) -> list[Any]:
+    if not isinstance(value, list):  # Arrow would take the letters of a text
+        raise TypeError(f"expected an array, found {value!r:.100}")
+    return value
 
 
 def _write_timestamp(value: dt.datetime) -> str:
@@ -148,7 +164,9 @@ def _write_decimal(value: decimal.Decimal) -> Any:
     return orjson.Fragment(format(value, "f").encode())
 
 
-def _read_timestamp(value: str) -> dt.datetime:
+def _read_timestamp(value: Any) -> dt.datetime:
+    if not isinstance(value, str):
+        raise TypeError(f"expected a time as text, found {value!r:.100}")
     parsed = dt.datetime.fromisoformat(value[:-1] + "+00:00" if value.endswith("Z") else value)
     return parsed if parsed.tzinfo else parsed.replace(tzinfo=dt.timezone.utc)
 
@@ -157,6 +175,15 @@ def _read_number(value: Any) -> Any:
     if isinstance(value, bool):
         raise TypeError(f"expected a number, found {value}")
     return float(value) if isinstance(value, decimal.Decimal) else value
+
+
+def _read_integer(value: Any) -> Any:
+    number = _read_number(value)
+    if isinstance(number, float):
+        if not number.is_integer():
+            raise TypeError(f"expected an integer, found {value}")
+        return int(number)
+    return number
 
 
 def _has_decimal(type_: pa.DataType) -> bool:

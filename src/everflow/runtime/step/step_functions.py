@@ -15,7 +15,7 @@ from everflow.records import EdgeBatch, Int64
 from everflow.runtime.commit.batch import BadRecord, BatchFailure
 from everflow.runtime.step.user_line import innermost_line
 from everflow.serdes import Serde
-from everflow.serdes.base import column_of
+from everflow.serdes.fitting import column_of
 from everflow.serdes.windowed import python_keys
 from everflow.topology.plan import DEAD_LETTER_TYPE, DecodeOp, FunctionOp, Source, UnnestOp
 from everflow.user_texts import MOST_TEXT, error_text, shown

@@ -1,0 +1,159 @@
+"""Which Python values fit which Arrow type.
+
+Strictly, so that nothing is cut off, converted or left out in silence. As PySpark's ``createDataFrame`` does: no float for an
+integer, no bool for a number, no letters of a text for an array. Beyond it an int fits a floating type, and what NumPy has of the
+same kind fits, too.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from everflow.user_texts import shown
+
+_Check = Callable[[Sequence[Any]], object]
+"""Raises TypeError if one of the values does not fit. None fits every type."""
+
+_BOOLS = (bool, np.bool_)
+_INTS = (int, np.integer)
+_TIMES = (dt.datetime, np.datetime64)
+
+# (is it such a type, what it takes, what of that it does not take after all, both in words)
+_SCALARS: tuple[tuple[Callable[[pa.DataType], bool], tuple[type, ...], tuple[type, ...], str], ...] = (
+    (pa.types.is_boolean, _BOOLS, (), "a bool"),
+    (pa.types.is_integer, _INTS, (*_BOOLS, np.timedelta64), "an int"),
+    (pa.types.is_floating, (float, *_INTS, np.floating), (*_BOOLS, np.timedelta64), "a float or an int"),
+    (pa.types.is_decimal, (decimal.Decimal, int), _BOOLS, "a decimal.Decimal or an int"),
+    (pa.types.is_string, (str,), (), "a str"),
+    (pa.types.is_large_string, (str,), (), "a str"),
+    (pa.types.is_binary, (bytes, bytearray, memoryview), (), "bytes"),
+    (pa.types.is_large_binary, (bytes, bytearray, memoryview), (), "bytes"),
+    (pa.types.is_date, (dt.date, np.datetime64), (dt.datetime,), "a datetime.date"),
+    (pa.types.is_timestamp, _TIMES, (), "a datetime.datetime"),
+)
+_NO_ARRAYS = (str, bytes, bytearray, memoryview, Mapping)
+
+
+def column_of(items: Sequence[Any], type_: pa.DataType) -> pa.Array:
+    """``items`` as an array of ``type_``. TypeError, ValueError, OverflowError or pa.ArrowException for one that does not fit.
+    A NamedTuple (a `Windowed`, for instance) fits a struct."""
+    _check_of(type_)(items)
+    try:
+        return pa.array(items, type_)
+    except (pa.ArrowException, TypeError, ValueError):
+        return pa.array([_plain(item) for item in items], type_)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+@lru_cache(maxsize=256)
+def _check_of(type_: pa.DataType) -> _Check:
+    """The check of a column of ``type_``: by the classes that occur, of which there are few, not value by value."""
+    if pa.types.is_struct(type_):
+        return _struct_check(type_)
+    if pa.types.is_map(type_):
+        return _map_check(type_)
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        return _list_check(type_)
+    for is_such, taken, refused, words in _SCALARS:
+        if is_such(type_):
+            return _scalar_check(taken, refused, words)
+    return lambda items: None  # Arrow decides
+
+
+def _scalar_check(taken: tuple[type, ...], refused: tuple[type, ...], words: str) -> _Check:
+    allowed = (*taken, type(None), pa.Scalar)
+
+    def fits(found: type) -> bool:
+        return issubclass(found, allowed) and not issubclass(found, refused)
+
+    return lambda items: _require(items, fits, words)
+
+
+def _list_check(type_: pa.DataType) -> _Check:
+    elements = _check_of(type_.value_type)
+
+    def check(items: Sequence[Any]) -> None:
+        classes = _require(items, lambda found: not issubclass(found, _NO_ARRAYS), "a list")
+        present = items if classes == {list} else [item for item in items if item is not None]
+        _within("an element", elements, list(chain.from_iterable(present)))
+
+    return check
+
+
+def _map_check(type_: pa.DataType) -> _Check:
+    keys, values = _check_of(type_.key_type), _check_of(type_.item_type)
+
+    def check(items: Sequence[Any]) -> None:
+        _require(items, lambda found: not issubclass(found, (str, bytes)), "a dict or a list of pairs")
+        dicts = [item for item in items if isinstance(item, dict)]
+        pairs = [pair for item in items if isinstance(item, list | tuple) for pair in item]
+        if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+            return  # Arrow says what is wrong
+        _within("a key", keys, [*chain.from_iterable(dicts), *map(itemgetter(0), pairs)])
+        _within("a value", values, [*chain.from_iterable(map(dict.values, dicts)), *map(itemgetter(1), pairs)])
+
+    return check
+
+
+def _struct_check(type_: pa.DataType) -> _Check:
+    fields = [(field.name, _check_of(field.type)) for field in type_]
+    names = frozenset(name for name, _ in fields)
+
+    def check(items: Sequence[Any]) -> None:
+        rows = items
+        if _require(items, _is_object, f"a dict of {', '.join(sorted(names))}") != {dict}:
+            present = [item for item in items if item is not None and not isinstance(item, pa.Scalar)]
+            rows = [item if isinstance(item, dict) else item._asdict() for item in present]
+        for name in set(chain.from_iterable(rows)) - names:
+            near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(names))}"
+            raise TypeError(f"there is no field {shown(name)}; {hint}")
+        for name, check_field in fields:
+            _within(f"field {name!r}", check_field, _of_field(name, rows))
+
+    return check
+
+
+def _of_field(name: str, rows: Sequence[dict[str, Any]]) -> list[Any]:
+    try:
+        return list(map(itemgetter(name), rows))  # half the time of the other
+    except KeyError:
+        return [row.get(name) for row in rows]
+
+
+def _is_object(found: type) -> bool:
+    return issubclass(found, (dict, type(None), pa.Scalar)) or (issubclass(found, tuple) and hasattr(found, "_asdict"))
+
+
+def _require(items: Sequence[Any], fits: Callable[[type], bool], words: str) -> set[type]:
+    """The classes of the items; TypeError if one does not fit."""
+    classes = set(map(type, items))
+    wrong = [found for found in classes if not fits(found)]
+    if wrong:
+        bad = next(item for item in items if type(item) in wrong)
+        raise TypeError(f"expected {words}, found {type(bad).__name__} {shown(bad)}")
+    return classes
+
+
+def _within(place: str, check: _Check, items: Sequence[Any]) -> None:
+    try:
+        check(items)
+    except TypeError as error:
+        raise TypeError(f"{place}: {error}") from None
