@@ -19,11 +19,13 @@ import typing
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from enum import Enum
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from pyspark.cloudpickle import cloudpickle as untyped
 
+from everflow.travel import classes
 from everflow.travel.own_code import MAIN, is_own
 
 cloudpickle: Any = untyped
@@ -40,6 +42,10 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback)
         self._own: dict[str, bool] = {}
         self._spaces: dict[int, dict[str, Any]] = {}
+        self._bares: dict[int, _Bare] = {}
+        self._begun: set[int] = set()
+        self._open: set[int] = set()
+        self._later: list[list[tuple[Any, ...]]] = []
 
     def reducer_override(self, obj: Any) -> Any:
         """How ``obj`` is pickled; NotImplemented = as usual."""
@@ -48,9 +54,20 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, ModuleType):
             return self._module(obj) if self._is_own(obj) else NotImplemented
         if isinstance(obj, type):
-            return self._class(obj) if _is_plain(obj) and self._travels(obj) else super().reducer_override(obj)
+            return self._class(obj) if self._is_made(obj) else super().reducer_override(obj)
+        if isinstance(obj, _Bare):
+            return classes.make, classes.making(obj.cls, self._is_made, self._bare)
+        if isinstance(obj, _Part):
+            return obj.reduce()
+        if isinstance(obj, Enum) and self._is_made(type(obj)):
+            arguments, state = classes.making_member(obj, self._is_made)
+            return classes.make_instance, arguments, state, None, None, classes.fill_member
+        if isinstance(obj, CellType):
+            return self._filled_later(cloudpickle._make_empty_cell, (), tuple(_contents((obj,))), _fill_cell, obj)
         if isinstance(obj, _LRU_CACHE):
             return (_cached, (obj.__wrapped__, obj.cache_parameters())) if self._travels(obj) else NotImplemented
+        if id(type(obj)) in self._open and type(obj) not in self.dispatch_table:
+            return classes.making_instance(obj, self._is_made)
         special = _SPECIAL.get(type(obj))
         return NotImplemented if special is None else special(obj)
 
@@ -75,7 +92,15 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             used = list(self._used(fn, slots["__globals__"]).items())
         slots["__closure__"] = None  # the cells are part of the function from its beginning
         name = fn.__name__ if isinstance(space, ModuleType) and vars(space).get(fn.__name__) is fn else None
-        return _make_function, (fn.__code__, space, fn.__closure__), (state, slots, used, name), None, None, _fill_function
+        made = fn.__code__, space, fn.__closure__
+        return self._filled_later(_make_function, made, (state, slots, used, name), _fill_function, fn)
+
+    def _filled_later(self, make: Any, args: tuple[Any, ...], state: tuple[Any, ...], fill: Any, obj: Any) -> Any:
+        """``obj`` is made and filled; among the methods of a class it is made only, and filled when all of them are there."""
+        if not self._later:
+            return make, args, state, None, None, fill
+        self._later[-1].append((fill, obj, state))
+        return make, args
 
     def _space(self, fn: FunctionType) -> ModuleType | dict[str, Any]:
         """The module whose globals ``fn`` has, or a fresh dict shared by all functions with the same globals."""
@@ -104,18 +129,67 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             facts["__path__"] = list(facts["__path__"])  # a namespace package's is computed
         return _make_module, (module.__name__, facts, parent)
 
+    def _is_made(self, cls: type) -> bool:
+        """Whether a class is made again on the other side. cloudpickle names some in its own way (NoneType, FunctionType ...)."""
+        named = cls in cloudpickle._BUILTIN_TYPE_NAMES or cls in (type(None), type(Ellipsis), type(NotImplemented))
+        return not named and self._travels(cls)
+
+    def _bare(self, cls: type) -> _Bare:
+        return self._bares.setdefault(id(cls), _Bare(cls))
+
     def _class(self, cls: type) -> Any:
-        make, args, state, _, _, fill = cloudpickle._dynamic_class_reduce(cls)
-        # Without cloudpickle's identity of classes, which would change the class itself where both sides are one process.
-        args = (*args[:-2], None, None)
+        meta: Any = type(cls)
+        family = [one for one in reversed((*cls.__mro__, *meta.__mro__)) if id(one) not in self._begun and self._is_made(one)]
+        self._begun.update(map(id, family))
+        if not family:
+            return _first, (self._bare(cls),)
+        data = [functools.partial(self._data, one) for one in family]
+        parts: list[Callable[[], Any]] = [
+            functools.partial(self._methods, family),
+            self._left,
+            *data,
+            functools.partial(self._whole, family),
+        ]
+        return _first, (self._bare(cls), *(_Part(part) for part in parts))
+
+    def _methods(self, family: list[type]) -> Any:
+        self._later.append([])
+        self._open.update(map(id, family))
+        return _fill_classes, ([(self._bare(cls), classes.contents(cls)[0], self._home(cls)) for cls in family],)
+
+    def _left(self) -> Any:
+        # One after the other, and first what a key of a variable needs (__hash__, __eq__, __class__).
+        left = sorted(self._later.pop(), key=lambda given: isinstance(given[1], FunctionType) and given[1].__name__[:2] != "__")
+        return _first, (None, *(_Part(functools.partial(_given, _fill_now, given)) for given in left))
+
+    def _data(self, cls: type) -> Any:
+        return _fill_classes, ([(self._bare(cls), classes.contents(cls)[1], None)],)
+
+    def _whole(self, family: list[type]) -> Any:
+        self._open.difference_update(map(id, family))
+        return tuple, ()
+
+    def _home(self, cls: type) -> ModuleType | None:
         module = sys.modules.get(cls.__module__)
-        home = module if module is not None and vars(module).get(cls.__name__) is cls else None
-        return make, args, (fill, state, home, cls.__qualname__), None, None, _fill_class
+        return module if module is not None and vars(module).get(cls.__name__) is cls else None
 
 
-def _is_plain(cls: type) -> bool:
-    """False for the types that cloudpickle names in its own way (NoneType, types.FunctionType ...)."""
-    return cls not in cloudpickle._BUILTIN_TYPE_NAMES and cls not in (type(None), type(Ellipsis), type(NotImplemented))
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Bare:
+    """Stands for a class while it is pickled, and becomes the class without what it holds."""
+
+    cls: type
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Part:
+    """Something to do on the other side when it is reached there."""
+
+    reduce: Callable[[], Any]
+
+
+def _given(*found: Any) -> Any:
+    return found
 
 
 @functools.lru_cache(maxsize=4096)
@@ -161,19 +235,10 @@ def _imported(names: Iterable[str], space: Mapping[str, Any]) -> Iterator[Module
                 yield module
 
 
-def _cell(cell: CellType) -> Any:
-    contents = tuple(_contents((cell,)))
-    return cloudpickle._make_empty_cell, (), contents or None, None, None, _fill_cell
-
-
 def _file(file: io.TextIOWrapper) -> Any:
     if file in (sys.stdout, sys.stderr):
         return NotImplemented
     raise pickle.PicklingError("an open file")  # cloudpickle would send its contents
-
-
-def _weak_keys(found: weakref.WeakKeyDictionary[Any, Any]) -> Any:
-    return weakref.WeakKeyDictionary, (dict(found),)
 
 
 def _type_variable(variable: typing.TypeVar) -> Any:
@@ -181,9 +246,9 @@ def _type_variable(variable: typing.TypeVar) -> Any:
 
 
 _SPECIAL: dict[type, Callable[[Any], Any]] = {
-    CellType: _cell,
     io.TextIOWrapper: _file,
-    weakref.WeakKeyDictionary: _weak_keys,
+    weakref.WeakKeyDictionary: lambda found: (weakref.WeakKeyDictionary, (dict(found),)),
+    weakref.WeakValueDictionary: lambda found: (weakref.WeakValueDictionary, (dict(found),)),
     typing.TypeVar: _type_variable,
     typing.NewType: lambda found: (typing.NewType, (found.__name__, found.__supertype__)),
     threading.local: lambda _: (threading.local, ()),  # a thread that is new to it finds it empty anyway
@@ -270,16 +335,24 @@ def _fill_function(fn: FunctionType, state: tuple[Any, ...]) -> None:
         fn.__globals__[name] = fn
 
 
-def _fill_class(cls: type, given: tuple[Any, ...]) -> None:
-    fill, state, home, qualified = given
-    fill(cls, state)
-    cls.__qualname__ = qualified  # lost by cloudpickle; a class in a class is found by it
-    if home is not None:
-        vars(home)[cls.__name__] = cls
+def _first(found: Any, *_: Any) -> Any:
+    return found
 
 
-def _fill_cell(cell: CellType, contents: tuple[Any]) -> None:
-    (cell.cell_contents,) = contents
+def _fill_classes(given: list[tuple[type, dict[str, Any], ModuleType | None]]) -> None:
+    for cls, held, home in given:
+        classes.fill(cls, held)
+        if home is not None:
+            vars(home)[cls.__name__] = cls
+
+
+def _fill_now(fill: Callable[[Any, Any], None], obj: Any, state: tuple[Any, ...]) -> None:
+    fill(obj, state)
+
+
+def _fill_cell(cell: CellType, contents: tuple[Any, ...]) -> None:
+    for one in contents:
+        cell.cell_contents = one
 
 
 def _cached(fn: Any, parameters: Mapping[str, Any]) -> Any:
