@@ -79,9 +79,9 @@ class Parcel:
 def _forget_programs() -> None:
     """Modules of other programs, or of an earlier version of this one, that this process had: each parcel brings its own."""
     _current.clear()
-    for name, module in list(sys.modules.items()):
-        if name != "__main__" and isinstance(module, ModuleType) and is_own(module):
-            del sys.modules[name]
+    # All are known before the first goes: a package without __init__ looks for its parent when it is asked where it lies.
+    for name in [name for name, module in list(sys.modules.items()) if isinstance(module, ModuleType) and is_own(module)]:
+        del sys.modules[name]
     sys.modules["__main__"] = _workers_main
 
 

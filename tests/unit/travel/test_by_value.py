@@ -323,6 +323,15 @@ def test_a_worker_that_serves_two_programs_keeps_them_apart(program: Program, wo
     assert worker.call(again, 0, "d") == (2, ["d"]), "what starts again begins with its variables as they are"
 
 
+def test_folders_without_init_that_a_function_imports_from(program: Program, worker: Worker) -> None:
+    program.write("rules.eu.vat", "RATE = 2\n")
+    module = program.module(
+        "taxing", "def f(x):\n    from rules.eu.vat import RATE\n    import rules.eu.vat as vat\n    return x * vat.RATE\n"
+    )
+    first, second = Parcel.of([module.f]), Parcel.of([module.f])
+    assert [worker.call(parcel, 0, 3) for parcel in (first, second, first)] == [6, 6, 6]
+
+
 def test_what_a_worker_does_not_have_is_told_in_words(program: Program, worker: Worker) -> None:
     import sys
     from types import ModuleType
