@@ -53,7 +53,7 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         KAFKA | {"numpy"},
     ),
     ("everflow.kafka.reading", BASE | PURE | {"everflow.kafka"}, ARROW | KAFKA),
-    ("everflow.spark", BASE | PURE | {"everflow.spark"}, ARROW | {"pyspark", "py4j", "pandas"}),
+    ("everflow.spark", BASE | PURE | {"everflow.spark", "everflow.travel.own_code"}, ARROW | {"pyspark", "py4j", "pandas"}),
     # imported before the fork of the Python workers, so that each starts warm: it names what workers will need
     ("everflow.spark.daemon", BASE | {"everflow.spark"}, frozenset({"pyspark"})),
     ("everflow.membership", BASE | PURE | {"everflow.membership", "everflow.kafka.group_channel"}, KAFKA),

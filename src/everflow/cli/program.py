@@ -1,14 +1,12 @@
 """``module:name`` -> the user's topology.
 
-The module is imported as its owner would import it: the current folder is on the path, here and in the
-Python workers that Spark starts later (for what functions import when they are called). What can be told of a
+The module is imported as its owner would import it: the current folder is on the path. What can be told of a
 wrong program without running it is told before (`everflow.cli.program_source`).
 """
 
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -59,13 +57,10 @@ def place_of(target: str) -> str:
 
 
 def put_current_folder_on_path() -> None:
-    """For this process and, through PYTHONPATH, for Spark's Python workers; idempotent."""
+    """As Python does for a script. Spark's Python workers get this process's path from the instance. Idempotent."""
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    known = os.environ.get("PYTHONPATH", "")
-    if folder not in known.split(os.pathsep):
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, known)))
 
 
 def _import(name: str) -> ModuleType:

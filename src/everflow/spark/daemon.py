@@ -6,7 +6,9 @@ Without this the first batch after a worker's death pays the imports again (1.6 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from collections.abc import Iterable
 
 PRELOADED = (
     "numpy",
@@ -24,8 +26,17 @@ PRELOADED = (
 )
 
 
+def program_last(path: Iterable[str], own: Iterable[str], here: str) -> list[str]:
+    """A worker's path with the program's folders ``own``, and the current one, behind those of libraries."""
+    last = list(own)
+    return [entry for entry in path if entry not in {"", here, *last}] + last
+
+
 def main() -> None:
     """Import, then hand over to pyspark's daemon; runs as ``python -m everflow.spark.daemon``."""
+    own = os.environ.get("EVERFLOW_PROGRAM_PATH", "").split(os.pathsep)
+    sys.path[:] = program_last(sys.path, filter(None, own), os.getcwd())
+    os.environ.pop("PYTHONSAFEPATH", None)  # meant for this process, not for those that a function starts
     for name in PRELOADED:
         importlib.import_module(name)
     from pyspark.daemon import manager

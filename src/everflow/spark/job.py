@@ -22,6 +22,7 @@ from everflow.records import OffsetRange, TopicPartition
 from everflow.spark.segments import first_segment, hop_out_of_step, later_segment, spark_schema
 from everflow.spark.source import SourceSettings, open_source
 from everflow.topology.plan import PhysicalPlan
+from everflow.travel.own_code import program_folders
 
 _environment_lock = threading.Lock()
 """While an application's one environment is replaced by one per thread (`_Environment`)."""
@@ -230,12 +231,19 @@ def _rdd_of(frame: DataFrame) -> Any:
 
 def worker_environment(slot: str) -> dict[str, str]:
     """Every hop of every thread gets workers of its own: Spark keeps one daemon per distinct environment. Without it any process
-    serves any hop, and a producer or a store would be open in several."""
+    serves any hop, and a producer or a store would be open in several.
+
+    The program's folders come last on the workers' path (`everflow.spark.daemon`): its ``queue.py`` hides no library there.
+    """
+    path = [os.path.abspath(entry) for entry in sys.path]  # "" is the current folder
+    own = program_folders(path)
     return {
         "EVERFLOW_SLOT": slot,
         # Spark sets it for SQL's workers only; a serving job and a prepared one must mean the same daemon.
         "SPARK_SIMPLIFIED_TRACEBACK": "1",
-        "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path),  # "" is the current folder
+        "PYTHONPATH": os.pathsep.join(entry for entry in path if entry not in own),
+        "PYTHONSAFEPATH": "1",
+        "EVERFLOW_PROGRAM_PATH": os.pathsep.join(own),
         "ARROW_DEFAULT_MEMORY_POOL": "system",
         "MALLOC_ARENA_MAX": "2",
     }

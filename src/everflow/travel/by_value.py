@@ -11,7 +11,9 @@ import dataclasses
 import dis
 import functools
 import importlib
+import importlib.util
 import io
+import os
 import pickle
 import sys
 import threading
@@ -278,7 +280,7 @@ def _imported_anew(module: ProgramModule) -> ModuleType:
     try:
         if present is not None and present is not module:
             return present  # both sides are one process: the original is here
-        found = vars(module).get("__imported__") or importlib.import_module(name)
+        found = vars(module).get("__imported__") or _from_its_file(module)
         vars(module)["__imported__"] = found
         return found
     finally:
@@ -287,6 +289,17 @@ def _imported_anew(module: ProgramModule) -> ModuleType:
             package, _, tail = name.rpartition(".")
             if package in sys.modules:
                 setattr(sys.modules[package], tail, present)  # the import has put the new one there
+
+
+def _from_its_file(module: ProgramModule) -> ModuleType:
+    """``module`` imported; not one of a library that has its name and comes before it on a worker's path."""
+    name, file = module.__name__, vars(module).get("__file__")
+    spec = importlib.util.spec_from_file_location(name, file) if isinstance(file, str) and os.path.isfile(file) else None
+    if spec is None or spec.loader is None:
+        return importlib.import_module(name)
+    sys.modules[name] = found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
 
 
 class _Loading(threading.local):

@@ -1,4 +1,4 @@
-"""How classes of the program travel: first bare, with nothing but a name and bases, then filled with what they hold.
+"""How classes of the program travel: made bare first, then filled with what they hold.
 
 Creating a class runs code (a metaclass, ``__init_subclass__``, ``__set_name__``, members of an enum), and what that did travels by
 itself. So none of the program's is run again, and a class is there once, whatever is reached from it. Methods come before all

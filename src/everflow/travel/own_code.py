@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -72,6 +72,11 @@ def is_own(module: ModuleType) -> bool:
     return belongs(_facts(module), _library(), _recorded)
 
 
+def program_folders(path: Iterable[str]) -> list[str]:
+    """The entries of a Python path that are the program's: neither the standard library's, nor folders of installed packages."""
+    return [entry for entry in path if not _is_installed(str(PurePath(entry, "any.py")), "", _library(), _holds_packages)]
+
+
 def called(cls: type, names: frozenset[str]) -> bool:
     """Whether the class or one of its bases is called so; by name, so that nothing has to be imported for the question."""
     return any(f"{base.__module__}.{base.__qualname__}" in names for base in cls.__mro__)
@@ -89,6 +94,14 @@ def _facts(module: ModuleType) -> ModuleFacts:
 def _library() -> frozenset[str]:
     paths = sysconfig.get_paths()
     return frozenset(paths[name] for name in ("stdlib", "platstdlib"))
+
+
+def _holds_packages(file: str, _: str) -> bool:
+    from pathlib import Path
+
+    folder = Path(file).parent
+    engine = folder.name.startswith("py4j-") or any((folder / name).is_dir() for name in ENGINE)
+    return engine or next(folder.glob("*.dist-info"), None) is not None
 
 
 def _recorded(file: str, top: str) -> bool:

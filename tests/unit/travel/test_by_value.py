@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 
 import pytest
 
@@ -323,6 +324,16 @@ def test_a_worker_that_serves_two_programs_keeps_them_apart(program: Program, wo
     assert worker.call(again, 0, "d") == (2, ["d"]), "what starts again begins with its variables as they are"
 
 
+def test_a_module_with_the_name_of_a_library_is_imported_from_its_own_file(program: Program, worker: Worker) -> None:
+    program.write("later.colorsys", "HIDDEN = 1\n")
+    sys.path.insert(0, str(program.folder / "later"))
+    try:
+        module = program.module("shades", "import colorsys\ndef f(name): return getattr(colorsys, name), colorsys.__name__\n")
+    finally:
+        sys.path.remove(str(program.folder / "later"))
+    assert worker.call(Parcel.of([module.f]), 0, "HIDDEN") == (1, "colorsys")
+
+
 def test_folders_without_init_that_a_function_imports_from(program: Program, worker: Worker) -> None:
     program.write("rules.eu.vat", "RATE = 2\n")
     module = program.module(
@@ -333,7 +344,6 @@ def test_folders_without_init_that_a_function_imports_from(program: Program, wor
 
 
 def test_what_a_worker_does_not_have_is_told_in_words(program: Program, worker: Worker) -> None:
-    import sys
     from types import ModuleType
 
     gone = ModuleType("gone")
