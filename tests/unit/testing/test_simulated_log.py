@@ -59,6 +59,22 @@ def test_readers_see_a_transaction_when_its_markers_have_landed(cluster: Cluster
     assert cluster.log.read(CHANGELOG, 5, 6) == (None, "")
 
 
+def test_a_marker_that_lands_late_does_not_bring_an_older_offset_back(cluster: Cluster) -> None:
+    """A task that moved to another stream thread: two transactional ids, one input. The broker goes by the order of sending."""
+    log = cluster.log
+    for name, end, marker_ms in (("t0", 5, 500.0), ("t1", 9, 10.0)):
+        epoch = log.init_transactions(name)
+        log.begin(name, epoch, "w", 10_000.0)
+        log.send_offsets(name, epoch, {INPUT: Committed(end, name)}, {INPUT: (0, end)}, NOBODY)
+        log.marker_delay_ms = (marker_ms, marker_ms)
+        log.commit(name, epoch)
+    cluster.scheduler.run_until(100.0)
+    with pytest.raises(RetriableError, match="pending"):
+        log.stable_committed([INPUT])
+    cluster.scheduler.run_until(600.0)
+    assert log.stable_committed([INPUT]) == {INPUT: Committed(9, "t1")}
+
+
 def test_fencing_ends_what_is_open_and_a_time_out_does_too(cluster: Cluster) -> None:
     first = cluster.log.init_transactions("id")
     cluster.write(first)

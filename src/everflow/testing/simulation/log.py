@@ -91,6 +91,8 @@ class Transaction:
     offsets: dict[TopicPartition, Committed] = field(default_factory=dict)
     ranges: dict[TopicPartition, tuple[int, int]] = field(default_factory=dict)
     """What was read of each input: ``[start, end)``."""
+    sent: dict[TopicPartition, int] = field(default_factory=dict)
+    """The order in which offsets were sent."""
     who: str = ""
     timeout: Timer | None = None
     markers: int = 0
@@ -123,8 +125,8 @@ class SimulatedLog:
     on_commit: CommitListener = lambda before, after, transaction: None
     partitions: dict[TopicPartition, Partition] = field(default_factory=dict)
     committed: dict[TopicPartition, Committed] = field(default_factory=dict)
-    pending: dict[TopicPartition, str] = field(default_factory=dict)
-    """Partition -> transaction whose offsets wait for their marker."""
+    pending: dict[TopicPartition, list[str]] = field(default_factory=dict)
+    """Partition -> transactions whose offsets wait for their markers."""
     decided: dict[TopicPartition, Committed] = field(default_factory=dict)
     """Offsets as decided by commits, landed or not: what ``committed`` becomes."""
     available: bool = True
@@ -132,6 +134,9 @@ class SimulatedLog:
     _open: dict[str, Transaction] = field(default_factory=dict)
     _ending: dict[str, Transaction] = field(default_factory=dict)
     _names: int = 0
+    _sent: int = 0
+    _landed: dict[TopicPartition, int] = field(default_factory=dict)
+    """Partition -> which sending of offsets is the committed one."""
 
     def partition(self, tp: TopicPartition) -> Partition:
         """The partition, made on first use."""
@@ -156,9 +161,9 @@ class SimulatedLog:
     def stable_committed(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Committed]:
         """Committed offsets with ``require_stable``; RetriableError while one of them is pending."""
         self._require_available()
-        unstable = [tp for tp in partitions if tp in self.pending]
+        unstable = [tp for tp in partitions if self.pending.get(tp)]
         if unstable:
-            raise RetriableError(f"offsets of {', '.join(map(str, unstable[:3]))} are pending in {self.pending[unstable[0]]}")
+            raise RetriableError(f"offsets of {', '.join(map(str, unstable[:3]))} are pending in {self.pending[unstable[0]][0]}")
         return {tp: self.committed[tp] for tp in partitions if tp in self.committed}
 
     def read(self, tp: TopicPartition, position: int, end: int) -> tuple[Mapping[TopicPartition, Fold] | None, str]:
@@ -240,7 +245,9 @@ class SimulatedLog:
         transaction.offsets.update(offsets)
         transaction.ranges.update(ranges)
         for tp in offsets:
-            self.pending[tp] = transaction.name
+            self._sent += 1
+            transaction.sent[tp] = self._sent
+            self.pending.setdefault(tp, []).append(transaction.name)
 
     def commit(self, transactional_id: str, epoch: int) -> None:
         """EndTxn(commit): the decision. Markers land afterwards."""
@@ -312,7 +319,7 @@ class SimulatedLog:
     def _mark_offsets(self, transaction: Transaction, commit: bool) -> None:
         transaction.markers -= 1
         for tp, offset in transaction.offsets.items():
-            if self.pending.get(tp) == transaction.name:
-                del self.pending[tp]
-            if commit:
-                self.committed[tp] = offset
+            self.pending[tp].remove(transaction.name)
+            # As the broker does: a marker that lands late does not bring back an offset that was sent before another's.
+            if commit and transaction.sent[tp] > self._landed.get(tp, 0):
+                self.committed[tp], self._landed[tp] = offset, transaction.sent[tp]
