@@ -93,6 +93,13 @@ class Between:
         return None if value <= self.maximum else f"must be at most {self.maximum}"
 
 
+class Replicas(Between):
+    """A check: how often a partition is there, or -1 for the broker's default."""
+
+    def __call__(self, value: Any) -> str | None:
+        return "must be at least 1, or -1 for the broker's default" if value == 0 else super().__call__(value)
+
+
 @dataclass(frozen=True)
 class OneOf:
     """A check: one of ``choices``."""
@@ -115,6 +122,10 @@ def _time(minimum: int) -> Check:
 
 def _one_of(*choices: str) -> Check:
     return OneOf(choices)
+
+
+def _printable(value: Any) -> str | None:
+    return None if value.isprintable() else "must hold no control characters"
 
 
 def _kafka_name(longest: int, why: str = "") -> Check:
@@ -236,12 +247,12 @@ class StreamsConfig:
     num_stream_threads: int = _key(0, _int32(1))  # left out: one per core (ours; Kafka Streams: 1)
     state_dir: str = _key("", _path)
     application_server: str = _key("", _host_and_port)
-    client_id: str = _key("")
-    client_rack: str = _key("")
+    client_id: str = _key("", _printable)
+    client_rack: str = _key("", _printable)
     group_instance_id: str | None = _key(None, _kafka_name(249))
     group_protocol: str = _key("classic", _one_of("classic"))
     commit_interval_ms: int = _key(100, _time(0))
-    replication_factor: int = _key(-1, Between(-1, 2**15 - 1))
+    replication_factor: int = _key(-1, Replicas(-1, 2**15 - 1))
     task_timeout_ms: int = _key(300_000, _time(0))
     max_poll_interval_ms: int = _key(300_000, _int32(1_000))
     session_timeout_ms: int = _key(45_000, _int32(1_000))

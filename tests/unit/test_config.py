@@ -89,6 +89,10 @@ def test_unknown_key_names_the_nearest_right_one(key: str, hint: str) -> None:
         ("application_server", "host:65536", "must be host:port"),
         ("application_server", "http://host:80", "must be host:port"),
         ("state_dir", "\0", "NUL"),
+        ("client_id", "a\nb", r"client\.id = 'a\\nb' must hold no control characters"),
+        ("client_rack", "a\0", "control characters"),
+        ("replication_factor", 0, "at least 1, or -1 for the broker's default"),
+        ("replication_factor", -2, "at least -1"),
     ],
 )
 def test_wrong_values_are_named(key: str, value: object, text: str) -> None:

@@ -25,6 +25,7 @@ def main() -> None:
     try:
         from everflow.cli.app import app
 
+        _require_text(sys.argv[1:])
         app()
     except StopRequestedError:
         sys.stderr.write("stopping: nothing had begun\n")
@@ -34,6 +35,15 @@ def main() -> None:
         sys.exit(signals.exit_code if end.code == 1 and signals.interrupted else end.code)
     finally:
         signals.only_count()
+
+
+def _require_text(arguments: list[str]) -> None:
+    """Bytes that are no text in this locale cannot be told to a broker: names and settings are UTF-8 there."""
+    for argument in arguments:
+        if any("\udc80" <= letter <= "\udcff" for letter in argument):
+            shown = argument.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+            sys.stderr.write(f"error: the argument {shown} is not UTF-8\n")
+            sys.exit(2)
 
 
 def _thread_failed(failure: threading.ExceptHookArgs) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import os
 import re
+import shlex
 import shutil
 import sys
 from importlib.machinery import PathFinder
@@ -26,6 +27,12 @@ FILES = {
     "pyproject.toml.tmpl": "pyproject.toml",
     "gitignore.tmpl": ".gitignore",
 }
+_OF_THE_PROJECT = {
+    "tests": "the folder of its own tests",
+    "conftest": "pytest's file of fixtures",
+    "setup": "the script that builds a package",
+}
+"""Names that tools give a meaning to where a module of that name lies."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 
 
@@ -53,6 +60,8 @@ def module_name(name: str) -> str:
         problem = "a project's name is a letter and then letters, digits, '-' or '_' (100 at most)"
     elif keyword.iskeyword(module) or keyword.issoftkeyword(module):
         problem = f"{module!r} is a word of Python's, and the program is a module of that name"
+    elif module in _OF_THE_PROJECT:
+        problem = f"the program would be taken for {_OF_THE_PROJECT[module]}"
     elif _taken(module):
         problem = f"the program would hide the installed module {module!r}"
     else:
@@ -84,9 +93,10 @@ def next_steps(folder: Path, module: str) -> list[str]:
     everflow, python = "everflow", "python"
     if shutil.which("everflow") is None:
         everflow, python = (os.path.relpath(path, folder) for path in (Path(sys.executable).parent / "everflow", sys.executable))
+        everflow, python = shlex.quote(everflow), shlex.quote(python)
     return [
         "next:",
-        f"  cd {folder}",
+        f"  cd {shlex.quote(str(folder))}",
         f"  {python} -m pytest",
         f"  {everflow} broker --port 9092 --topic page-views:4 --topic views-per-section:4       # stays: a terminal of its own",
         f"  {everflow} run {module}:builder --application-id {folder.name} --bootstrap-servers localhost:9092     # another one",
@@ -107,4 +117,5 @@ def _taken(module: str) -> bool:
 def _proposed(name: str) -> str:
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).lstrip("-0123456789").rstrip("-")[:90] or "my-program"
     module = slug.replace("-", "_")
-    return f"my-{slug}" if keyword.iskeyword(module) or keyword.issoftkeyword(module) or _taken(module) else slug
+    word = keyword.iskeyword(module) or keyword.issoftkeyword(module)
+    return f"my-{slug}" if word or module in _OF_THE_PROJECT or _taken(module) else slug

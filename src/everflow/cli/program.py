@@ -72,7 +72,9 @@ def _import(name: str) -> ModuleType:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             raise no_such_module(error.name, name) from error
         raise _failed(f"module {name}", error) from error
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # sys.exit(), too, is no way to give a topology
         raise _failed(f"module {name}", error) from error
 
 
@@ -91,7 +93,9 @@ def _call(function: Callable[[], Any], target: str) -> Any:
         return function()
     except EverflowError as error:
         raise _placed(error) from error
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise _failed(f"{target}()", error) from error
 
 
@@ -126,7 +130,7 @@ def _placed(error: EverflowError) -> EverflowError:
     return error
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """``file:line`` of the innermost frame of the user's program."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if _is_users(frame.filename)]
@@ -134,7 +138,7 @@ def _place(error: Exception) -> str:
     return f"{last.filename}:{last.lineno}"
 
 
-def _failed(what: str, error: Exception) -> TopologyError:
+def _failed(what: str, error: BaseException) -> TopologyError:
     where = _place(error)
     if isinstance(error, SyntaxError) and error.filename is not None:
         where = f"{error.filename}:{error.lineno}"

@@ -37,6 +37,7 @@ _NUMBERS: dict[Format, tuple[Serde, Callable[[str], Any]]] = {
     Format.double: (serdes.double(), float),
 }
 
+
 @dataclass(frozen=True)
 class Line:
     """A record to be written."""
@@ -47,15 +48,27 @@ class Line:
 
 def lines(source: Iterable[str], separator: str, key: Format, value: Format) -> Iterator[Line]:
     """The records that lines of text stand for. ConfigError, naming the line, for one that is not what it should be."""
-    for number, line in enumerate(source, 1):
+    for number, line in enumerate(_readable(source), 1):
         text = line.rstrip("\r\n")
         if not text.strip():
             continue
         before, found, behind = text.partition(separator)
         try:
             yield Line(encoded(before, key), encoded(behind, value)) if found else Line(None, encoded(text, value))
+        except UnicodeError:
+            raise ConfigError(f"line {number}: not UTF-8; the lines before it were written.") from None
         except (ValueError, SerdeError) as error:
             raise ConfigError(f"line {number}: {error}; the lines before it were written.") from None
+
+
+def _readable(source: Iterable[str]) -> Iterator[str]:
+    try:
+        yield from source
+    except UnicodeDecodeError as error:  # it is read ahead: the line is not known
+        byte = error.object[error.start]
+        raise ConfigError(
+            f"standard input is not UTF-8: it has the byte 0x{byte:02x}. Lines before it may have been written."
+        ) from None
 
 
 def encoded(text: str, form: Format) -> bytes | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -42,6 +43,13 @@ def test_the_name_may_end_a_path_and_an_empty_folder_may_be_there(current_folder
     assert (current_folder / "far/views/views.py").is_file()
 
 
+def test_the_next_steps_can_be_typed_where_a_folder_has_a_blank(current_folder: Path) -> None:
+    done = CliRunner().invoke(app, ["new", "a b/it's/views"])
+    assert done.exit_code == 0, done.output
+    (step,) = [line for line in done.output.splitlines() if line.startswith("  cd ")]
+    assert shlex.split(step) == ["cd", "a b/it's/views"]
+
+
 @pytest.mark.parametrize(
     ("name", "says", "proposes"),
     [
@@ -52,6 +60,11 @@ def test_the_name_may_end_a_path_and_an_empty_folder_may_be_there(current_folder
         ("class", "'class' is a word of Python's", "my-class"),
         ("json", "would hide the installed module 'json'", "my-json"),
         ("everflow", "would hide the installed module 'everflow'", "my-everflow"),
+        ("queue", "would hide the installed module 'queue'", "my-queue"),
+        ("pandas", "would hide the installed module 'pandas'", "my-pandas"),
+        ("tests", "would be taken for the folder of its own tests", "my-tests"),
+        ("conftest", "would be taken for pytest's file of fixtures", "my-conftest"),
+        ("setup", "would be taken for the script that builds a package", "my-setup"),
         ("PySpark!", "a letter and then letters, digits", "my-pyspark"),
     ],
 )

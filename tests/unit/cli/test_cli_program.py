@@ -93,6 +93,16 @@ def test_a_failing_function_is_named_with_its_line(folder: Path) -> None:
     assert caught.value.where == f"{folder / 'program.py'}:{line}"
 
 
+@pytest.mark.parametrize("line", ["import sys; sys.exit('no data')", "raise type('Stop', (BaseException,), {})('no data')"])
+def test_a_program_that_ends_while_it_is_loaded_is_named_with_its_line(folder: Path, line: str) -> None:
+    (folder / "ending.py").write_text(f"topology = 1\n{line}\n")
+    (folder / "ended.py").write_text(f"def topology():\n    {line}\n")
+    for module in ("ending", "ended"):
+        with pytest.raises(TopologyError, match=r"(SystemExit|Stop): no data") as caught:
+            load(f"{module}:topology")
+        assert caught.value.where == f"{folder / module}.py:2"
+
+
 def test_a_failing_import_inside_the_module_is_not_a_missing_program(folder: Path) -> None:
     (folder / "imports_absent.py").write_text("\nimport absent_module\ntopology = 1\n")
     with pytest.raises(TopologyError, match=r"ModuleNotFoundError.*absent_module") as caught:

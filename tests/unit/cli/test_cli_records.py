@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import subprocess
+import sys
+
 import pytest
 
 import everflow
@@ -53,6 +57,20 @@ def test_a_line_that_does_not_fit_is_named(source: list[str], form: Format, says
     with pytest.raises(ConfigError) as refused:
         list(lines(source, "\t", Format.string, form))
     assert says in str(refused.value)
+
+
+def test_what_is_not_utf_8_is_said_so() -> None:
+    with pytest.raises(ConfigError, match="line 2: not UTF-8; the lines before it were written"):
+        list(lines(["a", "\udcff"], "\t", Format.string, Format.string))
+    read = io.TextIOWrapper(io.BytesIO(b"a\nb\xff\n"), encoding="utf-8")
+    with pytest.raises(ConfigError, match="standard input is not UTF-8: it has the byte 0xff"):
+        list(lines(read, "\t", Format.string, Format.string))
+
+
+def test_an_argument_that_is_not_utf_8_is_said_so() -> None:
+    command: list[str | bytes] = [sys.executable, "-c", "from everflow.cli import main; main()", "produce", b"a\xff"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "error: the argument a\\xff is not UTF-8\n")
 
 
 def test_bytes_that_are_something_else_are_refused() -> None:
