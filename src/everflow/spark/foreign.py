@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
 from collections.abc import Mapping
+from typing import Any
+from weakref import WeakSet
 
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
@@ -14,6 +17,11 @@ from pyspark.sql.utils import is_remote
 from everflow.errors import SetupError
 from everflow.spark.later import running_context
 
+log = logging.getLogger("everflow.spark")
+
+_OURS = "mdc.everflow"
+_looked_at: WeakSet[SparkContext] = WeakSet()
+_LEVELS = {"org.apache.spark.scheduler.TaskSetManager": "OFF", "org.apache.spark.api.python.PythonWorkerFactory": "ERROR"}
 _LOCAL = re.compile(r"local(\[\s*([0-9]+|\*)\s*(,\s*[0-9]+\s*)?\])?")
 _BEFORE_THE_JVM = ("spark.driver.memory", "spark.driver.extra", "spark.driver.defaultJavaOptions", "spark.jars")
 
@@ -49,10 +57,47 @@ def adopt(running: SparkContext) -> SparkContext | None:
             "the same process: restart it (in a notebook: restart the kernel)."
         ) from None
     require_local(str(running.master))
+    if running not in _looked_at:
+        _looked_at.add(running)
+        _hush(running)
     if "PYSPARK_PYTHON" not in os.environ and "PYSPARK_DRIVER_PYTHON" not in os.environ:
         # PySpark's default is the `python3` on the PATH, which need not be this one; then no function would find its packages.
         running.pythonExec = sys.executable
     return running
+
+
+def mark_as_ours(context: SparkContext) -> None:
+    """Jobs of the calling thread are everflow's: who runs them tells what fails."""
+    context.setLocalProperty(_OURS, "true")
+
+
+def is_own(context: SparkContext) -> None:
+    """everflow has started it: what its JVM says goes to the log file, all of it."""
+    _looked_at.add(context)
+
+
+def _hush(running: SparkContext) -> None:
+    """Its JVM writes to the user's terminal: a hundred lines of Java for every attempt at a batch that fails. What our tasks log is
+    dropped there (Spark hands a job's ``mdc.`` properties to log4j). The scheduler, which does not know whose a task is, only
+    repeats what the executor and the caller's exception say; that a worker was ended is no news; and a progress bar would stay on
+    the screen for as long as a resident step runs."""
+    gateway: Any = running._gateway
+    try:
+        log4j = gateway.jvm.org.apache.logging.log4j
+        spark_logging = log4j.LogManager.getContext(False)
+        pairs = gateway.new_array(log4j.core.util.KeyValuePair, 1)
+        pairs[0] = log4j.core.util.KeyValuePair(_OURS, "true")
+        results = log4j.core.Filter.Result
+        ours = log4j.core.filter.ThreadContextMapFilter.createFilter(pairs, "or", results.DENY, results.NEUTRAL)
+        spark_logging.getConfiguration().addFilter(ours)
+        spark_logging.updateLoggers()
+        for name, level in _LEVELS.items():
+            log4j.core.config.Configurator.setLevel(name, log4j.Level.valueOf(level))
+        bar = running._jsc.sc().progressBar()
+        if bar.isDefined():
+            bar.get().stop()
+    except (Py4JError, TypeError):
+        log.debug("Spark's log stays as it is: it is not log4j's", exc_info=True)
 
 
 def wanted_settings(app_name: str | None, slots: int | None, conf: Mapping[str, object] | None) -> dict[str, str]:

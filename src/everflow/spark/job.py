@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from everflow.errors import EverflowError
 from everflow.records import OffsetRange, TopicPartition
+from everflow.spark.foreign import mark_as_ours
 from everflow.spark.segments import first_segment, hop_out_of_step, later_segment, spark_schema
 from everflow.spark.source import SourceSettings, open_source
 from everflow.topology.plan import PhysicalPlan
@@ -94,6 +95,7 @@ class PreparedJob:
         try:
             self._source.set_ranges(ranges)
             rdd = self._rdd if self._rdd is not None else _rdd_of(self._build())
+            mark_as_ours(context)
             for name, text in properties.items():
                 context.setLocalProperty(name, text)
             rows = list(rdd.collect())
@@ -161,6 +163,7 @@ class ServingJob:
 
     def _run(self) -> None:
         try:
+            mark_as_ours(self._context)
             for name, text in self._properties.items():
                 self._context.setLocalProperty(name, text)
             self._rdd.collect()

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from everflow import jvm, logs
 from everflow.sockets import remove_socket_folder, socket_folder
-from everflow.spark.foreign import adopt, differing, refuse_connect, require_local, wanted_settings
+from everflow.spark.foreign import adopt, differing, is_own, refuse_connect, require_local, wanted_settings
 from everflow.spark.jvm_launch import jvm_ends_with_failure
 from everflow.spark.later import real_one_starts, running_context, stand_in
 
@@ -135,6 +135,7 @@ def _start(slots: int, wanted: Mapping[str, str], stop: threading.Event | None =
     with real_one_starts(), jvm_ends_with_failure(stop), _interrupt_kept():
         context = SparkContext(conf=settings)
         context.setLogLevel("ERROR")
+        is_own(context)
         _hush_accumulators(context)
         return context
 

@@ -93,6 +93,11 @@ class HopInput:
     bytes: int = 0
 
 
+def ends_hop(batch: pa.RecordBatch) -> bool:
+    """Whether its last row is the end marker."""
+    return batch.num_rows > 0 and "_src" in batch.schema.names and batch.column("_src")[-1].as_py() == MARKER
+
+
 def read_hop(batches: Iterable[pa.RecordBatch], schema: HopSchema, most_bytes: int = UNBOUNDED_BYTES) -> HopInput:
     """Read a hop to its marker.
 

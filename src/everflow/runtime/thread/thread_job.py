@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,7 +27,7 @@ from everflow.runtime.worker.worker_ports import LmdbAccess, WorkerPorts, announ
 from everflow.spark.job import PreparedJob, ServingJob, SparkGoneError, SparkJobError, failure, local_property
 from everflow.spark.session import get_session
 from everflow.spark.source import SourceSettings
-from everflow.topology.hops import HopSchema
+from everflow.topology.hops import HopSchema, ends_hop
 from everflow.topology.plan import PhysicalPlan, Projection
 from everflow.travel.parcel import Parcel
 
@@ -86,7 +88,20 @@ class PackedStep:
             step: TaskStep = self.work.open().steps[self.level]
         except EverflowError as error:  # it needs what this worker has not
             return failed(error, self.hop_out)
-        return step(batches)
+        return step(_until_cut_short(batches))
+
+
+def _until_cut_short(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """A hop's rows. Where Spark closes the connection before the end marker, because something upstream has failed, this worker
+    ends, and PySpark would print a traceback of the closed connection: nobody's news."""
+    whole = False
+    try:
+        for batch in batches:
+            whole = ends_hop(batch)
+            yield batch
+    finally:
+        if not whole:
+            sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,56 @@
+"""A Spark session that the user started: what everflow prints on its terminal, and what the user's own jobs still print."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+
+PROGRAM = """
+import sys
+from pyspark.sql import SparkSession, functions as F
+from everflow import KafkaStreams, StreamsBuilder, serdes
+from everflow.runtime.client_state import ClientState
+from everflow.testing import wait_until
+
+servers, source, output = sys.argv[1:]
+spark = SparkSession.builder.master("local[4]").getOrCreate()
+builder = StreamsBuilder()
+stream = builder.stream(source, key=serdes.string(), value=serdes.string())
+stream.map_values(F.col("value").cast("int")).to(output, value=serdes.int_())
+streams = KafkaStreams(
+    builder.build(), application_id=source, bootstrap_servers=servers, state_dir="state", num_stream_threads=1,
+    resident_max_records=0)
+print("-- the instance's --", flush=True)
+streams.start()
+wait_until(lambda: streams.state is ClientState.ERROR, 300, "state ERROR", lambda: [streams])
+print("-- the user's --", flush=True)
+try:
+    spark.sparkContext.parallelize([0], 1).map(lambda number: 1 // number).collect()
+except Exception as error:
+    print("raised", type(error).__name__, flush=True)
+"""
+JAVA = ("\tat ", "Traceback", "ERROR Executor", "TaskSetManager", "PythonWorkerFactory", "[Stage")
+
+
+def test_a_column_that_fails_prints_everflow_s_words_and_no_java(topic: Callable[..., str], bootstrap: str, tmp_path: Path) -> None:
+    source, output = topic(1), topic(1)
+    producer = Producer({"bootstrap.servers": bootstrap})
+    producer.produce(source, b"abc", b"k")
+    assert producer.flush(30) == 0
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "program.py", bootstrap, source, output]
+    done = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout
+    ours, theirs = done.stdout.split("-- the instance's --")[1].split("-- the user's --")
+    assert [line for line in ours.splitlines() if any(word in line for word in JAVA)] == []
+    assert ours.count("The value 'abc' of the type \"STRING\" cannot be cast to \"INT\"") == 3, "at each of its attempts"
+    assert "program.py:11" in ours
+    assert "raised " in theirs
+    assert "ERROR Executor: Exception in task" in theirs, "the user's own jobs say what they said before"
