@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -144,20 +144,15 @@ def describe(
         from everflow.cli.program import LOAD_SILENT_S, load_topology
         from everflow.spark.session import get_context
         from everflow.topology import describe as described
+        from everflow.waits import shown_by
 
         forms = {
             DescribeFormat.text: described.as_text,
             DescribeFormat.json: described.as_json,
             DescribeFormat.mermaid: described.as_mermaid,
         }
-        with own_status() as status:
-
-            def start_spark() -> object:
-                with status.waiting("starting Spark"):
-                    return get_context()
-
-            with status.waiting(f"loading {target}", after_s=LOAD_SILENT_S):
-                topology = load_topology(target, start_spark=start_spark)
+        with own_status() as status, shown_by(status.waiting), status.waiting(f"loading {target}", after_s=LOAD_SILENT_S):
+            topology = load_topology(target, start_spark=get_context)
         typer.echo(forms[form](topology).rstrip())
 
 
@@ -175,11 +170,16 @@ def broker(
     """Run a single-node Kafka broker for development; Ctrl-C stops it."""
     with _errors_for_people(debug):
         from everflow.cli.broker_topics import create_topics, parse_topics
+        from everflow.cli.cluster import own_status
         from everflow.testing.broker import EmbeddedBroker
+        from everflow.waits import shown_by
 
         topics = parse_topics(topic or [])
         ended = threading.Event()
-        with EmbeddedBroker(data_dir, port=port, progress=typer.echo) as server, owned() as signals:
+        with ExitStack() as stack:
+            with shown_by(own_status().waiting):
+                server = stack.enter_context(EmbeddedBroker(data_dir, port=port, progress=typer.echo))
+            signals = stack.enter_context(owned())
             create_topics(server.bootstrap_servers, topics, typer.echo)
             typer.echo(f"broker is up, bootstrap servers: {server.bootstrap_servers}")
             typer.echo(f"data: {server.data_folder}{'' if data_dir else ' (deleted at the end)'}; Ctrl-C stops it")

@@ -1,4 +1,4 @@
-"""``everflow run``: banner, state changes, progress, around `KafkaStreams.run`."""
+"""``everflow run``: a progress line around `KafkaStreams.run` and what the instance says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from everflow import KafkaStreams
 from everflow.cli.program import LOAD_SILENT_S, load_topology, place_of, put_current_folder_on_path
 from everflow.config import StreamsConfig
 from everflow.console.status import StatusLine
-from everflow.console.terminal import Progress, StateWait, banner
+from everflow.console.terminal import Progress, StateWait
 from everflow.console.watch import LagReader, input_topics
 from everflow.errors import EverflowError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
@@ -29,6 +29,7 @@ from everflow.spark.session import get_context
 from everflow.state.disk import require_usable
 from everflow.stop_signals import EXIT_BASE
 from everflow.topology.program import Topology
+from everflow.waits import shown_by, shown_elsewhere
 
 log = logging.getLogger("everflow")
 
@@ -63,21 +64,19 @@ def run_program(
     put_current_folder_on_path()  # an assignor may lie beside the program
     check_assignor(config.task_assignor_class)
     require_usable(Path(config.state_dir).expanduser())
-    with StatusLine(console, stamp=time_of_day) as status, lines_to(status.event, verbose=debug):
+    with StatusLine(console, stamp=time_of_day) as status, lines_to(status.line, verbose=debug):
 
         def start_spark() -> object:
             _ask_brokers(config, status)
-            with status.waiting("starting Spark"):
-                return get_context()
+            return get_context()
 
-        with status.waiting(f"loading {target}", after_s=LOAD_SILENT_S):
+        with shown_by(status.waiting), status.waiting(f"loading {target}", after_s=LOAD_SILENT_S):
             topology = load_topology(target, start_spark=start_spark)
-        status.say(banner(config, topology, place_of(target)).text())
         streams = KafkaStreams(topology, config)
-        streams.set_state_listener(lambda new, old: status.state(f"state {old.name} -> {new.name}"))
+        status.say(streams._introduction(place_of(target)))
         foreground = Foreground(streams, leave_group)
         try:
-            with watching(foreground, topology, status):
+            with shown_by(shown_elsewhere), watching(foreground, topology, status):  # by its line
                 foreground.run()
         finally:
             if foreground.log_file is not None:

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from everflow.runtime.client_state import STATE
+
 PLAIN_INTERVAL_S = 5.0
 _TICK_S = 1.0
 
@@ -91,6 +93,13 @@ class StatusLine:
     def say(self, text: str) -> None:
         """Print a lasting line (above the live one)."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def line(self, text: str) -> None:
+        """What an instance says (`everflow.logs.lines_to`): an `event`, or a `state`."""
+        if text.startswith(STATE):
+            self.state(text)
+        else:
+            self.event(text)
 
     def event(self, text: str) -> None:
         """`say` with the time before it."""

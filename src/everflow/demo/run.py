@@ -14,7 +14,7 @@ from rich.console import Console
 from everflow import KafkaStreams
 from everflow.config import StreamsConfig
 from everflow.console.status import StatusLine
-from everflow.console.terminal import Progress, banner
+from everflow.console.terminal import Progress
 from everflow.console.watch import LagReader, input_topics
 from everflow.demo import batch, data, elastic, report, results, topology
 from everflow.demo.feed import Feed, send_all
@@ -33,6 +33,7 @@ from everflow.stop_signals import owned
 from everflow.testing.broker import EmbeddedBroker
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
+from everflow.waits import shown_by
 
 APPLICATION_ID = "flights-demo"
 PARTITIONS = 4
@@ -65,6 +66,7 @@ def run_demo(
         stack.enter_context(owned())
         status = stack.enter_context(StatusLine(console))
         stack.enter_context(lines_to(status.say, verbose=debug))
+        stack.enter_context(shown_by(status.waiting))
         flights = data.load_flights(limit)
         broker = _broker(stack, status)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="everflow-demo-")))
@@ -73,12 +75,10 @@ def run_demo(
             send_all(records, broker.bootstrap_servers)
             status.say(f"{len(records):,} flights are in topic {topology.FLIGHTS_TOPIC} ({PARTITIONS} partitions)")
 
-        status.show("starting Spark")
         settings = _settings(broker.bootstrap_servers, guarantee, threads, folder / "state", instances)
         get_context()
         program = topology.build()
         config = StreamsConfig(**settings)
-        status.say(banner(config, program).text())
         started = time.monotonic()
         moves = None
         if instances == 1:
@@ -105,7 +105,6 @@ def run_demo(
 
 def _broker(stack: ExitStack, status: StatusLine) -> EmbeddedBroker:
     """A broker with the demo's topics; it ends with ``stack``."""
-    status.show("starting a Kafka broker")
     broker = stack.enter_context(EmbeddedBroker(progress=status.say))
     for topic in (topology.FLIGHTS_TOPIC, *topology.RESULT_TOPICS):
         broker.create_topic(topic, PARTITIONS)
@@ -129,7 +128,7 @@ def _settings(bootstrap_servers: str, guarantee: str, threads: int | None, state
 def _instance(config: StreamsConfig, program: Topology, status: StatusLine) -> Iterator[KafkaStreams]:
     """An instance, not started; closed at the end."""
     streams = KafkaStreams(program, config)
-    streams.set_state_listener(lambda new, old: status.say(f"state {old.name} -> {new.name}"))
+    status.say(streams._introduction())
     try:
         yield streams
     except BaseException:

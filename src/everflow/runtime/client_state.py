@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import enum
-import logging
 import threading
 from collections.abc import Callable, Mapping
 
 from everflow.errors import EverflowError, IllegalTransitionError
+from everflow.moves import moves
 from everflow.user_listener import ListenerGuard
 
-log = logging.getLogger("everflow")
+STATE = "state "
+"""How the line of a change begins."""
 
 
 #  CREATED ──start──► REBALANCING ◄──tasks──► RUNNING
@@ -84,7 +85,7 @@ class StateMachine:
             if state not in CLIENT_TRANSITIONS[old]:
                 raise IllegalTransitionError(f"An instance cannot go from {old.name} to {state.name}.")
             self._state = state
-            log.info("State %s -> %s", old.name, state.name)
+            moves.info("%s%s -> %s", STATE, old.name, state.name)
             self._changed.notify_all()
             listener = self.listener
             if listener is not None:

@@ -23,13 +23,14 @@ from everflow.foreign_names import Telling
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.client_settings import check_clients
 from everflow.kafka.producer import group_metadata
-from everflow.logs import LogFile
+from everflow.logs import LogFile, install
 from everflow.membership.member import Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked, Roles
 from everflow.membership.own_assignor import check_assignor
 from everflow.metrics import Metrics
 from everflow.moves import moves
 from everflow.records import TaskId, TopicPartition
 from everflow.retry import quietly, retrying
+from everflow.runtime.banner import banner
 from everflow.runtime.client_state import ENDED, STOPPING, ClientState, StateMachine
 from everflow.runtime.commit.commit_gate import CommitGate, GateBackend, GateBook, MemberMetadata
 from everflow.runtime.commit.deferred_offsets import DeferredOffsets
@@ -122,6 +123,7 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
         self._clock = clock or SystemClock()
         self._states = StateMachine()
         self._metrics = Metrics()
+        self._introduced = False
         self._book = GateBook()
         self._tracker = RestoreTracker(self._metrics)
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -170,6 +172,10 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
         Closed meanwhile it returns early, and interrupted (Ctrl-C) it raises KeyboardInterrupt: then the state is NOT_RUNNING.
         """
         self._require_created("the instance is started")
+        install()
+        if not self._introduced:
+            for line in self._introduction().splitlines():
+                moves.info("%s", line)
         self._begin_start()
         try:
             self._start()
@@ -213,6 +219,11 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
     def restoring(self) -> float | None:
         """Restored share (0 to 1) of the stores being restored; None when none is."""
         return self._tracker.fraction()
+
+    def _introduction(self, program: str = "") -> str:
+        """The banner, for who shows it before `start`, which would say it otherwise; ``program``: where it was loaded from."""
+        self._introduced = True
+        return banner(self.config, self._topology, program).text()
 
     # --- start -----------------------------------------------------------------------------------
 

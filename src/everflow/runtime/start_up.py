@@ -28,6 +28,7 @@ from everflow.topology.graph import SourceNode
 from everflow.topology.plan import emitting_every_update, plan
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import SubTopologies, cut, internal_topics
+from everflow.waits import waiting
 
 log = logging.getLogger("everflow")
 
@@ -193,10 +194,11 @@ def await_warm(threads: Sequence[threading.Event], stop: threading.Event) -> Non
     """Wait, a minute for each at most, until the stream threads have their Spark jobs and workers; an operator is told.
     StoppedError when ``stop`` is set."""
     moves.info("Preparing the Spark jobs and Python workers of %s", counted(len(threads), "stream thread"))
-    for warm in threads:
-        slices = int(WARM_UP_WAIT_S / LOOK_S)
-        while slices and not stop.is_set() and not warm.wait(LOOK_S):
-            slices -= 1
+    with waiting("preparing Spark jobs and Python workers"):
+        for warm in threads:
+            slices = int(WARM_UP_WAIT_S / LOOK_S)
+            while slices and not stop.is_set() and not warm.wait(LOOK_S):
+                slices -= 1
     if stop.is_set():
         raise StoppedError("stopped while stream threads were prepared")
     moves.info("Joining the group")

@@ -23,6 +23,7 @@ from everflow.sockets import remove_socket_folder, socket_folder
 from everflow.spark.foreign import adopt, differing, is_own, refuse_connect, require_local, wanted_settings
 from everflow.spark.jvm_launch import jvm_ends_with_failure
 from everflow.spark.later import real_one_starts, running_context, stand_in
+from everflow.waits import waiting
 
 log = logging.getLogger("everflow.spark")
 
@@ -107,7 +108,8 @@ def get_session() -> SparkSession:
     with _lock:
         context = get_context()
         if _own is None or _own[0] is not context:
-            _own = context, _own_session(_users())
+            with waiting("starting Spark SQL"):
+                _own = context, _own_session(_users())
         return _own[1]
 
 
@@ -132,7 +134,7 @@ def _start(slots: int, wanted: Mapping[str, str], stop: threading.Event | None =
     defaults = {"spark.master": f"local[{slots},1]", "spark.app.name": "everflow", **context_settings(_sockets())}
     settings = SparkConf().setAll(list({**defaults, **wanted}.items()))
     require_local(settings.get("spark.master") or "")
-    with real_one_starts(), jvm_ends_with_failure(stop), _interrupt_kept():
+    with waiting("starting Spark"), real_one_starts(), jvm_ends_with_failure(stop), _interrupt_kept():
         context = SparkContext(conf=settings)
         context.setLogLevel("ERROR")
         is_own(context)

@@ -31,8 +31,10 @@ from confluent_kafka.cimpl import NewTopic
 
 from everflow.errors import SetupError
 from everflow.jvm import find_java, resolve_jars
+from everflow.waits import waiting
 
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 180.0
+"""For machines that are slow or busy: it takes 3 s on a quick one, more than 60 s have been seen."""
 _STOP_TIMEOUT_S = 20.0
 _PORT_ATTEMPTS = 3
 _LOG_LINES_SHOWN = 25
@@ -146,7 +148,7 @@ class EmbeddedBroker:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="everflow-broker-"))
         self._folder.mkdir(parents=True, exist_ok=True)
-        with self._folder_locked() as lock:
+        with self._folder_locked() as lock, waiting("starting the Kafka broker"):
             self._start(class_path, lock)
         return self
 
@@ -343,7 +345,10 @@ class EmbeddedBroker:
                     if admin.list_topics(timeout=2.0).brokers:
                         return None
             pause.wait(0.05)
-        return f"was not ready within {_START_TIMEOUT_S:.0f} s"
+        return (
+            f"was not ready within {_START_TIMEOUT_S:.0f} s: the machine is too busy, or has too little memory "
+            f"(the broker's heap: {self._heap}); start it again when there is more of both"
+        )
 
     def _say(self, signal_name: str) -> None:
         if self._guard is not None and self._guard.stdin is not None and self._guard.poll() is None:

@@ -7,15 +7,14 @@ import pytest
 
 from everflow import serdes
 from everflow.console.terminal import (
-    Banner,
     Progress,
     Sample,
     StateWait,
     error_text,
     merge_settings,
     parse_settings,
-    topology_lines,
 )
+from everflow.runtime.banner import Banner, topology_lines
 from everflow.runtime.client_state import ClientState
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import EdgeType, SinkNode, SourceNode, StatefulNode

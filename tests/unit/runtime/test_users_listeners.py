@@ -16,6 +16,7 @@ from everflow.runtime.client_state import ClientState, StateMachine
 from everflow.runtime.restore.restore_listener import RestoreProgress
 from everflow.runtime.restore.restore_progress import RestoreTracker
 from everflow.runtime.restore.standby_listener import SuspendReason
+from everflow.topology.program import Topology
 from everflow.user_listener import ListenerGuard
 
 PROGRESS = RestoreProgress(TaskId(0, 1), "counts", TopicPartition("log", 1), 0, 10, 5, 5, 1.0)
@@ -92,7 +93,7 @@ def test_the_standby_update_listener_reaches_the_state_updater(tmp_path: Path, m
     monkeypatch.setattr(kafka_streams, "require_tasks", lambda blueprint: None)
     monkeypatch.setattr("everflow.spark.session.get_context", lambda *_: None)
     monkeypatch.setattr(kafka_streams, "scan_copies", enough)
-    topology: Any = SimpleNamespace()  # the Spark that a real one needs takes seconds to start
+    topology = Topology(())  # the Spark that a real one needs takes seconds to start
     streams = KafkaStreams(topology, application_id="app", bootstrap_servers="localhost:1", state_dir=str(tmp_path))
     listener = Listener()
     streams.set_standby_update_listener(listener)

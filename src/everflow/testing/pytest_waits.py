@@ -1,0 +1,37 @@
+"""A plugin of pytest shows what a test waits for.
+
+It is loaded wherever everflow is installed. The capture of a test's output would hide that Spark or a broker still starts.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from everflow.waits import shown_by, told
+
+
+def pytest_configure(config: Any) -> None:
+    """Show the waits of this run."""
+    shown = shown_by(lambda what: told(what, partial(_write, config)))
+    shown.__enter__()
+    config.add_cleanup(partial(shown.__exit__, None, None, None))
+
+
+def _write(config: Any, line: str) -> None:
+    """Above the report. The test's thread waits meanwhile: it writes nothing that would miss the capture."""
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    capture = config.pluginmanager.getplugin("capturemanager")
+    if reporter is None:  # a worker of pytest-xdist
+        return
+    if capture is None:
+        _report(reporter, line)
+        return
+    with capture.global_and_fixture_disabled():
+        _report(reporter, line)
+
+
+def _report(reporter: Any, line: str) -> None:
+    reporter.ensure_newline()
+    reporter.write_line(line)
+    reporter.flush()

@@ -1,0 +1,71 @@
+"""A wait that lasts is shown, by whoever owns the screen.
+
+    with waiting("starting Spark"):
+        ...
+
+In a program and in a notebook's cell that is a line of `everflow.moves` after ten seconds, and at growing intervals. A command has
+a live line, a test runner its report: they say how with `shown_by`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from everflow.logs import install
+from everflow.moves import moves
+
+FIRST_S = 10.0
+LONGEST_PAUSE_S = 60.0
+
+Shower = Callable[[str], AbstractContextManager[object]]
+"""Shows what is waited for while its block runs."""
+
+_showers: list[Shower] = []
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """While the block runs, whoever waits for ``what`` (``starting Spark``) is told, if it lasts. Any thread."""
+    show = _showers[-1] if _showers else told
+    with show(what):
+        yield
+
+
+@contextmanager
+def shown_by(show: Shower) -> Iterator[None]:
+    """While the block runs, all waits of this process are shown by ``show``, which may be called from any thread."""
+    _showers.append(show)
+    try:
+        yield
+    finally:
+        _showers.remove(show)
+
+
+def shown_elsewhere(_: str) -> AbstractContextManager[object]:
+    """For `shown_by`, where another line says what is waited for."""
+    return nullcontext()
+
+
+@contextmanager
+def told(what: str, say: Callable[[str], object] = moves.info, *, first_s: float = FIRST_S) -> Iterator[None]:
+    """Lines, from a thread of its own that has ended behind the block: ``starting Spark, 10 s so far``."""
+    install()
+    began, over = time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        pause_s = first_s
+        while not over.wait(pause_s):
+            elapsed_s = time.monotonic() - began
+            say(f"{what}, {elapsed_s:.0f} s so far")
+            pause_s = min(elapsed_s, LONGEST_PAUSE_S)
+
+    teller = threading.Thread(target=tell, name="everflow-waits", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+        teller.join()

@@ -1,0 +1,112 @@
+"""Who waits long is told for what: by a line in a program, by the owner of the screen elsewhere; a quick wait is silent."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from everflow import KafkaStreams
+from everflow.errors import ConfigError
+from everflow.testing import wait_until
+from everflow.topology.program import Topology
+from everflow.waits import shown_by, shown_elsewhere, told, waiting
+
+
+def test_a_long_wait_is_said_with_its_seconds_again_and_again_until_it_is_over() -> None:
+    said: list[str] = []
+    with told("starting Spark", said.append, first_s=0.02):
+        wait_until(lambda: len(said) >= 3, 20, "three lines")
+    assert set(said) == {"starting Spark, 0 s so far"}
+    assert not [thread for thread in threading.enumerate() if thread.name == "everflow-waits"], "nothing is said behind it"
+
+
+def test_a_quick_wait_says_nothing() -> None:
+    said: list[str] = []
+    with told("starting Spark", said.append, first_s=60):
+        pass
+    assert said == []
+
+
+def test_the_owner_of_the_screen_shows_all_waits_while_it_owns_it() -> None:
+    shown: list[str] = []
+
+    @contextmanager
+    def show(what: str) -> Iterator[None]:
+        shown.append(what)
+        yield
+        shown.append("over")
+
+    with shown_by(show):
+        with waiting("starting Spark"):
+            assert shown == ["starting Spark"]
+        with shown_by(shown_elsewhere), waiting("joining"):
+            pass
+    with waiting("not the owner's"):
+        pass
+    assert shown == ["starting Spark", "over"]
+
+
+PROGRAM = """
+from everflow import waits
+waits.told.__wrapped__.__kwdefaults__["first_s"] = 0.02
+import threading
+said, say = threading.Event(), waits.moves.info
+waits.told.__wrapped__.__defaults__ = (lambda line: (say(line), said.set()),)
+with waits.waiting("starting Spark"):
+    assert said.wait(30)
+"""
+
+
+def test_a_plain_program_reads_it_on_standard_error() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[0].endswith(" starting Spark, 0 s so far")
+
+
+TEST = """
+import threading
+from functools import partial
+from everflow.testing import pytest_waits
+from everflow.waits import told, waiting
+
+def test_waits(monkeypatch):
+    written, write = threading.Event(), pytest_waits._write
+    monkeypatch.setattr(pytest_waits, "told", partial(told, first_s=0.02))
+    monkeypatch.setattr(pytest_waits, "_write", lambda config, line: (write(config, line), written.set()))
+    with waiting("starting Spark"):
+        print("captured")
+        assert written.wait(30)
+    print("captured too")
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("-s",)])
+def test_under_pytest_it_is_read_while_the_output_is_captured(tmp_path: Path, options: tuple[str, ...]) -> None:
+    (tmp_path / "test_it.py").write_text(TEST)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "everflow.testing.pytest_waits", "-p", "no:cacheprovider", *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "starting Spark, 0 s so far\n" in done.stdout
+    assert ("captured" in done.stdout) == bool(options)
+
+
+def test_an_instance_introduces_itself_once_before_it_starts(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    caplog.set_level("INFO", "everflow")
+    settings = {"application.id": "shop", "bootstrap.servers": "b:1", "state.dir": str(tmp_path), "producer.linger.ms": "no number"}
+    for shown_before, times in ((False, 1), (True, 0)):
+        caplog.clear()
+        streams = KafkaStreams(Topology(()), settings)
+        if shown_before:
+            assert streams._introduction("shop.py").splitlines()[1] == "program      shop.py"
+        with pytest.raises(ConfigError, match="linger"):
+            streams.start()
+        lines = [record.getMessage() for record in caplog.records if record.name == "everflow.moves"]
+        assert sum(line.startswith("application  shop ") for line in lines) == times
+        assert sum(line == f"log          {tmp_path}/shop/logs/everflow.log" for line in lines) == times
+        states = [line for line in lines if line.startswith("state ") and "->" in line]
+        assert states == ["state CREATED -> REBALANCING", "state REBALANCING -> PENDING_ERROR", "state PENDING_ERROR -> ERROR"]
