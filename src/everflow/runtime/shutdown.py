@@ -95,6 +95,11 @@ class InstanceShutdown:
         self._cut_off = False
         """Workers were killed in the middle of a batch: a transaction may be open."""
 
+    @property
+    def state(self) -> ClientState:
+        """The state now."""
+        return self._states.state
+
     def _running_tasks(self) -> list[ActiveTask]:
         raise NotImplementedError
 
@@ -253,8 +258,12 @@ class InstanceShutdown:
                 continue
             now_ms = self._clock.monotonic_ms()
             since_ms = now_ms if since_ms is None else since_ms
-            if now_ms - since_ms >= HURRY_MS and self._kill_workers(thread):
-                self._cut_off = True
+            if now_ms - since_ms >= HURRY_MS:
+                thread.cut_off = True
+                if self._kill_workers(thread):
+                    self._cut_off = True
+                    why = "asked to stop now" if self._hurry.is_set() else "the brokers do not answer"
+                    moves.info("Stream thread %d: its batch is cut off (%s); its records are processed again", thread.number, why)
 
     def _kill_workers(self, thread: StreamThread) -> bool:
         pids = [pid for pid in self._book.take_pids(thread.number) if is_worker(pid)]

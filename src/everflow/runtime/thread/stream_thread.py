@@ -136,6 +136,8 @@ class StreamThread:
     """Monotonic start of the batch in flight, for the watchdog; None between batches."""
     recovering_since_ms: float | None = None
     """Monotonic time of the failure whose recovery still goes on: none of the tasks is processed; None otherwise."""
+    cut_off: bool = False
+    """The end of the instance has killed the workers of the batch in flight: its failure is no news."""
     trouble: Trouble | None = None
     """What keeps its tasks from getting on; None since the last progress."""
     settled_ms: int | None = None
@@ -430,6 +432,9 @@ class StreamThread:
         self._repeated = self._repeated.with_one(failure, self.clock.monotonic_ms())
         before = self.trouble or Trouble(self.clock.now_ms(), 0, "")
         self.trouble = Trouble(before.since_ms, before.count + 1, short(failure))
+        if self.cut_off:
+            log.info("Stream thread %d: its batch was cut off by the end of the instance (%s)", self.number, short(failure))
+            return
         slow = failure.kind == "timeout" and self._repeated.times(failure) == 1
         level = logging.INFO if slow else logging.WARNING  # a slow broker is worth a warning only when it stays slow
         if self._repeated.to_be_told(failure):

@@ -91,10 +91,10 @@ class EndOffsets:
             if self._check is not None and held:
                 self._check.require(held, now)
         except RetriableError as error:
-            if self._failing_since_ms is None:
+            # An instance that ends is refused by its own client: that says nothing of the brokers (a batch in flight was cut off).
+            if self._failing_since_ms is None and not self._stopping.is_set():
                 self._failing_since_ms = self._asked_ms
-                if not self._stopping.is_set():
-                    log.warning("The brokers do not tell the ends of the input: %s", error)
+                log.warning("The brokers do not tell the ends of the input: %s", error)
             return
         finally:
             self._asked_ms = None

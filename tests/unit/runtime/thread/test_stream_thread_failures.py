@@ -370,3 +370,18 @@ def test_a_program_that_no_worker_can_build_ends_the_thread_before_the_first_rec
     assert world.thread.join(10)
     assert [done for done in world.done if done.startswith("failed")] == ["failed a Spark Python worker cannot build the program"]
     assert world.thread.warm.is_set(), "whoever waits for the workers must not wait for ever"
+
+
+def test_a_batch_that_the_end_cut_off_is_no_failure_to_be_told(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    def killed(request: BatchRequest) -> BatchResult:
+        world.thread.cut_off = True
+        raise failed("worker", "A Python worker process died (no trace of why)")
+
+    caplog.set_level(logging.INFO)
+    world.behave = killed
+    world.give_task()
+    world.end = 10
+    for _ in range(2):
+        world.turn()
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+    assert "its batch was cut off by the end of the instance" in caplog.text

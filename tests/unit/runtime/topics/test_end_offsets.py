@@ -88,3 +88,28 @@ def test_the_error_reaches_the_stream_threads() -> None:
         if thread.name == "everflow-end-offsets":
             thread.join(10)
     assert isinstance(polled.ends.failure, FatalError)
+
+
+def test_an_instance_that_ends_is_refused_by_its_own_client_and_the_brokers_count_as_there() -> None:
+    """They counted as away then: after four seconds the batch in flight was cut off, though they would have taken its commit."""
+    polled, stopping = Polled(0, 12), threading.Event()
+
+    def read(asked: Sequence[TopicPartition]) -> Ends:
+        if stopping.is_set() or polled.away:
+            raise RetriableError("stopped while listing offsets, or away")
+        return dict.fromkeys(asked, 12)
+
+    ends = EndOffsets(read, polled.clock, 15, None, stopping)
+    ends.watch(0, [TP], threading.Event())
+    ends.poll_once()
+    stopping.set()
+    ends.poll_once()
+    polled.clock.advance(10_000)
+    assert ends.failing_ms() == 0
+    stopping.clear()
+    polled.away = True
+    ends.poll_once()
+    stopping.set()
+    polled.clock.advance(10_000)
+    ends.poll_once()
+    assert ends.failing_ms() == 10_000, "they were away before"
