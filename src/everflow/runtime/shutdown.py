@@ -22,6 +22,7 @@ from everflow.retry import StoppedError, quietly
 from everflow.runtime.client_state import ClientState, StateMachine
 from everflow.runtime.drain import DRAIN_SHARE, DRAIN_WITHOUT_BROKER_MS, drain_limit, drained_or_ended
 from everflow.runtime.thread.worker_processes import is_worker, kill_and_wait
+from everflow.runtime.unclosed import close_at_exit
 from everflow.runtime.wiring import Ground, close_stores
 
 if TYPE_CHECKING:
@@ -127,6 +128,11 @@ class InstanceShutdown:
         self._begin_close(timeout, leave_group)
         return self._states.wait_ended(timeout)
 
+    def _hurry_up(self, timeout_s: float) -> bool:
+        """Wait for an end that has begun: from now on it hands nothing over and cuts batches in flight off after a second."""
+        self._hurry.set()
+        return self._states.wait_ended(timeout_s)
+
     def _begin_close(self, timeout: float, leave_group: bool | None) -> None:
         """`close` without the waiting."""
         with self._closing:
@@ -143,6 +149,7 @@ class InstanceShutdown:
         with self._closing:
             if self._states.to(ClientState.REBALANCING):
                 self._start_over.clear()
+                close_at_exit(self)
 
     def _end_start(self, error: BaseException) -> BaseException | None:
         """A start did not go through: end what it has begun. What its caller is told: nothing where the instance was closed."""

@@ -1,0 +1,74 @@
+"""Closes what a program that ends has not closed.
+
+`atexit` comes too late, behind the end of all executors, whose submits then fail in the middle of a batch. So would a thread that
+waits for the main one. `threading._register_atexit`, by which `concurrent.futures` ends, calls in the opposite order of
+registration: before that. It is not public; where it is missing, nothing is closed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import thread as _executors  # noqa: F401  # registers its own end first
+from typing import Protocol
+
+from everflow.runtime.client_state import STOPPING, ClientState
+
+log = logging.getLogger("everflow")
+
+HURRIED_S = 10.0
+
+
+class Closable(Protocol):
+    """What a running instance is here."""
+
+    @property
+    def state(self) -> ClientState:
+        """The state now."""
+
+    def close(self) -> bool:
+        """End in order."""
+
+    def _hurry_up(self, timeout_s: float) -> bool:
+        """Wait for an end that has begun, and cut off what can be."""
+
+
+class _Unclosed:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._started: weakref.WeakSet[Closable] = weakref.WeakSet()
+        self._process = 0
+
+    def watch(self, instance: Closable) -> None:
+        with self._lock:
+            self._started.add(instance)
+            first, self._process = self._process != os.getpid(), os.getpid()
+        register: Callable[[Callable[[], None]], None] | None = getattr(threading, "_register_atexit", None)
+        if first and register is not None:
+            register(self._close)
+
+    def _close(self) -> None:
+        """On the main thread, which has nothing else to do any more."""
+        if os.getpid() != self._process:
+            return  # a fork's copy: the instance is its parent's
+        for instance in list(self._started):
+            if instance.state not in STOPPING:
+                log.warning(
+                    "The program ends and has not closed its instance: it is closed now "
+                    "(call close() or run(), or write `with KafkaStreams(...) as streams:`)"
+                )
+                try:
+                    instance.close()
+                except KeyboardInterrupt:
+                    instance._hurry_up(HURRIED_S)
+
+
+_unclosed = _Unclosed()
+
+
+def close_at_exit(instance: Closable) -> None:
+    """``instance``, started in this process, is closed when the program ends, unless its end has begun by then."""
+    _unclosed.watch(instance)
