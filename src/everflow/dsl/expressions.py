@@ -14,6 +14,7 @@ from everflow import serdes
 from everflow.dsl.functions import function_name, refuse_pyspark
 from everflow.errors import EverflowError, TopologyError
 from everflow.serdes import Serde
+from everflow.serdes.by_record import adopted, is_serde, no_serde
 from everflow.spark.expressions import analyse
 from everflow.topology.graph import ColumnExpr, EdgeType
 from everflow.topology.types import normal_type, same_type, type_text
@@ -80,11 +81,14 @@ def default_serde(type_: pa.DataType) -> Serde | None:
 
 
 def checked_serde(given: object, part: str, operator: str, where: str | None) -> Serde:
-    """``given`` if it is a serde, else TopologyError with the way to write one."""
-    if not all(hasattr(given, name) for name in ("encode_array", "decode_array", "type")) or isinstance(given, type):
-        text = f"serdes.json({given!r})" if isinstance(given, str) else "serdes.string(), serdes.json('a string, b double')"
-        raise TopologyError(f"{operator}: {part}={given!r} is not a serde; write for example {text}", where=where)
-    return given  # type: ignore[return-value]
+    """``given`` as a whole serde if it is one, else TopologyError with the way to write one."""
+    problem = no_serde(given, serdes.__all__)
+    if problem is not None:
+        raise TopologyError(f"{operator}: {part}={given!r} {problem}", where=where)
+    try:
+        return adopted(given)
+    except EverflowError as error:
+        raise TopologyError(f"{operator}: the type of {part}={given!r} is not one: {error}", where=where) from None
 
 
 def fitting_serde(
@@ -150,8 +154,8 @@ def result_type(returns: object, fn: Callable[..., Any], operator: str, where: s
             "returns='double', returns='carrier string, delay double' or a serde",
             where=where,
         )
-    if hasattr(returns, "decode_array") and not isinstance(returns, type):
-        return normal_type(returns.type)  # type: ignore[attr-defined]
+    if is_serde(returns):
+        return normal_type(checked_serde(returns, "returns", operator, where).type)
     try:
         return normal_type(serdes.arrow_type(returns))
     except EverflowError as error:
@@ -161,7 +165,7 @@ def result_type(returns: object, fn: Callable[..., Any], operator: str, where: s
 
 def result_serde(returns: object) -> Serde | None:
     """The serde itself where ``returns=`` gave one: it replaces the default of the type."""
-    return returns if hasattr(returns, "decode_array") and not isinstance(returns, type) else None  # type: ignore[return-value]
+    return adopted(returns) if is_serde(returns) else None
 
 
 def _required(serde: Serde | None, part: str, type_: pa.DataType, operator: str, where: str | None) -> Serde:

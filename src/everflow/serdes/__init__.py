@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from everflow.foreign_names import telling
 from everflow.serdes.base import Serde, SerdeError
+from everflow.serdes.by_record import adopted, no_serde
 from everflow.serdes.json_serde import JsonSerde
 from everflow.serdes.packed import PackedSerde
 from everflow.serdes.primitives import BytesSerde, DoubleSerde, IntegerSerde, StringSerde
@@ -84,7 +85,7 @@ def time_windowed(inner: Serde, size_ms: int) -> Serde:
 
     Arrow ``struct<key: K, start: int64, end: int64>`` (ms); the end is not in the bytes, hence ``size_ms``.
     """
-    _check_inner("time_windowed", inner)
+    inner = _inner("time_windowed", inner)
     if not isinstance(size_ms, int) or size_ms < 1:
         raise SerdeError(f"time_windowed takes the size of the windows in ms, e.g. 3_600_000; found {size_ms!r}")
     return TimeWindowedSerde(inner, size_ms)
@@ -95,13 +96,14 @@ def session_windowed(inner: Serde) -> Serde:
 
     Arrow ``struct<key: K, start: int64, end: int64>`` (ms).
     """
-    _check_inner("session_windowed", inner)
+    inner = _inner("session_windowed", inner)
     return SessionWindowedSerde(inner)
 
 
-def _check_inner(name: str, inner: object) -> None:
-    if isinstance(inner, type) or not hasattr(inner, "decode_array"):
+def _inner(name: str, inner: object) -> Serde:
+    if no_serde(inner, __all__) is not None:
         raise SerdeError(f"{name} takes the serde of the keys, e.g. serdes.string(); found {inner!r}")
+    return adopted(inner)
 
 
 def packed(schema: Any) -> Serde:

@@ -1,0 +1,106 @@
+"""`ByRecord` does the columns of a serde that takes one value at a time.
+
+And what is said of an object that is no serde is here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from everflow.serdes.base import Serde, SerdeError
+from everflow.serdes.fitting import column_of
+from everflow.serdes.schema import arrow_type
+
+NEEDED = ("type", "encode", "decode")
+_JAVA = ("serialize", "deserialize", "serializer", "deserializer")
+_EXAMPLE = "write for example serdes.string(), serdes.json('a string, b double')"
+
+
+@dataclass(frozen=True)
+class ByRecord:
+    """``own`` with ``encode`` and ``decode`` called for each row that is not null. What they raise is a SerdeError of that row."""
+
+    own: Any
+    type: pa.DataType
+
+    @property
+    def kind(self) -> str:
+        """No built-in one: nothing but ``own`` knows its bytes."""
+        return "by_record"
+
+    def __repr__(self) -> str:
+        return repr(self.own)
+
+    def encode(self, value: Any) -> bytes | None:
+        """Bytes of one value."""
+        return None if value is None else _each(self.own.encode, [value])[0]
+
+    def decode(self, data: bytes | None) -> Any:
+        """The value."""
+        return None if data is None else _each(self.own.decode, [data])[0]
+
+    def encode_array(self, values: pa.Array) -> pa.Array:
+        """Row by row."""
+        return pa.array(_each(self.own.encode, values.to_pylist()), pa.binary())
+
+    def decode_array(self, data: pa.Array) -> pa.Array:
+        """Row by row."""
+        decoded = _each(self.own.decode, data.to_pylist())
+        try:
+            return column_of(decoded, self.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            return pa.concat_arrays([self._row(value, index) for index, value in enumerate(decoded)])
+
+    def _row(self, value: Any, index: int) -> pa.Array:
+        try:
+            return column_of([value], self.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise SerdeError(f"decode gave {value!r:.200}, which does not fit {self.type}: {error}", index=index) from error
+
+
+def _each(one: Callable[[Any], Any], values: Collection[Any]) -> list[Any]:
+    done: list[Any] = []
+    try:
+        done.extend(None if value is None else one(value) for value in values)
+    except SerdeError as error:
+        raise SerdeError(str(error), index=len(done)) from error
+    except Exception as error:
+        raise SerdeError(f"{type(error).__name__}: {error}", index=len(done)) from error
+    return done
+
+
+def is_serde(given: object) -> bool:
+    """Whether ``given`` has what a serde needs at least."""
+    return not isinstance(given, type) and all(hasattr(given, name) for name in NEEDED)
+
+
+def adopted(given: Any) -> Serde:
+    """``given``, for which `is_serde` is true, as a whole serde. SerdeError for a ``type`` that is none."""
+    if hasattr(given, "encode_array") and hasattr(given, "decode_array"):
+        return given  # type: ignore[no-any-return]
+    return ByRecord(given, arrow_type(given.type))
+
+
+def no_serde(given: object, names: Collection[str]) -> str | None:
+    """What is wrong with ``given`` and how to write it; None for a serde. ``names``: of everflow's own makers of serdes."""
+    if is_serde(given):
+        return None
+    if isinstance(given, str):
+        text = f"serdes.{given}()" if given in names else f"serdes.json({given!r})"
+        return f"is not a serde; write for example {text}"
+    if inspect.isfunction(given) and given.__module__ == "everflow.serdes":
+        return f"is not a serde; write for example serdes.{given.__name__}()"
+    if not any(hasattr(given, name) for name in ("encode", "decode", *_JAVA)):
+        return f"is not a serde; {_EXAMPLE}"
+    if isinstance(given, type):
+        return f"is a class; give an object of it: {given.__name__}()"
+    lacks = [name for name in NEEDED if not hasattr(given, name)]
+    return (
+        f"is not a whole serde: it lacks {', '.join(lacks)}. It needs encode(value) -> bytes, decode(bytes) -> value and type, the "
+        "type of what decode gives: pyarrow's, or text such as 'string' or 'x bigint, y bigint' (then decode gives a dict)"
+    )

@@ -1,0 +1,102 @@
+"""A serde of the user's own: encode, decode and a type are enough; what is no serde is told how to be written."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from everflow import StreamsBuilder, TopologyError, serdes
+from everflow.serdes import SerdeError
+from everflow.serdes.by_record import adopted
+from everflow.testing import TopologyTestDriver
+
+
+@dataclass(frozen=True)
+class Point:
+    """As a Java user writes one."""
+
+    type = "x bigint, y bigint"
+
+    def encode(self, value: dict[str, int]) -> bytes:
+        return struct.pack(">qq", value["x"], value["y"])
+
+    def decode(self, data: bytes) -> dict[str, int]:
+        x, y = struct.unpack(">qq", data)
+        return {"x": x, "y": y}
+
+
+class NoType:
+    def encode(self, value: Any) -> bytes:
+        return b""
+
+
+class JavaOnes:
+    def serialize(self, value: Any) -> bytes:
+        return b""
+
+
+def test_values_and_columns_go_both_ways() -> None:
+    serde = adopted(Point())
+    column = pa.array([{"x": 1, "y": 2}, None, {"x": 3, "y": 4}], serde.type)
+    data = serde.encode_array(column)
+    assert data.type == pa.binary()
+    assert serde.decode_array(data).equals(column)
+    assert serde.decode_array(data[1:]).equals(column[1:])
+    assert serde.decode(serde.encode({"x": 5, "y": 6})) == {"x": 5, "y": 6}
+    assert (serde.encode(None), serde.decode(None)) == (None, None)
+    assert adopted(Point()) == serde
+    assert repr(serde) == "Point()"
+
+
+def test_an_error_names_its_row() -> None:
+    with pytest.raises(SerdeError, match="error: unpack requires a buffer of 16 bytes") as caught:
+        adopted(Point()).decode_array(pa.array([bytes(16), None, b"short", b"short"]))
+    assert caught.value.index == 2
+
+    class Wrong(Point):
+        def decode(self, data: bytes) -> Any:
+            return super().decode(data) if len(data) == 16 else "a text"
+
+    with pytest.raises(SerdeError, match="decode gave 'a text', which does not fit struct<") as caught:
+        adopted(Wrong()).decode_array(pa.array([bytes(16), b"short"]))
+    assert caught.value.index == 1
+
+
+@pytest.mark.spark
+def test_a_program_reads_and_writes_with_it() -> None:
+    builder = StreamsBuilder()
+    points = builder.stream("points", key=serdes.string(), value=Point())  # type: ignore[arg-type]
+    turned = points.map_values(lambda p: {"x": p["y"], "y": p["x"]}, returns=Point())
+    turned.group_by_key().reduce(lambda older, newer: newer, store="last").to_stream().to("turned")
+    with TopologyTestDriver(builder.build()) as driver:
+        driver.create_input_topic("points", serdes.string(), Point()).pipe_input("a", {"x": 1, "y": 2})  # type: ignore[arg-type]
+        assert driver.create_output_topic("turned", serdes.string(), serdes.bytes_()).read_value() == struct.pack(">qq", 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("string", r"key='string' is not a serde; write for example serdes\.string\(\)"),
+        ("a int", r"key='a int' is not a serde; write for example serdes\.json\('a int'\)"),
+        (serdes.long, r"is not a serde; write for example serdes\.long\(\)"),
+        (Point, r"is a class; give an object of it: Point\(\)"),
+        (NoType(), r"is not a whole serde: it lacks type, decode\. It needs encode\(value\) -> bytes, .* 'x bigint, y bigint'"),
+        (JavaOnes(), r"is not a whole serde: it lacks type, encode, decode\. It needs"),
+        (7, r"key=7 is not a serde; write for example serdes\.string\(\), serdes\.json"),
+    ],
+)
+def test_what_is_no_serde_is_told_how_to_be_one(given: Any, told: str) -> None:
+    with pytest.raises(TopologyError, match=told):
+        StreamsBuilder().stream("points", key=given)
+
+
+def test_a_type_that_is_none_is_told() -> None:
+    class Odd(Point):
+        type = "x bigint, y no"
+
+    with pytest.raises(TopologyError, match=r"stream: the type of value=.* is not one: "):
+        StreamsBuilder().stream("points", value=Odd())  # type: ignore[arg-type]
