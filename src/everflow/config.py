@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from everflow.errors import ConfigError
+from everflow.foreign_names import entry_of
 
 AT_LEAST_ONCE = "at_least_once"
 EXACTLY_ONCE_V2 = "exactly_once_v2"
@@ -495,6 +496,9 @@ def _unknown(given: str, known: list[str]) -> str:
     dotted = dotted_name(given)
     if dotted in FIXED_BY_EVERFLOW:
         return _fixed(dotted, dotted)
+    theirs = entry_of("StreamsConfig", dotted)
+    if theirs is not None:
+        return f"{dotted} is no setting here: {theirs}."
     near = difflib.get_close_matches(dotted, [dotted_name(name) for name in known], n=1, cutoff=0.5)
     hint = f"did you mean {near[0]} ({near[0].replace('.', '_')}=...)?" if near else "no known key is near."
     prefixes = "Client settings take a prefix: consumer., producer., admin., topic."

@@ -5,6 +5,8 @@ Every error carries a stable ``code`` (``EF-...``) and a message for people: wha
 
 from __future__ import annotations
 
+from everflow.location import place
+
 
 class EverflowError(Exception):
     """Base of all errors raised by everflow.
@@ -45,7 +47,7 @@ class TopologyError(EverflowError):
     code = "EF-TOPOLOGY"
 
     def __init__(self, message: str, *, where: str | None = None, code: str | None = None) -> None:
-        super().__init__(f"{message}\n  at {where}" if where else message, code=code)
+        super().__init__(f"{message}\n  at {place(where)}" if where else message, code=code)
         self.where = where
 
 

@@ -25,3 +25,11 @@ def user_line() -> str | None:
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return None
+
+
+def place(where: str) -> str:
+    """``file:line`` as its reader knows it: in a notebook ``Cell In[4]:7``, where Jupyter's kernel has a file of its own."""
+    file, _, line = where.rpartition(":")
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    named = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)(file)
+    return where if named is None else f"{' '.join(named)}:{line}"

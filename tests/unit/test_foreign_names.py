@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import everflow
-from everflow import KafkaStreams, SessionWindows, TimeWindows, TopologyError, agg, serdes
+from everflow import (
+    ConfigError,
+    KafkaStreams,
+    SessionWindows,
+    StreamsBuilder,
+    StreamsConfig,
+    TimeWindows,
+    TopologyError,
+    agg,
+    serdes,
+)
 from everflow.errors import UnknownImportError, UnknownNameError
 from everflow.foreign_names import FOREIGN_NAMES
 
@@ -91,3 +103,59 @@ def test_an_uncaught_error_reads_as_one_message_without_a_guess_of_pythons(tmp_p
         "TimeWindows has no gracePeriodMs: it is grace_ms here, for example TimeWindows.of_size('1 hour').grace_ms"
     )
     assert told[-1] == f"  at {program}:2"
+
+
+@pytest.mark.parametrize("key", FOREIGN_NAMES["StreamsConfig"])
+def test_a_setting_of_kafka_streams_that_is_none_here_says_what_to_do(key: str) -> None:
+    for written in (key, key.replace(".", "_")):
+        with pytest.raises(ConfigError, match=f"^{re.escape(key)} is no setting here: .*[^.]\\.$"):
+            StreamsConfig({"application.id": "a", "bootstrap.servers": "b:1", written: "1"})
+
+
+def test_a_keyword_that_is_a_class_elsewhere_says_what_that_is_here() -> None:
+    with pytest.raises(TopologyError, match="takes no timestamp_extractor=; timestamp extractors are not there yet: the time"):
+        _of(StreamsBuilder()).stream("orders", timestamp_extractor=print)
+
+
+def test_what_is_one_too_many_is_shown_as_it_is_given_here() -> None:
+    grouped = StreamsBuilder().stream("orders", key=serdes.string(), value=serdes.long()).group_by_key()
+
+    def added(key: str, value: int, total: int) -> int:
+        return total + value
+
+    told = r"the function \S+ is one too many: give it by name, as in grouped\.aggregate\(total=agg"
+    with pytest.raises(TopologyError, match=told):
+        _of(grouped).aggregate(lambda: 0, added)
+
+
+def test_a_name_that_nothing_is_near_to_is_not_answered_with_all_there_are() -> None:
+    with pytest.raises(UnknownImportError, match=r"everflow has no Duration: a duration is text, .*of_size\('5 minutes'\)"):
+        from everflow import Duration  # noqa: F401
+    with pytest.raises(UnknownNameError, match=r"everflow has no Qzxqzx; it has (\w+, ){11}\w+ and \d+ more"):
+        everflow.Qzxqzx  # noqa: B018
+
+
+def test_an_error_of_a_start_shows_the_programs_line_and_one_of_everflow(tmp_path: Path) -> None:
+    program = tmp_path / "orders.py"
+    program.write_text(
+        "from everflow import KafkaStreams\nfrom everflow.topology.program import Topology\n"
+        "streams = KafkaStreams(Topology(()), application_id='a', bootstrap_servers='b:1', state_dir='state',\n"
+        "    **{'producer.linger.ms': 'no number'})\nimport sys\ngetattr(streams, sys.argv[1])()\n"
+    )
+    for call in ("start", "run"):
+        done = subprocess.run([sys.executable, str(program), call], cwd=tmp_path, capture_output=True, text=True, check=False)
+        _, _, trace = done.stderr.partition("Traceback (most recent call last):\n")
+        files = [line for line in trace.splitlines() if line.startswith("  File ")]
+        assert (len(files), str(program) in files[0]) == (2, True), done.stderr
+        assert "\neverflow.errors.ConfigError: " in trace
+        assert "Traceback" not in trace, "no second one"
+
+
+def test_a_cell_is_called_as_jupyter_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"/programs/ipykernel_7/36.py": ("Cell", "In[4]")}
+    shell = SimpleNamespace(compile=SimpleNamespace(format_code_name=names.get))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    assert str(TopologyError("no", where="/programs/ipykernel_7/36.py:2")) == "no\n  at Cell In[4]:2"
+    assert str(TopologyError("no", where="/programs/a.py:2")) == "no\n  at /programs/a.py:2"
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
+    assert str(TopologyError("no", where="/programs/ipykernel_7/36.py:2")) == "no\n  at /programs/ipykernel_7/36.py:2"

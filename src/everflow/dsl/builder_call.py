@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.errors import TopologyError
+from everflow.foreign_names import entry_of
 from everflow.location import user_line
 
 OTHER_KEYWORDS = {
@@ -48,14 +49,19 @@ def builder_call(method: _Method) -> _Method:
         try:
             signature.bind(self, *args, **keywords)
         except TypeError:
-            raise TopologyError(_misfit(method.__name__, signature, args, keywords), where=user_line()) from None
+            said = _misfit(type(self).__name__, method.__name__, signature, args, keywords)
+            raise TopologyError(said, where=user_line()) from None
         with self.graph.undone_on_error():
             return method(self, *args, **keywords)
 
     return call  # type: ignore[return-value]
 
 
-def _misfit(name: str, signature: inspect.Signature, args: tuple[Any, ...], keywords: dict[str, Any]) -> str:
+def _shown(given: object) -> str:
+    return f"the function {given.__name__}" if inspect.isfunction(given) else f"{given!r:.100}"
+
+
+def _misfit(owner: str, name: str, signature: inspect.Signature, args: tuple[Any, ...], keywords: dict[str, Any]) -> str:
     """Why the arguments do not fit, and how to write them."""
     parameters = list(signature.parameters.values())[1:]
     by_place = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -64,12 +70,17 @@ def _misfit(name: str, signature: inspect.Signature, args: tuple[Any, ...], keyw
     for keyword in keywords:
         if keyword not in known:
             near = OTHER_KEYWORDS.get(keyword, "")
+            theirs = None if near in known else entry_of("everflow", keyword)
+            if theirs is not None:
+                return f"{name} takes no {keyword}=; {theirs}"
             close = [near] if near in known else difflib.get_close_matches(keyword, known, n=1)
             hint = f"did you mean {close[0]}=?" if close else f"it takes {_listed(by_place, by_name)}"
             return f"{name} takes no {keyword}=; {hint}"
     if len(args) > len(by_place):
         extra = args[len(by_place)]
-        return f"{name} takes {_listed(by_place, by_name)}; {extra!r:.100} is one too many: give it by name"
+        example = entry_of(owner, name)
+        like = f", as in {example.advice}" if example is not None and example.here == name else ""
+        return f"{name} takes {_listed(by_place, by_name)}; {_shown(extra)} is one too many: give it by name{like}"
     doubled = [keyword for keyword in keywords if keyword in by_place[: len(args)]]
     if doubled:
         return f"{name}: {doubled[0]} is given twice, by place and by name"

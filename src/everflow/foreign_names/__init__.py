@@ -21,6 +21,7 @@ from everflow.errors import UnknownImportError, UnknownNameError
 from everflow.foreign_names import kafka_streams, pyspark
 from everflow.foreign_names.entries import ForeignName, Names
 from everflow.location import user_line
+from everflow.moves import some
 
 KAFKA_STREAMS: Mapping[str, Names] = MappingProxyType(
     {
@@ -35,6 +36,7 @@ KAFKA_STREAMS: Mapping[str, Names] = MappingProxyType(
         "SessionWindows": kafka_streams.SESSION_WINDOWS,
         "Topology": kafka_streams.TOPOLOGY,
         "KafkaStreams": kafka_streams.KAFKA_STREAMS,
+        "StreamsConfig": kafka_streams.STREAMS_CONFIG,
         "TopologyTestDriver": kafka_streams.TOPOLOGY_TEST_DRIVER,
         "InputTopic": kafka_streams.INPUT_TOPIC,
         "OutputTopic": kafka_streams.OUTPUT_TOPIC,
@@ -71,7 +73,7 @@ FOREIGN_NAMES: Mapping[str, Names] = MappingProxyType(
 
 def explain(owner: str, name: str, known: Iterable[str]) -> str:
     """What to say of ``name`` to whoever looks for it on ``owner``, which has the names ``known``."""
-    entry = _entry(FOREIGN_NAMES.get(owner, {}), name)
+    entry = entry_of(owner, name)
     if entry is not None:
         return f"{owner} has no {name}: {entry}"
     public = [other for other in known if not other.startswith("_")]
@@ -80,7 +82,7 @@ def explain(owner: str, name: str, known: Iterable[str]) -> str:
         return f"{owner} has no {name}: it is {here} here"
     spelled = {_plain(other): other for other in public}
     near = difflib.get_close_matches(_plain(name), spelled, n=1, cutoff=0.6)
-    hint = f"did you mean {spelled[near[0]]}?" if near else f"it has {', '.join(sorted(public))}"
+    hint = f"did you mean {spelled[near[0]]}?" if near else f"it has {some(sorted(public), 12)}"
     return f"{owner} has no {name}; {hint}"
 
 
@@ -89,15 +91,16 @@ def spelled_here(name: str, known: Iterable[str]) -> str | None:
     return next((other for other in known if _plain(other) == _plain(name)), None)
 
 
-def _entry(names: Names, name: str) -> ForeignName | None:
-    """The entry as it is written, or in snake_case or other capitals."""
+def entry_of(owner: str, name: str) -> ForeignName | None:
+    """What ``name`` of another API is on ``owner``: the entry as it is written, or in snake_case or other capitals."""
+    names = FOREIGN_NAMES.get(owner, {})
     if name in names:
         return names[name]
     return next((entry for other, entry in names.items() if _plain(other) == _plain(name)), None)
 
 
 def _plain(name: str) -> str:
-    return name.replace("_", "").lower()
+    return name.replace("_", "").replace(".", "").lower()
 
 
 def _unknown(owner: str, name: str, known: Iterable[str]) -> AttributeError:

@@ -267,7 +267,7 @@ SERDES: Names = {
     "UUID": is_called("string", "serdes.string()"),
     "Void": is_called("bytes_", "serdes.bytes_()"),
     "ListSerde": is_called("json", "serdes.json('array<string>')"),
-    "serdeFrom": not_there("a serde of your own is an object with type, encode, decode, encode_array and decode_array"),
+    "serdeFrom": not_there("a serde of your own is an object with type (as 'string' or 'x bigint, y bigint'), encode and decode"),
     "timeWindowedSerdeFrom": is_called("time_windowed", "serdes.time_windowed(serdes.string(), size_ms=3_600_000)"),
     "sessionWindowedSerdeFrom": is_called("session_windowed", "serdes.session_windowed(serdes.string())"),
 }
@@ -348,6 +348,7 @@ EVERFLOW: Names = {
     "StateQueryRequest": is_called("KafkaStreams", "streams.store('orders-per-key').get('a')"),
     "StreamsUncaughtExceptionHandler": KAFKA_STREAMS["setUncaughtExceptionHandler"],
     "StateRestoreListener": is_called("RestoreListener", "streams.set_global_state_restore_listener(mine)"),
+    "Duration": not_there("a duration is text, ms or a timedelta: TimeWindows.of_size('5 minutes')"),
     "Properties": not_there(
         "settings are keywords, KafkaStreams(topology, application_id='orders', num_stream_threads=2), or a dict: "
         "KafkaStreams(topology, {'application.id': 'orders', 'num.stream.threads': 2})"
@@ -358,3 +359,82 @@ EVERFLOW: Names = {
     "EmbeddedBroker": not_there("it is in everflow.testing: from everflow.testing import EmbeddedBroker"),
     "BranchedKStream": not_there("it is what stream.split() returns"),
 }
+
+_SERDE_SETTINGS = not_there(
+    "there are no default serdes: each source and sink names its own, builder.stream('orders', key=serdes.string(), "
+    "value=serdes.long()); what an operator makes is written by the serde of its type"
+)
+_EXTRACTORS = EVERFLOW["TimestampExtractor"]
+_CLIENTS = not_there("it is a client's, and takes that client's prefix, as in consumer.receive.buffer.bytes")
+_METRICS = not_there("metrics have no settings: streams.metrics() has them all, by the names in everflow.metrics")
+_HANDLERS = not_there("it is the old name of the handler without default.: deserialization.exception.handler")
+_STORES = not_there("stores are LMDB and cannot be exchanged; there is nothing to tune")
+
+STREAMS_CONFIG: Names = {
+    **dict.fromkeys(
+        [
+            "default.key.serde",
+            "default.value.serde",
+            "default.list.key.serde.inner",
+            "default.list.key.serde.type",
+            "default.list.value.serde.inner",
+            "default.list.value.serde.type",
+        ],
+        _SERDE_SETTINGS,
+    ),
+    **dict.fromkeys(
+        ["window.size.ms", "windowed.inner.class.serde", "default.windowed.key.serde.inner", "default.windowed.value.serde.inner"],
+        not_there("a windowed serde is told both: serdes.time_windowed(serdes.string(), size_ms=3_600_000)"),
+    ),
+    "default.timestamp.extractor": _EXTRACTORS,
+    "default.deserialization.exception.handler": _HANDLERS,
+    "default.production.exception.handler": not_there(
+        "it is the old name of production.exception.handler"
+    ),
+    "processing.exception.handler.global.enabled": not_there("global tables, which it is about, are not there yet"),
+    **dict.fromkeys(["cache.max.bytes.buffering", "buffered.records.per.partition"], not_there(
+        "records are not buffered one by one: what a micro-batch reads is bounded by max.batch.records, max.batch.bytes and "
+        "max.batch.ms"
+    )),
+    "poll.ms": not_there("how often an idle instance looks for records is poll.interval.ms"),
+    "max.poll.records": not_there("what a micro-batch reads is bounded by max.batch.records"),
+    **dict.fromkeys(
+        ["rocksdb.config.setter", "default.dsl.store", "dsl.store.suppliers.class", "allow.os.group.write.access"], _STORES
+    ),
+    "default.client.supplier": not_there(
+        "clients cannot be exchanged; settings of theirs take a prefix, as in producer.linger.ms"
+    ),
+    "processor.wrapper.class": _PROCESSORS,
+    "partition.grouper": not_there("partitions of equal number make a task; who gets it is task.assignor.class"),
+    "upgrade.from": not_there("members agree on the older form of their data by themselves: roll a new version out without it"),
+    "retries": not_there("what may pass is tried again for task.timeout.ms"),
+    "state.cleanup.dir.max.age.ms": not_there("the state of tasks that are elsewhere goes after state.cleanup.delay.ms"),
+    "log.summary.interval.ms": not_there("there is no summary in the log: streams.metrics() and the progress line of everflow run"),
+    **dict.fromkeys(
+        [
+            "metric.reporters",
+            "metrics.num.samples",
+            "metrics.recording.level",
+            "metrics.sample.window.ms",
+            "built.in.metrics.version",
+            "auto.include.jmx.reporter",
+            "enable.metrics.push",
+        ],
+        _METRICS,
+    ),
+    "config.providers": not_there("settings are Python values: read secrets with Python, password=os.environ['PASSWORD']"),
+    **dict.fromkeys(
+        [
+            "connections.max.idle.ms",
+            "metadata.max.age.ms",
+            "metadata.recovery.strategy",
+            "metadata.recovery.rebootstrap.trigger.ms",
+            "receive.buffer.bytes",
+            "send.buffer.bytes",
+            "reconnect.backoff.ms",
+            "reconnect.backoff.max.ms",
+        ],
+        _CLIENTS,
+    ),
+}
+"""Settings of Kafka Streams that are none here."""

@@ -182,6 +182,9 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
             self._joined = True
         except BaseException as error:
             failure = self._end_start(error)
+            if isinstance(failure, EverflowError):
+                log.debug("The start failed", exc_info=error)
+                raise failure.with_traceback(None) from None  # for people: the frames of everflow are in the log
             if failure is error:
                 raise
             if failure is not None:
@@ -194,7 +197,10 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
         moment, the start included. A second signal ends the draining and the batches in flight. Each is told in a line, and the
         call returns (docs/STOPPING.md). Raises what stopped the instance otherwise. On another thread than the main one it hears
         no signals."""
-        Foreground(self, leave_group).run()
+        try:
+            Foreground(self, leave_group).run()
+        except EverflowError as error:
+            raise error.with_traceback(None) from None
 
     def all_tasks(self) -> dict[TaskId, TaskStatus]:
         """Every task on this instance: its role, state, how far behind it is. For operators and views."""

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
-from everflow.location import is_everflow
+from everflow.location import is_everflow, place
 from everflow.runtime.commit.batch import CodeLine
 from everflow.travel.own_code import INSTALLED_FOLDERS
 
@@ -46,7 +46,7 @@ def shown(line: CodeLine) -> str:
     """``file:line in function: text of that line``."""
     text = linecache.getline(line.file, line.line).strip()
     cut = text if len(text) <= _TEXT_WIDTH else f"{text[:_TEXT_WIDTH]}..."
-    return f"{line.file}:{line.line} in {line.function}" + (f": {cut}" if cut else "")
+    return place(f"{line.file}:{line.line}") + f" in {line.function}" + (f": {cut}" if cut else "")
 
 
 def _innermost(frames: Iterable[CodeLine]) -> CodeLine | None:

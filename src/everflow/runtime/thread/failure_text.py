@@ -12,6 +12,7 @@ from everflow.errors import (
     StateDiskError,
     WorkerDiedError,
 )
+from everflow.location import place
 from everflow.runtime.commit.batch import BatchFailure
 from everflow.runtime.step.user_line import shown
 
@@ -39,7 +40,7 @@ def places(failure: BatchFailure) -> tuple[str, ...]:
         found.append(f"at {shown(failure.line)}")
     others = [where for where in failure.where if failure.line is None or where != f"{failure.line.file}:{failure.line.line}"]
     if others:
-        found.append(f"{'operator' if len(others) == 1 else 'one of the operators'} added at {', '.join(others)}")
+        found.append(f"{'operator' if len(others) == 1 else 'one of the operators'} added at {', '.join(map(place, others))}")
     return tuple(found)
 
 
@@ -49,7 +50,8 @@ def short(failure: BatchFailure) -> str:
     record = failure.record
     named = "" if record is None else f" (record {record.topic}-{record.partition}@{record.offset})"
     line = failure.line
-    at = f" at {line.file}:{line.line}" if line is not None else f" at {failure.where[0]}" if len(failure.where) == 1 else ""
+    where = f"{line.file}:{line.line}" if line is not None else failure.where[0] if len(failure.where) == 1 else ""
+    at = f" at {place(where)}" if where else ""
     return f"{first}{named}{at}"
 
 
