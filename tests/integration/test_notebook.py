@@ -8,10 +8,10 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(1200)]
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
-CELL_S = 250
+CELL_S = 400
 OF_THE_JVM = ("java.", "scala.", "Traceback", "WARN ", "ERROR ", "Py4J")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from everflow import metrics as names
 from everflow.records import TaskId
-from everflow.runtime.client_state import ClientState
+from everflow.runtime.client_state import ENDED, ClientState
 from everflow.runtime.task_status import TaskStatus
 from everflow.runtime.task_words import progress, role_of, summary, trouble
 
@@ -46,13 +46,13 @@ class InstanceDisplay:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        parts = [f"state {self.state.name}", summary(self.all_tasks()), self._lag()]
+        parts = [f"state {self.state.name}", *([] if self.state in ENDED else [summary(self.all_tasks()), self._lag()])]
         if self.error is not None:
             parts.append(f"error [{self.error.code}] {_first_line(self.error)}")
         return f"KafkaStreams({self.config.application_id}: {', '.join(filter(None, parts))})"
 
     def _repr_html_(self) -> str:
-        tasks = self.all_tasks()
+        tasks = {} if self.state in ENDED else self.all_tasks()
         lines = [
             f"<b>{escape(self.config.application_id)}</b> &nbsp; {self.state.name}",
             escape(" · ".join(filter(None, [*self._flow(), summary(tasks)]))),
@@ -69,7 +69,7 @@ class InstanceDisplay:
         found = [f"{records:,.0f} records processed"]
         if before is not None and now - before[0] >= 0.1:
             found.append(f"{(records - before[1]) / (now - before[0]):,.0f} records/s since the last look")
-        return [*found, self._lag()]
+        return found if self.state in ENDED else [*found, self._lag()]
 
     def _lag(self) -> str:
         lag = self._number(names.LAG)

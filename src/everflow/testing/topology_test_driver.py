@@ -126,8 +126,9 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         without a time get ``start_ms`` and then ``advance_ms`` more each."""
         where = user_line()
         if topic not in self._offsets:
-            reads = ", ".join(sorted(self._offsets))
-            raise TopologyError(f"the topology does not read topic {topic!r}; it reads {reads}", where=where)
+            near = difflib.get_close_matches(topic, self._offsets, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it reads {', '.join(sorted(self._offsets))}"
+            raise TopologyError(f"the topology does not read topic {topic!r}; {hint}", where=where)
         created = InputTopic(self._pipe, topic, _serdes("create_input_topic", key, value, where), start_ms, advance_ms)
         self._inputs.append(created)
         return created

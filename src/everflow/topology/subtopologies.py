@@ -179,7 +179,7 @@ def _check_sources_exist(subs: SubTopologies, partition_counts: Mapping[str, int
             if missing:
                 raise TopologyError(
                     f"source topic {', '.join(missing)} does not exist; create it before the application starts, e.g.\n"
-                    f"  kafka-topics.sh --create --topic {missing[0]} --partitions 4 --bootstrap-server ...",
+                    f"  everflow topic create {missing[0]}:4 --bootstrap-servers ...",
                     where=node.where,
                     code="EF-SOURCE-TOPIC",
                 )

@@ -89,7 +89,7 @@ def test_missing_output_topic(run: Run, cluster: Cluster) -> None:
     result = run(f"builder.stream('{source}').to('{output}')")
     assert result.exit_code == USAGE
     assert f"output topic {output} does not exist" in result.output
-    assert f"kafka-topics --create --topic {output} --partitions 3" in result.output
+    assert f"everflow topic create {output}:3 --bootstrap-servers" in result.output
     assert f"program_{cluster.prefix}.py:3" in result.output
     assert set(cluster.topics()) == {source}
 

@@ -137,6 +137,8 @@ def test_a_lag_is_unknown_until_every_active_task_knows_its_own() -> None:
     assert streams.metrics()["records-lag"] == 1234
     streams.tasks = {}
     assert repr(streams) == "KafkaStreams(shop: state CREATED, lag unknown)", "its tasks have not come yet"
+    streams.close()
+    assert repr(streams) == "KafkaStreams(shop: state NOT_RUNNING)", "it has none any more"
 
 
 def test_with_closes_and_raises_what_stopped_the_instance() -> None:

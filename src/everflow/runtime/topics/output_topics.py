@@ -29,7 +29,7 @@ def missing_outputs(
     if not missing or creates_topics is not False:
         return None
     commands = "\n".join(
-        f"  kafka-topics --create --topic {name} --partitions {partitions} --bootstrap-server ..." for name in sorted(missing)
+        f"  everflow topic create {name}:{partitions} --bootstrap-servers ..." for name in sorted(missing)
     )
     outputs = sorted(missing.keys() - {dead_letter_topic})
     named = [f"output topic {', '.join(outputs)}"] if outputs else []

@@ -24,7 +24,7 @@ def test_a_missing_one_is_named_with_the_command_that_creates_it() -> None:
     error = missing_outputs({"nope": "program.py:3"}, False, 6)
     assert isinstance(error, TopologyError)
     assert "output topic nope does not exist" in str(error)
-    assert "kafka-topics --create --topic nope --partitions 6" in str(error)
+    assert "everflow topic create nope:6 --bootstrap-servers" in str(error)
     assert error.where == "program.py:3"
 
 
@@ -32,7 +32,7 @@ def test_a_missing_dead_letter_topic_is_called_one() -> None:
     alone = str(missing_outputs({"letters": None}, False, 6, "letters"))
     assert alone.startswith("dead-letter topic letters (errors.dead.letter.queue.topic.name) does not exist")
     assert "output topic" not in alone
-    assert "kafka-topics --create --topic letters" in alone
+    assert "everflow topic create letters:" in alone
     both = missing_outputs({"letters": None, "nope": "program.py:3"}, False, 6, "letters")
     assert both is not None
     assert str(both).startswith("output topic nope and dead-letter topic letters (errors.dead.letter.queue.topic.name) do not")
