@@ -23,6 +23,13 @@ class EverflowError(Exception):
             self.code = code
 
 
+def without_history(error: EverflowError) -> EverflowError:
+    """``error`` without traceback, cause and context: how the runtime came to know (py4j, Spark, its threads) is for its log, and
+    whoever raises it sees only what it says."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
+
+
 # --- wrong before anything runs: the user mends the program or the set-up -----------------------------------
 
 
@@ -171,6 +178,14 @@ class WorkerDiedError(FatalError):
     names; for lack of memory, give the machine more or set a smaller ``max.batch.bytes``."""
 
     code = "EF-WORKER-DIED"
+
+
+class BatchTimeoutError(FatalError):
+    """A micro-batch did not end within ``max.poll.interval.ms``, and did not with one record of each input either. Cure: see the
+    line that was running: a loop without end, or a call without a time-out; where such a record just takes that long, raise
+    ``max.poll.interval.ms``."""
+
+    code = "EF-BATCH-TIMEOUT"
 
 
 class RepeatedFailureError(FatalError):

@@ -18,7 +18,7 @@ from typing import Any
 from everflow import metrics as names
 from everflow.clock import Clock, Deadline, SystemClock
 from everflow.config import StreamsConfig
-from everflow.errors import EverflowError
+from everflow.errors import EverflowError, without_history
 from everflow.foreign_names import Telling
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.client_settings import check_clients
@@ -492,7 +492,8 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
         if self.state in STOPPING:
             return
         self._metrics.add(names.FAILED_STREAM_THREADS, 1)
-        self.error = self.error or error
+        log.debug("How the error that stops the instance came about", exc_info=error)
+        self.error = self.error or without_history(error)
         log.log(logging.INFO if self._told_by_caller else logging.ERROR, "The instance stops: [%s] %s", error.code, error)
         self._begin_shutdown(ClientState.PENDING_ERROR)
 

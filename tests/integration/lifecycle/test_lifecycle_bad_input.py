@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 from everflow import StreamsBuilder, serdes
 from everflow.cli.app import app as everflow_command
 from everflow.errors import (
+    BatchTimeoutError,
     ColumnError,
     RecordError,
     RecordTimeError,
@@ -292,6 +293,30 @@ def test_a_record_on_which_the_process_dies_is_found_and_named(
     assert "the same failure again, nothing has changed" in caplog.text
     assert "\tat " not in caplog.text
     assert [record.value for record in cluster.read(output)] == [str(number).encode() for number in range(20)]
+
+
+def loops(value: str) -> str:
+    while value == "loop":
+        pass
+    return value
+
+
+def test_a_loop_without_end_is_told_with_its_line_and_record(app: Application, cluster: Cluster) -> None:
+    """Its workers are ended, and say before where they were; that they died is not why."""
+    source, output = cluster.topic("in", 1), cluster.topic("out", 1)
+    cluster.write(source, [text("k", "loop" if number == 3 else str(number)) for number in range(6)])
+    builder = StreamsBuilder()
+    builder.stream(source, key=serdes.string(), value=serdes.string()).map_values(loops, returns="string").to(output)
+    streams = app.instance(builder.build(), max_poll_interval_ms=4_000)
+    streams.start()
+    error = until_failed(streams, TENS_OF_SECONDS)
+    assert isinstance(error, BatchTimeoutError)
+    told = str(error).splitlines()
+    assert told[0] == f"A batch has not ended within 4 s (max.poll.interval.ms) (2 times in a row, on {source}-0@3)"
+    assert f"{__file__}:" in told[1]
+    assert " in loops: " in told[1]
+    assert (error.__cause__, error.__context__) == (None, None), "whoever raises it sees what it says, not how it was found out"
+    assert [record.value for record in cluster.read(output)] == [b"0", b"1", b"2"]
 
 
 @pytest.mark.parametrize("resident", [10_000_000, 0], ids=["resident", "spark-job"])

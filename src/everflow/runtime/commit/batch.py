@@ -197,6 +197,7 @@ class BatchFailure:
         "undecodable": "the bytes of a record are not what the source's serde reads",
         "column": "a Column cannot be computed for some record",
         "worker": "a Python worker died, or had no memory",
+        "hang": "the batch did not end within max.poll.interval.ms, so its workers were ended",
         "migrated": "fenced, or unknown to the group",
         "generation": "the group's generation moved on",
         "data-loss": "a range is no longer, or not yet, in the log",

@@ -11,8 +11,8 @@ from everflow.clock import Clock
 from everflow.records import TaskId
 from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.thread.repeated_failures import Trouble
-from everflow.runtime.thread.stream_thread import StreamThread
-from everflow.runtime.thread.worker_processes import kill_and_wait
+from everflow.runtime.thread.stream_thread import Hung, StreamThread
+from everflow.runtime.thread.worker_processes import trace_and_kill
 
 log = logging.getLogger("everflow")
 
@@ -29,7 +29,8 @@ def end_hanging(threads: Iterable[StreamThread], book: GateBook, limit_ms: float
             pids = book.take_pids(thread.number)
             if pids:
                 log.warning("Stream thread %d: a batch hangs, ending its workers %s", thread.number, list(pids))
-                kill_and_wait(pids, clock)
+                thread.hung = Hung(since, limit_ms)
+                trace_and_kill(pids, clock)
 
 
 def any_stalled(threads: Iterable[StreamThread], clock: Clock) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from everflow.errors import (
+    BatchTimeoutError,
     ColumnError,
     FatalError,
     RecordError,
@@ -26,6 +27,8 @@ _CURES = {
     f"before, and {_GOES_ON}.",
     "worker": "A function that crashes the interpreter (native code, os._exit) or needs more memory than there is ends it. "
     f"{_NOTHING_WRITTEN}. Correct the function, or lower max.batch.bytes, and {_GOES_ON}.",
+    "hang": "Where the function loops without end or waits for another service, correct it, or give the call a time-out; where "
+    f"such records just take long, raise max.poll.interval.ms. {_NOTHING_WRITTEN}; {_GOES_ON}.",
     "too-large": "Raise max.batch.bytes.",
     "other": f"{_NOTHING_WRITTEN}; the whole stack is in the log at level DEBUG.",
 }
@@ -79,7 +82,7 @@ def ending(failure: BatchFailure, times: int, records: str) -> FatalError:
             f"Nothing is lost: start the instance again. The cause as seen here: {failure.error}"
         )
     text = "\n  ".join([f"{failure.error} ({times} times in a row{f', on {records}' if records else ''})", *about])
-    kinds: dict[str, type[FatalError]] = {"column": ColumnError, "worker": WorkerDiedError}
+    kinds: dict[str, type[FatalError]] = {"column": ColumnError, "worker": WorkerDiedError, "hang": BatchTimeoutError}
     return kinds.get(failure.kind, RepeatedFailureError)(text)
 
 

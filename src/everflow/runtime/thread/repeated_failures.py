@@ -19,6 +19,8 @@ ENDS_AFTER_MS = 2_000.0
 
 _PASSING = frozenset({"migrated", "generation", "data-loss", "timeout", "retriable"})
 _AT_ONCE = frozenset({"record", "undecodable", "fatal", "spark-gone"})
+_SMALLER = frozenset({"worker", "too-large", "hang"})
+"""What fewer records may not meet."""
 _ADDRESSES = re.compile(r"0x[0-9a-f]+|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\d+", re.IGNORECASE)
 
 Sameness = tuple[object, ...]
@@ -30,8 +32,10 @@ def may_pass(failure: BatchFailure) -> bool:
 
 
 def sameness(failure: BatchFailure) -> Sameness:
-    """Equal for failures of one cause: kind, place and text, whatever offsets, ids, ports, pids and times it names."""
-    return (failure.kind, failure.record, failure.line, failure.where, _ADDRESSES.sub("#", failure.error))
+    """Equal for failures of one cause: kind, place and text, whatever offsets, ids, ports, pids and times it names. A loop is met
+    at any of its lines."""
+    line = None if failure.kind == "hang" else failure.line
+    return (failure.kind, failure.record, line, failure.where, _ADDRESSES.sub("#", failure.error))
 
 
 @dataclass(frozen=True)
@@ -63,11 +67,13 @@ class RepeatedFailures:
 
     def in_vain(self, failure: BatchFailure, now_ms: float, smallest: bool) -> bool:
         """Whether to give up after ``failure``, which has been counted. ``smallest``: the batch cannot have fewer records; until
-        then a worker's death is no reason to."""
+        then a worker's death is no reason to. A batch that hangs has waited long enough after the second time."""
         if failure.kind in _AT_ONCE:
             return True
-        if may_pass(failure) or self.began_ms is None or (failure.kind in ("worker", "too-large") and not smallest):
+        if may_pass(failure) or self.began_ms is None or (failure.kind in _SMALLER and not smallest):
             return False
+        if failure.kind == "hang":
+            return self.times(failure) >= TOLD_AFTER
         return self.times(failure) >= ENDS_AFTER and now_ms - self.began_ms >= ENDS_AFTER_MS
 
     def to_be_told(self, failure: BatchFailure) -> bool:

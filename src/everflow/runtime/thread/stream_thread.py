@@ -9,7 +9,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from everflow import metrics as names
@@ -119,6 +119,19 @@ class _Planned:
         return ", ".join(f"{tp}@{r.start}" for tp, r in sorted(self.ranges.items()) if r.end > r.start)
 
 
+@dataclass(frozen=True)
+class Hung:
+    """A batch that did not end in time: when it began (monotonic), and how long it might take; ms."""
+
+    since_ms: float
+    limit_ms: float
+
+    def told_of(self, failure: BatchFailure) -> BatchFailure:
+        """How the batch failed, in place of how its workers died."""
+        text = f"A batch has not ended within {self.limit_ms / 1000:g} s (max.poll.interval.ms)"
+        return replace(failure, kind="hang", error=text)
+
+
 @dataclass
 class StreamThread:
     """See the module. ``number`` counts from 0 and is part of the transactional id (D6)."""
@@ -134,6 +147,8 @@ class StreamThread:
     """Set once the workers of this thread's hops run."""
     batch_since_ms: float | None = None
     """Monotonic start of the batch in flight, for the watchdog; None between batches."""
+    hung: Hung | None = None
+    """The last batch whose workers the watchdog has ended; it says so before it does."""
     recovering_since_ms: float | None = None
     """Monotonic time of the failure whose recovery still goes on: none of the tasks is processed; None otherwise."""
     cut_off: bool = False
@@ -376,9 +391,13 @@ class StreamThread:
         epochs = {task.id: task.epoch for task in self.tasks.values()}
         if not self.services.gate.begin(batch_id, self.number, self.settings.guarantee, epochs):
             return None
-        self.batch_since_ms = self.clock.monotonic_ms()
+        since = self.batch_since_ms = self.clock.monotonic_ms()
         try:
             return self._job.run(self._request(batch_id, planned))
+        except BatchFailedError as error:
+            if self.hung is not None and self.hung.since_ms == since:
+                raise BatchFailedError(self.hung.told_of(error.failure)) from error
+            raise
         finally:
             self.batch_since_ms = None
             self._last_job_ms = self.clock.monotonic_ms()
@@ -490,9 +509,10 @@ class StreamThread:
             return
         if failure.size is not None:
             self._size = self._size.too_large(*failure.size)
-        elif failure.kind == "worker" and (planned.attempt > 1 or self._careful):
+        elif failure.kind == "hang" or (failure.kind == "worker" and (planned.attempt > 1 or self._careful)):
             self._careful = self._careful or {tp: r.end for tp, r in planned.ranges.items()}
-            self._size = self._size.shrunk(planned.records)
+            # The next attempt may take as long again: the record that hangs is looked for one by one, not by halves.
+            self._size = self._size.shrunk(1 if failure.kind == "hang" else planned.records)
         else:
             return
         ranges = plan_ranges(planned.ranges, self._size.records(self.settings.limits))

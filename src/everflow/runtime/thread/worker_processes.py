@@ -5,7 +5,9 @@ Spark does not, and one of them may be on its way to a commit."""
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ from everflow.clock import Clock, Deadline
 from everflow.errors import FatalError
 
 WAIT_MS = 10_000.0
+TRACE_MS = 2_000.0
 POLL_MS = 5.0
 
 
@@ -39,6 +42,28 @@ def is_worker(pid: int) -> bool:
         return b"EVERFLOW_SLOT=" in Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return True
+
+
+def trace_and_kill(
+    pids: Sequence[int],
+    clock: Clock,
+    *,
+    kill: Callable[[int, int], None] = os.kill,
+    is_alive: Callable[[int], bool] = alive,
+) -> None:
+    """`kill_and_wait`, after SIGABRT and a moment: Python's faulthandler then writes which line is running; Spark passes it on."""
+    for pid in pids:
+        try:
+            if sys.platform == "linux":
+                resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))  # a core file is as large as the process
+            kill(pid, signal.SIGABRT)
+        except (ProcessLookupError, PermissionError):
+            continue
+    deadline = Deadline(clock, TRACE_MS)
+    never = threading.Event()
+    while any(map(is_alive, pids)) and not deadline.expired():
+        clock.wait(never, POLL_MS)
+    kill_and_wait(pids, clock, kill=kill, is_alive=is_alive)
 
 
 def kill_and_wait(

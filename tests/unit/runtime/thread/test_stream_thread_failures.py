@@ -11,7 +11,15 @@ import pytest
 
 from everflow import metrics as names
 from everflow.config import BatchLimits
-from everflow.errors import ColumnError, FatalError, RecordError, RetriableError, TaskTimeoutError, WorkerDiedError
+from everflow.errors import (
+    BatchTimeoutError,
+    ColumnError,
+    FatalError,
+    RecordError,
+    RetriableError,
+    TaskTimeoutError,
+    WorkerDiedError,
+)
 from everflow.records import TopicPartition
 from everflow.runtime.commit.batch import (
     ABORTED,
@@ -21,10 +29,12 @@ from everflow.runtime.commit.batch import (
     BatchFailure,
     BatchRequest,
     BatchResult,
+    CodeLine,
 )
 from everflow.runtime.tasks.recovery import Committed
 from everflow.runtime.tasks.task import ActiveTask, TaskState
 from everflow.runtime.thread.batch_watchdog import SHOWN_AFTER_MS, any_stalled
+from everflow.runtime.thread.stream_thread import Hung
 from unit.runtime.thread.stream_thread_world import IN, TASK, World
 
 
@@ -359,6 +369,49 @@ def test_a_record_that_kills_the_worker_is_found_and_named(world: World) -> None
         turns()
     assert world.committed_offset == poison, "all that is before it was committed"
     assert world.metrics.snapshot()[names.BATCHES_FAILED] < 12
+
+
+def test_a_batch_that_hangs_is_told_as_that_and_its_record_found(world: World) -> None:
+    """The watchdog ends its workers; how those died is not why. The line of a loop is another one each time."""
+    sizes: list[int] = []
+
+    def hangs_at_7(request: BatchRequest) -> BatchResult:
+        start, end, _ = request.ranges["in-0"]
+        if not start <= 7 < end:
+            return world.commit(request)
+        sizes.append(end - start)
+        assert world.thread.batch_since_ms is not None
+        world.thread.hung = Hung(world.thread.batch_since_ms, 4_000)
+        raise failed("worker", "A Python worker process died (Aborted)", line=CodeLine("app.py", len(sizes), "loop"))
+
+    world.give_task()
+    world.end, world.behave = 20, hangs_at_7
+
+    def turns() -> None:
+        for _ in range(40):
+            world.turn()
+
+    with pytest.raises(BatchTimeoutError) as error:
+        turns()
+    text = str(error.value)
+    assert text.startswith("A batch has not ended within 4 s (max.poll.interval.ms) (2 times in a row, on in-0@7)")
+    assert "app.py:" in text
+    assert "time-out" in text
+    assert sizes == [20, 1, 1]
+    assert world.committed_offset == 7
+
+
+def test_a_worker_that_dies_after_a_batch_that_hung_is_told_as_that(world: World) -> None:
+    def dies(request: BatchRequest) -> BatchResult:
+        raise failed("worker", "A Python worker process died (Segmentation fault)")
+
+    world.thread.hung = Hung(-1.0, 4_000)
+    world.give_task()
+    world.turn()
+    world.end, world.behave = 5, dies
+    world.turn()
+    assert world.thread.trouble is not None
+    assert "Segmentation fault" in world.thread.trouble.text
 
 
 def test_a_program_that_no_worker_can_build_ends_the_thread_before_the_first_record(world: World) -> None:
