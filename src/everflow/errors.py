@@ -5,7 +5,12 @@ Every error carries a stable ``code`` (``EF-...``) and a message for people: wha
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from everflow.location import place
+
+if TYPE_CHECKING:
+    from everflow.records import TopicPartition
 
 
 class EverflowError(Exception):
@@ -260,9 +265,16 @@ class GenerationChanged(RetriableError):
 
 
 class LogStartMovedError(RetriableError):
-    """Records before the log's start were asked for (deleted or compacted away): the store must be rebuilt (D5)."""
+    """Records before the log's start were asked for (deleted or compacted away): the store must be rebuilt (D5).
+
+    ``partition``: the log, where a reader raises it.
+    """
 
     code = "EF-LOG-START-MOVED"
+
+    def __init__(self, message: str, partition: TopicPartition | None = None) -> None:
+        super().__init__(message)
+        self.partition = partition
 
 
 class TaskMigratedError(EverflowError):

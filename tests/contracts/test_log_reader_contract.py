@@ -12,30 +12,34 @@ from contracts.transactional_log import write_transactions
 from everflow.errors import LogStartMovedError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.producer import RecordWriter, fence
-from everflow.kafka.reading.bulk_reader import BulkReader
-from everflow.kafka.reading.client_reader import ClientReader
-from everflow.kafka.reading.fetch_connection import bulk_settings
-from everflow.kafka.reading.log_reader import LogChunk, LogReader
+from everflow.kafka.reading.client_tap import ClientTap
+from everflow.kafka.reading.fetch_tap import FetchTap
+from everflow.kafka.reading.log_chunk import LogChunk
+from everflow.kafka.reading.log_reader import FETCHING, LogReader
+from everflow.kafka.reading.taps import Taps
 from everflow.records import TopicPartition
 from everflow.testing.waiting import wait_until
 
 pytestmark = pytest.mark.broker
 Topic = Callable[..., str]
-Reader = BulkReader | ClientReader | LogReader
 
 
-def bulk(bootstrap: str, fetch_bytes: int = 8 << 20) -> BulkReader:
-    settings = bulk_settings({"bootstrap.servers": bootstrap})
-    assert settings is not None
-    return BulkReader(settings, fetch_bytes=fetch_bytes)
+def bulk(bootstrap: str, fetch_bytes: int = 8 << 20) -> LogReader:
+    tap = FetchTap.over({"bootstrap.servers": bootstrap}, fetch_bytes=fetch_bytes)
+    assert tap is not None
+    return LogReader({}, taps=Taps(tap, tap))
+
+
+def librdkafka(bootstrap: str) -> LogReader:
+    return LogReader({}, taps=Taps(None, ClientTap({"bootstrap.servers": bootstrap}, "readers", FETCHING)))
 
 
 @pytest.fixture(params=["bulk", "bulk in many fetches", "librdkafka", "both"])
-def reader(request: pytest.FixtureRequest, bootstrap: str) -> Iterator[Reader]:
-    made: dict[str, Callable[[], Reader]] = {
+def reader(request: pytest.FixtureRequest, bootstrap: str) -> Iterator[LogReader]:
+    made: dict[str, Callable[[], LogReader]] = {
         "bulk": lambda: bulk(bootstrap),
         "bulk in many fetches": lambda: bulk(bootstrap, fetch_bytes=1),
-        "librdkafka": lambda: ClientReader({"bootstrap.servers": bootstrap}),
+        "librdkafka": lambda: librdkafka(bootstrap),
         "both": lambda: LogReader({"bootstrap.servers": bootstrap}),
     }
     one = made[request.param]()
@@ -61,7 +65,7 @@ def values(chunks: list[LogChunk]) -> list[bytes | None]:
     return [value for chunk in chunks for value in chunk.values]
 
 
-def test_exact_ranges(reader: Reader, log: TopicPartition) -> None:
+def test_exact_ranges(reader: LogReader, log: TopicPartition) -> None:
     everything = {0: b"a", 1: b"b", 2: None, 7: b"c", 8: b"d", 9: b"e"}
     for start, end in [(0, 14), (1, 9), (0, 5), (3, 7), (11, 14), (13, 14), (9, 11), (5, 5), (0, 3)]:
         chunks = list(reader.read(log, start, end, stall_timeout_s=10))
@@ -78,7 +82,7 @@ def write(bootstrap: str, topic: str, keys: list[bytes], **config: str) -> None:
     writer.close()
 
 
-def test_chunks_are_bounded_and_lose_nothing(reader: Reader, bootstrap: str, topic: Topic) -> None:
+def test_chunks_are_bounded_and_lose_nothing(reader: LogReader, bootstrap: str, topic: Topic) -> None:
     tp = TopicPartition(topic(1), 0)
     keys = [b"%08d" % i for i in range(20_000)]
     write(bootstrap, tp.topic, keys)
@@ -105,7 +109,7 @@ def test_every_compression_is_read_in_bulk(bootstrap: str, topic: Topic) -> None
 
 
 def test_a_range_behind_an_open_transaction_gives_up_with_a_reason(
-    reader: Reader, bootstrap: str, topic: Topic, name: str
+    reader: LogReader, bootstrap: str, topic: Topic, name: str
 ) -> None:
     tp = TopicPartition(topic(1), 0)
     writer = RecordWriter({"bootstrap.servers": bootstrap}, name)
@@ -117,14 +121,14 @@ def test_a_range_behind_an_open_transaction_gives_up_with_a_reason(
     fence({"bootstrap.servers": bootstrap}, name, 10)
 
 
-def test_a_log_that_starts_later_is_told_not_skipped(reader: Reader, admin: ClusterAdmin, log: TopicPartition) -> None:
+def test_a_log_that_starts_later_is_told_not_skipped(reader: LogReader, admin: ClusterAdmin, log: TopicPartition) -> None:
     admin.delete_records({log: 4})
     assert admin.list_offsets([log], "earliest", "read_committed")[log] == 4
     with pytest.raises(LogStartMovedError, match="outside the log"):
         list(reader.read(log, 0, 14, stall_timeout_s=10))
 
 
-def test_a_range_may_begin_and_end_inside_a_batch(reader: Reader, bootstrap: str, topic: Topic) -> None:
+def test_a_range_may_begin_and_end_inside_a_batch(reader: LogReader, bootstrap: str, topic: Topic) -> None:
     tp = TopicPartition(topic(1, message_timestamp_type="LogAppendTime"), 0)
     keys = [b"k%d" % i for i in range(100)]
     write(bootstrap, tp.topic, keys)
@@ -134,13 +138,13 @@ def test_a_range_may_begin_and_end_inside_a_batch(reader: Reader, bootstrap: str
     assert min(chunks[0].timestamps) > 10**12, "the broker's time counts where the topic says so"
 
 
-def test_an_unknown_topic_gives_up_with_a_reason(reader: Reader, name: str) -> None:
+def test_an_unknown_topic_gives_up_with_a_reason(reader: LogReader, name: str) -> None:
     with pytest.raises(RetriableError, match=name):
         list(reader.read(TopicPartition(f"{name}-absent", 0), 0, 1, stall_timeout_s=0.5))
 
 
 @pytest.mark.slow
-def test_what_compaction_left(reader: Reader, bootstrap: str, admin: ClusterAdmin, topic: Topic) -> None:
+def test_what_compaction_left(reader: LogReader, bootstrap: str, admin: ClusterAdmin, topic: Topic) -> None:
     quickly = {"segment_ms": "100", "min_cleanable_dirty_ratio": "0.001", "max_compaction_lag_ms": "100"}
     tp = TopicPartition(topic(1, cleanup_policy="compact", message_timestamp_type="LogAppendTime", **quickly), 0)
     writer = RecordWriter({"bootstrap.servers": bootstrap}, None)
@@ -156,13 +160,13 @@ def test_what_compaction_left(reader: Reader, bootstrap: str, admin: ClusterAdmi
     def compacted() -> bool:
         write_some(1)  # rolls the segment, which is not compacted while it is written to
         end = admin.end_offsets([tp], "read_committed")[tp]
-        with ClientReader({"bootstrap.servers": bootstrap}) as other:
+        with librdkafka(bootstrap) as other:
             return sum(map(len, other.read(tp, 0, end))) < end - 50
 
     wait_until(compacted, 90, "compaction")
     writer.close()
     end = admin.end_offsets([tp], "read_committed")[tp]
-    with ClientReader({"bootstrap.servers": bootstrap}) as other:
+    with librdkafka(bootstrap) as other:
         for start in range(0, end, 1 + end // 10):  # many of these offsets are gone
 
             def same(start: int = start) -> bool:

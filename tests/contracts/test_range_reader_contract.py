@@ -12,36 +12,34 @@ from contracts.transactional_log import write_transactions
 from everflow.errors import FatalError, LogStartMovedError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.producer import RecordWriter
-from everflow.kafka.reading.fetch_connection import bulk_settings
-from everflow.kafka.reading.log_columns import Read
-from everflow.kafka.reading.range_reader import RangeReader
-from everflow.kafka.reading.stream_reader import StreamReader
-from everflow.kafka.reading.tail_reader import TailReader
+from everflow.kafka.reading.fetch_tap import FetchTap
+from everflow.kafka.reading.range_reader import RangeReader, Read
+from everflow.kafka.reading.taps import Taps
 from everflow.records import OffsetRange, TopicPartition
 
 pytestmark = pytest.mark.broker
 Topic = Callable[..., str]
-Reader = RangeReader | StreamReader | TailReader
-Opened = Callable[..., Reader]
+Opened = Callable[..., RangeReader]
+LARGE = 1 << 40
 
 
-def stream(client: dict[str, str], committed: bool, headers: bool, fetch_bytes: int) -> StreamReader:
-    settings = bulk_settings(client)
-    assert settings is not None
-    return StreamReader(settings, committed, headers, fetch_bytes=fetch_bytes)
+def fetches(client: dict[str, str], committed: bool, headers: bool, fetch_bytes: int) -> RangeReader:
+    tap = FetchTap.over(client, read_committed=committed, ahead=True, fetch_bytes=fetch_bytes)
+    assert tap is not None
+    return RangeReader(client, "readers", committed, headers, taps=Taps(tap, tap))
 
 
 @pytest.fixture(params=["librdkafka", "fetches", "small fetches", "in turns"])
 def opened(request: pytest.FixtureRequest, bootstrap: str) -> Iterator[Opened]:
     """Opens readers; "in turns" takes librdkafka for ranges of up to four offsets, and fetches for the others."""
     client = {"bootstrap.servers": bootstrap}
-    made: list[Reader] = []
+    made: list[RangeReader] = []
 
-    def reader(committed: bool = True, headers: bool = False) -> Reader:
-        kinds: dict[str, Callable[[], Reader]] = {
-            "librdkafka": lambda: TailReader(client, "readers", committed, headers),
-            "fetches": lambda: stream(client, committed, headers, 8 << 20),
-            "small fetches": lambda: stream(client, committed, headers, 1),
+    def reader(committed: bool = True, headers: bool = False) -> RangeReader:
+        kinds: dict[str, Callable[[], RangeReader]] = {
+            "librdkafka": lambda: RangeReader(client, "readers", committed, headers, tail_records=LARGE),
+            "fetches": lambda: fetches(client, committed, headers, 8 << 20),
+            "small fetches": lambda: fetches(client, committed, headers, 1),
             "in turns": lambda: RangeReader(client, "readers", committed, headers, tail_records=4),
         }
         made.append(kinds[request.param]())

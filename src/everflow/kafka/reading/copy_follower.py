@@ -1,57 +1,97 @@
-"""Follows changelogs for copies: in bulk while they are far behind, by a consumer near the end."""
+"""Follows changelogs for copies: in bulk while they are far behind, by a consumer near the end.
+
+In bulk one log is read after the other; the consumer waits over all the others at once. read_committed: the broker gives nothing
+beyond the last stable offset. At the end of the logs a round costs one waiting fetch per broker for all partitions together.
+"""
 
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from everflow.errors import LogStartMovedError, RetriableError
-from everflow.kafka.reading.bulk_follower import BulkFollower
-from everflow.kafka.reading.fetch_connection import bulk_settings
-from everflow.kafka.reading.log_follower import FollowedRound, LogFollower
+from everflow.kafka.reading.client_tap import ClientTap
+from everflow.kafka.reading.fetch_tap import FetchTap
+from everflow.kafka.reading.log_chunk import LogChunk
 from everflow.kafka.reading.record_batches import UnsupportedBatchError
+from everflow.kafka.reading.taps import Tap, Taps
 from everflow.records import TopicPartition
 
 BULK_LAG = 50_000
 """Offsets behind the stable end from which on reading in bulk is worth the change: a fetch's worth or so."""
 BULK_AGAIN_S = 10.0
-"""After a fault of the bulk reader the consumer, which never waits for a broker, has everything for so long."""
+"""After a fault of reading in bulk the consumer, which never waits for a broker, has everything for so long."""
 BULK_IDLE_S = 30.0
 """A connection that nobody was far behind for so long to use is dropped."""
+FETCHING: Mapping[str, Any] = {
+    "fetch.wait.max.ms": 200,  # records come at once whatever this says; a tail of markers after so long
+    "fetch.message.max.bytes": 2 << 20,
+    "fetch.queue.backoff.ms": 5,
+    "queued.min.messages": 20_000,
+    "queued.max.messages.kbytes": 16_384,  # the bytes that following may hold, over all partitions
+}
+_FETCH_BYTES = 4 << 20
+_PARSED_BYTES = 1 << 20
+"""What is parsed at once of a fetch: the caller's promotions wait for it."""
+_STALL_S = 10.0
+"""An answer may take so long; nothing waits for it meanwhile."""
+_ATTEND_S = 1.0
+"""How long a failed fetch is attended to before the log is given back: the caller has promotions to serve."""
+_CONNECT_S = 3.0
 
 _log = logging.getLogger(__name__)
 
 
+@dataclass
+class FollowedRound:
+    """What one round brought: a chunk per partition that moved, and the partitions whose position the log no longer holds."""
+
+    chunks: dict[TopicPartition, LogChunk] = field(default_factory=dict)
+    gone: dict[TopicPartition, str] = field(default_factory=dict)
+
+
 class CopyFollower:
-    """Follows a changing set of logs; owned by one thread. Holds the consumer's queue (16 MiB) and two fetches of 4 MiB at most.
+    """Follows a changing set of logs; owned by one thread. Holds the consumer's queue (16 MiB) and two fetches of 4 MiB at most,
+    whatever the number of logs."""
 
-    Where librdkafka knows security settings that the bulk reader does not, or a log has batches of an old format, the consumer
-    reads everything.
-    """
-
-    def __init__(self, config: Mapping[str, Any], *, clock: Callable[[], float] = time.monotonic, bulk_lag: int = BULK_LAG) -> None:
-        """``config``: librdkafka keys, ``bootstrap.servers`` at least; ``clock``: monotonic seconds."""
-        settings = bulk_settings(config)
-        self._tail = LogFollower(config)
-        self._bulk = None if settings is None else BulkFollower(settings, clock=clock)
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        bulk_lag: int = BULK_LAG,
+        taps: Taps | None = None,
+    ) -> None:
+        """``config``: librdkafka keys, ``bootstrap.servers`` at least; ``clock``: monotonic seconds; ``taps`` in place of those of
+        ``config``."""
+        bulk: dict[str, Any] = {"fetch_bytes": _FETCH_BYTES, "parsed_bytes": _PARSED_BYTES, "attend_s": _ATTEND_S}
+        self._taps = taps or Taps(
+            FetchTap.over(config, clock=clock, **bulk), ClientTap(config, "everflow-log-follower", FETCHING, clock=clock)
+        )
+        self._near = self._taps.client
+        self._bulk = self._taps.own()
         self._clock = clock
         self._bulk_lag = bulk_lag
         self._fresh: dict[TopicPartition, int] = {}
         """Not placed yet: their ends are not known."""
-        self._unsuited: set[TopicPartition] = set()
-        self._bulk_again_s = self._bulk_used_s = float("-inf")
+        self._waiting: dict[TopicPartition, int] = {}
+        """Far behind; they have their turn when the log that is read in bulk is at its end."""
+        self._bulk_end = 0
+        self._bulk_again_s = self._bulk_used_s = self._bulk_moved_s = float("-inf")
 
     @property
     def positions(self) -> Mapping[TopicPartition, int]:
         """Next offset of every followed log."""
-        return {**self._tail.positions, **self._fresh, **self.far_behind}
+        return {**self._near.positions, **self._fresh, **self.far_behind}
 
     @property
     def far_behind(self) -> Mapping[TopicPartition, int]:
         """Those of `positions` that are read in bulk or wait for it."""
-        return {} if self._bulk is None else self._bulk.positions
+        return {**({} if self._bulk is None else self._bulk.positions), **self._waiting}
 
     def follow(self, starts: Mapping[TopicPartition, int]) -> None:
         """Begin with these logs, at these offsets; one that is followed already goes on from there instead."""
@@ -60,13 +100,14 @@ class CopyFollower:
 
     def unfollow(self, partitions: Iterable[TopicPartition]) -> None:
         """Stop with these logs; those that are not followed are ignored."""
-        gone = list(partitions)
+        gone = set(partitions)
+        self._taps.forget(gone)
         for tp in gone:
             self._fresh.pop(tp, None)
-            self._unsuited.discard(tp)
-        if self._bulk is not None:
-            self._bulk.remove(gone)
-        self._tail.unfollow(gone)
+        self._leave_bulk(gone)
+        near = self._near.positions
+        if not gone.isdisjoint(near):
+            self._near.go_to({tp: at for tp, at in near.items() if tp not in gone})
 
     def poll(self, records_max: int, bulk_bytes: int, ends: Mapping[TopicPartition, int], timeout_s: float) -> FollowedRound:
         """About ``records_max`` records of the logs near their ends and ``bulk_bytes`` bytes of one that is far behind, waiting at
@@ -75,66 +116,92 @@ class CopyFollower:
         Raises RetriableError (broker away: go on polling) and FatalError as classified in `everflow.kafka.errors`.
         """
         self._place(ends)
-        bulk = self._bulk
-        if bulk is None or not len(bulk):
+        found = FollowedRound()
+        far, bulk = self.far_behind, self._bulk
+        if not far:
             self.rest()
-            return self._tail.poll(records_max, timeout_s)
-        found = self._tail.poll(records_max, 0.0)
+        try:
+            everything = dict.fromkeys(self._near.positions, sys.maxsize)
+            found.chunks.update(self._near.take(everything, 0.0 if far else timeout_s, most_records=records_max))
+        except LogStartMovedError as moved:
+            self._gone(self._near, found, moved)
+        if bulk is None or not far:
+            return found
         self._bulk_used_s = self._clock()
         try:
-            taken = bulk.poll(ends, bulk_bytes, 0.0 if found.chunks else timeout_s)
-            if taken is not None:
-                tp, chunk = taken
-                found.chunks[tp] = chunk
-                if tp not in bulk.positions:  # at its end
-                    self._tail.follow({tp: chunk.next_position})
+            found.chunks.update(self._slice(bulk, ends, bulk_bytes, 0.0 if found.chunks else timeout_s))
         except LogStartMovedError as moved:
             self._gone(bulk, found, moved)
         except UnsupportedBatchError as reason:
-            unsuited = [] if bulk.reading is None else [bulk.reading]
-            self._unsuited.update(unsuited)
-            self._leave(bulk, unsuited, f"librdkafka reads on ({reason})")
+            starts = bulk.positions
+            self._taps.leave(starts, reason)
+            self._hand_over(starts)
         except RetriableError as fault:
             self._bulk_again_s = self._clock() + BULK_AGAIN_S
-            self._leave(bulk, list(bulk.positions), f"librdkafka reads on for a while ({fault})")
+            starts = self.far_behind
+            self._hand_over(starts)
+            for tp, at in starts.items():
+                _log.info("%s: librdkafka reads on for a while (%s) from offset %d", tp, fault, at)
         return found
 
     def rest(self) -> None:
-        """Drop the bulk reader's connection if it has not been used for a while; for who does not `poll` now."""
+        """Drop the connection for reading in bulk if it has not been used for a while; for who does not `poll` now."""
         if self._bulk is not None and self._clock() - self._bulk_used_s > BULK_IDLE_S:
-            self._bulk.rest()
+            self._bulk.close()
 
     def close(self) -> None:
         """Release the connections."""
-        self._tail.close()
-        if self._bulk is not None:
-            self._bulk.rest()
+        self._taps.close()
 
     def _place(self, ends: Mapping[TopicPartition, int]) -> None:
-        bulk = self._bulk
-        near, self._fresh = self._fresh, {}
-        if bulk is not None and self._clock() >= self._bulk_again_s:
-            behind = {tp: ends.get(tp, 0) - at for tp, at in {**near, **self._tail.positions}.items() if tp not in self._unsuited}
+        near = {**self._near.positions, **self._fresh}
+        if self._bulk is not None and self._clock() >= self._bulk_again_s:
             # The shortest of those that begin together is first at its end; who waits already is never overtaken.
-            far = sorted((lag, tp) for tp, lag in behind.items() if lag > self._bulk_lag)
-            starts = {tp: near.pop(tp) if tp in near else self._tail.positions[tp] for _, tp in far}
-            if starts:
-                self._tail.unfollow(starts)
-                bulk.add(starts)
-        if near:
-            self._tail.follow(near)
+            far = sorted((ends.get(tp, 0) - at, tp) for tp, at in near.items() if self._taps.own([tp]) is not None)
+            self._waiting.update({tp: near.pop(tp) for lag, tp in far if lag > self._bulk_lag})
+        self._fresh = {}
+        if near != self._near.positions:
+            self._near.go_to(near)
 
-    def _gone(self, bulk: BulkFollower, found: FollowedRound, moved: LogStartMovedError) -> None:
-        tp = bulk.reading
+    def _slice(
+        self, bulk: Tap, ends: Mapping[TopicPartition, int], bulk_bytes: int, timeout_s: float
+    ) -> dict[TopicPartition, LogChunk]:
+        """The next slice of the log whose turn it is. It is read up to its stable end of when its turn began, and then near it."""
+        if not bulk.positions:
+            begun = next(((tp, at) for tp, at in self._waiting.items() if ends.get(tp, at) > at), None)
+            if begun is None:
+                return {}
+            tp, at = begun
+            bulk.go_to({tp: at}, _CONNECT_S)
+            del self._waiting[tp]
+            self._bulk_end, self._bulk_moved_s = ends[tp], self._clock()
+        ((tp, at),) = bulk.positions.items()
+        taken = bulk.take({tp: self._bulk_end}, timeout_s, bulk_bytes)
+        now_s = self._clock()
+        if not taken:
+            if now_s - self._bulk_moved_s > _STALL_S:
+                raise RetriableError(f"reading {tp} at {at}: the broker has not answered for {_STALL_S:g} s")
+            return {}
+        self._bulk_moved_s = now_s
+        if taken[tp].next_position >= self._bulk_end:
+            self._hand_over(bulk.positions)
+        return {tp: taken[tp].latest()}
+
+    def _hand_over(self, starts: Mapping[TopicPartition, int]) -> None:
+        """The consumer goes on with these logs, from what was handed out of them."""
+        self._leave_bulk(starts)
+        self._near.go_to({**self._near.positions, **starts})
+
+    def _leave_bulk(self, gone: Iterable[TopicPartition]) -> None:
+        for tp in gone:
+            self._waiting.pop(tp, None)
+            if self._bulk is not None and tp in self._bulk.positions:
+                self._bulk.go_to({})
+
+    def _gone(self, tap: Tap, found: FollowedRound, moved: LogStartMovedError) -> None:
+        tp = moved.partition
         if tp is None:
             raise moved
-        found.gone[tp] = f"offset {bulk.positions[tp]} is no longer in the changelog ({moved})"
-        bulk.remove([tp])
-
-    def _leave(self, bulk: BulkFollower, partitions: list[TopicPartition], why: str) -> None:
-        """The consumer goes on with these logs, from what was handed out of them."""
-        starts = {tp: bulk.positions[tp] for tp in partitions}
-        bulk.remove(starts)
-        self._tail.follow(starts)
-        for tp, at in starts.items():
-            _log.info("%s: %s from offset %d", tp, why, at)
+        positions = dict(tap.positions)
+        found.gone[tp] = f"offset {positions.pop(tp)} is no longer in the changelog ({moved})"
+        tap.go_to(positions)

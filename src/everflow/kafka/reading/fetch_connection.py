@@ -130,16 +130,17 @@ class FetchConnection:
         """Send a fetch to the leader; the future of its answer."""
         return self._manager.call_soon(self._fetch, ClientTopicPartition(tp.topic, tp.partition), offset)
 
-    def arrived(self, coming: Any, timeout_s: float) -> bool:
-        """Whether the answer, or a fault, is there; waits up to ``timeout_s`` seconds and gives nothing up."""
+    def answer(self, coming: Any, timeout_s: float) -> Answer | None:
+        """The answer; None if it is not there within ``timeout_s`` seconds, and still under way. Raises kafka-python's error for a
+        fault, or for the code in the answer."""
         if not coming.is_done and timeout_s > 0:
-            with suppress(client_errors.KafkaError):  # too late, or the fault that `answer` raises
+            with suppress(client_errors.KafkaError):  # too late, or the fault that is raised below
                 self._consumer._net.run(self._manager.wait_for, coming, max(1.0, timeout_s * 1000))
-        return bool(coming.is_done)
-
-    def answer(self, coming: Any, timeout_s: float) -> Answer:
-        """Wait for an answer. Raises kafka-python's error for the code in it, or KafkaTimeoutError."""
-        response = self._consumer._net.run(self._manager.wait_for, coming, max(1.0, timeout_s * 1000))
+        if not coming.is_done:
+            return None
+        if coming.exception is not None:
+            raise coming.exception
+        response = coming.value
         code = response.error_code or 0
         if not code and not response.responses:
             raise client_errors.ThrottlingQuotaExceededError("the broker holds back for its quota")

@@ -1,24 +1,60 @@
-"""What readers of exact ranges hand out."""
+"""What taps hand out."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
+from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import Int64
+
+
+class Records(Protocol):
+    """Records in log order as they came. Each call makes its lists or columns anew."""
+
+    @property
+    def timestamps(self) -> Int64: ...
+    @property
+    def sizes(self) -> Int64: ...
+    def keys(self) -> list[bytes | None]: ...
+    def values(self) -> list[bytes | None]: ...
+    def arrow(self, headers: bool) -> LogColumns: ...
+    def latest(self) -> Records: ...
 
 
 @dataclass(frozen=True)
 class LogChunk:
-    """Committed records of one partition in log order. ``next_position`` is the offset to go on from.
+    """Committed records of one partition in log order. ``next_position`` is the offset to go on from; before it, no record is
+    left out. ``records``: how many the log has here; more than the keys behind `latest`."""
 
-    ``records``: how many the log has here; more than the keys where replaced ones were left out (`LogReader`, ``latest``).
-    """
-
-    keys: list[bytes | None]
-    values: list[bytes | None]
-    timestamps: Int64
+    held: Records
     next_position: int
     records: int
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self.held.timestamps)
+
+    @property
+    def keys(self) -> list[bytes | None]:
+        """The keys, None for null."""
+        return self.held.keys()
+
+    @property
+    def values(self) -> list[bytes | None]:
+        """The values, None for null."""
+        return self.held.values()
+
+    @property
+    def timestamps(self) -> Int64:
+        """Times in ms."""
+        return self.held.timestamps
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of keys and values."""
+        return int(self.held.sizes.sum())
+
+    def latest(self) -> LogChunk:
+        """Without records that a later one of the same key replaces, as far as that is cheap to see: for who folds them anyhow. The
+        record of the latest time stays."""
+        return replace(self, held=self.held.latest())

@@ -1,15 +1,14 @@
-"""Records of one partition in columns, as readers of ranges hand them out."""
+"""Records of one partition in columns, as a step takes them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from everflow.records import HEADERS, Int64, TopicPartition
+from everflow.records import HEADERS, Int64
 
 _NOTHING: Int64 = np.empty(0, np.int64)
 
@@ -52,27 +51,3 @@ class LogColumns:
             np.concatenate([part.timestamps for part in parts]),
             pa.concat_arrays([part.headers for part in parts]) if headers else None,
         )
-
-
-class Read(NamedTuple):
-    """What was read of some ranges: the records of each partition, and the offset behind them, which is the range's end or, where
-    the bound on bytes was reached, before it."""
-
-    columns: Mapping[TopicPartition, LogColumns]
-    ends: Mapping[TopicPartition, int]
-
-
-class Budget:
-    """Bytes of keys and values for one read, shared fairly: what one partition does not use, the ones behind it get."""
-
-    def __init__(self, most_bytes: int, partitions: int) -> None:
-        self._left, self._partitions = most_bytes, partitions
-
-    def share(self) -> int:
-        """For the next partition; at least 1, with which it gets at least one record."""
-        return max(1, self._left // max(1, self._partitions))
-
-    def used(self, columns: LogColumns) -> None:
-        """A partition is done."""
-        self._left -= columns.keys.nbytes + columns.values.nbytes
-        self._partitions -= 1

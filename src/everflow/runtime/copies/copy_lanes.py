@@ -33,7 +33,7 @@ are no cheaper (measured: 0.9 to 1.1 us of a core for a record from 256 KiB on, 
 
 
 class Round(Protocol):
-    """See `everflow.kafka.reading.log_follower.FollowedRound`."""
+    """See `everflow.kafka.reading.copy_follower.FollowedRound`."""
 
     @property
     def chunks(self) -> Mapping[TopicPartition, FoldedChunk]: ...

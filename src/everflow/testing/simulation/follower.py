@@ -28,7 +28,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class FollowedRound:
-    """See `everflow.kafka.reading.log_follower.FollowedRound`."""
+    """See `everflow.kafka.reading.copy_follower.FollowedRound`."""
 
     chunks: Mapping[TopicPartition, Chunk]
     gone: Mapping[TopicPartition, str] = field(default_factory=dict)

@@ -9,7 +9,7 @@ import pytest
 
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.producer import RecordWriter
-from everflow.kafka.reading.log_follower import LogFollower
+from everflow.kafka.reading.copy_follower import CopyFollower
 from everflow.records import TopicPartition
 from everflow.testing.waiting import wait_until
 
@@ -18,8 +18,8 @@ Topic = Callable[..., str]
 
 
 @pytest.fixture
-def follower(bootstrap: str) -> Iterator[LogFollower]:
-    found = LogFollower({"bootstrap.servers": bootstrap})
+def follower(bootstrap: str) -> Iterator[CopyFollower]:
+    found = CopyFollower({"bootstrap.servers": bootstrap})
     yield found
     found.close()
 
@@ -29,13 +29,15 @@ def put(writer: RecordWriter, tp: TopicPartition, *values: bytes) -> None:
     writer.flush(10)
 
 
-def test_rounds_follow_the_stable_ends(bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str, follower: LogFollower) -> None:
+def test_rounds_follow_the_stable_ends(
+    bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str, follower: CopyFollower
+) -> None:
     made = topic(3)
     one, two, other = (TopicPartition(made, p) for p in range(3))
     seen: dict[TopicPartition, list[bytes | None]] = {one: [], two: [], other: []}
 
     def moved(**ends: int) -> bool:
-        for tp, chunk in follower.poll(1_000, 0.05).chunks.items():
+        for tp, chunk in follower.poll(1_000, 0, {}, 0.05).chunks.items():
             seen[tp] += chunk.values
         wanted = {one: ends.get("one"), two: ends.get("two"), other: ends.get("other")}
         return all(end is None or follower.positions.get(tp) == end for tp, end in wanted.items())
@@ -53,7 +55,7 @@ def test_rounds_follow_the_stable_ends(bootstrap: str, admin: ClusterAdmin, topi
     put(writer, one, b"open")
     follower.follow({other: 0})
     follower.unfollow([two])
-    follower.poll(1_000, 0.3)
+    follower.poll(1_000, 0, {}, 0.3)
     assert follower.positions == {one: 3, other: 0}, "records of an open transaction are not there yet"
     writer.abort()
     writer.begin()
@@ -67,5 +69,5 @@ def test_rounds_follow_the_stable_ends(bootstrap: str, admin: ClusterAdmin, topi
 
     admin.delete_records({two: 3})
     follower.follow({two: 0})
-    gone = wait_until(lambda: follower.poll(1_000, 0.05).gone, 10, "the end of a log that was cut")
+    gone = wait_until(lambda: follower.poll(1_000, 0, {}, 0.05).gone, 10, "the end of a log that was cut")
     assert list(gone) == [two]

@@ -1,0 +1,298 @@
+"""Our own fetches without a broker: slices, passing errors, leaders that move, and that nothing waits long or goes too far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import kafka.errors as client_errors
+import numpy as np
+import pytest
+from kafka.record.default_records import DefaultRecordBatchBuilder
+
+from everflow.errors import FatalError, LogStartMovedError, RetriableError
+from everflow.kafka.reading.fetch_connection import Answer, bulk_settings
+from everflow.kafka.reading.fetch_tap import FetchTap
+from everflow.kafka.reading.log_chunk import LogChunk
+from everflow.kafka.reading.log_reader import LogReader
+from everflow.kafka.reading.record_batches import UnsupportedBatchError
+from everflow.kafka.reading.taps import Taps
+from everflow.records import TopicPartition
+
+TP = TopicPartition("log", 0)
+TWO = TopicPartition("log", 1)
+
+
+def batch(base: int, values: Sequence[bytes], keys: Sequence[bytes] = (), times: Sequence[int] = (), magic: int = 2) -> bytes:
+    builder = DefaultRecordBatchBuilder(2, 0, False, -1, -1, -1, 1 << 20)
+    for i, value in enumerate(values):
+        builder.append(i, times[i] if times else 5, keys[i] if keys else b"k", value, [])
+    built = bytearray(builder.build())
+    built[:8] = base.to_bytes(8, "big")
+    built[16] = magic
+    return bytes(built)
+
+
+def markers(base: int) -> bytes:
+    built = bytearray(batch(base, [b"\0\0\0\1"]))
+    built[21:23] = (0x20 | 0x10).to_bytes(2, "big")
+    return bytes(built)
+
+
+Said = bytes | Exception | None
+
+
+class Broker:
+    """A `FetchConnection`: a fetch at an offset is answered with the next of what is there, bytes or an error, the last for ever;
+    None: not yet."""
+
+    def __init__(self, said: Mapping[int, Said | list[Said]], tp: TopicPartition = TP) -> None:
+        self.logs = {tp: {at: list(one) if isinstance(one, list) else [one] for at, one in said.items()}}
+        self.fetched: list[int] = []
+        self.waited: list[float] = []
+        self.refreshed = 0
+        self.replica = False
+        self.now = 0.0
+        self.fetch_bytes = 0
+
+    def fetch(self, tp: TopicPartition, offset: int) -> list[Said]:
+        self.fetched.append(offset)
+        return self.logs[tp][offset]
+
+    def answer(self, coming: list[Said], timeout_s: float) -> Answer | None:
+        if coming[0] is None:
+            self.waited.append(timeout_s)
+            self.now += max(0.0, timeout_s)
+            return None
+        self.now += 0.1
+        found = coming.pop(0) if len(coming) > 1 else coming[0]
+        if isinstance(found, Exception):
+            raise found
+        assert found is not None
+        return Answer(found, [])
+
+    def back_to_leader(self, tp: TopicPartition) -> bool:
+        was, self.replica = self.replica, False
+        return was
+
+    def refresh(self, tp: TopicPartition, timeout_s: float) -> None:
+        self.refreshed += 1
+
+    def close(self) -> None:
+        pass
+
+
+def tap_of(broker: Broker, **values: Any) -> FetchTap:
+    tap = FetchTap({}, clock=lambda: broker.now, **values)
+    tap._connection = broker  # type: ignore[assignment]
+    return tap
+
+
+def reader_of(broker: Broker, latest: bool = False) -> LogReader:
+    tap = tap_of(broker)
+    return LogReader({}, latest=latest, taps=Taps(tap, tap))
+
+
+def read(broker: Broker, start: int, end: int) -> list[LogChunk]:
+    return list(reader_of(broker).read(TP, start, end, stall_timeout_s=1.0))
+
+
+def values(chunks: list[LogChunk]) -> list[bytes | None]:
+    return [value for chunk in chunks for value in chunk.values]
+
+
+def test_the_next_fetch_is_sent_before_the_present_one_is_handed_out_and_none_behind_the_end() -> None:
+    broker = Broker({0: batch(0, [b"a", b"b"]), 2: batch(2, [b"c", b"d"])})
+    chunks = reader_of(broker).read(TP, 0, 3, chunk_bytes=1)
+    assert next(chunks).values == [b"a"]
+    assert broker.fetched == [0, 2]
+    assert values(list(chunks)) == [b"b", b"c"]
+    assert broker.fetched == [0, 2]
+
+
+def test_what_goes_on_fetches_beyond_the_asked_end() -> None:
+    broker = Broker({0: batch(0, [b"a", b"b"]), 2: batch(2, [b"c", b"d"]), 4: None})
+    tap = tap_of(broker, ahead=True)
+    tap.go_to({TP: 0})
+    assert tap.take({TP: 2}, 1.0)[TP].values == [b"a", b"b"]
+    assert broker.fetched == [0, 2]
+    assert tap.take({TP: 3}, 1.0)[TP].values == [b"c"]
+    tap.go_to({TP: 3})
+    assert tap.take({TP: 4}, 1.0)[TP].values == [b"d"]
+    assert broker.fetched == [0, 2, 4]
+
+
+def slices(tap: FetchTap, end: int, most_bytes: int) -> Iterator[tuple[list[bytes | None], int]]:
+    while tap.positions[TP] < end:
+        chunk = tap.take({TP: end}, 1.0, most_bytes)[TP]
+        assert chunk.next_position == tap.positions[TP]
+        yield chunk.values, chunk.next_position
+
+
+def test_slices_are_bounded_and_end_at_the_asked_end() -> None:
+    broker = Broker({0: batch(0, [b"a", b"b", b"c"]), 3: batch(3, [b"d", b"e"])})
+    tap = tap_of(broker)
+    tap.go_to({TP: 0})
+    assert list(slices(tap, 4, 4)) == [([b"a", b"b"], 2), ([b"c"], 3), ([b"d"], 4)]
+    assert list(slices(tap, 5, 4)) == [([b"e"], 5)], "what was received already is still there"
+    assert broker.fetched == [0, 3]
+
+
+def test_a_tail_without_records_moves_the_position_too() -> None:
+    tap = tap_of(Broker({0: batch(0, [b"a"]), 1: markers(1)}))
+    tap.go_to({TP: 0})
+    assert list(slices(tap, 2, 1 << 20)) == [([b"a"], 1), ([], 2)]
+
+
+@pytest.mark.parametrize(
+    "passing",
+    [
+        client_errors.NotLeaderForPartitionError(),
+        client_errors.FencedLeaderEpochError(),
+        client_errors.UnknownLeaderEpochError(),
+        client_errors.UnknownTopicOrPartitionError(),
+        client_errors.LeaderNotAvailableError(),
+        client_errors.NodeNotReadyError(1),
+        client_errors.KafkaConnectionError("gone"),
+        client_errors.KafkaTimeoutError("late"),
+    ],
+)
+def test_after_a_passing_error_it_asks_the_new_leader_for_the_same_offset(passing: Exception) -> None:
+    broker = Broker({0: batch(0, [b"a"]), 1: [passing, batch(1, [b"b"])]})
+    assert values(read(broker, 0, 2)) == [b"a", b"b"]
+    assert broker.fetched == [0, 1, 1]
+    assert broker.refreshed == 1
+
+
+def test_empty_answers_end_in_the_stall_and_not_before() -> None:
+    with pytest.raises(RetriableError, match=r"nothing came behind 0 for 1 s\..*still open"):
+        read(Broker({0: b""}), 0, 1)
+    assert values(read(Broker({0: [*[b""] * 8, batch(0, [b"a"])]}), 0, 1)) == [b"a"]
+
+
+def test_a_replica_that_is_behind_is_left_for_the_leader() -> None:
+    broker = Broker({3: [client_errors.OffsetOutOfRangeError(), batch(3, [b"a"])]})
+    broker.replica = True
+    assert values(read(broker, 3, 4)) == [b"a"]
+    assert broker.fetched == [3, 3]
+
+
+def test_errors_that_stay() -> None:
+    with pytest.raises(LogStartMovedError, match="log-0: offset 3 is outside the log") as moved:
+        read(Broker({3: client_errors.OffsetOutOfRangeError()}), 3, 9)
+    assert moved.value.partition == TP
+    with pytest.raises(FatalError):
+        read(Broker({3: client_errors.TopicAuthorizationFailedError("log")}), 3, 9)
+
+
+def test_an_answer_that_is_not_there_is_not_waited_for_longer_than_asked_and_counts_when_it_comes() -> None:
+    broker = Broker({0: None})
+    tap = tap_of(broker, attend_s=1.0)
+    tap.go_to({TP: 0})
+    while broker.now < 9:
+        assert tap.take({TP: 1}, 0.05) == {}
+    assert max(broker.waited) < 0.051
+    assert broker.fetched == [0], "the one request stays under way"
+    assert tap.positions == {TP: 0}
+    broker.logs[TP][0][:] = [batch(0, [b"a"])]
+    assert tap.take({TP: 1}, 0.05)[TP].values == [b"a"]
+    assert broker.fetched == [0]
+
+
+@pytest.mark.parametrize(
+    ("fault", "raised"),
+    [
+        (client_errors.OffsetOutOfRangeError(), LogStartMovedError),
+        (client_errors.NodeNotReadyError(1), RetriableError),
+        (batch(1, [b"x"], magic=1), UnsupportedBatchError),
+    ],
+)
+def test_a_fault_leaves_the_position_behind_what_was_handed_out(fault: Any, raised: type[Exception]) -> None:
+    broker = Broker({0: batch(0, [b"a"]), 1: fault})
+    tap = tap_of(broker, attend_s=1.0)
+    tap.go_to({TP: 0})
+    assert tap.take({TP: 9}, 0.05)[TP].values == [b"a"]
+    with pytest.raises(raised):
+        tap.take({TP: 9}, 0.05)
+    assert tap.positions == {TP: 1}
+    assert broker.now < 2, "attended to for a second at most"
+
+
+def test_a_fault_that_passes_within_the_time_for_it_is_no_fault() -> None:
+    broker = Broker({0: [client_errors.NodeNotReadyError(1)] * 5 + [batch(0, [b"a"])]})
+    tap = tap_of(broker, attend_s=1.0)
+    tap.go_to({TP: 0})
+    assert tap.take({TP: 1}, 0.0)[TP].values == [b"a"]
+
+
+def test_a_fault_of_one_log_loses_nothing_of_another() -> None:
+    broker = Broker({0: batch(0, [b"a"])})
+    broker.logs[TWO] = {0: [client_errors.OffsetOutOfRangeError()]}
+    tap = tap_of(broker)
+    tap.go_to({TP: 0, TWO: 0})
+    assert tap.take({TP: 1, TWO: 1}, 1.0)[TP].values == [b"a"]
+    with pytest.raises(LogStartMovedError):
+        tap.take({TP: 1, TWO: 1}, 1.0)
+
+
+def test_several_batches_of_one_answer_are_taken_up_to_any_end() -> None:
+    answer = batch(0, [b"a", b"b"]) + markers(2) + batch(3, [b"c"]) + batch(4, [b"d", b"e"])
+    for cuts in ([1, 3, 4, 6], [2, 5, 6], [3, 6], [6]):
+        tap = tap_of(Broker({0: answer}))
+        tap.go_to({TP: 0})
+        found = [chunk for cut in cuts for chunk in slices(tap, cut, 1 << 20)]
+        assert [value for chunk, _ in found for value in chunk] == [b"a", b"b", b"c", b"d", b"e"]
+        assert [at for _, at in found][-1] == 6
+
+
+def test_what_one_log_waits_for_does_not_hold_up_what_is_there_of_another() -> None:
+    broker = Broker({0: batch(0, [b"a"])})
+    broker.logs[TWO] = {0: [None]}
+    tap = tap_of(broker)
+    tap.go_to({TP: 0, TWO: 0})
+    assert list(tap.take({TP: 1, TWO: 1}, 9.0)) == [TP]
+    assert broker.waited[-1] < 0.0
+    broker.logs[TWO][0][:] = [batch(0, [b"x"])]
+    assert tap.take({TP: 1, TWO: 1}, 9.0)[TWO].values == [b"x"]
+
+
+@pytest.mark.parametrize(("chunk_bytes", "most"), [(1, 2990), (2000, 2990), (1 << 20, 60)])
+def test_leaving_out_replaced_records_keeps_the_fold_the_counts_and_the_positions(chunk_bytes: int, most: int) -> None:
+    built: dict[int, Said | list[Said]] = {}
+    for base in range(0, 3000, 1000):
+        keys, written = [b"k%d" % (i % 10) for i in range(1000)], [b"v%d" % (base + i) for i in range(1000)]
+        built[0 if base == 0 else base] = batch(base, written, keys, [10_000 - base - i for i in range(1000)])
+    built[5] = built[0]
+    chunks = list(reader_of(Broker(built), latest=True).read(TP, 5, 2995, chunk_bytes=chunk_bytes))
+    folded: dict[bytes | None, bytes | None] = {}
+    for chunk in chunks:  # each leaves the store as the log has it up to its position
+        folded.update(zip(chunk.keys, chunk.values, strict=True))
+        assert folded == {b"k%d" % (i % 10): b"v%d" % i for i in range(5, chunk.next_position)}
+    assert max(int(chunk.timestamps.max()) for chunk in chunks if len(chunk)) == 10_000 - 5
+    assert sum(len(chunk) for chunk in chunks) <= most
+    assert sum(chunk.records for chunk in chunks) == 2990
+    assert np.cumsum([chunk.records for chunk in chunks]).tolist() == [chunk.next_position - 5 for chunk in chunks]
+
+
+def test_settings() -> None:
+    given = {
+        "bootstrap.servers": "a:1,b:2",
+        "security.protocol": "sasl_ssl",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": "u",
+        "sasl.password": "p",
+        "ssl.ca.location": __file__,
+        "ssl.endpoint.identification.algorithm": "none",
+        "fetch.message.max.bytes": 3,
+    }
+    assert bulk_settings(given) == {
+        "bootstrap_servers": "a:1,b:2",
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "SCRAM-SHA-512",
+        "sasl_plain_username": "u",
+        "sasl_plain_password": "p",
+        "ssl_cafile": __file__,
+        "ssl_check_hostname": False,
+    }
+    for foreign in ({"sasl.mechanism": "OAUTHBEARER"}, {"ssl.keystore.location": "x"}, {"ssl.ca.location": "probe"}):
+        assert bulk_settings({**given, **foreign}) is None
