@@ -47,8 +47,10 @@ def test_what_the_broker_refuses_is_said_in_its_words(bootstrap: str, name: str)
     wrong = {"--config=foo=bar": "Unknown topic config name: foo", "--replication-factor=3": "only 1 broker"}
     for option, says in wrong.items():
         refused = everflow(bootstrap, "topic", "create", name, option)
-        assert refused.exit_code == 1
+        assert refused.exit_code == 2
+        assert f"the broker refused to create {name}: " in refused.output
         assert says in refused.output
+        assert "start again" not in refused.output
         assert "Traceback" not in refused.output
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from everflow.cli.cluster_options import LOCAL_BROKER, ClientSettings, Debug, ErrorsForPeople, Servers
-from everflow.errors import ConfigError
+from everflow.errors import ConfigError, EverflowError, FatalError
 
 if TYPE_CHECKING:
     from everflow.kafka.admin import ClusterAdmin, TopicShape
@@ -52,7 +52,10 @@ def _add_create(topic: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
             with own_status() as status, connected(client_config(servers, settings), status) as admin:
                 _refuse_existing(admin, wanted)
                 asked = {name: (count, topic_settings) for name, count in wanted.items()}
-                created = admin.create_topics(asked, replication_factor)
+                try:
+                    created = admin.create_topics(asked, replication_factor)
+                except FatalError as failure:
+                    raise _refused(failure, wanted) from failure
             if other := sorted(wanted.keys() - created):
                 raise ConfigError(f"somebody else created {', '.join(other)} at the same moment; look with `everflow topic list`.")
             for name, count in wanted.items():
@@ -134,6 +137,17 @@ def _records(admin: ClusterAdmin, topics: Mapping[str, TopicShape]) -> dict[str,
     return held
 
 
+def _refused(failure: FatalError, wanted: Mapping[str, int]) -> EverflowError:
+    """What the broker says of topics that it does not want to create."""
+    from everflow.kafka.errors import kafka_error
+
+    refusal = None if failure.__cause__ is None else kafka_error(failure.__cause__)
+    if refusal is None:
+        return failure
+    said = f"{refusal.str().rstrip('.')} ({refusal.name()})"
+    return ConfigError(f"the broker refused to create {', '.join(wanted)}: {said}. See what there is with `everflow topic list`.")
+
+
 def _refuse_existing(admin: ClusterAdmin, wanted: Mapping[str, int]) -> None:
     found = admin.list_topics()
     there = [f"{name} ({found[name].partitions} partitions)" for name in wanted if name in found]
@@ -145,4 +159,3 @@ def _require_existing(names: list[str], topics: Mapping[str, TopicShape]) -> Non
     missing = [name for name in names if name not in topics]
     if missing:
         raise ConfigError(f"no such topic: {', '.join(missing)}. Nothing was deleted; `everflow topic list` shows what there is.")
-
