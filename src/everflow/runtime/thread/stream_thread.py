@@ -17,15 +17,14 @@ from everflow.clock import Clock, Deadline
 from everflow.config import BatchLimits
 from everflow.errors import EverflowError, TaskMigratedError, TaskTimeoutError
 from everflow.metrics import Metrics
-from everflow.moves import moves
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.retry import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, StoppedError
 from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchFailedError, BatchFailure, BatchId, BatchRequest, BatchResult
 from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.tasks.recovery import Recovery
 from everflow.runtime.tasks.task import ActiveTask, TaskState
+from everflow.runtime.thread.batch_counts import BatchCounts
 from everflow.runtime.thread.batching import BatchSize, is_empty, plan_ranges
-from everflow.runtime.thread.dropped_records import DroppedRecords
 from everflow.runtime.thread.failure_text import ending, short, told
 from everflow.runtime.thread.repeated_failures import RepeatedFailures, Trouble
 from everflow.runtime.topics.end_offsets import EndOffsets
@@ -177,9 +176,9 @@ class StreamThread:
         self._repeated = RepeatedFailures()
         self._careful: Mapping[TopicPartition, int] = {}
         """Ends of a batch whose worker died more than once: up to there batches do not grow again."""
-        self._dropped = DroppedRecords()
+        self._counts = BatchCounts(self.services.metrics)
         self._pause_ms = FIRST_PAUSE_MS
-        self._last_job_ms = clock_start(self.clock)
+        self._last_job_ms = self.clock.monotonic_ms()
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
 
     @property
@@ -567,13 +566,7 @@ class StreamThread:
             self._stuck_at = planned.log_ends if read == 0 else None
         self._planned = None
         self._progressed()
-        counted = self.services.metrics
-        counted.add(names.COMMITS, 1)
-        for key, name in COUNTS.items():
-            counted.add(name, result.counts.get(key, 0))
-        counted.add(names.DROPPED_RECORDS, sum(sum(reasons.values()) for reasons in result.dropped.values()))
-        for line in self._dropped.lines(result.dropped, self.clock.monotonic_ms()):
-            moves.warning("%s", line)
+        self._counts.add(result, self.clock.monotonic_ms())
         self.services.on_committed()
 
     # --- the end ---------------------------------------------------------------------------------
@@ -601,16 +594,3 @@ class StreamThread:
                 return
             if isinstance(command, _Drop):
                 command.done([known.pop(task) for task in sorted(command.tasks) if task in known])
-
-
-COUNTS = {
-    "in": names.RECORDS_CONSUMED,
-    "out": names.RECORDS_PRODUCED,
-    "changelog": names.CHANGELOG_RECORDS,
-    "dead_letters": names.DEAD_LETTERS,
-}
-
-
-def clock_start(clock: Clock) -> float:
-    """Monotonic time now."""
-    return clock.monotonic_ms()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everflow.runtime.thread.dropped_records import DroppedRecords
+from everflow.runtime.thread.batch_counts import DroppedRecords
 
 LATE = "too late: the window's grace was over, by the newest record time its task had seen (docs/guide/time.md)"
 

@@ -1,0 +1,64 @@
+"""Counts what committed micro-batches read, wrote and left out, and tells people of the last.
+
+Records that an operator left out are told at once and then once a minute: Kafka Streams warns of every such record, and of a
+micro-batch that may be a hundred thousand lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from everflow import metrics as names
+from everflow.metrics import Metrics
+from everflow.moves import counted, moves
+from everflow.runtime.commit.batch import BatchResult
+
+TOLD_EVERY_MS = 60_000.0
+
+COUNTS = {
+    "in": names.RECORDS_CONSUMED,
+    "out": names.RECORDS_PRODUCED,
+    "changelog": names.CHANGELOG_RECORDS,
+    "dead_letters": names.DEAD_LETTERS,
+}
+
+WHY = {
+    "late": "too late: the window's grace was over, by the newest record time its task had seen (docs/guide/time.md)",
+    "null-key": "without a key",
+    "null-value": "without a value",
+}
+
+
+@dataclass
+class DroppedRecords:
+    """What one stream thread dropped and has not told yet. Pure; times are monotonic ms."""
+
+    _untold: dict[tuple[str, str], int] = field(default_factory=dict)
+    _told_ms: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def lines(self, dropped: Mapping[str, Mapping[str, int]], now_ms: float) -> list[str]:
+        """What is to be told after a batch that dropped these: node -> reason -> records."""
+        for node, reasons in dropped.items():
+            for reason, count in reasons.items():
+                self._untold[node, reason] = self._untold.get((node, reason), 0) + count
+        due = [key for key in self._untold if now_ms - self._told_ms.get(key, -TOLD_EVERY_MS) >= TOLD_EVERY_MS]
+        self._told_ms.update(dict.fromkeys(due, now_ms))
+        return [f"{node} dropped {counted(self._untold.pop((node, why)), 'record')} {WHY.get(why, why)}" for node, why in due]
+
+
+@dataclass
+class BatchCounts:
+    """Of one stream thread, which alone calls it."""
+
+    metrics: Metrics
+    _dropped: DroppedRecords = field(default_factory=DroppedRecords)
+
+    def add(self, result: BatchResult, now_ms: float) -> None:
+        """Of a batch that was committed."""
+        self.metrics.add(names.COMMITS, 1)
+        for key, name in COUNTS.items():
+            self.metrics.add(name, result.counts.get(key, 0))
+        self.metrics.add(names.DROPPED_RECORDS, sum(sum(reasons.values()) for reasons in result.dropped.values()))
+        for line in self._dropped.lines(result.dropped, now_ms):
+            moves.warning("%s", line)
