@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from everflow.assignment.api import (
+from everflow import TaskId
+from everflow.assignment import (
     ApplicationState,
     AssignmentError,
     KafkaStreamsAssignment,
@@ -19,7 +20,6 @@ from everflow.assignment.api import (
     TaskAssignment,
     default_standby_assignment,
 )
-from everflow.records import TaskId
 
 
 class StayingAssignor:

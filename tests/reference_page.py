@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import everflow
+import everflow.assignment
+import everflow.metrics
 import everflow.testing
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "guide" / "reference.md"
@@ -35,8 +37,6 @@ OWN = frozenset(
 
 WITHOUT_DOCSTRING = {
     "StateListener": "A function `(new, old)` of two `ClientState`, for `KafkaStreams.set_state_listener`.",
-    "TaskAssignor.assign": "The distribution of all tasks; called once a rebalance.",
-    "TaskAssignor.on_assignment_computed": "Told what became of the answer: an `AssignmentError` or none.",
 }
 
 
@@ -67,14 +67,17 @@ SECTIONS = (
     Section("Tasks and listeners", "../SCALING.md#listeners", "TaskId TaskRole TaskState TaskStatus TopicPartition RestoreListener "
             "RestoreProgress StandbyUpdateListener SuspendReason"),
     Section("An assignor of your own", "../SCALING.md#an-assignor-of-your-own", "TaskAssignor ApplicationState KafkaStreamsState "
-            "TaskAssignment KafkaStreamsAssignment AssignmentError"),
+            "TaskAssignment KafkaStreamsAssignment AssignmentError identity_assignment default_standby_assignment "
+            "optimize_rack_aware_active_tasks optimize_rack_aware_standby_tasks"),
+    Section("Metrics", "../SCALING.md", "metrics"),
     Section("Errors", "errors.md", "errors"),
 )
 PLACES = {
-    "BranchedKStream": "everflow.dsl.branched",
+    **dict.fromkeys(everflow.assignment.__all__, "everflow.assignment"),
     **dict.fromkeys(everflow.testing.__all__, "everflow.testing"),
+    **dict.fromkeys((*everflow.__all__, "metrics"), "everflow"),
 }
-"""Where names are that `everflow` itself does not have: those of `everflow.testing`, and some of what public calls return."""
+"""Name -> the module it is imported from."""
 RETURNED = frozenset(
     {
         "KStream", "KTable", "BranchedKStream", "Topology", "KGroupedStream", "TimeWindowedKStream",
@@ -88,7 +91,7 @@ _NOT_FOR_READERS = re.compile(r" \((?:D\d+|invariant I\d+|reference [\d.]+)\)")
 
 def found(name: str) -> Any:
     """What a name of `SECTIONS` is."""
-    return getattr(importlib.import_module(PLACES.get(name, "everflow")), name)
+    return getattr(importlib.import_module(PLACES[name]), name)
 
 
 def members(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
@@ -111,8 +114,8 @@ def _is_member(static: Any) -> bool:
 
 
 def public_names() -> frozenset[str]:
-    """What has to have an entry: all that can be imported from `everflow` and `everflow.testing`."""
-    return frozenset({*everflow.__all__, *everflow.testing.__all__})
+    """What has to have an entry."""
+    return frozenset(PLACES)
 
 
 def entries() -> list[str]:
@@ -133,7 +136,8 @@ HEAD = """# Reference
 Every public name, in a sentence; the page behind each heading explains it with examples. Made from the docstrings by
 `tests/reference_page.py`.
 
-What is not marked otherwise is imported from `everflow`. A `*` in front of parameters means that those behind it are given by name.
+Behind each name stands the module that it is imported from. A `*` in front of parameters means that those behind it are given
+by name.
 """
 
 
@@ -145,8 +149,16 @@ def _section(section: Section) -> str:
         thing = found(name)
         lines += ["", f"### {name}", "", _entry(name, thing, _place(name))]
         rows = [f"- `{_written(name, one, value)}`: {_text(f'{name}.{one}', value)}" for one, value in members(name, thing)]
+        rows = _metrics() if name == "metrics" else rows
         lines += ["", *rows] if rows else []
     return "\n".join(lines)
+
+
+def _metrics() -> list[str]:
+    """The names that `KafkaStreams.metrics` may have, and what each is counted in."""
+    named = {name: value for name, value in vars(everflow.metrics).items() if name.isupper() and isinstance(value, str)}
+    units = everflow.metrics.UNITS
+    return [f"- `metrics.{name}`: `{value}`, {units.get(value, 'the state')}." for name, value in named.items()]
 
 
 def _page_name(link: str) -> str:
@@ -163,15 +175,13 @@ def _errors(of_the_package: list[str]) -> str:
     rows = []
     for name, value in sorted(classes.items()):
         code = f", `{value.code}`" if hasattr(value, "code") else ""
-        place = "" if name in of_the_package else " (`everflow.errors`)"
+        place = f" (`{'everflow' if name in of_the_package else 'everflow.errors'}`)"
         rows.append(f"- `{name}`{code}{place}: {_text(f'errors.{name}', value)}")
     return "\n\n" + "\n".join(rows) + "\n"
 
 
 def _place(name: str) -> str:
-    if name in everflow.testing.__all__:
-        return " (`everflow.testing`)"
-    return " (returned by calls)" if name in PLACES else ""
+    return f" (`{PLACES[name]}`)"
 
 
 def _written(name: str, member: str, value: Any) -> str:

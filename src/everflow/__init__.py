@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         TaskAssignor,
     )
     from everflow.config import StreamsConfig
+    from everflow.dsl.branched import BranchedKStream
     from everflow.dsl.grouped import KGroupedStream, SessionWindowedKStream, TimeWindowedKStream
     from everflow.dsl.kstream import KStream
     from everflow.dsl.ktable import KTable
@@ -57,6 +58,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ApplicationState",
     "AssignmentError",
+    "BranchedKStream",
     "ClientState",
     "ConfigError",
     "EverflowError",
@@ -110,6 +112,7 @@ __all__ = [
 _NAMES = {
     "assignment.api": "ApplicationState AssignmentError KafkaStreamsAssignment KafkaStreamsState TaskAssignment TaskAssignor",
     "config": "StreamsConfig",
+    "dsl.branched": "BranchedKStream",
     "dsl.grouped": "KGroupedStream SessionWindowedKStream TimeWindowedKStream",
     "dsl.kstream": "KStream",
     "dsl.ktable": "KTable",

@@ -35,7 +35,7 @@ class TaskId(NamedTuple):
 
 
 class TopicPartition(NamedTuple):
-    """One partition of a topic."""
+    """One partition of a topic, by name and number; written ``topic-0``."""
 
     topic: str
     partition: int

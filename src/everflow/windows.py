@@ -91,6 +91,8 @@ class TimeWindows(Telling):
 
     Tumbling where the advance equals the size, hopping where it is smaller. ``grace_ms`` is how long after its
     end, in stream time, a window still takes records.
+
+    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for what is none, or cannot be a window.
     """
 
     size_ms: int
@@ -165,6 +167,8 @@ class SessionWindows(Telling):
 
     A record opens a session, extends one, or joins several into one; both ends are times of records. ``grace_ms`` is how
     long after a session's end + gap, in stream time, it still takes records (KIP-94, KIP-328).
+
+    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for what is none, or cannot be a window.
     """
 
     gap_ms: int

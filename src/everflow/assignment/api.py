@@ -97,9 +97,11 @@ class TaskAssignor(Protocol):
     takes longer than a third of ``session.timeout.ms`` or of ``rebalance.timeout.ms``; an answer that comes later is lost.
     """
 
-    def assign(self, application_state: ApplicationState) -> TaskAssignment: ...
+    def assign(self, application_state: ApplicationState) -> TaskAssignment:
+        """The distribution of all tasks; called once a rebalance."""
 
-    def on_assignment_computed(self, assignment: TaskAssignment, error: AssignmentError) -> None: ...
+    def on_assignment_computed(self, assignment: TaskAssignment, error: AssignmentError) -> None:
+        """Told what became of the answer: an `AssignmentError` or none."""
 
 
 Run = Callable[[str, Callable[[], object]], None]

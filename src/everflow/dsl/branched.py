@@ -1,4 +1,7 @@
-"""Splits a stream: a branch takes what its predicate, and no earlier one, takes. NULL is false."""
+"""Splits a stream: a branch takes what its predicate, and no earlier one, takes. NULL is false.
+
+All calls belong to the thread that builds the topology; TopologyError, with the user's line and the cure, for what cannot work.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 An aggregation with built-ins is lowered to a projection of its inputs (in Catalyst) and a vectorised operator; one with Python
 functions calls them record by record. Results are tables; windowed ones have the key ``struct<key, start, end>`` (ms).
+All calls belong to the thread that builds the topology; TopologyError, with the user's line and the cure, for what cannot work.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ class TimeWindowedKStream(_WindowedKStream):
         name: str | Aggregator | None = None,
         **aggregators: Aggregator,
     ) -> KTable:
-        """As `KGroupedStream.aggregate`, per window."""
+        """As `KGroupedStream.aggregate`, per key and window; its key is a `Windowed`."""
         options: dict[str, Any] = {"store": store, "initializer": initializer, "aggregator": aggregator}
         options |= {"returns": returns, "value": value, "name": name}
         return _aggregate(self._group, self._windows, options, aggregators, user_line())

@@ -1,4 +1,7 @@
-"""`KTable`: the latest value of each key, and its operators. A null deletes, and is passed on."""
+"""`KTable`: the latest value of each key, and its operators. A null deletes, and is passed on.
+
+All calls belong to the thread that builds the topology; TopologyError, with the user's line and the cure, for what cannot work.
+"""
 
 from __future__ import annotations
 

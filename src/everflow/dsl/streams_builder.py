@@ -1,4 +1,7 @@
-"""`StreamsBuilder`: a program begins here, and ``build`` freezes its topology."""
+"""`StreamsBuilder`: a program begins here, and ``build`` freezes its topology.
+
+All calls belong to the thread that builds the topology; TopologyError, with the user's line and the cure, for what cannot work.
+"""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
 
     @property
     def state(self) -> ClientState:
-        """The state now."""
+        """The instance's `ClientState` at this moment; any thread may ask."""
         return self._states.state
 
     def start(self) -> None:

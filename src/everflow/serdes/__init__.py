@@ -84,6 +84,7 @@ def time_windowed(inner: Serde, size_ms: int) -> Serde:
     """Keys of windowed results (Java's TimeWindowedSerializer): ``inner``'s bytes, then the window start.
 
     Arrow ``struct<key: K, start: int64, end: int64>`` (ms); the end is not in the bytes, hence ``size_ms``.
+    SerdeError for what is no serde or no size.
     """
     inner = _inner("time_windowed", inner)
     if not isinstance(size_ms, int) or size_ms < 1:

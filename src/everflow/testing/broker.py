@@ -226,14 +226,14 @@ class EmbeddedBroker:
 
     @property
     def bootstrap_servers(self) -> str:
-        """``host:port`` for clients; known once started, unchanged over restarts."""
+        """``host:port`` for clients; known once started (SetupError before), unchanged over restarts."""
         if self._ports is None:
             raise SetupError("the embedded broker has no address before start()", code="EF-BROKER")
         return f"127.0.0.1:{self._ports[0]}"
 
     @property
     def data_folder(self) -> Path:
-        """The folder with topics and log; known once started."""
+        """The folder with topics and log; known once started, SetupError before."""
         if self._folder is None:
             raise SetupError("the embedded broker has no data folder before start()", code="EF-BROKER")
         return self._folder

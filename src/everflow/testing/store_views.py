@@ -93,7 +93,7 @@ class SessionView(_View):
             yield Windowed(self.spec.key_serde.decode(key), start, end), found.value
 
     def fetch(self, key: Any) -> Iterator[tuple[Windowed, Any]]:
-        """`all` of one key."""
+        """The sessions of ``key`` and their values, in order of time."""
         return (entry for entry in self.all() if entry[0].key == key)
 
     def find_sessions(self, key: Any, earliest_end: int, latest_start: int) -> Iterator[tuple[Windowed, Any]]:

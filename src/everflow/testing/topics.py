@@ -1,4 +1,7 @@
-"""Topics of the test driver as a test sees them: records are piped into one and read from another."""
+"""Topics of the test driver as a test sees them: records are piped into one and read from another.
+
+They belong to the thread of their driver. Times are ms since the epoch.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +129,7 @@ class OutputTopic(Telling):
         return self.read_record()[:2]
 
     def read_records(self) -> list[TestRecord]:
-        """All records not read yet."""
+        """All records not read yet, in the order they were written; none where there are none."""
         return [self.read_record() for _ in range(len(self._records))]
 
     def read_key_values(self) -> list[tuple[Any, Any]]:

@@ -172,7 +172,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
 
     @property
     def wall_clock_ms(self) -> int:
-        """The driver's wall clock."""
+        """What the driver takes for the present, in ms since the epoch; `advance_wall_clock_time` moves it."""
         return self._wall_clock_ms
 
     # -- running -----------------------------------------------------------------------------------------------
@@ -182,6 +182,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
 
         Within a topic they keep their order; between topics of one sub-topology the earlier record time comes first, as in an
         instance. Raises RecordError naming the record that a function or serde could not take; then nothing has an effect.
+        TopologyError for a topic of another driver.
         """
         for topic in records:
             if topic not in self._inputs:

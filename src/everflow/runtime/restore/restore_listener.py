@@ -62,7 +62,7 @@ class RestoreListener(Protocol):
         """A chunk of ``records`` records has been stored."""
 
     def restore_end(self, progress: RestoreProgress) -> None:
-        """The store is complete."""
+        """The store holds its changelog up to the end that `restore_start` told."""
 
     def restore_suspended(self, progress: RestoreProgress, reason: str) -> None:
         """It ended early: the task went away, or reading failed. The store keeps what it has."""
