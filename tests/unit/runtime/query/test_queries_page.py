@@ -1,4 +1,4 @@
-"""The HTTP service of docs/QUERIES.md: two instances answer for the whole application."""
+"""The HTTP service of docs/QUERIES.md and examples/word_service.py: two instances answer for the whole application."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 import pytest
 
+import word_service
 from everflow.assignment.user_data import HostTasks
 from everflow.records import TaskId
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.query.key_metadata import default_partitioner
 from unit.runtime.query.query_stores import COUNTS, PARTITIONS, Instance
+from word_service import serve
 
 PAGE = Path(__file__).parents[4] / "docs" / "QUERIES.md"
 KEYS = {f"key {i}": i for i in range(20)}
@@ -30,9 +32,6 @@ def ask(host: str, key: str, query: str = "") -> Any:
 @pytest.fixture
 def instances(tmp_path: Path) -> Iterator[dict[str, Instance]]:
     """Two, by end point; each has half of the partitions."""
-    (code,) = [block for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "def serve" in block]
-    page: dict[str, Any] = {}
-    exec(code, page)  # the page's own example
     made: dict[str, Instance] = {}
     servers = []
     for number in range(2):
@@ -41,7 +40,7 @@ def instances(tmp_path: Path) -> Iterator[dict[str, Instance]]:
             mine = {k.encode(): v for k, v in KEYS.items() if default_partitioner(k.encode(), PARTITIONS) == partition}
             instance.put(partition, COUNTS, mine)
             instance.end = max(instance.end, len(mine))
-        servers.append(page["serve"](instance, "127.0.0.1", 0))
+        servers.append(serve(cast(Any, instance), "127.0.0.1", 0))
         made[f"127.0.0.1:{servers[-1].server_address[1]}"] = instance
     hosts = {host: HostTasks(frozenset(instance.active)) for host, instance in made.items()}
     for instance in made.values():
@@ -52,6 +51,11 @@ def instances(tmp_path: Path) -> Iterator[dict[str, Instance]]:
         server.server_close()
     for instance in made.values():
         instance.close()
+
+
+def test_the_service_of_the_page_is_the_example() -> None:
+    (code,) = re.findall(r"```python\n(def serve.*?)```", PAGE.read_text(), re.DOTALL)
+    assert code in Path(word_service.__file__).read_text()
 
 
 def test_any_instance_answers_for_every_key(instances: dict[str, Instance]) -> None:
