@@ -3,9 +3,9 @@
     everflow broker --port 9092 --topic readings:4 --topic hot:4
     everflow run own_serde:builder --application-id hot-sensors --bootstrap-servers 127.0.0.1:9092
 
-A serde has a type, which Columns and functions see, and four methods; those for a whole column are what runs. It is compared and
-copied to the workers, so it is frozen. A packet that is none is refused with its row, so that the error, or the dead letter, names
-that record and no other.
+A type, `encode` and `decode` would be enough; with methods for a whole column, as here, a batch is
+decoded at once. A serde is compared and copied to the workers, so it is frozen. A packet that is none
+is refused with its row, so that the error, or the dead letter, names that record and no other.
 """
 
 from __future__ import annotations
