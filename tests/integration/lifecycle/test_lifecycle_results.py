@@ -55,13 +55,13 @@ def test_count(app: Application, cluster: Cluster, guarantee: str) -> None:
 def test_a_backlog_behind_a_rekey_is_not_late(app: Application, cluster: Cluster, guarantee: str) -> None:
     """Both partitions are in order and as old as each other: nothing of one may come before all of the other."""
     source, output = cluster.topic("in"), cluster.topic("out")
-    cluster.write(source, [in_json("x", {"shop": f"shop-{i % 3}", "amount": i}, 5_000 * i, i % 2) for i in range(1_440)])
+    cluster.write(source, [in_json("x", {"shop": f"shop-{i % 3}", "amount": i}, 5_000 * i, i % 2) for i in range(1, 1_441)])
     builder = StreamsBuilder()
     rekeyed = builder.stream(source, value=serdes.json(SALE)).group_by(F.col("value.shop"), name="by-shop")
     windows = TimeWindows.of_size("10 minutes").grace("1 minute")
     rekeyed.windowed_by(windows).count(store="counts").to_stream().to(output)
     with app.running(builder.build(), processing_guarantee=guarantee) as streams:
-        app.until_processed(streams, source)
+        app.until_processed(streams, source, f"{app.id}-by-shop-repartition")
         assert streams.metrics()[DROPPED_RECORDS] == 0
     found = last_by_key(cluster.read(output))
     assert sum(long(value) or 0 for value in found.values()) == 1_440
