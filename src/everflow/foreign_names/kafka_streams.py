@@ -357,7 +357,6 @@ EVERFLOW: Names = {
     "TestInputTopic": _TEST_TOPIC,
     "TestOutputTopic": _TEST_TOPIC,
     "EmbeddedBroker": not_there("it is in everflow.testing: from everflow.testing import EmbeddedBroker"),
-    "BranchedKStream": not_there("it is what stream.split() returns"),
 }
 
 _SERDE_SETTINGS = not_there(

@@ -325,13 +325,13 @@ def test_a_worker_that_serves_two_programs_keeps_them_apart(program: Program, wo
 
 
 def test_a_module_with_the_name_of_a_library_is_imported_from_its_own_file(program: Program, worker: Worker) -> None:
-    program.write("later.colorsys", "HIDDEN = 1\n")
+    program.write("later.tabnanny", "HIDDEN = 1\n")
     sys.path.insert(0, str(program.folder / "later"))
     try:
-        module = program.module("shades", "import colorsys\ndef f(name): return getattr(colorsys, name), colorsys.__name__\n")
+        module = program.module("shades", "import tabnanny\ndef f(name): return getattr(tabnanny, name), tabnanny.__name__\n")
     finally:
         sys.path.remove(str(program.folder / "later"))
-    assert worker.call(Parcel.of([module.f]), 0, "HIDDEN") == (1, "colorsys")
+    assert worker.call(Parcel.of([module.f]), 0, "HIDDEN") == (1, "tabnanny")
 
 
 def test_folders_without_init_that_a_function_imports_from(program: Program, worker: Worker) -> None:
