@@ -64,7 +64,7 @@ class StopProcess:
             stdin=screen,
             stdout=screen,
             stderr=screen,
-            env={**environment, "COLUMNS": "200"},
+            env={**environment, "COLUMNS": "400"},
             preexec_fn=_in_the_foreground,
         )
         os.close(screen)
