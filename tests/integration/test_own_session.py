@@ -51,6 +51,6 @@ def test_a_column_that_fails_prints_everflow_s_words_and_no_java(topic: Callable
     ours, theirs = done.stdout.split("-- the instance's --")[1].split("-- the user's --")
     assert [line for line in ours.splitlines() if any(word in line for word in JAVA)] == []
     assert ours.count("The value 'abc' of the type \"STRING\" cannot be cast to \"INT\"") == 3, "at each of its attempts"
-    assert "program.py:11" in ours
+    assert "program.py:12" in ours
     assert "raised " in theirs
     assert "ERROR Executor: Exception in task" in theirs, "the user's own jobs say what they said before"
