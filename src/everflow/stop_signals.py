@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: one owner in a process at a time, whose handlers set flags.
+"""SIGINT, SIGTERM and SIGHUP: one owner in a process at a time, whose handlers set flags.
 
 Two ways to hear of a signal, for two kinds of moments:
 
@@ -8,21 +8,26 @@ Two ways to hear of a signal, for two kinds of moments:
 - Something runs: inside `StopSignals.told_to` nothing is raised. Signals are counted, and a thread tells the listener of each.
 
 After that, and once the first has been raised, a signal is only counted: the end is under way.
+
+SIGHUP says that the terminal is gone. Where the process was started to outlive it (``nohup``), or its program has a handler of its
+own, it stays theirs. A shell that ends sends it several times: only as the first signal does it say anything.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import signal
 import sys
+import termios
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-NUMBERS = (signal.SIGINT, signal.SIGTERM)
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AGAIN_S = 0.05
 EXIT_BASE = 128
 """A shell's exit code of what a signal ended: this plus its number."""
@@ -54,7 +59,7 @@ class StopSignals:
     def install(self) -> StopSignals:
         """Own the signals from now on."""
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._on_signal) for number in NUMBERS}
+            self._before = {number: signal.signal(number, self._on_signal) for number in NUMBERS if _is_ours(number)}
             self._unraisable, sys.unraisablehook = sys.unraisablehook, self._on_swallowed
             StopSignals.current = self
         return self
@@ -111,6 +116,10 @@ class StopSignals:
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         """May run inside of itself: a put of SimpleQueue may too, what takes a lock may not."""
+        if number == signal.SIGHUP:
+            _let_go_of_lost_terminal()
+            if self.first is not None:
+                return
         self.count += 1
         self.first = self.first or number
         if not self._raising:
@@ -131,6 +140,22 @@ class StopSignals:
         again = threading.Timer(AGAIN_S, lambda: os.kill(os.getpid(), self.first or signal.SIGINT))
         again.daemon = True
         again.start()
+
+
+def _is_ours(number: int) -> bool:
+    return number != signal.SIGHUP or signal.getsignal(number) is signal.SIG_DFL
+
+
+def _let_go_of_lost_terminal() -> None:
+    """Every line for a terminal that is gone would fail, and with it what wrote it: an end in order above all."""
+    for descriptor in (1, 2):
+        try:
+            termios.tcgetattr(descriptor)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "STOPPING.md").read_text()
 CELLS = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if re.match(r"\| `[a-z-]+` \|", line)]
-NAMES = {2: "SIGINT", 15: "SIGTERM"}
+NAMES = {1: "SIGHUP", 2: "SIGINT", 15: "SIGTERM"}
 
 
 @pytest.fixture(scope="module")

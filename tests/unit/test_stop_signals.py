@@ -1,19 +1,32 @@
-"""SIGINT and SIGTERM raise once while nothing has to end in order, and are told by a thread while something has."""
+"""SIGINT, SIGTERM and SIGHUP raise once while nothing has to end in order, and are told by a thread while something has."""
 
 from __future__ import annotations
 
 import gc
 import os
+import pty
 import signal
 import subprocess
+import sys
 import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from everflow.stop_signals import StopRequestedError, StopSignals, owned
+from everflow.stop_signals import NUMBERS, StopRequestedError, StopSignals, owned
 from everflow.testing import wait_until
 
 WAIT_S = 5.0
+
+
+@pytest.fixture(autouse=True)
+def hang_up_as_a_shell_leaves_it() -> Iterator[None]:
+    """Whatever runs these tests: nohup ignores it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def send(number: int) -> None:
@@ -110,8 +123,64 @@ def test_one_in_the_middle_of_a_fork_waits_for_its_end() -> None:
     assert not armed
 
 
+LOSES_ITS_TERMINAL = """
+import fcntl, os, sys, termios, threading
+from everflow.stop_signals import StopSignals
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+said, over = open(sys.argv[1], "w", buffering=1), threading.Event()
+def told(count, number):
+    print("to the terminal", flush=True)
+    said.write(f"{count} {number}\\n")
+    over.set()
+with StopSignals() as signals, signals.told_to(told):
+    print("waits", flush=True)
+    over.wait()
+    print("the end", flush=True)
+sys.exit(signals.exit_code)
+"""
+
+
+def test_a_closed_terminal_is_a_signal_and_lines_for_it_do_no_harm(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    controller, screen = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-c", LOSES_ITS_TERMINAL, str(said)], stdin=screen, stdout=screen, stderr=screen, start_new_session=True
+    )
+    try:
+        os.close(screen)
+        assert os.read(controller, 100).startswith(b"waits")
+        os.close(controller)
+        assert child.wait(WAIT_S) == 129
+    finally:
+        child.kill()
+    assert said.read_text() == f"1 {signal.SIGHUP.value}\n"
+
+
+def test_a_hang_up_says_nothing_after_another_signal() -> None:
+    told: list[tuple[int, int]] = []
+    with StopSignals() as signals, signals.told_to(lambda count, number: told.append((count, number))):
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
+            send(number)
+        wait_until(lambda: len(told) == 2, WAIT_S, "two signals to be told")
+    assert told == [(1, signal.SIGHUP), (2, signal.SIGTERM)]
+    assert signals.exit_code == 129
+
+
+@pytest.mark.parametrize("given", [signal.SIG_IGN, lambda *_: None], ids=["nohup", "own handler"])
+def test_a_hang_up_that_is_ignored_or_has_a_handler_stays_so(given: Any) -> None:
+    before = signal.signal(signal.SIGHUP, given)
+    try:
+        with StopSignals() as signals:
+            send(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is given
+        assert signals.count == 0
+        assert signal.getsignal(signal.SIGHUP) is given
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_there_is_one_owner_and_the_handlers_are_restored() -> None:
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in NUMBERS}
     with owned() as outer, owned() as inner:
         assert inner is outer
         assert signal.getsignal(signal.SIGINT) is not before[signal.SIGINT]

@@ -3,7 +3,7 @@
 Heavy modules (Spark, Kafka clients) are imported by the command that needs them: ``everflow --help`` answers at once.
 
 Exit codes: 0 done, also when a signal ended in order what ran; 1 failed while running; 2 wrong usage, configuration, program or
-set-up; 130 and 143: SIGINT or SIGTERM came before it ran (docs/STOPPING.md).
+set-up; 129, 130 and 143: SIGHUP, SIGINT or SIGTERM came before it ran (docs/STOPPING.md).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def run(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Run a topology until it is stopped (Ctrl-C or SIGTERM commit; --leave/--stay says what becomes of the tasks).
+    """Run a topology until it is stopped (Ctrl-C, SIGTERM, SIGHUP commit; --leave/--stay says what becomes of the tasks).
 
     The program is read once, at the start, from the file that is named then: a change of it takes effect at the next start.
     """

@@ -1,4 +1,4 @@
-"""Runs an instance in the foreground: starts it, watches it, ends it by SIGINT or SIGTERM.
+"""Runs an instance in the foreground: starts it, watches it, ends it by SIGINT, SIGTERM or SIGHUP.
 
 `KafkaStreams.run` and the commands share it. docs/STOPPING.md has the table of moments and signals.
 """
@@ -76,7 +76,8 @@ class Foreground:
         streams = self.streams
         if count == 1:
             self.signal, self.joined, self._told_at_s = number, streams._joined, time.monotonic()
-            moves.info("stopping: %s (%s; a second one does not wait)", self._what(), signal.Signals(number).name)
+            hurry = "SIGTERM" if number == signal.SIGHUP else "a second one"
+            moves.info("stopping: %s (%s; %s does not wait)", self._what(), signal.Signals(number).name, hurry)
             streams._begin_close(self.timeout_s, self.leave_group)
         elif count == 2:
             moves.info("stopping now: batches in flight have a second to end, nothing more is handed over")

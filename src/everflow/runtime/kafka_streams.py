@@ -193,10 +193,10 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
             self._start_over.set()
 
     def run(self, leave_group: bool | None = None) -> None:
-        """`start`, then block until SIGINT or SIGTERM ends the instance in order, as `close` does with ``leave_group``, at any
-        moment, the start included. A second signal ends the draining and the batches in flight. Each is told in a line, and the
+        """`start`, then block until SIGINT, SIGTERM or SIGHUP ends the instance in order, as `close` does with ``leave_group``, at
+        any moment, the start included. A second signal ends the draining and the batches in flight. Each is told in a line, and the
         call returns (docs/STOPPING.md). Raises what stopped the instance otherwise. On another thread than the main one it hears
-        no signals."""
+        no signals, and no SIGHUP that is ignored (``nohup``) or has a handler of the program's own."""
         try:
             Foreground(self, leave_group).run()
         except EverflowError as error:

@@ -20,6 +20,7 @@ from typing import Any
 from pyspark import SparkContext, java_gateway
 
 from everflow.spark.jvm_output import JvmOutput
+from everflow.stop_signals import NUMBERS
 
 log = logging.getLogger("everflow.spark")
 
@@ -34,9 +35,9 @@ def jvm_ends_with_failure(stop: threading.Event | None = None) -> Iterator[None]
     goes on, and PySpark has forgotten it, so that a later start launches another. A JVM that was there before is left alone.
     ``stop`` set meanwhile ends the JVM, and so the start, with some error of PySpark's.
 
-    The JVM has a process group of its own and ignores SIGINT and SIGTERM: they come to it when a terminal or a supervisor signals
-    everything that it started, and this process, which then ends in order, still needs it. It ends with its standard input, at
-    the end of this process at the latest. Not for several threads at once.
+    The JVM has a process group of its own and ignores what `StopSignals` answers: that comes to it when a terminal or a supervisor
+    signals everything that it started, and this process, which then ends in order, still needs it. It ends with its standard input,
+    at the end of this process at the latest. Not for several threads at once.
     """
     launched: list[subprocess.Popen[Any]] = []
     output = JvmOutput()
@@ -79,8 +80,8 @@ def _deaf(given: Callable[[], None] | None) -> Callable[[], None]:
     def prepare() -> None:
         if given is not None:
             given()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for number in NUMBERS:
+            signal.signal(number, signal.SIG_IGN)
 
     return prepare
 

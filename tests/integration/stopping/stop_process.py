@@ -45,6 +45,8 @@ class StopProcess:
         self._printed = folder / f"printed-{os.path.basename(temporary)}"
         self._family: dict[int, psutil.Process] = {}
         self._controller = -1
+        self._copying = threading.Thread(target=self._copy_screen, daemon=True)
+        self._closing = threading.Event()
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": temporary, "SPARK_LOCAL_DIRS": temporary}
         command = [sys.executable, *arguments]
         if terminal:
@@ -68,12 +70,12 @@ class StopProcess:
             preexec_fn=_in_the_foreground,
         )
         os.close(screen)
-        threading.Thread(target=self._copy_screen, daemon=True).start()
+        self._copying.start()
         return child
 
     def _copy_screen(self) -> None:
         with self._printed.open("ab", buffering=0) as out, suppress(OSError):
-            while data := os.read(self._controller, 65_536):
+            while not self._closing.is_set() and (data := os.read(self._controller, 65_536)):
                 out.write(data)
 
     @property
@@ -108,6 +110,14 @@ class StopProcess:
         """At its terminal."""
         self.family()
         os.write(self._controller, keys)
+
+    def hang_up(self) -> None:
+        """Close its terminal; whoever reads it lets go at the next output, which a live progress line is."""
+        self.family()
+        self._closing.set()
+        self._copying.join(END_S)
+        os.close(self._controller)
+        self._controller = -1
 
     def kill(self) -> None:
         """The process alone, by SIGKILL."""
@@ -151,9 +161,10 @@ def _is_zombie(found: psutil.Process) -> bool:
 
 
 def _in_the_foreground() -> None:
-    """A session of its own, with Ctrl-C as a shell leaves it to a command in the foreground."""
+    """A session of its own, with signals as a shell leaves them to a command in the foreground, however these tests were run."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from everflow.testing import wait_until
 from everflow.testing.broker import EmbeddedBroker
 from integration.stopping.stop_process import NEVER_SHOWN, StopProcess, everflow, process
 
-INT, TERM = signal.SIGINT, signal.SIGTERM
+HUP, INT, TERM = signal.SIGHUP, signal.SIGINT, signal.SIGTERM
 WAIT_S = 30.0
 GONE = "could not be told that this instance leaves"
 UNBEGUN = "stopping: nothing runs yet that has to end in order ({})"
@@ -409,6 +409,7 @@ ROWS = {
     "spark-starts-term": Row(spark_starts, (TERM,), 143, (UNBEGUN,), ()),
     "no-broker": Row(no_broker, (TERM,), 143, (UNJOINED,), quick=True),
     "no-broker-int": Row(no_broker, (INT,), 130, (UNJOINED,)),
+    "no-broker-hup": Row(no_broker, (HUP,), 129, (UNJOINED,)),
     "creating-topics": Row(creating_topics, (TERM,), 143, (UNJOINED,)),
     "preparing": Row(preparing, (INT,), 130, (UNJOINED,)),
     "joining": Row(joining, (TERM,), 143, (UNJOINED,)),
@@ -428,7 +429,7 @@ ROWS = {
     "broker": Row(broker, (INT,), 0, ("stopping: the broker is told to end",), ()),
     "describe": Row(describe, (TERM,), 143, (UNBEGUN,), ()),
 }
-ROWS_OF_THEIR_OWN = {"killed"}
+ROWS_OF_THEIR_OWN = {"hangup", "killed"}
 """Rows with a test of their own."""
 
 
@@ -493,6 +494,24 @@ def _is_released(world: World) -> None:
         assert directory.previous.clean_close
     finally:
         directory.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.spark
+@pytest.mark.broker
+def test_a_closed_terminal_ends_it_in_order_and_the_log_says_so(world: World) -> None:
+    with idle(world) as child:
+        child.hang_up()
+        assert child.ended() == 0, child.printed
+        assert child.left() == [], child.printed
+    log = (world.folder / "state" / world.app / "logs" / "everflow.log").read_text()
+    told = log[log.index(LEAVES.format("SIGHUP")) :]
+    assert log.count("stopping: ") == 1, log
+    assert re.findall(r"state \w+ -> (\w+)", told) == ENDED, told
+    assert "Traceback" not in told, told
+    assert world.members() == 0
+    _is_released(world)
 
 
 @pytest.mark.slow
