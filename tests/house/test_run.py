@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -81,3 +82,19 @@ def test_a_check_that_fails_for_another_reason_installs_nothing(tmp_path: Path) 
     assert done.returncode == 1
     assert "No module named everflow" in done.stderr
     assert not noted.exists()
+
+
+def test_a_silent_installation_is_told_to_go_on_and_keeps_its_exit_code(tmp_path: Path) -> None:
+    """The command ends once it has been told of twice."""
+    told = tmp_path / "told"
+    (tmp_path / "functions").write_text((ROOT / "run").read_text().removesuffix('main "$@"\n'))
+    (tmp_path / "script").write_text(
+        f"source {tmp_path}/functions\nTELL_EVERY_S=0.05\n"
+        f"patiently 'installing packages' bash -c 'until [ \"$(grep -c still {told})\" -ge 2 ]; do :; done; exit 3' || exit $?\n"
+    )
+    with told.open("w") as out:
+        done = subprocess.run(["bash", str(tmp_path / "script")], stderr=out, timeout=60, check=False)
+    assert done.returncode == 3
+    lines = told.read_text().splitlines()
+    assert len(lines) >= 2
+    assert all(re.fullmatch(r"set-up: still installing packages, \d+ s", line) for line in lines)
