@@ -22,13 +22,15 @@ from rich.console import Console
 from everflow import __version__, logs
 from everflow.cli import new_project, record_commands, simulate, topics
 from everflow.cli.option_names import BOOTSTRAP_VARIABLE, OPTIONS, named_as_typed, require_given
+from everflow.cli.usage import EXIT_USAGE, Commands
 from everflow.console.terminal import error_text, merge_settings
 from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
 from everflow.stop_signals import EXIT_BASE, owned
 
-EXIT_FAILED, EXIT_USAGE = 1, 2
+EXIT_FAILED = 1
 
 app = typer.Typer(
+    cls=Commands,
     help="everflow: Kafka Streams for PySpark.",
     no_args_is_help=True,
     add_completion=False,

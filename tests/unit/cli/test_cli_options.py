@@ -88,3 +88,32 @@ def test_an_error_stays_what_it_is() -> None:
     with pytest.raises(FatalError, match=r"^--threads is 5$") as caught, named_as_typed({"num.stream.threads": "--threads"}):
         raise FatalError("num.stream.threads is 5", code="EF-ANY")
     assert caught.value.code == "EF-ANY"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "flights:builder", "--guarantee", "exactly_once"], "'--guarantee': 'exactly_once' is not one of 'at_least_on"),
+        (["run", "flights:builder", "--threads", "many"], "Invalid value for '--threads': "),
+        (["run", "flights:builder", "--threds", "3"], "--threds"),
+        (["run"], "Missing argument 'MODULE:NAME'"),
+        (["topic", "remove"], "No such command 'remove'"),
+        (["rnu"], "No such command 'rnu'. Did you mean 'run'?"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_told_as_all_errors_are(arguments: list[str], says: str) -> None:
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    first, last = done.output.splitlines()
+    assert first.startswith("error: [EF-USAGE] ")
+    assert says in first
+    assert last.startswith(("  everflow", "  root"))
+    assert last.endswith(" --help shows how it is written")
+
+
+@pytest.mark.parametrize("arguments", [[], ["topic"]])
+def test_a_group_without_a_command_shows_its_help(arguments: list[str]) -> None:
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert "Usage: " in done.output
+    assert "error: " not in done.output
