@@ -141,10 +141,15 @@ _MODULES = {"agg": "everflow.operators.agg", "errors": "everflow.errors", "serde
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
-    if name in _MODULE_OF:
-        return getattr(importlib.import_module(_MODULE_OF[name]), name)
+    found = _MODULES.get(name) or _MODULE_OF.get(name)
+    if found is not None:
+        try:
+            module = importlib.import_module(found)
+        except Exception as error:
+            from everflow.hidden_modules import raise_told
+
+            raise_told(name, error)
+        return module if name in _MODULES else getattr(module, name)
     from everflow.foreign_names import telling  # rare: not paid for by every import
 
     return telling(__name__, lambda: __all__)(name)
