@@ -18,7 +18,7 @@ from everflow.runtime.worker.resident_step import TwinSegment
 from everflow.spark.local_run import LocalRun
 from everflow.spark.segments import hop_into_step
 from everflow.topology.hops import HopInput, read_hop
-from everflow.topology.plan import PhysicalPlan, plan
+from everflow.topology.plan import DEAD_LETTER_SLOT, PhysicalPlan, plan
 from everflow.topology.subtopologies import cut
 
 pytestmark = pytest.mark.spark
@@ -65,9 +65,23 @@ def copied(builder: StreamsBuilder) -> None:
     builder.stream("in", key=serdes.string(), value=serdes.bytes_()).to("out")
 
 
-PROGRAMS = [counted, windowed, summed, copied]
+def floating(builder: StreamsBuilder) -> None:
+    value = serdes.json("a float, b struct<c: double>, l array<double>, m map<string, float>, n array<map<string, array<double>>>")
+    builder.stream("in", key=serdes.string(), value=value).group_by_key().aggregate(n=agg.max("value.a"), store="s")
+
+
+PROGRAMS = [counted, windowed, summed, copied, floating]
 VALUES = [b'{"a": 1, "b": {"c": 2.5}}', b'{"a": 2}', None, b'{"b": {"c": null}, "extra": 1}', b"{broken", b"", b"\xff\xfe"]
 KEYS = [b"\x00" * 7 + b"\x01", b"\x00" * 8, b"\x7f" + b"\xff" * 7, None, b"\x00" * 8, b"\x00" * 8, b"\x00" * 8]
+TOO_LARGE = [
+    b'{"a": 3.4028235e38, "b": {"c": 1.7976931348623157e308}, "l": [1], "m": {"k": 1}, "n": [{"k": [1]}]}',
+    b'{"a": 3.5e38}',
+    b'{"a": null, "b": null, "l": null, "m": {"k": null}, "n": [{"k": [null]}]}',
+    b'{"b": {"c": -1e309}}',
+    b'{"l": [null, 1e309]}',
+    b'{"m": {"k": -1e39}}',
+    b'{"n": [{}, null, {"k": null, "j": [1, 1e309]}]}',
+]
 
 
 def planned(program: object) -> PhysicalPlan:
@@ -79,9 +93,10 @@ def planned(program: object) -> PhysicalPlan:
 
 def records(program: object) -> list[Record]:
     keys: list[bytes | None] = list(KEYS) if program is summed else [b"k", b"", b"\xffk", None, b"k", b"k", b"l"]
+    values = TOO_LARGE if program is floating else VALUES
     return [
         Record(("in", 0, 10 + row), (key, value), 1_000 * row, [("h", b"%d" % row)] if row % 2 else [])
-        for row, (key, value) in enumerate(zip(keys, VALUES, strict=True))
+        for row, (key, value) in enumerate(zip(keys, values, strict=True))
     ]
 
 
@@ -116,6 +131,11 @@ def test_the_twin_gives_what_catalyst_gives(spark: SparkSession, program: object
             if found.headers:
                 assert columns(given.batches[slot.id])[6] == columns(expected.batches[slot.id])[6]
             np.testing.assert_array_equal(given.offset[given.rows[slot.id]], given.batches[slot.id].offset)
+
+
+def test_a_number_that_is_too_large_for_its_type_is_no_infinity(spark: SparkSession) -> None:
+    batches = through_catalyst(planned(floating), records(floating)).batches
+    assert batches[DEAD_LETTER_SLOT].offset.tolist() == [11, 13, 14, 15, 16]
 
 
 def test_columns_of_the_user_have_no_twin(spark: SparkSession) -> None:

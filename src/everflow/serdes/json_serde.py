@@ -6,6 +6,7 @@ import base64
 import datetime as dt
 import decimal
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ import pyarrow as pa
 from everflow.serdes.base import SerdeError, encode_one, flat
 
 _DIGITS = decimal.Context(prec=76)  # the default of 28 digits is fewer than decimal(38) has
+_BEYOND_FLOAT = float(2**128 - 2**103)
+"""From here on a number is rounded to infinity in 32 bits."""
 _Convert = Callable[[Any], Any] | None
 
 
@@ -103,7 +106,7 @@ def _reader(type_: pa.DataType) -> _Convert:
     if pa.types.is_integer(type_):
         return _read_integer  # Arrow would cut off what is behind the point
     if pa.types.is_floating(type_):
-        return _read_number  # Arrow would take true as 1
+        return _read_double if pa.types.is_float64(type_) else _read_float
     return _nested(type_, _reader, map_in=_object, map_out=lambda value: list(value.items()), checked=True)
 
 
@@ -171,8 +174,22 @@ def _read_timestamp(value: Any) -> dt.datetime:
     return parsed if parsed.tzinfo else parsed.replace(tzinfo=dt.timezone.utc)
 
 
+def _read_double(value: Any) -> Any:
+    number = _read_number(value)
+    if isinstance(number, float) and math.isinf(number):  # of the exact parser: orjson refuses it
+        raise TypeError(f"{value} is too large for a double")
+    return number
+
+
+def _read_float(value: Any) -> Any:
+    number = _read_number(value)
+    if isinstance(number, int | float) and abs(number) >= _BEYOND_FLOAT:
+        raise TypeError(f"{value} is too large for a float")
+    return number
+
+
 def _read_number(value: Any) -> Any:
-    if isinstance(value, bool):
+    if isinstance(value, bool):  # Arrow would take true as 1
         raise TypeError(f"expected a number, found {value}")
     return float(value) if isinstance(value, decimal.Decimal) else value
 

@@ -171,10 +171,28 @@ def _is_bad_json(serde: Serde, raw: Column, decoded: Column) -> Column:
     into NULL and repairs UTF-8 silently: each is checked here."""
     invalid = raw.isNotNull() & ~F.is_valid_utf8(raw.cast("string"))
     text = F.rtrim(raw.cast("string"))
+    infinite = _has_infinity(decoded, serde.type)
+    if infinite is not None:
+        invalid = invalid | F.coalesce(infinite, F.lit(False))
     if not pa.types.is_struct(serde.type):
         return invalid | (raw.isNotNull() & decoded.isNull() & (text != F.lit("null")))
     corrupt = decoded.isNull() | decoded[_CORRUPT].isNotNull() | ~text.endswith("}")
     return invalid | (raw.isNotNull() & corrupt & (text != F.lit("null")))
+
+
+def _has_infinity(column: Column, type_: pa.DataType) -> Column | None:
+    """Whether a number became an infinity, which JSON cannot say: its text is too large for the type, and Jackson does not mind.
+    None for types without floating numbers."""
+    if pa.types.is_floating(type_):
+        return F.abs(column) == F.lit(float("inf"))
+    if pa.types.is_struct(type_):
+        found = [one for field in type_ if (one := _has_infinity(column[field.name], field.type)) is not None]
+        return reduce(lambda a, b: a | b, (F.coalesce(one, F.lit(False)) for one in found)) if found else None
+    if pa.types.is_map(type_):
+        return _has_infinity(F.map_values(column), pa.list_(type_.item_type))
+    if pa.types.is_list(type_) and _has_infinity(F.lit(None), type_.value_type) is not None:
+        return F.exists(column, lambda item: F.coalesce(cast(Column, _has_infinity(item, type_.value_type)), F.lit(False)))
+    return None
 
 
 def _drop_dead_rows(frame: DataFrame, plan: PhysicalPlan) -> DataFrame:
