@@ -83,6 +83,15 @@ class UnknownImportError(TopologyError, ImportError):
     code = "EF-UNKNOWN-NAME"
 
 
+class UnknownBranchError(TopologyError, KeyError):
+    """A name that no branch of a split stream has; the message lists those there are."""
+
+    code = "EF-UNKNOWN-NAME"
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # a KeyError shows its repr
+
+
 # --- fatal for the instance: stop, say why -------------------------------------------------------------------
 
 

@@ -6,6 +6,10 @@ MOST_TEXT = 2_000
 """Characters of an error's text that are passed on: a record may be in it."""
 
 
+UNDECODED = "the value is undecoded bytes; give the stream a serde, e.g. value=serdes.json('a string, b double')"
+"""For whoever takes a field of a value whose source has no serde."""
+
+
 def shown(value: object, most: int = 200) -> str:
     """``repr(value)``, at most ``most`` characters of it; the class where that fails."""
     try:

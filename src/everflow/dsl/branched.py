@@ -5,6 +5,7 @@ All calls belong to the thread that builds the topology; TopologyError, with the
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +16,20 @@ from everflow.dsl.expressions import Expression, is_column, is_true, predicate
 from everflow.dsl.functions import FirstOf, key_value_function
 from everflow.dsl.graph_builder import GraphBuilder, check_name
 from everflow.dsl.kstream import KStream
-from everflow.errors import TopologyError
+from everflow.errors import TopologyError, UnknownBranchError
 from everflow.foreign_names import Telling
 from everflow.location import user_line
 from everflow.spark.expressions import analyse
 from everflow.topology.graph import PREPARE, FunctionNode, ProjectNode
+
+
+class Branches(dict[str, KStream]):
+    """Branches by name. One that is not there is an UnknownBranchError, which is a KeyError too."""
+
+    def __missing__(self, name: object) -> KStream:
+        near = difflib.get_close_matches(str(name), self, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UnknownBranchError(f"no branch is called {name!r}; there are {', '.join(map(repr, self))}{hint}", where=user_line())
 
 
 class BranchedKStream(Telling):
@@ -37,7 +47,7 @@ class BranchedKStream(Telling):
         )
         self._columns: list[Column] = []
         self._functions: list[Callable[..., Any]] = []
-        self._branches: dict[str, KStream] = {}
+        self._branches = Branches()
 
     @property
     def graph(self) -> GraphBuilder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,18 +13,22 @@ from pyspark.sql import functions as F
 
 from everflow import serdes
 from everflow.dsl.functions import function_name, refuse_pyspark
-from everflow.errors import EverflowError, TopologyError
+from everflow.errors import EverflowError, TopologyError, UnknownNameError
+from everflow.foreign_names import Telling, entry_of
+from everflow.location import user_line
 from everflow.serdes import Serde
 from everflow.serdes.by_record import adopted, is_serde, no_serde
 from everflow.spark.expressions import analyse
 from everflow.topology.graph import ColumnExpr, EdgeType
-from everflow.topology.types import normal_type, same_type, type_text
+from everflow.topology.types import column_names, normal_type, same_type, type_text
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs  # for the type checker only
 
 _PYTHON_TYPES: dict[object, str] = {str: "string", int: "bigint", float: "double", bool: "boolean", bytes: "binary"}
 _PYTHON_TYPES |= {dict: "name string, amount double", list: "array<string>"}
+
+_A_COLUMN = re.compile(r"\w+(?:\.\w+)*")
 
 Expression = Column | Callable[..., Any]
 
@@ -72,6 +77,39 @@ class Edge:
         return _required(self.value_serde, "value", self.type.value, operator, where)
 
 
+class HasEdge(Telling):
+    """A stream or a table. Its columns are named in expressions; who takes them from it, as from a DataFrame, is told so."""
+
+    edge: Edge
+
+    if not TYPE_CHECKING:
+        __iter__ = None  # else Python would ask for [0]
+
+        def __getattr__(self, name: str) -> Any:
+            owner, edge = type(self).__name__, vars(self).get("edge")
+            if edge is None or entry_of(owner, name) is not None or (column := _column_named(name, edge.type)) is None:
+                return super().__getattr__(name)
+            raise UnknownNameError(f"{owner} has no {name}: {_in_expressions(column)}", name=name, where=user_line())
+
+        def __getitem__(self, name: object) -> Any:
+            owner = type(self).__name__
+            if isinstance(name, Column):
+                cure = "records are chosen by filter(condition)"
+            else:
+                cure = _in_expressions((_column_named(name, self.edge.type) if isinstance(name, str) else None) or "value")
+            raise TopologyError(f"{owner} has no [...]: {cure}", where=user_line())
+
+
+def _column_named(name: str, type_: EdgeType) -> str | None:
+    """The column that ``name`` may mean: itself, or a field of the value."""
+    names = [text.partition(" ")[0] for text in column_names(type_.key, type_.value)]
+    return next((one for one in (name, f"value.{name}") if one in names), None)
+
+
+def _in_expressions(column: str) -> str:
+    return f"its columns are named in expressions, e.g. map_values(F.col({column!r})) or filter(F.col({column!r}).isNotNull())"
+
+
 def default_serde(type_: pa.DataType) -> Serde | None:
     """``serdes.from_type``, None for types without a default."""
     try:
@@ -114,7 +152,9 @@ def is_column(expression: object, operator: str, where: str | None) -> TypeIs[Co
     if callable(expression):
         refuse_pyspark(expression, operator, where)
         return False
-    cure = f"; write F.expr({expression!r}) or F.col({expression!r})" if isinstance(expression, str) else ""
+    cure = ""
+    if isinstance(expression, str):
+        cure = f"; write F.{'col' if _A_COLUMN.fullmatch(expression) else 'expr'}({expression!r})"
     raise TopologyError(f"{operator} takes a Column or a Python function, found {expression!r}{cure}", where=where)
 
 

@@ -15,6 +15,7 @@ from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import (
     Edge,
     Expression,
+    HasEdge,
     is_column,
     is_true,
     predicate,
@@ -26,14 +27,13 @@ from everflow.dsl.functions import TableFilter, TableMapper, key_value_function
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.kstream import KStream, fields_from_options
 from everflow.errors import TopologyError
-from everflow.foreign_names import Telling
 from everflow.location import user_line
 from everflow.spark.expressions import analyse
 from everflow.topology.graph import ColumnExpr, FunctionNode, ProjectNode
 from everflow.topology.types import type_text
 
 
-class KTable(Telling):
+class KTable(HasEdge):
     """A changelog stream of ``(key, latest value)``; windowed tables have the key ``struct<key, start, end>`` (ms).
 
     Columns and Python functions are taken as by `KStream`; they are not called for deletions.

@@ -24,6 +24,7 @@ from everflow.errors import TopologyError
 from everflow.spark.session import get_session
 from everflow.topology.graph import ColumnExpr, EdgeType
 from everflow.topology.types import column_names, normal_type, same_type, type_text
+from everflow.user_texts import UNDECODED
 
 _USE_TIMESTAMP = (
     "a prepared plan would freeze the time of its first batch; use F.col('timestamp'), the record's time in ms"
@@ -59,7 +60,12 @@ _REFUSED_PLANS = {
     "Window": ("a window function such as row_number()", "rows of a stream have no neighbours; " + _USE_AGGREGATE),
     "Generate": ("a generator such as explode()", "use flat_map(column) or flat_map_values(column) with an array Column"),
 }
-_WINDOWED_TIME = ("F.window() or F.session_window()", "use windowed_by(TimeWindows...) after group_by")
+_WINDOWED_TIME = (
+    "F.window() or F.session_window()",
+    "records are put into windows by their own time, behind the grouping: "
+    "stream.group_by_key().windowed_by(TimeWindows.of_size('1 minute')).count(store='a-name')",
+)
+_WINDOW_CALL = re.compile(r"\b(?:session_)?window\(")
 _NOT_DETERMINISTIC = (
     "a non-deterministic expression",
     "a re-run after a failure would give another result; derive it from key, value, topic, partition and offset",
@@ -215,13 +221,15 @@ def _readable(text: str) -> str:
 def _not_analysable(text: str, edge: EdgeType, where: str | None, error: Exception) -> TopologyError:
     condition = str(getattr(error, "getCondition", lambda: "")() or "")
     known = _KIND_BY_SQL_ERROR.get(condition.split(".")[0])
+    if known is None and _WINDOW_CALL.search(text):  # whatever is wrong with its arguments
+        known = _WINDOWED_TIME
     if known:
         return TopologyError(f"{text}: {known[0]} cannot be used in a Column; {known[1]}", where=where)
     reason = str(error).split("\n'", 1)[0].split("\n+-", 1)[0].split(" SQLSTATE", 1)[0].strip().replace("\n", " ")
     available = ", ".join(column_names(edge.key, edge.value))
     hint = ""
     if pa.types.is_binary(edge.value):
-        hint = "\n  the value is undecoded bytes; give the stream a serde, e.g. value=serdes.json('a string, b double')"
+        hint = f"\n  {UNDECODED}"
     return TopologyError(f"{text} cannot be used here: {reason}\n  columns: {available}{hint}", where=where)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from typing import Any
@@ -60,7 +61,30 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     "unknown column": (lambda b, s: s.map_values(F.col("amount")), r"columns: key string"),
     "field of bytes": (lambda b, s: b.stream("raw").filter(F.col("value.a") > 1), "undecoded bytes; give the stream a serde"),
     "not a condition": (lambda b, s: s.filter(F.col("value.amount")), r"double, but boolean is needed.*cast"),
-    "text for a column": (lambda b, s: s.filter("value.amount > 1"), r"write F\.expr"),
+    "text for a column": (lambda b, s: s.filter("value.amount > 1"), r"; write F\.expr\('value.amount > 1'\)"),
+    "a name for a column": (lambda b, s: s.map_values("value.amount"), r"found 'value.amount'; write F\.col\('value.amount'\)"),
+    "a window to group by": (
+        lambda b, s: s.group_by(F.window(F.timestamp_millis("timestamp"), "1 minute"), name="w"),
+        r"F\.window\(\) or F\.session_window\(\) cannot be used in a Column; .*windowed_by\(TimeWindows\.of_size",
+    ),
+    "a window of no time": (lambda b, s: s.group_by(F.window("timestamp", "1 minute"), name="w"), r"windowed_by\(TimeWindows"),
+    "a session to group by": (lambda b, s: s.group_by(F.session_window("offset", "1 minute"), name="w"), r"windowed_by\("),
+    "a column of a stream": (lambda b, s: s["value"], r"^KStream has no \[...\]: its columns .* map_values\(F\.col\('value'\)\)"),
+    "a field of a stream": (lambda b, s: s["amount"], r"filter\(F\.col\('value\.amount'\)\.isNotNull"),
+    "rows of a stream": (lambda b, s: s[F.col("value.amount") > 1], r"records are chosen by filter\(condition\)"),
+    "a stream's column by name": (lambda b, s: s.value, r"^KStream has no value: its columns .* map_values\(F\.col\('value'\)\)"),
+    "a stream's field by name": (lambda b, s: s.amount, r"^KStream has no amount: .*F\.col\('value\.amount'\)"),
+    "a stream's time": (lambda b, s: s.timestamp, r"^KStream has no timestamp: .*F\.col\('timestamp'\)"),
+    "a table's column": (lambda b, s: b.table("t", store="t")["value"], r"^KTable has no \[...\]: .*F\.col\('value'\)"),
+    "a table's column by name": (lambda b, s: b.table("t", store="t").value, r"^KTable has no value: .*F\.col\('value'\)"),
+    "a misspelt branch": (
+        lambda b, s: s.branch(big=F.col("value.amount") > 1, default="rest")["bgi"],
+        r"^no branch is called 'bgi'; there are 'big', 'rest'; did you mean 'big'\?",
+    ),
+    "a branch that is not there": (
+        lambda b, s: s.split().branch(F.lit(True), name="a").no_default_branch()["other"],
+        r"^no branch is called 'other'; there are 'a'\n",
+    ),
     "no return type": (lambda b, s: s.map_values(lambda v: 1), r"add returns=\.\.\."),
     "unreadable return type": (lambda b, s: s.map_values(lambda v: 1, returns="numbr"), "is not a type: .*numbr"),
     "map without two types": (lambda b, s: s.map(lambda v: (1, 2), returns="int"), r"returns=\('string', 'double'\)"),
@@ -148,3 +172,15 @@ def test_mistake(name: str) -> None:
 def test_an_empty_topology() -> None:
     with pytest.raises(TopologyError, match=r"begin with builder\.stream"):
         StreamsBuilder().build()
+
+
+def test_a_branch_that_is_not_there_is_a_key_error_too_and_a_stream_is_no_sequence() -> None:
+    stream = StreamsBuilder().stream("orders")
+    branches = stream.branch(all=F.lit(True))
+    with pytest.raises(KeyError):
+        branches["other"]
+    assert branches.get("other") is None
+    assert not hasattr(stream, "value")
+    with pytest.raises(TypeError, match="not iterable"):
+        list(stream)  # type: ignore[call-overload]
+    assert copy.copy(stream).node == stream.node

@@ -102,6 +102,10 @@ class StoreQueries:
     ) -> ReadOnlyStore:
         """See `InteractiveQueries.store`."""
         site = self.site(name)
+        given: Any = partition
+        if isinstance(given, str) and not given.isdigit():
+            kind = STORE_KINDS[site.spec.kind].__name__
+            raise TypeError(f"store({name!r}) is a {kind} already; the second argument is a partition, not {given!r}.")
         if partition is not None and not 0 <= whole_number(partition, "partition") < site.partitions:
             raise ValueError(f"Store {name!r} has the partitions 0 to {site.partitions - 1}, not {partition}.")
         if max_lag is not None and whole_number(max_lag, "max_lag") < 0:

@@ -18,7 +18,7 @@ from everflow.serdes import Serde
 from everflow.serdes.fitting import column_of
 from everflow.serdes.windowed import python_keys
 from everflow.topology.plan import DEAD_LETTER_TYPE, DecodeOp, FunctionOp, Source, UnnestOp
-from everflow.user_texts import MOST_TEXT, error_text, shown
+from everflow.user_texts import MOST_TEXT, UNDECODED, error_text, shown
 
 
 class Located(Protocol):
@@ -36,9 +36,9 @@ class RecordFailure(EverflowError):
 
     code = "EF-RECORD"
 
-    def __init__(self, record: BadRecord, where: str | None, error: BaseException) -> None:
+    def __init__(self, record: BadRecord, where: str | None, error: BaseException, hint: str = "") -> None:
         self.failure = BatchFailure(
-            "record", error_text(error), self.code, record, innermost_line(error), () if where is None else (where,)
+            "record", error_text(error) + hint, self.code, record, innermost_line(error), () if where is None else (where,)
         )
         super().__init__(self.failure.error)
 
@@ -47,7 +47,8 @@ class RecordFailure(EverflowError):
         """The failure of the record in ``row``."""
         topic = sources[int(batch.source[row])].topic
         record = BadRecord(topic, int(batch.partition[row]), int(batch.offset[row]), op.name)
-        return RecordFailure(record, op.where, error)
+        undecoded = isinstance(error, TypeError | AttributeError) and pa.types.is_binary(batch.value.type)
+        return RecordFailure(record, op.where, error, f"\n  {UNDECODED}" if undecoded else "")
 
 
 class UndecodableRecord(EverflowError):
@@ -83,14 +84,21 @@ def _call(op: FunctionOp, key: Any, value: Any) -> Any:
     """One call; generators are drained here so that their errors belong to this record."""
     result = op.fn(key, value)
     if op.op == "flat_map_values":
-        return list(result) if result is not None else []
+        return list(_several(result, "values"))
     if op.op == "flat_map":
-        return [_pair(item) for item in result] if result is not None else []
+        return [_pair(item) for item in _several(result, "pairs of key and value")]
     if op.op == "map":
         return _pair(result)
     if op.op in ("filter", "filter_not", "branch"):
         return bool(result)
     return result
+
+
+def _several(result: Any, of_what: str) -> Iterable[Any]:
+    """None for nothing; TypeError for what can be iterated but is one value: the letters of a text, the names of a dict."""
+    if isinstance(result, str | bytes | bytearray | Mapping):
+        raise TypeError(f"expected a list of {of_what}, found {type(result).__name__} {shown(result)}")
+    return () if result is None else result
 
 
 def _pair(result: Any) -> tuple[Any, Any]:

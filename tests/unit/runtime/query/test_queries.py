@@ -76,6 +76,12 @@ def test_one_partition(instance: Instance) -> None:
         instance.store("counts", 4)
 
 
+def test_the_kind_of_a_store_is_not_asked_for(instance: Instance) -> None:
+    kind_known = r"store\('counts'\) is a ReadOnlyKeyValueStore already; the second argument is a partition, not 'window'"
+    with pytest.raises(TypeError, match=kind_known):
+        instance.store("counts", "window")  # type: ignore[arg-type]
+
+
 def test_a_lag_beyond_the_bound_is_named(instance: Instance) -> None:
     counts = instance.store("counts", stale=True, max_lag=3, partitioner=by_first_letter)
     instance.end = 5

@@ -73,6 +73,9 @@ FAILING: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
     "no pairs": ("flat_map", lambda k, v: [(k, v, v)] if v == 2 else [(k, v)]),
     "a text for a pair": ("map", lambda k, v: "ab" if v == 2 else (k, v)),
     "a text for the first pair": ("flat_map", lambda k, v: {1: [(k, v)], 2: ["ab"], 3: [(k, v), 5]}[v]),
+    "a text for values": ("flat_map_values", lambda k, v: "12" if v == 2 else [v]),
+    "a dict for values": ("flat_map_values", lambda k, v: {1: "x"} if v == 2 else [v]),
+    "a text for pairs": ("flat_map", lambda k, v: "" if v == 2 else [(k, v)]),
     "bytes for a pair": ("flat_map", lambda k, v: [b"ab"] if v == 2 else [(k, v)]),
     "a dict for a pair": ("map", lambda k, v: {"key": k, "value": v} if v == 2 else (k, v)),
     "no truth": ("filter", lambda k, v: np.array([1, 2]) if v == 2 else True),
@@ -88,6 +91,26 @@ def test_a_failure_names_its_record(name: str) -> None:
     assert found.record == BadRecord("in", 3, 41, "node")
     assert (found.kind, found.where) == ("record", ("app.py:7",))
     assert found.error.partition(":")[0] in {"ZeroDivisionError", "TypeError", "ValueError"}
+
+
+def test_a_text_in_place_of_a_list_is_shown() -> None:
+    with pytest.raises(RecordFailure, match=r"^TypeError: expected a list of values, found str 'letters'$"):
+        run_function(function("flat_map_values", lambda k, v: "letters"), batch(["a"], [1]), SOURCES)
+
+
+@pytest.mark.parametrize(
+    ("fails", "told"),
+    [
+        (lambda k, v: v["amount"], True),
+        (lambda k, v: v.get("amount"), True),
+        (lambda k, v: 1 // (len(v) - 2), False),
+    ],
+)
+def test_whoever_takes_a_field_of_bytes_reads_that_the_source_has_no_serde(fails: Callable[[Any, Any], Any], told: bool) -> None:
+    with pytest.raises(RecordFailure) as failure:
+        run_function(function("map_values", fails), batch(["a"], [b"{}"], value=pa.binary()), SOURCES)
+    hint = "the value is undecoded bytes; give the stream a serde, e.g. value=serdes.json("
+    assert (hint in failure.value.failure.error) is told
 
 
 def test_unnest() -> None:
