@@ -21,7 +21,7 @@ SMALLEST_RECORDS = 1_000
 GROWTH = 4
 """How fast the bound grows at the most while full batches end before the time they may take."""
 SHRINKING = 16
-"""How much smaller a batch is made whose worker died: from 100,000 records to one in five steps of a second or two."""
+"""How much smaller a batch is made in which a record is looked for: from 100,000 to one in five steps of a second or two."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class BatchSize:
         return BatchSize(self.bound, raw_bytes / max(1, records), self.cold)
 
     def shrunk(self, records: int) -> BatchSize:
-        """With a batch of ``records`` that failed again and again for a reason that fewer may not meet (no memory)."""
+        """With a batch of ``records`` that failed for a reason that fewer may not meet: one of them, or no memory."""
         return BatchSize(max(1, min(self.bound, records) // SHRINKING), self.bytes_per_record, self.cold)
 
     def no_larger_than(self, other: BatchSize) -> BatchSize:

@@ -19,8 +19,10 @@ ENDS_AFTER_MS = 2_000.0
 
 _PASSING = frozenset({"migrated", "generation", "data-loss", "timeout", "retriable"})
 _AT_ONCE = frozenset({"record", "undecodable", "fatal", "spark-gone"})
-_SMALLER = frozenset({"worker", "too-large", "hang"})
+_SMALLER = frozenset({"worker", "too-large", "hang", "column"})
 """What fewer records may not meet."""
+_CERTAIN = frozenset({"hang", "column"})
+"""What waiting does not change: it has waited long enough, or it computes the same again."""
 _ADDRESSES = re.compile(r"0x[0-9a-f]+|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\d+", re.IGNORECASE)
 
 Sameness = tuple[object, ...]
@@ -67,12 +69,12 @@ class RepeatedFailures:
 
     def in_vain(self, failure: BatchFailure, now_ms: float, smallest: bool) -> bool:
         """Whether to give up after ``failure``, which has been counted. ``smallest``: the batch cannot have fewer records; until
-        then a worker's death is no reason to. A batch that hangs has waited long enough after the second time."""
+        then a worker's death and a Column that fails are no reason to: the record is not known yet."""
         if failure.kind in _AT_ONCE:
             return True
         if may_pass(failure) or self.began_ms is None or (failure.kind in _SMALLER and not smallest):
             return False
-        if failure.kind == "hang":
+        if failure.kind in _CERTAIN:
             return self.times(failure) >= TOLD_AFTER
         return self.times(failure) >= ENDS_AFTER and now_ms - self.began_ms >= ENDS_AFTER_MS
 

@@ -17,6 +17,7 @@ from everflow.clock import Clock, Deadline
 from everflow.config import BatchLimits
 from everflow.errors import EverflowError, TaskMigratedError, TaskTimeoutError
 from everflow.metrics import Metrics
+from everflow.moves import some
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.retry import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, StoppedError
 from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchFailedError, BatchFailure, BatchId, BatchRequest, BatchResult
@@ -113,9 +114,8 @@ class _Planned:
 
     def named(self) -> str:
         """Its records, where they are few."""
-        if not self.smallest:
-            return ""
-        return ", ".join(f"{tp}@{r.start}" for tp, r in sorted(self.ranges.items()) if r.end > r.start)
+        few = [f"{tp}@{r.start}" for tp, r in sorted(self.ranges.items()) if self.smallest and r.end > r.start]
+        return f"one of {some(few, 20)}" if len(few) > 1 else "".join(few)
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class StreamThread:
         """Of a batch whose outcome is not known yet."""
         self._repeated = RepeatedFailures()
         self._careful: Mapping[TopicPartition, int] = {}
-        """Ends of a batch whose worker died more than once: up to there batches do not grow again."""
+        """Ends of a batch of which one record is looked for: up to there batches do not grow again."""
         self._counts = BatchCounts(self.services.metrics)
         self._pause_ms = FIRST_PAUSE_MS
         self._last_job_ms = self.clock.monotonic_ms()
@@ -502,13 +502,16 @@ class StreamThread:
         self._pause_ms = min(self._pause_ms * 2, LONGEST_PAUSE_MS)
 
     def _plan_smaller(self, failure: BatchFailure) -> None:
-        """A batch that is too large, or whose worker ended twice (perhaps for lack of memory), runs again with fewer records."""
+        """A batch that is too large, whose worker ended twice (perhaps for lack of memory), or one of whose records a Column cannot
+        be computed for, runs again with fewer records."""
         planned = self._planned
         if planned is None:
             return
         if failure.size is not None:
             self._size = self._size.too_large(*failure.size)
-        elif failure.kind == "hang" or (failure.kind == "worker" and (planned.attempt > 1 or self._careful)):
+        elif failure.kind in ("hang", "column") or (failure.kind == "worker" and (planned.attempt > 1 or self._careful)):
+            if not self._careful and not planned.smallest:
+                log.warning("Stream thread %d: its record is looked for in smaller batches", self.number)
             self._careful = self._careful or {tp: r.end for tp, r in planned.ranges.items()}
             # The next attempt may take as long again: the record that hangs is looked for one by one, not by halves.
             self._size = self._size.shrunk(1 if failure.kind == "hang" else planned.records)

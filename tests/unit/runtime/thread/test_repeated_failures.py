@@ -9,7 +9,8 @@ import pytest
 from everflow.runtime.commit.batch import BadRecord, BatchFailure, CodeLine
 from everflow.runtime.thread.repeated_failures import ENDS_AFTER_MS, RepeatedFailures, may_pass, sameness
 
-DIVISION = BatchFailure("column", "A Column cannot be computed: [DIVIDE_BY_ZERO] Division by zero.", where=("app.py:3",))
+DIVISION = BatchFailure("other", "ArithmeticException: division by zero", where=("app.py:3",))
+COLUMN = BatchFailure("column", "A Column cannot be computed: [DIVIDE_BY_ZERO] Division by zero.", where=("app.py:3",))
 
 
 @pytest.mark.parametrize("kind", BatchFailure.KINDS)
@@ -30,7 +31,7 @@ def test_ports_ids_offsets_and_times_do_not_make_a_failure_another_one() -> None
 @pytest.mark.parametrize(
     "other",
     [
-        replace(DIVISION, kind="other"),
+        replace(DIVISION, kind="worker"),
         replace(DIVISION, error="A Column cannot be computed: [CAST_OVERFLOW] too large."),
         replace(DIVISION, where=("app.py:4",)),
         replace(DIVISION, record=BadRecord("in", 0, 7)),
@@ -62,6 +63,14 @@ def test_two_failures_that_take_turns_end_too() -> None:
 def test_what_is_known_to_come_again_ends_at_once(kind: str) -> None:
     failure = BatchFailure(kind, "text")
     assert RepeatedFailures().with_one(failure, 0.0).in_vain(failure, 0.0, smallest=False)
+
+
+def test_a_column_that_fails_gets_smaller_batches_and_ends_the_second_time_that_there_are_none() -> None:
+    failures = RepeatedFailures().with_one(COLUMN, 0.0)
+    assert not failures.in_vain(COLUMN, 0.0, smallest=True), "once may be the look of a batch that was small from the start"
+    failures = failures.with_one(COLUMN, 1.0)
+    assert not failures.in_vain(COLUMN, 1.0, smallest=False)
+    assert failures.in_vain(COLUMN, 1.0, smallest=True)
 
 
 def test_a_dying_worker_gets_smaller_batches_before_it_is_given_up() -> None:

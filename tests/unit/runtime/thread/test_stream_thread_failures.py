@@ -16,6 +16,7 @@ from everflow.errors import (
     ColumnError,
     FatalError,
     RecordError,
+    RepeatedFailureError,
     RetriableError,
     TaskTimeoutError,
     WorkerDiedError,
@@ -305,11 +306,11 @@ def test_a_thread_that_fails_hands_back_no_task_of_unknown_outcome(world: World)
 
 
 def test_what_repeats_unchanged_is_told_the_second_time_and_ends_in_seconds(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    said = "A Column cannot be computed: [DIVIDE_BY_ZERO] Division by zero."
+    said = "KeyError: 'nobody thought of it'"
 
     def fail(request: BatchRequest) -> BatchResult:
         world.clock.advance(1_000)
-        raise failed("column", said, where=("app.py:3",))
+        raise failed("other", said, where=("app.py:3",))
 
     world.behave = fail
     world.give_task()
@@ -320,14 +321,14 @@ def test_what_repeats_unchanged_is_told_the_second_time_and_ends_in_seconds(worl
             world.turn()
 
     began = world.clock.monotonic_ms()
-    with caplog.at_level(logging.WARNING, "everflow"), pytest.raises(ColumnError) as raised:
+    with caplog.at_level(logging.WARNING, "everflow"), pytest.raises(RepeatedFailureError) as raised:
         turns()
     assert world.clock.monotonic_ms() - began < 5_000
     assert str(raised.value).splitlines()[:2] == [f"{said} (3 times in a row)", "  operator added at app.py:3"]
-    assert "F.try_divide" in str(raised.value)
+    assert "Nothing of its micro-batch was written" in str(raised.value)
     second = [record.getMessage() for record in caplog.records][1]
     assert "the same failure again, nothing has changed" in second
-    assert "F.try_divide" in second, "the cure is told before the end"
+    assert "Nothing of its micro-batch was written" in second, "the cure is told before the end"
 
 
 def test_a_thread_in_trouble_shows_it_until_it_gets_on(world: World) -> None:
@@ -345,6 +346,34 @@ def test_a_thread_in_trouble_shows_it_until_it_gets_on(world: World) -> None:
     while not world.turn():
         pass
     assert world.thread.trouble is None
+
+
+def test_a_record_for_which_a_column_fails_is_found_and_named(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Spark names none; the records before it are committed."""
+    poison, said = 37, "A Column cannot be computed: [DIVIDE_BY_ZERO] Division by zero."
+
+    def divide(request: BatchRequest) -> BatchResult:
+        (begin, end, _) = request.ranges["in-0"]
+        if begin <= poison < end:
+            raise failed("column", said, where=("app.py:3",))
+        return world.commit(request)
+
+    world.behave = divide
+    world.give_task()
+    world.end = 100
+
+    def turns() -> None:
+        for _ in range(60):
+            world.turn()
+
+    with caplog.at_level(logging.WARNING, "everflow"), pytest.raises(ColumnError) as raised:
+        turns()
+    first, operator, cure = str(raised.value).splitlines()
+    assert (first, operator) == (f"{said} (2 times in a row, on in-0@37)", "  operator added at app.py:3")
+    assert "F.try_divide" in cure
+    assert "Stream thread 0: its record is looked for in smaller batches" in caplog.messages
+    assert world.committed_offset == poison
+    assert world.metrics.snapshot()[names.BATCHES_FAILED] < 6
 
 
 def test_a_record_that_kills_the_worker_is_found_and_named(world: World) -> None:
