@@ -391,15 +391,15 @@ STREAMS_CONFIG: Names = {
         "it is the old name of production.exception.handler"
     ),
     "processing.exception.handler.global.enabled": not_there("global tables, which it is about, are not there yet"),
-    **dict.fromkeys(["cache.max.bytes.buffering", "buffered.records.per.partition"], not_there(
+    "buffered.records.per.partition": not_there(
         "records are not buffered one by one: what a micro-batch reads is bounded by max.batch.records, max.batch.bytes and "
         "max.batch.ms"
-    )),
+    ),
+    "cache.max.bytes.buffering": not_there("it is the old name of statestore.cache.max.bytes"),
     "poll.ms": not_there("how often an idle instance looks for records is poll.interval.ms"),
     "max.poll.records": not_there("what a micro-batch reads is bounded by max.batch.records"),
-    **dict.fromkeys(
-        ["rocksdb.config.setter", "default.dsl.store", "dsl.store.suppliers.class", "allow.os.group.write.access"], _STORES
-    ),
+    **dict.fromkeys(["rocksdb.config.setter", "default.dsl.store", "dsl.store.suppliers.class"], _STORES),
+    "allow.os.group.write.access": not_there("the state folder is written by the user alone who runs the instance"),
     "default.client.supplier": not_there(
         "clients cannot be exchanged; settings of theirs take a prefix, as in producer.linger.ms"
     ),
@@ -436,4 +436,5 @@ STREAMS_CONFIG: Names = {
         _CLIENTS,
     ),
 }
-"""Settings of Kafka Streams that are none here."""
+"""Settings of Kafka Streams that are none here: of 4.2, of 4.3 (``state.cleanup.dir.max.age.ms``, ``processing.exception.handler.``
+``global.enabled``), and those of older releases that programs still carry."""
