@@ -314,7 +314,12 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
         return QueryPorts(
             state=lambda: self.state,
             running=lambda: {task.id: task.stores for task in self._running_tasks()},
-            copies=lambda: {**updater.stores(), **({} if self._manager is None else self._manager.idle_stores())},
+            copies=lambda: {
+                **updater.stores(),
+                **({} if self._manager is None else self._manager.idle_stores()),
+                # A thread restores its tasks after a batch that failed.
+                **{task.id: task.stores for task in self._held_tasks() if task.state is TaskState.RESTORING},
+            },
             hosts=self._hosts.hosts,
             ends=lambda partitions: ground.admin.end_offsets(partitions, ground.isolation),
             draining=lambda: not self._stop.is_set(),
@@ -423,7 +428,10 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
             self._purged.update(due)
 
     def _running_tasks(self) -> list[ActiveTask]:
-        return [task for thread in self._threads for task in list(thread.tasks.values()) if task.state is TaskState.RUNNING]
+        return [task for task in self._held_tasks() if task.state is TaskState.RUNNING]
+
+    def _held_tasks(self) -> list[ActiveTask]:
+        return [task for thread in self._threads for task in thread.held()]
 
     def _running_positions(self) -> dict[TopicPartition, int]:
         return {tp: offset for task in self._running_tasks() for tp, offset in dict(task.positions).items()}

@@ -157,6 +157,9 @@ class StreamThread:
     settled_ms: int | None = None
     """Wall clock of the last moment between batches: everything that was committed here until then is in the stores."""
 
+    _arriving: dict[TaskId, ActiveTask] = field(default_factory=dict)
+    """Given to this thread, not taken over yet."""
+
     def __post_init__(self) -> None:
         self._commands: queue.SimpleQueue[_Add | _Drop] = queue.SimpleQueue()
         self._stop = threading.Event()
@@ -194,6 +197,7 @@ class StreamThread:
 
     def add(self, tasks: Sequence[ActiveTask]) -> None:
         """Recovered tasks for this thread, taken over before its next batch."""
+        self._arriving.update({task.id: task for task in tasks})
         self._commands.put(_Add(tasks))
         self.wake.set()
 
@@ -201,6 +205,11 @@ class StreamThread:
         """Give up tasks after the batch in flight; ``done`` gets those it held, on this thread."""
         self._commands.put(_Drop(frozenset(tasks), done))
         self.wake.set()
+
+    def held(self) -> list[ActiveTask]:
+        """Its tasks, those it takes over before its next batch included; from any thread."""
+        arriving = list(self._arriving.values())  # first: a task is in `tasks` before it leaves here
+        return list({task.id: task for task in (*arriving, *list(self.tasks.values()))}.values())
 
     def stop(self) -> None:
         """End after the batch in flight; returns at once."""
@@ -315,6 +324,7 @@ class StreamThread:
             if isinstance(command, _Add):
                 for task in command.tasks:
                     self.tasks[task.id] = task
+                    self._arriving.pop(task.id, None)
                 changed = changed or bool(command.tasks)
             else:
                 dropped = [self.tasks.pop(task) for task in sorted(command.tasks) if task in self.tasks]

@@ -211,6 +211,19 @@ def test_tasks_are_given_up_between_batches_only(world: World) -> None:
     assert world.thread.tasks == {}
 
 
+def test_a_task_is_held_from_the_moment_it_is_given_until_it_is_given_up(world: World) -> None:
+    """Queries find it as soon as the instance calls itself RUNNING, which may be before the thread's next turn."""
+    held: list[list[ActiveTask]] = []
+    task = world.give_task()
+    held.append(world.thread.held())
+    world.thread.run_once()
+    held.append(world.thread.held())
+    world.thread.drop([TASK], lambda tasks: held.append(world.thread.held()))
+    held.append(world.thread.held())
+    world.thread.run_once()
+    assert held == [[task], [task], [task], []]
+
+
 def test_tasks_come_and_go_without_a_new_job(world: World) -> None:
     """I4: preparing one takes most of a second, in which the tasks that stay would stand still."""
     world.thread.settings = replace(world.thread.settings, partitions=frozenset({IN, OTHER}))
