@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -21,6 +22,10 @@ from everflow.testing.broker import EmbeddedBroker
 explore = os.environ.get("EVERFLOW_EXPLORE") == "1"
 hypothesis.settings.register_profile("everflow", deadline=None, print_blob=True, derandomize=not explore)
 hypothesis.settings.load_profile("everflow")
+
+
+# A shell starts what runs in its background with SIGINT ignored, for all its children; tests of Ctrl-C would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
