@@ -24,6 +24,11 @@ hypothesis.settings.register_profile("everflow", deadline=None, print_blob=True,
 hypothesis.settings.load_profile("everflow")
 
 
+# A JVM of a test lives for seconds: what its second compiler does takes a third of the suite's time and never pays. Both names are
+# inherited by what a test starts: the first is of Spark's own scripts, the second of Kafka's.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+os.environ.setdefault("KAFKA_OPTS", "-XX:TieredStopAtLevel=1")
+
 # A shell starts what runs in its background with SIGINT ignored, for all its children; tests of Ctrl-C would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -82,7 +82,8 @@ def check_two_instances(written: dict[str, Any], output: str, flights: int) -> N
     assert any(len(row) == 8 and max(row) > 0 for row in pauses), output
 
 
-@pytest.mark.parametrize("flights", [FLIGHTS, pytest.param(data.FLIGHTS_TOTAL, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("flights", [FLIGHTS, data.FLIGHTS_TOTAL])
+@pytest.mark.slow  # the default suite has instances that come and go in `test_elastic_slice`
 @pytest.mark.broker
 @pytest.mark.spark
 @pytest.mark.timeout(900)

@@ -98,7 +98,7 @@ class EmbeddedBroker:
         data_folder: where topics and ``broker.log`` live; kept afterwards, and used again if it holds a
             broker's data. None: a temporary folder, deleted by ``close``.
         port: the port clients connect to; None: a free one.
-        heap: the broker's largest heap, in Java's notation.
+        heap: the broker's largest heap, in Java's notation. Other options of its JVM come from ``KAFKA_OPTS``, as in Kafka's scripts.
         config: broker settings over ours.
         progress: told one line when jars are downloaded.
     """
@@ -313,7 +313,8 @@ class EmbeddedBroker:
             )
 
     def _launch(self, class_path: str, lock: int) -> None:
-        command = self._java(class_path, f"-Xmx{self._heap}", "-Djava.awt.headless=true")
+        options = os.environ.get("KAFKA_OPTS", "").split()
+        command = self._java(class_path, f"-Xmx{self._heap}", "-Djava.awt.headless=true", *options)
         command += ["kafka.Kafka", str(self.data_folder / "server.properties")]
         removed_with_owner = "-" if self._keep_data else str(self.data_folder)
         with self.log_path.open("ab") as log:

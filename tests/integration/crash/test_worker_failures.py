@@ -200,7 +200,7 @@ def test_an_orphan_of_a_dead_driver_changes_nothing(point: str, app: Application
 @pytest.mark.parametrize(
     ("program", "cause"),
     [
-        pytest.param("column-fails", "'bad'", id="column"),
+        pytest.param("column-fails", "'bad'", id="column", marks=pytest.mark.slow),  # `test_end_marker` has it without a broker
         pytest.param("step-fails", "a bad record", id="step", marks=pytest.mark.slow),
     ],
 )
