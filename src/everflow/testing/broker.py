@@ -98,7 +98,7 @@ class EmbeddedBroker:
         data_folder: where topics and ``broker.log`` live; kept afterwards, and used again if it holds a
             broker's data. None: a temporary folder, deleted by ``close``.
         port: the port clients connect to; None: a free one.
-        heap: the broker's largest heap, in Java's notation. Other options of its JVM come from ``KAFKA_OPTS``, as in Kafka's scripts.
+        heap: the broker's largest heap, in Java's notation; its JVM hears ``KAFKA_OPTS``, too, as in Kafka's scripts.
         config: broker settings over ours.
         progress: told one line when jars are downloaded.
     """
