@@ -25,7 +25,8 @@ from everflow.records import TaskId, TopicPartition  # noqa: E402
 from everflow.runtime.client_state import ENDED, ClientState  # noqa: E402
 from everflow.runtime.commit.batch import BatchRequest, BatchResult  # noqa: E402
 from everflow.runtime.copies.known_copies import Copies  # noqa: E402
-from everflow.runtime.thread.stream_thread import Job, OpenJob, StreamThread  # noqa: E402
+from everflow.runtime.thread.stream_thread import StreamThread  # noqa: E402
+from everflow.runtime.thread.thread_ports import Job, OpenJob  # noqa: E402
 from integration.crash.crash_topologies import counts_and_copies  # noqa: E402
 
 COPIES_EVERY_S = 0.5

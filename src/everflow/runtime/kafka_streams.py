@@ -53,7 +53,8 @@ from everflow.runtime.tasks.lost_writers import LostWriters
 from everflow.runtime.tasks.task import ActiveTask, TaskState
 from everflow.runtime.tasks.task_manager import TaskManager, TaskServices
 from everflow.runtime.thread.batch_watchdog import any_stalled, end_hanging, troubles
-from everflow.runtime.thread.stream_thread import OpenJob, StreamThread, ThreadServices
+from everflow.runtime.thread.stream_thread import StreamThread
+from everflow.runtime.thread.thread_ports import OpenJob, ThreadServices
 from everflow.runtime.thread.worker_processes import kill_and_wait
 from everflow.runtime.topics.end_offsets import EndOffsets
 from everflow.runtime.topics.end_sums import EndSums

@@ -42,7 +42,8 @@ from everflow.runtime.tasks.recovery import Recovery, RecoveryRules
 from everflow.runtime.tasks.task import TaskState, TaskStore
 from everflow.runtime.tasks.task_manager import TaskManager
 from everflow.runtime.tasks.task_recovery import ClusterRecoveryPorts
-from everflow.runtime.thread.stream_thread import OpenJob, StreamThread, ThreadSettings
+from everflow.runtime.thread.stream_thread import StreamThread
+from everflow.runtime.thread.thread_ports import OpenJob, ThreadSettings
 from everflow.runtime.thread_count import ThreadCount, ThreadCountPorts
 from everflow.runtime.topics import partition_racks
 from everflow.runtime.topics.end_offsets import EndOffsets

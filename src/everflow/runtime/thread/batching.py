@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from everflow.config import BatchLimits
+from everflow.moves import some
 from everflow.records import OffsetRange, TopicPartition
 
 FIRST_RECORDS = 100_000
@@ -99,3 +100,27 @@ def plan_ranges(
 def is_empty(ranges: Mapping[TopicPartition, OffsetRange]) -> bool:
     """Whether there is nothing to read."""
     return all(r.end <= r.start for r in ranges.values())
+
+
+@dataclass
+class PlannedBatch:
+    """A batch to run: kept over attempts, so that a retry reads the same range (D6)."""
+
+    ranges: dict[TopicPartition, OffsetRange]
+    log_ends: dict[TopicPartition, int]
+    attempt: int = 0
+
+    @property
+    def records(self) -> int:
+        """How many offsets it reads."""
+        return sum(r.end - r.start for r in self.ranges.values())
+
+    @property
+    def smallest(self) -> bool:
+        """Whether it cannot have fewer records: a merge needs one of each input."""
+        return all(r.end - r.start <= 1 for r in self.ranges.values())
+
+    def named(self) -> str:
+        """Its records, where they are few."""
+        few = [f"{tp}@{r.start}" for tp, r in sorted(self.ranges.items()) if self.smallest and r.end > r.start]
+        return f"one of {some(few, 20)}" if len(few) > 1 else "".join(few)

@@ -10,77 +10,24 @@ import queue
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
 
 from everflow import metrics as names
 from everflow.clock import Clock, Deadline
-from everflow.config import BatchLimits
 from everflow.errors import EverflowError, TaskMigratedError, TaskTimeoutError
-from everflow.metrics import Metrics
-from everflow.moves import some
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.retry import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, StoppedError
 from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchFailedError, BatchFailure, BatchId, BatchRequest, BatchResult
-from everflow.runtime.commit.commit_gate import GateBook
-from everflow.runtime.tasks.recovery import Recovery
 from everflow.runtime.tasks.task import ActiveTask, TaskState
 from everflow.runtime.thread.batch_counts import BatchCounts
-from everflow.runtime.thread.batching import BatchSize, is_empty, plan_ranges
+from everflow.runtime.thread.batching import BatchSize, PlannedBatch, is_empty, plan_ranges
 from everflow.runtime.thread.failure_text import ending, short, told
 from everflow.runtime.thread.repeated_failures import RepeatedFailures, Trouble
-from everflow.runtime.topics.end_offsets import EndOffsets
+from everflow.runtime.thread.thread_ports import Job, ThreadServices, ThreadSettings
 
 log = logging.getLogger("everflow")
 
 ABORT_PAUSE_MS = 50.0
 IDLE_WAIT_MS = 1_000.0
-
-
-class Job(Protocol):
-    """`everflow.runtime.thread.thread_job.ThreadJob`: the prepared Spark job of one thread and one set of partitions."""
-
-    def run(self, request: BatchRequest) -> BatchResult:
-        """Blocks; BatchFailedError for a job that failed, whatever its transaction did."""
-
-    def close(self) -> None:
-        """Release what was prepared."""
-
-
-OpenJob = Callable[[int, Sequence[TopicPartition]], Job]
-"""(thread number, partitions it may be asked to read) -> the job."""
-
-
-@dataclass(frozen=True)
-class ThreadSettings:
-    """What does not change while the thread lives. Times in ms. ``partitions``: what its tasks may read, whichever it gets; empty
-    where that is too much to prepare at once."""
-
-    application_id: str
-    guarantee: str
-    transactional_id: str
-    gate_path: str
-    producer_config: Mapping[str, Any]
-    limits: BatchLimits
-    task_timeout_ms: float
-    keep_alive_ms: float
-    partitions: frozenset[TopicPartition] = frozenset()
-
-
-@dataclass(frozen=True)
-class ThreadServices:
-    """Effects of a stream thread. ``kill_workers(pids)`` returns when they are gone;
-    ``on_failed(error)`` is called once, when the thread ends with an error. ``paused()``: process nothing (KIP-834)."""
-
-    open_job: OpenJob
-    kill_workers: Callable[[Sequence[int]], None]
-    gate: GateBook
-    ends: EndOffsets
-    recovery: Recovery
-    metrics: Metrics
-    on_failed: Callable[[EverflowError], None]
-    on_committed: Callable[[], None] = lambda: None
-    on_warm: Callable[[], None] = lambda: None
-    paused: Callable[[], bool] = lambda: False
 
 
 @dataclass
@@ -92,30 +39,6 @@ class _Add:
 class _Drop:
     tasks: frozenset[TaskId]
     done: Callable[[Sequence[ActiveTask]], None]
-
-
-@dataclass
-class _Planned:
-    """A batch to run: kept over attempts, so that a retry reads the same range (D6)."""
-
-    ranges: dict[TopicPartition, OffsetRange]
-    log_ends: dict[TopicPartition, int]
-    attempt: int = 0
-
-    @property
-    def records(self) -> int:
-        """How many offsets it reads."""
-        return sum(r.end - r.start for r in self.ranges.values())
-
-    @property
-    def smallest(self) -> bool:
-        """Whether it cannot have fewer records: a merge needs one of each input."""
-        return all(r.end - r.start <= 1 for r in self.ranges.values())
-
-    def named(self) -> str:
-        """Its records, where they are few."""
-        few = [f"{tp}@{r.start}" for tp, r in sorted(self.ranges.items()) if self.smallest and r.end > r.start]
-        return f"one of {some(few, 20)}" if len(few) > 1 else "".join(few)
 
 
 @dataclass(frozen=True)
@@ -169,7 +92,7 @@ class StreamThread:
         self._incarnation = ""
         self._counter = 0
         self._size = BatchSize()
-        self._planned: _Planned | None = None
+        self._planned: PlannedBatch | None = None
         self._refused = False
         """The last batch was aborted because a rebalance had ended in the middle of it."""
         self._stuck_at: Mapping[TopicPartition, int] | None = None
@@ -253,7 +176,7 @@ class StreamThread:
         """A batch over nothing and no task: opens the job, or keeps the workers of an instance that only has standbys alive."""
         batch_id = str(BatchId(self.new_incarnation(), 0, 0))
         self.services.gate.begin(batch_id, self.number, self.settings.guarantee, {})
-        request = self._request(batch_id, _Planned({}, {}))
+        request = self._request(batch_id, PlannedBatch({}, {}))
         try:
             job = self._job or self._open_job(self.settings.partitions)
             job.run(request)
@@ -359,7 +282,7 @@ class StreamThread:
         self._prepared = partitions
         return job
 
-    def _plan(self) -> _Planned | None:
+    def _plan(self) -> PlannedBatch | None:
         if self.services.ends.failure is not None:
             raise self.services.ends.failure
         if self.services.ends.failing_ms() > self.settings.task_timeout_ms:
@@ -379,7 +302,7 @@ class StreamThread:
             if self._keep_alive_left_ms() > 0:
                 return None
             ranges = {tp: OffsetRange(r.start, r.start) for tp, r in available.items()}
-        return _Planned(ranges, log_ends)
+        return PlannedBatch(ranges, log_ends)
 
     def _keep_alive_left_ms(self) -> float:
         return max(0.0, self._last_job_ms + self.settings.keep_alive_ms - self.clock.monotonic_ms())
@@ -393,7 +316,7 @@ class StreamThread:
 
     # --- step 5 ----------------------------------------------------------------------------------
 
-    def _run_batch(self, planned: _Planned) -> BatchResult | None:
+    def _run_batch(self, planned: PlannedBatch) -> BatchResult | None:
         """The job's result; None if a task is no longer owned (its removal is on the way)."""
         assert self._job is not None
         batch_id = str(BatchId(self._incarnation, self._counter, planned.attempt))
@@ -412,7 +335,7 @@ class StreamThread:
             self._last_job_ms = self.clock.monotonic_ms()
             self.services.gate.end(batch_id)
 
-    def _request(self, batch_id: str, planned: _Planned) -> BatchRequest:
+    def _request(self, batch_id: str, planned: PlannedBatch) -> BatchRequest:
         return BatchRequest(
             batch_id=batch_id,
             thread=self.number,
@@ -528,7 +451,7 @@ class StreamThread:
         else:
             return
         ranges = plan_ranges(planned.ranges, self._size.records(self.settings.limits))
-        self._planned = _Planned(ranges, planned.log_ends, planned.attempt)
+        self._planned = PlannedBatch(ranges, planned.log_ends, planned.attempt)
 
     def _positions(self) -> dict[TopicPartition, int]:
         return {tp: offset for task in self.tasks.values() for tp, offset in task.positions.items()}
@@ -554,7 +477,7 @@ class StreamThread:
 
     # --- step 7 ----------------------------------------------------------------------------------
 
-    def _take_result(self, planned: _Planned, result: BatchResult, elapsed_ms: float) -> None:
+    def _take_result(self, planned: PlannedBatch, result: BatchResult, elapsed_ms: float) -> None:
         batch_id = str(BatchId(self._incarnation, self._counter, planned.attempt))
         consumed = {self._partitions[name]: int(offset) for name, offset in result.consumed.items()}
         read = 0

@@ -35,7 +35,8 @@ from everflow.runtime.tasks.lost_writers import LostWriters
 from everflow.runtime.tasks.recovery import Recovery, RecoveryRules
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow.runtime.tasks.task_manager import MIGRATED_PAUSE_S, TaskManager, TaskServices
-from everflow.runtime.thread.stream_thread import StreamThread, ThreadServices, ThreadSettings
+from everflow.runtime.thread.stream_thread import StreamThread
+from everflow.runtime.thread.thread_ports import ThreadServices, ThreadSettings
 from everflow.runtime.topics.end_offsets import EndOffsets
 from everflow.testing.simulation.channel import ChannelServices, SimulatedChannel
 from everflow.testing.simulation.disk import SimulatedCopies, SimulatedDisk

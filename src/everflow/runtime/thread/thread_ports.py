@@ -1,0 +1,63 @@
+"""What a stream thread is given: its settings, its effects, and the job that runs its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from everflow.config import BatchLimits
+from everflow.errors import EverflowError
+from everflow.metrics import Metrics
+from everflow.records import TopicPartition
+from everflow.runtime.commit.batch import BatchRequest, BatchResult
+from everflow.runtime.commit.commit_gate import GateBook
+from everflow.runtime.tasks.recovery import Recovery
+from everflow.runtime.topics.end_offsets import EndOffsets
+
+
+class Job(Protocol):
+    """`everflow.runtime.thread.thread_job.ThreadJob`: the prepared Spark job of one thread and one set of partitions."""
+
+    def run(self, request: BatchRequest) -> BatchResult:
+        """Blocks; BatchFailedError for a job that failed, whatever its transaction did."""
+
+    def close(self) -> None:
+        """Release what was prepared."""
+
+
+OpenJob = Callable[[int, Sequence[TopicPartition]], Job]
+"""(thread number, partitions it may be asked to read) -> the job."""
+
+
+@dataclass(frozen=True)
+class ThreadSettings:
+    """What does not change while the thread lives. Times in ms. ``partitions``: what its tasks may read, whichever it gets; empty
+    where that is too much to prepare at once."""
+
+    application_id: str
+    guarantee: str
+    transactional_id: str
+    gate_path: str
+    producer_config: Mapping[str, Any]
+    limits: BatchLimits
+    task_timeout_ms: float
+    keep_alive_ms: float
+    partitions: frozenset[TopicPartition] = frozenset()
+
+
+@dataclass(frozen=True)
+class ThreadServices:
+    """Effects of a stream thread. ``kill_workers(pids)`` returns when they are gone;
+    ``on_failed(error)`` is called once, when the thread ends with an error. ``paused()``: process nothing (KIP-834)."""
+
+    open_job: OpenJob
+    kill_workers: Callable[[Sequence[int]], None]
+    gate: GateBook
+    ends: EndOffsets
+    recovery: Recovery
+    metrics: Metrics
+    on_failed: Callable[[EverflowError], None]
+    on_committed: Callable[[], None] = lambda: None
+    on_warm: Callable[[], None] = lambda: None
+    paused: Callable[[], bool] = lambda: False
