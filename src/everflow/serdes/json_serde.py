@@ -106,7 +106,7 @@ def _reader(type_: pa.DataType) -> _Convert:
     if pa.types.is_integer(type_):
         return _read_integer  # Arrow would cut off what is behind the point
     if pa.types.is_floating(type_):
-        return _read_double if pa.types.is_float64(type_) else _read_float
+        return _read_number if pa.types.is_float64(type_) else _read_float
     return _nested(type_, _reader, map_in=_object, map_out=lambda value: list(value.items()), checked=True)
 
 
@@ -174,13 +174,6 @@ def _read_timestamp(value: Any) -> dt.datetime:
     return parsed if parsed.tzinfo else parsed.replace(tzinfo=dt.timezone.utc)
 
 
-def _read_double(value: Any) -> Any:
-    number = _read_number(value)
-    if isinstance(number, float) and math.isinf(number):  # of the exact parser: orjson refuses it
-        raise TypeError(f"{value} is too large for a double")
-    return number
-
-
 def _read_float(value: Any) -> Any:
     number = _read_number(value)
     if isinstance(number, int | float) and abs(number) >= _BEYOND_FLOAT:
@@ -191,7 +184,12 @@ def _read_float(value: Any) -> Any:
 def _read_number(value: Any) -> Any:
     if isinstance(value, bool):  # Arrow would take true as 1
         raise TypeError(f"expected a number, found {value}")
-    return float(value) if isinstance(value, decimal.Decimal) else value
+    if not isinstance(value, decimal.Decimal):
+        return value
+    number = float(value)
+    if math.isinf(number):  # orjson refuses it by itself
+        raise TypeError(f"{value} is too large for a double")
+    return number
 
 
 def _read_integer(value: Any) -> Any:
