@@ -180,7 +180,7 @@ class RecordTooLargeError(FatalError):
 
 class ColumnError(FatalError):
     """A Column cannot be computed for a record (a cast, a division by zero, an overflow: Spark's ANSI rules). Batches were made
-    smaller to find it: the message names it, or the one of each input partition that it may be, and what is before it was
+    smaller to find it: the message names it (where a task reads several topics, one record of each), and what is before it was
     processed. Cure: use the ``try_`` variant of the function (``F.try_divide``, ``.try_cast``), or filter such records out before
     the Column, and start again."""
 

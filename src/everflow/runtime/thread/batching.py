@@ -6,7 +6,7 @@ what earlier batches took, so that a rebalance never waits long.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from everflow.config import BatchLimits
@@ -119,6 +119,13 @@ class PlannedBatch:
     def smallest(self) -> bool:
         """Whether it cannot have fewer records: a merge needs one of each input."""
         return all(r.end - r.start <= 1 for r in self.ranges.values())
+
+    def parts(self, groups: Iterable[Collection[TopicPartition]]) -> list[PlannedBatch]:
+        """A batch for each of the ``groups`` of partitions that has records, with nothing of the others: inputs of one task are
+        merged and stay together."""
+        nothing = {tp: OffsetRange(r.start, r.start) for tp, r in self.ranges.items()}
+        found = [{**nothing, **{tp: self.ranges[tp] for tp in group if tp in self.ranges}} for group in groups]
+        return [replace(self, ranges=ranges) for ranges in found if not is_empty(ranges)]
 
     def named(self) -> str:
         """Its records, where they are few."""

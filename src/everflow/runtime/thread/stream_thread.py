@@ -102,6 +102,8 @@ class StreamThread:
         self._repeated = RepeatedFailures()
         self._careful: Mapping[TopicPartition, int] = {}
         """Ends of a batch of which one record is looked for: up to there batches do not grow again."""
+        self._part = 0
+        """Which task's records were last run alone, to find the one for which a Column fails."""
         self._counts = BatchCounts(self.services.metrics)
         self._pause_ms = FIRST_PAUSE_MS
         self._last_job_ms = self.clock.monotonic_ms()
@@ -425,7 +427,7 @@ class StreamThread:
         """The next attempt, of fewer records where that may help; or the error that ends the instance. ``owned``: partitions that
         this thread still reads; a bad record of another is its new owner's."""
         planned, bad = self._planned, failure.record
-        smallest = planned is None or planned.smallest
+        smallest = planned is None or (planned.smallest and (failure.kind != "column" or len(self._parts(planned)) < 2))
         foreign = bad is not None and TopicPartition(bad.topic, bad.partition) not in owned
         if not foreign and self._repeated.in_vain(failure, self.clock.monotonic_ms(), smallest):
             raise ending(failure, self._repeated.times(failure), planned.named() if planned is not None else "")
@@ -450,8 +452,15 @@ class StreamThread:
             self._size = self._size.shrunk(1 if failure.kind == "hang" else planned.records)
         else:
             return
+        if failure.kind == "column" and planned.smallest and (parts := self._parts(planned)):
+            self._part += 1  # of one that does not fail the records are committed, and the next one's turn comes
+            self._planned = parts[self._part % len(parts)]
+            return
         ranges = plan_ranges(planned.ranges, self._size.records(self.settings.limits))
         self._planned = PlannedBatch(ranges, planned.log_ends, planned.attempt)
+
+    def _parts(self, planned: PlannedBatch) -> list[PlannedBatch]:
+        return planned.parts([task.inputs for _, task in sorted(self.tasks.items())])
 
     def _positions(self) -> dict[TopicPartition, int]:
         return {tp: offset for task in self.tasks.values() for tp, offset in task.positions.items()}

@@ -36,7 +36,7 @@ from everflow.runtime.tasks.recovery import Committed
 from everflow.runtime.tasks.task import ActiveTask, TaskState
 from everflow.runtime.thread.batch_watchdog import SHOWN_AFTER_MS, any_stalled
 from everflow.runtime.thread.stream_thread import Hung
-from unit.runtime.thread.stream_thread_world import IN, TASK, World
+from unit.runtime.thread.stream_thread_world import IN, OTHER, OTHER_TASK, TASK, World
 
 
 def failed(kind: str, error: str, **more: Any) -> BatchFailedError:
@@ -374,6 +374,37 @@ def test_a_record_for_which_a_column_fails_is_found_and_named(world: World, capl
     assert "Stream thread 0: its record is looked for in smaller batches" in caplog.messages
     assert world.committed_offset == poison
     assert world.metrics.snapshot()[names.BATCHES_FAILED] < 6
+
+
+@pytest.mark.parametrize("bad", [IN, OTHER], ids=str)
+def test_of_several_tasks_the_record_for_which_a_column_fails_is_found(world: World, bad: TopicPartition) -> None:
+    """One record of each is left; then they are run one by one, and the good ones are committed."""
+    read = {IN: 0, OTHER: 0}
+
+    def divide(request: BatchRequest) -> BatchResult:
+        ranges = {TopicPartition.parse(name): places for name, places in request.ranges.items()}
+        begin, end, _ = ranges[bad]
+        if begin <= 37 < end:
+            raise failed("column", "A Column cannot be computed: [DIVIDE_BY_ZERO] Division by zero.")
+        read.update({tp: places[1] for tp, places in ranges.items()})
+        return BatchResult(COMMITTED, consumed={str(tp): offset for tp, offset in read.items()}, counts={"in": 1})
+
+    world.behave = divide
+    world.committed = lambda partitions: {tp: Committed(read[tp], "") for tp in partitions}  # type: ignore[method-assign]
+    world.book.own([OTHER_TASK])
+    other = ActiveTask(OTHER_TASK, (OTHER,), (), TaskState.RUNNING, epoch=world.book.epoch(OTHER_TASK))
+    other.positions[OTHER] = 0
+    world.thread.add([other])
+    world.give_task()
+    world.end = 100
+
+    def turns() -> None:
+        for _ in range(100):
+            world.turn()
+
+    with pytest.raises(ColumnError, match=rf"times in a row, on {bad}@37\)"):
+        turns()
+    assert read[bad] == 37, "all that is before it was committed"
 
 
 def test_a_record_that_kills_the_worker_is_found_and_named(world: World) -> None:
