@@ -74,29 +74,6 @@ class CommittedOffset:
     metadata: str
 
 
-def topic_problems(
-    actual_partitions: int,
-    actual_config: Mapping[str, str],
-    partitions: int,
-    config: Mapping[str, str],
-) -> list[str]:
-    """How an existing topic differs from what is needed, one phrase each; empty if it will do.
-
-    ``cleanup.policy`` is compared as a set; only the keys of ``config`` are looked at.
-    """
-    problems = []
-    if actual_partitions != partitions:
-        problems.append(f"has {actual_partitions} partitions, needs {partitions}")
-    for name, wanted in config.items():
-        actual = actual_config.get(name)
-        same = actual == wanted
-        if name == "cleanup.policy" and actual is not None:
-            same = _policies(actual) == _policies(wanted)
-        if not same:
-            problems.append(f"has {name}={actual}, needs {wanted}")
-    return problems
-
-
 class ClusterAdmin:
     """Requests about topics, offsets and groups. Safe from any thread; ``close`` when done.
 
@@ -500,7 +477,3 @@ def _metadata_of(answer: ClientTopicPartition) -> str:
 def _code(failure: KafkaException) -> int | None:
     error = kafka_error(failure)
     return None if error is None else error.code()
-
-
-def _policies(text: str) -> set[str]:
-    return {part.strip() for part in text.split(",") if part.strip()}

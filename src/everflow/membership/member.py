@@ -225,10 +225,6 @@ class GroupMember:
             raise TaskMigratedError(f"no membership in group {self._settings.group_id}: offsets were not committed")
         return self._channel.commit(offsets)
 
-    def hold_rejoin(self) -> None:
-        """Do not join a new generation until ``release`` (a join already sent is completed first)."""
-        self._held.set()
-
     def release(self) -> None:
         """The revoked tasks' batches have ended and they are closed: rejoin."""
         if self._held.is_set():

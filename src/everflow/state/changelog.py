@@ -10,7 +10,7 @@ start``, in the changelog and in the store alike.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -65,17 +65,6 @@ def fold(changes: StoreChanges) -> dict[bytes, bytes | None]:
 def records(changes: StoreChanges) -> Iterator[tuple[bytes, bytes | None, int]]:
     """The changelog records (key, value, timestamp in ms) of ``changes``, in order, none left out."""
     return zip(changes.keys, changes.values, np.asarray(changes.timestamps).tolist(), strict=True)
-
-
-def from_records(store: str, log: Iterable[tuple[bytes, bytes | None, int]]) -> StoreChanges:
-    """Inverse of :func:`records`."""
-    rows = list(log)
-    return StoreChanges(
-        store,
-        [key for key, _, _ in rows],
-        [value for _, value, _ in rows],
-        np.array([timestamp for _, _, timestamp in rows], dtype=np.int64),
-    )
 
 
 def expiry_times(keys: Sequence[bytes], kind: str) -> Int64:

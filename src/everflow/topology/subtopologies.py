@@ -50,13 +50,6 @@ class SubTopologies:
     subtopologies: tuple[SubTopology, ...]
     index_of: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
-    def of_topic(self, topic: str) -> int:
-        """The sub-topology that reads ``topic`` (internal topics without the application id prefix); KeyError if none does."""
-        for sub in self.subtopologies:
-            if topic in sub.source_topics or topic in sub.repartition_sources:
-                return sub.index
-        raise KeyError(topic)
-
 
 @dataclass(frozen=True)
 class InternalTopics:

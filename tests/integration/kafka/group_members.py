@@ -72,6 +72,10 @@ class Instance:
             if isinstance(event, Revoked) and not self.keeps:
                 self.member.release()
 
+    def hold(self) -> None:
+        """As if tasks had been taken away whose batches still run: it joins no generation until ``member.release``."""
+        self.member._held.set()
+
     @property
     def tasks(self) -> frozenset[TaskId]:
         return self.member.owned()

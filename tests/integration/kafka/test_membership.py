@@ -128,7 +128,7 @@ def test_offsets_are_committed_deferred_or_refused(
     assert first.member.commit({mine: (5, "ef1|text")})
     assert admin.committed(name, [mine, other]) == {mine: CommittedOffset(5, "ef1|text")}
     # The first joins a rebalance that the second, whose batch still runs, has not joined yet.
-    second.member.hold_rejoin()
+    second.hold()
     first.member.request_rejoin()
     wait_until(lambda: not first.member.commit({mine: (6, "")}), 10, "the commit is deferred")
     assert first.member.owned()
@@ -148,7 +148,7 @@ def test_a_member_silent_for_too_long_loses_its_tasks_and_comes_back(topic: Topi
     first = join(subtopologies, "a", rebalance_timeout_ms=1500, session_timeout_ms=6000)
     await_settled([first], 2)
     before = first.member.snapshot().owned
-    first.member.hold_rejoin()
+    first.hold()
     second = join(subtopologies, "b", rebalance_timeout_ms=1500, session_timeout_ms=6000)
 
     def lost() -> bool:

@@ -110,7 +110,7 @@ def test_a_member_that_waits_in_a_rebalance_leaves_at_once(
         found: ConsumerGroupDescription = client.describe_consumer_groups([name])[name].result(10)
         return found
 
-    first.member.hold_rejoin()
+    first.hold()
     second.member.request_rejoin()
     await_told([second], lambda: group().state is ConsumerGroupState.PREPARING_REBALANCING, "the other waits in a rebalance")
     second.member.leave(leave_group=True)

@@ -210,8 +210,9 @@ def test_the_claims_are_as_of_the_last_completed_generation(driven: Driven) -> N
 
 def test_an_eviction_is_noticed_before_a_claim_goes_out(driven: Driven) -> None:
     """Scenarios 7, 8: without a generation the tasks are lost, also when they come back with the next one."""
+    driven.given(T0, T1)
+    driven.member.request_rejoin()
     driven.given(T0)
-    driven.member.hold_rejoin()
     driven.channel.identity, driven.channel.wanted = MemberMetadata(-1, "m-1", None), True
     with pytest.raises(TaskMigratedError):
         driven.member.commit({})

@@ -12,16 +12,8 @@ from everflow.state import changelog
 CHANGES = StoreChanges("counts", [b"a", b"b", b"a", b"b"], [b"1", b"2", b"3", None], np.array([5, 6, 7, 8]))
 
 
-def test_records_keep_every_change_in_order_and_come_back() -> None:
-    log = list(changelog.records(CHANGES))
-    assert log == [(b"a", b"1", 5), (b"b", b"2", 6), (b"a", b"3", 7), (b"b", None, 8)]
-    again = changelog.from_records("counts", log)
-    assert (again.store, list(again.keys), list(again.values), again.timestamps.tolist()) == (
-        "counts",
-        list(CHANGES.keys),
-        list(CHANGES.values),
-        [5, 6, 7, 8],
-    )
+def test_records_keep_every_change_in_order() -> None:
+    assert list(changelog.records(CHANGES)) == [(b"a", b"1", 5), (b"b", b"2", 6), (b"a", b"3", 7), (b"b", None, 8)]
 
 
 def test_the_fold_keeps_the_last_value_with_its_time_in_front() -> None:

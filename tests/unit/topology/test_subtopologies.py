@@ -40,12 +40,11 @@ def test_numbers_follow_the_names_of_the_sources() -> None:
     )
     subs = cut(topology)
     assert [sub.nodes[0].name for sub in subs.subtopologies] == ["S1", "S2", "r-repartition-source"]
-    assert (subs.of_topic("early"), subs.of_topic("late"), subs.of_topic("r-repartition")) == (0, 1, 2)
+    assert [sub.source_topics for sub in subs.subtopologies] == [("early",), ("late",), ()]
+    assert subs.subtopologies[2].repartition_sources == ("r-repartition",)
     assert subs.index_of["A"] == 2
     assert subs.subtopologies[1].repartition_sinks == ("r-repartition",)
     assert subs.subtopologies[2].inputs("app") == ("app-r-repartition",)
-    with pytest.raises(KeyError):
-        subs.of_topic("unknown")
 
 
 def test_nodes_that_share_a_store_are_one_sub_topology() -> None:

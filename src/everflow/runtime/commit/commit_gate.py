@@ -57,13 +57,10 @@ class OpenBatch:
 
 
 class Decision(NamedTuple):
-    """``reason`` says why not, for the log; one word of `REASONS` before the colon."""
+    """``reason`` says why not, for the log: a word for the kind, a colon, the rest."""
 
     ok: bool
     reason: str = ""
-
-
-REASONS = frozenset({"unknown-batch", "already-answered", "not-a-member", "ownership-changed", "driver gone"})
 
 
 def decide(
@@ -139,13 +136,6 @@ class GateBook:
                 if task not in self._owned_again:
                     self._epochs.pop(task, None)
                     self._revoked_in.pop(task, None)
-
-    def disown(self, tasks: Iterable[TaskId]) -> None:
-        """These tasks are no longer ours: batches that hold one of them abort from now on."""
-        with self._lock:
-            for task in tasks:
-                self._epochs.pop(task, None)
-                self._revoked_in.pop(task, None)
 
     def disown_all(self) -> None:
         """The member was lost. Called from the membership's listener, before a new generation can be seen."""

@@ -14,8 +14,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-FIBER_STACK_BYTES = 512 << 10
-
 
 class SimulationError(Exception):
     """The simulation itself was used wrongly, or got into a state it does not have."""
@@ -165,10 +163,10 @@ class Scheduler:
             return True
         return False
 
-    def run_until(self, time_ms: float) -> None:
-        """All events up to a virtual time, which is then now."""
+    def run_until(self, time_ms: float, look: Callable[[], object] = lambda: None) -> None:
+        """All events up to a virtual time, which is then now; ``look`` is called after each."""
         while self.step(time_ms):
-            pass
+            look()
         self.now_ms = max(self.now_ms, time_ms)
 
     def wake(self, owner: Process) -> None:

@@ -86,7 +86,6 @@ class Simulation:
         self._lives = 0
         self._input_rest = 0.0
         self._periods = 0
-        self._growing = True
         self.world = World(
             settings,
             self.scheduler,
@@ -272,11 +271,7 @@ class Simulation:
 
     def run_for(self, ms: float) -> None:
         """Let virtual time pass. Raises InvariantError at the first violation."""
-        end = self.scheduler.now_ms + ms
-        while self.scheduler.step(end):
-            if self.checks.violations:
-                self._raise(*self.checks.violations[0])
-        self.scheduler.now_ms = max(self.scheduler.now_ms, end)
+        self.scheduler.run_until(self.scheduler.now_ms + ms, self._look)
 
     def settle(self, within_ms: float, check_ms: float = 250.0) -> float:
         """Run until the group is at the assignor's ideal and every task runs; virtual ms it took. InvariantError (``liveness``) if
@@ -392,6 +387,10 @@ class Simulation:
     def _supervise(self, instance: SimulatedInstance) -> None:
         if not self.instances[instance.name].process.alive:
             self.restart(instance.name)
+
+    def _look(self) -> None:
+        if self.checks.violations:
+            self._raise(*self.checks.violations[0])
 
     def _raise(self, name: str, what: str) -> None:
         if self._history_file is not None:

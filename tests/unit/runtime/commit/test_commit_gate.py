@@ -205,7 +205,7 @@ def test_at_least_once_commits_through_the_member_and_tells_of_deferral(gate: tu
 def test_a_lost_task_aborts_the_batch_in_flight(gate: tuple[GateBook, str]) -> None:
     book, path = gate
     book.begin("i.2.0", 0, EXACTLY_ONCE_V2, {TASK: book.epoch(TASK)})
-    book.disown([TASK])
+    book.disown_all()
     with GateClient(path) as client:
         assert client.commit("i.2.0", []).reason.startswith("ownership-changed")
 

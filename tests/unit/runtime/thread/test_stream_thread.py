@@ -184,7 +184,7 @@ def test_a_batch_that_a_rebalance_refused_is_committed_before_its_task_is_given_
 
 def test_a_task_whose_ownership_broke_runs_no_batch(world: World) -> None:
     world.give_task()
-    world.book.disown([TASK])
+    world.book.disown_all()
     world.book.own([TASK])
     world.end = 10
     for _ in range(3):
