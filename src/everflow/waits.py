@@ -53,16 +53,34 @@ def shown_elsewhere(_: str) -> AbstractContextManager[object]:
 def told(what: str, say: Callable[[str], object] = moves.info, *, first_s: float = FIRST_S) -> Iterator[None]:
     """Lines, from a thread of its own that has ended behind the block: ``starting Spark, 10 s so far``."""
     install()
-    began, over = time.monotonic(), threading.Event()
 
-    def tell() -> None:
+    def tell(elapsed_s: float) -> float:
+        say(f"{what}, {elapsed_s:.0f} s so far")
+        return min(elapsed_s, LONGEST_PAUSE_S)
+
+    with telling(tell, first_s):
+        yield
+
+
+@contextmanager
+def telling(
+    tell: Callable[[float], float], first_s: float, clock: Callable[[], float] = time.monotonic
+) -> Iterator[None]:
+    """While the block runs, call ``tell`` on a thread of its own, which has ended behind the block.
+
+    Args:
+        tell: takes how long the block has run and returns the pause before the next call, both in seconds.
+        first_s: the pause before the first call.
+        clock: monotonic seconds, for how long the block has run.
+    """
+    began, over = clock(), threading.Event()
+
+    def run() -> None:
         pause_s = first_s
         while not over.wait(pause_s):
-            elapsed_s = time.monotonic() - began
-            say(f"{what}, {elapsed_s:.0f} s so far")
-            pause_s = min(elapsed_s, LONGEST_PAUSE_S)
+            pause_s = tell(clock() - began)
 
-    teller = threading.Thread(target=tell, name="everflow-waits", daemon=True)
+    teller = threading.Thread(target=run, name="everflow-waits", daemon=True)
     teller.start()
     try:
         yield

@@ -13,6 +13,7 @@ from rich.status import Status
 from rich.text import Text
 
 from everflow.runtime.client_state import STATE
+from everflow.waits import telling
 
 PLAIN_INTERVAL_S = 5.0
 _TICK_S = 1.0
@@ -43,7 +44,7 @@ class StatusLine:
         self._printed_at: float | None = None
         self._printed = ""
         self._ended = False
-        self._waits: list[threading.Event] = []
+        self._waits: list[object] = []
         self.last_event = ""
         """The last `event`, for who shows how long it has been the last."""
 
@@ -67,27 +68,21 @@ class StatusLine:
 
         ``after_s``: nothing is shown of a wait that is shorter. Of several, one in the other, the innermost is shown.
         """
-        began = self._clock()
-        over = threading.Event()
-        self._waits.append(over)
+        wait, first = object(), True
+        self._waits.append(wait)
 
-        def tell() -> None:
-            first, pause = True, after_s
-            while not over.wait(pause):
-                pause = _TICK_S
-                if self._waits[-1] is over:
-                    elapsed = self._clock() - began
-                    self.show(f"{what}, {elapsed:.0f} s" if elapsed >= _TICK_S else what, now=first)
-                    first = False
+        def tell(elapsed_s: float) -> float:
+            nonlocal first
+            if self._waits[-1] is wait:
+                self.show(f"{what}, {elapsed_s:.0f} s" if elapsed_s >= _TICK_S else what, now=first)
+                first = False
+            return _TICK_S
 
-        teller = threading.Thread(target=tell, name="everflow-waiting", daemon=True)
-        teller.start()
         try:
-            yield
+            with telling(tell, after_s, self._clock):
+                yield
         finally:
-            over.set()
-            teller.join()
-            self._waits.remove(over)
+            self._waits.remove(wait)
             self.clear()
 
     def say(self, text: str) -> None:
