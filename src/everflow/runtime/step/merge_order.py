@@ -6,7 +6,7 @@ timestamp inside each partition: a record that is out of order inside its partit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -33,7 +33,7 @@ def merge_inputs(
         rows = np.flatnonzero((hop.partition == partition) & np.isin(hop.source, [source.index for source in members]))
         if not len(rows):
             continue
-        effective = _running_maximum(hop, rows, members)
+        effective = _running_maximum(hop.timestamp[rows], hop.source[rows], [source.index for source in members])
         order = np.lexsort((rows, hop.source[rows], effective))
         rank[rows[order]] = np.sort(rows)
         kept[rows] &= _before_cut(hop, rows, effective, members, partition, ranges)
@@ -52,10 +52,7 @@ def merge_tasks(batch: EdgeBatch) -> EdgeBatch:
     tasks = np.unique(batch.partition)
     if len(tasks) < 2:
         return batch
-    effective = np.empty(len(batch), np.int64)
-    for task in tasks:
-        mine = batch.partition == task
-        effective[mine] = np.maximum.accumulate(batch.timestamp[mine])
+    effective = _running_maximum(batch.timestamp, batch.partition, tasks)
     if (np.diff(effective) >= 0).all():
         return batch
     return batch.take(np.argsort(effective, kind="stable"))
@@ -73,11 +70,12 @@ def _merged_tasks(sources: tuple[Source, ...], ranges: Mapping[str, list[int]]) 
     return [(partition, found) for (_, partition), found in by_task.items() if len(found) > 1]
 
 
-def _running_maximum(hop: HopInput, rows: Int64, members: list[Source]) -> Int64:
-    effective = np.empty(len(rows), dtype=np.int64)
-    for source in members:
-        mine = hop.source[rows] == source.index
-        effective[mine] = np.maximum.accumulate(hop.timestamp[rows[mine]])
+def _running_maximum(timestamp: Int64, group: np.ndarray, groups: Iterable[int]) -> Int64:
+    """The highest time so far in each row's group; ``groups`` are all there are."""
+    effective = np.empty(len(timestamp), dtype=np.int64)
+    for one in groups:
+        mine = group == one
+        effective[mine] = np.maximum.accumulate(timestamp[mine])
     return effective
 
 
