@@ -42,7 +42,7 @@ class LoggedJob:
 
     def run(self, request: BatchRequest) -> BatchResult:
         """Noted when it ends, also where it fails."""
-        tasks = [context.task for context in request.tasks]
+        tasks = [str(context.task) for context in request.tasks]
         began_ms = time.time_ns() / 1e6
         outcome = {"committed": False, "reason": "failed", "records": 0}
         try:

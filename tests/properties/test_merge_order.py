@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everflow import serdes
-from everflow.records import EdgeBatch
-from everflow.runtime.step.merge_order import merge_inputs, merge_tasks
+from everflow.records import EdgeBatch, OffsetRange, TopicPartition
+from everflow.runtime.step.merge_order import Merged, merge_inputs, merge_tasks
 from everflow.topology.hops import HopInput
 from everflow.topology.plan import Source
 
@@ -28,7 +28,20 @@ def sources(count: int, merged: bool = True) -> tuple[Source, ...]:
     return tuple(Source(i, f"t{i}", 0, f"n{i}", text, text, "earliest", "stream", merged) for i in range(count))
 
 
-def hop_of(inputs: list[Input]) -> tuple[HopInput, dict[str, list[int]]]:
+class Hop(NamedTuple):
+    hop: HopInput
+    ranges: dict[TopicPartition, OffsetRange]
+    log_ends: dict[TopicPartition, int]
+
+    def merged(self, merged: bool = True) -> Merged:
+        return merge_inputs(self.hop, sources(len(self.ranges), merged), self.ranges, self.log_ends)
+
+
+def at(topic: int) -> TopicPartition:
+    return TopicPartition(f"t{topic}", 0)
+
+
+def hop_of(inputs: list[Input]) -> Hop:
     source = np.concatenate([np.full(len(one.times), i, np.int32) for i, one in enumerate(inputs)])
     offset = np.concatenate([10 + np.arange(len(one.times), dtype=np.int64) for one in inputs])
     times = np.concatenate([np.array(one.times, np.int64) for one in inputs])
@@ -36,22 +49,23 @@ def hop_of(inputs: list[Input]) -> tuple[HopInput, dict[str, list[int]]]:
     zeros = np.zeros(len(times), np.int32)
     names = pa.array([f"{s}@{o}" for s, o in zip(source, offset, strict=True)], pa.string())
     batch = EdgeBatch(names, names, times, rows.copy(), source, zeros, offset)
-    ranges = {f"t{i}-0": [10, 10 + len(one.times), 10 + len(one.times) + int(one.more)] for i, one in enumerate(inputs)}
-    return HopInput({1: batch}, {1: rows}, source, zeros, offset, times, "{}"), ranges
+    ranges = {at(i): OffsetRange(10, 10 + len(one.times)) for i, one in enumerate(inputs)}
+    log_ends = {at(i): ranges[at(i)].end + int(one.more) for i, one in enumerate(inputs)}
+    return Hop(HopInput({1: batch}, {1: rows}, source, zeros, offset, times, "{}"), ranges, log_ends)
 
 
-def one_by_one(inputs: list[Input]) -> tuple[list[str], dict[str, int]]:
+def one_by_one(inputs: list[Input]) -> tuple[list[str], dict[TopicPartition, int]]:
     """Kafka Streams: take the oldest head; stop when an input that has more in the log runs dry."""
-    at = [0] * len(inputs)
+    next_at = [0] * len(inputs)
     taken: list[str] = []
     while True:
-        heads = [(one.times[at[i]], i) for i, one in enumerate(inputs) if at[i] < len(one.times)]
-        dry = any(one.more and at[i] == len(one.times) for i, one in enumerate(inputs))
+        heads = [(one.times[next_at[i]], i) for i, one in enumerate(inputs) if next_at[i] < len(one.times)]
+        dry = any(one.more and next_at[i] == len(one.times) for i, one in enumerate(inputs))
         if dry or not heads:
-            return taken, {f"t{i}-0": 10 + at[i] for i in range(len(inputs))}
+            return taken, {at(i): 10 + next_at[i] for i in range(len(inputs))}
         _, i = min(heads)
-        taken.append(f"{i}@{10 + at[i]}")
-        at[i] += 1
+        taken.append(f"{i}@{10 + next_at[i]}")
+        next_at[i] += 1
 
 
 inputs = st.lists(st.builds(Input, st.lists(st.integers(0, 12), max_size=8), st.booleans()), min_size=2, max_size=4)
@@ -59,10 +73,8 @@ inputs = st.lists(st.builds(Input, st.lists(st.integers(0, 12), max_size=8), st.
 
 @given(inputs)
 def test_equal_to_taking_the_oldest_head(given: list[Input]) -> None:
-    hop, ranges = hop_of(given)
-    consumed: dict[str, int] = {}
-    merge_inputs(hop, sources(len(given)), ranges, consumed)
-    batch = hop.batches[1]
+    batches, consumed = hop_of(given).merged()
+    batch = batches[1]
     order = np.argsort(batch.seq, kind="stable")
     expected, offsets = one_by_one(given)
     assert batch.key.take(pa.array(order)).to_pylist() == expected
@@ -84,34 +96,27 @@ def test_what_several_tasks_write_comes_by_time_and_in_each_tasks_order(tasks: l
 def test_a_minute_of_one_input_does_not_run_ahead_of_an_hour_of_another() -> None:
     """Scenario 16: ranges cut by count; without the cut, A's next records would be late."""
     a, b = Input(list(range(0, 60_000, 60)), True), Input(list(range(0, 3_600_000, 3_600)), True)
-    hop, ranges = hop_of([a, b])
-    consumed: dict[str, int] = {}
-    merge_inputs(hop, sources(2), ranges, consumed)
-    assert consumed == {"t0-0": 1010, "t1-0": 10 + 17}, "B only as far as A's last record"
-    assert hop.batches[1].timestamp.max() == a.times[-1]
+    batches, consumed = hop_of([a, b]).merged()
+    assert consumed == {at(0): 1010, at(1): 10 + 17}, "B only as far as A's last record"
+    assert batches[1].timestamp.max() == a.times[-1]
 
 
 def test_one_input_is_left_in_its_own_order_and_consumed_whole() -> None:
-    hop, ranges = hop_of([Input([5, 1, 9], True)])
-    consumed: dict[str, int] = {}
-    merge_inputs(hop, sources(1, merged=False), ranges, consumed)
-    assert hop.batches[1].timestamp.tolist() == [5, 1, 9]
-    assert consumed == {"t0-0": 13}
+    batches, consumed = hop_of([Input([5, 1, 9], True)]).merged(False)
+    assert batches[1].timestamp.tolist() == [5, 1, 9]
+    assert consumed == {at(0): 13}
 
 
 def test_an_input_that_showed_only_markers_holds_the_others_for_one_batch() -> None:
     """Its next record may be older than all of theirs."""
-    hop, ranges = hop_of([Input([1, 2], False), Input([], False)])
-    ranges["t1-0"] = [10, 14, 20]  # transaction markers up to 14, more behind them
-    consumed: dict[str, int] = {}
-    merge_inputs(hop, sources(2), ranges, consumed)
-    assert consumed == {"t0-0": 10, "t1-0": 14}
-    assert len(hop.batches[1]) == 0
+    hop = hop_of([Input([1, 2], False), Input([], False)])
+    hop.ranges[at(1)], hop.log_ends[at(1)] = OffsetRange(10, 14), 20  # transaction markers up to 14, more behind them
+    batches, consumed = hop.merged()
+    assert consumed == {at(0): 10, at(1): 14}
+    assert len(batches[1]) == 0
 
 
 def test_an_input_at_its_end_bounds_nothing() -> None:
-    hop, ranges = hop_of([Input([1, 2], False), Input([], False)])
-    ranges["t1-0"] = [10, 14, 14]
-    consumed: dict[str, int] = {}
-    merge_inputs(hop, sources(2), ranges, consumed)
-    assert consumed == {"t0-0": 12, "t1-0": 14}
+    hop = hop_of([Input([1, 2], False), Input([], False)])
+    hop.ranges[at(1)], hop.log_ends[at(1)] = OffsetRange(10, 14), 14
+    assert hop.merged().consumed == {at(0): 12, at(1): 14}

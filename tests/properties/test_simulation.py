@@ -18,6 +18,7 @@ from everflow.assignment import assignor
 from everflow.assignment.cluster_state import Assignment, AssignmentRules, ClusterState
 from everflow.assignment.user_data import LATEST_VERSION
 from everflow.errors import ConfigError
+from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.runtime.commit import commit_gate
 from everflow.runtime.commit.commit_gate import Decision
 from everflow.runtime.commit.gate_client import GateAnswer
@@ -70,7 +71,8 @@ def paused(after_ms: float, refused: bool) -> list[tuple[str, str]]:
     settings = SimulationSettings((SubTopology(1),), timings=slow, input_rate=50.0, input_period_ms=200.0)
     checks = Checks(settings, History(lambda: now[0]), cast(Any, None), cast(Any, None))
     instance: Any = SimpleNamespace(name="i1", life=1, book=SimpleNamespace(epoch=lambda task: 1))
-    request: Any = SimpleNamespace(tasks=[SimpleNamespace(task="0_0")], ranges={"input-0-0-0": [0, 310, 310]})
+    ranges = {TopicPartition("input-0-0", 0): OffsetRange(0, 310)}
+    request: Any = SimpleNamespace(tasks=[SimpleNamespace(task=TaskId(0, 0))], ranges=ranges)
     checks.batch(instance, request, 784.0, True)
     if refused:
         now[0] = 784.0
@@ -138,7 +140,7 @@ def test_a_sink_that_applies_before_it_commits_is_caught(monkeypatch: pytest.Mon
     commit, apply = KafkaSink._commit, kafka_sink._apply
     applied: list[Any] = []
 
-    def too_early(self: KafkaSink, writer: Any, request: Any, result: Any, sources: Any, touched: set[str]) -> GateAnswer:
+    def too_early(self: KafkaSink, writer: Any, request: Any, result: Any, sources: Any, touched: set[TaskId]) -> GateAnswer:
         applied[:] = [apply(self.ports, request, result, touched, writer.positions())]
         return commit(self, writer, request, result, sources, touched)
 
@@ -163,7 +165,7 @@ def test_a_sink_that_leaves_out_an_untouched_input_is_caught(monkeypatch: pytest
     every = kafka_sink._offsets
 
     def moved(request: Any, *rest: Any) -> list[tuple[str, int, int, str]]:
-        return [found for found in every(request, *rest) if found[2] > request.ranges[f"{found[0]}-{found[1]}"][0]]
+        return [found for found in every(request, *rest) if found[2] > request.ranges[TopicPartition(found[0], found[1])].start]
 
     monkeypatch.setattr(kafka_sink, "_offsets", moved)
     assert first_broken() == "I3"

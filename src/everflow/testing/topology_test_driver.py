@@ -21,7 +21,7 @@ from everflow.dsl.expressions import checked_serde
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
 from everflow.location import user_line
-from everflow.records import EdgeBatch
+from everflow.records import EdgeBatch, OffsetRange, TaskId, TopicPartition
 from everflow.runtime.client_state import IllegalStateError
 from everflow.runtime.commit.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
 from everflow.runtime.query.query_errors import StoreKindError, StoreNotFoundError
@@ -72,7 +72,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._dead_letter_topic = dead_letter_topic
         self._specs = {spec.name: spec for found in self._plan.stores().values() for spec in found}
         self._stores = {name: InMemoryStore(spec) for name, spec in self._specs.items()}
-        self._stream_times: dict[str, dict[str, int]] = {}
+        self._stream_times: dict[TaskId, dict[str, int]] = {}
         self._offsets: dict[str, int] = {source.topic: 0 for source in self._plan.sources}
         self._looped = frozenset(source.topic for source in self._plan.sources if source.kind == "repartition")
         self._outputs = _Outputs(topology, self._looped | {self._changelog(name) for name in self._specs}, dead_letter_topic)
@@ -202,18 +202,16 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
                 pending.append(looped)
 
     def _micro_batch(self, records: Sequence[RawRecord]) -> list[RawRecord]:
-        rows = []
-        ranges = {f"{topic}-0": [offset, offset, offset] for topic, offset in self._offsets.items()}
+        rows, ends = [], dict(self._offsets)
         for record in records:
-            bounds = ranges[f"{record.topic}-0"]
+            offset = ends[record.topic]
             if record.timestamp > MOST_MS:
-                raise too_late(f"{record.topic}-0@{bounds[1]}", record.timestamp)
-            rows.append((record, bounds[1]))
-            bounds[1] = bounds[2] = bounds[1] + 1
-        self._request = self._new_request(ranges)
+                raise too_late(f"{record.topic}-0@{offset}", record.timestamp)
+            rows.append((record, offset))
+            ends[record.topic] = offset + 1
+        self._request = self._new_request(ends)
         result = self._step_result(rows)
-        for topic in self._offsets:
-            self._offsets[topic] = ranges[f"{topic}-0"][1]
+        self._offsets = ends
         for task, times in result.stream_times.items():
             self._stream_times.setdefault(task, {}).update(times)
         for task, listed in result.changes.items():
@@ -224,13 +222,20 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
                 self._outputs.add(RawRecord(topic, *parts) for parts in written)
         return self._deliver(result)
 
-    def _new_request(self, ranges: Mapping[str, list[int]]) -> BatchRequest:
-        tasks = [
-            TaskContext(f"{sub}_0", "test", "", self._stream_times.get(f"{sub}_0", {}))
-            for sub in sorted({source.subtopology for source in self._plan.sources})
-        ]
+    def _new_request(self, ends: Mapping[str, int]) -> BatchRequest:
+        tasks = [TaskId(sub, 0) for sub in sorted({source.subtopology for source in self._plan.sources})]
         return BatchRequest(
-            "test.0.0", 0, 0, "exactly_once_v2", "", self._wall_clock_ms, "", ranges, tasks, self._plan.application_id
+            batch_id="test.0.0",
+            thread=0,
+            attempt=0,
+            guarantee="exactly_once_v2",
+            transactional_id="",
+            wall_clock_ms=self._wall_clock_ms,
+            gate="",
+            ranges={TopicPartition(topic, 0): OffsetRange(start, ends[topic]) for topic, start in self._offsets.items()},
+            log_ends={TopicPartition(topic, 0): end for topic, end in ends.items()},
+            tasks=[TaskContext(task, "test", "", self._stream_times.get(task, {})) for task in tasks],
+            application_id=self._plan.application_id,
         )
 
     def _current(self) -> BatchRequest:

@@ -25,6 +25,7 @@ from everflow.topology.plan import PhysicalPlan, Source, plan
 from everflow.topology.subtopologies import cut
 
 pytestmark = pytest.mark.spark
+IN = TopicPartition("in", 0)
 ROWS = 80_000  # more than one Arrow batch: the first 50,000 are through when the last row fails
 
 
@@ -43,7 +44,7 @@ class NoStores:
 
 
 def request() -> BatchRequest:
-    return BatchRequest("t.0.0", 0, 0, "exactly_once_v2", "", 0, "", {"in-0": [0, ROWS, ROWS]}, [], "app")
+    return BatchRequest("t.0.0", 0, 0, "exactly_once_v2", "", 0, "", {IN: OffsetRange(0, ROWS)}, {IN: ROWS}, [], "app")
 
 
 def announce(request: BatchRequest, level: int) -> None:
@@ -102,10 +103,10 @@ def test_no_marker_no_commit(
     monkeypatch.setattr(spark_job, "open_source", lambda *_: LocalSource(spark, last))
     steps = [TaskStep.of(found, level, NoStores(), NotedSink(str(noted)), request, announce) for level in range(levels)]
     settings = SourceSettings("unused", "app", read_committed=True, headers=False)
-    job = PreparedJob(spark, found, "marker", [TopicPartition("in", 0)], settings, steps)
+    job = PreparedJob(spark, found, "marker", [IN], settings, steps)
     if last != "none":
         result = BatchResult.from_json(job.run({}, {}))
-        assert (noted.read_text(), result.consumed) == (str(ROWS), {"in-0": ROWS})
+        assert (noted.read_text(), result.consumed) == (str(ROWS), {IN: ROWS})
         return
     if name == "the step before":  # it can still speak, and the steps behind it pass on what it says
         failure = BatchResult.from_json(job.run({}, {})).failure

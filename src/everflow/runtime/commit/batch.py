@@ -1,7 +1,7 @@
-"""What driver and workers tell each other of a micro-batch: plain JSON-able values, no behaviour.
+"""What driver and workers tell each other of a micro-batch: values, and how they are written as JSON.
 
 The request travels to the workers as one Spark local property (`REQUEST_PROPERTY`); the result comes back
-with the job's rows.
+with the job's rows. Names of tasks and partitions are text on the way only: they are read once, in `from_json`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from everflow.errors import EverflowError
-from everflow.records import UNBOUNDED_BYTES
+from everflow.records import UNBOUNDED_BYTES, OffsetRange, TaskId, TopicPartition
+
+_T = TypeVar("_T")
 
 REQUEST_PROPERTY = "everflow.batch"
 METADATA_PREFIX = "ef1"
@@ -44,33 +46,58 @@ class BatchId(NamedTuple):
         return BatchId(parts[0], int(parts[1]), int(parts[2]))
 
 
+def as_json(data: Mapping[str, Any]) -> str:
+    """Compact JSON text."""
+    return json.dumps(data, separators=(",", ":"))
+
+
+def by_name(mapping: Mapping[Any, _T]) -> dict[str, _T]:
+    """For JSON: what is keyed by tasks or partitions, keyed by their names."""
+    return {str(key): value for key, value in mapping.items()}
+
+
+def by_task(data: Mapping[str, _T]) -> dict[TaskId, _T]:
+    """Inverse of `by_name`."""
+    return {TaskId.parse(name): value for name, value in data.items()}
+
+
+def by_partition(data: Mapping[str, _T]) -> dict[TopicPartition, _T]:
+    """Inverse of `by_name`."""
+    return {TopicPartition.parse(name): value for name, value in data.items()}
+
+
+class StorePlace(NamedTuple):
+    """Where a store of a task is: the folder of its environment, and the full name of its changelog's topic (None: not logged)."""
+
+    path: str
+    changelog: str | None
+
+
 @dataclass(frozen=True)
 class TaskContext:
     """One task as the batch's workers see it.
 
     Attributes:
-        task: task id, ``"0_3"``.
         incarnation: owner incarnation the stores must carry for the apply (D5).
         last_batch: batch id the stores must carry for the apply; ``""`` when nothing was applied in this
             incarnation.
         stream_times: node name -> observed stream time in ms (-1 = none yet).
-        stores: store name -> ``{"path": folder of the environment, "changelog": full topic name or None}``.
+        stores: by name.
     """
 
-    task: str
+    task: TaskId
     incarnation: str
     last_batch: str
     stream_times: Mapping[str, int] = field(default_factory=dict)
-    stores: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
+    stores: Mapping[str, StorePlace] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class BatchRequest:
     """One micro-batch of one stream thread.
 
-    ``ranges`` maps ``"topic-partition"`` to ``[start, end, log end]`` (offsets; the log end is the last
-    stable offset or high watermark known when the range was planned). ``gate`` is the path of the driver's
-    Unix socket. ``guarantee`` is a value of ``processing.guarantee``.
+    ``log_ends`` are the last stable offsets (or high watermarks) known when the ranges were planned. ``gate`` is the path of the
+    driver's Unix socket. ``guarantee`` is a value of ``processing.guarantee``.
     """
 
     batch_id: str
@@ -80,7 +107,8 @@ class BatchRequest:
     transactional_id: str
     wall_clock_ms: int
     gate: str
-    ranges: Mapping[str, list[int]]
+    ranges: Mapping[TopicPartition, OffsetRange]
+    log_ends: Mapping[TopicPartition, int]
     tasks: list[TaskContext]
     application_id: str
     producer_config: Mapping[str, Any] = field(default_factory=dict)
@@ -88,18 +116,24 @@ class BatchRequest:
     """Bytes of input that the batch may take (``max.batch.bytes``). A reader of ranges ends early there; a job, which cannot, fails
     when it has twice as many, and says what a record weighs (``too-large``)."""
 
-    def ending(self, ends: Mapping[str, int]) -> BatchRequest:
+    def ending(self, ends: Mapping[TopicPartition, int]) -> BatchRequest:
         """The same request with ranges that end at ``ends``."""
-        return replace(self, ranges={name: [start, ends[name], log_end] for name, (start, _, log_end) in self.ranges.items()})
+        return replace(self, ranges={tp: OffsetRange(wanted.start, ends[tp]) for tp, wanted in self.ranges.items()})
 
     def to_json(self) -> str:
-        """Compact JSON text."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        """What travels to the workers."""
+        tasks = [{**vars(task), "task": str(task.task)} for task in self.tasks]
+        return as_json({**vars(self), "ranges": by_name(self.ranges), "log_ends": by_name(self.log_ends), "tasks": tasks})
 
     @staticmethod
     def from_json(text: str) -> BatchRequest:
         """Inverse of `to_json`."""
         data = json.loads(text)
+        data["ranges"] = {tp: OffsetRange(*bounds) for tp, bounds in by_partition(data["ranges"]).items()}
+        data["log_ends"] = by_partition(data["log_ends"])
+        for task in data["tasks"]:
+            task["task"] = TaskId.parse(task["task"])
+            task["stores"] = {name: StorePlace(*place) for name, place in task["stores"].items()}
         data["tasks"] = [TaskContext(**task) for task in data["tasks"]]
         return BatchRequest(**data)
 
@@ -111,8 +145,7 @@ class BatchResult:
     Attributes:
         outcome: `COMMITTED` (stores applied too), `ABORTED` (nothing happened; ``reason`` is the gate's) or `FAILED` (``failure``
             is the dictionary of a `BatchFailure`; whether the transaction committed is not known).
-        consumed: ``"topic-partition"`` -> next offset to read, i.e. what was committed; may lie before the
-            range's end.
+        consumed: next offset to read, i.e. what was committed; may lie before the range's end.
         stream_times: task -> node -> ms.
         positions: task -> store -> next changelog offset.
         counts: records ``in, out, changelog, dead_letters``.
@@ -123,9 +156,9 @@ class BatchResult:
 
     outcome: str
     reason: str = ""
-    consumed: Mapping[str, int] = field(default_factory=dict)
-    stream_times: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    positions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    consumed: Mapping[TopicPartition, int] = field(default_factory=dict)
+    stream_times: Mapping[TaskId, Mapping[str, int]] = field(default_factory=dict)
+    positions: Mapping[TaskId, Mapping[str, int]] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
     dropped: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     deferred_offsets: bool = False
@@ -140,13 +173,17 @@ class BatchResult:
         return self.outcome == COMMITTED
 
     def to_json(self) -> str:
-        """Compact JSON text."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        """What travels to the driver."""
+        keyed = {name: by_name(getattr(self, name)) for name in ("consumed", "stream_times", "positions")}
+        return as_json({**vars(self), **keyed})
 
     @staticmethod
     def from_json(text: str) -> BatchResult:
         """Inverse of `to_json`."""
-        return BatchResult(**json.loads(text))
+        data = json.loads(text)
+        data["consumed"] = by_partition(data["consumed"])
+        data["stream_times"], data["positions"] = by_task(data["stream_times"]), by_task(data["positions"])
+        return BatchResult(**data)
 
 
 @dataclass(frozen=True)

@@ -7,28 +7,38 @@ timestamp inside each partition: a record that is out of order inside its partit
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from everflow.records import EdgeBatch, Int64, TopicPartition
+from everflow.records import EdgeBatch, Int64, OffsetRange, TopicPartition
 from everflow.topology.hops import HopInput
 from everflow.topology.plan import Source
 
 
+class Merged(NamedTuple):
+    """A hop's records by slot, in merge order (``seq``), and the next offset to read of every partition."""
+
+    batches: dict[int, EdgeBatch]
+    consumed: dict[TopicPartition, int]
+
+
 def merge_inputs(
-    hop: HopInput, sources: tuple[Source, ...], ranges: Mapping[str, list[int]], consumed: dict[str, int]
-) -> None:
-    """Give every record its place (``seq``) in its task's merge order and say what is consumed.
+    hop: HopInput,
+    sources: tuple[Source, ...],
+    ranges: Mapping[TopicPartition, OffsetRange],
+    log_ends: Mapping[TopicPartition, int],
+) -> Merged:
+    """Give every record its place in its task's merge order and say what is consumed.
 
     Where a task has several inputs, the batch ends where an input that has more records in the log runs dry: records behind that
-    point are taken out of every slot and stay unconsumed (scenario 16). Changes ``hop`` and ``consumed`` in place; ``ranges``
-    maps ``topic-partition`` to ``[start, end, log end]``.
+    point are taken out of every slot and stay unconsumed (scenario 16).
     """
-    for name, (_, end, _log_end) in ranges.items():
-        consumed[name] = end
     total = len(hop.source)
     rank = np.arange(total, dtype=np.int64)
     kept = np.ones(total, dtype=bool)
+    more = frozenset(tp for tp, wanted in ranges.items() if wanted.end < log_ends[tp])
     for partition, members in _merged_tasks(sources, ranges):
         rows = np.flatnonzero((hop.partition == partition) & np.isin(hop.source, [source.index for source in members]))
         if not len(rows):
@@ -36,10 +46,9 @@ def merge_inputs(
         effective = _running_maximum(hop.timestamp[rows], hop.source[rows], [source.index for source in members])
         order = np.lexsort((rows, hop.source[rows], effective))
         rank[rows[order]] = np.sort(rows)
-        kept[rows] &= _before_cut(hop, rows, effective, members, partition, ranges)
-    if total:
-        _consume_prefix(hop, sources, kept, consumed)
-    _reorder(hop, rank, kept)
+        waiting = [source.index for source in members if TopicPartition(source.topic, partition) in more]
+        kept[rows] &= _before_cut(hop.source[rows], effective, waiting)
+    return Merged(_reordered(hop, rank, kept), _consumed(hop, sources, ranges, kept))
 
 
 def merge_tasks(batch: EdgeBatch) -> EdgeBatch:
@@ -58,12 +67,11 @@ def merge_tasks(batch: EdgeBatch) -> EdgeBatch:
     return batch.take(np.argsort(effective, kind="stable"))
 
 
-def _merged_tasks(sources: tuple[Source, ...], ranges: Mapping[str, list[int]]) -> list[tuple[int, list[Source]]]:
+def _merged_tasks(sources: tuple[Source, ...], partitions: Iterable[TopicPartition]) -> list[tuple[int, list[Source]]]:
     """(partition, sources) of every task in the batch that reads more than one topic."""
     by_task: dict[tuple[int, int], list[Source]] = {}
     by_topic = {source.topic: source for source in sources}
-    for name in ranges:
-        tp = TopicPartition.parse(name)
+    for tp in partitions:
         source = by_topic[tp.topic]
         if source.merged:
             by_task.setdefault((source.subtopology, tp.partition), []).append(source)
@@ -79,43 +87,42 @@ def _running_maximum(timestamp: Int64, group: np.ndarray, groups: Iterable[int])
     return effective
 
 
-def _before_cut(
-    hop: HopInput, rows: Int64, effective: Int64, members: list[Source], partition: int, ranges: Mapping[str, list[int]]
-) -> np.ndarray:
-    """True for records up to the last one of the input that runs dry first while the log has more of it.
+def _before_cut(source: np.ndarray, effective: Int64, waiting: Iterable[int]) -> np.ndarray:
+    """True for a task's records up to the last one of the input that runs dry first. ``waiting``: the inputs of which the log has
+    more; the others bound nothing.
 
     Every batch moves on: either that input is consumed whole, or one that showed no record has its range behind it
     (`plan_ranges` gives each waiting input at least one offset)."""
     cut: tuple[int, int] | None = None
-    for source in members:
-        _start, end, log_end = ranges[f"{source.topic}-{partition}"]
-        mine = hop.source[rows] == source.index
-        if end >= log_end:
-            continue  # nothing more in the log: no bound from here
+    for index in waiting:
+        mine = source == index
         if not mine.any():
             # Its next record is still unknown (markers only in its range, or no range): the others wait for one batch.
-            return np.zeros(len(rows), dtype=bool)
-        last = (int(effective[mine][-1]), source.index)
+            return np.zeros(len(source), dtype=bool)
+        last = (int(effective[mine][-1]), index)
         cut = last if cut is None else min(cut, last)
     if cut is None:
-        return np.ones(len(rows), dtype=bool)
+        return np.ones(len(source), dtype=bool)
     time, index = cut
-    before: np.ndarray = (effective < time) | ((effective == time) & (hop.source[rows] <= index))
+    before: np.ndarray = (effective < time) | ((effective == time) & (source <= index))
     return before
 
 
-def _consume_prefix(hop: HopInput, sources: tuple[Source, ...], kept: np.ndarray, consumed: dict[str, int]) -> None:
+def _consumed(
+    hop: HopInput, sources: tuple[Source, ...], ranges: Mapping[TopicPartition, OffsetRange], kept: np.ndarray
+) -> dict[TopicPartition, int]:
     """A partition is consumed up to its first record that was cut."""
+    consumed = {tp: wanted.end for tp, wanted in ranges.items()}
     topics = {source.index: source.topic for source in sources}
     for row in np.flatnonzero(~kept):
-        name = f"{topics[int(hop.source[row])]}-{int(hop.partition[row])}"
-        consumed[name] = min(consumed[name], int(hop.offset[row]))
+        tp = TopicPartition(topics[int(hop.source[row])], int(hop.partition[row]))
+        consumed[tp] = min(consumed[tp], int(hop.offset[row]))
+    return consumed
 
 
-def _reorder(hop: HopInput, rank: Int64, kept: np.ndarray) -> None:
-    """Give the slots' records their ranks; take cut ones out."""
-    everything = bool(kept.all())
-    for slot, batch in hop.batches.items():
-        rows = hop.rows[slot]
-        batch.seq = rank[rows]
-        hop.batches[slot] = batch if everything else batch.take(np.flatnonzero(kept[rows]))
+def _reordered(hop: HopInput, rank: Int64, kept: np.ndarray) -> dict[int, EdgeBatch]:
+    """The slots' records with their ranks, without those that were cut."""
+    ranked = {slot: replace(batch, seq=rank[hop.rows[slot]]) for slot, batch in hop.batches.items()}
+    if kept.all():
+        return ranked
+    return {slot: batch.take(np.flatnonzero(kept[hop.rows[slot]])) for slot, batch in ranked.items()}

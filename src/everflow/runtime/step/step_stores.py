@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Protocol
 
-from everflow.records import StoreChanges
+from everflow.records import StoreChanges, TaskId
 from everflow.runtime.commit.batch import TaskContext
 from everflow.state.store import StoreSpec, StoreView
 
@@ -62,27 +62,27 @@ class TaskStores(AbstractContextManager["TaskStores"]):
         self._access = access
         self._tasks = {task.task: task for task in tasks}
         self._shared = shared
-        self._open: dict[tuple[str, str], StoreView] = {}
+        self._open: dict[tuple[TaskId, str], StoreView] = {}
         self._stack = ExitStack()
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def views(self, task: str, specs: Iterable[StoreSpec]) -> Mapping[str, StoreView]:
+    def views(self, task: TaskId, specs: Iterable[StoreSpec]) -> Mapping[str, StoreView]:
         """The stores of one operator in one task, by name. KeyError if the job does not own the task."""
         return {spec.name: self._view(task, spec) for spec in specs}
 
-    def stream_time(self, task: str, node: str) -> int:
+    def stream_time(self, task: TaskId, node: str) -> int:
         """The operator's observed stream time before this batch, ms; -1 = none yet."""
         return self._tasks[task].stream_times.get(node, -1)
 
-    def remember(self, task: str, changes: StoreChanges) -> None:
+    def remember(self, task: TaskId, changes: StoreChanges) -> None:
         """Let later operators on a shared store see ``changes``."""
         view = self._open.get((task, changes.store))
         if isinstance(view, OverlayView):
             view.remember(changes)
 
-    def _view(self, task: str, spec: StoreSpec) -> StoreView:
+    def _view(self, task: TaskId, spec: StoreSpec) -> StoreView:
         place = (task, spec.name)
         if place not in self._open:
             below = self._stack.enter_context(self._access.view(self._tasks[task], spec))

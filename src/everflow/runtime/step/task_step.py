@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -18,8 +18,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.operators.user_code import UserFunctionError, refused, require_users
-from everflow.records import UNBOUNDED_BYTES, EdgeBatch, StoreChanges, TaskId
-from everflow.runtime.commit.batch import FAILED, BadRecord, BatchFailure, BatchRequest, BatchResult
+from everflow.records import UNBOUNDED_BYTES, EdgeBatch, OperatorResult, StoreChanges, TaskId, TopicPartition
+from everflow.runtime.commit.batch import (
+    FAILED,
+    BadRecord,
+    BatchFailure,
+    BatchRequest,
+    BatchResult,
+    as_json,
+    by_name,
+    by_partition,
+    by_task,
+)
 from everflow.runtime.step.merge_order import merge_inputs, merge_tasks
 from everflow.runtime.step.step_failure import EarlierStepFailed, failure_of
 from everflow.runtime.step.step_functions import RecordFailure, decode_parts, run_function, unnest
@@ -60,22 +70,32 @@ class SinkOutput:
 class StepResult:
     """All effects of one micro-batch, before any of them has happened.
 
-    ``changes`` maps task -> changes in order; ``consumed`` maps ``topic-partition`` to the next offset; ``stream_times`` task ->
-    node -> ms, ``store_times`` task -> store -> that of the operator whose store it is (one task's operators may have seen
-    records of different times); ``dropped`` node -> reason -> records left out; ``dead_letters`` are undecodable records
-    (key = raw key, value = struct<value, error>).
+    ``changes`` are in order; ``consumed`` is the next offset; ``stream_times`` maps task -> node -> ms, ``store_times`` task ->
+    store -> that of the operator whose store it is (one task's operators may have seen records of different times); ``dropped``
+    node -> reason -> records left out; ``dead_letters`` are undecodable records (key = raw key, value = struct<value, error>).
     """
 
     outputs: list[SinkOutput] = field(default_factory=list)
-    changes: dict[str, list[StoreChanges]] = field(default_factory=dict)
-    consumed: dict[str, int] = field(default_factory=dict)
-    stream_times: dict[str, dict[str, int]] = field(default_factory=dict)
-    store_times: dict[str, dict[str, int]] = field(default_factory=dict)
+    changes: dict[TaskId, list[StoreChanges]] = field(default_factory=dict)
+    consumed: dict[TopicPartition, int] = field(default_factory=dict)
+    stream_times: dict[TaskId, dict[str, int]] = field(default_factory=dict)
+    store_times: dict[TaskId, dict[str, int]] = field(default_factory=dict)
     dropped: dict[str, dict[str, int]] = field(default_factory=dict)
     dead_letters: EdgeBatch | None = None
     timings: dict[str, float] = field(default_factory=dict)
     input_bytes: int = 0
     """Arrow bytes of step 0's input: what ``max.batch.bytes`` bounds."""
+
+    def add(self, op: StatefulOp, done: Mapping[TaskId, OperatorResult]) -> None:
+        """Take over what an operator has done, by task."""
+        for task, one in done.items():
+            self.stream_times.setdefault(task, {})[op.name] = one.stream_time
+            self.store_times.setdefault(task, {}).update({spec.name: one.stream_time for spec in op.stores})
+            for reason, count in one.dropped.items():
+                reasons = self.dropped.setdefault(op.name, {})
+                reasons[reason] = reasons.get(reason, 0) + count
+            if one.changes:
+                self.changes.setdefault(task, []).extend(one.changes)
 
 
 @contextmanager
@@ -155,22 +175,28 @@ class TaskStep:
 
     def run(self, request: BatchRequest, hop: HopInput, timings: dict[str, float]) -> Iterator[pa.RecordBatch]:
         """Run the operators on one hop's rows. Raises EarlierStepFailed for rows that a failed step has left."""
-        result = _from_control(hop.control)
-        result.timings = timings
+        result, records = _from_control(hop.control), dict(hop.batches)
         if self.level == 0:
-            result.input_bytes = hop.bytes
-            merge_inputs(hop, self.sources, request.ranges, result.consumed)
-        records = dict(hop.batches)
-        with timed(timings, "operators"), ExitStack() as stack:
-            stores = stack.enter_context(TaskStores(self.stores, request.tasks, self._shared_stores()))
+            records, consumed = merge_inputs(hop, self.sources, request.ranges, request.log_ends)
+            result = StepResult(consumed=consumed, input_bytes=hop.bytes)
+        result.timings = timings
+        with timed(timings, "operators"), TaskStores(self.stores, request.tasks, self._shared_stores()) as stores:
             by_index = {source.index: source for source in self.sources}
             for op in self.ops:
-                _run_op(op, records, result, stores, by_index)
+                if isinstance(op, StatefulOp):
+                    done = _run_stateful(op, _input_of(op, records), stores, by_index)
+                    result.add(op, done)
+                    records[op.output] = _output_of(op, done)
+                elif isinstance(op, SinkOp):
+                    result.outputs += _to_outputs(op, _input_of(op, records), by_index)
+                else:
+                    records |= _run_stateless(op, records, by_index)
         if self.sink is None:
             assert self.hop_out is not None
-            yield from write_hop(self._outgoing(records, result), self.hop_out, _to_control(result))
+            yield from write_hop(self._outgoing(records, result.changes), self.hop_out, _to_control(result))
             return
-        self._collect_changes(records, result)
+        for task, changes in self._arrived_changes(records):
+            result.changes.setdefault(task, []).append(changes)
         letters = records.get(DEAD_LETTER_SLOT)
         result.dead_letters = letters if letters is not None and len(letters) else None
         yield _result_row(self.sink(request, result, self.sources))
@@ -180,21 +206,21 @@ class TaskStep:
         seen: list[str] = [spec.name for op in self.ops if isinstance(op, StatefulOp) for spec in op.stores]
         return frozenset(name for name in seen if seen.count(name) > 1)
 
-    def _collect_changes(self, records: dict[int, EdgeBatch], result: StepResult) -> None:
+    def _arrived_changes(self, records: Mapping[int, EdgeBatch]) -> Iterator[tuple[TaskId, StoreChanges]]:
         """Changes that earlier steps made arrive as rows of the changelog slots, which steps between pass on unread."""
         arrived = {slot.id for slot in self.hop_in.slots}
         for store, slot in self.changelog_slots.items():
             if slot in arrived:
-                for task, changes in _changes_from_rows(store, records[slot]):
-                    result.changes.setdefault(task, []).append(changes)
+                yield from _changes_from_rows(store, records[slot])
 
-    def _outgoing(self, records: dict[int, EdgeBatch], result: StepResult) -> dict[int, EdgeBatch]:
+    def _outgoing(
+        self, records: Mapping[int, EdgeBatch], changes: Mapping[TaskId, list[StoreChanges]]
+    ) -> dict[int, EdgeBatch]:
         assert self.hop_out is not None
-        made = {change.store for changes in result.changes.values() for change in changes}
-        for store, slot in self.changelog_slots.items():
-            if store in made:
-                records[slot] = _changes_to_rows(store, result.changes)
-        return {slot.id: records.get(slot.id) or _empty_like(slot.type.key, slot.type.value) for slot in self.hop_out.slots}
+        made = {change.store for listed in changes.values() for change in listed}
+        rows = {slot: _changes_to_rows(store, changes) for store, slot in self.changelog_slots.items() if store in made}
+        written = {**records, **rows}
+        return {slot.id: written.get(slot.id) or _empty_like(slot.type.key, slot.type.value) for slot in self.hop_out.slots}
 
 
 def hop_out_of(plan: PhysicalPlan, level: int) -> HopSchema | None:
@@ -209,57 +235,55 @@ def failed(error: Exception, hop_out: HopSchema | None) -> Iterator[pa.RecordBat
         yield _result_row(BatchResult(FAILED, failure=failure))
         return
     nothing = {slot.id: _empty_like(slot.type.key, slot.type.value) for slot in hop_out.slots}
-    yield from write_hop(nothing, hop_out, json.dumps({"failure": failure}, separators=(",", ":")))
+    yield from write_hop(nothing, hop_out, as_json({"failure": failure}))
 
 
 # --- operators -------------------------------------------------------------------------------------------------
 
 
-def _run_op(
-    op: StepOp, records: dict[int, EdgeBatch], result: StepResult, stores: TaskStores, sources: dict[int, Source]
-) -> None:
+def _input_of(op: FunctionOp | UnnestOp | StatefulOp | SinkOp, records: Mapping[int, EdgeBatch]) -> EdgeBatch:
+    return concat([records[slot] for slot in op.inputs])
+
+
+def _run_stateless(
+    op: DecodeOp | FunctionOp | UnnestOp, records: Mapping[int, EdgeBatch], sources: dict[int, Source]
+) -> dict[int, EdgeBatch]:
+    """The slots that the operator fills."""
     match op:
         case DecodeOp():
-            records[op.output], bad = decode_parts(op, records[op.input], sources)
-            if bad is not None:
-                earlier = records.get(DEAD_LETTER_SLOT)
-                records[DEAD_LETTER_SLOT] = bad if earlier is None else concat([earlier, bad])
+            decoded, bad = decode_parts(op, records[op.input], sources)
+            letters = [found for found in (records.get(DEAD_LETTER_SLOT), bad) if found is not None]
+            return {op.output: decoded, **({DEAD_LETTER_SLOT: concat(letters)} if letters else {})}
         case FunctionOp():
-            records[op.output] = run_function(op, concat([records[slot] for slot in op.inputs]), sources)
+            return {op.output: run_function(op, _input_of(op, records), sources)}
         case UnnestOp():
-            records[op.output] = unnest(op, concat([records[slot] for slot in op.inputs]))
-        case StatefulOp():
-            records[op.output] = _run_stateful(op, concat([records[slot] for slot in op.inputs]), result, stores, sources)
-        case SinkOp():
-            result.outputs += _to_outputs(op, concat([records[slot] for slot in op.inputs]), sources)
+            return {op.output: unnest(op, _input_of(op, records))}
 
 
 def _run_stateful(
-    op: StatefulOp, batch: EdgeBatch, result: StepResult, stores: TaskStores, sources: Mapping[int, Source]
-) -> EdgeBatch:
-    """Run the operator once per task that has records. Its results carry no headers: they are of many records."""
-    outputs = []
+    op: StatefulOp, batch: EdgeBatch, stores: TaskStores, sources: Mapping[int, Source]
+) -> dict[TaskId, OperatorResult]:
+    """Run the operator once per task that has records; `stores` shows its changes to those behind it. Its results carry no
+    headers: they are of many records."""
+    done: dict[TaskId, OperatorResult] = {}
     batch = replace(in_order(batch), headers=None)
     partitions = np.unique(batch.partition)
     for partition in partitions:
-        task = str(TaskId(op.subtopology, int(partition)))
+        task = TaskId(op.subtopology, int(partition))
         rows = batch if len(partitions) == 1 else batch.take(np.flatnonzero(batch.partition == partition))
         try:
-            done = op.operator.process(rows, stores.views(task, op.stores), stores.stream_time(task, op.name))
+            done[task] = op.operator.process(rows, stores.views(task, op.stores), stores.stream_time(task, op.name))
         except UserFunctionError as error:
             record = BadRecord(sources[error.source].topic, error.partition, error.offset, op.name)
             cause = error.__cause__ or error
             raise RecordFailure(record, op.where, cause) from cause
-        outputs.append(done.output)
-        result.stream_times.setdefault(task, {})[op.name] = done.stream_time
-        result.store_times.setdefault(task, {}).update({spec.name: done.stream_time for spec in op.stores})
-        reasons = result.dropped.setdefault(op.name, {}) if done.dropped else {}
-        for reason, count in done.dropped.items():
-            reasons[reason] = reasons.get(reason, 0) + count
-        for changes in done.changes:
-            result.changes.setdefault(task, []).append(changes)
+        for changes in done[task].changes:
             stores.remember(task, changes)
-    return concat(outputs) if outputs else _empty_like(op.type.key, op.type.value)
+    return done
+
+
+def _output_of(op: StatefulOp, done: Mapping[TaskId, OperatorResult]) -> EdgeBatch:
+    return concat([one.output for one in done.values()]) if done else _empty_like(op.type.key, op.type.value)
 
 
 def _result_row(result: BatchResult) -> pa.RecordBatch:
@@ -323,15 +347,14 @@ def _encoded(
 
 
 def _to_control(result: StepResult) -> str:
-    return json.dumps(
+    return as_json(
         {
-            "consumed": result.consumed,
-            "stream_times": result.stream_times,
-            "store_times": result.store_times,
+            "consumed": by_name(result.consumed),
+            "stream_times": by_name(result.stream_times),
+            "store_times": by_name(result.store_times),
             "dropped": result.dropped,
             "bytes": result.input_bytes,
-        },
-        separators=(",", ":"),
+        }
     )
 
 
@@ -340,29 +363,28 @@ def _from_control(text: str) -> StepResult:
     if "failure" in data:
         raise EarlierStepFailed(BatchFailure.from_dict(data["failure"]))
     return StepResult(
-        consumed=data.get("consumed", {}),
-        stream_times=data.get("stream_times", {}),
-        store_times=data.get("store_times", {}),
+        consumed=by_partition(data.get("consumed", {})),
+        stream_times=by_task(data.get("stream_times", {})),
+        store_times=by_task(data.get("store_times", {})),
         dropped=data.get("dropped", {}),
         input_bytes=data.get("bytes", 0),
     )
 
 
-def _changes_to_rows(store: str, changes: Mapping[str, list[StoreChanges]]) -> EdgeBatch:
+def _changes_to_rows(store: str, changes: Mapping[TaskId, list[StoreChanges]]) -> EdgeBatch:
     """Store changes as rows of the store's changelog slot; ``source`` carries the sub-topology, ``partition`` the task's."""
     keys: list[bytes] = []
     values: list[bytes | None] = []
     times, subs, partitions = [], [], []
     for task, listed in changes.items():
-        task_id = TaskId.parse(task)
         for change in listed:
             if change.store != store:
                 continue
             keys += change.keys
             values += change.values
             times.append(change.timestamps)
-            subs.append(np.full(len(change), task_id.subtopology, np.int32))
-            partitions.append(np.full(len(change), task_id.partition, np.int32))
+            subs.append(np.full(len(change), task.subtopology, np.int32))
+            partitions.append(np.full(len(change), task.partition, np.int32))
     order = np.arange(len(keys), dtype=np.int64)
     return EdgeBatch(
         pa.array(keys, pa.binary()),
@@ -375,8 +397,8 @@ def _changes_to_rows(store: str, changes: Mapping[str, list[StoreChanges]]) -> E
     )
 
 
-def _changes_from_rows(store: str, batch: EdgeBatch) -> Iterator[tuple[str, StoreChanges]]:
+def _changes_from_rows(store: str, batch: EdgeBatch) -> Iterator[tuple[TaskId, StoreChanges]]:
     tasks = {(int(s), int(p)) for s, p in zip(batch.source, batch.partition, strict=True)}
     for sub, partition in sorted(tasks):
         rows = batch.take(np.flatnonzero((batch.source == sub) & (batch.partition == partition)))
-        yield str(TaskId(sub, partition)), StoreChanges(store, rows.key.to_pylist(), rows.value.to_pylist(), rows.timestamp)
+        yield TaskId(sub, partition), StoreChanges(store, rows.key.to_pylist(), rows.value.to_pylist(), rows.timestamp)

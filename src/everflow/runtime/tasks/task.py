@@ -9,7 +9,7 @@ from pathlib import Path
 
 from everflow.errors import IllegalTransitionError
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.commit.batch import TaskContext
+from everflow.runtime.commit.batch import StorePlace, TaskContext
 
 
 #  active    CREATED ──► RESTORING ◄─────► RUNNING
@@ -123,14 +123,11 @@ class ActiveTask:
     def context(self) -> TaskContext:
         """The task as a batch's workers see it."""
         return TaskContext(
-            task=str(self.id),
+            task=self.id,
             incarnation=self.incarnation,
             last_batch=self.last_batch,
             stream_times=dict(self.stream_times),
-            stores={
-                s.name: {"path": str(s.path), "changelog": None if s.changelog is None else s.changelog.topic}
-                for s in self.stores
-            },
+            stores={s.name: StorePlace(str(s.path), None if s.changelog is None else s.changelog.topic) for s in self.stores},
         )
 
 

@@ -88,7 +88,7 @@ class StreamThread:
         self._stop = threading.Event()
         self._job: Job | None = None
         self._prepared: frozenset[TopicPartition] = frozenset()
-        self._partitions: dict[str, TopicPartition] = {}
+        self._partitions: frozenset[TopicPartition] = frozenset()
         self._incarnation = ""
         self._counter = 0
         self._size = BatchSize()
@@ -264,7 +264,7 @@ class StreamThread:
 
     def _begin_with(self, partitions: Sequence[TopicPartition]) -> None:
         """Other tasks than before: the job goes on, it only reads other partitions (I4, design note 006)."""
-        self._partitions = {str(tp): tp for tp in partitions}
+        self._partitions = frozenset(partitions)
         self._incarnation = self.new_incarnation()
         self._counter = 0
         if not partitions:
@@ -274,7 +274,7 @@ class StreamThread:
         log.info("Stream thread %d runs tasks %s", self.number, ", ".join(map(str, sorted(self.tasks))))
 
     def _prepare_job(self) -> None:
-        needed = frozenset(self._partitions.values())
+        needed = self._partitions
         if self._job is None or not needed <= self._prepared:
             self._open_job(self.settings.partitions if needed <= self.settings.partitions else needed)
 
@@ -346,7 +346,8 @@ class StreamThread:
             transactional_id=self.settings.transactional_id,
             wall_clock_ms=self.clock.now_ms(),
             gate=self.settings.gate_path,
-            ranges={str(tp): [r.start, r.end, planned.log_ends[tp]] for tp, r in sorted(planned.ranges.items())},
+            ranges=dict(sorted(planned.ranges.items())),
+            log_ends={tp: planned.log_ends[tp] for tp in planned.ranges},
             tasks=[task.context() for _, task in sorted(self.tasks.items())],
             application_id=self.settings.application_id,
             producer_config=self.settings.producer_config,
@@ -488,14 +489,13 @@ class StreamThread:
 
     def _take_result(self, planned: PlannedBatch, result: BatchResult, elapsed_ms: float) -> None:
         batch_id = str(BatchId(self._incarnation, self._counter, planned.attempt))
-        consumed = {self._partitions[name]: int(offset) for name, offset in result.consumed.items()}
         read = 0
         for task in self.tasks.values():
-            moved = sum(consumed.get(tp, task.positions[tp]) - task.positions[tp] for tp in task.inputs)
-            for tp in task.inputs:
-                task.positions[tp] = consumed.get(tp, task.positions[tp])
-            task.stream_times.update(result.stream_times.get(str(task.id), {}))
-            if moved or str(task.id) in result.positions:  # then the sink applied the batch to all its stores
+            after = {tp: result.consumed.get(tp, task.positions[tp]) for tp in task.inputs}
+            moved = sum(after.values()) - sum(task.positions[tp] for tp in task.inputs)
+            task.positions.update(after)
+            task.stream_times.update(result.stream_times.get(task.id, {}))
+            if moved or task.id in result.positions:  # then the sink applied the batch to all its stores
                 task.last_batch = batch_id
             read += moved
         self._counter += 1

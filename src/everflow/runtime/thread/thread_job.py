@@ -165,20 +165,19 @@ class ThreadJob:
 
         Small batches go to the resident step where the plan allows one, large ones through Spark's own reader (design note 004).
         """
-        waiting = sum(bounds[1] - bounds[0] for bounds in request.ranges.values())
+        waiting = sum(wanted.end - wanted.start for wanted in request.ranges.values())
         if self._has_resident and waiting <= self._settings.resident_records:
             return self._run_resident(request)
         self._stop_resident()
         return self._run_job(request)
 
     def _run_job(self, request: BatchRequest) -> BatchResult:
-        ranges = {TopicPartition.parse(name): OffsetRange(bounds[0], bounds[1]) for name, bounds in request.ranges.items()}
         try:
-            return answered(self._prepared_job().run(ranges, {REQUEST_PROPERTY: request.to_json()}))
+            return answered(self._prepared_job().run(request.ranges, {REQUEST_PROPERTY: request.to_json()}))
         except SparkJobError as error:
             failed = self._classified(error)
             if failed.failure.code == RecordTimeError.code:  # Spark's reader does not say of which record
-                found = self._beyond_time(ranges)
+                found = self._beyond_time(request.ranges)
                 failed = BatchFailedError(replace(failed.failure, error=str(too_late(found))))
             raise failed from error
 

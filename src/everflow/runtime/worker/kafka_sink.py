@@ -145,18 +145,17 @@ class KafkaSink:
         changelog = 0
         stores = {task.task: task.stores for task in request.tasks}
         for task, listed in result.changes.items():
-            partition = TaskId.parse(task).partition
             for changes in listed:
-                topic = stores[task][changes.store]["changelog"]
+                topic = stores[task][changes.store].changelog
                 if topic is None:
                     continue
-                first.write(topic, changes.keys, changes.values, changes.timestamps, partition, track=True)
+                first.write(topic, changes.keys, changes.values, changes.timestamps, task.partition, track=True)
                 changelog += len(changes)
         dead = 0
         if result.dead_letters is not None and len(result.dead_letters) and self.dead_letter_topic is not None:
             dead = _write_dead_letters(first, self.dead_letter_topic, result.dead_letters, sources)
         return {
-            "in": sum(result.consumed[name] - bounds[0] for name, bounds in request.ranges.items()),
+            "in": sum(result.consumed[tp] - wanted.start for tp, wanted in request.ranges.items()),
             "out": sum(len(output.keys) for output in result.outputs),
             "changelog": changelog,
             "dead_letters": dead,
@@ -169,7 +168,7 @@ class KafkaSink:
         request: BatchRequest,
         result: StepResult,
         sources: tuple[Source, ...],
-        touched: set[str],
+        touched: set[TaskId],
     ) -> GateAnswer:
         offsets = _offsets(request, result, sources, touched)
         with timed(result.timings, "gate"):
@@ -271,51 +270,47 @@ def _write_dead_letters(writer: _FirstRecord, topic: str, letters: EdgeBatch, so
 # --- offsets and stores ----------------------------------------------------------------------------------------
 
 
-def _touched_tasks(request: BatchRequest, result: StepResult, sources: tuple[Source, ...]) -> set[str]:
+def _touched_tasks(request: BatchRequest, result: StepResult, sources: tuple[Source, ...]) -> set[TaskId]:
     """Tasks whose input moved or whose stores changed."""
     subtopology = {source.topic: source.subtopology for source in sources}
     touched = set(result.changes)
-    for name, (start, _, _) in request.ranges.items():
-        if result.consumed[name] > start:
-            tp = TopicPartition.parse(name)
-            touched.add(str(TaskId(subtopology[tp.topic], tp.partition)))
+    for tp, wanted in request.ranges.items():
+        if result.consumed[tp] > wanted.start:
+            touched.add(TaskId(subtopology[tp.topic], tp.partition))
     return touched
 
 
 def _offsets(
-    request: BatchRequest, result: StepResult, sources: tuple[Source, ...], touched: set[str]
+    request: BatchRequest, result: StepResult, sources: tuple[Source, ...], touched: set[TaskId]
 ) -> list[tuple[str, int, int, str]]:
     """All input partitions of every touched task, moved or not, each with batch id and stream times (D5)."""
     subtopology = {source.topic: source.subtopology for source in sources}
-    times: dict[str, Mapping[str, int]] = {
+    times: dict[TaskId, Mapping[str, int]] = {
         task.task: {**task.stream_times, **result.stream_times.get(task.task, {})} for task in request.tasks
     }
     offsets = []
-    for name in request.ranges:
-        tp = TopicPartition.parse(name)
-        task = str(TaskId(subtopology[tp.topic], tp.partition))
+    for tp in request.ranges:
+        task = TaskId(subtopology[tp.topic], tp.partition)
         if task in touched:
             metadata = format_metadata(request.batch_id, times.get(task, {}))
-            offsets.append((tp.topic, tp.partition, result.consumed[name], metadata))
+            offsets.append((tp.topic, tp.partition, result.consumed[tp], metadata))
     return offsets
 
 
 def _apply(
-    ports: SinkPorts, request: BatchRequest, result: StepResult, touched: set[str], sent: Mapping[TopicPartition, int]
-) -> dict[str, dict[str, int]]:
+    ports: SinkPorts, request: BatchRequest, result: StepResult, touched: set[TaskId], sent: Mapping[TopicPartition, int]
+) -> dict[TaskId, dict[str, int]]:
     """Fold the committed changes into the stores; every store of a touched task gets the batch id."""
-    positions: dict[str, dict[str, int]] = {}
+    positions: dict[TaskId, dict[str, int]] = {}
     for task in request.tasks:
         if task.task not in touched:
             continue
-        partition = TaskId.parse(task.task).partition
         times = result.store_times.get(task.task, {})
         for name, place in task.stores.items():
             changes = _joined(name, [c for c in result.changes.get(task.task, []) if c.store == name])
-            topic = place["changelog"]
-            position = None if topic is None else sent.get(TopicPartition(topic, partition))
+            position = None if place.changelog is None else sent.get(TopicPartition(place.changelog, task.task.partition))
             expected = Owner(task.incarnation, task.last_batch)
-            ports.apply(str(place["path"]), changes, position, expected, request.batch_id, times.get(name, -1))
+            ports.apply(place.path, changes, position, expected, request.batch_id, times.get(name, -1))
             if position is not None:
                 positions.setdefault(task.task, {})[name] = position
     return positions

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from everflow.errors import RecordTooLargeError
-from everflow.records import EdgeBatch, TaskId
+from everflow.records import EdgeBatch
 from everflow.runtime.commit.batch import BatchRequest
 from everflow.runtime.step.task_step import SinkOutput, StepResult
 from everflow.topology.plan import Source
@@ -57,13 +57,12 @@ def _written(
     places = {task.task: task.stores for task in request.tasks}
     for task, listed in result.changes.items():
         for changes in listed:
-            topic = places[task][changes.store]["changelog"]
+            topic = places[task][changes.store].changelog
             if topic not in topics or topic is None:
                 continue
             row = max(range(len(changes)), key=lambda at: _size(changes.keys[at], changes.values[at]), default=None)
             if row is not None:
-                partition = TaskId.parse(task).partition
-                origin = f"the value of key {_short(changes.keys[row])} in store {changes.store}, partition {partition}"
+                origin = f"the value of key {_short(changes.keys[row])} in store {changes.store}, partition {task.partition}"
                 yield Written(topic, _size(changes.keys[row], changes.values[row]), origin)
 
 

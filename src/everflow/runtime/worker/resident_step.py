@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.kafka.reading.range_reader import RangeReader
-from everflow.records import EdgeBatch, Int64, OffsetRange, TopicPartition
+from everflow.records import EdgeBatch, Int64, TopicPartition
 from everflow.runtime.commit.batch import FAILED, BatchRequest, BatchResult
 from everflow.runtime.step.step_failure import failure_of
 from everflow.runtime.step.step_functions import decode_parts
@@ -175,9 +175,9 @@ class ResidentStep:
             self.step.announce(request, self.step.level)
             if not request.tasks:  # the thread has none yet, so nobody waits
                 reader.warm_up({source.topic for source in self.step.sources}, READ_TIMEOUT_S)
-            read = reader.read(_ranges(request), READ_TIMEOUT_S, request.most_bytes)
+            read = reader.read(request.ranges, READ_TIMEOUT_S, request.most_bytes)
             require_times(read.columns)
-            request = request.ending({str(tp): end for tp, end in read.ends.items()})
+            request = request.ending(read.ends)
             hop = self.segment.run(read.columns)
         (row,) = self.step.run(request, hop, timings)
         return str(row.column(0)[0].as_py())
@@ -191,8 +191,4 @@ def refuse(error: Exception, channel: Callable[[], str]) -> None:
         if lines.readline().decode().strip() != STOP:
             lines.write(BatchResult(FAILED, failure=failure_of(error).to_dict()).to_json().encode() + b"\n")
             lines.flush()
-
-
-def _ranges(request: BatchRequest) -> dict[TopicPartition, OffsetRange]:
-    return {TopicPartition.parse(name): OffsetRange(start, end) for name, (start, end, _) in request.ranges.items()}
 

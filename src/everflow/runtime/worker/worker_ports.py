@@ -39,7 +39,7 @@ class LmdbAccess:
 
     def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[StoreView]:
         """See `StoreAccess`."""
-        return LmdbStore.open(str(task.stores[spec.name]["path"])).snapshot()
+        return LmdbStore.open(task.stores[spec.name].path).snapshot()
 
 
 def announce(request: BatchRequest, level: int) -> None:

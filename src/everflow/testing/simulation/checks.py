@@ -186,7 +186,7 @@ class Checks:
         self.batches += 1
         now = self.history.now()
         for context in request.tasks:
-            task = TaskId.parse(context.task)
+            task = context.task
             flow = self._flows.get(task)
             owner = f"{instance.name}/{instance.life}/{instance.book.epoch(task)}"
             if flow is None or flow.owner != owner:
@@ -214,7 +214,7 @@ class Checks:
         own markers have landed, and nobody else writes for tasks that stay: nothing else is pending.
         """
         timings = self.settings.timings
-        written = sum(end - start for start, end, _ in request.ranges.values())
+        written = sum(end - start for start, end in request.ranges.values())
         replay = written / timings.restore_rate * 1000 * self.restore_slowdown[0]
         requests = RECOVERY_REQUESTS * 2 * timings.network_ms[1]
         return KILL_WORKERS_MS + timings.marker_ms[1] + FENCE_PAUSE_MS + requests + replay + FIRST_PAUSE_MS

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from everflow import serdes
 from everflow.errors import EverflowError, GenerationChanged, RetriableError
-from everflow.records import EdgeBatch, Int32, Int64, StoreChanges, TaskId, TopicPartition
+from everflow.records import EdgeBatch, Int32, Int64, StoreChanges, TopicPartition
 from everflow.runtime.commit.batch import BatchFailedError, BatchFailure, BatchRequest, BatchResult
 from everflow.runtime.commit.commit_gate import GateBackend, GateBook, answer
 from everflow.runtime.commit.gate_client import GateAnswer
@@ -149,25 +149,20 @@ class _Batch:
         result = self._result()
         if self.touched:
             fixed = services.random.uniform(*services.settings.timings.batch_base_ms)
-            records = sum(end - start for start, end in self._ranges.values())
+            records = sum(end - start for start, end in self.request.ranges.values())
             services.clock.park(fixed + records / services.settings.timings.batch_rate * 1000 + self.plan.delay_ms)
         return KafkaSink(None, self)(self.request, result, services.sources)
-
-    @cached_property
-    def _ranges(self) -> dict[TopicPartition, tuple[int, int]]:
-        return {TopicPartition.parse(name): (bounds[0], bounds[1]) for name, bounds in self.request.ranges.items()}
 
     @property
     def touched(self) -> bool:
         """Whether there is anything to process."""
-        return any(end > start for start, end in self._ranges.values())
+        return any(end > start for start, end in self.request.ranges.values())
 
     def _result(self) -> StepResult:
         """The effects of one operator per task: it counts every record into its store, or passes on one for all of them."""
-        result = StepResult(consumed={name: bounds[1] for name, bounds in self.request.ranges.items()})
+        result = StepResult(consumed={tp: wanted.end for tp, wanted in self.request.ranges.items()})
         for context in self.request.tasks:
-            task = TaskId.parse(context.task)
-            ranges = {tp: self._ranges[tp] for tp in self.services.settings.tasks[task]}
+            ranges = {tp: self.request.ranges[tp] for tp in self.services.settings.tasks[context.task]}
             records = sum(end - start for start, end in ranges.values())
             if not records:
                 continue
@@ -175,7 +170,7 @@ class _Batch:
             if not context.stores:
                 result.outputs.append(SinkOutput("node", "output", [None], [None], _ONE_OUTPUT))
             for name, place in context.stores.items():
-                content = dict(self.services.disk.store(Path(str(place["path"]))).content)
+                content = dict(self.services.disk.store(Path(place.path)).content)
                 content.update({tp: content.get(tp, Fold()).plus(*bounds) for tp, bounds in ranges.items()})
                 values = cast(Any, [content]) * records
                 result.changes[context.task] = [StoreChanges(name, [KEY] * records, values, np.ones(records, np.int64))]
@@ -239,7 +234,7 @@ class _Batch:
         services, name = self.services, self.request.transactional_id
         member = tuple(json.loads(group_metadata))
         sent = {TopicPartition(topic, partition): Committed(offset, text) for topic, partition, offset, text in offsets}
-        ranges = {tp: self._ranges[tp] for tp in sent}
+        ranges = {tp: self.request.ranges[tp] for tp in sent}
         self._travel()
         self._patiently(lambda: services.log.send_offsets(name, self._epoch, sent, ranges, member))
 

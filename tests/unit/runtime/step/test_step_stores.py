@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from everflow import serdes
-from everflow.records import StoreChanges
-from everflow.runtime.commit.batch import TaskContext
+from everflow.records import StoreChanges, TaskId
+from everflow.runtime.commit.batch import StorePlace, TaskContext
 from everflow.runtime.step.step_stores import TaskStores
 from everflow.state.changelog import pack_value
 from everflow.state.store import StoreSpec, StoreView
 
 SPEC = StoreSpec("counts", "key_value", serdes.string(), serdes.long())
-TASK = TaskContext("0_0", "i1", "", {}, {"counts": {"path": "nowhere", "changelog": None}})
+TASK = TaskContext(TaskId(0, 0), "i1", "", {}, {"counts": StorePlace("nowhere", None)})
 STORED = {b"a": pack_value(1, b"old"), b"b": pack_value(2, b"kept"), b"c": pack_value(3, b"gone")}
 
 
@@ -41,15 +41,15 @@ CHANGES = StoreChanges("counts", [b"a", b"c", b"d"], [b"new", None, b"added"], n
 
 def test_a_shared_store_shows_the_changes_of_the_batch() -> None:
     with TaskStores(Access(), [TASK], frozenset({"counts"})) as stores:
-        view = stores.views("0_0", [SPEC])["counts"]
-        stores.remember("0_0", CHANGES)
+        view = stores.views(TASK.task, [SPEC])["counts"]
+        stores.remember(TASK.task, CHANGES)
         assert view.get_many([b"a", b"b", b"c", b"d"]) == [pack_value(5, b"new"), STORED[b"b"], None, pack_value(7, b"added")]
         assert [key for key, _ in view.range(None, None)] == [b"a", b"b", b"d"]
         assert [key for key, _ in view.range(b"b", b"d")] == [b"b"]
         assert [[key for key, _ in part] for part in view.range_many([(b"b", b"e"), (b"c", b"d")])] == [[b"b", b"d"], []]
-        assert stores.views("0_0", [SPEC])["counts"] is view
+        assert stores.views(TASK.task, [SPEC])["counts"] is view
 
 
 def test_a_task_that_the_batch_does_not_own_is_refused() -> None:
     with TaskStores(Access(), [TASK], frozenset()) as stores, pytest.raises(KeyError):
-        stores.views("0_1", [SPEC])
+        stores.views(TaskId(0, 1), [SPEC])

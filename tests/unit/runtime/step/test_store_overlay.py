@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from everflow import serdes
-from everflow.records import StoreChanges
+from everflow.records import StoreChanges, TaskId
 from everflow.runtime.commit.batch import TaskContext
 from everflow.runtime.step.step_stores import OverlayView, TaskStores
 from everflow.state.store import InMemoryStore, StoreSpec, StoreView
@@ -56,14 +56,14 @@ class Counting:
 def test_snapshots_are_opened_once_and_closed(shared: frozenset[str], expected: bytes) -> None:
     access = Counting()
     specs: Sequence[StoreSpec] = (SPEC,)
-    with TaskStores(access, [TaskContext("0_1", "i", "b", {"node": 7})], shared) as stores:
-        stores.views("0_1", specs)
-        stores.remember("0_1", changes((b"a", b"new")))
-        (found,) = stores.views("0_1", specs)["s"].get_many([b"a"])
+    with TaskStores(access, [TaskContext(TaskId(0, 1), "i", "b", {"node": 7})], shared) as stores:
+        stores.views(TaskId(0, 1), specs)
+        stores.remember(TaskId(0, 1), changes((b"a", b"new")))
+        (found,) = stores.views(TaskId(0, 1), specs)["s"].get_many([b"a"])
         assert found is not None
         assert found[8:] == expected
-        assert (stores.stream_time("0_1", "node"), stores.stream_time("0_1", "other")) == (7, -1)
+        assert (stores.stream_time(TaskId(0, 1), "node"), stores.stream_time(TaskId(0, 1), "other")) == (7, -1)
         with pytest.raises(KeyError):
-            stores.views("0_2", specs)
+            stores.views(TaskId(0, 2), specs)
         assert (access.opened, access.closed) == (1, 0)
     assert access.closed == 1

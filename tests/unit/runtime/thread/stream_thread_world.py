@@ -83,10 +83,10 @@ class World:
         self.done.append("close job")
 
     def commit(self, request: BatchRequest) -> BatchResult:
-        consumed = {name: end for name, (_, end, _) in request.ranges.items()}
-        self.committed_offset = consumed.get("in-0", self.committed_offset)
-        read = sum(end - start for start, end, _ in request.ranges.values())
-        return BatchResult(COMMITTED, consumed=consumed, stream_times={"0_0": {"A": self.committed_offset}}, counts={"in": read})
+        consumed = {tp: wanted.end for tp, wanted in request.ranges.items()}
+        self.committed_offset = consumed.get(IN, self.committed_offset)
+        read = sum(wanted.end - wanted.start for wanted in request.ranges.values())
+        return BatchResult(COMMITTED, consumed=consumed, stream_times={TASK: {"A": self.committed_offset}}, counts={"in": read})
 
     # recovery's ports
     def fence(self, transactional_ids: Collection[str]) -> None:

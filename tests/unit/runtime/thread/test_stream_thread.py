@@ -29,7 +29,7 @@ def test_batches_follow_one_another_without_gap_or_overlap(world: World) -> None
     world.turn()
     while world.turn():
         pass
-    ranges = [tuple(r.ranges["in-0"]) for r in world.requests]
+    ranges = [(*r.ranges[IN], r.log_ends[IN]) for r in world.requests]
     assert ranges == [(0, 100, 250), (100, 200, 250), (200, 250, 250)]
     assert task.positions == {IN: 250}
     assert task.stream_times == {"A": 250}
@@ -44,7 +44,7 @@ def test_the_first_batch_of_a_recovered_task_does_not_wait_for_the_poller(world:
     world.end = 60
     assert world.thread.run_once()
     assert world.turn()
-    assert [tuple(r.ranges["in-0"]) for r in world.requests] == [(0, 40, 40), (40, 60, 60)]
+    assert [(*r.ranges[IN], r.log_ends[IN]) for r in world.requests] == [(0, 40, 40), (40, 60, 60)]
 
 
 def test_no_job_where_nothing_is_new_but_one_before_the_workers_would_be_ended(world: World) -> None:
@@ -55,7 +55,7 @@ def test_no_job_where_nothing_is_new_but_one_before_the_workers_would_be_ended(w
     assert world.requests == []
     world.clock.advance(30_000)
     assert world.turn()
-    assert world.requests[0].ranges == {"in-0": [0, 0, 0]}
+    assert (world.requests[0].ranges, world.requests[0].log_ends) == ({IN: (0, 0)}, {IN: 0})
 
 
 def test_a_pause_reads_nothing_keeps_the_workers_and_goes_on_where_it_stopped(world: World) -> None:
@@ -70,12 +70,12 @@ def test_a_pause_reads_nothing_keeps_the_workers_and_goes_on_where_it_stopped(wo
     assert task.positions == {IN: 100}
     world.clock.advance(30_000)
     assert world.turn(), "an empty batch keeps the workers"
-    assert world.requests[-1].ranges == {"in-0": [100, 100, 250]}
+    assert (world.requests[-1].ranges, world.requests[-1].log_ends) == ({IN: (100, 100)}, {IN: 250})
     assert not world.turn()
     world.paused = False
     while world.turn():
         pass
-    assert [tuple(r.ranges["in-0"])[:2] for r in world.requests] == [(0, 100), (100, 100), (100, 200), (200, 250)]
+    assert [r.ranges[IN] for r in world.requests] == [(0, 100), (100, 100), (100, 200), (200, 250)]
 
 
 def test_a_batch_that_is_to_be_run_again_waits_for_the_end_of_a_pause(world: World) -> None:
@@ -96,7 +96,7 @@ def test_a_batch_that_is_to_be_run_again_waits_for_the_end_of_a_pause(world: Wor
     world.turn()  # refused once more: the hour of the pause is not taken for an hour of failures
     world.behave = world.commit
     assert world.turn()
-    assert {tuple(r.ranges["in-0"]) for r in world.requests} == {(0, 10, 10)}
+    assert {(*r.ranges[IN], r.log_ends[IN]) for r in world.requests} == {(0, 10, 10)}
     assert [r.attempt for r in world.requests] == list(range(len(world.requests)))
 
 
@@ -155,7 +155,7 @@ def test_an_abort_by_the_gate_runs_the_same_range_without_recovery(world: World)
     world.end = 10
     for _ in range(3):
         world.turn()
-    assert [(r.attempt, r.ranges["in-0"][:2]) for r in world.requests] == [(0, [0, 10]), (1, [0, 10])]
+    assert [(r.attempt, r.ranges[IN]) for r in world.requests] == [(0, (0, 10)), (1, (0, 10))]
     assert "committed" not in world.done
 
 
@@ -241,7 +241,7 @@ def test_tasks_come_and_go_without_a_new_job(world: World) -> None:
     world.end = 20
     world.turn()
     world.turn()
-    assert [set(request.ranges) for request in world.requests] == [{"in-0"}, {"in-0", "in-1"}, {"in-1"}], world.requests
+    assert [set(request.ranges) for request in world.requests] == [{IN}, {IN, OTHER}, {OTHER}], world.requests
     assert len({request.batch_id for request in world.requests}) == 3
     assert world.opened == [[IN, OTHER]]
     assert world.done == []

@@ -102,7 +102,7 @@ def test_a_batch_that_had_committed_is_not_run_again(world: World) -> None:
     world.end = 10
     for _ in range(3):
         world.turn()
-    assert [r.ranges["in-0"][:2] for r in world.requests] == [[0, 10]]
+    assert [r.ranges[IN] for r in world.requests] == [(0, 10)]
     assert task.positions == {IN: 10}
 
 
@@ -217,7 +217,7 @@ def test_a_batch_with_too_many_bytes_runs_again_with_as_many_records_as_fit(worl
     """Nothing is known of a record's size before the first batch; the range is the same for a failure of another kind."""
 
     def weigh(request: BatchRequest) -> BatchResult:
-        (begin, end, _) = request.ranges["in-0"]
+        begin, end = request.ranges[IN]
         if (end - begin) << 20 > 2 * request.most_bytes:
             raise failed("too-large", "40 records have 41,943,040 bytes already", size=(40, 40 << 20))
         return world.commit(request)
@@ -228,7 +228,7 @@ def test_a_batch_with_too_many_bytes_runs_again_with_as_many_records_as_fit(worl
     world.end = 100
     for _ in range(12):
         world.turn()
-    sizes = [request.ranges["in-0"][1] - request.ranges["in-0"][0] for request in world.requests]
+    sizes = [request.ranges[IN].end - request.ranges[IN].start for request in world.requests]
     assert sizes[:3] == [100, 20, 20]
     assert world.committed_offset == 100
     assert [request.attempt for request in world.requests[:2]] == [0, 1]
@@ -236,7 +236,7 @@ def test_a_batch_with_too_many_bytes_runs_again_with_as_many_records_as_fit(worl
 
 def test_a_batch_that_keeps_failing_is_tried_with_fewer_records(world: World) -> None:
     def no_memory(request: BatchRequest) -> BatchResult:
-        (begin, end, _) = request.ranges["in-0"]
+        begin, end = request.ranges[IN]
         if end - begin > 10:
             raise failed("worker", "Python worker exited unexpectedly")
         return world.commit(request)
@@ -246,7 +246,7 @@ def test_a_batch_that_keeps_failing_is_tried_with_fewer_records(world: World) ->
     world.end = 100
     for _ in range(12):
         world.turn()
-    sizes = [request.ranges["in-0"][1] - request.ranges["in-0"][0] for request in world.requests]
+    sizes = [request.ranges[IN].end - request.ranges[IN].start for request in world.requests]
     assert sizes[:3] == [100, 100, 6]
     assert set(sizes[3:]) == {6}, "no larger again before the records that failed are behind"
     assert world.committed_offset > 0
@@ -353,7 +353,7 @@ def test_a_record_for_which_a_column_fails_is_found_and_named(world: World, capl
     poison, said = 37, "A Column cannot be computed: [DIVIDE_BY_ZERO] Division by zero."
 
     def divide(request: BatchRequest) -> BatchResult:
-        (begin, end, _) = request.ranges["in-0"]
+        begin, end = request.ranges[IN]
         if begin <= poison < end:
             raise failed("column", said, where=("app.py:3",))
         return world.commit(request)
@@ -382,12 +382,11 @@ def test_of_several_tasks_the_record_for_which_a_column_fails_is_found(world: Wo
     read = {IN: 0, OTHER: 0}
 
     def divide(request: BatchRequest) -> BatchResult:
-        ranges = {TopicPartition.parse(name): places for name, places in request.ranges.items()}
-        begin, end, _ = ranges[bad]
+        begin, end = request.ranges[bad]
         if begin <= 37 < end:
             raise failed("column", "A Column cannot be computed: [DIVIDE_BY_ZERO] Division by zero.")
-        read.update({tp: places[1] for tp, places in ranges.items()})
-        return BatchResult(COMMITTED, consumed={str(tp): offset for tp, offset in read.items()}, counts={"in": 1})
+        read.update({tp: places.end for tp, places in request.ranges.items()})
+        return BatchResult(COMMITTED, consumed=dict(read), counts={"in": 1})
 
     world.behave = divide
     world.committed = lambda partitions: {tp: Committed(read[tp], "") for tp in partitions}  # type: ignore[method-assign]
@@ -411,7 +410,7 @@ def test_a_record_that_kills_the_worker_is_found_and_named(world: World) -> None
     poison = 37
 
     def crash(request: BatchRequest) -> BatchResult:
-        (begin, end, _) = request.ranges["in-0"]
+        begin, end = request.ranges[IN]
         world.clock.advance(500)
         if begin <= poison < end:
             raise failed("worker", "A Python worker process died (Segmentation fault)")
@@ -436,7 +435,7 @@ def test_a_batch_that_hangs_is_told_as_that_and_its_record_found(world: World) -
     sizes: list[int] = []
 
     def hangs_at_7(request: BatchRequest) -> BatchResult:
-        start, end, _ = request.ranges["in-0"]
+        start, end = request.ranges[IN]
         if not start <= 7 < end:
             return world.commit(request)
         sizes.append(end - start)

@@ -14,8 +14,8 @@ import pytest
 
 from everflow import serdes
 from everflow.errors import EverflowError, GenerationChanged, TaskMigratedError, UnknownOutcomeError
-from everflow.records import StoreChanges, TopicPartition
-from everflow.runtime.commit.batch import ABORTED, EXACTLY_ONCE_V2, BatchRequest, TaskContext
+from everflow.records import OffsetRange, StoreChanges, TaskId, TopicPartition
+from everflow.runtime.commit.batch import ABORTED, EXACTLY_ONCE_V2, BatchRequest, StorePlace, TaskContext
 from everflow.runtime.commit.gate_client import GateAnswer
 from everflow.runtime.step.task_step import StepResult
 from everflow.runtime.worker import kafka_sink, worker_ports
@@ -26,6 +26,7 @@ from everflow.topology.plan import Source
 
 YES = GateAnswer(True, group_metadata=b"meta")
 CHANGELOG = "app-counts-changelog"
+TASK, IN = TaskId(0, 0), TopicPartition("in", 0)
 SOURCE = Source(0, "in", 0, "in", serdes.string(), serdes.string(), "earliest", "stream", False)
 
 
@@ -76,11 +77,12 @@ def store(tmp_path: Path) -> Iterator[LmdbStore]:
 
 
 def run(writer: Writer, store: LmdbStore, **answered: GateAnswer) -> Any:
-    task = TaskContext("0_0", "i1", "", {}, {"counts": {"path": str(store.path), "changelog": CHANGELOG}})
-    request = BatchRequest("i1.1.0", 0, 0, EXACTLY_ONCE_V2, "app-p-0", 0, "gate", {"in-0": [0, 2, 2]}, [task], "app", {})
+    task = TaskContext(TASK, "i1", "", {}, {"counts": StorePlace(str(store.path), CHANGELOG)})
+    ranges = {IN: OffsetRange(0, 2)}
+    request = BatchRequest("i1.1.0", 0, 0, EXACTLY_ONCE_V2, "app-p-0", 0, "gate", ranges, {IN: 2}, [task], "app", {})
     changes = StoreChanges("counts", [b"a", b"b"], [b"1", b"2"], np.array([1, 2]))
-    result = StepResult(changes={"0_0": [changes]}, consumed={"in-0": 2}, stream_times={"0_0": {"count": 2, "later": 9}})
-    result.store_times = {"0_0": {"counts": 2, "another": 9}}
+    result = StepResult(changes={TASK: [changes]}, consumed={IN: 2}, stream_times={TASK: {"count": 2, "later": 9}})
+    result.store_times = {TASK: {"counts": 2, "another": 9}}
     return KafkaSink(None, Ports(writer, **answered))(request, result, (SOURCE,))
 
 

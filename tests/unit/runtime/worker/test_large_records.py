@@ -7,15 +7,16 @@ import pyarrow as pa
 
 from everflow import serdes
 from everflow.errors import RecordTooLargeError
-from everflow.records import EdgeBatch, StoreChanges
-from everflow.runtime.commit.batch import BatchRequest, TaskContext
+from everflow.records import EdgeBatch, StoreChanges, TaskId
+from everflow.runtime.commit.batch import BatchRequest, StorePlace, TaskContext
 from everflow.runtime.step.task_step import SinkOutput, StepResult
 from everflow.runtime.worker.large_records import named
 from everflow.topology.plan import Source
 
 SOURCES = [Source(4, "in", 0, "source", serdes.string(), serdes.string(), "earliest", "stream", False)]
-STORE = {"path": "state", "changelog": "app-totals-changelog"}
-REQUEST = BatchRequest("t.0.0", 0, 0, "exactly_once_v2", "", 0, "", {}, [TaskContext("0_2", "i", "", {}, {"totals": STORE})], "app")
+STORE = StorePlace("state", "app-totals-changelog")
+TASKS = [TaskContext(TaskId(0, 2), "i", "", {}, {"totals": STORE})]
+REQUEST = BatchRequest("t.0.0", 0, 0, "exactly_once_v2", "", 0, "", {}, {}, TASKS, "app")
 
 
 def output(topics: str | list[str], *sizes: int) -> SinkOutput:
@@ -50,7 +51,7 @@ def test_the_broker_refuses_more_than_the_topic_takes() -> None:
 
 def test_a_value_of_a_store_is_named_by_its_key() -> None:
     changes = StoreChanges("totals", [b"a", b"b" * 100], [b"1", b"x" * 5_000], np.zeros(2, np.int64))
-    result = StepResult(outputs=[output("out", 10)], changes={"0_2": [changes]})
+    result = StepResult(outputs=[output("out", 10)], changes={TaskId(0, 2): [changes]})
     lines = message(RecordTooLargeError("no", topics=("app-totals-changelog", "out")), result, 2_000)
     assert lines[0].startswith("A record for topic app-totals-changelog is too large: 5,100 bytes")
     assert lines[1] == f"  the value of key b'{'b' * 60}'... in store totals, partition 2"

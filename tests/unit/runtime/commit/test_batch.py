@@ -1,0 +1,43 @@
+"""What driver and workers tell each other comes back as it was: names are read once, whatever the topic is called."""
+
+from __future__ import annotations
+
+from everflow.records import OffsetRange, TaskId, TopicPartition
+from everflow.runtime.commit.batch import COMMITTED, BatchRequest, BatchResult, StorePlace, TaskContext
+
+ODD, PLAIN = TopicPartition("a-1-b", 3), TopicPartition("in", 0)
+TASK = TaskId(1, 3)
+
+
+def test_a_request_comes_back_from_its_json() -> None:
+    stores = {"counts": StorePlace("here", "app-counts-changelog"), "s": StorePlace("there", None)}
+    task = TaskContext(TASK, "i", "i.0.0", {"AGG": 5}, stores)
+    request = BatchRequest(
+        batch_id="i.1.0",
+        thread=0,
+        attempt=0,
+        guarantee="exactly_once_v2",
+        transactional_id="app-p-0",
+        wall_clock_ms=7,
+        gate="gate",
+        ranges={ODD: OffsetRange(1, 5), PLAIN: OffsetRange(0, 0)},
+        log_ends={ODD: 9, PLAIN: 0},
+        tasks=[task],
+        application_id="app",
+        producer_config={"acks": "all"},
+    )
+    again = BatchRequest.from_json(request.to_json())
+    assert again == request
+    assert isinstance(again.ranges[ODD], OffsetRange)
+    assert again.ending({ODD: 4, PLAIN: 0}).ranges == {ODD: OffsetRange(1, 4), PLAIN: OffsetRange(0, 0)}
+
+
+def test_a_result_comes_back_from_its_json() -> None:
+    result = BatchResult(
+        COMMITTED,
+        consumed={ODD: 5},
+        stream_times={TASK: {"AGG": 9}},
+        positions={TASK: {"counts": 12}},
+        counts={"in": 4},
+    )
+    assert BatchResult.from_json(result.to_json()) == result
