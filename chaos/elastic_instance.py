@@ -11,7 +11,8 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from bench.apps.instance_app import Events  # noqa: E402
 from everflow import KafkaStreams  # noqa: E402
 from everflow.membership.member import Assigned, Lost, MemberEvent, Revoked, Roles  # noqa: E402
-from everflow.records import TaskId, TopicPartition  # noqa: E402
+from everflow.records import TopicPartition  # noqa: E402
 from everflow.runtime.client_state import ENDED, ClientState  # noqa: E402
+from everflow.runtime.cluster_ports import ClusterPorts  # noqa: E402
 from everflow.runtime.commit.batch import BatchRequest, BatchResult  # noqa: E402
 from everflow.runtime.copies.known_copies import Copies  # noqa: E402
-from everflow.runtime.thread.stream_thread import StreamThread  # noqa: E402
-from everflow.runtime.thread.thread_ports import Job, OpenJob  # noqa: E402
+from everflow.runtime.instance import Instance  # noqa: E402
+from everflow.runtime.thread.thread_ports import Job  # noqa: E402
 from integration.crash.crash_topologies import counts_and_copies  # noqa: E402
 
 COPIES_EVERY_S = 0.5
@@ -57,6 +59,25 @@ class LoggedJob:
         self._job.close()
 
 
+class LoggedInstance(Instance):
+    """Notes what the group decided."""
+
+    def __init__(self, events: Events, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._log = events
+
+    def on_member_event(self, event: MemberEvent) -> None:
+        """See `Instance`."""
+        if isinstance(event, Assigned):
+            self._log.write("assigned", generation=event.generation, tasks=_names(event.tasks), sums=_sums(self.copies))
+        elif isinstance(event, (Revoked, Lost)):
+            self._log.write(type(event).__name__.lower(), tasks=_names(event.tasks))
+        elif isinstance(event, Roles):
+            roles = {"standby": _names(event.standby), "warmup": _names(event.warmup)}
+            self._log.write("roles", generation=event.generation, owned=_names(self.member.owned()), **roles)
+        super().on_member_event(event)
+
+
 class LoggedStreams(KafkaStreams):
     """Notes what the group decided, the copies at that moment, and every micro-batch."""
 
@@ -64,35 +85,26 @@ class LoggedStreams(KafkaStreams):
         super().__init__(*arguments, **settings)
         self._log = events
 
-    def _stream_thread(self, ground: Any, ends: Any, number: int, gate_path: str, open_job: OpenJob) -> StreamThread:
+    def _wired(self, ports: ClusterPorts, kind: Callable[..., Instance] = LoggedInstance) -> Instance:
+        open_job = ports.open_job
+
         def logged(thread: int, partitions: Sequence[TopicPartition]) -> Job:
             return LoggedJob(open_job(thread, partitions), self._log)
 
-        return super()._stream_thread(ground, ends, number, gate_path, logged)
-
-    def _on_member_event(self, event: MemberEvent) -> None:
-        if isinstance(event, Assigned):
-            self._log.write("assigned", generation=event.generation, tasks=_names(event.tasks), sums=self.offset_sums())
-        elif isinstance(event, (Revoked, Lost)):
-            self._log.write(type(event).__name__.lower(), tasks=_names(event.tasks))
-        elif isinstance(event, Roles):
-            roles = {"standby": _names(event.standby), "warmup": _names(event.warmup)}
-            self._log.write("roles", generation=event.generation, owned=_names(self._owned()), **roles)
-        super()._on_member_event(event)
-
-    def offset_sums(self) -> Mapping[str, int]:
-        """Every copy here that does not run active, as the group would be told."""
-        copies: Copies | None = None if self._member is None else self._member._assignor._copies  # type: ignore[assignment]
-        return {} if copies is None else {str(task): total for task, total in sorted(copies.offset_sums().items())}
+        ports.open_job = logged
+        return super()._wired(ports, partial(kind, self._log))
 
     def follow_copies(self) -> None:
         """Note the copies again and again; for a daemon thread."""
         pause = threading.Event()
         while not pause.wait(COPIES_EVERY_S):
-            self._log.write("copies", running=_names(self._running_ids()), sums=self.offset_sums())
+            if self._instance is not None:
+                self._log.write("copies", running=_names(self._instance.running_ids()), sums=_sums(self._instance.copies))
 
-    def _owned(self) -> frozenset[TaskId]:
-        return frozenset() if self._member is None else self._member.owned()
+
+def _sums(copies: Copies) -> Mapping[str, int]:
+    """Every copy here that does not run active, as the group would be told."""
+    return {str(task): total for task, total in sorted(copies.offset_sums().items())}
 
 
 def _names(tasks: Any) -> list[str]:

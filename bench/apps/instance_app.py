@@ -89,8 +89,8 @@ class Events:
 
 def _is_member(streams: KafkaStreams) -> bool:
     """Whether a rebalance with this instance has ended; no figure of the instance says so."""
-    member = streams._member
-    return member is not None and member.metadata().generation >= 0
+    instance = streams._instance
+    return instance is not None and instance.member.metadata().generation >= 0
 
 
 def _tasks_of(streams: KafkaStreams) -> dict[str, list[str]]:

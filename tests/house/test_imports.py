@@ -19,7 +19,7 @@ KAFKA = frozenset({"confluent_kafka", "kafka"})
 
 VALUES = ("errors", "config", "config_texts", "records", "serdes", "windows", "clock", "metrics", "moves")
 USER_SIDE = ("user_texts", "user_listener", "hidden_modules", "waits")
-LAYER_0 = (*VALUES, "jvm", "sockets", "location", "foreign_names", "logs", "stop_signals", "retry", *USER_SIDE)
+LAYER_0 = (*VALUES, "jvm", "sockets", "location", "foreign_names", "logs", "stop_signals", "retry", "threads", *USER_SIDE)
 BASE = frozenset(f"everflow.{name}" for name in LAYER_0)
 PURE = frozenset({"everflow.topology", "everflow.operators", "everflow.assignment"}) | {
     "everflow.state.store",

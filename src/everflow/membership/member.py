@@ -24,6 +24,7 @@ from everflow.membership.follow_ups import FollowUps
 from everflow.membership.refused import refusal_error
 from everflow.moves import moves
 from everflow.records import TaskId, TopicPartition
+from everflow.threads import Running, on_thread
 
 log = logging.getLogger("everflow.membership")
 
@@ -139,7 +140,8 @@ class GroupMember:
 
     ``finishing``: whether a batch is in flight that should not be refused once more (`GateBook.finishing`); quick, any thread.
 
-    Without a thread of its own: ``open``, then ``step`` again and again, then ``close``.
+    ``drive`` calls ``turn`` again and again, as soon as ``wake`` is set or the seconds are over that it returned, until None; a
+    simulation has its own.
     """
 
     def __init__(
@@ -150,6 +152,7 @@ class GroupMember:
         clock: Clock | None = None,
         open_channel: OpenChannel = GroupChannel,
         finishing: Callable[[], bool] = lambda: False,
+        drive: Callable[[GroupMember], Running] | None = None,
     ) -> None:
         self.events: queue.SimpleQueue[MemberEvent] = queue.SimpleQueue()
         self._settings = settings
@@ -167,7 +170,7 @@ class GroupMember:
         self._follow_ups = FollowUps()
         self._asking = threading.Lock()  # for _follow_ups, and for giving everything up
         self._held = threading.Event()
-        self._wake = threading.Event()
+        self.wake = threading.Event()
         self._drained = threading.Event()
         self._closing, self._leave_s = False, 5.0
         self._silent = False
@@ -175,7 +178,8 @@ class GroupMember:
         self._error: EverflowError | None = None
         self._incomplete_since: float | None = None
         self._clash: tuple[float, EverflowError] | None = None  # since when, and what to say if it stays
-        self._thread: threading.Thread | None = None
+        self._drive = drive or (lambda member: on_thread("everflow-membership", member._run))
+        self._running: Running | None = None
         assignor.bind(self._claims)
 
     # --- for the owner ---------------------------------------------------------------------------------------
@@ -186,8 +190,7 @@ class GroupMember:
         Raises RetriableError when no broker answers within ``timeout_s`` seconds; it may then be called again.
         """
         self.open(timeout_s)
-        self._thread = threading.Thread(target=self._run, name="everflow-membership", daemon=True)
-        self._thread.start()
+        self._running = self._drive(self)
 
     def metadata(self) -> MemberMetadata:
         """(generation, member id, instance id) at this moment; generation -1 when there is no membership."""
@@ -231,7 +234,7 @@ class GroupMember:
             self._held.clear()
             if self._handed_over:
                 self._drained.set()
-                self._wake.set()
+                self.wake.set()
             else:
                 self.request_rejoin("revoked tasks are closed")
 
@@ -239,13 +242,13 @@ class GroupMember:
         """Ask for a rebalance at once; the user data differ each time."""
         with self._asking:
             self._follow_ups.ask(why)
-        self._wake.set()
+        self.wake.set()
 
     def became_hot(self, task: TaskId) -> None:
         """A warm-up, or a standby of a task whose active waits, reached the acceptable lag; see `FollowUps`."""
         with self._asking:
             self._follow_ups.became_hot(task, self._clock.monotonic_ms())
-        self._wake.set()
+        self.wake.set()
 
     def drain(self, leave_group: bool | None = None) -> None:
         """Ask the others to take this member's tasks, each as soon as somebody has a hot copy of it; events go on.
@@ -260,7 +263,7 @@ class GroupMember:
 
     def await_drained(self, timeout_s: float) -> bool:
         """Wait until a drain has nothing left to give away (or nobody to give it to); False after ``timeout_s``."""
-        return self._drained.wait(timeout_s)
+        return self._clock.wait(self._drained, timeout_s * 1000)
 
     def set_threads(self, threads: int) -> None:
         """Tell the group that so many stream threads work here from now on (KIP-663): its balance is one per thread."""
@@ -283,15 +286,22 @@ class GroupMember:
         if not self._closing:
             self._leave_group = leave_group
         self._closing, self._leave_s = True, timeout_s
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join(timeout_s + _LEAVE_SLACK_S)
+        self.wake.set()
+        if self._running is not None:
+            self._running.join(timeout_s + _LEAVE_SLACK_S)
 
     # --- on the membership thread, or a simulation's ------------------------------------------------------------
 
     def open(self, timeout_s: float = 30.0) -> None:
         """Connect; RetriableError when no broker answers within ``timeout_s`` seconds."""
         self._channel = self._open_channel(self._settings, self._assignor.topics, self._assignor, self, timeout_s)
+
+    def turn(self) -> float | None:
+        """`step`, until it is over or ``leave`` was called: then `close`, and None."""
+        again = None if self._closing else self.step()
+        if again is None:
+            self.close(self._leave_s)
+        return again
 
     def step(self) -> float | None:
         """One look at the group. Seconds until the next is due, or None: it is over (failed, or drained), call ``close``."""
@@ -339,17 +349,9 @@ class GroupMember:
         return self._assignor.draining and self._generation >= 0 and not self._owned and not self._held.is_set()
 
     def _run(self) -> None:
-        try:
-            pause = _POLL_MS / 1000
-            while not self._closing:
-                again = self.step()
-                if again is None:
-                    return
-                pause = again
-                self._wake.wait(pause)
-                self._wake.clear()
-        finally:
-            self.close(self._leave_s)
+        while (pause := self.turn()) is not None:
+            self.wake.wait(pause)
+            self.wake.clear()
 
     def _step(self, channel: MemberChannel) -> None:
         self._notice_eviction(channel)

@@ -20,7 +20,7 @@ from everflow.state.task_directory import StateDirectory
 
 if TYPE_CHECKING:
     from everflow.config import StreamsConfig
-    from everflow.membership.member import GroupMember
+    from everflow.runtime.instance import Instance
 
 log = logging.getLogger("everflow")
 
@@ -30,11 +30,10 @@ class InstanceOperations:
 
     config: StreamsConfig
     _pause: Pause
-    _member: GroupMember | None
+    _instance: Instance | None
     _states: StateMachine
     _tracker: RestoreTracker
     _standby_listener: StandbyUpdateListener
-    _thread_count: ThreadCount | None = None
 
     @property
     def state(self) -> ClientState:
@@ -103,14 +102,13 @@ class InstanceOperations:
         state ERROR, ``error`` a ShutdownRequestedError that names who asked; nothing is drained, all leave the group. Does not wait
         for that. Instances that are started later run. Raises IllegalStateError where the instance is not a member of the group.
         """
-        member = self._member
-        if member is None or self.state not in (ClientState.REBALANCING, ClientState.RUNNING):
+        if self._instance is None or self.state not in (ClientState.REBALANCING, ClientState.RUNNING):
             raise IllegalStateError(
                 f"In state {self.state.name} an instance cannot ask the others to end: it asks through the group, which it is in "
                 f"while REBALANCING or RUNNING."
             )
         log.error("The whole application is asked to shut down")
-        member.shut_down_application()
+        self._instance.member.shut_down_application()
 
     def clean_up(self) -> None:
         """Delete this instance's stores; the next start restores them from their changelogs. Before `start` or after the end only.
@@ -128,11 +126,11 @@ class InstanceOperations:
         remove_stores(Path(self.config.state_dir).expanduser(), self.config.application_id)
 
     def _counted(self) -> ThreadCount:
-        if self._thread_count is None or self.state not in (ClientState.REBALANCING, ClientState.RUNNING):
+        if self._instance is None or self.state not in (ClientState.REBALANCING, ClientState.RUNNING):
             raise IllegalStateError(
                 f"In state {self.state.name} there are no stream threads to add to or to remove: start the instance first."
             )
-        return self._thread_count
+        return self._instance.thread_count
 
     def _require_created(self, what: str) -> None:
         if self.state is not ClientState.CREATED:

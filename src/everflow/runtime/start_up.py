@@ -19,7 +19,6 @@ from everflow.records import TopicPartition
 from everflow.retry import StoppedError, retrying
 from everflow.runtime.commit.batch import format_metadata
 from everflow.runtime.tasks.blueprint import Blueprint
-from everflow.runtime.tasks.task import ActiveTask
 from everflow.runtime.topics.internal_topics import TopicFacts, TopicSpec, prepare
 from everflow.runtime.topics.output_topics import fixed_outputs, missing_outputs
 from everflow.state.task_directory import StateDirectory
@@ -164,15 +163,10 @@ def require_tasks(blueprint: Blueprint) -> None:
         raise TopologyError("The topology reads no topic; add builder.stream(...) or builder.table(...).")
 
 
-def repartition_positions(tasks: Sequence[ActiveTask], repartition: frozenset[str]) -> dict[TopicPartition, int]:
-    """Next offsets of the tasks' repartition partitions: everything below has been committed."""
-    return {tp: offset for task in tasks for tp, offset in dict(task.positions).items() if tp.topic in repartition}
-
-
 def commit_starts(
     commit: Callable[[Mapping[TopicPartition, tuple[int, str]]], bool],
     started: Mapping[TopicPartition, int],
-    config: StreamsConfig,
+    timeout_ms: float,
     clock: Clock,
     stop: threading.Event,
 ) -> None:
@@ -186,18 +180,18 @@ def commit_starts(
         if not commit(offsets):
             raise RetriableError("the group is rebalancing")
 
-    deadline = Deadline(clock, config.task_timeout_ms)
+    deadline = Deadline(clock, timeout_ms)
     retrying(once, "committing starting offsets", clock=clock, deadline=deadline, stop=stop)
 
 
-def await_warm(threads: Sequence[threading.Event], stop: threading.Event) -> None:
+def await_warm(threads: Sequence[threading.Event], clock: Clock, stop: threading.Event) -> None:
     """Wait, a minute for each at most, until the stream threads have their Spark jobs and workers; an operator is told.
     StoppedError when ``stop`` is set."""
     moves.info("Preparing the Spark jobs and Python workers of %s", counted(len(threads), "stream thread"))
     with waiting("preparing Spark jobs and Python workers"):
         for warm in threads:
             slices = int(WARM_UP_WAIT_S / LOOK_S)
-            while slices and not stop.is_set() and not warm.wait(LOOK_S):
+            while slices and not stop.is_set() and not clock.wait(warm, LOOK_S * 1000):
                 slices -= 1
     if stop.is_set():
         raise StoppedError("stopped while stream threads were prepared")

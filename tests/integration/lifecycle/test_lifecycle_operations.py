@@ -77,7 +77,8 @@ def test_threads_come_and_go_a_pause_holds_and_a_clean_start_restores(app: Appli
         until_running(streams)
         write(100)
         app.until_processed(streams, source)
-        assert [len(thread.tasks) for thread in streams._threads] == [2, 2]
+        assert streams._instance is not None
+        assert [len(thread.tasks) for thread in streams._instance.threads] == [2, 2]
         assert streams.metrics()[ALIVE_STREAM_THREADS] == 2
         assert streams.remove_stream_thread(WAIT_S) == "everflow-stream-1"
         until_running(streams)

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -123,8 +124,8 @@ def test_the_whole_application_is_shut_down_through_the_group(tmp_path: Path) ->
     streams, member = instance(tmp_path), Member()
     with pytest.raises(IllegalStateError, match="In state CREATED"):
         streams.shut_down_application()
-    stand_in: Any = member
-    streams._member = stand_in
+    stand_in: Any = SimpleNamespace(member=member)
+    streams._instance = stand_in
     streams._states.to(ClientState.REBALANCING)
     streams.shut_down_application()
     assert member.asked == 1

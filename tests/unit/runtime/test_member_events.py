@@ -11,8 +11,10 @@ from everflow import KafkaStreams
 from everflow.errors import FatalError
 from everflow.membership.member import Assigned, Failed, Lost, MemberEvent, Revoked, Roles
 from everflow.records import TaskId, TopicPartition
+from everflow.runtime import kafka_streams
 from everflow.runtime.client_state import ClientState
-from everflow.runtime.wiring import Ground
+from everflow.runtime.cluster_ports import QueueLoop
+from everflow.runtime.instance import Instance, InstanceSettings
 from everflow.topology.program import Topology
 
 TASKS, INPUTS = frozenset({TaskId(0, 0)}), frozenset({TopicPartition("in", 0)})
@@ -37,9 +39,28 @@ class Manager:
         return lambda *_: self.told.append((name, threading.current_thread().name))
 
 
-class Member:
+class Parts:
+    """The other parts of an instance: nothing is asked of them."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
+class Member(Parts):
     def metadata(self) -> tuple[int, str, str | None]:
         return 1, "m", None
+
+
+class Ports:
+    """Without a thread, a cluster or a folder."""
+
+    loop = QueueLoop
+
+    def member(self, instance: Instance) -> Member:
+        return Member()
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: Parts()
 
 
 def test_events_return_while_the_loop_is_blocked_and_listeners_run_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,16 +73,17 @@ def test_events_return_while_the_loop_is_blocked_and_listeners_run_on_the_loop(m
     streams.set_state_listener(listener)
     streams._states.to(ClientState.REBALANCING)
     listened.clear()
-    streams._manager, streams._member = cast(Any, manager), cast(Any, Member())
+    monkeypatch.setattr(kafka_streams, "instance_settings", lambda config: InstanceSettings(0, True, 1.0, 1.0, 1.0, 1.0))
+    instance = streams._wired(cast(Any, Ports()))
+    instance.manager = cast(Any, manager)
     monkeypatch.setattr(streams, "_begin_shutdown", streams._states.to)  # nothing was started that would have to end
-    monkeypatch.setattr(streams, "_tick", lambda ground: None)
-    streams._events.put(lambda: cast(None, unblocked.wait(60)))
-    loop = threading.Thread(target=streams._run_loop, args=(cast(Ground, None),), name="loop", daemon=True)
-    loop.start()
+    monkeypatch.setattr(instance, "_tick", lambda: None)
+    instance.loop.post(lambda: cast(None, unblocked.wait(60)))
+    instance.loop.start()
 
     def tell_all() -> None:
         for event in EVENTS:
-            streams._on_member_event(event)
+            instance.on_member_event(event)
 
     client = threading.Thread(target=tell_all, name="client", daemon=True)
     client.start()
@@ -71,8 +93,7 @@ def test_events_return_while_the_loop_is_blocked_and_listeners_run_on_the_loop(m
         assert (manager.told, listened) == ([], []), "the client's thread did the loop's work"
     finally:
         unblocked.set()
-        streams._events.put(None)
-        loop.join(BOUND_S)
-    assert manager.told == [(name, "loop") for name in ("assigned", "roles", "revoked", "lost")]
-    assert listened == [(ClientState.PENDING_ERROR, "loop")]
+        instance.loop.end()
+    assert manager.told == [(name, "everflow-instance") for name in ("assigned", "roles", "revoked", "lost")]
+    assert listened == [(ClientState.PENDING_ERROR, "everflow-instance")]
     assert isinstance(streams.error, FatalError)

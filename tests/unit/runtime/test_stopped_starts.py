@@ -51,7 +51,7 @@ def test_close_from_another_thread_ends_a_start_that_waits_for_a_broker(streams:
 
     starting = threading.Thread(target=start)
     starting.start()
-    wait_until(lambda: streams._directory is not None, SOON_S, "the state folder to be locked")
+    wait_until(lambda: streams._log_file is not None, SOON_S, "the state folder to be locked")
     began_s = time.monotonic()
     assert streams.close(SOON_S)
     assert time.monotonic() - began_s < SOON_S / 2
@@ -65,7 +65,7 @@ def test_ctrl_c_in_a_start_ends_it_in_order_and_goes_on(streams: KafkaStreams) -
     told = states_of(streams)
 
     def interrupt() -> None:
-        wait_until(lambda: streams._directory is not None, SOON_S, "the state folder to be locked")
+        wait_until(lambda: streams._log_file is not None, SOON_S, "the state folder to be locked")
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
@@ -82,7 +82,7 @@ def test_run_returns_where_a_signal_comes_while_it_starts(
     told = states_of(streams)
 
     def interrupt() -> None:
-        wait_until(lambda: streams._directory is not None, SOON_S, "the state folder to be locked")
+        wait_until(lambda: streams._log_file is not None, SOON_S, "the state folder to be locked")
         os.kill(os.getpid(), number)
 
     threading.Thread(target=interrupt).start()

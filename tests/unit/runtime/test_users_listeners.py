@@ -13,9 +13,13 @@ from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime import kafka_streams
 from everflow.runtime.client_state import ClientState, StateMachine
+from everflow.runtime.cluster_ports import ClusterPorts
+from everflow.runtime.copies.state_updater import StateUpdater
+from everflow.runtime.pause import Pause
 from everflow.runtime.restore.restore_listener import RestoreProgress
 from everflow.runtime.restore.restore_progress import RestoreTracker
 from everflow.runtime.restore.standby_listener import SuspendReason
+from everflow.runtime.wiring import Ground
 from everflow.topology.program import Topology
 from everflow.user_listener import ListenerGuard
 
@@ -84,7 +88,12 @@ class EnoughError(Exception):
 
 
 def test_the_standby_update_listener_reaches_the_state_updater(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def enough(*_: object) -> None:
+    updaters: list[StateUpdater] = []
+
+    def ports_with_an_updater(ground: Ground, context: object, standbys: object, held: object) -> None:
+        ports: Any = SimpleNamespace(_ground=ground, _standbys=standbys)
+        instance: Any = SimpleNamespace(tracker=RestoreTracker(Metrics()), pause=Pause())
+        updaters.append(ClusterPorts.updater(ports, instance))
         raise EnoughError
 
     blueprint = SimpleNamespace(cluster_id="cluster", store_specs=dict)
@@ -92,17 +101,17 @@ def test_the_standby_update_listener_reaches_the_state_updater(tmp_path: Path, m
     monkeypatch.setattr(kafka_streams, "prepare_cluster", lambda *_: blueprint)
     monkeypatch.setattr(kafka_streams, "require_tasks", lambda blueprint: None)
     monkeypatch.setattr("everflow.spark.session.get_context", lambda *_: None)
-    monkeypatch.setattr(kafka_streams, "scan_copies", enough)
+    monkeypatch.setattr(kafka_streams, "ClusterPorts", ports_with_an_updater)
     topology = Topology(())  # the Spark that a real one needs takes seconds to start
     streams = KafkaStreams(topology, application_id="app", bootstrap_servers="localhost:1", state_dir=str(tmp_path))
     listener = Listener()
     streams.set_standby_update_listener(listener)
     with pytest.raises(EnoughError):
         streams.start()
-    assert streams._updater is not None
-    streams._updater._standbys.update_start(PROGRESS)
-    streams._updater._standbys.batch_loaded(PROGRESS, 5)
-    streams._updater._standbys.update_suspended(PROGRESS, SuspendReason.PROMOTED)
+    (updater,) = updaters
+    updater._standbys.update_start(PROGRESS)
+    updater._standbys.batch_loaded(PROGRESS, 5)
+    updater._standbys.update_suspended(PROGRESS, SuspendReason.PROMOTED)
     assert listener.told == [
         ("update_start", PROGRESS),
         ("batch_loaded", PROGRESS, 5),

@@ -29,6 +29,7 @@ from everflow.runtime.restore.standby_listener import (
 )
 from everflow.runtime.tasks.task import StandbyTask, TaskRole, TaskState, TaskStore
 from everflow.state.lmdb_store import LmdbStore
+from everflow.threads import Running, Spawn, on_thread
 
 log = logging.getLogger("everflow")
 
@@ -72,6 +73,7 @@ class UpdaterServices:
     standbys: Callable[[], StandbyUpdateListener] = SilentStandbyListener
     new_incarnation: Callable[[], str] = lambda: "standby"
     paused: Callable[[], bool] = lambda: False
+    spawn: Spawn = on_thread
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ class StateUpdater:
         self._places: Mapping[TaskId, tuple[TaskStore, ...]] = {}
         self._ends_ms = self._touched_ms = self._retry_ms = self._said_ms = float("-inf")
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._running: Running | None = None
 
     # --- called from other threads ---------------------------------------------------------------
 
@@ -182,15 +184,14 @@ class StateUpdater:
 
     def start(self) -> None:
         """Run on a thread of its own until `close`."""
-        self._thread = threading.Thread(target=self._run, name="everflow-state-updater", daemon=True)
-        self._thread.start()
+        self._running = self._services.spawn("everflow-state-updater", self._run)
 
     def close(self) -> None:
         """End after the present round and close the stores, marked as fresh where they are at the end."""
         self._stop.set()
         self.wake.set()
-        if self._thread is not None:
-            self._thread.join()
+        if self._running is not None:
+            self._running.join()
         self._take_commands()
         self._touch()
         for task in self._tasks.values():

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from everflow.clock import Clock, SystemClock
 from everflow.errors import EverflowError, TaskMigratedError
 from everflow.moves import counted, moves, some
 from everflow.records import TaskId
@@ -24,7 +25,7 @@ from everflow.runtime.tasks.task import ActiveTask, StandbyTask, TaskRole, TaskS
 
 log = logging.getLogger("everflow")
 
-MIGRATED_PAUSE_S = 0.2
+MIGRATED_PAUSE_MS = 200.0
 NAMED = 16
 """Tasks that a line of the log names; the others are counted."""
 
@@ -75,6 +76,7 @@ class TaskServices:
     changed: Callable[[bool], None]
     rest: Callable[[TaskId, Sequence[TaskStore]], None] = lambda task, stores: None
     close: Callable[[Sequence[TaskStore]], None] = lambda stores: None
+    clock: Clock = field(default_factory=SystemClock)
 
 
 @dataclass
@@ -272,7 +274,7 @@ class TaskManager:
             except TaskMigratedError as raised:
                 # Evicted: the loss is on its way as an event. Where it is not, the recovery starts again.
                 log.warning("Recovery of tasks %s given up: %s", _names(ids), raised)
-                stop.wait(MIGRATED_PAUSE_S)
+                self.services.clock.wait(stop, MIGRATED_PAUSE_MS)
                 error = StoppedError(str(raised))
             except EverflowError as raised:
                 error = raised

@@ -23,6 +23,7 @@ from everflow.runtime.thread.batching import BatchSize, PlannedBatch, is_empty, 
 from everflow.runtime.thread.failure_text import ending, short, told
 from everflow.runtime.thread.repeated_failures import RepeatedFailures, Trouble
 from everflow.runtime.thread.thread_ports import Job, ThreadServices, ThreadSettings
+from everflow.threads import Running
 
 log = logging.getLogger("everflow")
 
@@ -107,7 +108,7 @@ class StreamThread:
         self._counts = BatchCounts(self.services.metrics)
         self._pause_ms = FIRST_PAUSE_MS
         self._last_job_ms = self.clock.monotonic_ms()
-        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        self._running: Running | None = None
 
     @property
     def name(self) -> str:
@@ -118,7 +119,7 @@ class StreamThread:
 
     def start(self) -> None:
         """Start the Python thread."""
-        self._thread.start()
+        self._running = self.services.spawn(self.name, self._run)
 
     def add(self, tasks: Sequence[ActiveTask]) -> None:
         """Recovered tasks for this thread, taken over before its next batch."""
@@ -143,9 +144,7 @@ class StreamThread:
 
     def join(self, timeout_s: float | None) -> bool:
         """Wait for the end of the thread; False when it still runs."""
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return self._running is None or self._running.join(timeout_s)
 
     # --- the loop --------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from everflow.runtime.commit.batch import BatchRequest, BatchResult
 from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.tasks.recovery import Recovery
 from everflow.runtime.topics.end_offsets import EndOffsets
+from everflow.threads import Spawn, on_thread
 
 
 class Job(Protocol):
@@ -61,3 +62,4 @@ class ThreadServices:
     on_committed: Callable[[], None] = lambda: None
     on_warm: Callable[[], None] = lambda: None
     paused: Callable[[], bool] = lambda: False
+    spawn: Spawn = on_thread

@@ -1,12 +1,13 @@
-"""One simulated instance: `KafkaStreams`' wiring with all outside the process simulated.
+"""Runs the real `Instance` and `InstanceEnd` on simulated ports: one simulated instance.
 
-What decides is the real code: member, assignor, gate, task manager, stream threads, recovery, state updater. What waits runs on
-fibers; the instance's loop runs one event at a time.
+What waits runs on fibers; what only looks (the loop, the membership, the poller of ends) runs as events of the scheduler: they cost
+less.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,27 +17,28 @@ from typing import Any, cast
 
 from everflow.assignment.cluster_state import Assignment, ClusterState
 from everflow.assignment.user_data import LATEST_VERSION
-from everflow.clock import Deadline
 from everflow.config import BatchLimits
-from everflow.errors import EverflowError, FatalError, RetriableError, TaskMigratedError
+from everflow.errors import EverflowError, FatalError
 from everflow.kafka.group_channel import GroupAssignor, GroupListener, GroupSettings
 from everflow.membership.assignor import Identity, TaskAssignor
-from everflow.membership.member import Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked, Roles
+from everflow.membership.member import Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked
 from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
-from everflow.retry import StoppedError, retrying
-from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchRequest, format_metadata
-from everflow.runtime.commit.commit_gate import GateBackend, GateBook, MemberMetadata
+from everflow.retry import StoppedError
+from everflow.runtime.client_state import ClientState, StateMachine
+from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchRequest
+from everflow.runtime.commit.commit_gate import GateBackend, MemberMetadata
 from everflow.runtime.copies.state_updater import StateUpdater, UpdaterServices
+from everflow.runtime.instance import Instance, InstanceSettings
+from everflow.runtime.instance_end import InstanceEnd
+from everflow.runtime.pause import Pause
 from everflow.runtime.restore.restoration import PreparedStore
 from everflow.runtime.restore.restore_plan import ChangelogState, RestorePlan
 from everflow.runtime.restore.restore_progress import RestoreTracker
 from everflow.runtime.tasks.lost_writers import LostWriters
 from everflow.runtime.tasks.recovery import Recovery, RecoveryRules
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
-from everflow.runtime.tasks.task_manager import MIGRATED_PAUSE_S, TaskManager, TaskServices
-from everflow.runtime.thread.stream_thread import StreamThread
-from everflow.runtime.thread.thread_ports import ThreadServices, ThreadSettings
+from everflow.runtime.thread.thread_ports import ThreadSettings
 from everflow.runtime.topics.end_offsets import EndOffsets
 from everflow.testing.simulation.channel import ChannelServices, SimulatedChannel
 from everflow.testing.simulation.disk import SimulatedCopies, SimulatedDisk
@@ -51,9 +53,10 @@ from everflow.testing.simulation.scheduler import Fiber, Process, Scheduler, Sim
 from everflow.testing.simulation.settings import APPLICATION, SimulationSettings
 from everflow.testing.simulation.worker import SimulatedJob, WorkerServices
 
-RESTORE_FIBERS = 2
 MAX_BATCH_RECORDS = 1_000_000_000
 KILL_WORKERS_MS = 5.0
+POST_MS = 0.1
+DRAIN_TIMEOUT_MS = 60_000.0
 
 
 @dataclass(frozen=True)
@@ -99,79 +102,40 @@ class _EndSums:
         return self.world.settings.replicas
 
 
-@dataclass
-class SimulatedInstance:
+class SimulatedInstance(Instance):
     """See the module. ``disk`` may be that of an earlier ``life``; ``version`` is that of the user data it speaks."""
 
-    world: World
-    name: str
-    disk: SimulatedDisk
-    life: int
-    instance_id: str | None = None
-    version: int | None = None
-    process: Process = field(init=False)
-    book: GateBook = field(default_factory=GateBook)
-    error: EverflowError | None = None
-    ended: bool = False
-    threads: list[StreamThread] = field(default_factory=list)
-    assigned: frozenset[TaskId] = frozenset()
-
-    def __post_init__(self) -> None:
-        world, settings = self.world, self.world.settings
-        self.process = Process(self.name)
-        self.clock = SimulatedClock(world.scheduler, self.process)
-        self._stop = threading.Event()
-        self._incarnations = 0
-        self._step_at: float | None = None
-        self.closing = False
-        self._loop_ended = False
-        self._opened = False
-        self._thread_fibers: list[Fiber] = []
-        self.ends = EndOffsets(self._read_ends, self.clock, settings.timings.poll_ms)
-        self.updater = StateUpdater(self._updater_services(), self.clock, settings.rules.acceptable_lag)
-        self.copies = SimulatedCopies(self.disk, self.updater.followed, lambda: [t for th in self.threads for t in list(th.tasks)])
-        self.assignor = self._assignor()
-        self.member = GroupMember(
-            self._group_settings(),
-            self.assignor,
-            self._on_member_event,
-            self.clock,
-            self._open_channel,
-            lambda: self.book.finishing,
-        )
-        backend = GateBackend(
-            member=lambda: MemberMetadata(*self.member.metadata()),
-            encode=lambda member: json.dumps(list(member)).encode(),
-            commit=lambda offsets: False,
-        )
-        self.workers = WorkerServices(
-            self.name,
-            world.log,
-            self.clock,
-            world.network,
-            self.disk,
-            self.book,
-            backend,
-            world.random,
-            settings,
-            world.history,
-            on_batch=lambda request, duration_ms, committed: world.on_batch(self, request, duration_ms, committed),
-            # Every task of the instance: one of another thread may have been dealt to the one that stood still.
-            on_crash=lambda: world.on_crash(self.assigned),
-        )
-        self.restores = FiberPool(world.scheduler, self.process, f"{self.name}-restore", RESTORE_FIBERS)
-        self.tails = FiberPool(world.scheduler, self.process, f"{self.name}-tail", RESTORE_FIBERS)
-        self.fencing = FiberPool(world.scheduler, self.process, f"{self.name}-fence", 1)
-        self.threads.extend(self._stream_thread(number) for number in range(settings.threads))
-        self.manager = TaskManager(self.book, self.threads, self.updater, self._task_services())
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        disk: SimulatedDisk,
+        life: int,
+        instance_id: str | None = None,
+        version: int | None = None,
+    ) -> None:
+        self.world, self.name, self.disk, self.life, self.instance_id, self.version = world, name, disk, life, instance_id, version
+        self.process = Process(name)
+        self.error: EverflowError | None = None
+        self.closing = self.ended = False
+        self.assigned: frozenset[TaskId] = frozenset()
+        self._started = threading.Event()
+        ours = SimulatedPorts(world, name, disk, life, instance_id, version, self.process)
+        timeout_ms, never_ms = world.settings.task_timeout_ms, math.inf
+        settings = InstanceSettings(world.settings.threads, True, timeout_ms, never_ms, DRAIN_TIMEOUT_MS, never_ms)
+        metrics, stop = Metrics(), threading.Event()
+        tracker = RestoreTracker(metrics)
+        super().__init__(ours, settings, ours.clock, StateMachine(), self.fail, stop, Pause(), metrics, tracker)
+        self.workers = ours.workers
 
     # --- life ------------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Fence what earlier lives on this disk left open, then join."""
+    def launch(self) -> None:
+        """Fence what earlier lives on this disk left open, then start."""
         copies = len(self.disk.positions())
         self.world.history.add(self.name, f"starts (process {self.disk.process_id[-4:]}, {copies} copies on disk)")
-        self.world.scheduler.spawn(self.process, f"{self.name}-start", self._start)
+        self.states.to(ClientState.REBALANCING)
+        self.ports.spawn(f"{self.name}-start", self._launch)
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -183,7 +147,15 @@ class SimulatedInstance:
         """`KafkaStreams.close`: drain if asked to, end the batches in flight, leave as told."""
         if not self.closing:
             self.closing = True
-            self.world.scheduler.spawn(self.process, f"{self.name}-close", lambda: self._close(leave_group, drain_ms))
+            self.ports.spawn(f"{self.name}-close", lambda: self._close(leave_group, drain_ms))
+
+    def fail(self, error: EverflowError) -> None:
+        """The instance stops and says why."""
+        if self.error is None and not self.ended:
+            self.error = error
+            self.world.history.add(self.name, f"fails: [{error.code}] {error}")
+            self.world.on_failed(self, error)
+            self.close()
 
     def running(self) -> frozenset[TaskId]:
         """Tasks on a stream thread of this living process, those being given up included."""
@@ -196,125 +168,176 @@ class SimulatedInstance:
         """All that the group wants here runs, and no rebalance is known of."""
         return self.member.stable and self.manager.all_running()
 
-    def _start(self) -> None:
-        settings = self.world.settings
-        for transactional_id in sorted(self.disk.transactional_ids):
-            fence(self.world.log, self.clock, transactional_id)
-        self.disk.transactional_ids = {self._transactional_id(number) for number in range(settings.threads)}
-        scheduler = self.world.scheduler
-        for thread in self.threads:
-            self._thread_fibers.append(scheduler.spawn(self.process, f"{self.name}-t{thread.number}", thread._run))
-        scheduler.spawn(self.process, f"{self.name}-updater", self.updater._run)
-        self._poll_ends()
-        self.member.open()
-        self._opened = True
-        self.kick()
+    def _launch(self) -> None:
+        try:
+            self.ports.fence(own=True)
+            self.disk.transactional_ids = {_transactional_id(self.disk, number) for number in range(self.settings.threads)}
+            self.start()
+        except StoppedError:
+            pass
+        except EverflowError as error:
+            self.fail(error)
+        finally:
+            self._started.set()
 
     def _close(self, leave_group: bool | None, drain_ms: float | None) -> None:
-        history = self.world.history
+        history, failed = self.world.history, self.error is not None
         leaves = leave_group if leave_group is not None else self.instance_id is None
-        if drain_ms is not None and leaves and self.error is None and self._opened:
-            history.add(self.name, "drains")
-            self.member.drain(leave_group)
-            self.kick()
-            end = self.clock.monotonic_ms() + drain_ms
-            while not self.member.await_drained(0) and self.clock.monotonic_ms() < end and self.member.metadata().generation >= 0:
-                self.clock.park(100.0)
-        history.add(self.name, f"closes, it runs {_names(self.running())}")
-        self._loop_ended = True
-        self.manager.close()
-        for thread in self.threads:
-            thread.stop()
-        self._stop.set()
-        while not all(fiber.done for fiber in self._thread_fibers):
-            self.clock.park(10.0)
-        self.updater._stop.set()
-        self.updater.wake.set()
+        self.states.to(ClientState.PENDING_ERROR if failed else ClientState.PENDING_SHUTDOWN)
+        if not self._started.is_set():
+            self.stop.set()
+            self.clock.wait(self._started, math.inf)
+        drain_s = drain_ms / 1000 if drain_ms is not None and leaves and not failed else 0.0
+        history.add(self.name, f"closes, drains for {drain_s:g} s, it runs {_names(self.running())}")
+        InstanceEnd(self, leave_group, drain_s, threading.Event(), lambda at: None).run()
+        self.states.to(ClientState.ERROR if failed else ClientState.NOT_RUNNING)
         self.ended = True
-        self.member.leave(0, leave_group)
-        self.member.close()
         self.world.on_running(self, frozenset())
-        self.clock.park(10.0)
         history.add(self.name, "ended")
-        self.world.scheduler.after(0, lambda: self.world.scheduler.kill(self.process))
+        self.world.scheduler.after(10.0, lambda: self.world.scheduler.kill(self.process))
 
-    def fail(self, error: EverflowError) -> None:
-        """`KafkaStreams._on_failed`: the instance stops and says why."""
-        if self.error is None and not self.ended:
-            self.error = error
-            self.world.history.add(self.name, f"fails: [{error.code}] {error}")
-            self.world.on_failed(self, error)
-            self.close()
+    # --- what the simulation looks at ------------------------------------------------------------------------------
 
-    # --- the membership --------------------------------------------------------------------------------------------
-
-    def kick(self) -> None:
-        """Let the membership look at its group soon."""
-        self._schedule_step(0.05)
-
-    def _schedule_step(self, delay_ms: float) -> None:
-        due = self.world.scheduler.now_ms + delay_ms
-        if self._step_at is None or due < self._step_at:
-            self._step_at = due
-            self.world.scheduler.at(due, lambda: self._step(due), self.process)
-
-    def _step(self, due: float) -> None:
-        if self._step_at != due or self.ended:
-            return
-        self._step_at = None
-        if not self._opened:
-            return
-        again = self.member.step()
-        if again is not None:
-            pause = self.world.settings.timings.step_ms if self.member.stable else 50.0
-            self._schedule_step(max(again * 1000 if again > 0.05 else 0.0, pause))
-        else:
-            self.member.close()
-
-    def _open_channel(
-        self, settings: GroupSettings, topics: Iterable[str], assignor: GroupAssignor, listener: GroupListener, timeout_s: float
-    ) -> SimulatedChannel:
-        world = self.world
-        services = ChannelServices(
-            world.network,
-            world.coordinator,
-            self.process,
-            lambda: world.settings.partition_counts,
-            self.kick,
-            self.name,
-            self._commit_offsets,
-        )
-        return SimulatedChannel(services, settings, topics, assignor, listener)
-
-    def _commit_offsets(self, offsets: Mapping[TopicPartition, tuple[int, str]], member: tuple[int, str, str | None]) -> Code:
-        self.clock.park(self.world.network.delay())
-        return self.world.log.commit_offsets({tp: Committed(*found) for tp, found in offsets.items()}, member)
-
-    def _on_member_event(self, event: MemberEvent) -> None:
-        """As `KafkaStreams._on_member_event`: mark in the gate's book, queue, return."""
+    def on_member_event(self, event: MemberEvent) -> None:
+        """See `Instance`."""
         if isinstance(event, Assigned):
-            self.book.own(event.tasks)
             self.assigned |= event.tasks
-            self._post(lambda: self.manager.assigned(event.tasks))
-            self._post(lambda: self.fencing.submit(self._fence_lost))
         elif isinstance(event, Revoked):
-            self.book.revoke(event.tasks, MemberMetadata(*self.member.metadata()))
             self.assigned -= event.tasks
-            self._post(lambda: self.manager.revoked(event.tasks))
-        elif isinstance(event, Lost):
-            self.book.disown_all()
+        elif isinstance(event, Lost | Failed):
             self.assigned = frozenset()
-            self._post(lambda: self.manager.lost(event.tasks))
-        elif isinstance(event, Roles):
-            self._post(lambda: self.manager.roles(event.standby, event.warmup))
-        elif isinstance(event, Failed):
-            self.book.disown_all()
-            self.assigned = frozenset()
-            self._post(lambda: self.fail(event.error))
+        super().on_member_event(event)
         self.world.on_claim(self, event)
 
-    def _fence_lost(self) -> None:
+    def _on_tasks_changed(self, all_running: bool) -> None:
+        super()._on_tasks_changed(all_running)
+        self.world.on_running(self, frozenset(self.manager.running) | self.manager.leaving)
+
+
+@dataclass
+class SimulatedPorts:
+    """`InstancePorts` in a simulated world, of one process."""
+
+    world: World
+    name: str
+    disk: SimulatedDisk
+    life: int
+    instance_id: str | None
+    version: int | None
+    process: Process
+    workers: WorkerServices = field(init=False)
+    _incarnations: int = 0
+
+    def __post_init__(self) -> None:
+        self.clock = SimulatedClock(self.world.scheduler, self.process)
+
+    # --- parts -----------------------------------------------------------------------------------------------------
+
+    def loop(self, turn: Callable[[Callable[[], None]], None]) -> _Loop:
+        return _Loop(self.world.scheduler, self.clock, self.process, turn)
+
+    def updater(self, instance: Instance) -> StateUpdater:
+        return StateUpdater(self._updater_services(instance), self.clock, self.world.settings.rules.acceptable_lag)
+
+    def copies(self, instance: Instance) -> SimulatedCopies:
+        on_threads = lambda: [task for thread in instance.threads for task in list(thread.tasks)]  # noqa: E731
+        return SimulatedCopies(self.disk, instance.updater.followed, on_threads)
+
+    def member(self, instance: Instance) -> GroupMember:
+        channel = lambda *joined: self._open_channel(instance, *joined)  # noqa: E731
+        finishing = lambda: instance.book.finishing  # noqa: E731
+        drive = lambda member: _Drive(self.world, self.clock, self.process, member)  # noqa: E731
+        return GroupMember(
+            self._group_settings(), self._assignor(instance), instance.on_member_event, self.clock, channel, finishing, drive
+        )
+
+    def open_gate(self, instance: Instance) -> None:
         world = self.world
+        backend = GateBackend(
+            member=lambda: MemberMetadata(*instance.member.metadata()),
+            encode=lambda member: json.dumps(list(member)).encode(),
+            commit=instance.deferred.commit,
+        )
+        ours = cast(SimulatedInstance, instance)
+        self.workers = WorkerServices(
+            self.name,
+            world.log,
+            self.clock,
+            world.network,
+            self.disk,
+            instance.book,
+            backend,
+            world.random,
+            world.settings,
+            world.history,
+            on_batch=lambda request, duration_ms, committed: world.on_batch(ours, request, duration_ms, committed),
+            # Every task of the instance: one of another thread may have been dealt to the one that stood still.
+            on_crash=lambda: world.on_crash(ours.assigned),
+        )
+
+    def ends(self, instance: Instance) -> EndOffsets:
+        return _Ends(self.world, self.clock, self.process)
+
+    def pool(self, name: str, size: int) -> FiberPool:
+        return FiberPool(self.world.scheduler, self.process, f"{self.name}-{name}", size)
+
+    def thread_settings(self, number: int) -> ThreadSettings:
+        settings = self.world.settings
+        target_ms = 1_000_000 if settings.timings.batch_rate > 1e8 else 1_000
+        return ThreadSettings(
+            application_id=APPLICATION,
+            guarantee=EXACTLY_ONCE_V2,
+            transactional_id=_transactional_id(self.disk, number),
+            gate_path="",
+            producer_config={},
+            limits=BatchLimits(MAX_BATCH_RECORDS, 1 << 60, target_ms),
+            task_timeout_ms=settings.task_timeout_ms,
+            keep_alive_ms=1e12,
+        )
+
+    def recovery(self, instance: Instance, stop: threading.Event, *, pauses: bool) -> Recovery:
+        world, timings = self.world, self.world.settings.timings
+        ports = SimulatedRecoveryPorts(
+            world.log, self.clock, world.network, self.disk, timings.restore_rate, stop, world.restore_slowdown
+        )
+        rules = RecoveryRules(APPLICATION, {})
+        return Recovery(ports, rules, self.clock, world.settings.task_timeout_ms, stop, self.new_incarnation)
+
+    def open_job(self, thread: int, partitions: Sequence[TopicPartition]) -> SimulatedJob:
+        return SimulatedJob(self.workers, thread)
+
+    def spawn(self, name: str, run: Callable[[], None]) -> _Fiber:
+        return _Fiber(self.world.scheduler.spawn(self.process, name, run), self.clock)
+
+    def new_incarnation(self) -> str:
+        self._incarnations += 1
+        return f"{self.name}L{self.life}i{self._incarnations}"
+
+    def create(self, task: TaskId) -> ActiveTask:
+        settings = self.world.settings
+        changelog = settings.changelog(task)
+        stores = () if changelog is None else (TaskStore("store", Path(str(task)) / "store", changelog),)
+        return ActiveTask(task, settings.tasks[task], stores)
+
+    def slots(self) -> int:
+        return self.world.settings.threads
+
+    # --- effects ---------------------------------------------------------------------------------------------------
+
+    def kill_workers(self, number: int, pids: Sequence[int]) -> None:
+        self.workers.forget_producer(_transactional_id(self.disk, number))
+        if pids:
+            self.workers.kill(number)
+            self.clock.park(KILL_WORKERS_MS)
+
+    def is_worker(self, pid: int) -> bool:
+        return True
+
+    def fence(self, own: bool) -> None:
+        world = self.world
+        if own:
+            self._fence(sorted(self.disk.transactional_ids))
+            return
         self.clock.park(world.network.delay())
         LostWriters(
             APPLICATION,
@@ -328,20 +351,39 @@ class SimulatedInstance:
         for transactional_id in transactional_ids:
             fence(self.world.log, self.clock, transactional_id)
 
-    def _post(self, event: Callable[[], None]) -> None:
-        def run() -> None:
-            if self._loop_ended:
-                return
-            try:
-                event()
-            except EverflowError as error:
-                self.fail(error)
+    def _nothing(self, *_: object) -> None:
+        """There is no such thing here: folders to look after, repartition topics, topics to watch, open stores."""
 
-        self.world.scheduler.after(0.1, run, self.process)
+    wired = look = purge = begin = end_polls = close_stores = checkpoint = _nothing
 
-    # --- parts -----------------------------------------------------------------------------------------------------
+    # --- the group -------------------------------------------------------------------------------------------------
 
-    def _assignor(self) -> TaskAssignor:
+    def _open_channel(
+        self,
+        instance: Instance,
+        settings: GroupSettings,
+        topics: Iterable[str],
+        assignor: GroupAssignor,
+        listener: GroupListener,
+        timeout_s: float,
+    ) -> SimulatedChannel:
+        world = self.world
+        services = ChannelServices(
+            world.network,
+            world.coordinator,
+            self.process,
+            lambda: world.settings.partition_counts,
+            lambda: instance.member.wake.set(),
+            self.name,
+            self._commit_offsets,
+        )
+        return SimulatedChannel(services, settings, topics, assignor, listener)
+
+    def _commit_offsets(self, offsets: Mapping[TopicPartition, tuple[int, str]], member: tuple[int, str, str | None]) -> Code:
+        self.clock.park(self.world.network.delay())
+        return self.world.log.commit_offsets({tp: Committed(*found) for tp, found in offsets.items()}, member)
+
+    def _assignor(self, instance: Instance) -> TaskAssignor:
         world, settings = self.world, self.world.settings
         rack = settings.rack(int(self.name.removeprefix("i")))
         identity = Identity(
@@ -352,7 +394,7 @@ class SimulatedInstance:
             identity,
             settings.topics,
             settings.changelogs,
-            self.copies,
+            instance.copies,
             figures,
             figures,
             settings.rules,
@@ -375,96 +417,8 @@ class SimulatedInstance:
             client_id=f"{APPLICATION}-{self.disk.process_id}",
         )
 
-    def _transactional_id(self, thread: int) -> str:
-        return f"{APPLICATION}-{self.disk.process_id}-{thread}"
-
-    def _new_incarnation(self) -> str:
-        self._incarnations += 1
-        return f"{self.name}L{self.life}i{self._incarnations}"
-
-    def _stream_thread(self, number: int) -> StreamThread:
-        settings = self.world.settings
-        target_ms = 1_000_000 if settings.timings.batch_rate > 1e8 else 1_000
-        thread_settings = ThreadSettings(
-            application_id=APPLICATION,
-            guarantee=EXACTLY_ONCE_V2,
-            transactional_id=self._transactional_id(number),
-            gate_path="",
-            producer_config={},
-            limits=BatchLimits(MAX_BATCH_RECORDS, 1 << 60, target_ms),
-            task_timeout_ms=settings.task_timeout_ms,
-            keep_alive_ms=1e12,
-        )
-        services = ThreadServices(
-            open_job=lambda thread, partitions: SimulatedJob(self.workers, thread),
-            kill_workers=lambda pids: self._kill_workers(number, pids),
-            gate=self.book,
-            ends=self.ends,
-            recovery=self._recovery(self._stop),
-            metrics=Metrics(),
-            on_failed=lambda error: self._post(lambda: self.fail(error)),
-        )
-        return StreamThread(number, thread_settings, services, self.clock, self._new_incarnation)
-
-    def _kill_workers(self, number: int, pids: Sequence[int]) -> None:
-        self.workers.forget_producer(self._transactional_id(number))
-        if pids:
-            self.clock.park(KILL_WORKERS_MS)
-
-    def _recovery(self, stop: threading.Event) -> Recovery:
+    def _updater_services(self, instance: Instance) -> UpdaterServices:
         world, timings = self.world, self.world.settings.timings
-        ports = SimulatedRecoveryPorts(
-            world.log, self.clock, world.network, self.disk, timings.restore_rate, stop, world.restore_slowdown
-        )
-        rules = RecoveryRules(APPLICATION, {})
-        return Recovery(ports, rules, self.clock, world.settings.task_timeout_ms, stop, self._new_incarnation)
-
-    def _task_services(self) -> TaskServices:
-        def recover(tasks: Sequence[ActiveTask], stop: threading.Event) -> None:
-            try:
-                started, _ = self._recovery(stop).recover(tasks, ())
-                self._commit_starts(started, stop)
-            except TaskMigratedError as error:  # as TaskManager does, but its pause is in real time
-                self.clock.wait(stop, MIGRATED_PAUSE_S * 1000)
-                raise StoppedError(str(error)) from error
-
-        def release() -> None:
-            self.member.release()
-            self.kick()
-
-        return TaskServices(
-            create=self._create,
-            recover=recover,
-            submit=lambda work, quick: (self.tails if quick else self.restores).submit(work),
-            post=self._post,
-            before_release=_nothing,
-            release=release,
-            failed=self.fail,
-            changed=lambda all_running: self.world.on_running(self, frozenset(self.manager.running) | self.manager.leaving),
-            rest=self.copies.rest,
-        )
-
-    def _create(self, task: TaskId) -> ActiveTask:
-        settings = self.world.settings
-        changelog = settings.changelog(task)
-        stores = () if changelog is None else (TaskStore("store", Path(str(task)) / "store", changelog),)
-        return ActiveTask(task, settings.tasks[task], stores)
-
-    def _commit_starts(self, started: Mapping[TopicPartition, int], stop: threading.Event) -> None:
-        if not started:
-            return
-        offsets = {tp: (offset, format_metadata("start", {})) for tp, offset in started.items()}
-
-        def commit() -> None:
-            if not self.member.commit(offsets):
-                raise RetriableError("the group is rebalancing")
-
-        deadline = Deadline(self.clock, self.world.settings.task_timeout_ms)
-        retrying(commit, "committing starting offsets", clock=self.clock, deadline=deadline, stop=stop)
-
-    def _updater_services(self) -> UpdaterServices:
-        world, timings = self.world, self.world.settings.timings
-        tracker = RestoreTracker(Metrics())
 
         def states(partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, ChangelogState]:
             return {tp: ChangelogState(0, end, None, None) for tp, end in world.log.ends(partitions).items()}
@@ -476,8 +430,7 @@ class SimulatedInstance:
 
         def hot(task: TaskId) -> None:
             world.history.add(self.name, f"{task} is hot here")
-            self.member.became_hot(task)
-            self.kick()
+            instance.member.became_hot(task)
 
         return UpdaterServices(
             open_follower=lambda: SimulatedFollower(
@@ -488,23 +441,109 @@ class SimulatedInstance:
             prepare=prepare,
             distrust=lambda task, store, reason: _never(f"{task}/{store} distrusted: {reason}"),
             became_hot=hot,
-            restores=tracker,
-            new_incarnation=self._new_incarnation,
+            restores=instance.tracker,
+            new_incarnation=self.new_incarnation,
+            spawn=self.spawn,
         )
 
-    # --- the input -------------------------------------------------------------------------------------------------
 
-    def _read_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        return self.world.log.stable_ends(partitions)
+@dataclass
+class _Fiber:
+    """A fiber that runs, as `Running`."""
 
-    def _poll_ends(self) -> None:
-        if not self.ended:
-            self.ends.poll_once()
-            self.world.scheduler.after(self.world.settings.timings.poll_ms, self._poll_ends, self.process)
+    fiber: Fiber
+    clock: SimulatedClock
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        return _await(self.clock, lambda: self.fiber.done, timeout_s)
 
 
-def _nothing(tasks: Collection[TaskId]) -> None:
-    return None
+@dataclass
+class _Loop:
+    """`EventLoop`: each turn is an event of the scheduler."""
+
+    scheduler: Scheduler
+    clock: SimulatedClock
+    process: Process
+    turn: Callable[[Callable[[], None]], None]
+    ended: bool = False
+
+    def post(self, event: Callable[[], None]) -> None:
+        self.scheduler.after(POST_MS, lambda: None if self.ended else self.turn(event), self.process)
+
+    def start(self) -> None:
+        pass
+
+    def end(self) -> None:
+        self.clock.park(2 * POST_MS)
+        self.ended = True
+
+
+class _Drive:
+    """Takes a member's turns as events of the scheduler, until the last; `Running`."""
+
+    def __init__(self, world: World, clock: SimulatedClock, process: Process, member: GroupMember) -> None:
+        self._world, self._clock, self._process, self._member = world, clock, process, member
+        self._due: float | None = None
+        self._over = False
+        member.wake = _Kick(lambda: self._at(0.05))
+        member.wake.set()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        return _await(self._clock, lambda: self._over, timeout_s)
+
+    def _at(self, delay_ms: float) -> None:
+        due = self._world.scheduler.now_ms + delay_ms
+        if self._due is None or due < self._due:
+            self._due = due
+            self._world.scheduler.at(due, lambda: self._turn(due), self._process)
+
+    def _turn(self, due: float) -> None:
+        if self._due != due or self._over:
+            return
+        self._due = None
+        again = self._member.turn()
+        if again is None:
+            self._over = True
+        else:
+            pause = self._world.settings.timings.step_ms if self._member.stable else 50.0
+            self._at(max(again * 1000 if again > 0.05 else 0.0, pause))
+
+
+class _Kick(threading.Event):
+    """An event that tells when it is set."""
+
+    def __init__(self, told: Callable[[], None]) -> None:
+        super().__init__()
+        self._told = told
+
+    def set(self) -> None:
+        self._told()
+
+
+class _Ends(EndOffsets):
+    """Polls as events of the scheduler."""
+
+    def __init__(self, world: World, clock: SimulatedClock, process: Process) -> None:
+        super().__init__(lambda partitions: world.log.stable_ends(partitions), clock, world.settings.timings.poll_ms)
+        self._scheduler, self._process = world.scheduler, process
+
+    def start(self) -> None:
+        if not self._stop.is_set():
+            self.poll_once()
+            self._scheduler.after(self._period_ms, self.start, self._process)
+
+
+def _await(clock: SimulatedClock, over: Callable[[], bool], timeout_s: float | None) -> bool:
+    """Wait until it is over, for so long at most; whether it is."""
+    end = math.inf if timeout_s is None else clock.monotonic_ms() + timeout_s * 1000
+    while not over() and clock.monotonic_ms() < end:
+        clock.park(min(10.0, end - clock.monotonic_ms()))
+    return over()
+
+
+def _transactional_id(disk: SimulatedDisk, thread: int) -> str:
+    return f"{APPLICATION}-{disk.process_id}-{thread}"
 
 
 def _never(what: str) -> None:

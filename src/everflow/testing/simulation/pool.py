@@ -27,6 +27,12 @@ class FiberPool:
             self._busy += 1
             self.scheduler.spawn(self.process, self.name, self._serve)
 
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """What waits is given up; returns when what runs has ended."""
+        self._waiting.clear()
+        while self._busy and self.scheduler.current is not None:
+            self.scheduler.current.park(10.0, None)
+
     def _serve(self) -> None:
         try:
             while self._waiting:

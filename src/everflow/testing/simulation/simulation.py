@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -22,6 +23,7 @@ from everflow.testing.simulation.network import Network
 from everflow.testing.simulation.scheduler import Scheduler
 from everflow.testing.simulation.settings import SimulationSettings
 from everflow.testing.simulation.worker import CrashPlan
+from everflow.waits import shown_by, shown_elsewhere
 
 SHOWN = 60
 """Entries of the history in an InvariantError."""
@@ -86,6 +88,7 @@ class Simulation:
         self._lives = 0
         self._input_rest = 0.0
         self._periods = 0
+        self._unseen = ExitStack()
         self.world = World(
             settings,
             self.scheduler,
@@ -106,9 +109,11 @@ class Simulation:
         self.scheduler.after(0, self._grow)
 
     def __enter__(self) -> Simulation:
+        self._unseen.enter_context(shown_by(shown_elsewhere))  # nobody waits for what lasts in virtual time
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._unseen.close()
         self.close()
 
     def close(self) -> None:
@@ -165,7 +170,7 @@ class Simulation:
         self._lives += 1
         instance = SimulatedInstance(self.world, name, disk, self._lives, name if static else None, version)
         self.instances[name] = instance
-        instance.start()
+        instance.launch()
         return instance
 
     def restart(self, name: str, *, with_disk: bool = True, version: int | None = None) -> SimulatedInstance:

@@ -75,6 +75,7 @@ class WorkerServices:
     on_crash: Callable[[], None] = lambda: None
     """Told when a batch that a plan has hit is over."""
     _epochs: dict[str, int] = field(default_factory=dict)
+    _batches: dict[int, _Batch] = field(default_factory=dict)
 
     @cached_property
     def sources(self) -> tuple[Source, ...]:
@@ -82,6 +83,11 @@ class WorkerServices:
         text = serdes.string()
         listed = [(index, topic) for index, topics in self.settings.topics.items() for topic in topics]
         return tuple(Source(n, topic, index, topic, text, text, None, "stream", False) for n, (index, topic) in enumerate(listed))
+
+    def kill(self, thread: int) -> None:
+        """SIGKILL to the worker of a stream thread."""
+        if thread in self._batches:
+            self._batches[thread].killed = True
 
     def forget_producer(self, transactional_id: str) -> None:
         """The process that held it is gone."""
@@ -100,7 +106,7 @@ class SimulatedJob:
         self.services.book.hello(request.batch_id, f"t{self.thread}-sink", hash_pid(self.services.name, self.thread))
         plan = self.services.crashes.pop(self.thread, None) if request.tasks else None
         began = self.services.clock.monotonic_ms()
-        batch = _Batch(self.services, request, plan or CrashPlan())
+        batch = self.services._batches[self.thread] = _Batch(self.services, request, plan or CrashPlan())
         try:
             result = batch.run()
         except (EverflowError, _WorkerDied) as error:
@@ -109,6 +115,7 @@ class SimulatedJob:
             self._done(request, began, f"failed ({failure.kind}): {failure.error}", False)
             raise BatchFailedError(failure) from error
         finally:
+            del self.services._batches[self.thread]
             if plan is not None:
                 self.services.on_crash()
         if batch.touched:
@@ -141,6 +148,7 @@ class _Batch:
     services: WorkerServices
     request: BatchRequest
     plan: CrashPlan
+    killed: bool = False
     _epoch: int = -1
     _positions: dict[TopicPartition, int] = field(default_factory=dict)
 
@@ -150,7 +158,7 @@ class _Batch:
         if self.touched:
             fixed = services.random.uniform(*services.settings.timings.batch_base_ms)
             records = sum(end - start for start, end in self.request.ranges.values())
-            services.clock.park(fixed + records / services.settings.timings.batch_rate * 1000 + self.plan.delay_ms)
+            self._park(fixed + records / services.settings.timings.batch_rate * 1000 + self.plan.delay_ms)
         return KafkaSink(None, self)(self.request, result, services.sources)
 
     @property
@@ -250,7 +258,12 @@ class _Batch:
         self.services.forget_producer(self.request.transactional_id)
 
     def _travel(self) -> None:
-        self.services.clock.park(self.services.network.delay())
+        self._park(self.services.network.delay())
+
+    def _park(self, ms: float) -> None:
+        self.services.clock.park(ms)
+        if self.killed:
+            raise _WorkerDied("worker killed")
 
     def _patiently(self, call: Callable[[], _T]) -> _T:
         """A client's call, tried until it goes through or its time-out is over."""
@@ -263,4 +276,4 @@ class _Batch:
             except RetriableError:
                 if self.services.clock.monotonic_ms() >= end:
                     raise
-                self.services.clock.park(RETRY_MS)
+                self._park(RETRY_MS)

@@ -1,0 +1,301 @@
+"""Gives an instance Kafka, Spark and a state folder: the real `InstancePorts`."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+from everflow.config import StreamsConfig
+from everflow.kafka.producer import fence_all, group_metadata
+from everflow.kafka.reading.copy_follower import CopyFollower
+from everflow.membership.member import GroupMember
+from everflow.records import TaskId, TopicPartition
+from everflow.runtime.client_state import ClientState
+from everflow.runtime.commit.commit_gate import CommitGate, GateBackend, MemberMetadata
+from everflow.runtime.copies.freshness import Freshness
+from everflow.runtime.copies.known_copies import Copies
+from everflow.runtime.copies.state_cleaner import StateCleaner
+from everflow.runtime.copies.state_keeper import StateKeeper
+from everflow.runtime.copies.state_updater import StateUpdater, UpdaterServices
+from everflow.runtime.instance import Instance, InstanceSettings
+from everflow.runtime.restore.restoration import PreparedStore, prepare_store
+from everflow.runtime.restore.restore_plan import ChangelogState
+from everflow.runtime.restore.standby_listener import StandbyUpdateListener
+from everflow.runtime.start_up import transactional_id
+from everflow.runtime.tasks.recovery import Recovery, RecoveryRules
+from everflow.runtime.tasks.task import ActiveTask, TaskStore
+from everflow.runtime.tasks.task_recovery import ClusterRecoveryPorts
+from everflow.runtime.thread.thread_ports import OpenJob, ThreadSettings
+from everflow.runtime.thread.worker_processes import is_worker, kill_and_wait
+from everflow.runtime.topics.end_offsets import EndOffsets
+from everflow.runtime.topics.end_sums import EndSums
+from everflow.runtime.topics.shrunk_logs import ShrunkLogs
+from everflow.runtime.topics.topic_watch import TopicChanges, TopicWatch
+from everflow.runtime.wiring import (
+    Ground,
+    group_settings,
+    job_opener,
+    lost_writers_of,
+    new_incarnation,
+    prepared_partitions,
+    racks_of,
+    task_assignor,
+)
+from everflow.state.lmdb_store import LmdbStore
+from everflow.threads import Running, on_thread
+
+TICK_S = 0.1
+FENCE_S = 5.0
+WATCH_REQUEST_S = 5.0
+
+
+class QueueLoop:
+    """An `EventLoop` on a thread of its own, which also takes a turn every `TICK_S`."""
+
+    def __init__(self, turn: Callable[[Callable[[], None]], None]) -> None:
+        self._turn = turn
+        self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._running: Running | None = None
+
+    def post(self, event: Callable[[], None]) -> None:
+        """See `EventLoop`."""
+        self._events.put(event)
+
+    def start(self) -> None:
+        """See `EventLoop`."""
+        self._running = on_thread("everflow-instance", self._run)
+
+    def end(self) -> None:
+        """See `EventLoop`."""
+        if self._running is not None:
+            self._events.put(None)
+            self._running.join()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                event = self._events.get(timeout=TICK_S)
+            except queue.Empty:
+                event = _nothing
+            if event is None:
+                return
+            self._turn(event)
+
+
+def _nothing() -> None:
+    return None
+
+
+class ClusterPorts:
+    """See the module. What has to be closed whatever becomes of the instance goes to ``held``."""
+
+    def __init__(self, ground: Ground, context: Any, standbys: Callable[[], StandbyUpdateListener], held: ExitStack) -> None:
+        self._ground, self._context, self._standbys, self._held = ground, context, standbys, held
+        self._end_sums = EndSums(ground.changelogs.stable_ends, ground.changelogs_of_tasks(), ground.clock)
+        self._racks = racks_of(ground)
+        self._racks.refresh()
+        self._lost_writers = lost_writers_of(ground)
+        self._purged: dict[TopicPartition, int] = {}
+        self._gate: CommitGate
+        self._gate_path: str
+        self._keeper: StateKeeper
+        self._watch: TopicWatch
+        self.open_job: OpenJob = job_opener(context, ground)
+        self.spawn = on_thread
+        self.new_incarnation = new_incarnation
+        self.loop = QueueLoop
+        self.is_worker = is_worker
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    def updater(self, instance: Instance) -> StateUpdater:
+        """See `InstancePorts`, as for all of these."""
+        ground, directory, clock = self._ground, self._ground.directory, self._ground.clock
+        specs = ground.blueprint.store_specs()
+
+        def prepare(task: TaskId, store: str, state: ChangelogState, incarnation: str) -> PreparedStore:
+            sync, now_ms = ground.config.state_sync, clock.now_ms()
+            return prepare_store(directory, task, specs[store], state, incarnation=incarnation, now_ms=now_ms, sync=sync)
+
+        services = UpdaterServices(
+            open_follower=lambda: CopyFollower(ground.reader),
+            states=ground.changelogs.states,
+            stable_ends=ground.changelogs.stable_ends,
+            prepare=prepare,
+            distrust=lambda task, store, reason: directory.distrust(directory.store_path(task, store), reason),
+            became_hot=lambda task: instance.member.became_hot(task),
+            restores=instance.tracker,
+            standbys=self._standbys,
+            new_incarnation=new_incarnation,
+            paused=lambda: instance.pause.paused,
+        )
+        return StateUpdater(services, clock, ground.config.acceptable_recovery_lag)
+
+    def copies(self, instance: Instance) -> Copies:
+        """What the state folder holds is looked at here."""
+        sources = (instance.updater.followed, instance.running_ids, instance.recovering_ids, instance.tracker.positions)
+        copies = Copies(*sources, self._ground.changelogs.known_delete_retention_ms, self._ground.clock)
+        copies.scan(self._ground.directory, self._ground.logged, self._ground.changelog, self._ground.changelogs.states)
+        return copies
+
+    def member(self, instance: Instance) -> GroupMember:
+        """It will tell the group of the copies."""
+        assignor = task_assignor(self._ground, instance.copies, self._end_sums, self._racks)
+        settings = instance.hosts.group = group_settings(self._ground)
+        return GroupMember(settings, assignor, instance.on_member_event, finishing=lambda: instance.book.finishing)
+
+    def open_gate(self, instance: Instance) -> None:
+        """Workers ask it before any commit."""
+        application_id = self._ground.config.application_id
+        backend = GateBackend(
+            member=lambda: MemberMetadata(*instance.member.metadata()),
+            encode=lambda m: group_metadata(m.generation, application_id, m.member_id, m.instance_id),
+            commit=instance.deferred.commit,
+        )
+        self._gate = CommitGate(instance.book, backend)
+        self._gate_path = self._gate.start()
+        self._held.callback(self._gate.close)
+
+    def ends(self, instance: Instance) -> EndOffsets:
+        """The poller of the inputs' ends."""
+        admin, config, clock = self._ground.admin, self._ground.config, self._ground.clock
+        stable = lambda asked: admin.end_offsets(asked, self._ground.isolation)  # noqa: E731
+        written = lambda asked: admin.end_offsets(asked, "read_uncommitted")  # noqa: E731
+        shrunk = ShrunkLogs(config.application_id, instance.running_positions, written, clock)
+        return EndOffsets(stable, clock, config.poll_interval_ms, shrunk, instance.stop)
+
+    def pool(self, name: str, size: int) -> ThreadPoolExecutor:
+        """Its threads start with their first work."""
+        return ThreadPoolExecutor(size, thread_name_prefix=f"everflow-{name}")
+
+    def thread_settings(self, number: int) -> ThreadSettings:
+        """Also notes the thread's transactional id, so that the next start on this folder fences it."""
+        ground, config, directory = self._ground, self._ground.config, self._ground.directory
+        name = transactional_id(config, directory.process_id, number)
+        if config.exactly_once and name not in directory.transactional_ids:
+            directory.record_transactional_ids([name])  # of a thread that is added later
+        return ThreadSettings(
+            application_id=config.application_id,
+            guarantee=config.processing_guarantee,
+            transactional_id=name,
+            gate_path=self._gate_path,
+            producer_config=config.producer(),
+            limits=config.batches(),
+            task_timeout_ms=config.task_timeout_ms,
+            keep_alive_ms=config.keep_alive_ms,
+            partitions=prepared_partitions(ground.blueprint.plan, ground.input_partitions(), config.resident_max_records),
+        )
+
+    def recovery(self, instance: Instance, stop: threading.Event, *, pauses: bool) -> Recovery:
+        """A recovery on the cluster."""
+        ground, config = self._ground, self._ground.config
+        ports = ClusterRecoveryPorts(
+            ground.admin,
+            config.application_id,
+            config.producer(),
+            ground.reader,
+            ground.directory,
+            lambda subtopology: ground.blueprint.stores.get(subtopology, ()),
+            ground.changelogs,
+            config.state_sync,
+            ground.clock,
+            instance.tracker,
+            (lambda: instance.pause.hold(stop)) if pauses else stop.is_set,
+        )
+        rules = RecoveryRules(config.application_id, ground.blueprint.offset_reset)
+        return Recovery(ports, rules, ground.clock, config.task_timeout_ms, stop, new_incarnation)
+
+    def wired(self, instance: Instance) -> None:
+        """What looks after the folder and the topics."""
+        ground, member, book = self._ground, instance.member, instance.book
+
+        def generation() -> int | None:
+            running = instance.states.state is ClientState.RUNNING
+            return member.metadata().generation if running and member.stable else None
+
+        freshness = Freshness(instance.settled_tasks, book.broken, lambda: member.heartbeats)
+        in_use = lambda: instance.manager.in_use() | book.owned()  # noqa: E731
+        delay_ms = ground.config.state_cleanup_delay_ms
+        cleaner = StateCleaner(ground.directory, instance.copies, in_use, generation, ground.clock, delay_ms)
+        self._keeper = StateKeeper(freshness, cleaner, ground.directory.sweep, ground.clock)
+        blueprint = ground.blueprint
+        changelogs = {tp.topic for listed in ground.changelogs_of_tasks().values() for tp in listed}
+        names, external = changelogs.union(blueprint.partitions), set(blueprint.partitions) - blueprint.repartition
+        changes = TopicChanges(blueprint.application_id, blueprint.partitions, external, names)
+        describe = lambda: ground.admin.describe_topics(names, WATCH_REQUEST_S)  # noqa: E731
+        self._watch = TopicWatch(describe, changes, instance.failed, ground.clock)
+
+    def create(self, task: TaskId) -> ActiveTask:
+        """A task in state CREATED."""
+        return self._ground.blueprint.task(task, self._ground.directory)
+
+    def slots(self) -> int:
+        """How many tasks Spark runs at a time."""
+        from everflow.spark.session import slots_of
+
+        return slots_of(self._context)
+
+    # --- effects ---------------------------------------------------------------------------------
+
+    def kill_workers(self, number: int, pids: Sequence[int]) -> None:
+        """SIGKILL."""
+        kill_and_wait(pids, self._ground.clock)
+
+    def fence(self, own: bool) -> None:
+        """By a producer with the same transactional id."""
+        if own:
+            fence_all(self._ground.config.producer(), self._ground.directory.transactional_ids, FENCE_S)
+        else:
+            self._lost_writers.fence_all()
+
+    def look(self) -> None:
+        """At the folder's lock, the gate's socket, and what the keeper has to do."""
+        self._ground.directory.require_held()
+        self._gate.require_reachable()
+        self._keeper.look()
+
+    def purge(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Delete what was read from repartition topics; and read the racks again."""
+        self._racks.refresh()
+        repartition = self._ground.blueprint.repartition
+        ours = {tp: offset for tp, offset in positions.items() if tp.topic in repartition}
+        due = {tp: offset for tp, offset in ours.items() if offset > self._purged.get(tp, 0)}
+        if due:
+            self._ground.admin.delete_records(due)
+            self._purged.update(due)
+
+    def begin(self) -> None:
+        """Note what the topics are."""
+        self._watch.start()
+
+    def end_polls(self) -> None:
+        """Of what is no part of the instance."""
+        self._watch.close()
+        self._end_sums.close()
+
+    def close_stores(self, stores: Iterable[TaskStore]) -> None:
+        """Close what this process has open of them."""
+        for store in stores:
+            LmdbStore.close_at(store.path)
+
+    def checkpoint(self, running: Sequence[ActiveTask]) -> None:
+        """Note in the stores how fresh they are; `StateDirectory.close` flushes them."""
+        self._keeper.close()
+        for task in running:
+            self.close_stores(task.stores)
+
+
+def instance_settings(config: StreamsConfig) -> InstanceSettings:
+    """What an instance goes by."""
+    return InstanceSettings(
+        threads=config.num_stream_threads,
+        exactly_once=config.exactly_once,
+        task_timeout_ms=config.task_timeout_ms,
+        max_poll_interval_ms=config.max_poll_interval_ms,
+        drain_timeout_ms=config.drain_timeout_ms,
+        purge_interval_ms=config.repartition_purge_interval_ms,
+    )

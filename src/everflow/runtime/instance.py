@@ -1,0 +1,339 @@
+"""Joins an instance's parts: what happens between them, and in which order they begin.
+
+`InstanceEnd` ends them. `KafkaStreams` runs both on a cluster (`ClusterPorts`), a simulation on a simulated one: neither has an
+order or a reaction to an event of its own (note 011).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from everflow import metrics as names
+from everflow.clock import Clock, Deadline
+from everflow.errors import EverflowError
+from everflow.membership.member import Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked, Roles
+from everflow.metrics import Metrics
+from everflow.records import TaskId, TopicPartition
+from everflow.retry import quietly, retrying
+from everflow.runtime.client_state import STOPPING, ClientState, StateMachine
+from everflow.runtime.commit.commit_gate import GateBook, MemberMetadata
+from everflow.runtime.commit.deferred_offsets import DeferredOffsets
+from everflow.runtime.copies.freshness import Settled
+from everflow.runtime.copies.known_copies import Copies
+from everflow.runtime.copies.state_updater import StateUpdater
+from everflow.runtime.pause import Pause
+from everflow.runtime.query.host_map import HostMap
+from everflow.runtime.restore.restore_progress import RestoreTracker
+from everflow.runtime.start_up import await_warm, commit_starts
+from everflow.runtime.tasks.recovery import Recovery
+from everflow.runtime.tasks.task import ActiveTask, TaskState, TaskStore
+from everflow.runtime.tasks.task_manager import TaskManager, TaskServices
+from everflow.runtime.thread.batch_watchdog import any_stalled, end_hanging
+from everflow.runtime.thread.stream_thread import StreamThread
+from everflow.runtime.thread.thread_ports import OpenJob, ThreadServices, ThreadSettings
+from everflow.runtime.thread_count import ThreadCount, ThreadCountPorts
+from everflow.runtime.topics.end_offsets import EndOffsets
+from everflow.threads import Spawn
+
+log = logging.getLogger("everflow")
+
+JOIN_ATTEMPT_S = 5.0
+RESTORE_THREADS = 2
+TAIL_THREADS = 2
+"""For tasks whose copy was in use here a moment ago: they must not wait behind whole restores."""
+
+
+@dataclass(frozen=True)
+class InstanceSettings:
+    """What an instance goes by. Times in ms."""
+
+    threads: int
+    exactly_once: bool
+    task_timeout_ms: float
+    max_poll_interval_ms: float
+    drain_timeout_ms: float
+    purge_interval_ms: float
+
+
+class Pool(Protocol):
+    """The part of a `ThreadPoolExecutor` that an instance needs."""
+
+    def submit(self, work: Callable[[], None], /) -> object: ...
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None: ...
+
+
+class EventLoop(Protocol):
+    """Runs events one after the other, and `Instance.turn` with each."""
+
+    def post(self, event: Callable[[], None], /) -> None:
+        """Run it after those posted before; from any thread."""
+
+    def start(self) -> None: ...
+    def end(self) -> None:
+        """Run no event that is posted from now on; returns when those before have run. Also where it was never started."""
+
+
+class InstancePorts(Protocol):
+    """Makes the parts of an instance that know its cluster, each once and in this order, and has the effects that no part has.
+
+    A part may use what the instance has by then, and call the instance once it was started.
+    """
+
+    def loop(self, turn: Callable[[Callable[[], None]], None]) -> EventLoop: ...
+    def updater(self, instance: Instance) -> StateUpdater: ...
+    def copies(self, instance: Instance) -> Copies: ...
+    def member(self, instance: Instance) -> GroupMember: ...
+    def open_gate(self, instance: Instance) -> None: ...
+    def ends(self, instance: Instance) -> EndOffsets: ...
+    def pool(self, name: str, size: int) -> Pool: ...
+    def thread_settings(self, number: int) -> ThreadSettings: ...
+    def recovery(self, instance: Instance, stop: threading.Event, *, pauses: bool) -> Recovery: ...
+    def wired(self, instance: Instance) -> None:
+        """All other parts are there."""
+
+    @property
+    def open_job(self) -> OpenJob: ...
+    @property
+    def spawn(self) -> Spawn: ...
+    def new_incarnation(self) -> str: ...
+    def create(self, task: TaskId) -> ActiveTask: ...
+    def slots(self) -> int:
+        """How many tasks Spark runs at a time."""
+
+    def kill_workers(self, number: int, pids: Sequence[int]) -> None:
+        """End these processes of a stream thread; returns when they are gone."""
+
+    def is_worker(self, pid: int) -> bool: ...
+    def fence(self, own: bool) -> None:
+        """Abort what this process's transactional ids have left open; ``own`` False: what those of members that are gone have."""
+
+    def look(self) -> None:
+        """With every turn of the loop, quick: EverflowError where the instance has lost the ground that it stands on."""
+
+    def purge(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Now and then: records before these positions were read and committed."""
+
+    def begin(self) -> None:
+        """The first thing that starts."""
+
+    def end_polls(self) -> None: ...
+    def close_stores(self, stores: Sequence[TaskStore]) -> None:
+        """Nobody uses them here any more."""
+
+    def checkpoint(self, running: Sequence[ActiveTask]) -> None:
+        """No batch runs any more: note in the stores how fresh they are, and close them."""
+
+
+class Instance:
+    """See the module. ``stop``: set once everything has to give up what it waits for. ``failed``: the instance cannot go on."""
+
+    def __init__(
+        self,
+        ports: InstancePorts,
+        settings: InstanceSettings,
+        clock: Clock,
+        states: StateMachine,
+        failed: Callable[[EverflowError], None],
+        stop: threading.Event,
+        pause: Pause,
+        metrics: Metrics,
+        tracker: RestoreTracker,
+    ) -> None:
+        self.ports, self.settings, self.clock, self.states, self.failed = ports, settings, clock, states, failed
+        self.stop, self.pause, self.metrics, self.tracker = stop, pause, metrics, tracker
+        self.book = GateBook()
+        self.hosts = HostMap(clock)
+        self.threads: list[StreamThread] = []
+        self.loop = ports.loop(self.turn)
+        self.updater = ports.updater(self)
+        pause.wakes.append(self.updater.wake)
+        self.copies = ports.copies(self)
+        self.member = ports.member(self)
+        self.deferred = DeferredOffsets(self.member.commit)
+        ports.open_gate(self)
+        self.ends = ports.ends(self)
+        self.restores, self.tails = ports.pool("restore", RESTORE_THREADS), ports.pool("tail", TAIL_THREADS)
+        self.fencing = ports.pool("fence", 1)
+        self.threads += [self.open_thread(number) for number in range(settings.threads)]
+        self.manager = TaskManager(self.book, self.threads, self.updater, self._task_services())
+        counted = ThreadCountPorts(
+            open_thread=self.open_thread,
+            slots=ports.slots,
+            post=self.loop.post,
+            deal=self.manager.deal_without,
+            tell=self.member.set_threads,
+            running=lambda: states.state not in STOPPING,
+        )
+        self.thread_count = ThreadCount(self.threads, counted, clock)
+        self._next_purge_ms = 0.0
+        ports.wired(self)
+
+    def start(self) -> None:
+        """Begin with everything and join; returns before tasks run. TaskTimeoutError where no broker lets it join, StoppedError."""
+        self.ports.begin()
+        self.ends.start()
+        for thread in self.threads:
+            thread.start()
+        self.updater.start()
+        self.loop.start()
+        # From the joining on tasks arrive. Not before the threads are warm: a task that another instance hands over without a
+        # restore would stand still meanwhile (seconds; measured by `bench scaleout`).
+        await_warm([thread.warm for thread in self.threads], self.clock, self.stop)
+        deadline = Deadline(self.clock, self.settings.task_timeout_ms)
+        joining = lambda: self.member.start(JOIN_ATTEMPT_S)  # noqa: E731
+        retrying(joining, "joining the group", clock=self.clock, deadline=deadline, stop=self.stop)
+
+    # --- what others see of it -------------------------------------------------------------------
+
+    def held_tasks(self) -> list[ActiveTask]:
+        """Tasks on stream threads; from any thread, as the others here."""
+        return [task for thread in self.threads for task in thread.held()]
+
+    def running_tasks(self) -> list[ActiveTask]:
+        """Those that are processed."""
+        return [task for task in self.held_tasks() if task.state is TaskState.RUNNING]
+
+    def running_positions(self) -> dict[TopicPartition, int]:
+        """Next offsets to read of their inputs."""
+        return {tp: offset for task in self.running_tasks() for tp, offset in dict(task.positions).items()}
+
+    def running_ids(self) -> list[TaskId]:
+        """Their ids."""
+        return [task.id for task in self.running_tasks()]
+
+    def settled_tasks(self) -> list[Settled]:
+        """The running tasks, each as of its thread's last moment between batches."""
+        found = []
+        for thread in self.threads:
+            at_ms = thread.settled_ms  # before the tasks: one that comes now was recovered later, which its stores know already
+            for task in list(thread.tasks.values()):
+                if at_ms is None or task.state is not TaskState.RUNNING:
+                    continue
+                stores = tuple(store.path for store in task.stores if store.changelog is not None)
+                found.append(Settled(task.id, task.epoch, task.incarnation, stores, at_ms))
+        return found
+
+    def recovering_ids(self) -> list[TaskId]:
+        """Tasks that are restored."""
+        return list(self.manager.recovering)
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    def open_thread(self, number: int) -> StreamThread:
+        """A stream thread, not started."""
+        services = ThreadServices(
+            open_job=self.ports.open_job,
+            kill_workers=lambda pids: self.ports.kill_workers(number, pids),
+            gate=self.book,
+            ends=self.ends,
+            recovery=self.ports.recovery(self, self.stop, pauses=False),
+            metrics=self.metrics,
+            on_failed=self.failed,
+            on_warm=lambda: self.loop.post(self._look_at_tasks),
+            paused=lambda: self.pause.paused,
+            spawn=self.ports.spawn,
+        )
+        thread = StreamThread(number, self.ports.thread_settings(number), services, self.clock, self.ports.new_incarnation)
+        self.pause.wakes.append(thread.wake)
+        return thread
+
+    def _task_services(self) -> TaskServices:
+        return TaskServices(
+            create=self.ports.create,
+            recover=self._recover,
+            submit=self._submit,
+            post=self.loop.post,
+            before_release=self._before_release,
+            release=self.member.release,
+            failed=self.failed,
+            changed=self._on_tasks_changed,
+            rest=self.copies.rest,
+            close=self.ports.close_stores,
+            clock=self.clock,
+        )
+
+    def _submit(self, work: Callable[[], None], quick: bool) -> None:
+        (self.tails if quick else self.restores).submit(work)
+
+    def _recover(self, tasks: Sequence[ActiveTask], stop: threading.Event) -> None:
+        started, _ = self.ports.recovery(self, stop, pauses=True).recover(tasks, ())
+        commit_starts(self.member.commit, started, self.settings.task_timeout_ms, self.clock, stop)
+
+    def _before_release(self, tasks: Collection[TaskId]) -> None:
+        if self.deferred.held():
+            quietly(lambda: self.deferred.commit([]))
+        # What the group still would not take must not go over the next owner's offsets with a later batch.
+        self.deferred.forget({tp for task in tasks for tp in self.ports.create(task).inputs})
+
+    # --- the loop --------------------------------------------------------------------------------
+
+    def turn(self, event: Callable[[], None]) -> None:
+        """One event, and a look at everything; nothing is raised."""
+        try:
+            event()
+            self._tick()
+        except EverflowError as error:
+            self.failed(error)
+        except Exception as error:
+            log.exception("The instance's loop failed")
+            self.failed(EverflowError(f"The instance's loop failed: {error!r}"))
+
+    def _tick(self) -> None:
+        self.ports.look()
+        if self.states.state is not ClientState.RUNNING or any_stalled(self.threads, self.clock):
+            self._look_at_tasks()
+        end_hanging(self.threads, self.book, self.settings.max_poll_interval_ms, self.clock)
+        now_ms = self.clock.monotonic_ms()
+        if now_ms >= self._next_purge_ms:
+            self._next_purge_ms = now_ms + self.settings.purge_interval_ms
+            # Never beyond what is committed (scenario 27).
+            held = self.deferred.held()
+            read = {tp: offset for tp, offset in self.running_positions().items() if tp not in held}
+            quietly(lambda: self.ports.purge(read))
+
+    # --- events ----------------------------------------------------------------------------------
+
+    def on_member_event(self, event: MemberEvent) -> None:
+        """On the group client's thread: mark in the gate's book, queue, return (scenario 24)."""
+        post, manager = self.loop.post, self.manager
+        if isinstance(event, Assigned):
+            self.book.own(event.tasks)
+            post(lambda: manager.assigned(event.tasks))
+            if self.settings.exactly_once:
+                post(self._fence_lost)
+        elif isinstance(event, Revoked):
+            self.book.revoke(event.tasks, MemberMetadata(*self.member.metadata()))
+            post(lambda: manager.revoked(event.tasks))
+        elif isinstance(event, Lost):
+            # Everything, also what was revoked before and is not released yet: the event does not name it.
+            self.book.disown_all()
+            self.deferred.forget(event.partitions | self.deferred.held())
+            post(lambda: manager.lost(event.tasks))
+        elif isinstance(event, Roles):
+            self.metrics.add(names.REBALANCES, 1)
+            self.hosts.told(event.generation, event.hosts)
+            post(lambda: manager.roles(event.standby, event.warmup))
+        elif isinstance(event, Failed):
+            self.book.disown_all()
+            post(lambda: self.failed(event.error))  # it calls the user's state listener
+
+    def _fence_lost(self) -> None:
+        """Tasks came: their last owner may have vanished in the middle of a transaction. Runs beside their recovery, which waits
+        for that transaction's end, and never behind one: on a thread of its own."""
+        self.fencing.submit(lambda: self.ports.fence(own=False))
+
+    def _look_at_tasks(self) -> None:
+        self._on_tasks_changed(self.manager.all_running())
+
+    def _on_tasks_changed(self, all_running: bool) -> None:
+        if self.states.state in STOPPING:
+            return
+        all_running = all_running and not any_stalled(self.threads, self.clock)
+        if all_running and self.member.stable and all(thread.warm.is_set() for thread in self.threads):
+            self.states.to(ClientState.RUNNING)
+        elif not all_running:
+            self.states.to(ClientState.REBALANCING)

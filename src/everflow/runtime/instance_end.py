@@ -1,0 +1,155 @@
+"""Ends an instance in one order, each step tried whatever became of those before."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from everflow.clock import Deadline
+from everflow.errors import EverflowError
+from everflow.moves import moves, some
+from everflow.retry import StoppedError, quietly
+from everflow.runtime.drain import DRAIN_WITHOUT_BROKER_MS, drain_limit, drained_or_ended
+from everflow.runtime.instance import Instance
+from everflow.runtime.thread.stream_thread import StreamThread
+
+log = logging.getLogger("everflow")
+
+LOOK_S = 0.1
+HURRY_MS = 1_000.0
+"""For so long a batch in flight may still end by itself where there is no time, or nobody who could take its commit."""
+LEAVE_S, LEAVE_WITHOUT_BROKER_S = 5.0, 1.0
+
+
+@dataclass
+class InstanceEnd:
+    """Ends an instance, started or not. ``leave_group`` as `GroupMember.leave` has it; ``drain_s`` 0: hand nothing over;
+    ``hurry``: set by who does not want to wait; ``told``: what it is at, in words."""
+
+    instance: Instance
+    leave_group: bool | None
+    drain_s: float
+    hurry: threading.Event
+    told: Callable[[str], None]
+    cut_off: bool = False
+    """Workers were killed in the middle of a batch: a transaction may be open."""
+
+    def run(self) -> None:
+        """Tasks are handed over -> batches end and commit -> offsets held back are committed -> stores are flushed -> the group is
+        left. Raises the first failure, after the last step: a member that did not leave would keep its tasks from the others for as
+        long as this process lives."""
+        failures: list[Exception] = []
+        steps = {
+            "handing the tasks over": self._drain,
+            "waiting for what it does this moment": self._end_loop,
+            "waiting for the batches in flight": self._end_threads,
+            "waiting for restores and copies to stop": self._end_recoveries,
+            "ending the transaction of a batch that was cut off": self._abort_cut_off,
+            "committing offsets": self._commit_held,
+            "closing the stores": self._checkpoint,
+            "telling the group that it leaves": self._leave,
+        }
+        for name, step in steps.items():
+            self.told(name)
+            try:
+                step()
+            except Exception as error:
+                log.error("A step of the shutdown failed: %s", error, exc_info=not isinstance(error, EverflowError))
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _drain(self) -> None:
+        """D8: go on processing until every task has gone to a hot copy elsewhere, or nobody could take one."""
+        instance, member = self.instance, self.instance.member
+        if self.drain_s <= 0 or instance.stop.is_set() or member.metadata().generation < 0:
+            return
+        limit = drain_limit(self.drain_s, instance.settings.drain_timeout_ms / 1000)
+        moves.info("Handing over the tasks, for %.0f s at most (%s)", self.drain_s, limit)
+        deadline = Deadline(instance.clock, self.drain_s * 1000)
+        member.drain(self.leave_group)
+        ended: dict[str, Callable[[], bool]] = {
+            f"{self.drain_s:.0f} s are over ({limit})": deadline.expired,
+            "asked to stop now": self.hurry.is_set,
+            "evicted from the group": lambda: member.metadata().generation < 0,
+            "a stream thread has ended": lambda: any(thread.join(0) for thread in instance.threads),
+            "the brokers do not answer": self._brokers_away,
+        }
+        reason = drained_or_ended(member.await_drained, ended)
+        if reason is not None:
+            here = some(sorted(instance.book.owned()))
+            moves.warning("Not all tasks were handed over: %s. Still here: %s", reason, here)
+
+    def _brokers_away(self) -> bool:
+        return self.instance.ends.failing_ms() > DRAIN_WITHOUT_BROKER_MS
+
+    def _end_loop(self) -> None:
+        self.instance.loop.end()
+        self.instance.manager.close()
+
+    def _end_threads(self) -> None:
+        threads = self.instance.threads
+        for thread in threads:
+            thread.stop()
+        self.instance.stop.set()
+        for thread in threads:
+            self._await_thread(thread)
+        for thread in threads:
+            # No batch runs any more. Idle workers hold a producer that the next instance on this folder fences; end them.
+            self._kill_workers(thread)
+
+    def _await_thread(self, thread: StreamThread) -> None:
+        """Until its batch in flight has ended. By force where nobody wants to wait, or no broker could take its commit: that is a
+        worker's crash, which the next recovery of these tasks makes up for (D6)."""
+        since_ms: float | None = None
+        while not thread.join(LOOK_S):
+            if not (self.hurry.is_set() or self._brokers_away()):
+                continue
+            now_ms = self.instance.clock.monotonic_ms()
+            since_ms = now_ms if since_ms is None else since_ms
+            if now_ms - since_ms >= HURRY_MS:
+                thread.cut_off = True
+                if self._kill_workers(thread):
+                    self.cut_off = True
+                    why = "asked to stop now" if self.hurry.is_set() else "the brokers do not answer"
+                    moves.info("Stream thread %d: its batch is cut off (%s); its records are processed again", thread.number, why)
+
+    def _kill_workers(self, thread: StreamThread) -> bool:
+        ports = self.instance.ports
+        pids = [pid for pid in self.instance.book.take_pids(thread.number) if ports.is_worker(pid)]
+        ports.kill_workers(thread.number, pids)
+        return bool(pids)
+
+    def _end_recoveries(self) -> None:
+        instance = self.instance
+        instance.ports.end_polls()
+        instance.ends.close()
+        instance.updater.close()
+        for pool in (instance.restores, instance.tails, instance.fencing):
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _abort_cut_off(self) -> None:
+        """End what killed workers have left open: others wait for open transactions."""
+        if not self.cut_off or not self.instance.settings.exactly_once:
+            return
+        try:
+            if self._brokers_away():
+                raise StoppedError("the brokers do not answer")
+            self.instance.ports.fence(own=True)
+        except EverflowError as error:
+            log.warning(
+                "A transaction of the batch that was cut off may stay open: %s. It ends with the next start on this state folder, "
+                "or by its time-out.",
+                error,
+            )
+
+    def _commit_held(self) -> None:
+        quietly(lambda: self.instance.deferred.commit([]))
+
+    def _checkpoint(self) -> None:
+        self.instance.ports.checkpoint(self.instance.running_tasks())
+
+    def _leave(self) -> None:
+        self.instance.member.leave(LEAVE_WITHOUT_BROKER_S if self._brokers_away() else LEAVE_S, self.leave_group)
