@@ -22,6 +22,7 @@ from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.runtime.commit import commit_gate
 from everflow.runtime.commit.commit_gate import Decision
 from everflow.runtime.commit.gate_client import GateAnswer
+from everflow.runtime.instance_end import InstanceEnd
 from everflow.runtime.tasks.recovery import Recovery
 from everflow.runtime.worker import kafka_sink
 from everflow.runtime.worker.crash_points import OFFSETS_SENT
@@ -187,6 +188,21 @@ def test_without_a_fence_a_dead_workers_transaction_holds_its_tasks_up(monkeypat
 
     assert not stands_still(fenced=True)
     assert stands_still(fenced=False)
+
+
+def test_an_end_that_forgets_to_leave_costs_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real end runs here: what is taken out of it shows."""
+
+    def taken_over_ms() -> float:
+        with Simulation(SMALL, seed=13) as group:
+            grown(group, 2)
+            group.close_instance("i2", leave_group=True, drain_ms=None)
+            return group.settle(60_000)
+
+    session_ms = SMALL.timings.session_timeout_ms
+    assert taken_over_ms() < session_ms / 2
+    monkeypatch.setattr(InstanceEnd, "_leave", lambda self: None)
+    assert taken_over_ms() > session_ms / 2
 
 
 def hand_overs(group: Simulation) -> None:
