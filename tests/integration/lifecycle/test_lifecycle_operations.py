@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from everflow import ClientState, RestoreProgress, StreamsBuilder, Topology, serdes
+from everflow import ClientState, KafkaStreams, RestoreProgress, StreamsBuilder, Topology, serdes
 from everflow.errors import ShutdownRequestedError
 from everflow.metrics import ALIVE_STREAM_THREADS, LAG
+from everflow.runtime.thread.stream_thread import StreamThread
 from everflow.testing import wait_until
 from integration.lifecycle.lifecycle_cluster import (
     Application,
@@ -54,6 +55,11 @@ class Restores:
     def restore_suspended(self, progress: RestoreProgress, reason: str) -> None: ...
 
 
+def threads_of(streams: KafkaStreams) -> list[StreamThread]:
+    assert streams._instance is not None
+    return streams._instance.threads
+
+
 def test_threads_come_and_go_a_pause_holds_and_a_clean_start_restores(app: Application, cluster: Cluster) -> None:
     source, output = cluster.topic("in", PARTITIONS), cluster.topic("out", PARTITIONS)
     topology, restores, sent = counting(source, output), Restores(), 0
@@ -77,8 +83,7 @@ def test_threads_come_and_go_a_pause_holds_and_a_clean_start_restores(app: Appli
         until_running(streams)
         write(100)
         app.until_processed(streams, source)
-        assert streams._instance is not None
-        assert [len(thread.tasks) for thread in streams._instance.threads] == [2, 2]
+        assert [len(thread.tasks) for thread in threads_of(streams)] == [2, 2]
         assert streams.metrics()[ALIVE_STREAM_THREADS] == 2
         assert streams.remove_stream_thread(WAIT_S) == "everflow-stream-1"
         until_running(streams)
