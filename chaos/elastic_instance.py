@@ -98,8 +98,8 @@ class LoggedStreams(KafkaStreams):
         """Note the copies again and again; for a daemon thread."""
         pause = threading.Event()
         while not pause.wait(COPIES_EVERY_S):
-            if self._instance is not None:
-                self._log.write("copies", running=_names(self._instance.running_ids()), sums=_sums(self._instance.copies))
+            if self._life.instance is not None:
+                self._log.write("copies", running=_names(self._life.instance.running_ids()), sums=_sums(self._life.instance.copies))
 
 
 def _sums(copies: Copies) -> Mapping[str, int]:

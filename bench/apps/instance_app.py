@@ -89,7 +89,7 @@ class Events:
 
 def _is_member(streams: KafkaStreams) -> bool:
     """Whether a rebalance with this instance has ended; no figure of the instance says so."""
-    instance = streams._instance
+    instance = streams._life.instance
     return instance is not None and instance.member.metadata().generation >= 0
 
 

@@ -19,6 +19,7 @@ from everflow.assignment.cluster_state import Assignment, AssignmentRules, Clust
 from everflow.assignment.user_data import LATEST_VERSION
 from everflow.errors import ConfigError
 from everflow.records import OffsetRange, TaskId, TopicPartition
+from everflow.runtime.client_state import ClientState
 from everflow.runtime.commit import commit_gate
 from everflow.runtime.commit.commit_gate import Decision
 from everflow.runtime.commit.gate_client import GateAnswer
@@ -203,6 +204,40 @@ def test_an_end_that_forgets_to_leave_costs_a_session(monkeypatch: pytest.Monkey
     assert taken_over_ms() < session_ms / 2
     monkeypatch.setattr(InstanceEnd, "_leave", lambda self: None)
     assert taken_over_ms() > session_ms / 2
+
+
+@pytest.mark.parametrize("after_ms", [0, 20, 1_000])
+def test_one_that_is_closed_while_it_starts_gives_up_and_holds_nobody_up(after_ms: float) -> None:
+    with Simulation(SMALL, seed=14) as group:
+        grown(group, 2)
+        (late,) = group.add(1)
+        group.run_for(after_ms)
+        group.close_instance(late.name)
+        group.settle(60_000)
+        assert (late.states.state, late.error) == (ClientState.NOT_RUNNING, None)
+        assert not late.member.metadata().member_id or late.member.metadata().generation < 0
+        group.require_progress(10_000)
+
+
+def test_who_does_not_want_to_wait_cuts_a_drain_and_a_batch_in_flight_off() -> None:
+    def taken_over_ms(hurried: bool) -> float:
+        with Simulation(replace(SMALL, input_rate=200.0), seed=15) as group:
+            grown(group, 2)
+            group.stall_batch("i2", 0, 20_000.0)
+            group.run_for(1_000)
+            began = group.now_ms
+            group.close_instance("i2")
+            group.run_for(100)
+            if hurried:
+                group.hurry("i2")
+            while not group.instances["i2"].ended:
+                group.run_for(50)
+            ended_ms = group.now_ms - began
+            group.settle(120_000)
+            group.require_progress(20_000)
+            return ended_ms
+
+    assert taken_over_ms(hurried=True) < 2_500 < taken_over_ms(hurried=False)
 
 
 def hand_overs(group: Simulation) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from everflow.moves import moves
 from everflow.runtime.client_state import STOPPING
-from everflow.runtime.drain import DRAIN_SHARE
+from everflow.runtime.drain import DRAIN_SHARE, leaves
 from everflow.stop_signals import owned
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Foreground:
     @property
     def ending(self) -> str:
         """What its end is at, in words; empty before it."""
-        return self.streams._ending
+        return self.streams._life.ending
 
     @property
     def log_file(self) -> Path | None:
@@ -59,7 +59,7 @@ class Foreground:
         streams._told_by_caller = True
         with owned() as signals, signals.told_to(self._on_signal):
             streams.start()
-            while not streams._states.wait_ended(TICK_S) and not self._overdue():
+            while not streams._life.states.wait_ended(TICK_S) and not self._overdue():
                 pass
         if streams.error is not None:
             raise streams.error
@@ -81,15 +81,15 @@ class Foreground:
             streams._begin_close(self.timeout_s, self.leave_group)
         elif count == 2:
             moves.info("stopping now: batches in flight have a second to end, nothing more is handed over")
-            streams._hurry.set()
+            streams._life.hurry.set()
         else:
             moves.info("still stopping: nothing can make it quicker but kill -9, which loses nothing that was committed")
 
     def _what(self) -> str:
         if self.streams.state in STOPPING:
             return "its end has begun already"
-        static = self.streams.config.group_instance_id is not None
-        stays = static if self.leave_group is None else not self.leave_group
         if not self.joined:
             return "it had not joined its group yet"
-        return "it commits, and stays in the group for a restart" if stays else "it commits, hands its tasks over, leaves the group"
+        if leaves(self.leave_group, static=self.streams.config.group_instance_id is not None):
+            return "it commits, hands its tasks over, leaves the group"
+        return "it commits, and stays in the group for a restart"

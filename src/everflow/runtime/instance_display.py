@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from everflow import metrics as names
 from everflow.records import TaskId
-from everflow.runtime.client_state import ENDED, ClientState
+from everflow.runtime.client_state import ENDED
+from everflow.runtime.instance_life import Living
 from everflow.runtime.task_status import TaskStatus
 from everflow.runtime.task_words import progress, role_of, summary, trouble
 
 if TYPE_CHECKING:
-    from everflow.config import StreamsConfig
     from everflow.errors import EverflowError
     from everflow.topology.program import Topology
 
@@ -23,19 +23,12 @@ _CELL = "text-align: left; padding: 2px 12px 2px 0"
 _ROWS = 50
 
 
-class InstanceDisplay:
+class InstanceDisplay(Living):
     """The last expression of a notebook's cell shows state, tasks and graph; a look also tells the rate since the one before."""
 
-    config: StreamsConfig
-    error: EverflowError | None
     _topology: Topology
     _looked: tuple[float, float] | None = None
     """When somebody looked last (s), and how many records had been processed by then."""
-
-    @property
-    def state(self) -> ClientState:
-        """The state now."""
-        raise NotImplementedError
 
     def all_tasks(self) -> dict[TaskId, TaskStatus]:
         """Every task on this instance."""

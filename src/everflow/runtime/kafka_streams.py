@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from everflow import metrics as names
 from everflow.clock import Clock, SystemClock
 from everflow.config import StreamsConfig
-from everflow.errors import EverflowError, without_history
+from everflow.errors import EverflowError
 from everflow.foreign_names import Telling
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.client_settings import check_clients
@@ -25,11 +24,12 @@ from everflow.metrics import Metrics
 from everflow.moves import moves
 from everflow.records import TaskId
 from everflow.runtime.banner import banner
-from everflow.runtime.client_state import ENDED, STOPPING, ClientState, StateMachine
+from everflow.runtime.client_state import ENDED, STOPPING, ClientState
 from everflow.runtime.cluster_ports import ClusterPorts, instance_settings
 from everflow.runtime.foreground import Foreground
 from everflow.runtime.instance import RESTORE_THREADS, Instance
 from everflow.runtime.instance_display import InstanceDisplay
+from everflow.runtime.instance_life import InstanceLife
 from everflow.runtime.operations import InstanceOperations
 from everflow.runtime.pause import Pause
 from everflow.runtime.query.queries import InteractiveQueries, QueryPorts, store_queries
@@ -41,8 +41,10 @@ from everflow.runtime.start_up import prepare_cluster, require_tasks
 from everflow.runtime.task_status import TaskStatus, copies_metrics, input_lag, statuses
 from everflow.runtime.tasks.task import TaskState
 from everflow.runtime.thread.batch_watchdog import troubles
+from everflow.runtime.unclosed import close_at_exit
 from everflow.runtime.wiring import Ground, instance_log
 from everflow.state.task_directory import StateDirectory
+from everflow.threads import on_thread
 from everflow.topology.program import Topology, checked_topology
 from everflow.travel.inert import InertInstance, in_worker
 
@@ -76,30 +78,19 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
     ) -> None:
         self._topology = checked_topology(topology, "KafkaStreams")
         self.config = config if isinstance(config, StreamsConfig) and not keys else StreamsConfig(config, **keys)
-        self.error: EverflowError | None = None
-        """Why the instance is in state ERROR."""
         self._clock = clock or SystemClock()
-        self._states = StateMachine()
+        self._life = InstanceLife(self._clock, on_thread, self._on_ended)
         self._metrics = Metrics()
         self._introduced = False
         self._tracker = RestoreTracker(self._metrics)
         self._standby_listener: StandbyUpdateListener = SilentStandbyListener()
-        self._stop = threading.Event()
         self._pause = Pause()
         self._joined = False
         self._told_by_caller = False
         """Whether somebody waits for `error` and raises it: a log line would tell it twice."""
         self._log_file: LogFile | None = None
-        self._instance: Instance | None = None
-        """Once the cluster was looked at, for good."""
-        InstanceShutdown.__init__(self)
 
     # --- what users see --------------------------------------------------------------------------
-
-    @property
-    def state(self) -> ClientState:
-        """The instance's `ClientState` at this moment; any thread may ask."""
-        return self._states.state
 
     def start(self) -> None:
         """Check everything that can be checked, join the group, start the threads; returns before the tasks run.
@@ -113,21 +104,12 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
         if not self._introduced:
             for line in self._introduction().splitlines():
                 moves.info("%s", line)
-        self._begin_start()
-        try:
-            self._start()
-            self._joined = True
-        except BaseException as error:
-            failure = self._end_start(error)
-            if isinstance(failure, EverflowError):
-                log.debug("The start failed", exc_info=error)
-                raise failure.with_traceback(None) from None  # for people: the frames of everflow are in the log
-            if failure is error:
-                raise
-            if failure is not None:
-                raise failure from error
-        finally:
-            self._start_over.set()
+        failure = self._life.start(self._start)
+        if isinstance(failure, EverflowError):
+            log.debug("The start failed", exc_info=failure)
+            raise failure.with_traceback(None) from None  # for people: the frames of everflow are in the log
+        if failure is not None:
+            raise failure
 
     def run(self, leave_group: bool | None = None) -> None:
         """`start`, then block until SIGINT, SIGTERM or SIGHUP ends the instance in order, as `close` does with ``leave_group``, at
@@ -141,7 +123,7 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
 
     def all_tasks(self) -> dict[TaskId, TaskStatus]:
         """Every task on this instance: its role, state, how far behind it is. For operators and views."""
-        instance = self._instance
+        instance = self._life.instance
         if instance is None:
             return {}
         known = (instance.book.owned(), instance.running_tasks(), instance.ends.ends(), instance.updater.followed())
@@ -153,12 +135,13 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
         `everflow.metrics`."""
         values: dict[str, float | str] = {**self._metrics.snapshot()}
         values[names.CLIENT_STATE] = self.state.name
-        threads = [] if self._instance is None else self._instance.threads
+        instance = self._life.instance
+        threads = [] if instance is None else instance.threads
         values[names.ALIVE_STREAM_THREADS] = sum(1 for thread in threads if not thread.join(0))
         values[names.FAILING_STREAM_THREADS] = sum(1 for thread in threads if thread.trouble is not None)
         tasks = self.all_tasks()
         values[names.LAG] = input_lag(tasks.values()) if tasks or self.state is ClientState.RUNNING else math.nan
-        values.update(copies_metrics({} if self._instance is None else self._instance.updater.followed()))
+        values.update(copies_metrics({} if instance is None else instance.updater.followed()))
         return values
 
     def restoring(self) -> float | None:
@@ -174,7 +157,8 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
 
     def _start(self) -> None:
         """The order matters: see each step."""
-        config = self.config
+        close_at_exit(self)
+        config, held, stop = self.config, self._life.held, self._life.stop
         for warning in config.warnings():
             log.warning(warning)
         check_clients(config)
@@ -182,20 +166,25 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
         # 1. This process alone works on the state folder.
         path = Path(config.state_dir).expanduser()
         directory = StateDirectory.open(path, config.application_id, sync=config.state_sync)
-        self._held.push(lambda kind, *_: self._release(directory, clean=kind is None))
+        held.push(lambda kind, *_: self._release(directory, clean=kind is None))
         self._log_file = instance_log(config)
         # 2-7. The cluster is there, earlier writers are fenced, topics exist and fit.
-        admin = ClusterAdmin(config.admin(), stop=self._stop)
-        self._held.callback(admin.close)
-        blueprint = prepare_cluster(self._topology, config, admin, directory, self._clock, self._stop)
+        admin = ClusterAdmin(config.admin(), stop=stop)
+        held.callback(admin.close)
+        blueprint = prepare_cluster(self._topology, config, admin, directory, self._clock, stop)
         require_tasks(blueprint)
         ground = Ground(config, self._clock, admin, blueprint, directory, Changelogs(admin, blueprint.cluster_id))
         context = self._spark()  # 8.
         # 9-12. The instance, which joins last.
-        instance = self._instance = self._wired(ClusterPorts(ground, context, lambda: self._standby_listener, self._held))
+        instance = self._life.instance = self._wired(ClusterPorts(ground, context, lambda: self._standby_listener, held))
         ports = self._query_ports(ground, instance)
         self._queries = store_queries(self._topology, blueprint, config.application_server, ports, self._clock)
         instance.start()
+        self._joined = True
+
+    def _release(self, directory: StateDirectory, clean: bool) -> None:
+        self._life.note_end("writing the stores to disk")
+        directory.close(clean=clean)
 
     def _spark(self) -> Any:
         """The SparkContext; a new one has slots for the threads, restores, and a spare."""
@@ -204,11 +193,11 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
 
         if running_context() is None:
             moves.info("Starting Spark")
-        return get_context(self.config.num_stream_threads + RESTORE_THREADS + 1, self._stop)
+        return get_context(self.config.num_stream_threads + RESTORE_THREADS + 1, self._life.stop)
 
     def _wired(self, ports: ClusterPorts, kind: Callable[..., Instance] = Instance) -> Instance:
-        settings, told = instance_settings(self.config), (self._states, self._on_failed)
-        return kind(ports, settings, self._clock, *told, self._stop, self._pause, self._metrics, self._tracker)
+        settings, told = instance_settings(self.config), (self._life.states, self._on_failed, self._life.stop)
+        return kind(ports, settings, self._clock, *told, self._pause, self._metrics, self._tracker)
 
     def _query_ports(self, ground: Ground, instance: Instance) -> QueryPorts:
         return QueryPorts(
@@ -222,7 +211,7 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
             },
             hosts=instance.hosts.hosts,
             ends=lambda partitions: ground.admin.end_offsets(partitions, ground.isolation),
-            draining=lambda: not self._stop.is_set(),
+            draining=lambda: not self._life.stop.is_set(),
         )
 
     def _on_failed(self, error: EverflowError) -> None:
@@ -230,9 +219,12 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
             return
         self._metrics.add(names.FAILED_STREAM_THREADS, 1)
         log.debug("How the error that stops the instance came about", exc_info=error)
-        self.error = self.error or without_history(error)
         log.log(logging.INFO if self._told_by_caller else logging.ERROR, "The instance stops: [%s] %s", error.code, error)
-        self._begin_shutdown(ClientState.PENDING_ERROR)
+        self._life.fail(error)
+
+    def _on_ended(self) -> None:
+        if self._log_file is not None:
+            self._log_file.close()
 
 
 __all__ = ["ENDED", "ClientState", "KafkaStreams"]

@@ -1,15 +1,12 @@
-"""`InstanceOperations`, a part of `KafkaStreams`: listeners, pause, stream threads, clean-up.
-
-`InstanceOperations` is a part of `KafkaStreams`.
-"""
+"""`InstanceOperations`, a part of `KafkaStreams`: listeners, pause, stream threads, clean-up."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from everflow.runtime.client_state import ENDED, ClientState, IllegalStateError, StateListener, StateMachine
+from everflow.runtime.client_state import ENDED, ClientState, IllegalStateError, StateListener
+from everflow.runtime.instance_life import Living
 from everflow.runtime.pause import Pause
 from everflow.runtime.restore.restore_listener import RestoreListener
 from everflow.runtime.restore.restore_progress import RestoreTracker
@@ -18,32 +15,20 @@ from everflow.runtime.thread_count import ThreadCount
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.task_directory import StateDirectory
 
-if TYPE_CHECKING:
-    from everflow.config import StreamsConfig
-    from everflow.runtime.instance import Instance
-
 log = logging.getLogger("everflow")
 
 
-class InstanceOperations:
+class InstanceOperations(Living):
     """These methods of `KafkaStreams` may be called from any thread."""
 
-    config: StreamsConfig
     _pause: Pause
-    _instance: Instance | None
-    _states: StateMachine
     _tracker: RestoreTracker
     _standby_listener: StandbyUpdateListener
-
-    @property
-    def state(self) -> ClientState:
-        """The state now."""
-        raise NotImplementedError
 
     def set_state_listener(self, listener: StateListener) -> None:
         """``listener(new, old)`` on every change, on the thread that made it: return quickly. Before `start` only."""
         self._require_created("a state listener is set")
-        self._states.listener = listener
+        self._life.states.listener = listener
 
     def set_global_state_restore_listener(self, listener: RestoreListener) -> None:
         """Told of every restore, on the restore threads. Before `start` only."""
@@ -102,13 +87,14 @@ class InstanceOperations:
         state ERROR, ``error`` a ShutdownRequestedError that names who asked; nothing is drained, all leave the group. Does not wait
         for that. Instances that are started later run. Raises IllegalStateError where the instance is not a member of the group.
         """
-        if self._instance is None or self.state not in (ClientState.REBALANCING, ClientState.RUNNING):
+        instance = self._life.instance
+        if instance is None or self.state not in (ClientState.REBALANCING, ClientState.RUNNING):
             raise IllegalStateError(
                 f"In state {self.state.name} an instance cannot ask the others to end: it asks through the group, which it is in "
                 f"while REBALANCING or RUNNING."
             )
         log.error("The whole application is asked to shut down")
-        self._instance.member.shut_down_application()
+        instance.member.shut_down_application()
 
     def clean_up(self) -> None:
         """Delete this instance's stores; the next start restores them from their changelogs. Before `start` or after the end only.
@@ -126,11 +112,12 @@ class InstanceOperations:
         remove_stores(Path(self.config.state_dir).expanduser(), self.config.application_id)
 
     def _counted(self) -> ThreadCount:
-        if self._instance is None or self.state not in (ClientState.REBALANCING, ClientState.RUNNING):
+        instance = self._life.instance
+        if instance is None or self.state not in (ClientState.REBALANCING, ClientState.RUNNING):
             raise IllegalStateError(
                 f"In state {self.state.name} there are no stream threads to add to or to remove: start the instance first."
             )
-        return self._instance.thread_count
+        return instance.thread_count
 
     def _require_created(self, what: str) -> None:
         if self.state is not ClientState.CREATED:

@@ -56,8 +56,8 @@ class Restores:
 
 
 def threads_of(streams: KafkaStreams) -> list[StreamThread]:
-    assert streams._instance is not None
-    return streams._instance.threads
+    assert streams._life.instance is not None
+    return streams._life.instance.threads
 
 
 def test_threads_come_and_go_a_pause_holds_and_a_clean_start_restores(app: Application, cluster: Cluster) -> None:

@@ -68,7 +68,7 @@ def test_clean_up_while_it_runs_is_refused_and_deletes_nothing(tmp_path: Path, s
     path, streams = filled(tmp_path), instance(tmp_path)
     steps = [ClientState.REBALANCING, ClientState.RUNNING, ClientState.PENDING_SHUTDOWN]
     for step in steps[: steps.index(state) + 1]:
-        streams._states.to(step)
+        streams._life.states.to(step)
     with pytest.raises(IllegalStateError, match=f"In state {state.name} the stores are in use"):
         streams.clean_up()
     assert (path / "data.mdb").exists()
@@ -125,8 +125,8 @@ def test_the_whole_application_is_shut_down_through_the_group(tmp_path: Path) ->
     with pytest.raises(IllegalStateError, match="In state CREATED"):
         streams.shut_down_application()
     stand_in: Any = SimpleNamespace(member=member)
-    streams._instance = stand_in
-    streams._states.to(ClientState.REBALANCING)
+    streams._life.instance = stand_in
+    streams._life.states.to(ClientState.REBALANCING)
     streams.shut_down_application()
     assert member.asked == 1
 
@@ -136,13 +136,13 @@ def test_a_signal_closes_it_as_run_was_told(tmp_path: Path, leave_group: bool | 
     streams, closed = instance(tmp_path), []
 
     def start() -> None:
-        streams._states.to(ClientState.REBALANCING)
+        streams._life.states.to(ClientState.REBALANCING)
         threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
 
     def begin_close(timeout: float, leave_group: bool | None) -> None:
         closed.append(leave_group)
-        streams._states.to(ClientState.PENDING_SHUTDOWN)
-        streams._states.to(ClientState.NOT_RUNNING)
+        streams._life.states.to(ClientState.PENDING_SHUTDOWN)
+        streams._life.states.to(ClientState.NOT_RUNNING)
 
     monkeypatch.setattr(streams, "start", start)
     monkeypatch.setattr(streams, "_begin_close", begin_close)

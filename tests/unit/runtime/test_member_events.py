@@ -71,12 +71,12 @@ def test_events_return_while_the_loop_is_blocked_and_listeners_run_on_the_loop(m
         listened.append((new, threading.current_thread().name))
 
     streams.set_state_listener(listener)
-    streams._states.to(ClientState.REBALANCING)
+    streams._life.states.to(ClientState.REBALANCING)
     listened.clear()
     monkeypatch.setattr(kafka_streams, "instance_settings", lambda config: InstanceSettings(0, True, 1.0, 1.0, 1.0, 1.0))
     instance = streams._wired(cast(Any, Ports()))
     instance.manager = cast(Any, manager)
-    monkeypatch.setattr(streams, "_begin_shutdown", streams._states.to)  # nothing was started that would have to end
+    monkeypatch.setattr(streams._life, "_begin_end", streams._life.states.to)  # nothing was started that would have to end
     monkeypatch.setattr(instance, "_tick", lambda: None)
     instance.loop.post(lambda: cast(None, unblocked.wait(60)))
     instance.loop.start()

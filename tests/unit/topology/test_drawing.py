@@ -111,7 +111,7 @@ def test_nothing_of_the_page_comes_from_the_network_or_runs() -> None:
 
 def test_what_stopped_an_instance_is_shown_with_its_code() -> None:
     streams = instance()
-    streams.error = EverflowError("the broker is <gone>\nstart it")
+    streams._life.error = EverflowError("the broker is <gone>\nstart it")
     assert "<b>[EF-ERROR]</b> <pre>the broker is &lt;gone&gt;\nstart it</pre>" in streams._repr_html_()
     assert "error [EF-ERROR] the broker is <gone>)" in repr(streams)
 
@@ -146,6 +146,6 @@ def test_with_closes_and_raises_what_stopped_the_instance() -> None:
         assert streams.state is ClientState.CREATED
     assert streams.state is ClientState.NOT_RUNNING
     broken = instance()
-    broken.error = EverflowError("it failed meanwhile")
+    broken._life.error = EverflowError("it failed meanwhile")
     with pytest.raises(EverflowError, match="it failed meanwhile"), broken:
         pass

@@ -24,13 +24,13 @@ from everflow.membership.assignor import Identity, TaskAssignor
 from everflow.membership.member import Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked
 from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
-from everflow.retry import StoppedError
-from everflow.runtime.client_state import ClientState, StateMachine
+from everflow.runtime.client_state import ENDED, STOPPING
 from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchRequest
 from everflow.runtime.commit.commit_gate import GateBackend, MemberMetadata
 from everflow.runtime.copies.state_updater import StateUpdater, UpdaterServices
+from everflow.runtime.drain import leaves
 from everflow.runtime.instance import Instance, InstanceSettings
-from everflow.runtime.instance_end import InstanceEnd
+from everflow.runtime.instance_life import InstanceLife
 from everflow.runtime.pause import Pause
 from everflow.runtime.restore.restoration import PreparedStore
 from everflow.runtime.restore.restore_plan import ChangelogState, RestorePlan
@@ -117,15 +117,16 @@ class SimulatedInstance(Instance):
         self.world, self.name, self.disk, self.life, self.instance_id, self.version = world, name, disk, life, instance_id, version
         self.process = Process(name)
         self.error: EverflowError | None = None
-        self.closing = self.ended = False
+        """The first, also of an end."""
         self.assigned: frozenset[TaskId] = frozenset()
-        self._started = threading.Event()
         ours = SimulatedPorts(world, name, disk, life, instance_id, version, self.process)
         timeout_ms, never_ms = world.settings.task_timeout_ms, math.inf
         settings = InstanceSettings(world.settings.threads, True, timeout_ms, never_ms, DRAIN_TIMEOUT_MS, never_ms)
-        metrics, stop = Metrics(), threading.Event()
-        tracker = RestoreTracker(metrics)
-        super().__init__(ours, settings, ours.clock, StateMachine(), self.fail, stop, Pause(), metrics, tracker)
+        metrics = Metrics()
+        lifecycle = self.lifecycle = InstanceLife(ours.clock, ours.spawn, self._on_ended)
+        told, tracker = (lifecycle.states, self._on_failed, lifecycle.stop), RestoreTracker(metrics)
+        super().__init__(ours, settings, ours.clock, *told, Pause(), metrics, tracker)
+        lifecycle.instance = self
         self.workers = ours.workers
 
     # --- life ------------------------------------------------------------------------------------------------------
@@ -134,7 +135,6 @@ class SimulatedInstance(Instance):
         """Fence what earlier lives on this disk left open, then start."""
         copies = len(self.disk.positions())
         self.world.history.add(self.name, f"starts (process {self.disk.process_id[-4:]}, {copies} copies on disk)")
-        self.states.to(ClientState.REBALANCING)
         self.ports.spawn(f"{self.name}-start", self._launch)
 
     def kill(self) -> None:
@@ -146,16 +146,9 @@ class SimulatedInstance(Instance):
     def close(self, leave_group: bool | None = None, drain_ms: float | None = None) -> None:
         """`KafkaStreams.close`: drain if asked to, end the batches in flight, leave as told."""
         if not self.closing:
-            self.closing = True
-            self.ports.spawn(f"{self.name}-close", lambda: self._close(leave_group, drain_ms))
-
-    def fail(self, error: EverflowError) -> None:
-        """The instance stops and says why."""
-        if self.error is None and not self.ended:
-            self.error = error
-            self.world.history.add(self.name, f"fails: [{error.code}] {error}")
-            self.world.on_failed(self, error)
-            self.close()
+            drain_s = (drain_ms or 0.0) / 1000 if leaves(leave_group, static=self.instance_id is not None) else 0.0
+            self.world.history.add(self.name, f"closes, drains for {drain_s:g} s, it runs {_names(self.running())}")
+            self.lifecycle.close(leave_group, drain_s)
 
     def running(self) -> frozenset[TaskId]:
         """Tasks on a stream thread of this living process, those being given up included."""
@@ -164,36 +157,45 @@ class SimulatedInstance(Instance):
         return frozenset(task for thread in self.threads for task in thread.tasks)
 
     @property
+    def closing(self) -> bool:
+        """Whether it ends or has ended."""
+        return self.states.state in STOPPING
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has."""
+        return self.states.state in ENDED
+
+    @property
     def settled(self) -> bool:
         """All that the group wants here runs, and no rebalance is known of."""
         return self.member.stable and self.manager.all_running()
 
     def _launch(self) -> None:
-        try:
-            self.ports.fence(own=True)
-            self.disk.transactional_ids = {_transactional_id(self.disk, number) for number in range(self.settings.threads)}
-            self.start()
-        except StoppedError:
-            pass
-        except EverflowError as error:
-            self.fail(error)
-        finally:
-            self._started.set()
+        failure = self.lifecycle.start(self._begin)
+        if isinstance(failure, EverflowError):
+            self._note_failure(failure)
+        elif failure is not None:
+            raise failure
 
-    def _close(self, leave_group: bool | None, drain_ms: float | None) -> None:
-        history, failed = self.world.history, self.error is not None
-        leaves = leave_group if leave_group is not None else self.instance_id is None
-        self.states.to(ClientState.PENDING_ERROR if failed else ClientState.PENDING_SHUTDOWN)
-        if not self._started.is_set():
-            self.stop.set()
-            self.clock.wait(self._started, math.inf)
-        drain_s = drain_ms / 1000 if drain_ms is not None and leaves and not failed else 0.0
-        history.add(self.name, f"closes, drains for {drain_s:g} s, it runs {_names(self.running())}")
-        InstanceEnd(self, leave_group, drain_s, threading.Event(), lambda at: None).run()
-        self.states.to(ClientState.ERROR if failed else ClientState.NOT_RUNNING)
-        self.ended = True
+    def _begin(self) -> None:
+        self.ports.fence(own=True)
+        self.disk.transactional_ids = {_transactional_id(self.disk, number) for number in range(self.settings.threads)}
+        self.start()
+
+    def _on_failed(self, error: EverflowError) -> None:
+        self._note_failure(error)
+        self.lifecycle.fail(error)
+
+    def _note_failure(self, error: EverflowError) -> None:
+        if self.error is None and not self.ended:
+            self.error = error
+            self.world.history.add(self.name, f"fails: [{error.code}] {error}")
+            self.world.on_failed(self, error)
+
+    def _on_ended(self) -> None:
         self.world.on_running(self, frozenset())
-        history.add(self.name, "ended")
+        self.world.history.add(self.name, "ended")
         self.world.scheduler.after(10.0, lambda: self.world.scheduler.kill(self.process))
 
     # --- what the simulation looks at ------------------------------------------------------------------------------

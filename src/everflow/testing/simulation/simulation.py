@@ -263,6 +263,11 @@ class Simulation:
         self._disturb(name)
         self.instances[name].close(leave_group, drain_ms)
 
+    def hurry(self, name: str) -> None:
+        """Somebody does not want to wait for its end: it drains no longer, and a batch in flight has a second."""
+        self.history.add("fault", f"{name} is to end now")
+        self.instances[name].lifecycle.hurry.set()
+
     def _disturb(self, name: str) -> None:
         instance = self.instances.get(name)
         if instance is not None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -87,7 +88,7 @@ class WorkerServices:
     def kill(self, thread: int) -> None:
         """SIGKILL to the worker of a stream thread."""
         if thread in self._batches:
-            self._batches[thread].killed = True
+            self._batches[thread].killed.set()
 
     def forget_producer(self, transactional_id: str) -> None:
         """The process that held it is gone."""
@@ -148,7 +149,7 @@ class _Batch:
     services: WorkerServices
     request: BatchRequest
     plan: CrashPlan
-    killed: bool = False
+    killed: threading.Event = field(default_factory=threading.Event)
     _epoch: int = -1
     _positions: dict[TopicPartition, int] = field(default_factory=dict)
 
@@ -261,8 +262,8 @@ class _Batch:
         self._park(self.services.network.delay())
 
     def _park(self, ms: float) -> None:
-        self.services.clock.park(ms)
-        if self.killed:
+        self.services.clock.park(ms, self.killed)
+        if self.killed.is_set():
             raise _WorkerDied("worker killed")
 
     def _patiently(self, call: Callable[[], _T]) -> _T:
