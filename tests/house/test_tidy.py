@@ -14,6 +14,8 @@ MAX_HEAD = 100
 MAX_FUNCTION_LINES = 60
 MAX_MODULE_LINES = 600
 MAX_FOLDER_FILES = 20
+MAX_LATE_FIELDS = 15
+CONSTRUCTORS = ("__init__", "__post_init__", "__new__")
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".xml", ".properties", ".lock", ".java", ".yml", ".yaml", ".sh", ""}
 
 # Spelled in pieces, so that this file passes its own test. Each with the reason a reader gets.
@@ -64,6 +66,26 @@ def long_functions(source: str) -> list[str]:
     ]
 
 
+def crowded_classes(source: str) -> list[str]:
+    """Name the public classes whose methods set more fields than the limit, those of the constructor not counted: nobody keeps so
+    many changing values in mind."""
+    found = []
+    for kind in ast.walk(ast.parse(source)):
+        if not isinstance(kind, ast.ClassDef) or kind.name.startswith("_"):
+            continue
+        methods = [m for m in kind.body if isinstance(m, ast.FunctionDef | ast.AsyncFunctionDef) and m.name not in CONSTRUCTORS]
+        late = {
+            node.attr
+            for method in methods
+            for node in ast.walk(method)
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            if method.args.args and isinstance(node.value, ast.Name) and node.value.id == method.args.args[0].arg
+        }
+        if len(late) > MAX_LATE_FIELDS:
+            found.append(f"{kind.name}: {len(late)} fields ({', '.join(sorted(late))})")
+    return found
+
+
 def sleeps(source: str) -> list[int]:
     """Lines that call ``time.sleep`` (under any alias of the module) or import it."""
     found = []
@@ -88,6 +110,10 @@ def banned(text: str) -> list[str]:
 @pytest.mark.parametrize("path", PYTHON, ids=_id)
 def test_functions_fit_on_a_page(path: Path) -> None:
     assert long_functions(path.read_text()) == []
+
+
+def test_classes_change_few_fields() -> None:
+    assert [found for path in PACKAGE for found in crowded_classes(path.read_text())] == []
 
 
 @pytest.mark.parametrize("path", PACKAGE, ids=_id)
@@ -132,6 +158,10 @@ def test_no_traces_of_one_machine(path: Path) -> None:
 
 def test_the_rules_catch() -> None:
     assert long_functions("def f():\n" + "    pass\n" * MAX_FUNCTION_LINES) == [f"f: {MAX_FUNCTION_LINES + 1} lines"]
+    sets = [f"self.f{n} = self.shown.f = {n}" for n in range(MAX_LATE_FIELDS + 1)]
+    crowded = "class C:\n  def __init__(self):\n    {}\n  def g(self):\n    {}\n"
+    assert [text.split(" (")[0] for text in crowded_classes(crowded.format("pass", "; ".join(sets)))] == ["C: 16 fields"]
+    assert crowded_classes(crowded.format("; ".join(sets), "; ".join(sets[1:]))) == []
     assert sleeps("import time as t\nt.sleep(1)\nfrom time import sleep\n") == [2, 3]
     assert len(banned("see /" + "home/someone/x\n# TO" + "DO later")) == 2
     assert banned("#!/usr/bin/env bash, ~/.cache and $HOME are everyone's") == []

@@ -36,8 +36,8 @@ def end_hanging(threads: Iterable[StreamThread], book: GateBook, limit_ms: float
 def any_stalled(threads: Iterable[StreamThread], clock: Clock) -> bool:
     """Whether a thread has been recovering all its tasks for a while."""
     now_ms = clock.monotonic_ms()
-    sinces = [thread.recovering_since_ms for thread in threads]
-    return any(since is not None and now_ms - since > SHOWN_AFTER_MS for since in sinces)
+    recoveries = [thread.recovering for thread in threads]
+    return any(recovery is not None and now_ms - recovery.since_ms > SHOWN_AFTER_MS for recovery in recoveries)
 
 
 def troubles(threads: Iterable[StreamThread]) -> dict[TaskId, Trouble]:

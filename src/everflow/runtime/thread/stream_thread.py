@@ -12,16 +12,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from everflow import metrics as names
-from everflow.clock import Clock, Deadline
+from everflow.clock import Clock
 from everflow.errors import EverflowError, TaskMigratedError, TaskTimeoutError
 from everflow.records import OffsetRange, TaskId, TopicPartition
-from everflow.retry import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, StoppedError
+from everflow.retry import StoppedError
 from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchFailedError, BatchFailure, BatchId, BatchRequest, BatchResult
 from everflow.runtime.tasks.task import ActiveTask, TaskState
 from everflow.runtime.thread.batch_counts import BatchCounts
 from everflow.runtime.thread.batching import BatchSize, PlannedBatch, is_empty, plan_ranges
-from everflow.runtime.thread.failure_text import ending, short, told
-from everflow.runtime.thread.repeated_failures import RepeatedFailures, Trouble
+from everflow.runtime.thread.failure_text import ending, short
+from everflow.runtime.thread.repeated_failures import Trouble
+from everflow.runtime.thread.struggle import Struggle
 from everflow.runtime.thread.thread_ports import Job, ThreadServices, ThreadSettings
 from everflow.threads import Running
 
@@ -40,6 +41,22 @@ class _Add:
 class _Drop:
     tasks: frozenset[TaskId]
     done: Callable[[Sequence[ActiveTask]], None]
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A job, and the partitions that it can read."""
+
+    job: Job
+    partitions: frozenset[TopicPartition]
+
+
+@dataclass(frozen=True)
+class Recovering:
+    """After a batch whose outcome is not known yet; since when, monotonic ms."""
+
+    failure: BatchFailure
+    since_ms: float
 
 
 @dataclass(frozen=True)
@@ -72,12 +89,10 @@ class StreamThread:
     """Monotonic start of the batch in flight, for the watchdog; None between batches."""
     hung: Hung | None = None
     """The last batch whose workers the watchdog has ended; it says so before it does."""
-    recovering_since_ms: float | None = None
-    """Monotonic time of the failure whose recovery still goes on: none of the tasks is processed; None otherwise."""
+    recovering: Recovering | None = None
+    """While it recovers from a batch that failed: none of the tasks is processed."""
     cut_off: bool = False
     """The end of the instance has killed the workers of the batch in flight: its failure is no news."""
-    trouble: Trouble | None = None
-    """What keeps its tasks from getting on; None since the last progress."""
     settled_ms: int | None = None
     """Wall clock of the last moment between batches: everything that was committed here until then is in the stores."""
 
@@ -87,26 +102,20 @@ class StreamThread:
     def __post_init__(self) -> None:
         self._commands: queue.SimpleQueue[_Add | _Drop] = queue.SimpleQueue()
         self._stop = threading.Event()
-        self._job: Job | None = None
-        self._prepared: frozenset[TopicPartition] = frozenset()
+        self._opened: _Opened | None = None
         self._partitions: frozenset[TopicPartition] = frozenset()
-        self._incarnation = ""
-        self._counter = 0
+        self._next = BatchId("", 0, 0)
         self._size = BatchSize()
         self._planned: PlannedBatch | None = None
         self._refused = False
         """The last batch was aborted because a rebalance had ended in the middle of it."""
         self._stuck_at: Mapping[TopicPartition, int] | None = None
-        self._failing: Deadline | None = None
-        self._failed: BatchFailure | None = None
-        """Of a batch whose outcome is not known yet."""
-        self._repeated = RepeatedFailures()
+        self._struggle = self._no_struggle()
         self._careful: Mapping[TopicPartition, int] = {}
         """Ends of a batch of which one record is looked for: up to there batches do not grow again."""
         self._part = 0
         """Which task's records were last run alone, to find the one for which a Column fails."""
         self._counts = BatchCounts(self.services.metrics)
-        self._pause_ms = FIRST_PAUSE_MS
         self._last_job_ms = self.clock.monotonic_ms()
         self._running: Running | None = None
 
@@ -115,7 +124,15 @@ class StreamThread:
         """Of the Python thread."""
         return f"everflow-stream-{self.number}"
 
+    def _no_struggle(self) -> Struggle:
+        return Struggle(self.number, self.settings.task_timeout_ms, self.clock)
+
     # --- called from other threads ---------------------------------------------------------------
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """What keeps its tasks from getting on; None since the last progress."""
+        return self._struggle.trouble
 
     def start(self) -> None:
         """Start the Python thread."""
@@ -179,8 +196,8 @@ class StreamThread:
         self.services.gate.begin(batch_id, self.number, self.settings.guarantee, {})
         request = self._request(batch_id, PlannedBatch({}, {}))
         try:
-            job = self._job or self._open_job(self.settings.partitions)
-            job.run(request)
+            opened = self._opened or self._open_job(self.settings.partitions)
+            opened.job.run(request)
         except BatchFailedError as failure:
             if failure.failure.kind == "fatal":  # a program that no worker can build, say
                 raise ending(failure.failure, 1, "") from failure
@@ -197,8 +214,8 @@ class StreamThread:
         if not self._refused:
             self._take_commands()
         self._refused = False
-        if self._failed is not None:
-            self._recover_after(self._failed)
+        if self.recovering is not None:
+            self._recover_after(self.recovering.failure)
             return False
         if self._planned is None:  # an attempt that was aborted may have left records in changelogs at least once
             self.settled_ms = self.clock.now_ms()
@@ -209,7 +226,7 @@ class StreamThread:
             self._wait(min(IDLE_WAIT_MS, self._keep_alive_left_ms()))
             return False
         if self._planned is not None and self.services.paused():
-            self._failing, self._repeated, self.trouble = None, RepeatedFailures(), None  # it lasts no longer
+            self._struggle = self._no_struggle()  # it lasts no longer
             self.clock.wait(self.wake, IDLE_WAIT_MS)
             return False
         # 3. A job that can read what the tasks read; usually the one of the warm-up.
@@ -258,14 +275,13 @@ class StreamThread:
             self._planned = None  # nothing of it was committed; positions still say where to begin
             self._stuck_at = None
             self._careful = {}
-            self._progressed()  # what failed was another set of tasks, maybe hours ago
+            self._struggle = self._no_struggle()  # what failed was another set of tasks, maybe hours ago
             self._begin_with(sorted({tp for task in self.tasks.values() for tp in task.inputs}))
 
     def _begin_with(self, partitions: Sequence[TopicPartition]) -> None:
         """Other tasks than before: the job goes on, it only reads other partitions (I4, design note 006)."""
         self._partitions = frozenset(partitions)
-        self._incarnation = self.new_incarnation()
-        self._counter = 0
+        self._next = BatchId(self.new_incarnation(), 0, 0)
         if not partitions:
             self.services.ends.unwatch(self.number)
             return
@@ -274,14 +290,13 @@ class StreamThread:
 
     def _prepare_job(self) -> None:
         needed = self._partitions
-        if self._job is None or not needed <= self._prepared:
+        if self._opened is None or not needed <= self._opened.partitions:
             self._open_job(self.settings.partitions if needed <= self.settings.partitions else needed)
 
-    def _open_job(self, partitions: frozenset[TopicPartition]) -> Job:
+    def _open_job(self, partitions: frozenset[TopicPartition]) -> _Opened:
         self._close_job()
-        job = self._job = self.services.open_job(self.number, sorted(partitions))
-        self._prepared = partitions
-        return job
+        opened = self._opened = _Opened(self.services.open_job(self.number, sorted(partitions)), partitions)
+        return opened
 
     def _plan(self) -> PlannedBatch | None:
         if self.services.ends.failure is not None:
@@ -319,14 +334,14 @@ class StreamThread:
 
     def _run_batch(self, planned: PlannedBatch) -> BatchResult | None:
         """The job's result; None if a task is no longer owned (its removal is on the way)."""
-        assert self._job is not None
-        batch_id = str(BatchId(self._incarnation, self._counter, planned.attempt))
+        assert self._opened is not None
+        batch_id = str(self._next._replace(attempt=planned.attempt))
         epochs = {task.id: task.epoch for task in self.tasks.values()}
         if not self.services.gate.begin(batch_id, self.number, self.settings.guarantee, epochs):
             return None
         since = self.batch_since_ms = self.clock.monotonic_ms()
         try:
-            return self._job.run(self._request(batch_id, planned))
+            return self._opened.job.run(self._request(batch_id, planned))
         except BatchFailedError as error:
             if self.hung is not None and self.hung.since_ms == since:
                 raise BatchFailedError(self.hung.told_of(error.failure)) from error
@@ -371,30 +386,13 @@ class StreamThread:
     def _after_failure(self, failure: BatchFailure) -> None:
         """D6's order: end the workers, fence, read stable offsets, replay the changelog's tail; then retry."""
         self.services.metrics.add(names.BATCHES_FAILED, 1)
-        self._note(failure)
+        self._struggle.note(failure, cut_off=self.cut_off)
         pids = self.services.gate.take_pids(self.number)
         self.services.kill_workers(pids)
         for task in self.tasks.values():
             task.to(TaskState.RESTORING)
-        self._failed = failure
-        self.recovering_since_ms = self.clock.monotonic_ms()
+        self.recovering = Recovering(failure, self.clock.monotonic_ms())
         self._recover_after(failure)
-
-    def _note(self, failure: BatchFailure) -> None:
-        """Count the failure, and tell of it: in a line, and in full once it has repeated."""
-        self._repeated = self._repeated.with_one(failure, self.clock.monotonic_ms())
-        before = self.trouble or Trouble(self.clock.now_ms(), 0, "")
-        self.trouble = Trouble(before.since_ms, before.count + 1, short(failure))
-        if self.cut_off:
-            log.info("Stream thread %d: its batch was cut off by the end of the instance (%s)", self.number, short(failure))
-            return
-        slow = failure.kind == "timeout" and self._repeated.times(failure) == 1
-        level = logging.INFO if slow else logging.WARNING  # a slow broker is worth a warning only when it stays slow
-        if self._repeated.to_be_told(failure):
-            log.log(level, "Stream thread %d: the same failure again, nothing has changed: %s", self.number, told(failure))
-        else:
-            log.log(level, "Stream thread %d: batch failed (%s): %s", self.number, failure.kind, short(failure))
-        log.debug("Stream thread %d: the whole cause: %s", self.number, failure.details)
 
     def _recover_after(self, failure: BatchFailure) -> None:
         """Learn what the failed batch did. `Recovery.recover` takes the positions from the committed offsets, so a batch that did
@@ -411,15 +409,15 @@ class StreamThread:
             return
         for task in tasks:
             task.to(TaskState.RUNNING)
-        self._failed, self.recovering_since_ms = None, None
+        self.recovering = None
         if failure.kind == "spark-gone":  # its workers went with it; what they committed has just been replayed
             raise ending(failure, 1, "")
         after = {tp: offset for task in tasks for tp, offset in task.positions.items()}
         if before != after:
             log.info("Stream thread %d: the failed batch had been committed, going on behind it", self.number)
             self._planned = None
-            self._progressed()
-            self._counter += 1
+            self._struggle = self._no_struggle()
+            self._next = self._next._replace(counter=self._next.counter + 1)
             return
         self._try_again(failure, frozenset(before))
 
@@ -429,12 +427,11 @@ class StreamThread:
         planned, bad = self._planned, failure.record
         smallest = planned is None or (planned.smallest and (failure.kind != "column" or len(self._parts(planned)) < 2))
         foreign = bad is not None and TopicPartition(bad.topic, bad.partition) not in owned
-        if not foreign and self._repeated.in_vain(failure, self.clock.monotonic_ms(), smallest):
-            raise ending(failure, self._repeated.times(failure), planned.named() if planned is not None else "")
+        if not foreign:
+            self._struggle.require_hope(failure, smallest, planned.named() if planned is not None else "")
         self._next_attempt(short(failure))
         self._plan_smaller(failure)
-        self.clock.wait(self._stop, self._pause_ms)
-        self._pause_ms = min(self._pause_ms * 2, LONGEST_PAUSE_MS)
+        self._struggle.pause(self._stop)
 
     def _plan_smaller(self, failure: BatchFailure) -> None:
         """A batch that is too large, whose worker ended twice (perhaps for lack of memory), or one of whose records a Column cannot
@@ -465,29 +462,18 @@ class StreamThread:
     def _positions(self) -> dict[TopicPartition, int]:
         return {tp: offset for task in self.tasks.values() for tp, offset in task.positions.items()}
 
-    def _progressed(self) -> None:
-        """Whatever failed lasts no longer."""
-        self._failing, self._pause_ms = None, FIRST_PAUSE_MS
-        self._repeated, self.trouble = RepeatedFailures(), None
-
     def _lost(self, task: ActiveTask) -> bool:
         return self.services.gate.broken(task.id, task.epoch)
 
     def _next_attempt(self, cause: str) -> None:
         if self._planned is not None:
             self._planned.attempt += 1
-        if self._failing is None:
-            self._failing = Deadline(self.clock, self.settings.task_timeout_ms)
-        elif self._failing.expired():
-            raise TaskTimeoutError(
-                f"Stream thread {self.number} made no progress for {self._failing.timeout_ms / 1000:g} s "
-                f"(task.timeout.ms); the last failure: {cause}"
-            )
+        self._struggle.require_time(cause)
 
     # --- step 7 ----------------------------------------------------------------------------------
 
     def _take_result(self, planned: PlannedBatch, result: BatchResult, elapsed_ms: float) -> None:
-        batch_id = str(BatchId(self._incarnation, self._counter, planned.attempt))
+        batch_id = str(self._next._replace(attempt=planned.attempt))
         read = 0
         for task in self.tasks.values():
             after = {tp: result.consumed.get(tp, task.positions[tp]) for tp in task.inputs}
@@ -497,7 +483,7 @@ class StreamThread:
             if moved or task.id in result.positions:  # then the sink applied the batch to all its stores
                 task.last_batch = batch_id
             read += moved
-        self._counter += 1
+        self._next = self._next._replace(counter=self._next.counter + 1)
         raw = result.counts.get("bytes")
         before, self._size = self._size, self._size.after(self.settings.limits, read, elapsed_ms, raw)
         if any(self._positions().get(tp, end) < end for tp, end in self._careful.items()):
@@ -509,7 +495,7 @@ class StreamThread:
         if not is_empty(planned.ranges):
             self._stuck_at = planned.log_ends if read == 0 else None
         self._planned = None
-        self._progressed()
+        self._struggle = self._no_struggle()
         self._counts.add(result, self.clock.monotonic_ms())
         self.services.on_committed()
 
@@ -520,9 +506,9 @@ class StreamThread:
         self.services.on_failed(error)
 
     def _close_job(self) -> None:
-        job, self._job = self._job, None
-        if job is not None:
-            job.close()
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.job.close()
 
     def _close(self, known: dict[TaskId, ActiveTask]) -> None:
         """``known``: tasks whose last batch has a known outcome. The others must be recovered before they run anywhere."""
