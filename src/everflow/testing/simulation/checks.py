@@ -17,8 +17,9 @@ from everflow.runtime.commit.batch import BatchRequest
 from everflow.runtime.tasks.task import TaskState
 from everflow.testing.simulation.group_coordinator import GroupCoordinator
 from everflow.testing.simulation.history import History
-from everflow.testing.simulation.instance import KILL_WORKERS_MS, SimulatedInstance
+from everflow.testing.simulation.instance import SimulatedInstance
 from everflow.testing.simulation.log import Committed, Fold, SimulatedLog, Transaction, fold_of
+from everflow.testing.simulation.ports import KILL_WORKERS_MS
 from everflow.testing.simulation.recovery import FENCE_PAUSE_MS
 from everflow.testing.simulation.settings import SimulationSettings
 

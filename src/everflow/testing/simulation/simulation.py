@@ -17,9 +17,10 @@ from everflow.testing.simulation.checks import Checks, InvariantError
 from everflow.testing.simulation.disk import SimulatedDisk
 from everflow.testing.simulation.group_coordinator import GroupCoordinator, GroupState
 from everflow.testing.simulation.history import History
-from everflow.testing.simulation.instance import SimulatedInstance, World
+from everflow.testing.simulation.instance import SimulatedInstance
 from everflow.testing.simulation.log import Committed, SimulatedLog, Write, fold_of
 from everflow.testing.simulation.network import Network
+from everflow.testing.simulation.ports import World
 from everflow.testing.simulation.scheduler import Scheduler
 from everflow.testing.simulation.settings import SimulationSettings
 from everflow.testing.simulation.worker import CrashPlan
