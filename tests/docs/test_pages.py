@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from docs.page_program import BlockError, PageProgram, in_folder
 from markdown_pages import Block, blocks, page_id, pages
@@ -27,7 +28,10 @@ def _parameter(page: str) -> Any:
 
 
 @pytest.mark.parametrize("page", [_parameter(page) for page, text in TEXTS.items() if "```" in text])
-def test_a_page_does_what_it_says(page: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_does_what_it_says(
+    page: str, spark: SparkSession, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark starts before the first page: in a folder that stays, and what is said of a slow start is none of a page's output."""
     bootstrap = request.getfixturevalue("bootstrap") if _needs_a_broker(page) else None
     # Short, unlike tmp_path: sockets of Spark's workers lie in it.
     with tempfile.TemporaryDirectory(prefix="ef-") as folder, in_folder(Path(folder)):
