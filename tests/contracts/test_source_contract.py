@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.producer import RecordWriter, fence
 from everflow.records import OffsetRange, TopicPartition
+from everflow.spark.connector import add_connector
 from everflow.spark.source import PreparedSource, PublicSource, SourceSettings, open_source
 from everflow.testing.waiting import wait_until
 
@@ -22,6 +23,12 @@ pytestmark = [pytest.mark.broker, pytest.mark.spark]
 Topic = Callable[..., str]
 HEADERS = [("h", b"1"), ("h", None)]
 SOURCES = pytest.mark.parametrize("source_class", [PreparedSource, PublicSource])
+
+
+@pytest.fixture(autouse=True)
+def connector(spark: SparkSession) -> None:
+    """A session is started without it, whatever ran before in this process."""
+    add_connector(spark.sparkContext)
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,10 @@ SQL_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.sources.useV1SourceList": "",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+    # Spark 4.2 asks at each row how large the Arrow batch is by now, which walks a column of nulls (keys, headers) from its start:
+    # 76 us a record with 50,000 rows in one, 5.5 with 2,000. Without the bound in bytes it is 2.6, but large records of a few tasks
+    # are more than the JVM may allocate.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "2000",
     "spark.sql.legacy.allowUntypedScalaUDF": "false",
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
 }

@@ -20,6 +20,7 @@ def busy(app: Application) -> Application:
     return app
 
 
+@pytest.mark.slow  # `test_task_directory` has the folder that is gone without a broker
 def test_a_state_folder_deleted_under_the_instance_stops_it_and_a_restart_restores(
     application: Callable[..., Application],
 ) -> None:

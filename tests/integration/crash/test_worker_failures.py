@@ -226,6 +226,7 @@ def test_a_late_failure_in_a_large_batch_commits_nothing(
     assert (committed, ends) == (1_000, 1_000 + 60_001 + 1), "the last one is the transaction's marker"
 
 
+@pytest.mark.slow  # `test_restoration_loading` has it without a broker
 def test_a_recreated_changelog_is_never_mixed_with_the_old_store(application: Callable[..., Application]) -> None:
     """Scenario 14: the offsets look valid, the topic's id tells; the store is rebuilt from what the changelog now holds."""
     app = application()
