@@ -57,6 +57,21 @@ class OffsetRange(NamedTuple):
     end: int
 
 
+class CommittedOffset(NamedTuple):
+    """What a group has committed of one partition: the next offset to read, and the text written with it."""
+
+    offset: int
+    metadata: str
+
+
+class MemberMetadata(NamedTuple):
+    """A member's identity in its group at one moment: (-1, "") when it has none (never joined, or evicted)."""
+
+    generation: int
+    member_id: str
+    instance_id: str | None
+
+
 @dataclass
 class EdgeBatch:
     """Records on one edge of the topology, column by column; all columns have the same length.

@@ -16,7 +16,7 @@ class Format(str, Enum):
     bytes = "bytes"
 
 
-class Windowed(str, Enum):
+class WindowKind(str, Enum):
     """What stands behind the key of a windowed result."""
 
     time = "time"

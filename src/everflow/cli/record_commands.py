@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from everflow.cli.cluster_options import LOCAL_BROKER, ClientSettings, Debug, ErrorsForPeople, Servers
-from everflow.cli.formats import Format, Windowed
+from everflow.cli.formats import Format, WindowKind
 from everflow.errors import ConfigError
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="An existing topic.")]
@@ -57,7 +57,7 @@ def _add_consume(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         key: KeyFormat = Format.string,
         value: ValueFormat = Format.string,
         window: Annotated[
-            Windowed | None, typer.Option(help="Keys of windowed results: key@start of the window, key@start/end of a session.")
+            WindowKind | None, typer.Option(help="Keys of windowed results: key@start of the window, key@start/end of a session.")
         ] = None,
         from_beginning: Annotated[bool, typer.Option("--from-beginning/--from-end", help="Where to begin.")] = True,
         count: Annotated[int | None, typer.Option(min=1, help="End after so many records; without: Ctrl-C ends.")] = None,

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from everflow import serdes
-from everflow.cli.formats import Format, Windowed
+from everflow.cli.formats import Format, WindowKind
 from everflow.config import StreamsConfig
 from everflow.console.status import StatusLine
 from everflow.errors import ConfigError
@@ -103,11 +103,11 @@ def decoded(data: bytes | None, form: Format) -> str:
     return text
 
 
-def windowed(data: bytes | None, form: Format, window: Windowed) -> str:
+def windowed(data: bytes | None, form: Format, window: WindowKind) -> str:
     """``JFK@2013-01-01T00:00:00Z``: key and start of a time window; ``JFK@start/end`` of a session."""
     if data is None:
         return "null"
-    suffix = START_BYTES if window is Windowed.time else SESSION_SUFFIX_BYTES
+    suffix = START_BYTES if window is WindowKind.time else SESSION_SUFFIX_BYTES
     if len(data) < suffix:
         raise SerdeError(f"a key of a {window.value} window takes {suffix} bytes at least, found {len(data)}")
     times = [int.from_bytes(data[at : at + 8], "big", signed=True) for at in range(len(data) - suffix, len(data), 8)]
@@ -123,7 +123,7 @@ def instant(time_ms: int) -> str:
     return when.isoformat(timespec="milliseconds" if time_ms % 1000 else "seconds").replace("+00:00", "Z")
 
 
-def text_of(message: Message, key: Format, value: Format, window: Windowed | None) -> str:
+def text_of(message: Message, key: Format, value: Format, window: WindowKind | None) -> str:
     """A record's line. SerdeError names the record and what to ask for."""
     data: bytes | None = message.key()
     half = "key"

@@ -17,7 +17,7 @@ import pyarrow as pa
 MEAN_TOLERANCE = 1e-9  # relative; whole minutes sum up exactly in doubles, so only the division rounds
 
 
-class Delay(NamedTuple):
+class MeanDelay(NamedTuple):
     """Flights that left, and the mean of their departure delays in minutes."""
 
     flights: int
@@ -43,8 +43,8 @@ class Figures:
     all flights; a route is ``origin-dest``.
     """
 
-    carriers: Mapping[str, Delay] = field(default_factory=dict)
-    carrier_days: Mapping[CarrierDay, Delay] = field(default_factory=dict)
+    carriers: Mapping[str, MeanDelay] = field(default_factory=dict)
+    carrier_days: Mapping[CarrierDay, MeanDelay] = field(default_factory=dict)
     routes: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -57,9 +57,9 @@ def figures(flights: pa.Table) -> Figures:
     by_carrier = flown.groupby("carrier")["dep_delay"].agg(["count", "mean"])
     routes = (frame["origin"] + "-" + frame["dest"]).value_counts()
     return Figures(
-        carriers={str(code): Delay(int(n), float(mean)) for code, n, mean in by_carrier.itertuples()},
+        carriers={str(code): MeanDelay(int(n), float(mean)) for code, n, mean in by_carrier.itertuples()},
         carrier_days={
-            CarrierDay(str(code), int(start.timestamp()) * 1000): Delay(int(n), float(mean))
+            CarrierDay(str(code), int(start.timestamp()) * 1000): MeanDelay(int(n), float(mean))
             for (code, start), n, mean in by_day.itertuples()
         },
         routes={str(route): int(n) for route, n in routes.items()},
@@ -89,7 +89,7 @@ def _compare(result: str, streamed: Mapping[Any, Any], batch: Mapping[Any, Any])
 
 
 def _same(got: Any, expected: Any) -> bool:
-    if isinstance(got, Delay) and isinstance(expected, Delay):
+    if isinstance(got, MeanDelay) and isinstance(expected, MeanDelay):
         close = math.isclose(got.mean_dep_delay, expected.mean_dep_delay, rel_tol=MEAN_TOLERANCE, abs_tol=1e-12)
         return got.flights == expected.flights and close
     return bool(got == expected)
@@ -98,6 +98,6 @@ def _same(got: Any, expected: Any) -> bool:
 def _show(figure: Any) -> str:
     if figure is None:
         return "nothing"
-    if isinstance(figure, Delay):
+    if isinstance(figure, MeanDelay):
         return f"{figure.flights:,} flights, mean {figure.mean_dep_delay!r}"
     return f"{figure:,}"

@@ -52,7 +52,7 @@ _VALUE_FIELDS = ("carrier", "flight", "tailnum", "origin", "dest", "dep_delay", 
 
 
 @dataclass(frozen=True)
-class Records:
+class FlightRecords:
     """Records ready for a producer; all columns have the same length, ``timestamps`` in ms."""
 
     keys: list[bytes]
@@ -106,10 +106,10 @@ def load_flights(limit: int | None = None) -> pa.Table:
     return table if limit is None else table.slice(0, limit)
 
 
-def to_records(flights: pa.Table) -> Records:
+def to_records(flights: pa.Table) -> FlightRecords:
     """Encode flights: key = carrier, value = JSON of `VALUE_SCHEMA`, record time = scheduled departure."""
     flights = flights.combine_chunks()
     value = pa.StructArray.from_arrays([flights[name].combine_chunks() for name in _VALUE_FIELDS], names=list(_VALUE_FIELDS))
     keys = serdes.string().encode_array(flights["carrier"].combine_chunks())
     values = serdes.json(VALUE_SCHEMA).encode_array(value)
-    return Records(keys.to_pylist(), values.to_pylist(), np.asarray(flights["time"], dtype=np.int64))
+    return FlightRecords(keys.to_pylist(), values.to_pylist(), np.asarray(flights["time"], dtype=np.int64))

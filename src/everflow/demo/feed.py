@@ -6,7 +6,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from everflow.demo.data import Records
+from everflow.demo.data import FlightRecords
 from everflow.demo.topology import FLIGHTS_TOPIC
 from everflow.errors import FatalError
 from everflow.kafka.producer import RecordWriter
@@ -51,7 +51,7 @@ class _Progress:
 class Feed:
     """Sends the records from a thread of its own, in order. The methods are for one other thread."""
 
-    def __init__(self, records: Records, bootstrap_servers: str, pace: Pace) -> None:
+    def __init__(self, records: FlightRecords, bootstrap_servers: str, pace: Pace) -> None:
         self._records = records
         self._servers = bootstrap_servers
         self._pace = pace
@@ -114,14 +114,14 @@ def open_writer(bootstrap_servers: str) -> RecordWriter:
     return writer
 
 
-def send_all(records: Records, bootstrap_servers: str) -> None:
+def send_all(records: FlightRecords, bootstrap_servers: str) -> None:
     """Everything now; returns when the broker has it."""
     writer = open_writer(bootstrap_servers)
     send(writer, records, 0, len(records))
     writer.close()
 
 
-def send(writer: RecordWriter, records: Records, first: int, end: int) -> None:
+def send(writer: RecordWriter, records: FlightRecords, first: int, end: int) -> None:
     """Records ``first`` up to ``end``; returns when the broker has them."""
     for start in range(first, min(end, len(records)), _CHUNK):
         part = slice(start, min(start + _CHUNK, end))

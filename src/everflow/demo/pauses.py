@@ -22,7 +22,7 @@ _PERIOD_S = 0.05
 _ANSWER_S = 10.0
 
 
-class Pause(NamedTuple):
+class PartitionPause(NamedTuple):
     """A partition with waiting records and no commit; times in s, on the caller's clock."""
 
     since_s: float
@@ -40,7 +40,7 @@ class Pauses:
     def __init__(self) -> None:
         self._since: dict[TopicPartition, float] = {}
         self._committed: dict[TopicPartition, int] = {}
-        self._pauses: dict[TopicPartition, list[Pause]] = {}
+        self._pauses: dict[TopicPartition, list[PartitionPause]] = {}
         self._looked_s = 0.0
 
     def add(self, at_s: float, committed: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
@@ -49,18 +49,18 @@ class Pauses:
             offset = committed.get(tp, 0)
             since = self._since.setdefault(tp, at_s)
             if offset > self._committed.get(tp, 0):
-                self._pauses.setdefault(tp, []).append(Pause(since, at_s))
+                self._pauses.setdefault(tp, []).append(PartitionPause(since, at_s))
                 self._since[tp] = at_s
             elif offset >= end:
                 self._since[tp] = at_s
             self._committed[tp] = offset
         self._looked_s = at_s
 
-    def longest(self, since_s: float, until_s: float) -> dict[TopicPartition, Pause]:
+    def longest(self, since_s: float, until_s: float) -> dict[TopicPartition, PartitionPause]:
         """The longest pause of each partition that reaches into the time between; none for one that never had work."""
         found = {}
         for tp, since in list(self._since.items()):
-            pauses = [*self._pauses.get(tp, ()), Pause(since, self._looked_s)]
+            pauses = [*self._pauses.get(tp, ()), PartitionPause(since, self._looked_s)]
             within = [pause for pause in pauses if pause.seconds > 0 and pause.until_s > since_s and pause.since_s < until_s]
             if within:
                 found[tp] = max(within, key=lambda pause: pause.seconds)

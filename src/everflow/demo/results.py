@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from everflow import serdes
-from everflow.demo.batch import CarrierDay, Delay, Figures
+from everflow.demo.batch import CarrierDay, Figures, MeanDelay
 from everflow.demo.topology import BY_CARRIER_DAY_TOPIC, BY_CARRIER_TOPIC, DAY_MS, DELAY_SCHEMA, ROUTES_TOPIC
 
 Record = tuple[bytes, bytes | None]
@@ -43,6 +43,6 @@ def _latest(records: Iterable[Record]) -> dict[bytes, bytes]:
     return latest
 
 
-def _delay(value: bytes) -> Delay:
+def _delay(value: bytes) -> MeanDelay:
     decoded = serdes.json(DELAY_SCHEMA).decode(value)
-    return Delay(decoded["flights"], decoded["mean_dep_delay"])
+    return MeanDelay(decoded["flights"], decoded["mean_dep_delay"])

@@ -27,7 +27,7 @@ from confluent_kafka.admin import (
 from everflow.errors import EverflowError, RetriableError, TaskTimeoutError
 from everflow.kafka.client_log import UNPOLLED
 from everflow.kafka.errors import OffsetsUnstableError, classify_exception, kafka_error
-from everflow.records import TopicPartition
+from everflow.records import CommittedOffset, TopicPartition
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 T = TypeVar("T")
@@ -64,14 +64,6 @@ class TopicShape:
 
     partitions: int
     replication_factor: int
-
-
-@dataclass(frozen=True)
-class CommittedOffset:
-    """A committed offset of a group and the metadata text written with it."""
-
-    offset: int
-    metadata: str
 
 
 class ClusterAdmin:

@@ -25,7 +25,7 @@ from kafka.structs import TopicPartition as ClientTopicPartition
 from kafka.util import Timer
 
 from everflow.errors import EverflowError, FatalError, RetriableError, TaskMigratedError
-from everflow.records import TopicPartition
+from everflow.records import MemberMetadata, TopicPartition
 
 log = logging.getLogger("everflow.kafka")
 
@@ -55,14 +55,6 @@ def watch_every(since_rebalance_ms: float, settled_ms: float) -> float:
     every ``settled_ms``, and never oftener than ten times as often.
     """
     return min(settled_ms, max(settled_ms / _CLOSEST_SHARE, since_rebalance_ms / _WATCH_SHARE))
-
-
-class MemberMetadata(NamedTuple):
-    """A member's identity in the group right now: (-1, "") when it has none (never joined, or evicted)."""
-
-    generation: int
-    member_id: str
-    instance_id: str | None
 
 
 class Given(NamedTuple):

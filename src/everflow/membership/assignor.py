@@ -95,7 +95,7 @@ class Claims(NamedTuple):
     generation: int
 
 
-class TaskAssignor:
+class MemberAssignor:
     """The group's ``everflow`` protocol (cooperative, KIP-429). Called on the group client's IO thread; no waiting.
 
     Args:

@@ -3,7 +3,7 @@
 What a rebalance brings is compared with what this member owns and becomes events, on the group client's IO thread, which only marks
 and queues (scenario 24). After tasks were taken away the thread does not rejoin until ``release``: the next generation would hand
 them to their new owner while their last batch still runs here (D7). Nothing below decides anything on its own: when to ask for a
-rebalance is `FollowUps`, what an answer means is `TaskAssignor`. A simulation gives its own channel and calls ``step`` itself.
+rebalance is `FollowUps`, what an answer means is `MemberAssignor`. A simulation gives its own channel and calls ``step`` itself.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Protocol
 from everflow.assignment.user_data import AnswerError, AssignmentData, HostTasks, UserDataError
 from everflow.clock import Clock, SystemClock
 from everflow.errors import EverflowError, FatalError, RetriableError, TaskMigratedError
-from everflow.kafka.group_channel import GroupAssignor, GroupChannel, GroupListener, GroupSettings, MemberMetadata, watch_every
-from everflow.membership.assignor import Claims, TaskAssignor
+from everflow.kafka.group_channel import GroupAssignor, GroupChannel, GroupListener, GroupSettings, watch_every
+from everflow.membership.assignor import Claims, MemberAssignor
 from everflow.membership.follow_ups import FollowUps
 from everflow.membership.refused import refusal_error
 from everflow.moves import moves
-from everflow.records import TaskId, TopicPartition
+from everflow.records import MemberMetadata, TaskId, TopicPartition
 from everflow.threads import Running, on_thread
 
 log = logging.getLogger("everflow.membership")
@@ -147,7 +147,7 @@ class GroupMember:
     def __init__(
         self,
         settings: GroupSettings,
-        assignor: TaskAssignor,
+        assignor: MemberAssignor,
         on_event: Callable[[MemberEvent], None] | None = None,
         clock: Clock | None = None,
         open_channel: OpenChannel = GroupChannel,

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from everflow import serdes
 from everflow.errors import TopologyError
 from everflow.operators.agg import Aggregator, result_type
-from everflow.operators.fold import Fold, StateColumn
+from everflow.operators.fold import ColumnFold, StateColumn
 from everflow.operators.grouping import Groups, Stored, group, read, result
 from everflow.records import EdgeBatch, Int64, OperatorResult, StoreChanges
 from everflow.serdes import Serde
@@ -135,10 +135,10 @@ class AggregateSpec:
                     fields[name] = take(column)
         return [fields[column.field] for column in self.columns]
 
-    def _folds(self, value: pa.Array, groups: Groups, stored: Stored) -> list[Fold]:
+    def _folds(self, value: pa.Array, groups: Groups, stored: Stored) -> list[ColumnFold]:
         states = self.state_columns_of(stored.values)
         return [
-            Fold(column, state, stored.present, groups.codes, values)
+            ColumnFold(column, state, stored.present, groups.codes, values)
             for column, state, values in zip(self.columns, states, self.inputs_of(value, groups.take), strict=True)
         ]
 

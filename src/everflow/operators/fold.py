@@ -34,7 +34,7 @@ class StateColumn:
 
 
 @dataclass
-class Fold:
+class ColumnFold:
     """One state column of all groups of a batch, and the values that go into it.
 
     ``stored``: per group, null where the group is new (``present`` False); ``codes``: the group of each contribution, in

@@ -15,7 +15,7 @@ from everflow.kafka.reading.copy_follower import CopyFollower
 from everflow.membership.member import GroupMember
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
-from everflow.runtime.commit.commit_gate import CommitGate, GateBackend, MemberMetadata
+from everflow.runtime.commit.commit_gate import CommitGate, GateBackend
 from everflow.runtime.copies.freshness import Freshness
 from everflow.runtime.copies.known_copies import Copies
 from everflow.runtime.copies.state_cleaner import StateCleaner
@@ -152,7 +152,7 @@ class ClusterPorts:
         """Workers ask it before any commit."""
         application_id = self._ground.config.application_id
         backend = GateBackend(
-            member=lambda: MemberMetadata(*instance.member.metadata()),
+            member=instance.member.metadata,
             encode=lambda m: group_metadata(m.generation, application_id, m.member_id, m.instance_id),
             commit=instance.deferred.commit,
         )

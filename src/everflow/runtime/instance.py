@@ -20,7 +20,7 @@ from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
 from everflow.retry import quietly, retrying
 from everflow.runtime.client_state import STOPPING, ClientState, StateMachine
-from everflow.runtime.commit.commit_gate import GateBook, MemberMetadata
+from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.commit.deferred_offsets import DeferredOffsets
 from everflow.runtime.copies.freshness import Settled
 from everflow.runtime.copies.known_copies import Copies
@@ -306,7 +306,7 @@ class Instance:
             if self.settings.exactly_once:
                 post(self._fence_lost)
         elif isinstance(event, Revoked):
-            self.book.revoke(event.tasks, MemberMetadata(*self.member.metadata()))
+            self.book.revoke(event.tasks, self.member.metadata())
             post(lambda: manager.revoked(event.tasks))
         elif isinstance(event, Lost):
             # Everything, also what was revoked before and is not released yet: the event does not name it.

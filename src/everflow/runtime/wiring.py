@@ -14,7 +14,7 @@ from everflow.kafka.group_channel import GroupSettings
 from everflow.kafka.producer import fence_all
 from everflow.kafka.transactions import open_transactional_ids
 from everflow.logs import LogFile, log_path
-from everflow.membership.assignor import Identity, LocalCopies, PartitionRacks, TaskAssignor
+from everflow.membership.assignor import Identity, LocalCopies, MemberAssignor, PartitionRacks
 from everflow.membership.own_assignor import decision
 from everflow.membership.own_code import patience_s
 from everflow.records import TaskId, TopicPartition
@@ -127,7 +127,7 @@ def group_settings(ground: Ground) -> GroupSettings:
     )
 
 
-def task_assignor(ground: Ground, copies: LocalCopies, end_sums: EndSums, racks: PartitionRacks) -> TaskAssignor:
+def task_assignor(ground: Ground, copies: LocalCopies, end_sums: EndSums, racks: PartitionRacks) -> MemberAssignor:
     """This instance's side of the group's protocol, and its decision when it leads."""
     config, blueprint = ground.config, ground.blueprint
     identity = Identity(
@@ -145,7 +145,7 @@ def task_assignor(ground: Ground, copies: LocalCopies, end_sums: EndSums, racks:
     delay_ms = config.scheduled_rebalance_max_delay_ms
     rules, clock = config.assignment(), ground.clock
     decide = decision(config.task_assignor_class, patience_s(config.session_timeout_ms, config.rebalance_timeout_ms))
-    return TaskAssignor(
+    return MemberAssignor(
         identity, blueprint.inputs, changelogs, copies, end_sums, racks, rules, decide, max_delay_ms=delay_ms, clock=clock
     )
 

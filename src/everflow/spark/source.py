@@ -59,7 +59,7 @@ class SourceSettings:
         return "read_committed" if self.read_committed else "read_uncommitted"
 
 
-class Source(Protocol):
+class RangeSource(Protocol):
     """Owned by one stream thread; not thread-safe."""
 
     rebuilds: bool
@@ -73,7 +73,7 @@ class Source(Protocol):
         """Offsets of the next run; a partition left out reads nothing."""
 
 
-def open_source(session: SparkSession, settings: SourceSettings, partitions: Sequence[TopicPartition]) -> Source:
+def open_source(session: SparkSession, settings: SourceSettings, partitions: Sequence[TopicPartition]) -> RangeSource:
     """The prepared source, or with a warning the public one where the connector's internals differ. SetupError: no connector."""
     add_connector(session.sparkContext)
     if not settings.prepared:
@@ -149,11 +149,11 @@ class PreparedSource:
         return parameters
 
     def frame(self) -> DataFrame:
-        """See `Source`; the same DataFrame every time."""
+        """See `RangeSource`; the same DataFrame every time."""
         return self._frame
 
     def set_ranges(self, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
-        """See `Source`."""
+        """See `RangeSource`."""
         # Only what changes: a source knows partitions of tasks that run elsewhere too, and each call into the JVM costs 0.1 ms.
         for partition in self._set.keys() | ranges.keys():
             wanted = ranges.get(partition, OffsetRange(0, 0))
@@ -175,11 +175,11 @@ class PublicSource:
         self._ranges: dict[TopicPartition, OffsetRange] = {}
 
     def set_ranges(self, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
-        """See `Source`."""
+        """See `RangeSource`."""
         self._ranges = dict(ranges)
 
     def frame(self) -> DataFrame:
-        """See `Source`; planned anew at each call."""
+        """See `RangeSource`; planned anew at each call."""
         starts: dict[str, dict[str, int]] = {}
         ends: dict[str, dict[str, int]] = {}
         # Spark wants one partition at least; the others are of tasks that run elsewhere.

@@ -209,7 +209,7 @@ StepOp = DecodeOp | FunctionOp | UnnestOp | StatefulOp | SinkOp
 
 
 @dataclass(frozen=True)
-class Step:
+class PlannedStep:
     """What one Python hop does, in order."""
 
     level: int
@@ -224,7 +224,7 @@ class PhysicalPlan:
     sources: tuple[Source, ...]
     slots: tuple[Slot, ...]
     segments: tuple[Segment, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[PlannedStep, ...]
     headers: bool
     changelog_slots: Mapping[str, int]
     """Store -> slot of its changes (key and value bytes), which travel to the sink in the last step."""
@@ -522,7 +522,7 @@ class _Planner:
         segments = tuple(
             Segment(level, tuple(self._segment(level)[0]), tuple(self._segment(level)[1])) for level in range(last + 1)
         )
-        steps = tuple(Step(level, tuple(op for op, at in self.step_ops if at == level)) for level in range(last + 1))
+        steps = tuple(PlannedStep(level, tuple(op for op, at in self.step_ops if at == level)) for level in range(last + 1))
         topics_of: dict[int, int] = {}
         for source in self._sources:
             topics_of[source.subtopology] = topics_of.get(source.subtopology, 0) + 1

@@ -8,7 +8,7 @@ from typing import TypeVar
 from everflow.assignment.cluster_state import AssignmentRules
 from everflow.assignment.user_data import LATEST_VERSION
 from everflow.kafka.group_channel import GroupSettings
-from everflow.membership.assignor import Identity, TaskAssignor
+from everflow.membership.assignor import Identity, MemberAssignor
 from everflow.membership.member import Failed, GroupMember, MemberEvent, Revoked, Roles
 from everflow.records import TaskId, TopicPartition
 from everflow.testing.waiting import wait_until
@@ -41,12 +41,12 @@ def assignor_of(
     subtopologies: Mapping[int, Sequence[str]],
     ports: Ports | None = None,
     latest_version: int = LATEST_VERSION,
-) -> TaskAssignor:
+) -> MemberAssignor:
     """An assignor of tasks that are stateful if ``ports`` are given; otherwise with ports of its own (``.ports``)."""
     changelogs = {index: [f"log-{index}"] for index in subtopologies} if ports is not None else {}
     ports = ports or Ports()
     rules = AssignmentRules(acceptable_lag=10)
-    assignor = TaskAssignor(identity, subtopologies, changelogs, ports, ports, ports, rules, latest_version=latest_version)
+    assignor = MemberAssignor(identity, subtopologies, changelogs, ports, ports, ports, rules, latest_version=latest_version)
     assignor.ports = ports  # type: ignore[attr-defined]
     return assignor
 
@@ -54,7 +54,7 @@ def assignor_of(
 class Instance:
     """A member and the record of what it was told; gives up revoked tasks at once unless ``keeps``."""
 
-    def __init__(self, settings: GroupSettings, assignor: TaskAssignor) -> None:
+    def __init__(self, settings: GroupSettings, assignor: MemberAssignor) -> None:
         self.told: list[MemberEvent] = []
         self.keeps = False
         self.failed: Failed | None = None

@@ -9,11 +9,11 @@ from functools import partial
 import pytest
 
 from everflow.errors import TaskMigratedError
-from everflow.kafka.admin import ClusterAdmin, CommittedOffset
+from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.group_channel import GroupSettings
 from everflow.membership.assignor import Identity
 from everflow.membership.member import Assigned, Lost, Revoked, Roles
-from everflow.records import TopicPartition
+from everflow.records import CommittedOffset, TopicPartition
 from everflow.testing.waiting import wait_until
 from integration.kafka.group_members import Instance, assignor_of, await_settled, settled
 

@@ -10,14 +10,14 @@ import pytest
 from confluent_kafka import Consumer, Message
 
 from everflow.errors import EverflowError, GenerationChanged, RecordTooLargeError, RetriableError, TaskMigratedError
-from everflow.kafka.admin import ClusterAdmin, CommittedOffset
+from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.errors import OffsetsUnstableError
 from everflow.kafka.group_channel import GroupSettings
 from everflow.kafka.producer import RecordWriter, fence, fence_all, group_metadata
 from everflow.kafka.reading.log_reader import LogReader
 from everflow.membership.assignor import Identity
 from everflow.membership.member import GroupMember
-from everflow.records import TopicPartition
+from everflow.records import CommittedOffset, TopicPartition
 from everflow.testing.waiting import wait_until
 from integration.kafka.group_members import assignor_of
 

@@ -10,7 +10,7 @@ import pytest
 
 import everflow
 from everflow import serdes
-from everflow.cli.formats import Format, Windowed
+from everflow.cli.formats import Format, WindowKind
 from everflow.cli.records import Line, decoded, encoded, instant, lines, windowed
 from everflow.errors import ConfigError
 from everflow.serdes import SerdeError
@@ -87,10 +87,10 @@ def test_nothing_is_null_and_bytes_are_shown_as_they_are() -> None:
 def test_windowed_keys_are_the_key_and_its_times() -> None:
     time = serdes.time_windowed(serdes.string(), 60_000).encode(everflow.Windowed("JFK", 60_000, 120_000))
     session = serdes.session_windowed(serdes.long()).encode(everflow.Windowed(7, 1, 2_000))
-    assert windowed(time, Format.string, Windowed.time) == "JFK@1970-01-01T00:01:00Z"
-    assert windowed(session, Format.long, Windowed.session) == "7@1970-01-01T00:00:00.001Z/1970-01-01T00:00:02Z"
+    assert windowed(time, Format.string, WindowKind.time) == "JFK@1970-01-01T00:01:00Z"
+    assert windowed(session, Format.long, WindowKind.session) == "7@1970-01-01T00:00:00.001Z/1970-01-01T00:00:02Z"
     with pytest.raises(SerdeError, match="at least, found 2"):
-        windowed(b"ab", Format.string, Windowed.time)
+        windowed(b"ab", Format.string, WindowKind.time)
 
 
 def test_a_time_beyond_the_calendar_is_its_number() -> None:

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from everflow import serdes
 from everflow.console.watch import LagReader, input_topics
-from everflow.kafka.admin import ClusterAdmin, CommittedOffset, TopicDescription
-from everflow.records import TopicPartition
+from everflow.kafka.admin import ClusterAdmin, TopicDescription
+from everflow.records import CommittedOffset, TopicPartition
 from everflow.topology.graph import EdgeType, SourceNode
 from everflow.topology.program import Topology
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from everflow.demo.batch import CarrierDay, Delay, Figures, differences, figures
+from everflow.demo.batch import CarrierDay, Figures, MeanDelay, differences, figures
 
 DAY_MS = 86_400_000
 FLIGHTS = pa.table(
@@ -18,10 +18,10 @@ FLIGHTS = pa.table(
     }
 )
 EXPECTED = Figures(
-    carriers={"UA": Delay(2, 3.0), "AA": Delay(1, 1.0)},
+    carriers={"UA": MeanDelay(2, 3.0), "AA": MeanDelay(1, 1.0)},
     carrier_days={
-        CarrierDay("UA", 0): Delay(2, 3.0),
-        CarrierDay("AA", DAY_MS): Delay(1, 1.0),
+        CarrierDay("UA", 0): MeanDelay(2, 3.0),
+        CarrierDay("AA", DAY_MS): MeanDelay(1, 1.0),
     },
     routes={"EWR-ORD": 2, "EWR-SFO": 1, "JFK-MIA": 1},
 )
@@ -36,8 +36,8 @@ def test_equal_figures_have_no_differences() -> None:
 
 
 def test_means_may_differ_by_rounding_only() -> None:
-    nearly = Figures({**EXPECTED.carriers, "UA": Delay(2, 3.0 * (1 + 1e-10))}, EXPECTED.carrier_days, EXPECTED.routes)
-    off = Figures({**EXPECTED.carriers, "UA": Delay(2, 3.0 * (1 + 1e-8))}, EXPECTED.carrier_days, EXPECTED.routes)
+    nearly = Figures({**EXPECTED.carriers, "UA": MeanDelay(2, 3.0 * (1 + 1e-10))}, EXPECTED.carrier_days, EXPECTED.routes)
+    off = Figures({**EXPECTED.carriers, "UA": MeanDelay(2, 3.0 * (1 + 1e-8))}, EXPECTED.carrier_days, EXPECTED.routes)
     assert differences(nearly, EXPECTED) == []
     assert len(differences(off, EXPECTED)) == 1
 
@@ -46,13 +46,13 @@ def test_means_may_differ_by_rounding_only() -> None:
     ("streamed", "line"),
     [
         (
-            Figures({"UA": Delay(2, 3.0)}, EXPECTED.carrier_days, EXPECTED.routes),
+            Figures({"UA": MeanDelay(2, 3.0)}, EXPECTED.carrier_days, EXPECTED.routes),
             "carrier AA: streamed nothing, batch 1 flights, mean 1.0",
         ),
         (
             Figures(
                 EXPECTED.carriers,
-                {**EXPECTED.carrier_days, CarrierDay("UA", 0): Delay(3, 3.0)},
+                {**EXPECTED.carrier_days, CarrierDay("UA", 0): MeanDelay(3, 3.0)},
                 EXPECTED.routes,
             ),
             "carrier and day UA on 1970-01-01: streamed 3 flights, mean 3.0, batch 2 flights, mean 3.0",

@@ -6,14 +6,14 @@ import io
 
 from rich.console import Console
 
-from everflow.demo.batch import CarrierDay, Delay, Figures
+from everflow.demo.batch import CarrierDay, Figures, MeanDelay
 from everflow.demo.moves import Moves
 from everflow.demo.report import DIFFERENCES_SHOWN, Outcome, busiest_routes, moves_text, pauses, show, verdict, worst_carriers
 from everflow.records import TaskId
 
 FIGURES = Figures(
-    carriers={"UA": Delay(2, 3.0), "F9": Delay(1, 20.25)},
-    carrier_days={CarrierDay("UA", 0): Delay(2, 3.0)},
+    carriers={"UA": MeanDelay(2, 3.0), "F9": MeanDelay(1, 20.25)},
+    carrier_days={CarrierDay("UA", 0): MeanDelay(2, 3.0)},
     routes={"EWR-ORD": 2, "JFK-LAX": 1_000},
 )
 MOVES = Moves(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from everflow import Windowed, serdes
-from everflow.demo.batch import CarrierDay, Delay, Figures
+from everflow.demo.batch import CarrierDay, Figures, MeanDelay
 from everflow.demo.results import to_figures
 from everflow.demo.topology import BY_CARRIER_DAY_TOPIC, BY_CARRIER_TOPIC, DAY_MS, ROUTES_TOPIC
 from everflow.serdes import SerdeError
@@ -32,8 +32,8 @@ def test_the_last_value_of_a_key_wins_and_null_deletes() -> None:
         }
     )
     assert figures == Figures(
-        carriers={"UA": Delay(2, 3.0), "AA": Delay(1, 0.5)},
-        carrier_days={CarrierDay("UA", 3 * DAY_MS): Delay(2, 3.0)},
+        carriers={"UA": MeanDelay(2, 3.0), "AA": MeanDelay(1, 0.5)},
+        carrier_days={CarrierDay("UA", 3 * DAY_MS): MeanDelay(2, 3.0)},
         routes={"EWR-ORD": 1},
     )
 

@@ -28,8 +28,8 @@ from everflow.errors import (
     ShutdownRequestedError,
     TaskMigratedError,
 )
-from everflow.kafka.group_channel import GroupAssignor, GroupListener, GroupSettings, MemberMetadata
-from everflow.membership.assignor import Identity, TaskAssignor
+from everflow.kafka.group_channel import GroupAssignor, GroupListener, GroupSettings
+from everflow.membership.assignor import Identity, MemberAssignor
 from everflow.membership.follow_ups import GATHER_MS
 from everflow.membership.member import (
     CLASH_MARGIN_MS,
@@ -43,7 +43,7 @@ from everflow.membership.member import (
     Revoked,
     Roles,
 )
-from everflow.records import TaskId, TopicPartition
+from everflow.records import MemberMetadata, TaskId, TopicPartition
 
 T0, T1, T2 = (TaskId(0, partition) for partition in range(3))
 LINES = ("sub-topology 0 reads topic a",)
@@ -118,7 +118,7 @@ class Driven:
         self.ports, self.clock = Ports(), ManualClock(1_000)
         three = (self.ports, self.ports, self.ports)
         me = Identity("p", topology=LINES)
-        assignor = TaskAssignor(me, {0: ["a"]}, {0: ["log"]}, *three, AssignmentRules(), first_nonce=9)
+        assignor = MemberAssignor(me, {0: ["a"]}, {0: ["log"]}, *three, AssignmentRules(), first_nonce=9)
         opened: list[Channel] = []
 
         def open_channel(

@@ -21,7 +21,7 @@ from everflow.assignment.user_data import (
 )
 from everflow.clock import ManualClock
 from everflow.kafka.group_channel import Given
-from everflow.membership.assignor import METADATA_RETRY_MS, Claims, Decide, Identity, TaskAssignor
+from everflow.membership.assignor import METADATA_RETRY_MS, Claims, Decide, Identity, MemberAssignor
 from everflow.records import TaskId, TopicPartition
 
 LINES = ("sub-topology 0 has key_value store s", "sub-topology 0 reads topic a")
@@ -55,11 +55,11 @@ def assignor(
     latest_version: int = 2,
     identity: Identity | None = None,
     **more: Any,
-) -> TaskAssignor:
+) -> MemberAssignor:
     ports = ports or Ports(ends={TASK_0: 0, TASK_1: 0, TASK_2: 0})
     if decide is not None:
         more["decide"] = decide
-    return TaskAssignor(
+    return MemberAssignor(
         identity or Identity("p-0", 2, topology=LINES),
         {0: topics},
         {0: ["log"]},

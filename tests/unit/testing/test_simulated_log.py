@@ -8,10 +8,10 @@ from random import Random
 import pytest
 
 from everflow.errors import RetriableError
-from everflow.records import TopicPartition
+from everflow.records import CommittedOffset, TopicPartition
 from everflow.testing.simulation.group_coordinator import GroupCoordinator
 from everflow.testing.simulation.history import History
-from everflow.testing.simulation.log import Committed, FencedError, Fold, SimulatedLog, fold_of
+from everflow.testing.simulation.log import FencedError, Fold, SimulatedLog, fold_of
 from everflow.testing.simulation.scheduler import Process, Scheduler, SimulatedClock, SimulationError
 
 INPUT, CHANGELOG = TopicPartition("input", 0), TopicPartition("changelog", 0)
@@ -27,7 +27,7 @@ class Cluster:
     def write(self, epoch: int, records: int = 5) -> None:
         self.log.begin("id", epoch, "w", 10_000.0)
         self.log.write("id", epoch, CHANGELOG, records, {INPUT: fold_of(0, records)}, "b1")
-        self.log.send_offsets("id", epoch, {INPUT: Committed(records, "m")}, {INPUT: (0, records)}, NOBODY)
+        self.log.send_offsets("id", epoch, {INPUT: CommittedOffset(records, "m")}, {INPUT: (0, records)}, NOBODY)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_readers_see_a_transaction_when_its_markers_have_landed(cluster: Cluster
         cluster.log.begin("id", epoch, "w", 10_000.0)
     cluster.scheduler.run_until(100.0)
     assert cluster.log.stable_ends([CHANGELOG]) == {CHANGELOG: 6}
-    assert cluster.log.stable_committed([INPUT]) == {INPUT: Committed(5, "m")}
+    assert cluster.log.stable_committed([INPUT]) == {INPUT: CommittedOffset(5, "m")}
     assert cluster.log.read(CHANGELOG, 0, 6) == ({INPUT: fold_of(0, 5)}, "b1")
     assert cluster.log.read(CHANGELOG, 0, 4) == (None, ""), "read in part only"
     assert cluster.log.read(CHANGELOG, 5, 6) == (None, "")
@@ -65,14 +65,14 @@ def test_a_marker_that_lands_late_does_not_bring_an_older_offset_back(cluster: C
     for name, end, marker_ms in (("t0", 5, 500.0), ("t1", 9, 10.0)):
         epoch = log.init_transactions(name)
         log.begin(name, epoch, "w", 10_000.0)
-        log.send_offsets(name, epoch, {INPUT: Committed(end, name)}, {INPUT: (0, end)}, NOBODY)
+        log.send_offsets(name, epoch, {INPUT: CommittedOffset(end, name)}, {INPUT: (0, end)}, NOBODY)
         log.marker_delay_ms = (marker_ms, marker_ms)
         log.commit(name, epoch)
     cluster.scheduler.run_until(100.0)
     with pytest.raises(RetriableError, match="pending"):
         log.stable_committed([INPUT])
     cluster.scheduler.run_until(600.0)
-    assert log.stable_committed([INPUT]) == {INPUT: Committed(9, "t1")}
+    assert log.stable_committed([INPUT]) == {INPUT: CommittedOffset(9, "t1")}
 
 
 def test_fencing_ends_what_is_open_and_a_time_out_does_too(cluster: Cluster) -> None:

@@ -20,21 +20,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from everflow.errors import FatalError, SetupError
-from everflow.records import TaskId
+from everflow.records import MemberMetadata, TaskId
 from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchId
 from everflow.sockets import remove_abandoned, remove_socket_folder, socket_folder
 
 log = logging.getLogger("everflow")
 
 _SOCKET = "gate.sock"
-
-
-class MemberMetadata(NamedTuple):
-    """Generation, member id and static instance id, as the group member knows them at one moment."""
-
-    generation: int
-    member_id: str
-    instance_id: str | None
 
 
 class Offset(NamedTuple):

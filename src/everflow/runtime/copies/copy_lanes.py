@@ -32,7 +32,7 @@ BUDGETS: Mapping[TaskRole, RoundBudget] = {
 are no cheaper (measured: 0.9 to 1.1 us of a core for a record from 256 KiB on, message by message 2.5)."""
 
 
-class Round(Protocol):
+class FollowedRound(Protocol):
     """See `everflow.kafka.reading.copy_follower.FollowedRound`."""
 
     @property
@@ -46,7 +46,7 @@ class Follower(Protocol):
 
     def follow(self, starts: Mapping[TopicPartition, int]) -> None: ...
     def unfollow(self, partitions: Collection[TopicPartition]) -> None: ...
-    def poll(self, records_max: int, bulk_bytes: int, ends: Mapping[TopicPartition, int], timeout_s: float) -> Round: ...
+    def poll(self, records_max: int, bulk_bytes: int, ends: Mapping[TopicPartition, int], timeout_s: float) -> FollowedRound: ...
     def rest(self) -> None: ...
     def close(self) -> None: ...
 
@@ -80,7 +80,7 @@ class CopyLanes:
             if gone:
                 follower.unfollow(gone)
 
-    def rounds(self, ends: Mapping[TopicPartition, int]) -> Iterator[Round]:
+    def rounds(self, ends: Mapping[TopicPartition, int]) -> Iterator[FollowedRound]:
         """One round, role by role; ``ends`` are the last stable offsets as far as known. Raises what `Follower.poll` raises."""
         roles = [role for role in BUDGETS if role in self._role.values()]
         self.rest()

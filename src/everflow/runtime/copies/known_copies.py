@@ -30,7 +30,7 @@ from everflow.state.store import StoreSpec
 log = logging.getLogger("everflow")
 
 
-class Folder(Protocol):
+class CopyFolder(Protocol):
     """The part of `StateDirectory` that is needed."""
 
     def tasks(self) -> list[TaskId]: ...
@@ -89,7 +89,7 @@ class Copies:
 
     def scan(
         self,
-        folder: Folder,
+        folder: CopyFolder,
         specs: Callable[[int], Iterable[StoreSpec]],
         changelog: Callable[[TaskId, StoreSpec], TopicPartition],
         states: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, ChangelogState]],
@@ -155,7 +155,7 @@ def _together(stores: Collection[AtRest]) -> AtRest:
     return AtRest(sum(store.offset_sum for store in stores), min(store.until_ms for store in stores))
 
 
-def _judged(folder: Folder, task: TaskId, spec: StoreSpec, state: ChangelogState, now_ms: int) -> AtRest | None:
+def _judged(folder: CopyFolder, task: TaskId, spec: StoreSpec, state: ChangelogState, now_ms: int) -> AtRest | None:
     """How far a store on disk is; None for one that would be rebuilt."""
     path = folder.store_path(task, spec.name)
     distrusted = folder.distrusted(task, spec.name)

@@ -43,7 +43,7 @@ class IdleTasks:
         return sorted(task for task, since_ms in self._since.items() if now_ms - since_ms >= self.delay_ms)
 
 
-class Folder(Protocol):
+class TaskFolders(Protocol):
     """The part of `StateDirectory` that is needed."""
 
     def tasks(self) -> list[TaskId]: ...
@@ -67,7 +67,7 @@ class StateCleaner:
 
     def __init__(
         self,
-        folder: Folder,
+        folder: TaskFolders,
         copies: Offered,
         used: Callable[[], Collection[TaskId]],
         generation: Callable[[], int | None],

@@ -32,7 +32,7 @@ Entry = tuple[bytes, bytes]
 _Read = TypeVar("_Read")
 
 
-class StoreAccess(Protocol):
+class CopyAccess(Protocol):
     """Which copies of one store a query may read at this moment. Safe from any thread."""
 
     def readable(self) -> Sequence[int]:
@@ -55,7 +55,7 @@ class StoreReader:
     ``page_entries`` and ``page_bytes`` bound what one transaction copies; a single entry may be larger.
     """
 
-    access: StoreAccess
+    access: CopyAccess
     page_entries: int = PAGE_ENTRIES
     page_bytes: int = PAGE_BYTES
 

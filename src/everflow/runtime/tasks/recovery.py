@@ -11,11 +11,11 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from everflow.clock import Clock, Deadline
 from everflow.errors import FatalError, OffsetsExpiredError, RetriableError, TaskMigratedError, start_over
-from everflow.records import TopicPartition
+from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError, retrying
 from everflow.runtime.commit.batch import parse_metadata
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
@@ -25,13 +25,6 @@ log = logging.getLogger("everflow")
 _T = TypeVar("_T")
 
 STABLE_POLL_MS = 10.0
-
-
-class Committed(NamedTuple):
-    """A committed offset and its metadata text."""
-
-    offset: int
-    metadata: str
 
 
 class _Patience(Deadline):
@@ -53,7 +46,7 @@ class RecoveryPorts(Protocol):
     def fence(self, transactional_ids: Collection[str]) -> None:
         """End whatever still writes under these ids."""
 
-    def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
+    def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset]:
         """Stable committed offsets of the group; partitions without one are left out."""
 
     def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
@@ -93,7 +86,7 @@ class Recovery:
 
     def recover(
         self, tasks: Sequence[ActiveTask], fence: Collection[str], given_up: Callable[[], bool] = lambda: False
-    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, Committed]]:
+    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, CommittedOffset]]:
         """Bring ``tasks`` to where the log is: positions, stream times, stores, a new incarnation.
 
         ``fence`` are the transactional ids that may still write for them. Gives the starting offsets of
@@ -161,7 +154,7 @@ class Recovery:
     def _real_ends(
         self,
         task: ActiveTask,
-        committed: Mapping[TopicPartition, Committed],
+        committed: Mapping[TopicPartition, CommittedOffset],
         spans: Mapping[TopicPartition, tuple[int, int]],
         deadline: _Patience,
     ) -> Mapping[TopicPartition, tuple[int, int]]:
@@ -176,7 +169,7 @@ class Recovery:
     def _refuse_expired(
         self,
         tasks: Iterable[ActiveTask],
-        committed: Mapping[TopicPartition, Committed],
+        committed: Mapping[TopicPartition, CommittedOffset],
         spans: Mapping[TopicPartition, tuple[int, int]],
     ) -> None:
         """A task commits its starting offsets before it writes anything; records without offsets mean the
@@ -200,7 +193,7 @@ class Recovery:
     def _take_positions(
         self,
         task: ActiveTask,
-        committed: Mapping[TopicPartition, Committed],
+        committed: Mapping[TopicPartition, CommittedOffset],
         spans: Mapping[TopicPartition, tuple[int, int]],
         started: dict[TopicPartition, int],
     ) -> None:

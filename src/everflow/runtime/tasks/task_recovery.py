@@ -10,13 +10,12 @@ from everflow.clock import Clock
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.producer import fence_all
 from everflow.kafka.reading.log_reader import LogReader
-from everflow.records import TopicPartition
+from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError
 from everflow.runtime.restore import restoration
 from everflow.runtime.restore.changelogs import Changelogs
 from everflow.runtime.restore.restoration import RestoreJob, prepare_store
 from everflow.runtime.restore.restore_listener import RestoreListener
-from everflow.runtime.tasks.recovery import Committed
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
@@ -48,10 +47,9 @@ class ClusterRecoveryPorts:
         """Raise the epoch of every id."""
         fence_all(self.producer_config, transactional_ids, FENCE_TIMEOUT_S)
 
-    def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
+    def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset]:
         """Stable committed offsets; waits 5 s for an open transaction, then OffsetsUnstableError (retriable)."""
-        found = self.admin.committed(self.group, partitions, COMMITTED_TIMEOUT_S)
-        return {tp: Committed(offset.offset, offset.metadata) for tp, offset in found.items()}
+        return self.admin.committed(self.group, partitions, COMMITTED_TIMEOUT_S)
 
     def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """See `Changelogs.log_ends`."""

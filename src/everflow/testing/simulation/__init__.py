@@ -8,16 +8,16 @@ May import everything; nothing below imports it.
 
 from everflow.testing.simulation.checks import InvariantError
 from everflow.testing.simulation.forecast import Forecast, Step, forecast
-from everflow.testing.simulation.settings import SimulationSettings, SubTopology, Timings
+from everflow.testing.simulation.settings import SimulatedSubTopology, SimulationSettings, Timings
 from everflow.testing.simulation.simulation import Simulation
 
 __all__ = [
     "Forecast",
     "InvariantError",
+    "SimulatedSubTopology",
     "Simulation",
     "SimulationSettings",
     "Step",
-    "SubTopology",
     "Timings",
     "forecast",
 ]

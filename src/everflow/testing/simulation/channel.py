@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import kafka.errors as client_errors
 
 from everflow.errors import RetriableError, TaskMigratedError
-from everflow.kafka.group_channel import Given, GroupAssignor, GroupListener, GroupSettings, MemberMetadata, classify, watch_every
-from everflow.records import TopicPartition
+from everflow.kafka.group_channel import Given, GroupAssignor, GroupListener, GroupSettings, classify, watch_every
+from everflow.records import MemberMetadata, TopicPartition
 from everflow.testing.simulation.group_coordinator import Code, GroupCoordinator, JoinReply, JoinRequest, SyncReply
 from everflow.testing.simulation.network import Network
 from everflow.testing.simulation.scheduler import Process

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 from everflow.assignment.cluster_state import Assignment, ClusterState
 from everflow.membership.member import Assigned, Failed, Lost, MemberEvent, Revoked
-from everflow.records import TaskId, TopicPartition
+from everflow.records import CommittedOffset, TaskId, TopicPartition
 from everflow.retry import FIRST_PAUSE_MS
 from everflow.runtime.commit.batch import BatchRequest
 from everflow.runtime.tasks.task import TaskState
 from everflow.testing.simulation.group_coordinator import GroupCoordinator
 from everflow.testing.simulation.history import History
 from everflow.testing.simulation.instance import SimulatedInstance
-from everflow.testing.simulation.log import Committed, Fold, SimulatedLog, Transaction, fold_of
+from everflow.testing.simulation.log import Fold, SimulatedLog, Transaction, fold_of
 from everflow.testing.simulation.ports import KILL_WORKERS_MS
 from everflow.testing.simulation.recovery import FENCE_PAUSE_MS
 from everflow.testing.simulation.settings import SimulationSettings
@@ -38,7 +38,7 @@ class InvariantError(AssertionError):
 
 
 @dataclass
-class Pause:
+class TaskPause:
     """The longest time that one task that stayed went without a commit, while it had input."""
 
     task: TaskId
@@ -72,7 +72,7 @@ class Checks:
     claims: dict[TaskId, dict[str, SimulatedInstance]] = field(default_factory=lambda: defaultdict(dict))
     batches: int = 0
     commits: int = 0
-    worst_pause: Pause | None = None
+    worst_pause: TaskPause | None = None
     records: int = 0
     _flows: dict[TaskId, _Flow] = field(default_factory=dict)
     _disturbed_until_ms: float = -1.0
@@ -131,7 +131,10 @@ class Checks:
     # --- I3 ----------------------------------------------------------------------------------------------------------
 
     def committed(
-        self, before: Mapping[TopicPartition, Committed], after: Mapping[TopicPartition, Committed], transaction: Transaction
+        self,
+        before: Mapping[TopicPartition, CommittedOffset],
+        after: Mapping[TopicPartition, CommittedOffset],
+        transaction: Transaction,
     ) -> None:
         """I3: each commit goes on where the last one ended, names all inputs of each task, moved or not, and the store it leaves is
         the fold of all of the input."""
@@ -202,7 +205,7 @@ class Checks:
             allowed = 2 * flow.longest_batch_ms + self.settings.idle_ms + flow.refused_ms + PAUSE_SLACK_MS
             if not flow.disturbed and flow.committed_ms > self._disturbed_until_ms:
                 if self.worst_pause is None or gap - allowed > self.worst_pause.ms - self.worst_pause.allowed_ms:
-                    self.worst_pause = Pause(task, gap, allowed, now)
+                    self.worst_pause = TaskPause(task, gap, allowed, now)
                 if gap > allowed and self.settings.input_rate > 0:
                     self._violated("I4", f"{task} stayed on {instance.name} and paused for {gap:.0f} ms, allowed {allowed:.0f} ms")
             self._flows[task] = _Flow(owner, now, duration_ms)

@@ -27,8 +27,8 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class FollowedRound:
-    """See `everflow.kafka.reading.copy_follower.FollowedRound`."""
+class SimulatedRound:
+    """See `everflow.kafka.reading.copy_follower.SimulatedRound`."""
 
     chunks: Mapping[TopicPartition, Chunk]
     gone: Mapping[TopicPartition, str] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class SimulatedFollower:
         for tp in partitions:
             self.positions.pop(tp, None)
 
-    def poll(self, records_max: int, bulk_bytes: int, ends: Mapping[TopicPartition, int], timeout_s: float) -> FollowedRound:
+    def poll(self, records_max: int, bulk_bytes: int, ends: Mapping[TopicPartition, int], timeout_s: float) -> SimulatedRound:
         """What arrives in one period. The bounds are those of memory, which is none here."""
         missing_ms = self.polled_ms + self.period_ms - self.clock.monotonic_ms()
         if missing_ms > 0:
@@ -72,7 +72,7 @@ class SimulatedFollower:
             content, _ = self.log.read(tp, start, end)
             self.positions[tp] = end
             chunks[tp] = Chunk(range(share), content or {}, end, share)
-        return FollowedRound(chunks)
+        return SimulatedRound(chunks)
 
     def rest(self) -> None:
         """Nothing is held open."""

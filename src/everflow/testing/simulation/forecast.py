@@ -11,8 +11,8 @@ from everflow.config import AssignmentRules
 from everflow.errors import ConfigError
 from everflow.records import TaskId
 from everflow.testing.simulation.checks import InvariantError
-from everflow.testing.simulation.settings import SimulationSettings, SubTopology, Timings
-from everflow.testing.simulation.simulation import Decision, Simulation
+from everflow.testing.simulation.settings import SimulatedSubTopology, SimulationSettings, Timings
+from everflow.testing.simulation.simulation import LeaderDecision, Simulation
 
 LIMIT_MS = 24 * 3_600_000.0
 BOUNDS: Mapping[str, tuple[int, int]] = {
@@ -106,9 +106,9 @@ class Step:
             step_ms=1_000.0 if large else 50.0,
             heartbeat_ms=2_000 if large else 500,
         )
-        subtopologies = [SubTopology(self.tasks)] if self.tasks else []
+        subtopologies = [SimulatedSubTopology(self.tasks)] if self.tasks else []
         if self.stateless_tasks:
-            subtopologies.append(SubTopology(self.stateless_tasks, stateful=False))
+            subtopologies.append(SimulatedSubTopology(self.stateless_tasks, stateful=False))
         period = 5_000.0 if large else 500.0
         return SimulationSettings(tuple(subtopologies), self.threads, rules, timings, self.input_rate, period)
 
@@ -195,7 +195,7 @@ def _places(group: Simulation) -> dict[TaskId, str]:
     return {task: instance.name for instance in group.present() for task in instance.running()}
 
 
-def _rounds(decisions: list[Decision], began_ms: float) -> tuple[Round, ...]:
+def _rounds(decisions: list[LeaderDecision], began_ms: float) -> tuple[Round, ...]:
     rounds = []
     for decision in decisions:
         held = {task: member.member_id for member in decision.cluster.members for task in member.owned}

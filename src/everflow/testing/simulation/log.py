@@ -10,10 +10,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import NamedTuple
 
 from everflow.errors import EverflowError, GenerationChanged, RetriableError, TaskMigratedError
-from everflow.records import TopicPartition
+from everflow.records import CommittedOffset, TopicPartition
 from everflow.testing.simulation.group_coordinator import Code, GroupCoordinator
 from everflow.testing.simulation.history import History
 from everflow.testing.simulation.scheduler import Scheduler, Timer
@@ -75,20 +74,13 @@ class Partition:
         return min(self.open.values(), default=self.end)
 
 
-class Committed(NamedTuple):
-    """A committed offset: next to read, and its metadata text."""
-
-    offset: int
-    metadata: str
-
-
 @dataclass
 class Transaction:
     """One open transaction; its ``name`` is unique."""
 
     name: str
     changes: dict[TopicPartition, Write] = field(default_factory=dict)
-    offsets: dict[TopicPartition, Committed] = field(default_factory=dict)
+    offsets: dict[TopicPartition, CommittedOffset] = field(default_factory=dict)
     ranges: dict[TopicPartition, tuple[int, int]] = field(default_factory=dict)
     """What was read of each input: ``[start, end)``."""
     sent: dict[TopicPartition, int] = field(default_factory=dict)
@@ -109,7 +101,7 @@ def refusal(code: Code) -> EverflowError:
     return kinds.get(code, TaskMigratedError)(code.value)
 
 
-CommitListener = Callable[[Mapping[TopicPartition, Committed], Mapping[TopicPartition, Committed], Transaction], None]
+CommitListener = Callable[[Mapping[TopicPartition, CommittedOffset], Mapping[TopicPartition, CommittedOffset], Transaction], None]
 
 
 @dataclass
@@ -124,10 +116,10 @@ class SimulatedLog:
     marker_delay_ms: tuple[float, float] = (0.5, 8.0)
     on_commit: CommitListener = lambda before, after, transaction: None
     partitions: dict[TopicPartition, Partition] = field(default_factory=dict)
-    committed: dict[TopicPartition, Committed] = field(default_factory=dict)
+    committed: dict[TopicPartition, CommittedOffset] = field(default_factory=dict)
     pending: dict[TopicPartition, list[str]] = field(default_factory=dict)
     """Partition -> transactions whose offsets wait for their markers."""
-    decided: dict[TopicPartition, Committed] = field(default_factory=dict)
+    decided: dict[TopicPartition, CommittedOffset] = field(default_factory=dict)
     """Offsets as decided by commits, landed or not: what ``committed`` becomes."""
     available: bool = True
     _epochs: dict[str, int] = field(default_factory=dict)
@@ -158,7 +150,7 @@ class SimulatedLog:
         self._require_available()
         return {tp: self.partition(tp).stable for tp in partitions}
 
-    def stable_committed(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Committed]:
+    def stable_committed(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, CommittedOffset]:
         """Committed offsets with ``require_stable``; RetriableError while one of them is pending."""
         self._require_available()
         unstable = [tp for tp in partitions if self.pending.get(tp)]
@@ -232,7 +224,7 @@ class SimulatedLog:
         self,
         transactional_id: str,
         epoch: int,
-        offsets: Mapping[TopicPartition, Committed],
+        offsets: Mapping[TopicPartition, CommittedOffset],
         ranges: Mapping[TopicPartition, tuple[int, int]],
         member: tuple[int, str, str | None],
     ) -> None:
@@ -259,7 +251,7 @@ class SimulatedLog:
         self._transaction(transactional_id, epoch)
         self._end(transactional_id, commit=False)
 
-    def commit_offsets(self, offsets: Mapping[TopicPartition, Committed], member: tuple[int, str, str | None]) -> Code:
+    def commit_offsets(self, offsets: Mapping[TopicPartition, CommittedOffset], member: tuple[int, str, str | None]) -> Code:
         """Plain OffsetCommit, outside of transactions."""
         generation, member_id, instance_id = member
         code = self.group.offset_commit(member_id, instance_id, generation, transactional=False)

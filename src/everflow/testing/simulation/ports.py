@@ -16,11 +16,11 @@ from everflow.assignment.user_data import LATEST_VERSION
 from everflow.config import BatchLimits
 from everflow.errors import EverflowError, FatalError
 from everflow.kafka.group_channel import GroupAssignor, GroupListener, GroupSettings
-from everflow.membership.assignor import Identity, TaskAssignor
+from everflow.membership.assignor import Identity, MemberAssignor
 from everflow.membership.member import GroupMember, MemberEvent
-from everflow.records import TaskId, TopicPartition
+from everflow.records import CommittedOffset, TaskId, TopicPartition
 from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchRequest
-from everflow.runtime.commit.commit_gate import GateBackend, MemberMetadata
+from everflow.runtime.commit.commit_gate import GateBackend
 from everflow.runtime.copies.state_updater import StateUpdater, UpdaterServices
 from everflow.runtime.instance import Instance
 from everflow.runtime.restore.restoration import PreparedStore
@@ -35,7 +35,7 @@ from everflow.testing.simulation.disk import SimulatedCopies, SimulatedDisk
 from everflow.testing.simulation.follower import SimulatedFollower
 from everflow.testing.simulation.group_coordinator import Code, GroupCoordinator
 from everflow.testing.simulation.history import History
-from everflow.testing.simulation.log import Committed, SimulatedLog
+from everflow.testing.simulation.log import SimulatedLog
 from everflow.testing.simulation.network import Network
 from everflow.testing.simulation.pool import FiberPool
 from everflow.testing.simulation.recovery import SimulatedRecoveryPorts, fence
@@ -134,7 +134,7 @@ class SimulatedPorts:
     def open_gate(self, instance: Instance) -> None:
         world = self.world
         backend = GateBackend(
-            member=lambda: MemberMetadata(*instance.member.metadata()),
+            member=instance.member.metadata,
             encode=lambda member: json.dumps(list(member)).encode(),
             commit=instance.deferred.commit,
         )
@@ -261,16 +261,16 @@ class SimulatedPorts:
 
     def _commit_offsets(self, offsets: Mapping[TopicPartition, tuple[int, str]], member: tuple[int, str, str | None]) -> Code:
         self.clock.park(self.world.network.delay())
-        return self.world.log.commit_offsets({tp: Committed(*found) for tp, found in offsets.items()}, member)
+        return self.world.log.commit_offsets({tp: CommittedOffset(*found) for tp, found in offsets.items()}, member)
 
-    def _assignor(self, instance: Instance) -> TaskAssignor:
+    def _assignor(self, instance: Instance) -> MemberAssignor:
         world, settings = self.world, self.world.settings
         rack = settings.rack(int(self.name.removeprefix("i")))
         identity = Identity(
             self.disk.process_id, settings.threads, rack, {"zone": rack}, instance_id=self.instance_id, topology=("simulated",)
         )
         figures = _EndSums(world)
-        return TaskAssignor(
+        return MemberAssignor(
             identity,
             settings.topics,
             settings.changelogs,

@@ -7,9 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from everflow.errors import RetriableError
-from everflow.records import TopicPartition
+from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError
-from everflow.runtime.tasks.recovery import Committed
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow.testing.simulation.disk import SimulatedDisk
 from everflow.testing.simulation.log import SimulatedLog
@@ -39,10 +38,10 @@ class SimulatedRecoveryPorts:
         for transactional_id in sorted(transactional_ids):
             fence(self.log, self.clock, transactional_id)
 
-    def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
+    def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset]:
         """See `RecoveryPorts`."""
         self._travel()
-        return {tp: Committed(*found) for tp, found in self.log.stable_committed(partitions).items()}
+        return self.log.stable_committed(partitions)
 
     def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """See `RecoveryPorts`."""

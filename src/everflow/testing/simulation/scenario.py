@@ -10,12 +10,12 @@ from random import Random
 from everflow.assignment.user_data import LATEST_VERSION
 from everflow.config import AssignmentRules
 from everflow.runtime.worker.crash_points import NAMES as POINTS
-from everflow.testing.simulation.settings import SimulationSettings, SubTopology, Timings
+from everflow.testing.simulation.settings import SimulatedSubTopology, SimulationSettings, Timings
 from everflow.testing.simulation.simulation import Simulation
 
 
 @dataclass(frozen=True)
-class Step:
+class ScenarioStep:
     """One thing done to the group, ``wait_ms`` after the one before. ``pick`` chooses its instance among those that live then."""
 
     wait_ms: float
@@ -36,7 +36,7 @@ class Scenario:
     instances: int
     static: bool
     state_records: int
-    steps: tuple[Step, ...]
+    steps: tuple[ScenarioStep, ...]
     calm_ms: float = 400_000.0
 
     def text(self) -> str:
@@ -53,7 +53,7 @@ class Scenario:
 
 
 @dataclass
-class Outcome:
+class ScenarioOutcome:
     """What a scenario that held left behind."""
 
     digest: str
@@ -94,7 +94,7 @@ def draw(seed: int, steps: int = 8) -> Scenario:
         rack_tags=places.choice([(), ("zone",)]),
     )
     subtopologies = tuple(
-        SubTopology(random.randint(1, 6), stateful=random.random() < 0.8, inputs=random.choice([1, 1, 2]))
+        SimulatedSubTopology(random.randint(1, 6), stateful=random.random() < 0.8, inputs=random.choice([1, 1, 2]))
         for _ in range(random.randint(1, 2))
     )
     timings = Timings(
@@ -117,7 +117,7 @@ def draw(seed: int, steps: int = 8) -> Scenario:
     )
     names = [name for name, weight in KINDS for _ in range(weight)]
     drawn = tuple(
-        Step(
+        ScenarioStep(
             random.choice([50.0, 700.0, 3_000.0, 12_000.0]) * random.random(),
             random.choice(names),
             random.randrange(100),
@@ -130,7 +130,7 @@ def draw(seed: int, steps: int = 8) -> Scenario:
     return Scenario(seed, settings, instances, random.random() < 0.3, state, drawn)
 
 
-def run(scenario: Scenario, history_file: Path | None = None) -> Outcome:
+def run(scenario: Scenario, history_file: Path | None = None) -> ScenarioOutcome:
     """Run it; InvariantError with the history, headed by the scenario, where something does not hold."""
     with Simulation(scenario.settings, scenario.seed, history_file) as group:
         group.history.add("scenario", scenario.text())
@@ -150,7 +150,7 @@ def run(scenario: Scenario, history_file: Path | None = None) -> Outcome:
             _restart(group, replace(scenario.steps[-1], kind="restart"), scenario)
         settled = group.settle(scenario.calm_ms)
         group.require_progress(60_000)
-        return Outcome(
+        return ScenarioOutcome(
             group.history.digest(),
             group.scheduler.handled,
             group.checks.commits,
@@ -164,13 +164,13 @@ def run(scenario: Scenario, history_file: Path | None = None) -> Outcome:
 # --- what the steps do; False where there was nothing to do it to -----------------------------------------------------
 
 
-def _pick(group: Simulation, step: Step) -> str | None:
+def _pick(group: Simulation, step: ScenarioStep) -> str | None:
     live = sorted(instance.name for instance in group.live())
     return live[step.pick % len(live)] if live else None
 
 
-def _on_one(act: Callable[[Simulation, str, Step], object]) -> Callable[[Simulation, Step, Scenario], bool]:
-    def action(group: Simulation, step: Step, scenario: Scenario) -> bool:
+def _on_one(act: Callable[[Simulation, str, ScenarioStep], object]) -> Callable[[Simulation, ScenarioStep, Scenario], bool]:
+    def action(group: Simulation, step: ScenarioStep, scenario: Scenario) -> bool:
         name = _pick(group, step)
         if name is None:
             return False
@@ -180,14 +180,14 @@ def _on_one(act: Callable[[Simulation, str, Step], object]) -> Callable[[Simulat
     return action
 
 
-def _add(group: Simulation, step: Step, scenario: Scenario) -> bool:
+def _add(group: Simulation, step: ScenarioStep, scenario: Scenario) -> bool:
     if len(group.live()) >= 6:
         return False
     group.add(1, static=scenario.static)
     return True
 
 
-def _restart(group: Simulation, step: Step, scenario: Scenario) -> bool:
+def _restart(group: Simulation, step: ScenarioStep, scenario: Scenario) -> bool:
     down = sorted(name for name, instance in group.instances.items() if not instance.process.alive)
     if not down:
         return False
@@ -196,7 +196,7 @@ def _restart(group: Simulation, step: Step, scenario: Scenario) -> bool:
     return True
 
 
-def _close(group: Simulation, step: Step, scenario: Scenario) -> bool:
+def _close(group: Simulation, step: ScenarioStep, scenario: Scenario) -> bool:
     if len(group.live()) < 2:
         return False
     name = _pick(group, step)
@@ -206,35 +206,35 @@ def _close(group: Simulation, step: Step, scenario: Scenario) -> bool:
     return True
 
 
-def _fail_over(group: Simulation, step: Step, scenario: Scenario) -> bool:
+def _fail_over(group: Simulation, step: ScenarioStep, scenario: Scenario) -> bool:
     if not group.coordinator.available:
         return False
     group.fail_over(50.0 + step.amount * 4_000)
     return True
 
 
-def _brokers_away(group: Simulation, step: Step, scenario: Scenario) -> bool:
+def _brokers_away(group: Simulation, step: ScenarioStep, scenario: Scenario) -> bool:
     if not group.log.available:
         return False
     group.lose_brokers(100.0 + step.amount * 5_000)
     return True
 
 
-def _slow_restores(group: Simulation, step: Step, scenario: Scenario) -> bool:
+def _slow_restores(group: Simulation, step: ScenarioStep, scenario: Scenario) -> bool:
     group.slow_restores(2 + step.amount * 10, 20_000)
     return True
 
 
-def _hide_ends(group: Simulation, step: Step, scenario: Scenario) -> bool:
+def _hide_ends(group: Simulation, step: ScenarioStep, scenario: Scenario) -> bool:
     group.hide_end_sums(1_000 + step.amount * 15_000)
     return True
 
 
-def _thread(group: Simulation, name: str, step: Step) -> int:
+def _thread(group: Simulation, name: str, step: ScenarioStep) -> int:
     return step.pick % len(group.instances[name].threads)
 
 
-ACTIONS: dict[str, Callable[[Simulation, Step, Scenario], bool]] = {
+ACTIONS: dict[str, Callable[[Simulation, ScenarioStep, Scenario], bool]] = {
     "add": _add,
     "kill": _on_one(lambda group, name, step: group.kill(name)),
     "restart": _restart,

@@ -14,7 +14,7 @@ APPLICATION = "simulated"
 
 
 @dataclass(frozen=True)
-class SubTopology:
+class SimulatedSubTopology:
     """``tasks`` partitions of each of ``inputs`` topics; a stateful one has one store with a changelog."""
 
     tasks: int
@@ -57,7 +57,7 @@ class Timings:
 class SimulationSettings:
     """A whole simulated application. ``input_rate``: records a second that arrive at every task."""
 
-    subtopologies: tuple[SubTopology, ...] = (SubTopology(12),)
+    subtopologies: tuple[SimulatedSubTopology, ...] = (SimulatedSubTopology(12),)
     threads: int = 2
     rules: AssignmentRules = field(default_factory=AssignmentRules)
     timings: Timings = field(default_factory=Timings)

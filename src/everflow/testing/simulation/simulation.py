@@ -11,14 +11,14 @@ from random import Random
 from everflow.assignment import assignor
 from everflow.assignment.cluster_state import Assignment, ClusterState, Member, TaskInfo
 from everflow.errors import EverflowError, ProcessIdClashError
-from everflow.records import TaskId, TopicPartition
+from everflow.records import CommittedOffset, TaskId, TopicPartition
 from everflow.runtime.commit.batch import format_metadata
 from everflow.testing.simulation.checks import Checks, InvariantError
 from everflow.testing.simulation.disk import SimulatedDisk
 from everflow.testing.simulation.group_coordinator import GroupCoordinator, GroupState
 from everflow.testing.simulation.history import History
 from everflow.testing.simulation.instance import SimulatedInstance
-from everflow.testing.simulation.log import Committed, SimulatedLog, Write, fold_of
+from everflow.testing.simulation.log import SimulatedLog, Write, fold_of
 from everflow.testing.simulation.network import Network
 from everflow.testing.simulation.ports import World
 from everflow.testing.simulation.scheduler import Scheduler
@@ -31,7 +31,7 @@ SHOWN = 60
 
 
 @dataclass(frozen=True)
-class Decision:
+class LeaderDecision:
     """One decision of a leader."""
 
     at_ms: float
@@ -71,7 +71,7 @@ class Simulation:
         slowdown = [1.0]  # of restores
         self.checks = Checks(settings, self.history, self.coordinator, self.log, slowdown)
         self.log.on_commit = self.checks.committed
-        self.decisions: list[Decision] = []
+        self.decisions: list[LeaderDecision] = []
         self.instances: dict[str, SimulatedInstance] = {}
         self.expected_failures: set[str] = set()
         """Instances that may fail, e.g. because they are fenced."""
@@ -157,7 +157,7 @@ class Simulation:
     def _preload(self, task: TaskId, inputs: tuple[TopicPartition, ...], records: int) -> None:
         for tp in inputs:
             self.log.grow(tp, records)
-            self.log.committed[tp] = self.log.decided[tp] = Committed(records, format_metadata("before", {}))
+            self.log.committed[tp] = self.log.decided[tp] = CommittedOffset(records, format_metadata("before", {}))
         changelog = self.settings.changelog(task)
         if changelog is not None and records:
             partition = self.log.partition(changelog)
@@ -358,7 +358,7 @@ class Simulation:
 
     def _decided(self, leader: str, cluster: ClusterState) -> Assignment:
         assignment = self._decide(cluster)
-        self.decisions.append(Decision(self.scheduler.now_ms, leader, cluster, assignment))
+        self.decisions.append(LeaderDecision(self.scheduler.now_ms, leader, cluster, assignment))
         del self.decisions[:-1000]
         self.history.add(leader, _summary(assignment, cluster))
         self.checks.decided(cluster, assignment)

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from everflow import serdes
 from everflow.errors import EverflowError, GenerationChanged, RetriableError
-from everflow.records import EdgeBatch, Int32, Int64, StoreChanges, TopicPartition
+from everflow.records import CommittedOffset, EdgeBatch, Int32, Int64, StoreChanges, TopicPartition
 from everflow.runtime.commit.batch import BatchFailedError, BatchFailure, BatchRequest, BatchResult
 from everflow.runtime.commit.commit_gate import GateBackend, GateBook, answer
 from everflow.runtime.commit.gate_client import GateAnswer
@@ -31,7 +31,7 @@ from everflow.runtime.worker.kafka_sink import KafkaSink
 from everflow.state.store_meta import Owner
 from everflow.testing.simulation.disk import SimulatedDisk
 from everflow.testing.simulation.history import History
-from everflow.testing.simulation.log import Committed, Fold, SimulatedLog
+from everflow.testing.simulation.log import Fold, SimulatedLog
 from everflow.testing.simulation.network import Network
 from everflow.testing.simulation.scheduler import SimulatedClock
 from everflow.testing.simulation.settings import SimulationSettings
@@ -242,7 +242,7 @@ class _Batch:
     def send_offsets(self, offsets: Iterable[tuple[str, int, int, str]], group_metadata: bytes, timeout_s: float) -> None:
         services, name = self.services, self.request.transactional_id
         member = tuple(json.loads(group_metadata))
-        sent = {TopicPartition(topic, partition): Committed(offset, text) for topic, partition, offset, text in offsets}
+        sent = {TopicPartition(topic, partition): CommittedOffset(offset, text) for topic, partition, offset, text in offsets}
         ranges = {tp: self.request.ranges[tp] for tp in sent}
         self._travel()
         self._patiently(lambda: services.log.send_offsets(name, self._epoch, sent, ranges, member))

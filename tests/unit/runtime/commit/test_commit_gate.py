@@ -10,9 +10,9 @@ import pytest
 
 from everflow import sockets
 from everflow.errors import FatalError, SetupError
-from everflow.records import TaskId
+from everflow.records import MemberMetadata, TaskId
 from everflow.runtime.commit.batch import AT_LEAST_ONCE, EXACTLY_ONCE_V2
-from everflow.runtime.commit.commit_gate import CommitGate, GateBackend, GateBook, MemberMetadata, Offset, OpenBatch, decide
+from everflow.runtime.commit.commit_gate import CommitGate, GateBackend, GateBook, Offset, OpenBatch, decide
 from everflow.runtime.commit.gate_client import GateClient
 
 TASK, OTHER = TaskId(0, 0), TaskId(0, 1)

@@ -13,12 +13,12 @@ import pytest
 from everflow import serdes
 from everflow.clock import ManualClock
 from everflow.errors import FatalError, OffsetsExpiredError, RetriableError, TaskTimeoutError
-from everflow.records import Int64, TaskId, TopicPartition
+from everflow.records import CommittedOffset, Int64, TaskId, TopicPartition
 from everflow.retry import StoppedError
 from everflow.runtime.commit.batch import format_metadata
 from everflow.runtime.restore.restoration import RestoreJob, prepare_store, restore
 from everflow.runtime.restore.restore_plan import ChangelogState
-from everflow.runtime.tasks.recovery import Committed, Recovery, RecoveryRules
+from everflow.runtime.tasks.recovery import Recovery, RecoveryRules
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
@@ -39,7 +39,7 @@ class Chunk(NamedTuple):
 class FakePorts:
     """Notes every call. ``pending`` rounds of stable ends lie before the log end."""
 
-    def __init__(self, committed: Mapping[TopicPartition, Committed], pending: int = 0) -> None:
+    def __init__(self, committed: Mapping[TopicPartition, CommittedOffset], pending: int = 0) -> None:
         self.calls: list[str] = []
         self._committed, self.pending = committed, pending
         self.starts = {IN: 0, LOG: 0}
@@ -51,7 +51,7 @@ class FakePorts:
     def fence(self, transactional_ids: Collection[str]) -> None:
         self.calls.append(f"fence {','.join(transactional_ids)}")
 
-    def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
+    def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset]:
         if self.faults:
             self.faults -= 1
             raise RetriableError("broker away")
@@ -88,7 +88,7 @@ def recovery(ports: FakePorts, policy: str = "earliest", timeout_ms: float = 1_0
     return Recovery(ports, rules, ManualClock(), timeout_ms, threading.Event(), lambda: "inc2")
 
 
-COMMITTED = {IN: Committed(30, format_metadata("inc1.4.0", {"AGG": 77}))}
+COMMITTED = {IN: CommittedOffset(30, format_metadata("inc1.4.0", {"AGG": 77}))}
 
 
 def test_the_order_and_what_the_task_has_afterwards() -> None:
@@ -192,7 +192,7 @@ def test_without_offsets_but_with_a_filled_changelog_it_refuses() -> None:
 
 
 def test_an_offset_beyond_the_log_is_an_error_and_one_below_goes_through_the_policy() -> None:
-    beyond = FakePorts({IN: Committed(101, "")})
+    beyond = FakePorts({IN: CommittedOffset(101, "")})
     with pytest.raises(FatalError, match="re-created"):
         recovery(beyond).recover([task()], [])
     below, active = FakePorts(COMMITTED), task()
@@ -204,7 +204,7 @@ def test_an_offset_beyond_the_log_is_an_error_and_one_below_goes_through_the_pol
 
 
 def test_at_least_once_may_have_committed_beyond_an_open_transaction_of_its_input() -> None:
-    ports, active = FakePorts({IN: Committed(90, "")}), task()
+    ports, active = FakePorts({IN: CommittedOffset(90, "")}), task()
     ports.stable[IN] = 80
     recovery(ports).recover([active], [])
     assert active.positions == {IN: 90}

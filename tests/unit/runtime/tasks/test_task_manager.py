@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everflow.errors import EverflowError, FatalError
-from everflow.records import TaskId, TopicPartition
+from everflow.records import MemberMetadata, TaskId, TopicPartition
 from everflow.retry import StoppedError
-from everflow.runtime.commit.commit_gate import GateBook, MemberMetadata
+from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.restore.standby_listener import SuspendReason
 from everflow.runtime.tasks.task import ActiveTask, StandbyTask, TaskRole, TaskState, TaskStore
 from everflow.runtime.tasks.task_manager import TaskManager, TaskServices

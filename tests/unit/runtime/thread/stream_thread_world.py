@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from everflow.clock import ManualClock
 from everflow.config import BatchLimits
 from everflow.metrics import Metrics
-from everflow.records import TaskId, TopicPartition
+from everflow.records import CommittedOffset, TaskId, TopicPartition
 from everflow.runtime.commit.batch import (
     COMMITTED,
     EXACTLY_ONCE_V2,
@@ -16,7 +16,7 @@ from everflow.runtime.commit.batch import (
     BatchResult,
 )
 from everflow.runtime.commit.commit_gate import GateBook
-from everflow.runtime.tasks.recovery import Committed, Recovery, RecoveryRules
+from everflow.runtime.tasks.recovery import Recovery, RecoveryRules
 from everflow.runtime.tasks.task import ActiveTask, TaskState, TaskStore
 from everflow.runtime.thread.stream_thread import StreamThread
 from everflow.runtime.thread.thread_ports import ThreadServices, ThreadSettings
@@ -92,9 +92,9 @@ class World:
     def fence(self, transactional_ids: Collection[str]) -> None:
         self.done.append(f"fence {','.join(transactional_ids)}")
 
-    def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
+    def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset]:
         self.done.append("committed")
-        return {IN: Committed(self.committed_offset, "")}
+        return {IN: CommittedOffset(self.committed_offset, "")}
 
     def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         return dict.fromkeys(partitions, self.end)

@@ -21,7 +21,7 @@ from everflow.errors import (
     TaskTimeoutError,
     WorkerDiedError,
 )
-from everflow.records import TopicPartition
+from everflow.records import CommittedOffset, TopicPartition
 from everflow.runtime.commit.batch import (
     ABORTED,
     COMMITTED,
@@ -32,7 +32,6 @@ from everflow.runtime.commit.batch import (
     BatchResult,
     CodeLine,
 )
-from everflow.runtime.tasks.recovery import Committed
 from everflow.runtime.tasks.task import ActiveTask, TaskState
 from everflow.runtime.thread.batch_watchdog import SHOWN_AFTER_MS, any_stalled
 from everflow.runtime.thread.stream_thread import Hung
@@ -76,11 +75,11 @@ def test_a_recovery_that_hangs_shows_as_a_stall_until_it_has_gone_through(world:
         world.behave = world.commit
         raise failed("worker", "no leader for the changelog")
 
-    def hang(partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
+    def hang(partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset]:
         stalls.append(stalled())
         world.clock.advance(SHOWN_AFTER_MS + 1)
         stalls.append(stalled())
-        return {IN: Committed(world.committed_offset, "")}
+        return {IN: CommittedOffset(world.committed_offset, "")}
 
     world.behave, world.committed = fail, hang  # type: ignore[method-assign]
     world.give_task()
@@ -132,7 +131,7 @@ def test_a_task_lost_while_it_is_recovered_ends_the_wait(world: World) -> None:
         world.behave = world.commit
         raise failed("worker", "worker died")
 
-    def lose_it(partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Committed]:
+    def lose_it(partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset]:
         world.book.disown_all()
         raise RetriableError("a transaction is open")
 
@@ -389,7 +388,7 @@ def test_of_several_tasks_the_record_for_which_a_column_fails_is_found(world: Wo
         return BatchResult(COMMITTED, consumed=dict(read), counts={"in": 1})
 
     world.behave = divide
-    world.committed = lambda partitions: {tp: Committed(read[tp], "") for tp in partitions}  # type: ignore[method-assign]
+    world.committed = lambda partitions: {tp: CommittedOffset(read[tp], "") for tp in partitions}  # type: ignore[method-assign]
     world.book.own([OTHER_TASK])
     other = ActiveTask(OTHER_TASK, (OTHER,), (), TaskState.RUNNING, epoch=world.book.epoch(OTHER_TASK))
     other.positions[OTHER] = 0
