@@ -112,7 +112,7 @@ def disturbed(case: Case) -> ClusterState:
     rules = AssignmentRules(num_standbys=case.standbys, rack_strategy=case.strategy, rack_tags=case.tags, max_warmups=20)
     members = [_member(number) for number in range(case.members)]
     ends = {task: END for task, info in tasks.items() if info.stateful}
-    fresh = ClusterState(tuple(members), tasks, ends, racks, rules)
+    fresh = ClusterState(members=tuple(members), tasks=tasks, end_sums=ends, racks=racks, rules=rules)
     settled = assign(fresh)
     at_rest = [
         replace(
@@ -131,4 +131,4 @@ def disturbed(case: Case) -> ClusterState:
 def _member(number: int) -> Member:
     rack = RACKS[number % 3]
     tags = {"zone": rack, "host": f"{rack}-{number // 6}"}
-    return Member(f"member-{number:05}", f"process-{number:05}", threads=2, rack=rack, tags=tags)
+    return Member(member_id=f"member-{number:05}", process_id=f"process-{number:05}", threads=2, rack=rack, tags=tags)

@@ -200,7 +200,7 @@ class BatchLimits:
     target_ms: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MemberSettings:
     """What the group member needs; times in ms. ``client`` holds settings for the Kafka client, dotted
     keys."""
@@ -215,7 +215,7 @@ class MemberSettings:
     client: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AssignmentRules:
     """What the assignor goes by (note 005): lags in records, times in ms.
 
@@ -395,14 +395,14 @@ class StreamsConfig:
     def member(self) -> MemberSettings:
         """Settings of the group member."""
         return MemberSettings(
-            self.application_id,
-            self.bootstrap_servers,
-            self.group_instance_id,
-            self.client_rack,
-            self.session_timeout_ms,
-            self.heartbeat_interval_ms,
-            self.rebalance_timeout_ms,
-            MappingProxyType(self.clients.get("shared", {})),
+            group_id=self.application_id,
+            bootstrap_servers=self.bootstrap_servers,
+            instance_id=self.group_instance_id,
+            rack=self.client_rack,
+            session_timeout_ms=self.session_timeout_ms,
+            heartbeat_interval_ms=self.heartbeat_interval_ms,
+            rebalance_timeout_ms=self.rebalance_timeout_ms,
+            client=MappingProxyType(self.clients.get("shared", {})),
         )
 
     def assignment(self) -> AssignmentRules:

@@ -72,7 +72,7 @@ class MemberMetadata(NamedTuple):
     instance_id: str | None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class EdgeBatch:
     """Records on one edge of the topology, column by column; all columns have the same length.
 
@@ -99,27 +99,27 @@ class EdgeBatch:
         """The records at ``indices``, in that order."""
         idx = pa.array(indices, pa.int64())
         return EdgeBatch(
-            self.key.take(idx),
-            self.value.take(idx),
-            self.timestamp[indices],
-            self.seq[indices],
-            self.source[indices],
-            self.partition[indices],
-            self.offset[indices],
-            None if self.headers is None else self.headers.take(idx),
+            key=self.key.take(idx),
+            value=self.value.take(idx),
+            timestamp=self.timestamp[indices],
+            seq=self.seq[indices],
+            source=self.source[indices],
+            partition=self.partition[indices],
+            offset=self.offset[indices],
+            headers=None if self.headers is None else self.headers.take(idx),
         )
 
     def with_columns(self, key: pa.Array | None = None, value: pa.Array | None = None) -> EdgeBatch:
         """The same records with another key or value column."""
         return EdgeBatch(
-            self.key if key is None else key,
-            self.value if value is None else value,
-            self.timestamp,
-            self.seq,
-            self.source,
-            self.partition,
-            self.offset,
-            self.headers,
+            key=self.key if key is None else key,
+            value=self.value if value is None else value,
+            timestamp=self.timestamp,
+            seq=self.seq,
+            source=self.source,
+            partition=self.partition,
+            offset=self.offset,
+            headers=self.headers,
         )
 
 

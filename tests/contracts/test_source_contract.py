@@ -52,7 +52,7 @@ def log(bootstrap: str, admin: ClusterAdmin) -> TopicPartition:
 
 
 def settings(bootstrap: str, name: str, committed: bool = True) -> SourceSettings:
-    return SourceSettings(bootstrap, name, committed, headers=True)
+    return SourceSettings(bootstrap_servers=bootstrap, group=name, read_committed=committed, headers=True)
 
 
 def rows_of(source: Any, ranges: dict[TopicPartition, OffsetRange]) -> list[tuple[Any, ...]]:

@@ -17,9 +17,16 @@ from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import InMemoryStore, StoreSpec, StoreView
 
 MINUTE_MS = 60_000
-KEY_VALUE = StoreSpec("s", "key_value", serdes.bytes_(), serdes.bytes_())
-WINDOW = StoreSpec("s", "window", serdes.bytes_(), serdes.bytes_(), retention_ms=4 * MINUTE_MS, window_size_ms=MINUTE_MS)
-SESSION = StoreSpec("s", "session", serdes.bytes_(), serdes.bytes_(), retention_ms=4 * MINUTE_MS)
+KEY_VALUE = StoreSpec(name="s", kind="key_value", key_serde=serdes.bytes_(), value_serde=serdes.bytes_())
+WINDOW = StoreSpec(
+    name="s",
+    kind="window",
+    key_serde=serdes.bytes_(),
+    value_serde=serdes.bytes_(),
+    retention_ms=4 * MINUTE_MS,
+    window_size_ms=MINUTE_MS,
+)
+SESSION = StoreSpec(name="s", kind="session", key_serde=serdes.bytes_(), value_serde=serdes.bytes_(), retention_ms=4 * MINUTE_MS)
 
 Change = tuple[bytes, bytes | None]
 

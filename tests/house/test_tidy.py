@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 MAX_HEAD = 100
 MAX_FUNCTION_LINES = 60
 MAX_MODULE_LINES = 600
+MAX_FIELDS = 5
 MAX_FOLDER_FILES = 20
 MAX_LATE_FIELDS = 15
 CONSTRUCTORS = ("__init__", "__post_init__", "__new__")
@@ -97,6 +98,26 @@ def sleeps(source: str) -> list[int]:
     return sorted(found)
 
 
+def positional_records(source: str) -> list[str]:
+    """Name the dataclasses of more fields than a reader counts, that may be called without naming them."""
+    return [
+        node.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ClassDef)
+        and sum(isinstance(part, ast.AnnAssign) and "ClassVar" not in ast.unparse(part) for part in node.body) > MAX_FIELDS
+        and any(re.match(r"dataclass\b(?!.*(?:kw_only=True|init=False))", ast.unparse(one)) for one in node.decorator_list)
+    ]
+
+
+def public_classes(source: str) -> dict[str, bool]:
+    """The public classes of a module; True for a Protocol."""
+    return {
+        node.name: any(ast.unparse(base).startswith("Protocol") for base in node.bases)
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    }
+
+
 def banned(text: str) -> list[str]:
     """Say what of a text may not be in the checkout, with line numbers."""
     return [
@@ -114,6 +135,24 @@ def test_functions_fit_on_a_page(path: Path) -> None:
 
 def test_classes_change_few_fields() -> None:
     assert [found for path in PACKAGE for found in crowded_classes(path.read_text())] == []
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=_id)
+def test_large_records_are_made_by_their_fields_names(path: Path) -> None:
+    assert positional_records(path.read_text()) == [], f"more than {MAX_FIELDS} fields: kw_only=True"
+
+
+def test_a_public_class_name_means_one_thing() -> None:
+    """A port and its one implementation may share a name."""
+    found: dict[str, list[tuple[bool, str]]] = {}
+    for path in PACKAGE:
+        for name, port in public_classes(path.read_text()).items():
+            found.setdefault(name, []).append((port, _id(path)))
+    assert {
+        name: [where for _, where in places]
+        for name, places in found.items()
+        if len(places) > 1 and sorted(port for port, _ in places) != [False, True]
+    } == {}
 
 
 @pytest.mark.parametrize("path", PACKAGE, ids=_id)
@@ -163,5 +202,9 @@ def test_the_rules_catch() -> None:
     assert [text.split(" (")[0] for text in crowded_classes(crowded.format("pass", "; ".join(sets)))] == ["C: 16 fields"]
     assert crowded_classes(crowded.format("; ".join(sets), "; ".join(sets[1:]))) == []
     assert sleeps("import time as t\nt.sleep(1)\nfrom time import sleep\n") == [2, 3]
+    fields = "".join(f"    f{number}: int\n" for number in range(MAX_FIELDS + 1))
+    assert positional_records(f"@dataclass(frozen=True)\nclass Many:\n{fields}") == ["Many"]
+    assert positional_records(f"@dataclass(kw_only=True)\nclass Many:\n{fields}") == []
+    assert public_classes("class A(Protocol[T]): ...\nclass B: ...\nclass _C: ...\n") == {"A": True, "B": False}
     assert len(banned("see /" + "home/someone/x\n# TO" + "DO later")) == 2
     assert banned("#!/usr/bin/env bash, ~/.cache and $HOME are everyone's") == []

@@ -15,11 +15,11 @@ def edge_batch(rows: Sequence[tuple[Any, Any, int]], value_type: pa.DataType, fi
     """Records (key, value, time) with string keys; sources, partitions and offsets follow from the positions."""
     seq = np.arange(first_seq, first_seq + len(rows), dtype=np.int64)
     return EdgeBatch(
-        pa.array([row[0] for row in rows], pa.string()),
-        pa.array([row[1] for row in rows], value_type),
-        np.array([row[2] for row in rows], np.int64),
-        seq,
-        (seq % 3).astype(np.int32),
-        (seq % 5).astype(np.int32),
-        seq * 2,
+        key=pa.array([row[0] for row in rows], pa.string()),
+        value=pa.array([row[1] for row in rows], value_type),
+        timestamp=np.array([row[2] for row in rows], np.int64),
+        seq=seq,
+        source=(seq % 3).astype(np.int32),
+        partition=(seq % 5).astype(np.int32),
+        offset=seq * 2,
     )

@@ -108,9 +108,19 @@ class Group:
             sums = {task: one.disk.get(task, 0) for task in stateful}
             tags = {"zone": one.zone}
             members.append(
-                Member(f"m-{name}", name, one.active, one.generation, one.threads, sums, one.rack, tags, draining=one.draining)
+                Member(
+                    member_id=f"m-{name}",
+                    process_id=name,
+                    owned=one.active,
+                    generation=one.generation,
+                    threads=one.threads,
+                    offset_sums=sums,
+                    rack=one.rack,
+                    tags=tags,
+                    draining=one.draining,
+                )
             )
-        return ClusterState(tuple(members), self.tasks, self.seen_ends, self.racks, self.rules)
+        return ClusterState(members=tuple(members), tasks=self.tasks, end_sums=self.seen_ends, racks=self.racks, rules=self.rules)
 
     def rebalance(self) -> Assignment:
         """One generation; raises AssertionError, with the history, where a rule is broken."""

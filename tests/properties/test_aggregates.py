@@ -139,7 +139,9 @@ def check(spec: Spec, model: Model, split: Any, value_type: pa.DataType, decode:
     retention = None if spec.window is None else spec.window.retention_ms
     kind = "key_value" if retention is None else "window"
     whole = InMemoryStore()
-    trimmed = InMemoryStore(StoreSpec("s", kind, spec.key_serde, spec.value_serde, retention))
+    trimmed = InMemoryStore(
+        StoreSpec(name="s", kind=kind, key_serde=spec.key_serde, value_serde=spec.value_serde, retention_ms=retention)
+    )
     stream_time, seq = -1, 0
     for rows in split:
         batch = edge_batch(rows, value_type, seq)
@@ -211,12 +213,12 @@ def test_python_aggregates_with_tombstones_and_changes_in_place(split: Any, wind
         return None if value == 0 else {"items": items}
 
     spec = PythonAggregateSpec(
-        "s",
-        serdes.string(),
-        serdes.json("items array<string>"),
-        PythonAggregator(lambda: {"items": []}, aggregator),
-        window,
-        every,
+        store="s",
+        key_serde=serdes.string(),
+        value_serde=serdes.json("items array<string>"),
+        aggregator=PythonAggregator(lambda: {"items": []}, aggregator),
+        window=window,
+        emit_every_update=every,
     )
     check(spec, Model(window, step), split, pa.int64(), spec.value_serde.decode)
 
@@ -230,7 +232,14 @@ def test_reduce_takes_the_first_value_as_it_is(split: Any, window: TimeWindows |
     def reducer(aggregate: Any, value: Any) -> Any:
         return None if value in (0, None) else aggregate * 2 + value
 
-    spec = PythonAggregateSpec("s", serdes.string(), serdes.long(), PythonReducer(reducer), window, every)
+    spec = PythonAggregateSpec(
+        store="s",
+        key_serde=serdes.string(),
+        value_serde=serdes.long(),
+        aggregator=PythonReducer(reducer),
+        window=window,
+        emit_every_update=every,
+    )
     # wrap-around is not the reducer's business: keep the numbers small enough for a long
     short = [part[:6] for part in split]
     check(spec, Model(window, step), short, pa.int64(), spec.value_serde.decode)

@@ -40,30 +40,37 @@ def random_cluster(rng: random.Random) -> ClusterState:
                 sums[task] = rng.choice([0, RUNNING, ends.get(task, 7), max(0, ends.get(task, 7) - rng.randint(0, 200)), 90_000])
         members.append(
             Member(
-                f"m{rng.randint(0, 10_000)}-{number}",
-                f"p{rng.randint(0, 99)}",
-                frozenset(task for task in [*everything, TaskId(9, 9)] if rng.random() < rng.choice([0.0, 0.1, 0.4])),
-                rng.choice([-1, 3, 4, 4, 4]),
-                rng.choice([1, 1, 2, 5, 100]),
-                sums,
-                rng.choice(["", *RACKS]),
-                {"zone": rng.choice("abc"), "cluster": rng.choice("xyz")} if rng.random() < 0.7 else {},
+                member_id=f"m{rng.randint(0, 10_000)}-{number}",
+                process_id=f"p{rng.randint(0, 99)}",
+                owned=frozenset(task for task in [*everything, TaskId(9, 9)] if rng.random() < rng.choice([0.0, 0.1, 0.4])),
+                generation=rng.choice([-1, 3, 4, 4, 4]),
+                threads=rng.choice([1, 1, 2, 5, 100]),
+                offset_sums=sums,
+                rack=rng.choice(["", *RACKS]),
+                tags={"zone": rng.choice("abc"), "cluster": rng.choice("xyz")} if rng.random() < 0.7 else {},
                 draining=rng.random() < 0.15,
             )
         )
     partitions = [partition for info in tasks.values() for partition in (*info.inputs, *info.changelogs)]
     rules = AssignmentRules(
-        rng.choice([0, 100, 10_000, 2**63 - 1]),
-        rng.choice([1, 1, 2, 5, 20]),
-        rng.choice([0, 0, 1, 2, 12]),
-        rng.choice([(), (), ("zone",), ("zone", "cluster", "nobody")]),
-        rng.choice(["none", "none", "min_traffic", "balance_subtopology"]),
-        rng.choice([None, 0, 7]),
-        rng.choice([None, 0, 20]),
+        acceptable_lag=rng.choice([0, 100, 10_000, 2**63 - 1]),
+        max_warmups=rng.choice([1, 1, 2, 5, 20]),
+        num_standbys=rng.choice([0, 0, 1, 2, 12]),
+        rack_tags=rng.choice([(), (), ("zone",), ("zone", "cluster", "nobody")]),
+        rack_strategy=rng.choice(["none", "none", "min_traffic", "balance_subtopology"]),
+        traffic_cost=rng.choice([None, 0, 7]),
+        non_overlap_cost=rng.choice([None, 0, 20]),
     )
     racks = {partition: frozenset(rng.sample(RACKS, rng.randint(0, 2))) for partition in partitions if rng.random() < 0.9}
     held_back = frozenset(task for task in everything if rng.random() < 0.05)
-    return ClusterState(tuple(members), tasks, None if rng.random() < 0.05 else ends, racks, rules, held_back)
+    return ClusterState(
+        members=tuple(members),
+        tasks=tasks,
+        end_sums=None if rng.random() < 0.05 else ends,
+        racks=racks,
+        rules=rules,
+        held_back=held_back,
+    )
 
 
 def shuffled(cluster: ClusterState, rng: random.Random) -> ClusterState:

@@ -36,7 +36,7 @@ def lighten(group: Group, seed: int) -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_first_assignment_is_the_ideal_at_once(strategy: str) -> None:
-    group = new_group(1, [5, 4], [7], 3, AssignmentRules(100, 2, 1, rack_strategy=strategy))
+    group = new_group(1, [5, 4], [7], 3, AssignmentRules(acceptable_lag=100, max_warmups=2, num_standbys=1, rack_strategy=strategy))
     assert group.settle(1) == 1
     group.assert_balanced()
 
@@ -44,7 +44,9 @@ def test_a_first_assignment_is_the_ideal_at_once(strategy: str) -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("seed", range(5))
 def test_adding_a_member_to_eleven_stateful_tasks(strategy: str, seed: int) -> None:
-    group = new_group(seed, [5, 5, 1], [5, 2], 1, AssignmentRules(100, 2, 0, rack_strategy=strategy))
+    group = new_group(
+        seed, [5, 5, 1], [5, 2], 1, AssignmentRules(acceptable_lag=100, max_warmups=2, num_standbys=0, rack_strategy=strategy)
+    )
     group.settle(1)
     group.tick()
     group.join("p900")
@@ -55,7 +57,9 @@ def test_adding_a_member_to_eleven_stateful_tasks(strategy: str, seed: int) -> N
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("seed", range(5))
 def test_dropping_one_of_seven_members_with_thirteen_stateful_tasks(strategy: str, seed: int) -> None:
-    group = new_group(seed, [5, 5, 3], [5, 5, 1], 7, AssignmentRules(100, 2, 0, rack_strategy=strategy))
+    group = new_group(
+        seed, [5, 5, 3], [5, 5, 1], 7, AssignmentRules(acceptable_lag=100, max_warmups=2, num_standbys=0, rack_strategy=strategy)
+    )
     group.settle(1)
     group.tick()
     group.leave("p000")
@@ -71,7 +75,7 @@ def test_who_joins_gets_of_every_subtopology_whatever_its_size(strategy: str, st
 
     Exactly even where nobody has a copy; a standby that is hot first is taken first, so then only of more than one each.
     """
-    rules = AssignmentRules(10_000, 2, standbys, rack_strategy=strategy)
+    rules = AssignmentRules(acceptable_lag=10_000, max_warmups=2, num_standbys=standbys, rack_strategy=strategy)
     group = new_group(1, [6] * len(sizes), [], 1, rules)
     group.ends = {task: sizes[task.subtopology] for task in group.ends}
     group.racks = dict.fromkeys(group.racks, frozenset(RACKS))
@@ -110,7 +114,7 @@ def perturb(seed: int, strategy: str, *, light: bool = False) -> None:
     rng = random.Random(seed)
     size, stateful = rng.randint(1, 10), rng.randint(1, 10)
     standbys = rng.randint(0, size)
-    rules = AssignmentRules(100, rng.randint(1, stateful), standbys, rack_strategy=strategy)
+    rules = AssignmentRules(acceptable_lag=100, max_warmups=rng.randint(1, stateful), num_standbys=standbys, rack_strategy=strategy)
     group = new_group(seed, [stateful], [rng.randint(1, 10)], size, rules)
     if light:
         lighten(group, seed)
@@ -140,9 +144,9 @@ class GroupMachine(RuleBasedStateMachine):
     def start(self, seed: int, strategy: str, tags: bool, light: bool) -> None:
         rng = random.Random(seed)
         rules = AssignmentRules(
-            rng.choice([0, 100, 10_000]),
-            rng.randint(1, 20),
-            rng.randint(0, 2),
+            acceptable_lag=rng.choice([0, 100, 10_000]),
+            max_warmups=rng.randint(1, 20),
+            num_standbys=rng.randint(0, 2),
             rack_strategy=strategy,
             rack_tags=("zone",) if tags else (),
         )

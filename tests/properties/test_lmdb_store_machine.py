@@ -38,7 +38,7 @@ def crash(name: str) -> None:
 
 
 class KeyValueMachine(RuleBasedStateMachine):
-    spec = StoreSpec("s", "key_value", serdes.bytes_(), serdes.bytes_())
+    spec = StoreSpec(name="s", kind="key_value", key_serde=serdes.bytes_(), value_serde=serdes.bytes_())
     keys = any_key
 
     def __init__(self) -> None:
@@ -144,7 +144,14 @@ class KeyValueMachine(RuleBasedStateMachine):
 
 
 class WindowMachine(KeyValueMachine):
-    spec = StoreSpec("s", "window", serdes.bytes_(), serdes.bytes_(), retention_ms=5 * MINUTE_MS, window_size_ms=MINUTE_MS)
+    spec = StoreSpec(
+        name="s",
+        kind="window",
+        key_serde=serdes.bytes_(),
+        value_serde=serdes.bytes_(),
+        retention_ms=5 * MINUTE_MS,
+        window_size_ms=MINUTE_MS,
+    )
     keys = st.builds(
         lambda key, minute: key + (minute * MINUTE_MS).to_bytes(8, "big") + bytes(4), st.binary(max_size=1), st.integers(0, 40)
     )

@@ -25,7 +25,20 @@ class Input(NamedTuple):
 
 def sources(count: int, merged: bool = True) -> tuple[Source, ...]:
     text = serdes.string()
-    return tuple(Source(i, f"t{i}", 0, f"n{i}", text, text, "earliest", "stream", merged) for i in range(count))
+    return tuple(
+        Source(
+            index=i,
+            topic=f"t{i}",
+            subtopology=0,
+            node=f"n{i}",
+            key_serde=text,
+            value_serde=text,
+            offset_reset="earliest",
+            kind="stream",
+            merged=merged,
+        )
+        for i in range(count)
+    )
 
 
 class Hop(NamedTuple):
@@ -48,10 +61,14 @@ def hop_of(inputs: list[Input]) -> Hop:
     rows = np.arange(len(times), dtype=np.int64)
     zeros = np.zeros(len(times), np.int32)
     names = pa.array([f"{s}@{o}" for s, o in zip(source, offset, strict=True)], pa.string())
-    batch = EdgeBatch(names, names, times, rows.copy(), source, zeros, offset)
+    batch = EdgeBatch(key=names, value=names, timestamp=times, seq=rows.copy(), source=source, partition=zeros, offset=offset)
     ranges = {at(i): OffsetRange(10, 10 + len(one.times)) for i, one in enumerate(inputs)}
     log_ends = {at(i): ranges[at(i)].end + int(one.more) for i, one in enumerate(inputs)}
-    return Hop(HopInput({1: batch}, {1: rows}, source, zeros, offset, times, "{}"), ranges, log_ends)
+    return Hop(
+        HopInput(batches={1: batch}, rows={1: rows}, source=source, partition=zeros, offset=offset, timestamp=times, control="{}"),
+        ranges,
+        log_ends,
+    )
 
 
 def one_by_one(inputs: list[Input]) -> tuple[list[str], dict[TopicPartition, int]]:
@@ -89,7 +106,9 @@ def test_what_several_tasks_write_comes_by_time_and_in_each_tasks_order(tasks: l
     names = pa.array([f"{task}@{at}" for task, at in zip(partition, offset, strict=True)], pa.string())
     times = np.array([time for one in tasks for time in one], np.int64)
     rows = np.arange(len(times), dtype=np.int64)
-    batch = EdgeBatch(names, names, times, rows, np.zeros(len(times), np.int32), partition, offset)
+    batch = EdgeBatch(
+        key=names, value=names, timestamp=times, seq=rows, source=np.zeros(len(times), np.int32), partition=partition, offset=offset
+    )
     assert merge_tasks(batch).key.to_pylist() == one_by_one(given)[0]
 
 

@@ -99,7 +99,9 @@ class Model:
 
 def check(spec: Any, model: Model, split: list[list[tuple[Any, Any, int]]], type_: pa.DataType, decode: Any) -> None:
     """Run both; outputs, positions, drops, stream time and store have to agree after each batch."""
-    store_spec = StoreSpec("s", "session", spec.key_serde, spec.value_serde, spec.windows.retention_ms)
+    store_spec = StoreSpec(
+        name="s", kind="session", key_serde=spec.key_serde, value_serde=spec.value_serde, retention_ms=spec.windows.retention_ms
+    )
     whole, trimmed = InMemoryStore(), InMemoryStore(store_spec)
     stream_time, seq = -1, 0
     for rows in split:
@@ -209,7 +211,9 @@ def test_functions_that_delete_and_change_in_place(split: list[Any], windows: Se
         return None if value == 0 else {"items": [*(before or {"items": []})["items"], f"{key}{value}"]}
 
     functions = PythonAggregator(lambda: {"items": []}, aggregator)
-    layout = PythonAggregateSpec("s", serdes.string(), serdes.json("items array<string>"), functions)
+    layout = PythonAggregateSpec(
+        store="s", key_serde=serdes.string(), value_serde=serdes.json("items array<string>"), aggregator=functions
+    )
     spec = SessionFunctionSpec(layout, windows, merger, every)
     model = Model(windows, step, lambda a, b: {"items": [*a["items"], "+", *b["items"]]})
     check(spec, model, split, pa.int64(), spec.value_serde.decode)
@@ -224,6 +228,8 @@ def test_a_reducer_reduces_sessions_too(split: list[Any], windows: SessionWindow
     def step(key: str, value: Any, before: Any) -> Any:
         return value if before is None else reducer(before, value)
 
-    layout = PythonAggregateSpec("s", serdes.string(), serdes.string(), PythonReducer(reducer))
+    layout = PythonAggregateSpec(
+        store="s", key_serde=serdes.string(), value_serde=serdes.string(), aggregator=PythonReducer(reducer)
+    )
     spec = SessionFunctionSpec(layout, windows, ReducerMerger(reducer), every)
     check(spec, Model(windows, step, reducer), split, pa.string(), spec.value_serde.decode)

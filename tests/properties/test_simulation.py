@@ -41,7 +41,7 @@ from everflow.testing.simulation.worker import _Batch
 SEEDS = range(int(os.environ.get("EVERFLOW_SIMULATIONS", "10")))
 
 SMALL = SimulationSettings(
-    (SimulatedSubTopology(8), SimulatedSubTopology(4, stateful=False)), rules=AssignmentRules(num_standbys=0)
+    subtopologies=(SimulatedSubTopology(8), SimulatedSubTopology(4, stateful=False)), rules=AssignmentRules(num_standbys=0)
 )
 WITH_STATE = 200_000
 
@@ -72,8 +72,8 @@ def paused(after_ms: float, refused: bool) -> list[tuple[str, str]]:
     """What is found where a task that stays commits, is refused perhaps, and commits again so many ms after the first."""
     slow = Timings(batch_base_ms=(300.0, 900.0), restore_rate=100_000.0, marker_ms=(1.0, 600.0))
     now = [0.0]
-    settings = SimulationSettings((SimulatedSubTopology(1),), timings=slow, input_rate=50.0, input_period_ms=200.0)
-    checks = Checks(settings, History(lambda: now[0]), cast(Any, None), cast(Any, None))
+    settings = SimulationSettings(subtopologies=(SimulatedSubTopology(1),), timings=slow, input_rate=50.0, input_period_ms=200.0)
+    checks = Checks(settings=settings, history=History(lambda: now[0]), coordinator=cast(Any, None), log=cast(Any, None))
     instance: Any = SimpleNamespace(name="i1", life=1, book=SimpleNamespace(epoch=lambda task: 1))
     ranges = {TopicPartition("input-0-0", 0): OffsetRange(0, 310)}
     request: Any = SimpleNamespace(tasks=[SimpleNamespace(task=TaskId(0, 0))], ranges=ranges)
@@ -286,7 +286,9 @@ def test_a_static_owner_that_dies_while_its_task_is_taken_away_is_found_out() ->
 
 def test_a_static_owner_that_was_restarted_before_it_let_go_hands_over_all_the_same() -> None:
     """Its former life had to ask for the follow-up; it gets that answer again, and no rebalance."""
-    stateless = SimulationSettings((SimulatedSubTopology(8, stateful=False),))  # nobody else asks, for a warm-up that is hot
+    stateless = SimulationSettings(
+        subtopologies=(SimulatedSubTopology(8, stateful=False),)
+    )  # nobody else asks, for a warm-up that is hot
     with Simulation(stateless, seed=62) as group:
         grown(group, 1, static=True)
         for thread in (0, 1):
@@ -363,7 +365,7 @@ def test_scaling_in_drains_first_and_nothing_is_restored_cold() -> None:
 def test_a_drain_onto_hot_standbys_takes_two_rebalances_and_nobody_waits_for_a_heartbeat() -> None:
     """One takes the tasks away; the other begins with the leaving itself, and is noticed long before a heartbeat of a group at rest
     (500 ms) would."""
-    settings = SimulationSettings((SimulatedSubTopology(8),), rules=AssignmentRules(num_standbys=1))
+    settings = SimulationSettings(subtopologies=(SimulatedSubTopology(8),), rules=AssignmentRules(num_standbys=1))
     with Simulation(settings, seed=22) as group:
         grown(group, 2)
         group.run_for(10_000)

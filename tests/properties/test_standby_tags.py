@@ -21,7 +21,7 @@ EVERY_CLASS = 1 << 30
 def group(members: Sequence[Member], tasks: int, keys: tuple[str, ...], copies: int) -> ClusterState:
     infos = {TaskId(0, n): TaskInfo(TaskId(0, n), (), (TopicPartition("c", n),), True) for n in range(tasks)}
     rules = AssignmentRules(acceptable_lag=10, num_standbys=copies, rack_tags=keys)
-    return ClusterState(tuple(members), infos, dict.fromkeys(infos, 1_000), {}, rules)
+    return ClusterState(members=tuple(members), tasks=infos, end_sums=dict.fromkeys(infos, 1_000), racks={}, rules=rules)
 
 
 def placed(cluster: ClusterState, active: Mapping[TaskId, str]) -> dict[TaskId, frozenset[str]]:
@@ -37,8 +37,8 @@ def test_the_groups_decide_how_long_it_takes_and_not_what_is_found(seed: int) ->
     tasks = rng.randint(1, 80)
     members = [
         Member(
-            f"m{number:02}",
-            f"p{number:02}",
+            member_id=f"m{number:02}",
+            process_id=f"p{number:02}",
             threads=rng.randint(1, 3),
             offset_sums={TaskId(0, rng.randrange(tasks)): rng.choice([100, 995, 1_000]) for _ in range(3)},
             tags={key: str(rng.randrange(values[key])) for key in keys},
@@ -57,7 +57,11 @@ def test_the_groups_decide_how_long_it_takes_and_not_what_is_found(seed: int) ->
 
 def test_a_tag_with_many_values_does_not_mean_a_look_at_each(monkeypatch: pytest.MonkeyPatch) -> None:
     members = [
-        Member(f"m{number:03}", f"p{number:03}", tags={"zone": str(number % 3), "host": f"{number % 3}-{number // 6}"})
+        Member(
+            member_id=f"m{number:03}",
+            process_id=f"p{number:03}",
+            tags={"zone": str(number % 3), "host": f"{number % 3}-{number // 6}"},
+        )
         for number in range(300)
     ]
     cluster = group(members, 1_000, ("zone", "host"), 2)

@@ -22,9 +22,11 @@ from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.stored_keys import SHORT_BYTES
 
-KEYS = StoreSpec("keys", "key_value", serdes.bytes_(), serdes.long())
-WINDOWS = StoreSpec("windows", "window", serdes.bytes_(), serdes.long(), retention_ms=400_000, window_size_ms=10)
-SESSIONS = StoreSpec("sessions", "session", serdes.bytes_(), serdes.long(), retention_ms=400_000)
+KEYS = StoreSpec(name="keys", kind="key_value", key_serde=serdes.bytes_(), value_serde=serdes.long())
+WINDOWS = StoreSpec(
+    name="windows", kind="window", key_serde=serdes.bytes_(), value_serde=serdes.long(), retention_ms=400_000, window_size_ms=10
+)
+SESSIONS = StoreSpec(name="sessions", kind="session", key_serde=serdes.bytes_(), value_serde=serdes.long(), retention_ms=400_000)
 LONG = b"p" * SHORT_BYTES
 
 short = st.binary(max_size=3) | st.lists(st.sampled_from([0, 1, 0x61, 0xFF]), max_size=3).map(bytes)

@@ -41,7 +41,7 @@ class AssignmentError(Enum):
     INVALID_FOLLOWUP = "followup_ms is not a whole number of ms, from 0 to ten years"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KafkaStreamsState:
     """One instance, by its process id. ``previous_standby`` are all copies on its disk that do not run active."""
 
@@ -178,15 +178,15 @@ def application_state(cluster: ClusterState) -> ApplicationState:
     def state(member: Member) -> KafkaStreamsState:
         active = frozenset(task for task in member.owned if lags.owner(task) == member.member_id and task in cluster.tasks)
         return KafkaStreamsState(
-            member.process_id,
-            member.threads,
-            active,
-            frozenset(task for task in member.offset_sums if task in cluster.tasks) - active,
-            member.endpoint,
-            member.tags,
-            member.rack,
-            member.draining,
-            lambda task: lags.lag(member.member_id, task),
+            process_id=member.process_id,
+            threads=member.threads,
+            previous_active=active,
+            previous_standby=frozenset(task for task in member.offset_sums if task in cluster.tasks) - active,
+            host=member.endpoint,
+            tags=member.tags,
+            rack=member.rack,
+            draining=member.draining,
+            lag_for=lambda task: lags.lag(member.member_id, task),
         )
 
     states = {member.process_id: state(member) for member in sorted(cluster.members, key=lambda member: member.order)}

@@ -68,13 +68,13 @@ def cooperate(cluster: ClusterState, ideal: Ideal, placement: Placement, lags: L
         interval = cluster.rules.probing_interval_ms
         followup_ms = interval if Lags.known(cluster) else min(interval, UNKNOWN_ENDS_RETRY_MS)
     return Assignment(
-        _frozen(cluster, active),
-        _frozen(cluster, standby),
-        _frozen(cluster, warmup),
-        frozenset(withheld),
-        _frozen(cluster, ideals),
-        placement.movements,
-        followup_ms,
+        active=_frozen(cluster, active),
+        standby=_frozen(cluster, standby),
+        warmup=_frozen(cluster, warmup),
+        withheld=frozenset(withheld),
+        target=_frozen(cluster, ideals),
+        movements=placement.movements,
+        followup_ms=followup_ms,
     )
 
 

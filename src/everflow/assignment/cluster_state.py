@@ -28,7 +28,7 @@ RUNNING = -2
 """As an offset sum: the task runs active here, nothing can be nearer to its end."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Member:
     """One instance of the group as the leader sees it.
 
@@ -66,7 +66,7 @@ class TaskInfo:
     stateful: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ClusterState:
     """All that a decision depends on; equal states give equal assignments, however they are listed (I8).
 
@@ -83,7 +83,7 @@ class ClusterState:
     held_back: frozenset[TaskId] = frozenset()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Assignment:
     """The next step of the group, by member id: tasks to run, copies to follow.
 

@@ -38,7 +38,7 @@ class _Move:
     standby: bool
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Draft:
     cluster: ClusterState
     ideal: Ideal
@@ -68,7 +68,7 @@ class _Draft:
 
 def refine(cluster: ClusterState, ideal: Ideal, lags: Lags) -> Placement:
     """The next placement on the way to ``ideal``. Needs known end sums (``Lags.known``); stateless tasks go at once."""
-    draft = _Draft(cluster, ideal, lags)
+    draft = _Draft(cluster=cluster, ideal=ideal, lags=lags)
     draft.standby = {task: set(holders) for task, holders in ideal.standby.items()}
     for task in sorted(ideal.active):
         _place_active(draft, task)

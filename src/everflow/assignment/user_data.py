@@ -56,7 +56,7 @@ class AnswerError(enum.IntEnum):
     PROCESS_ID_CLASH = 6
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class UserData:
     """What one member tells the leader.
 
@@ -91,7 +91,7 @@ class HostTasks:
     standby: frozenset[TaskId] = frozenset()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AssignmentData:
     """What the leader tells one member, besides its partitions.
 

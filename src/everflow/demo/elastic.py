@@ -44,7 +44,7 @@ _SAMPLE_S = 0.5
 _TIMEOUT_S = 900.0
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Ports:
     """What a run works with; all open, the second instance not started yet."""
 

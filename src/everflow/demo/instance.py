@@ -29,13 +29,15 @@ MARK = '{"everflow":'
 """How a status line begins: Spark's JVM has the same standard output."""
 TELL_S = 0.1
 EXIT_ABANDONED = 3
+_FIGURES = ("lag", "rate", "remaining_s", "copied")
 
 
 def encode(state: str, tasks: Mapping[TaskId, TaskStatus]) -> str:
     """A status line, without its end."""
-    listed = [
-        [t.subtopology, t.partition, s.role.value, s.state.value, s.lag, s.rate, s.remaining_s, s.copied] for t, s in tasks.items()
-    ]
+    listed = {
+        str(task): {"role": s.role.value, "state": s.state.value, **{name: getattr(s, name) for name in _FIGURES}}
+        for task, s in tasks.items()
+    }
     return json.dumps({"everflow": state, "tasks": listed})
 
 
@@ -45,8 +47,8 @@ def decode(line: str) -> tuple[str, dict[TaskId, TaskStatus]] | None:
         return None
     found: dict[str, Any] = json.loads(line)
     tasks = {
-        TaskId(subtopology, partition): TaskStatus(TaskRole(role), TaskState(state), *figures)
-        for subtopology, partition, role, state, *figures in found["tasks"]
+        TaskId.parse(name): TaskStatus(**{**status, "role": TaskRole(status["role"]), "state": TaskState(status["state"])})
+        for name, status in found["tasks"].items()
     }
     return found["everflow"], tasks
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from everflow.records import TaskId
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Moves:
     """What was seen. Times in s; pauses: the longest time between two committed batches of a task while records waited.
 

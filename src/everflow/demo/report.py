@@ -16,7 +16,7 @@ SHOWN = 10
 DIFFERENCES_SHOWN = 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """One run of the demo; ``elapsed_s`` from the start of the instance until all results were committed. ``moves`` only where
     another one came and went meanwhile."""

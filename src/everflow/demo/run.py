@@ -167,7 +167,9 @@ def _process_elastic(
         for partition in range(PARTITIONS)
     }
     with _instance(config, program, status) as streams:
-        return elastic.ElasticRun(elastic.Ports(streams, config, inputs, feed, second, status)).work()
+        return elastic.ElasticRun(
+            elastic.Ports(streams=streams, config=config, inputs=inputs, feed=feed, second=second, status=status)
+        ).work()
 
 
 def _read_results(config: StreamsConfig) -> dict[str, list[Record]]:

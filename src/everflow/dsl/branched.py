@@ -43,7 +43,7 @@ class BranchedKStream(Telling):
         self._stream, self._where = stream, where
         self._name = stream.graph.node_name(name, "KSTREAM-BRANCH-", where)
         self._splitter = stream.graph.add(
-            ProjectNode(self._name, (stream.node,), stream.edge.type, where, "BRANCH")
+            ProjectNode(name=self._name, inputs=(stream.node,), out=stream.edge.type, where=where, label="BRANCH")
         )
         self._columns: list[Column] = []
         self._functions: list[Callable[..., Any]] = []
@@ -100,7 +100,7 @@ class BranchedKStream(Telling):
         if condition is not None or not uses_functions:
             keep = None if condition is None else analyse(condition, edge.type, where)
             name, label = (f"{child}-columns", PREPARE) if uses_functions else (child, "BRANCHCHILD")
-            source = graph.add(ProjectNode(name, (source,), edge.type, where, label, predicate=keep))
+            source = graph.add(ProjectNode(name=name, inputs=(source,), out=edge.type, where=where, label=label, predicate=keep))
         if uses_functions:
             first = FirstOf(own_function, tuple(self._functions))
             source = graph.add(FunctionNode(child, (source,), edge.type, where, "BRANCHCHILD", "filter", first))

@@ -301,7 +301,9 @@ class _Aggregation:
     def _functions(
         self, key_serde: Serde, value_serde: Serde, aggregator: PythonAggregator | PythonReducer, merger: Any
     ) -> KTable:
-        functions = PythonAggregateSpec(self.store, key_serde, value_serde, aggregator, self.windows)
+        functions = PythonAggregateSpec(
+            store=self.store, key_serde=key_serde, value_serde=value_serde, aggregator=aggregator, window=self.windows
+        )
         spec = functions if self.sessions is None else SessionFunctionSpec(functions, self.sessions, merger)
         return self._add(spec, None, value_serde)
 
@@ -341,7 +343,9 @@ class _Aggregation:
         source = stream.node
         if inputs is not None:
             listed = EdgeType(stream.edge.type.key, inputs.type)
-            prepared = ProjectNode(f"{node_name}-inputs", (source,), listed, self.where, PREPARE, value=inputs, arrow=twin)
+            prepared = ProjectNode(
+                name=f"{node_name}-inputs", inputs=(source,), out=listed, where=self.where, label=PREPARE, value=inputs, arrow=twin
+            )
             source = self.graph.add(prepared)
         edge = Edge(EdgeType(spec.result_key, spec.result), self._key_serde(spec.key_serde), value_serde)
         node = StatefulNode(
@@ -361,10 +365,10 @@ class _Aggregation:
         elif self.sessions is not None:
             kind, retention_ms = "session", self.sessions.retention_ms
         return StoreSpec(
-            self.store,
-            kind,
-            spec.key_serde,
-            spec.value_serde,
+            name=self.store,
+            kind=kind,
+            key_serde=spec.key_serde,
+            value_serde=spec.value_serde,
             retention_ms=retention_ms,
             window_size_ms=size_ms,
             where=self.where,

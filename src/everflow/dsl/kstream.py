@@ -288,7 +288,7 @@ class KStream(HasEdge):
         if self.key_changed:
             topic = self.graph.check_repartition_name(name or store, "to_table", where)
             stream = stream.repartitioned(topic, where, "to_table")
-        spec = StoreSpec(store, "key_value", key_serde, value_serde, where=where)
+        spec = StoreSpec(name=store, kind="key_value", key_serde=key_serde, value_serde=value_serde, where=where)
         operator = TableSpec(store, key_serde, value_serde)
         node = StatefulNode(node_name, (stream.node,), stream.edge.type, where, "TOTABLE", operator, (spec,))
         return self.graph.faces.table(self.graph, self.graph.add(node), stream.edge)
@@ -346,7 +346,7 @@ class KStream(HasEdge):
         if negate:
             keep = ColumnExpr(~is_true(condition), keep.type, keep.uses)
         node_name = self.graph.node_name(name, "KSTREAM-FILTER-", where)
-        node = ProjectNode(node_name, (self.node,), self.edge.type, where, "FILTER", predicate=keep)
+        node = ProjectNode(name=node_name, inputs=(self.node,), out=self.edge.type, where=where, label="FILTER", predicate=keep)
         return self.derived(self.graph.add(node), self.edge)
 
     def _project(
@@ -365,7 +365,14 @@ class KStream(HasEdge):
         edge = self.edge.with_types(new_key and new_key.type, new_value and new_value.type)
         node_name = self.graph.node_name(name, prefix, where)
         node = ProjectNode(
-            node_name, (self.node,), edge.type, where, label, key=new_key, value=new_value, changes_key=changes_key
+            name=node_name,
+            inputs=(self.node,),
+            out=edge.type,
+            where=where,
+            label=label,
+            key=new_key,
+            value=new_value,
+            changes_key=changes_key,
         )
         return self.derived(self.graph.add(node), edge, changes_key)
 
@@ -401,7 +408,9 @@ class KStream(HasEdge):
     ) -> KStream:
         node_name = self.graph.node_name(name, prefix, where)
         listed = EdgeType(self.edge.type.key, elements.type)
-        prepared = ProjectNode(f"{node_name}-elements", (self.node,), listed, where, PREPARE, value=elements)
+        prepared = ProjectNode(
+            name=f"{node_name}-elements", inputs=(self.node,), out=listed, where=where, label=PREPARE, value=elements
+        )
         inputs = (self.graph.add(prepared),)
         node = self.graph.add(UnnestNode(node_name, inputs, edge.type, where, keyed, changes_key=keyed))
         return self.derived(node, edge, changes_key=keyed)

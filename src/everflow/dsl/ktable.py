@@ -89,7 +89,7 @@ class KTable(HasEdge):
         """The table's changes as a stream; deletions are records with a null value."""
         where = user_line()
         node_name = self.graph.node_name(name, "KTABLE-TOSTREAM-", where)
-        node = self.graph.add(ProjectNode(node_name, (self.node,), self.edge.type, where, "TOSTREAM"))
+        node = self.graph.add(ProjectNode(name=node_name, inputs=(self.node,), out=self.edge.type, where=where, label="TOSTREAM"))
         return KStream(self.graph, node, self.edge)
 
     def _filter(self, operator: str, condition: Expression, name: str | None, *, negate: bool) -> KTable:
@@ -106,7 +106,9 @@ class KTable(HasEdge):
         self, prefix: str, label: str, value: ColumnExpr, edge: Edge, name: str | None, where: str | None
     ) -> KTable:
         node_name = self.graph.node_name(name, prefix, where)
-        node = self.graph.add(ProjectNode(node_name, (self.node,), edge.type, where, label, value=value))
+        node = self.graph.add(
+            ProjectNode(name=node_name, inputs=(self.node,), out=edge.type, where=where, label=label, value=value)
+        )
         return KTable(self.graph, node, edge)
 
     def _function(

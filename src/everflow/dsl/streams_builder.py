@@ -92,7 +92,7 @@ class StreamsBuilder(Telling):
             self.graph.burn(1)  # the original burns the source's number where the table has a name
         source, edge = self._source("table", (topic,), key, value, source_name, offset_reset, where)
         key_serde, value_serde = edge.serdes("table", where)
-        spec = StoreSpec(store, "key_value", key_serde, value_serde, where=where)
+        spec = StoreSpec(name=store, kind="key_value", key_serde=key_serde, value_serde=value_serde, where=where)
         operator = TableSpec(store, key_serde, value_serde)
         node_name = self.graph.node_name(name, "KTABLE-SOURCE-", where)
         node = StatefulNode(node_name, (source,), edge.type, where, "SOURCE", operator, (spec,))

@@ -83,7 +83,7 @@ class GroupListener(Protocol):
         """Everything this member was given in ``generation``, also if nothing changed."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GroupSettings:
     """Group settings in ms, D7. ``client``: further kafka-python keywords (security and the like)."""
 

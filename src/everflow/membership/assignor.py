@@ -51,7 +51,7 @@ METADATA_RETRY_MS = 1_000
 """A leader whose metadata lack a topic asks again after this; they are refreshed with every assignment."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Identity:
     """What never changes while the instance lives. ``topology``: the lines of `everflow.topology.fingerprint`."""
 

@@ -22,7 +22,7 @@ from everflow.state.store import StoreView
 from everflow.windows import TimeWindows
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AggregateSpec:
     """Built-in aggregates per key, or per key and window; make it with `of`.
 

@@ -21,7 +21,7 @@ from everflow.windows import TimeWindows
 TIMESTAMP_BYTES = 8
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Groups:
     """Contributions (a record, or a record and one of its windows) by store key.
 
@@ -97,13 +97,13 @@ def group(
     last = np.empty(len(order), np.int64)
     last[codes] = np.arange(len(codes))  # the last assignment wins
     return Groups(
-        rows,
-        codes,
-        unique.take(pa.array(order)).to_pylist(),
-        last,
-        None if starts is None else starts[order],
-        int(running[-1]) if len(running) else stream_time,
-        dropped,
+        rows=rows,
+        codes=codes,
+        keys=unique.take(pa.array(order)).to_pylist(),
+        last=last,
+        starts=None if starts is None else starts[order],
+        stream_time=int(running[-1]) if len(running) else stream_time,
+        dropped=dropped,
     )
 
 
@@ -142,14 +142,14 @@ def result(
     """The results of the contributions ``at`` (increasing), each with the position of the record that made it."""
     rows = groups.rows[at]
     output = EdgeBatch(
-        result_key(batch, groups, at, window),
-        values,
-        timestamps,
-        batch.seq[rows],
-        batch.source[rows],
-        batch.partition[rows],
-        batch.offset[rows],
-        None if batch.headers is None else batch.headers.take(pa.array(rows)),
+        key=result_key(batch, groups, at, window),
+        value=values,
+        timestamp=timestamps,
+        seq=batch.seq[rows],
+        source=batch.source[rows],
+        partition=batch.partition[rows],
+        offset=batch.offset[rows],
+        headers=None if batch.headers is None else batch.headers.take(pa.array(rows)),
     )
     return OperatorResult(output, [changes] if len(changes) else [], groups.stream_time, groups.dropped)
 

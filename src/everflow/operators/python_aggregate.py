@@ -41,7 +41,7 @@ class PythonReducer:
         return value if aggregate is None else self.reducer(aggregate, value)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PythonAggregateSpec:
     """`PythonAggregator` or `PythonReducer` per key, or per key and window; null and time rules as in `AggregateSpec`.
 

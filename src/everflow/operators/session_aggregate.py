@@ -90,7 +90,7 @@ class SessionAggregateSpec(_Sessions[AggregateSpec]):
         codes = np.array(book.codes, np.int64)
         inputs = layout.inputs_of(batch.value, lambda column: column.take(pa.array(run.rows, pa.int64())))
         folds = [
-            SessionFold(column, state, book.stored, codes, book.merges, values)
+            SessionFold(column=column, stored=state, known=book.stored, codes=codes, merges=book.merges, values=values)
             for column, state, values in zip(layout.columns, layout.state_columns_of(states), inputs, strict=True)
         ]
         final = run.final()
@@ -173,7 +173,7 @@ class _Shown(NamedTuple):
     end: int
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Run:
     """One batch of one task: its keys, its book of sessions, and how results are shaped.
 
@@ -209,7 +209,16 @@ class _Run:
         counts = {"null-key": batch.key.null_count, "negative-timestamp": int(np.count_nonzero(negative))}
         dropped = {reason: count for reason, count in counts.items() if count}
         stored = [value[TIMESTAMP_BYTES:] for _, value in loaded]
-        return _Run(batch, keys, codes.tolist(), book, stored, [key for key, _ in loaded], [], dropped)
+        return _Run(
+            batch=batch,
+            keys=keys,
+            codes=codes.tolist(),
+            book=book,
+            stored=stored,
+            stored_keys=[key for key, _ in loaded],
+            rows=[],
+            dropped=dropped,
+        )
 
     def take_records(self) -> None:
         """Put every record into its session; the late ones are counted."""

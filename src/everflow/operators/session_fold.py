@@ -20,7 +20,7 @@ from everflow.operators.session_book import Merge
 from everflow.records import Int64
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SessionFold:
     """One state column of all sessions of a batch.
 

@@ -15,7 +15,7 @@ from everflow.topology.program import Topology
 _LIST_WIDTH = 76  # topics or stores named before "and n more"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Banner:
     """``topology`` is `topology_lines` of the program, ``program`` says where it is, if anywhere."""
 

@@ -194,20 +194,27 @@ class ClusterPorts:
         """A recovery on the cluster."""
         ground, config = self._ground, self._ground.config
         ports = ClusterRecoveryPorts(
-            ground.admin,
-            config.application_id,
-            config.producer(),
-            ground.reader,
-            ground.directory,
-            lambda subtopology: ground.blueprint.stores.get(subtopology, ()),
-            ground.changelogs,
-            config.state_sync,
-            ground.clock,
-            instance.tracker,
-            (lambda: instance.pause.hold(stop)) if pauses else stop.is_set,
+            admin=ground.admin,
+            group=config.application_id,
+            producer_config=config.producer(),
+            reader_config=ground.reader,
+            directory=ground.directory,
+            specs=lambda subtopology: ground.blueprint.stores.get(subtopology, ()),
+            changelogs=ground.changelogs,
+            state_sync=config.state_sync,
+            clock=ground.clock,
+            listener=instance.tracker,
+            stopped=(lambda: instance.pause.hold(stop)) if pauses else stop.is_set,
         )
         rules = RecoveryRules(config.application_id, ground.blueprint.offset_reset)
-        return Recovery(ports, rules, ground.clock, config.task_timeout_ms, stop, new_incarnation)
+        return Recovery(
+            ports=ports,
+            rules=rules,
+            clock=ground.clock,
+            timeout_ms=config.task_timeout_ms,
+            stop=stop,
+            new_incarnation=new_incarnation,
+        )
 
     def wired(self, instance: Instance) -> None:
         """What looks after the folder and the topics."""

@@ -47,7 +47,7 @@ TAIL_THREADS = 2
 """For tasks whose copy was in use here a moment ago: they must not wait behind whole restores."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class InstanceSettings:
     """What an instance goes by. Times in ms."""
 
@@ -159,7 +159,7 @@ class Instance:
         self.restores, self.tails = ports.pool("restore", RESTORE_THREADS), ports.pool("tail", TAIL_THREADS)
         self.fencing = ports.pool("fence", 1)
         self.threads += [self.open_thread(number) for number in range(settings.threads)]
-        self.manager = TaskManager(self.book, self.threads, self.updater, self._task_services())
+        self.manager = TaskManager(gate=self.book, threads=self.threads, updater=self.updater, services=self._task_services())
         counted = ThreadCountPorts(
             open_thread=self.open_thread,
             slots=ports.slots,
@@ -237,7 +237,13 @@ class Instance:
             paused=lambda: self.pause.paused,
             spawn=self.ports.spawn,
         )
-        thread = StreamThread(number, self.ports.thread_settings(number), services, self.clock, self.ports.new_incarnation)
+        thread = StreamThread(
+            number=number,
+            settings=self.ports.thread_settings(number),
+            services=services,
+            clock=self.clock,
+            new_incarnation=self.ports.new_incarnation,
+        )
         self.pause.wakes.append(thread.wake)
         return thread
 

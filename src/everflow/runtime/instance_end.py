@@ -23,7 +23,7 @@ HURRY_MS = 1_000.0
 LEAVE_S, LEAVE_WITHOUT_BROKER_S = 5.0, 1.0
 
 
-@dataclass
+@dataclass(kw_only=True)
 class InstanceEnd:
     """Ends an instance, started or not. ``leave_group`` as `GroupMember.leave` has it; ``drain_s`` 0: hand nothing over;
     ``hurry``: set by who does not want to wait; ``told``: what it is at, in words."""

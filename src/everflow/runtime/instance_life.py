@@ -126,7 +126,9 @@ class InstanceLife:
         with self.held:
             try:
                 if self.instance is not None:
-                    InstanceEnd(self.instance, leave_group, drain_s, self.hurry, self.note_end).run()
+                    InstanceEnd(
+                        instance=self.instance, leave_group=leave_group, drain_s=drain_s, hurry=self.hurry, told=self.note_end
+                    ).run()
             finally:
                 self.note_end("closing its connections")
 

@@ -173,7 +173,14 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
         held.callback(admin.close)
         blueprint = prepare_cluster(self._topology, config, admin, directory, self._clock, stop)
         require_tasks(blueprint)
-        ground = Ground(config, self._clock, admin, blueprint, directory, Changelogs(admin, blueprint.cluster_id))
+        ground = Ground(
+            config=config,
+            clock=self._clock,
+            admin=admin,
+            blueprint=blueprint,
+            directory=directory,
+            changelogs=Changelogs(admin, blueprint.cluster_id),
+        )
         context = self._spark()  # 8.
         # 9-12. The instance, which joins last.
         instance = self._life.instance = self._wired(ClusterPorts(ground, context, lambda: self._standby_listener, held))

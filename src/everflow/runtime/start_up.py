@@ -73,15 +73,15 @@ def prepare_cluster(
     partitions = {**counts, **{name: partitions for name, (partitions, _) in needed.repartition.items()}}
     # 6. The physical plan.
     return Blueprint(
-        config.application_id,
-        cluster_id,
-        plan(emitting_every_update(topology) if config.emit_every_update else topology, subs.index_of, config.application_id),
-        {sub.index: sub.inputs(config.application_id) for sub in subs.subtopologies},
-        {sub.index: sub.stores for sub in subs.subtopologies},
-        partitions,
-        offset_resets(subs, config),
-        frozenset(needed.repartition),
-        fingerprint(subs),
+        application_id=config.application_id,
+        cluster_id=cluster_id,
+        plan=plan(emitting_every_update(topology) if config.emit_every_update else topology, subs.index_of, config.application_id),
+        inputs={sub.index: sub.inputs(config.application_id) for sub in subs.subtopologies},
+        stores={sub.index: sub.stores for sub in subs.subtopologies},
+        partitions=partitions,
+        offset_reset=offset_resets(subs, config),
+        repartition=frozenset(needed.repartition),
+        fingerprint=fingerprint(subs),
     )
 
 

@@ -14,7 +14,7 @@ from everflow.runtime.tasks.task import ActiveTask, TaskRole, TaskState
 from everflow.runtime.thread.repeated_failures import Trouble
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TaskStatus:
     """One task on this instance.
 
@@ -50,33 +50,42 @@ def statuses(
 ) -> dict[TaskId, TaskStatus]:
     """All tasks by id. ``owned``: what the group wants active here; ``ends``: of input partitions; ``restores``: under way;
     ``handing_over``: revoked, not given up yet. One whose last batch still runs is RUNNING. ``troubles``: of their threads."""
-    found = {task: TaskStatus(TaskRole.ACTIVE, TaskState.CREATED, None) for task in owned}
+    found = {task: TaskStatus(role=TaskRole.ACTIVE, state=TaskState.CREATED, lag=None) for task in owned}
     found |= {
-        task: TaskStatus(copy.role, TaskState.RUNNING, copy.lag, copy.rate, copy.remaining_s, copy.offset_sum)
+        task: TaskStatus(
+            role=copy.role,
+            state=TaskState.RUNNING,
+            lag=copy.lag,
+            rate=copy.rate,
+            remaining_s=copy.remaining_s,
+            copied=copy.offset_sum,
+        )
         for task, copy in followed.items()
     }
     found |= {task: _restoring(restores.get(task, ())) for task in recovering}
-    found |= {task: TaskStatus(TaskRole.ACTIVE, TaskState.SUSPENDED, None) for task in handing_over}
+    found |= {task: TaskStatus(role=TaskRole.ACTIVE, state=TaskState.SUSPENDED, lag=None) for task in handing_over}
     for task in running:
         positions = dict(task.positions)
         known = all(tp in ends for tp in positions)
         lag = sum(max(0, ends[tp] - offset) for tp, offset in positions.items()) if known else None
-        found[task.id] = TaskStatus(TaskRole.ACTIVE, task.state, lag, 0.0, 0.0, trouble=(troubles or {}).get(task.id))
+        found[task.id] = TaskStatus(
+            role=TaskRole.ACTIVE, state=task.state, lag=lag, rate=0.0, remaining_s=0.0, trouble=(troubles or {}).get(task.id)
+        )
     return dict(sorted(found.items()))
 
 
 def _restoring(stores: Sequence[RestoreProgress]) -> TaskStatus:
     if not stores:
-        return TaskStatus(TaskRole.ACTIVE, TaskState.RESTORING, None)
+        return TaskStatus(role=TaskRole.ACTIVE, state=TaskState.RESTORING, lag=None)
     left = [store.remaining_s for store in stores]
     known = [seconds for seconds in left if seconds is not None]
     return TaskStatus(
-        TaskRole.ACTIVE,
-        TaskState.RESTORING,
-        sum(store.end - store.position for store in stores),
-        sum(store.rate for store in stores),
-        max(known) if len(known) == len(left) else None,
-        sum(store.position - store.start for store in stores),
+        role=TaskRole.ACTIVE,
+        state=TaskState.RESTORING,
+        lag=sum(store.end - store.position for store in stores),
+        rate=sum(store.rate for store in stores),
+        remaining_s=max(known) if len(known) == len(left) else None,
+        copied=sum(store.position - store.start for store in stores),
     )
 
 

@@ -21,7 +21,7 @@ SPARE_SLOTS = 1
 """Each thread may keep a task slot of Spark for good (design note 004); with none left, all other work would wait for ever."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ThreadCountPorts:
     """Effects of a change.
 

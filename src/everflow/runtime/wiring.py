@@ -37,7 +37,7 @@ PREPARED_PARTITIONS = 256
 partition costs some calls into the JVM. A resident step is told what to read batch by batch, however many there are."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Ground:
     """What every part stands on, known once the cluster was looked at (`start_up.prepare_cluster`)."""
 
@@ -116,12 +116,12 @@ def group_settings(ground: Ground) -> GroupSettings:
     member = ground.config.member()
     client = {key.replace(".", "_"): value for key, value in member.client.items()}
     return GroupSettings(
-        member.bootstrap_servers,
-        member.group_id,
-        member.instance_id,
-        member.session_timeout_ms,
-        member.heartbeat_interval_ms,
-        member.rebalance_timeout_ms,
+        bootstrap_servers=member.bootstrap_servers,
+        group_id=member.group_id,
+        instance_id=member.instance_id,
+        session_timeout_ms=member.session_timeout_ms,
+        heartbeat_interval_ms=member.heartbeat_interval_ms,
+        rebalance_timeout_ms=member.rebalance_timeout_ms,
         client_id=f"{ground.config.client_id or ground.config.application_id}-{ground.directory.process_id}",
         client=client,
     )
@@ -131,8 +131,8 @@ def task_assignor(ground: Ground, copies: LocalCopies, end_sums: EndSums, racks:
     """This instance's side of the group's protocol, and its decision when it leads."""
     config, blueprint = ground.config, ground.blueprint
     identity = Identity(
-        ground.directory.process_id,
-        config.num_stream_threads,
+        process_id=ground.directory.process_id,
+        threads=config.num_stream_threads,
         rack=config.client_rack,
         tags=config.tags(),
         endpoint=config.application_server,
@@ -194,14 +194,14 @@ def job_opener(context: Any, ground: Ground) -> OpenJob:
     if resident_records == 0 or TwinSegment.of_plan(ground.blueprint.plan) is None:
         add_connector(context)  # now, where an error reaches who starts: it may have to be downloaded
     settings = JobSettings(
-        config.bootstrap_servers,
-        config.application_id,
-        config.exactly_once,
-        config.errors_dead_letter_queue_topic_name,
-        ground.source,
-        ground.reader,
-        config.prepared_source,
-        resident_records,
+        bootstrap_servers=config.bootstrap_servers,
+        application_id=config.application_id,
+        read_committed=config.exactly_once,
+        dead_letter_topic=config.errors_dead_letter_queue_topic_name,
+        client=ground.source,
+        reader=ground.reader,
+        prepared_source=config.prepared_source,
+        resident_records=resident_records,
     )
     plan = ground.blueprint.plan
     work = pack(plan, settings)  # once for all threads: what the program's variables are now is what the workers get

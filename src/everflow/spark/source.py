@@ -36,7 +36,7 @@ FETCH = {
 """Consumer settings of the readers; the user's ``consumer.`` settings win."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SourceSettings:
     """``client`` are Kafka client properties (dotted keys, for instance security). ``read_committed`` under exactly-once."""
 

@@ -15,7 +15,7 @@ from everflow.serdes import Serde
 from everflow.state.changelog import SUFFIX_BYTES, expiry_times
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StoreSpec:
     """A store as the topology declares it.
 

@@ -19,7 +19,7 @@ class Owner(NamedTuple):
     last_batch: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StoreMeta:
     """Written in the same transaction as the data, so it is always as true as they are.
 

@@ -42,7 +42,7 @@ _held_guard = threading.Lock()
 """Folders that this process (by pid) has locked: fcntl locks do not exclude a second holder in one process."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ProcessMetadata:
     """What a restart has to know of the process before it.
 
@@ -117,7 +117,9 @@ class StateDirectory:
             found = _read_metadata(path, application_id)
             boot = system_boot_id() if boot_id is None else boot_id
             if found is None:
-                now = ProcessMetadata(application_id, new_process_id(), (), boot)
+                now = ProcessMetadata(
+                    application_id=application_id, process_id=new_process_id(), transactional_ids=(), boot_id=boot
+                )
             else:
                 if boot != found.boot_id and not found.clean_close and sync == "none":
                     _distrust_all(path, "the operating system stopped while the store was open, unflushed")

@@ -347,7 +347,7 @@ class _MemorySink:
         if letters is not None and len(letters) and self._topic is None:
             raise UndecodableRecord(letters, sources)
         self._result = result
-        return BatchResult(COMMITTED)
+        return BatchResult(outcome=COMMITTED)
 
     def take(self) -> StepResult:
         assert self._result is not None

@@ -26,7 +26,7 @@ from everflow.topology.subtopologies import SubTopology, cut
 from everflow.topology.types import type_text
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Shown:
     """A node as described: ``kind`` is Source, Processor or Sink; ``detail`` what stands in its brackets."""
 
@@ -101,9 +101,11 @@ def shown_nodes(sub: SubTopology) -> dict[str, Shown]:
             continue
         if isinstance(node, SinkNode) and node.kind == "repartition":
             filter_name = f"{node.topic}-filter"
-            shown[filter_name] = Shown(filter_name, "Processor", "stores: []", node, inputs)
+            shown[filter_name] = Shown(name=filter_name, kind="Processor", detail="stores: []", node=node, predecessors=inputs)
             inputs = [filter_name]
-        shown[node.name] = Shown(node.name, *_kind(node), node, list(dict.fromkeys(inputs)))
+        kind, detail = _kind(node)
+        predecessors = list(dict.fromkeys(inputs))
+        shown[node.name] = Shown(name=node.name, kind=kind, detail=detail, node=node, predecessors=predecessors)
     for entry in shown.values():
         for name in entry.predecessors:
             shown[name].successors.append(entry.name)

@@ -19,7 +19,7 @@ _MOST_CHARS = 44
 _STYLE = "font: 11px ui-monospace, Menlo, Consolas, monospace; max-width: 100%; height: auto"
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Box:
     """``lines``: what stands in it; ``kind``: topic, processor or store; ``tip``: shown when pointed at."""
 
@@ -67,19 +67,19 @@ def _boxes(sub: SubTopology) -> tuple[dict[str, _Box], list[tuple[str, str]]]:
     for name, entry in shown.items():
         if isinstance(entry.node, SourceNode):
             for topic in entry.node.topics:
-                boxes[f"in {topic}"] = _Box((_short(topic),), "topic", f"topic {topic}")
+                boxes[f"in {topic}"] = _Box(lines=(_short(topic),), kind="topic", tip=f"topic {topic}")
                 edges.append((f"in {topic}", name))
     for name, entry in shown.items():
         before = [boxes[start].rank for start, end in edges if end == name]
         stores = [spec.name for spec in entry.node.stores] if isinstance(entry.node, StatefulNode) else []
         lines = (_short(name), *(_short(f"store {store}") for store in stores))
-        boxes[name] = _Box(lines, "store" if stores else "processor", _tip(entry), max(before, default=-1) + 1)
+        boxes[name] = _Box(lines=lines, kind="store" if stores else "processor", tip=_tip(entry), rank=max(before, default=-1) + 1)
         edges += [(name, after) for after in entry.successors]
     for name, entry in shown.items():
         if entry.kind == "Sink":
             topic = sink_topic(entry.node)
             below = boxes[name].rank + 1
-            found = boxes.setdefault(f"out {topic}", _Box((_short(topic),), "topic", f"topic {topic}", below))
+            found = boxes.setdefault(f"out {topic}", _Box(lines=(_short(topic),), kind="topic", tip=f"topic {topic}", rank=below))
             found.rank = max(found.rank, below)
             edges.append((name, f"out {topic}"))
     return boxes, edges

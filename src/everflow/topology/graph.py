@@ -75,7 +75,7 @@ class SourceNode(Node):
     offset_reset: str | None = None  # None: auto.offset.reset
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ProjectNode(Node):
     """Stateless Column operator, runs in Catalyst: rows where ``predicate`` is true (NULL counts as false), with a new key
     and/or value (None = unchanged)."""

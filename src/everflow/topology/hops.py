@@ -78,7 +78,7 @@ class HopSchema:
         return pa.schema(self.meta() + [field for slot in self.slots for field in self.slot_fields(slot)])
 
 
-@dataclass
+@dataclass(kw_only=True)
 class HopInput:
     """One hop's rows, read to the end: records by slot id (and the rows they stand in), the metadata of all rows, and the
     marker's control text."""
@@ -124,7 +124,15 @@ def read_hop(batches: Iterable[pa.RecordBatch], schema: HopSchema, most_bytes: i
         raise HopError("the input of a step ended without its end marker: an upstream stage failed")
     control = "{}" if schema.first else table.column("_ctl")[last].as_py() or "{}"
     body = table.slice(0, last)
-    meta = HopInput({}, {}, source[:last], _numpy(body, "_part"), _numpy(body, "_off"), _numpy(body, "_ts"), control)
+    meta = HopInput(
+        batches={},
+        rows={},
+        source=source[:last],
+        partition=_numpy(body, "_part"),
+        offset=_numpy(body, "_off"),
+        timestamp=_numpy(body, "_ts"),
+        control=control,
+    )
     meta.bytes = table.nbytes
     seq = np.arange(last, dtype=np.int64) if schema.first else _numpy(body, "_seq")
     for slot in schema.slots:
@@ -171,14 +179,14 @@ def _read_slot(
         return array if keep is None else array[keep]
 
     batch = EdgeBatch(
-        columns[f"{name}_k"],
-        value,
-        pick(meta.timestamp),
-        pick(seq),
-        pick(meta.source),
-        pick(meta.partition),
-        pick(meta.offset),
-        header,
+        key=columns[f"{name}_k"],
+        value=value,
+        timestamp=pick(meta.timestamp),
+        seq=pick(seq),
+        source=pick(meta.source),
+        partition=pick(meta.partition),
+        offset=pick(meta.offset),
+        headers=header,
     )
     return batch, np.arange(total, dtype=np.int64) if keep is None else keep
 
@@ -273,14 +281,14 @@ def concat(batches: Sequence[EdgeBatch]) -> EdgeBatch:
             [b.headers if b.headers is not None else pa.nulls(len(b), HEADERS) for b in filled]
         )
     joined = EdgeBatch(
-        pa.concat_arrays([_as(batch.key, filled[0].key.type) for batch in filled]),
-        pa.concat_arrays([_as(batch.value, filled[0].value.type) for batch in filled]),
-        np.concatenate([batch.timestamp for batch in filled]),
-        np.concatenate([batch.seq for batch in filled]),
-        np.concatenate([batch.source for batch in filled]),
-        np.concatenate([batch.partition for batch in filled]),
-        np.concatenate([batch.offset for batch in filled]),
-        headers,
+        key=pa.concat_arrays([_as(batch.key, filled[0].key.type) for batch in filled]),
+        value=pa.concat_arrays([_as(batch.value, filled[0].value.type) for batch in filled]),
+        timestamp=np.concatenate([batch.timestamp for batch in filled]),
+        seq=np.concatenate([batch.seq for batch in filled]),
+        source=np.concatenate([batch.source for batch in filled]),
+        partition=np.concatenate([batch.partition for batch in filled]),
+        offset=np.concatenate([batch.offset for batch in filled]),
+        headers=headers,
     )
     return in_order(joined)
 

@@ -63,7 +63,7 @@ DEAD_LETTER_SLOT = 0
 DEAD_LETTER_TYPE = EdgeType(pa.binary(), pa.struct([("value", pa.binary()), ("error", pa.string())]))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Source:
     """One input topic: ``index`` is the ``source`` column of its rows; ``topic`` the full name."""
 
@@ -79,7 +79,7 @@ class Source:
     """True where the sub-topology reads several topics, so that the step has to merge partitions by time (D3)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Slot:
     """One value stream of the plan. ``level``/``in_step`` say where it is produced, ``last_step`` the last step that reads it
     and ``last_segment`` the last segment that does (-1 = none)."""
@@ -121,7 +121,7 @@ class Projection:
     output: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Encode:
     """Serialisation for a sink inside Catalyst. A part stays decoded where its serde is not a Catalyst one. With ``topic`` the
     output's value is ``struct<topic, value>``."""
@@ -154,7 +154,7 @@ class DecodeOp:
     value_serde: Serde | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FunctionOp:
     """A FunctionNode: calls the user's function record by record."""
 
@@ -178,7 +178,7 @@ class UnnestOp:
     output: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StatefulOp:
     """A StatefulNode: runs per task of ``subtopology``."""
 
@@ -192,7 +192,7 @@ class StatefulOp:
     where: str | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SinkOp:
     """A SinkNode. ``topic`` None = the input's value is ``struct<topic, value>``; a serde None = the part is bytes already."""
 
@@ -216,7 +216,7 @@ class PlannedStep:
     ops: tuple[StepOp, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PhysicalPlan:
     """Segments and steps of the whole application; the same for every stream thread."""
 
@@ -342,7 +342,9 @@ class _Planner:
             if isinstance(node, SourceNode)
             for serde in (node.key_serde, node.value_serde)
         )
-        self._slots: list[Slot] = [Slot(DEAD_LETTER_SLOT, "dead-letters", DEAD_LETTER_TYPE, 0, in_step=not parsed)]
+        self._slots: list[Slot] = [
+            Slot(id=DEAD_LETTER_SLOT, name="dead-letters", type=DEAD_LETTER_TYPE, level=0, in_step=not parsed)
+        ]
         self._outputs: dict[str, tuple[int, ...]] = {}
         self._sources: list[Source] = []
         self._segments: dict[int, tuple[list[Decode], list[Projection | Encode]]] = {}
@@ -352,7 +354,7 @@ class _Planner:
     # -- slots -------------------------------------------------------------------------------------------------
 
     def _slot(self, name: str, edge: EdgeType, level: int, in_step: bool) -> int:
-        self._slots.append(Slot(len(self._slots), name, edge, level, in_step))
+        self._slots.append(Slot(id=len(self._slots), name=name, type=edge, level=level, in_step=in_step))
         return len(self._slots) - 1
 
     def _read_in_step(self, slot: int, level: int) -> None:
@@ -402,14 +404,14 @@ class _Planner:
         for topic in node.topics:
             full = f"{self._app}-{topic}" if node.kind == "repartition" else topic
             source = Source(
-                len(self._sources),
-                full,
-                self._sub[node.name],
-                node.name,
-                node.key_serde,
-                node.value_serde,
-                node.offset_reset,
-                node.kind,
+                index=len(self._sources),
+                topic=full,
+                subtopology=self._sub[node.name],
+                node=node.name,
+                key_serde=node.key_serde,
+                value_serde=node.value_serde,
+                offset_reset=node.offset_reset,
+                kind=node.kind,
                 merged=False,
             )
             self._sources.append(source)
@@ -452,11 +454,20 @@ class _Planner:
         out = self._slot(node.name, node.out, level, in_step=True)
         op: StepOp
         if isinstance(node, FunctionNode):
-            op = FunctionOp(node.name, node.op, node.fn, node.out, inputs, out, node.where)
+            op = FunctionOp(name=node.name, op=node.op, fn=node.fn, type=node.out, inputs=inputs, output=out, where=node.where)
         elif isinstance(node, UnnestNode):
             op = UnnestOp(node.name, node.keyed, node.out, inputs, out)
         else:
-            op = StatefulOp(node.name, node.operator, node.stores, self._sub[node.name], node.out, inputs, out, node.where)
+            op = StatefulOp(
+                name=node.name,
+                operator=node.operator,
+                stores=node.stores,
+                subtopology=self._sub[node.name],
+                type=node.out,
+                inputs=inputs,
+                output=out,
+                where=node.where,
+            )
         self.step_ops.append((op, level))
         yield out
 
@@ -482,7 +493,9 @@ class _Planner:
         if column is not None:
             value = pa.struct([("topic", pa.string()), ("value", value)])
         out = self._slot(node.name, EdgeType(key, value), level, in_step=False)
-        self._segment(level)[1].append(Encode(node.name, node.key_serde, node.value_serde, column, slot, out))
+        self._segment(level)[1].append(
+            Encode(node=node.name, key_serde=node.key_serde, value_serde=node.value_serde, topic=column, input=slot, output=out)
+        )
         return out
 
     def _add_sink_op(
@@ -497,10 +510,10 @@ class _Planner:
             assert isinstance(node.topic, str)
             topic = f"{self._app}-{node.topic}" if node.kind == "repartition" else node.topic
         op = SinkOp(
-            node.name + suffix,
-            topic,
-            None if encoded and in_catalyst(node.key_serde) else node.key_serde,
-            None if encoded and in_catalyst(node.value_serde) else node.value_serde,
+            name=node.name + suffix,
+            topic=topic,
+            key_serde=None if encoded and in_catalyst(node.key_serde) else node.key_serde,
+            value_serde=None if encoded and in_catalyst(node.value_serde) else node.value_serde,
             drop_null_keys=node.kind == "repartition",
             inputs=inputs,
             where=node.where,
@@ -532,7 +545,15 @@ class _Planner:
             for segment in segments
         )
         headers = self._reads_headers() or any(map(self._forwards_headers, self._topology.nodes))
-        return PhysicalPlan(self._app, tuple(sources.values()), tuple(self._slots), segments, steps, headers, changelogs)
+        return PhysicalPlan(
+            application_id=self._app,
+            sources=tuple(sources.values()),
+            slots=tuple(self._slots),
+            segments=segments,
+            steps=steps,
+            headers=headers,
+            changelog_slots=changelogs,
+        )
 
     def _reads_headers(self) -> bool:
         """Whether a Column of the user reads headers."""

@@ -22,7 +22,7 @@ _REPARTITION_CONFIG = {"cleanup.policy": "delete", "retention.ms": "-1", "segmen
 TopicSpec = tuple[int, Mapping[str, str]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SubTopology:
     """One connected part: every partition of its source topics is a task.
 
@@ -149,12 +149,12 @@ def _subtopology(index: int, nodes: tuple[Node, ...]) -> SubTopology:
     sinks = [node for node in nodes if isinstance(node, SinkNode) and node.kind == "repartition"]
     stores = {store.name: store for node in nodes if isinstance(node, StatefulNode) for store in node.stores}
     return SubTopology(
-        index,
-        nodes,
-        _unique(topic for node in sources if node.kind != "repartition" for topic in node.topics),
-        _unique(topic for node in sources if node.kind == "repartition" for topic in node.topics),
-        _unique(str(node.topic) for node in sinks),
-        tuple(stores.values()),
+        index=index,
+        nodes=nodes,
+        source_topics=_unique(topic for node in sources if node.kind != "repartition" for topic in node.topics),
+        repartition_sources=_unique(topic for node in sources if node.kind == "repartition" for topic in node.topics),
+        repartition_sinks=_unique(str(node.topic) for node in sinks),
+        stores=tuple(stores.values()),
     )
 
 

@@ -19,9 +19,11 @@ pytestmark = pytest.mark.broker
 
 
 def test_the_described_host_map_is_the_one_that_was_sent(bootstrap: str, name: str, topic: Callable[..., str]) -> None:
-    settings = GroupSettings(bootstrap, name, client={"fetch_min_bytes": 1})
+    settings = GroupSettings(bootstrap_servers=bootstrap, group_id=name, client={"fetch_min_bytes": 1})
     subtopologies = {0: [topic(40)]}
-    members = [Instance(settings, assignor_of(Identity(host, endpoint=f"{host}:1"), subtopologies)) for host in ("a", "b")]
+    members = [
+        Instance(settings, assignor_of(Identity(process_id=host, endpoint=f"{host}:1"), subtopologies)) for host in ("a", "b")
+    ]
     try:
         await_settled(members, 40)
 
@@ -39,4 +41,4 @@ def test_the_described_host_map_is_the_one_that_was_sent(bootstrap: str, name: s
 
 def test_no_broker_is_a_passing_error() -> None:
     with pytest.raises(RetriableError, match="describing group g"):
-        user_data_of_group(GroupSettings("127.0.0.1:1", "g"), timeout_s=1.0)
+        user_data_of_group(GroupSettings(bootstrap_servers="127.0.0.1:1", group_id="g"), timeout_s=1.0)

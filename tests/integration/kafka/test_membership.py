@@ -26,8 +26,8 @@ def join(bootstrap: str, name: str) -> Iterator[Callable[..., Instance]]:
     running: list[Instance] = []
 
     def start(subtopologies: dict[int, list[str]], process_id: str, **settings: object) -> Instance:
-        assignor = assignor_of(Identity(process_id), subtopologies)
-        running.append(Instance(GroupSettings(bootstrap, name, **settings), assignor))  # type: ignore[arg-type]
+        assignor = assignor_of(Identity(process_id=process_id), subtopologies)
+        running.append(Instance(GroupSettings(bootstrap_servers=bootstrap, group_id=name, **settings), assignor))  # type: ignore[arg-type]
         return running[-1]
 
     yield start

@@ -25,8 +25,8 @@ Topic = Callable[..., str]
 
 
 def member_of(bootstrap: str, group: str, source: str, process_id: str, session_ms: int = 30_000) -> Instance:
-    settings = GroupSettings(bootstrap, group, session_timeout_ms=session_ms)
-    return Instance(settings, assignor_of(Identity(process_id), {0: [source]}))
+    settings = GroupSettings(bootstrap_servers=bootstrap, group_id=group, session_timeout_ms=session_ms)
+    return Instance(settings, assignor_of(Identity(process_id=process_id), {0: [source]}))
 
 
 @pytest.mark.slow  # two starts of a broker of its own

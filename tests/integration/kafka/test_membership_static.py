@@ -37,8 +37,8 @@ def join(bootstrap: str, name: str) -> Iterator[Join]:
         ports: Ports | None = None,
         latest_version: int = 2,
     ) -> Instance:
-        settings = GroupSettings(bootstrap, name, instance_id, session_timeout_ms=session_ms)
-        identity = Identity(process_id, instance_id=instance_id, topology=topology)
+        settings = GroupSettings(bootstrap_servers=bootstrap, group_id=name, instance_id=instance_id, session_timeout_ms=session_ms)
+        identity = Identity(process_id=process_id, instance_id=instance_id, topology=topology)
         running.append(Instance(settings, assignor_of(identity, {0: [source]}, ports, latest_version)))
         return running[-1]
 

@@ -145,7 +145,9 @@ def test_group_metadata_is_what_the_client_itself_builds(bootstrap: str) -> None
 
 
 def member_of(bootstrap: str, group: str, source: str) -> GroupMember:
-    member = GroupMember(GroupSettings(bootstrap, group), assignor_of(Identity("p1"), {0: [source]}))
+    member = GroupMember(
+        GroupSettings(bootstrap_servers=bootstrap, group_id=group), assignor_of(Identity(process_id="p1"), {0: [source]})
+    )
     member.start()
     wait_until(lambda: member.stable and member.owned(), 20, "the member owns its task")
     return member

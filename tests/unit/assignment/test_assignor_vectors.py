@@ -32,14 +32,16 @@ def member(
     name: str, owned: Mapping[TaskId, object] | None = None, *, lags: Mapping[TaskId, int] | None = None, threads: int = 1
 ) -> Member:
     sums = {task: END - lag for task, lag in (lags or {}).items()}
-    return Member(name, name, frozenset(owned or ()), 1, threads, sums)
+    return Member(member_id=name, process_id=name, owned=frozenset(owned or ()), generation=1, threads=threads, offset_sums=sums)
 
 
 def cluster(
     tasks: Mapping[TaskId, TaskInfo], *members: Member, acceptable: int = 0, warmups: int = 2, standbys: int = 0
 ) -> ClusterState:
-    rules = AssignmentRules(acceptable, warmups, standbys)
-    return ClusterState(members, tasks, {task: END for task, info in tasks.items() if info.stateful}, {}, rules)
+    rules = AssignmentRules(acceptable_lag=acceptable, max_warmups=warmups, num_standbys=standbys)
+    return ClusterState(
+        members=members, tasks=tasks, end_sums={task: END for task, info in tasks.items() if info.stateful}, racks={}, rules=rules
+    )
 
 
 def copies(placement: Placement) -> dict[str, int]:
@@ -253,7 +255,7 @@ def racked(traffic: int, overlap: int) -> tuple[ClusterState, TaskAssignment]:
     members = tuple(replace(member(name), rack=rack) for name, rack in stand.items())
     rules = AssignmentRules(rack_strategy="min_traffic", traffic_cost=traffic, non_overlap_cost=overlap)
     start = TaskAssignment({name: KafkaStreamsAssignment(frozenset(some)) for name, some in given.items()})
-    return ClusterState(members, tasks, dict.fromkeys(tasks, END), racks, rules), start
+    return ClusterState(members=members, tasks=tasks, end_sums=dict.fromkeys(tasks, END), racks=racks, rules=rules), start
 
 
 def cost(state: ClusterState, start: TaskAssignment, answer: TaskAssignment) -> int:
@@ -300,7 +302,10 @@ def in_zones(*, distinct: bool) -> tuple[ClusterState, list[Member]]:
         owned = ids[2 * number : 2 * number + 2]
         tags = {"zone": f"z{1 + number // 3 if distinct else 1}", "cluster": f"k{1 + number % 3 if distinct else 1}"}
         members.append(replace(member(f"c{number + 1}", dict.fromkeys(owned)), tags=tags))
-    return replace(cluster(tasks, *members, standbys=2), rules=AssignmentRules(0, 2, 2, ("zone", "cluster"))), members
+    return replace(
+        cluster(tasks, *members, standbys=2),
+        rules=AssignmentRules(acceptable_lag=0, max_warmups=2, num_standbys=2, rack_tags=("zone", "cluster")),
+    ), members
 
 
 def test_g1_standbys_in_another_zone_and_cluster() -> None:

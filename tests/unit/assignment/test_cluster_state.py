@@ -8,16 +8,24 @@ from everflow.records import TaskId, TopicPartition
 
 def test_an_old_claim_gives_way_and_equal_claims_free_the_task() -> None:
     task = TaskId(0, 0)
-    old, new = Member("m1", "a", frozenset({task}), 3), Member("m2", "b", frozenset({task}), 4)
+    old, new = (
+        Member(member_id="m1", process_id="a", owned=frozenset({task}), generation=3),
+        Member(member_id="m2", process_id="b", owned=frozenset({task}), generation=4),
+    )
     assert owners_of([old, new]) == {task: frozenset({"m2"})}
-    assert owners_of([Member("m1", "a", frozenset({task}), 4), new]) == {task: frozenset({"m1", "m2"})}
+    assert owners_of([Member(member_id="m1", process_id="a", owned=frozenset({task}), generation=4), new]) == {
+        task: frozenset({"m1", "m2"})
+    }
 
 
 def test_the_validator_names_each_broken_rule() -> None:
-    a, b = Member("m1", "a", frozenset({TaskId(0, 0)}), 1), Member("m2", "b")
+    a, b = (
+        Member(member_id="m1", process_id="a", owned=frozenset({TaskId(0, 0)}), generation=1),
+        Member(member_id="m2", process_id="b"),
+    )
     task = [TaskId(0, partition) for partition in range(5)]
     wrong = Assignment(
-        {"m1": frozenset({task[1]}), "m2": frozenset(task[:2]), "m9": frozenset()},
+        active={"m1": frozenset({task[1]}), "m2": frozenset(task[:2]), "m9": frozenset()},
         standby={"m2": frozenset({task[1], TaskId(7, 7)})},
         warmup={"m8": frozenset({task[0]})},
         withheld=frozenset({task[2]}),

@@ -11,12 +11,12 @@ from everflow.records import TaskId, TopicPartition
 
 A, B, FREE = TaskId(0, 0), TaskId(0, 1), TaskId(1, 0)
 TASKS = {task: TaskInfo(task, (), (TopicPartition("c", task.partition),), True) for task in (A, B)} | {FREE: TaskInfo(FREE, ())}
-ONE = Member("m1", "p1", frozenset({A}), 1)
-TWO = Member("m2", "p2", frozenset({B, FREE}), 1)
+ONE = Member(member_id="m1", process_id="p1", owned=frozenset({A}), generation=1)
+TWO = Member(member_id="m2", process_id="p2", owned=frozenset({B, FREE}), generation=1)
 
 
 def cluster(*members: Member) -> ClusterState:
-    return ClusterState(members, TASKS, {A: 100_000, B: 100_000}, {}, AssignmentRules())
+    return ClusterState(members=members, tasks=TASKS, end_sums={A: 100_000, B: 100_000}, racks={}, rules=AssignmentRules())
 
 
 def step(delay: Delay, state: ClusterState, now_ms: int, max_delay_ms: int = 60_000) -> tuple[Delay, Assignment]:
@@ -39,7 +39,7 @@ def test_cold_tasks_wait_and_others_go_on() -> None:
 def test_the_member_that_returns_gets_its_task() -> None:
     delay, _ = after_a_loss()
     now_one = replace(ONE, owned=frozenset({A, FREE}), generation=2)
-    back = Member("m9", "p2", offset_sums={B: 99_990})
+    back = Member(member_id="m9", process_id="p2", offset_sums={B: 99_990})
     delay, decided = step(delay, cluster(now_one, back), 30_000)
     assert B in decided.active["m9"]
     assert delay.deadline_ms is None
@@ -50,7 +50,7 @@ def test_the_waiting_ends_and_a_further_loss_does_not_prolong_it() -> None:
     one = replace(ONE, owned=frozenset({A, FREE}), generation=2)
     delay, decided = step(delay, cluster(one), 40_000)
     assert decided.followup_ms == 21_000
-    newcomer = Member("m3", "p3")
+    newcomer = Member(member_id="m3", process_id="p3")
     delay, decided = step(delay, cluster(newcomer), 50_000)
     assert delay.lost == {A: "p1", B: "p2"}
     assert decided.active == {"m3": {FREE}}

@@ -30,13 +30,27 @@ TASKS = {task: TaskInfo(task, (), (TopicPartition("c", task.partition),), True) 
 
 def cluster(*members: Member, standbys: int = 0, **rules: Any) -> ClusterState:
     return ClusterState(
-        members, TASKS, dict.fromkeys((A, B, C), 1_000), {}, replace(AssignmentRules(num_standbys=standbys), **rules)
+        members=members,
+        tasks=TASKS,
+        end_sums=dict.fromkeys((A, B, C), 1_000),
+        racks={},
+        rules=replace(AssignmentRules(num_standbys=standbys), **rules),
     )
 
 
 TWO = cluster(
-    Member("m1", "p1", frozenset({A, FREE}), 3, 2, {B: 900}, "r1", {"zone": "a"}, "host:1"),
-    Member("m2", "p2", frozenset({B, C}), 3),
+    Member(
+        member_id="m1",
+        process_id="p1",
+        owned=frozenset({A, FREE}),
+        generation=3,
+        threads=2,
+        offset_sums={B: 900},
+        rack="r1",
+        tags={"zone": "a"},
+        endpoint="host:1",
+    ),
+    Member(member_id="m2", process_id="p2", owned=frozenset({B, C}), generation=3),
 )
 
 
@@ -165,12 +179,19 @@ def test_an_answer_counts_though_its_assignor_hangs_when_it_is_told(caplog: pyte
 
 def test_what_nobody_has_is_given_away_though_the_assignor_fails() -> None:
     other_history = {A: 950, B: 700_000}
-    first = cluster(Member("m1", "p1", offset_sums={A: 900}), Member("m2", "p2", offset_sums=other_history), Member("m3", "p3"))
+    first = cluster(
+        Member(member_id="m1", process_id="p1", offset_sums={A: 900}),
+        Member(member_id="m2", process_id="p2", offset_sums=other_history),
+        Member(member_id="m3", process_id="p3"),
+    )
     decided = decide_with(Raises())(first)
     assert validate_assignment(decided, first.members, TASKS) == []
     assert A in decided.active["m2"]
     assert all(len(tasks) in (1, 2) for tasks in decided.active.values()), decided
-    gone = cluster(Member("m1", "p1", frozenset({A}), 3, offset_sums={B: 400}), Member("m2", "p2", frozenset({FREE}), 3))
+    gone = cluster(
+        Member(member_id="m1", process_id="p1", owned=frozenset({A}), generation=3, offset_sums={B: 400}),
+        Member(member_id="m2", process_id="p2", owned=frozenset({FREE}), generation=3),
+    )
     decided = decide_with(Raises())(gone)
     assert decided.active == {"m1": {A, B}, "m2": {C, FREE}}
 
@@ -197,14 +218,18 @@ def test_helpers_build_on_what_is() -> None:
 
 def test_standbys_are_exchanged_between_racks() -> None:
     racks = {info.changelogs[0]: frozenset({"r1" if task == A else "r2"}) for task, info in TASKS.items() if info.stateful}
-    members = [Member(f"m{n}", f"p{n}", rack=rack) for n, rack in enumerate(("r1", "r2", "r3"))]
+    members = [Member(member_id=f"m{n}", process_id=f"p{n}", rack=rack) for n, rack in enumerate(("r1", "r2", "r3"))]
     state = application_state(replace(cluster(*members, standbys=1, rack_strategy="min_traffic"), racks=racks))
     before = on(p0=(set(), {B}), p1=(set(), {A}), p2=({A, B, C, FREE}, set()))
     assert optimize_rack_aware_standby_tasks(state, before) == on(p0=(set(), {A}), p1=(set(), {B}), p2=({A, B, C, FREE}, set()))
 
 
 def test_the_sticky_assignor_keeps_what_is_under_quota() -> None:
-    alone = cluster(Member("m1", "p1", frozenset(TASKS), 1), Member("m2", "p2", offset_sums={B: 10}), standbys=1)
+    alone = cluster(
+        Member(member_id="m1", process_id="p1", owned=frozenset(TASKS), generation=1),
+        Member(member_id="m2", process_id="p2", offset_sums={B: 10}),
+        standbys=1,
+    )
     decided = decide_with(StickyTaskAssignor())(alone)
     assert validate_assignment(decided, alone.members, TASKS) == []
     assert len(decided.active["m1"]) == 2
@@ -215,4 +240,4 @@ def test_the_sticky_assignor_keeps_what_is_under_quota() -> None:
 
 def test_a_copied_state_folder_is_named() -> None:
     with pytest.raises(FatalError, match="state folder copied"):
-        application_state(cluster(Member("m1", "p1"), Member("m2", "p1")))
+        application_state(cluster(Member(member_id="m1", process_id="p1"), Member(member_id="m2", process_id="p1")))

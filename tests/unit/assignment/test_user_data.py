@@ -86,7 +86,7 @@ def test_runs_come_back(tasks: frozenset[TaskId]) -> None:
 
 def test_runs_are_short() -> None:
     assert runs([TaskId(1, 2), TaskId(0, 3), TaskId(0, 0), TaskId(0, 1), TaskId(0, 2), TaskId(0, 7)]) == "0:0-3,7;1:2"
-    assert len(encode(UserData("p", frozenset(TaskId(0, p) for p in range(10_000))))) < 60
+    assert len(encode(UserData(process_id="p", owned=frozenset(TaskId(0, p) for p in range(10_000))))) < 60
 
 
 @given(st.binary(max_size=60), st.sampled_from([b"", b"ef", b"ef\x02\x02"]))
@@ -115,11 +115,11 @@ def test_a_body_of_another_shape_is_damage(body: bytes) -> None:
 
 def test_a_newer_version_is_told_apart_and_names_its_writer() -> None:
     with pytest.raises(FutureVersionError, match="newer everflow") as failure:
-        decode(encode(UserData("p", used_version=LATEST_VERSION + 1, latest_version=LATEST_VERSION + 2)))
+        decode(encode(UserData(process_id="p", used_version=LATEST_VERSION + 1, latest_version=LATEST_VERSION + 2)))
     assert (failure.value.used, failure.value.latest) == (LATEST_VERSION + 1, LATEST_VERSION + 2)
     # A newer member that writes an old version is read, whatever it adds.
     blob = b"ef" + bytes([LATEST_VERSION, LATEST_VERSION + 1]) + zlib.compress(b'{"p":"x","n":3,"new":[1]}')
-    assert decode(blob) == UserData("x", nonce=3, latest_version=LATEST_VERSION + 1)
+    assert decode(blob) == UserData(process_id="x", nonce=3, latest_version=LATEST_VERSION + 1)
     with pytest.raises(UserDataError, match="upgrade that instance"):
         decode(b"ef\x01\x01")
 
@@ -145,7 +145,7 @@ def test_a_thousand_members_with_ten_thousand_tasks_fit_the_group_s_record() -> 
             topology=digest([str(number)]),
             nonce=rng.getrandbits(32),
         )
-        answer = AssignmentData(owned, standby, hosts=None, answers=data.nonce, topology=data.topology)
+        answer = AssignmentData(active=owned, standby=standby, hosts=None, answers=data.nonce, topology=data.topology)
         sizes[0] += len(encode(data))
         sizes[1] += len(encode_assignment(answer))
     print(f"subscriptions {sizes[0]:,} bytes, assignments {sizes[1]:,} bytes")
@@ -159,11 +159,11 @@ def test_the_host_map_is_left_out_above_its_budget() -> None:
 
 
 def test_the_host_map_can_be_read_from_a_description_of_the_group() -> None:
-    first = AssignmentData(frozenset({TaskId(0, 1)}), frozenset({TaskId(0, 2)}), hosts=None)
+    first = AssignmentData(active=frozenset({TaskId(0, 1)}), standby=frozenset({TaskId(0, 2)}), hosts=None)
     group = [
-        (encode(UserData("a", endpoint="a:1")), encode_assignment(first)),
-        (encode(UserData("b")), encode_assignment(first)),
-        (encode(UserData("c", endpoint="c:1")), encode_assignment(replace(first, error=AnswerError.PROCESS_ID_CLASH))),
+        (encode(UserData(process_id="a", endpoint="a:1")), encode_assignment(first)),
+        (encode(UserData(process_id="b")), encode_assignment(first)),
+        (encode(UserData(process_id="c", endpoint="c:1")), encode_assignment(replace(first, error=AnswerError.PROCESS_ID_CLASH))),
         (b"", b""),
     ]
     assert hosts_of(group) == {"a:1": HostTasks(first.active, first.standby)}

@@ -33,7 +33,9 @@ def sink(name: str, topic: str, kind: str = "sink") -> SinkNode:
 
 
 def counted(name: str, store: str) -> StatefulNode:
-    return StatefulNode(name, ("a",), EDGE, None, "AGGREGATE", None, (StoreSpec(store, "key_value", TEXT, NUMBER),))
+    return StatefulNode(
+        name, ("a",), EDGE, None, "AGGREGATE", None, (StoreSpec(name=store, kind="key_value", key_serde=TEXT, value_serde=NUMBER),)
+    )
 
 
 def test_topology_lines_say_what_is_read_kept_and_written() -> None:
@@ -69,7 +71,16 @@ def test_long_lists_are_cut_and_counted() -> None:
 
 
 def test_banner_has_everything_and_the_topology_in_three_lines() -> None:
-    text = Banner("delays", "0.1.0", "host:9092", "exactly_once_v2", 1, "/var/x", ("reads a", "keeps b", "writes c"), "/var/x/log")
+    text = Banner(
+        application_id="delays",
+        version="0.1.0",
+        bootstrap_servers="host:9092",
+        guarantee="exactly_once_v2",
+        threads=1,
+        state_folder="/var/x",
+        topology=("reads a", "keeps b", "writes c"),
+        log_file="/var/x/log",
+    )
     assert text.text().splitlines() == [
         "application  delays   (everflow 0.1.0)",
         "brokers      host:9092",

@@ -28,7 +28,9 @@ MOVES = Moves(
 
 
 def outcome(*differences: str, moves: Moves | None = None) -> Outcome:
-    return Outcome(3, "exactly_once_v2", 1.23456, FIGURES, differences, moves)
+    return Outcome(
+        records_in=3, guarantee="exactly_once_v2", elapsed_s=1.23456, streamed=FIGURES, differences=differences, moves=moves
+    )
 
 
 def test_a_run_without_differences_matches() -> None:

@@ -9,14 +9,14 @@ from everflow.runtime.task_status import TaskStatus
 from everflow.runtime.tasks.task import TaskRole, TaskState
 
 A, B = TaskId(0, 0), TaskId(1, 0)
-ACTIVE = TaskStatus(TaskRole.ACTIVE, TaskState.RUNNING, 3, 0.0, 0.0)
-RESTORING = TaskStatus(TaskRole.ACTIVE, TaskState.RESTORING, 60, 100.0, 0.6, 40)
-STANDBY = TaskStatus(TaskRole.STANDBY, TaskState.RUNNING, 0, 5.0, 0.0, 70)
-WARM_UP = TaskStatus(TaskRole.WARMUP, TaskState.RUNNING, 60, 100.0, 0.6, 40)
+ACTIVE = TaskStatus(role=TaskRole.ACTIVE, state=TaskState.RUNNING, lag=3, rate=0.0, remaining_s=0.0)
+RESTORING = TaskStatus(role=TaskRole.ACTIVE, state=TaskState.RESTORING, lag=60, rate=100.0, remaining_s=0.6, copied=40)
+STANDBY = TaskStatus(role=TaskRole.STANDBY, state=TaskState.RUNNING, lag=0, rate=5.0, remaining_s=0.0, copied=70)
+WARM_UP = TaskStatus(role=TaskRole.WARMUP, state=TaskState.RUNNING, lag=60, rate=100.0, remaining_s=0.6, copied=40)
 
 
 def test_a_status_line_comes_through_and_other_lines_are_nobodys() -> None:
-    tasks = {A: ACTIVE, B: WARM_UP, TaskId(12, 345): TaskStatus(TaskRole.ACTIVE, TaskState.CREATED, None)}
+    tasks = {A: ACTIVE, B: WARM_UP, TaskId(12, 345): TaskStatus(role=TaskRole.ACTIVE, state=TaskState.CREATED, lag=None)}
     assert decode(encode("RUNNING", tasks) + "\n") == ("RUNNING", tasks)
     assert decode("OpenJDK 64-Bit Server VM warning\n") is None
 
@@ -33,14 +33,14 @@ def test_the_matrix_has_a_row_for_each_instance() -> None:
 
 
 def test_what_is_waited_for_is_told_with_its_progress() -> None:
-    beginning = TaskStatus(TaskRole.WARMUP, TaskState.RUNNING, None, 0.0, None, 0)
+    beginning = TaskStatus(role=TaskRole.WARMUP, state=TaskState.RUNNING, lag=None, rate=0.0, remaining_s=None, copied=0)
     assert copies({"first": {A: ACTIVE, B: STANDBY}, "second": {A: beginning, B: WARM_UP}}) == [
         "second: warm-up of 1_0 40 %, 100 records/s, 0.6 s left"
     ]
 
 
 def test_progress_alone_is_no_change_of_roles() -> None:
-    further = TaskStatus(TaskRole.WARMUP, TaskState.RUNNING, 10, 100.0, 0.1, 90)
+    further = TaskStatus(role=TaskRole.WARMUP, state=TaskState.RUNNING, lag=10, rate=100.0, remaining_s=0.1, copied=90)
     assert roles({"first": {A: WARM_UP}}) == roles({"first": {A: further}})
     assert roles({"first": {A: WARM_UP}}) != roles({"first": {A: STANDBY}})
     assert roles({"first": {A: ACTIVE}}) != roles({"second": {A: ACTIVE}})

@@ -31,7 +31,9 @@ def test_client_errors_become_reactions(failure: Exception, expected: type[Everf
 
 def test_the_client_s_settings_that_guarantees_stand_on() -> None:
     """Scenario 12: only a read_committed client is made to wait for pending offsets; scenario 21: half a second."""
-    config = _client_config(GroupSettings("b:1", "app", client={"enable_auto_commit": True}), _Assignor(Nothing()), 1.0)
+    config = _client_config(
+        GroupSettings(bootstrap_servers="b:1", group_id="app", client={"enable_auto_commit": True}), _Assignor(Nothing()), 1.0
+    )
     wanted = {
         "isolation_level": "read_committed",
         "heartbeat_interval_ms": 500,

@@ -117,7 +117,7 @@ class Driven:
     def __init__(self) -> None:
         self.ports, self.clock = Ports(), ManualClock(1_000)
         three = (self.ports, self.ports, self.ports)
-        me = Identity("p", topology=LINES)
+        me = Identity(process_id="p", topology=LINES)
         assignor = MemberAssignor(me, {0: ["a"]}, {0: ["log"]}, *three, AssignmentRules(), first_nonce=9)
         opened: list[Channel] = []
 
@@ -130,7 +130,11 @@ class Driven:
 
         self.finishing = False
         self.member = GroupMember(
-            GroupSettings("b:1", "app"), assignor, clock=self.clock, open_channel=open_channel, finishing=lambda: self.finishing
+            GroupSettings(bootstrap_servers="b:1", group_id="app"),
+            assignor,
+            clock=self.clock,
+            open_channel=open_channel,
+            finishing=lambda: self.finishing,
         )
         self.member.open()
         (self.channel,) = opened
@@ -390,7 +394,7 @@ def test_a_newcomer_that_meets_its_former_life_waits_for_the_end_of_that_session
     """Killed while it joined, started again at once: the group still counts the dead one."""
     assert driven.given(error=AnswerError.PROCESS_ID_CLASH, message="taken") == []
     assert not driven.member.stable, "an instance without tasks that waits is not RUNNING"
-    driven.clock.advance(GroupSettings("b", "g").session_timeout_ms)
+    driven.clock.advance(GroupSettings(bootstrap_servers="b", group_id="g").session_timeout_ms)
     driven.member.request_rejoin()  # the group does, once the dead one is out of it
     assert [type(event) for event in driven.given(T0)] == [Assigned, Roles]
     driven.clock.advance(10 * CLASH_MARGIN_MS)
@@ -400,7 +404,7 @@ def test_a_newcomer_that_meets_its_former_life_waits_for_the_end_of_that_session
 
 def test_a_clone_of_a_running_instance_gives_up_after_one_session(driven: Driven) -> None:
     assert driven.given(error=AnswerError.PROCESS_ID_CLASH, message="taken") == []
-    driven.clock.advance(GroupSettings("b", "g").session_timeout_ms + CLASH_MARGIN_MS)
+    driven.clock.advance(GroupSettings(bootstrap_servers="b", group_id="g").session_timeout_ms + CLASH_MARGIN_MS)
     (told,) = driven.step()
     assert isinstance(told, Failed)
     assert isinstance(told.error, ProcessIdClashError)

@@ -60,7 +60,7 @@ def assignor(
     if decide is not None:
         more["decide"] = decide
     return MemberAssignor(
-        identity or Identity("p-0", 2, topology=LINES),
+        identity or Identity(process_id="p-0", threads=2, topology=LINES),
         {0: topics},
         {0: ["log"]},
         ports,
@@ -75,7 +75,7 @@ def assignor(
 
 def member(process_id: str, *owned: TaskId, generation: int = -1, **more: object) -> UserData:
     nonce = sum(process_id.encode())
-    return UserData(process_id, frozenset(owned), generation, topology=PROGRAM, nonce=nonce, **more)  # type: ignore[arg-type]
+    return UserData(process_id=process_id, owned=frozenset(owned), generation=generation, topology=PROGRAM, nonce=nonce, **more)  # type: ignore[arg-type]
 
 
 def answers(given: Mapping[str, Given]) -> dict[str, AssignmentData]:
@@ -84,14 +84,27 @@ def answers(given: Mapping[str, Given]) -> dict[str, AssignmentData]:
 
 def test_each_join_sends_other_bytes_and_what_holds_now() -> None:
     ports = Ports({TASK_2: 77})
-    me = Identity("p-1", 2, "rack-1", {"zone": "z"}, "host:1", "node-1", LINES)
+    me = Identity(
+        process_id="p-1", threads=2, rack="rack-1", tags={"zone": "z"}, endpoint="host:1", instance_id="node-1", topology=LINES
+    )
     one = assignor(ports, identity=me)
     held = {TASK_1}
     one.bind(lambda: Claims(frozenset(held), 7))
     first, second = one.user_data(), one.user_data()
     assert first != second
     expected = UserData(
-        "p-1", frozenset({TASK_1}), 7, 2, {TASK_2: 77}, "rack-1", {"zone": "z"}, "host:1", False, "node-1", PROGRAM, nonce=7
+        process_id="p-1",
+        owned=frozenset({TASK_1}),
+        generation=7,
+        threads=2,
+        offset_sums={TASK_2: 77},
+        rack="rack-1",
+        tags={"zone": "z"},
+        endpoint="host:1",
+        draining=False,
+        instance_id="node-1",
+        topology=PROGRAM,
+        nonce=7,
     )
     assert decode(first) == expected
     held.clear()
@@ -106,7 +119,7 @@ def test_the_cluster_state_says_what_the_members_said() -> None:
 
     def decide(cluster: ClusterState) -> Assignment:
         seen.append(cluster)
-        return Assignment({"m1": frozenset({TASK_0}), "m2": frozenset({TASK_1})}, followup_ms=5)
+        return Assignment(active={"m1": frozenset({TASK_0}), "m2": frozenset({TASK_1})}, followup_ms=5)
 
     one = assignor(Ports(ends={TASK_0: 100}), decide, topics=("a", "b"))
     said = {
@@ -116,8 +129,20 @@ def test_the_cluster_state_says_what_the_members_said() -> None:
     given = one.assign({member_id: encode(data) for member_id, data in said.items()}, {"a": 2, "b": 1})
     (cluster,) = seen
     assert cluster.members == (
-        Member("m1", "x", frozenset({TASK_0}), 3, 3, {}, "r", {"k": "v"}, "h:1", False, "i"),
-        Member("m2", "w", offset_sums={TASK_0: 60}, draining=True),
+        Member(
+            member_id="m1",
+            process_id="x",
+            owned=frozenset({TASK_0}),
+            generation=3,
+            threads=3,
+            offset_sums={},
+            rack="r",
+            tags={"k": "v"},
+            endpoint="h:1",
+            draining=False,
+            instance_id="i",
+        ),
+        Member(member_id="m2", process_id="w", offset_sums={TASK_0: 60}, draining=True),
     )
     assert cluster.end_sums == {TASK_0: 100}
     assert cluster.racks == {TopicPartition("a", 0): frozenset({"r1"})}
@@ -150,7 +175,7 @@ def test_with_the_real_assignor_a_newcomer_warms_up_and_the_owner_goes_on() -> N
 
 def test_a_decision_against_the_rules_or_an_exception_is_told_to_everyone() -> None:
     def nobody(cluster: ClusterState) -> Assignment:
-        return Assignment({m.member_id: frozenset() for m in cluster.members})
+        return Assignment(active={m.member_id: frozenset() for m in cluster.members})
 
     def broken(cluster: ClusterState) -> Assignment:
         raise KeyError("theirs")
@@ -203,7 +228,7 @@ def test_a_cloned_process_id_is_named_and_the_newer_member_refused() -> None:
 
 
 def test_a_member_of_a_future_version_is_answered_and_keeps_what_it_may_run() -> None:
-    future = assignor(latest_version=3, identity=Identity("new", topology=LINES))
+    future = assignor(latest_version=3, identity=Identity(process_id="new", topology=LINES))
     future.bind(lambda: Claims(frozenset({TASK_1}), 4))
     old = assignor()
     members = {"m1": encode(member("x", TASK_0, generation=4)), "m2": future.user_data()}

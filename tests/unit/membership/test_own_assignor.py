@@ -37,7 +37,11 @@ def test_without_one_everflow_decides() -> None:
 def test_a_named_one_decides(path: str) -> None:
     task = TaskId(0, 0)
     cluster = ClusterState(
-        (Member("m", "p"),), {task: TaskInfo(task, (TopicPartition("in", 0),))}, {}, {}, AssignmentRules()
+        members=(Member(member_id="m", process_id="p"),),
+        tasks={task: TaskInfo(task, (TopicPartition("in", 0),))},
+        end_sums={},
+        racks={},
+        rules=AssignmentRules(),
     )
     assert decision(path)(cluster).active == {"m": frozenset({task})}
 
@@ -94,6 +98,15 @@ class Hangs(Exits):
 def test_one_that_exits_or_hangs_leaves_everyone_what_it_has(name: str, says: str, caplog: pytest.LogCaptureFixture) -> None:
     task = TaskId(0, 0)
     tasks = {task: TaskInfo(task, (TopicPartition("in", 0),))}
-    cluster = ClusterState((Member("m", "p", frozenset({task}), 1), Member("n", "q")), tasks, {}, {}, AssignmentRules())
+    cluster = ClusterState(
+        members=(
+            Member(member_id="m", process_id="p", owned=frozenset({task}), generation=1),
+            Member(member_id="n", process_id="q"),
+        ),
+        tasks=tasks,
+        end_sums={},
+        racks={},
+        rules=AssignmentRules(),
+    )
     assert decision(f"{__name__}:{name}", 0.05)(cluster).active == {"m": {task}, "n": frozenset()}
     assert says in caplog.text

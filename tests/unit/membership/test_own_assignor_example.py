@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 TASKS = [TaskId(0, partition) for partition in range(4)]
 INFOS = {task: TaskInfo(task, (), (TopicPartition("log", task.partition),), True) for task in TASKS}
 ENDS = dict.fromkeys(TASKS, 1_000_000)
-FIRST, SECOND = Member("m1", "p1"), Member("m2", "p2")
+FIRST, SECOND = Member(member_id="m1", process_id="p1"), Member(member_id="m2", process_id="p2")
 
 Decide = Callable[[ClusterState], Assignment]
 
@@ -28,7 +28,7 @@ def decide(monkeypatch: pytest.MonkeyPatch) -> Decide:
 
 
 def cluster(*members: Member) -> ClusterState:
-    return ClusterState(members, INFOS, ENDS, rules=AssignmentRules(num_standbys=1))
+    return ClusterState(members=members, tasks=INFOS, end_sums=ENDS, rules=AssignmentRules(num_standbys=1))
 
 
 def test_tasks_of_nobody_are_dealt_evenly_by_threads(decide: Decide) -> None:
@@ -46,7 +46,10 @@ def test_what_runs_stays_and_a_newcomer_gets_copies(decide: Decide) -> None:
 
 def test_a_draining_instance_gives_each_task_to_the_nearest_copy(decide: Decide) -> None:
     leaving = replace(FIRST, owned=frozenset(TASKS[:2]), generation=1, draining=True)
-    near, far = replace(SECOND, offset_sums={TASKS[0]: 999_000, TASKS[1]: 10}), Member("m3", "p3", offset_sums={TASKS[1]: 999_000})
+    near, far = (
+        replace(SECOND, offset_sums={TASKS[0]: 999_000, TASKS[1]: 10}),
+        Member(member_id="m3", process_id="p3", offset_sums={TASKS[1]: 999_000}),
+    )
     busy = replace(far, owned=frozenset(TASKS[2:]), generation=1)
     taken = decide(cluster(leaving, near, busy))
     assert taken.withheld == frozenset(TASKS[:2]), "first the present owner lets go"

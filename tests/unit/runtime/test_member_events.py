@@ -10,7 +10,7 @@ import pytest
 from everflow import KafkaStreams
 from everflow.errors import FatalError
 from everflow.membership.member import Assigned, Failed, Lost, MemberEvent, Revoked, Roles
-from everflow.records import TaskId, TopicPartition
+from everflow.records import MemberMetadata, TaskId, TopicPartition
 from everflow.runtime import kafka_streams
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.cluster_ports import QueueLoop
@@ -47,8 +47,8 @@ class Parts:
 
 
 class Member(Parts):
-    def metadata(self) -> tuple[int, str, str | None]:
-        return 1, "m", None
+    def metadata(self) -> MemberMetadata:
+        return MemberMetadata(1, "m", None)
 
 
 class Ports:
@@ -73,7 +73,13 @@ def test_events_return_while_the_loop_is_blocked_and_listeners_run_on_the_loop(m
     streams.set_state_listener(listener)
     streams._life.states.to(ClientState.REBALANCING)
     listened.clear()
-    monkeypatch.setattr(kafka_streams, "instance_settings", lambda config: InstanceSettings(0, True, 1.0, 1.0, 1.0, 1.0))
+    monkeypatch.setattr(
+        kafka_streams,
+        "instance_settings",
+        lambda config: InstanceSettings(
+            threads=0, exactly_once=True, task_timeout_ms=1.0, max_poll_interval_ms=1.0, drain_timeout_ms=1.0, purge_interval_ms=1.0
+        ),
+    )
     instance = streams._wired(cast(Any, Ports()))
     instance.manager = cast(Any, manager)
     monkeypatch.setattr(streams._life, "_begin_end", streams._life.states.to)  # nothing was started that would have to end

@@ -12,11 +12,11 @@ from everflow.runtime.task_words import duration, summary, task_lines
 from everflow.runtime.tasks.task import TaskRole, TaskState
 from everflow.runtime.thread.repeated_failures import Trouble
 
-RUNNING = TaskStatus(TaskRole.ACTIVE, TaskState.RUNNING, 1_200, 0.0, 0.0)
-STANDBY = TaskStatus(TaskRole.STANDBY, TaskState.RUNNING, 0, 50.0, 0.0, 900)
-WARM_UP = TaskStatus(TaskRole.WARMUP, TaskState.RUNNING, 6_000, 2_000.0, 3.0, 2_000)
-RESTORING = TaskStatus(TaskRole.ACTIVE, TaskState.RESTORING, 570, 1_000.0, 0.57, 430)
-BEGINNING = TaskStatus(TaskRole.ACTIVE, TaskState.RESTORING, None)
+RUNNING = TaskStatus(role=TaskRole.ACTIVE, state=TaskState.RUNNING, lag=1_200, rate=0.0, remaining_s=0.0)
+STANDBY = TaskStatus(role=TaskRole.STANDBY, state=TaskState.RUNNING, lag=0, rate=50.0, remaining_s=0.0, copied=900)
+WARM_UP = TaskStatus(role=TaskRole.WARMUP, state=TaskState.RUNNING, lag=6_000, rate=2_000.0, remaining_s=3.0, copied=2_000)
+RESTORING = TaskStatus(role=TaskRole.ACTIVE, state=TaskState.RESTORING, lag=570, rate=1_000.0, remaining_s=0.57, copied=430)
+BEGINNING = TaskStatus(role=TaskRole.ACTIVE, state=TaskState.RESTORING, lag=None)
 
 
 def tasks(*found: TaskStatus) -> dict[TaskId, TaskStatus]:
@@ -45,7 +45,7 @@ def test_what_is_not_known_is_not_said() -> None:
 def test_tasks_whose_batches_fail_say_so_with_how_often_since_when_and_why() -> None:
     trouble = Trouble(1_000, 3, "no leader for out-0")
     failing = replace(RUNNING, trouble=trouble)
-    recovering = TaskStatus(TaskRole.ACTIVE, TaskState.RESTORING, None, trouble=trouble)
+    recovering = TaskStatus(role=TaskRole.ACTIVE, state=TaskState.RESTORING, lag=None, trouble=trouble)
     found = tasks(RUNNING, failing, recovering)
     assert summary(found, 13_000) == "1 active, 2 failing · no leader for out-0 (3 times in 12 s)"
     assert [line[:16] for line in task_lines(found)] == ["   0_1  failing ", "   0_2  failing ", "   0_0  active  "]
@@ -55,8 +55,8 @@ def test_tasks_whose_batches_fail_say_so_with_how_often_since_when_and_why() -> 
 
 
 def test_a_hundred_percent_is_said_of_complete_copies_only() -> None:
-    nearly = TaskStatus(TaskRole.WARMUP, TaskState.RUNNING, 1, 0.0, None, 999_999)
-    done = TaskStatus(TaskRole.WARMUP, TaskState.RUNNING, 0, 0.0, 0.0, 5)
+    nearly = TaskStatus(role=TaskRole.WARMUP, state=TaskState.RUNNING, lag=1, rate=0.0, remaining_s=None, copied=999_999)
+    done = TaskStatus(role=TaskRole.WARMUP, state=TaskState.RUNNING, lag=0, rate=0.0, remaining_s=0.0, copied=5)
     assert summary(tasks(nearly)) == "1 warm-up · warm-up 99 %"
     assert summary(tasks(done)) == "1 warm-up · warm-up 100 %"
 

@@ -23,7 +23,9 @@ from everflow.runtime.wiring import Ground
 from everflow.topology.program import Topology
 from everflow.user_listener import ListenerGuard
 
-PROGRESS = RestoreProgress(TaskId(0, 1), "counts", TopicPartition("log", 1), 0, 10, 5, 5, 1.0)
+PROGRESS = RestoreProgress(
+    task=TaskId(0, 1), store="counts", changelog=TopicPartition("log", 1), start=0, end=10, position=5, records=5, elapsed_s=1.0
+)
 
 
 class Listener:

@@ -35,7 +35,7 @@ class NotedSink:
 
     def __call__(self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]) -> BatchResult:
         Path(self.path).write_text(str(sum(len(output.keys) for output in result.outputs)))
-        return BatchResult(COMMITTED, consumed=result.consumed)
+        return BatchResult(outcome=COMMITTED, consumed=result.consumed)
 
 
 class NoStores:
@@ -44,7 +44,19 @@ class NoStores:
 
 
 def request() -> BatchRequest:
-    return BatchRequest("t.0.0", 0, 0, "exactly_once_v2", "", 0, "", {IN: OffsetRange(0, ROWS)}, {IN: ROWS}, [], "app")
+    return BatchRequest(
+        batch_id="t.0.0",
+        thread=0,
+        attempt=0,
+        guarantee="exactly_once_v2",
+        transactional_id="",
+        wall_clock_ms=0,
+        gate="",
+        ranges={IN: OffsetRange(0, ROWS)},
+        log_ends={IN: ROWS},
+        tasks=[],
+        application_id="app",
+    )
 
 
 def announce(request: BatchRequest, level: int) -> None:
@@ -102,7 +114,7 @@ def test_no_marker_no_commit(
     assert found.levels == levels
     monkeypatch.setattr(spark_job, "open_source", lambda *_: LocalSource(spark, last))
     steps = [TaskStep.of(found, level, NoStores(), NotedSink(str(noted)), request, announce) for level in range(levels)]
-    settings = SourceSettings("unused", "app", read_committed=True, headers=False)
+    settings = SourceSettings(bootstrap_servers="unused", group="app", read_committed=True, headers=False)
     job = PreparedJob(spark, found, "marker", [IN], settings, steps)
     if last != "none":
         result = BatchResult.from_json(job.run({}, {}))

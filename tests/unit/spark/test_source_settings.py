@@ -6,7 +6,7 @@ from everflow.spark.source import FETCH, POLL_TIMEOUT_MS, SourceSettings
 
 
 def settings(read_committed: bool) -> SourceSettings:
-    return SourceSettings("broker:9092", "app", read_committed, headers=False)
+    return SourceSettings(bootstrap_servers="broker:9092", group="app", read_committed=read_committed, headers=False)
 
 
 def test_each_isolation_level_has_a_reader_group_of_its_own() -> None:

@@ -16,12 +16,19 @@ class Group:
 
     def __init__(self) -> None:
         self.scheduler = Scheduler()
-        self.coordinator = GroupCoordinator(self.scheduler, History(lambda: self.scheduler.now_ms))
+        self.coordinator = GroupCoordinator(scheduler=self.scheduler, history=History(lambda: self.scheduler.now_ms))
         self.joined: dict[str, list[JoinReply]] = {}
         self.synced: dict[str, list[SyncReply]] = {}
 
     def join(self, who: str, member_id: str = "", static: bool = False, metadata: bytes = b"1") -> str:
-        request = JoinRequest(member_id, who if static else None, SESSION, REBALANCE, metadata, who)
+        request = JoinRequest(
+            member_id=member_id,
+            instance_id=who if static else None,
+            session_timeout_ms=SESSION,
+            rebalance_timeout_ms=REBALANCE,
+            metadata=metadata,
+            client=who,
+        )
         answers = self.joined.setdefault(who, [])
         self.coordinator.join(request, answers.append)
         if answers and answers[-1].code is Code.MEMBER_ID_REQUIRED and member_id == "":

@@ -22,7 +22,12 @@ class Cluster:
     def __init__(self) -> None:
         self.scheduler = Scheduler()
         history = History(lambda: self.scheduler.now_ms)
-        self.log = SimulatedLog(self.scheduler, history, GroupCoordinator(self.scheduler, history), Random(1))
+        self.log = SimulatedLog(
+            scheduler=self.scheduler,
+            history=history,
+            group=GroupCoordinator(scheduler=self.scheduler, history=history),
+            random=Random(1),
+        )
 
     def write(self, epoch: int, records: int = 5) -> None:
         self.log.begin("id", epoch, "w", 10_000.0)

@@ -27,7 +27,7 @@ S = serdes.string()
 
 def topology() -> Topology:
     """Two topics -> a filter with a name that HTML would take for its own -> a store -> a topic."""
-    store = StoreSpec("counts", "key_value", S, S)
+    store = StoreSpec(name="counts", kind="key_value", key_serde=S, value_serde=S)
     return Topology(
         (
             SourceNode("source", (), TEXTS, "a.py:1", ("orders", "returns"), S, S),
@@ -82,9 +82,9 @@ class Shown(KafkaStreams):
 def instance() -> Shown:
     streams = Shown(topology(), application_id="shop", bootstrap_servers="localhost:1")
     streams.tasks = {
-        TaskId(0, 0): TaskStatus(TaskRole.ACTIVE, TaskState.RUNNING, 1234),
-        TaskId(0, 1): TaskStatus(TaskRole.WARMUP, TaskState.RUNNING, 50, rate=10.0, copied=50),
-        TaskId(0, 2): TaskStatus(TaskRole.ACTIVE, TaskState.RUNNING, 0, trouble=Trouble(0, 3, "ValueError: <oops>")),
+        TaskId(0, 0): TaskStatus(role=TaskRole.ACTIVE, state=TaskState.RUNNING, lag=1234),
+        TaskId(0, 1): TaskStatus(role=TaskRole.WARMUP, state=TaskState.RUNNING, lag=50, rate=10.0, copied=50),
+        TaskId(0, 2): TaskStatus(role=TaskRole.ACTIVE, state=TaskState.RUNNING, lag=0, trouble=Trouble(0, 3, "ValueError: <oops>")),
     }
     return streams
 
@@ -125,15 +125,15 @@ def test_an_instance_is_one_line_at_a_prompt() -> None:
 def test_a_lag_is_unknown_until_every_active_task_knows_its_own() -> None:
     streams = instance()
     for status in (
-        TaskStatus(TaskRole.ACTIVE, TaskState.RUNNING, None),
-        TaskStatus(TaskRole.ACTIVE, TaskState.RESTORING, 0),
-        TaskStatus(TaskRole.ACTIVE, TaskState.CREATED, None),
+        TaskStatus(role=TaskRole.ACTIVE, state=TaskState.RUNNING, lag=None),
+        TaskStatus(role=TaskRole.ACTIVE, state=TaskState.RESTORING, lag=0),
+        TaskStatus(role=TaskRole.ACTIVE, state=TaskState.CREATED, lag=None),
     ):
         streams.tasks[TaskId(0, 2)] = status
         assert math.isnan(float(streams.metrics()["records-lag"])), status
         assert repr(streams).endswith("lag unknown)")
         assert "lag unknown" in streams._repr_html_()
-    streams.tasks[TaskId(0, 2)] = TaskStatus(TaskRole.ACTIVE, TaskState.SUSPENDED, None)  # another's from now on
+    streams.tasks[TaskId(0, 2)] = TaskStatus(role=TaskRole.ACTIVE, state=TaskState.SUSPENDED, lag=None)  # another's from now on
     assert streams.metrics()["records-lag"] == 1234
     streams.tasks = {}
     assert repr(streams) == "KafkaStreams(shop: state CREATED, lag unknown)", "its tasks have not come yet"

@@ -16,12 +16,14 @@ from everflow.topology.subtopologies import cut
 EDGE = EdgeType(pa.binary(), pa.binary())
 BYTES = serdes.bytes_()
 LONGS = serdes.long()
-STORE = StoreSpec("counts", "window", BYTES, LONGS, retention_ms=7_200_000, window_size_ms=3_600_000)
+STORE = StoreSpec(
+    name="counts", kind="window", key_serde=BYTES, value_serde=LONGS, retention_ms=7_200_000, window_size_ms=3_600_000
+)
 
 
 def program(store: StoreSpec = STORE, topic: str = "flights", stateless: bool = False) -> tuple[str, ...]:
     source = SourceNode("SRC", (), EDGE, "app.py:1", (topic,), BYTES, BYTES)
-    middle = (ProjectNode("MAP", ("SRC",), EDGE, "app.py:2", "MAPVALUES"),) if stateless else ()
+    middle = (ProjectNode(name="MAP", inputs=("SRC",), out=EDGE, where="app.py:2", label="MAPVALUES"),) if stateless else ()
     sink = SinkNode("OUT", ("MAP" if stateless else "SRC",), EDGE, None, "by-carrier-repartition", BYTES, BYTES, "repartition")
     again = SourceNode("SRC2", (), EDGE, None, ("by-carrier-repartition",), BYTES, BYTES, "repartition")
     count = StatefulNode("COUNT", ("SRC2",), EDGE, "app.py:3", "AGGREGATE", None, (store,))

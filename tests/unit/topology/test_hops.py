@@ -16,8 +16,8 @@ from everflow.topology.plan import Slot
 STRUCT = pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string()))])
 WINDOWED = pa.struct([("key", pa.string()), ("start", pa.int64()), ("end", pa.int64())])
 SLOTS = (
-    Slot(1, "plain", EdgeType(pa.string(), pa.int64()), 0, True, 1),
-    Slot(2, "nested", EdgeType(WINDOWED, STRUCT), 0, True, 1),
+    Slot(id=1, name="plain", type=EdgeType(pa.string(), pa.int64()), level=0, in_step=True, last_step=1),
+    Slot(id=2, name="nested", type=EdgeType(WINDOWED, STRUCT), level=0, in_step=True, last_step=1),
 )
 
 
@@ -27,7 +27,14 @@ def edge(slot: Slot, keys: list[Any], values: list[Any], headers: Any = None, se
     small = np.zeros(n, np.int32)
     found = None if headers is None else pa.array(headers, HEADERS)
     return EdgeBatch(
-        pa.array(keys, slot.type.key), pa.array(values, slot.type.value), order + 100, order, small, small, order + 7, found
+        key=pa.array(keys, slot.type.key),
+        value=pa.array(values, slot.type.value),
+        timestamp=order + 100,
+        seq=order,
+        source=small,
+        partition=small,
+        offset=order + 7,
+        headers=found,
     )
 
 
@@ -72,7 +79,7 @@ def test_input_without_marker_is_a_failure_upstream() -> None:
 
 
 def test_swapped_columns_are_refused() -> None:
-    two = (SLOTS[0], Slot(3, "twin", SLOTS[0].type, 0, True, 1))
+    two = (SLOTS[0], Slot(id=3, name="twin", type=SLOTS[0].type, level=0, in_step=True, last_step=1))
     schema = HopSchema(two, headers=False)
     (batch, *rest) = write_hop({1: FULL[1], 3: EMPTY[1]}, schema, "{}")
     swapped = {"p1_v": "p3_v", "p3_v": "p1_v"}
@@ -89,7 +96,7 @@ def test_text_that_is_not_utf8_is_mended_as_java_does() -> None:
 
 
 def test_times_of_a_session_in_another_zone_are_the_same_instants() -> None:
-    slot = Slot(1, "at", EdgeType(pa.string(), pa.timestamp("us", "UTC")), 0, True, 1)
+    slot = Slot(id=1, name="at", type=EdgeType(pa.string(), pa.timestamp("us", "UTC")), level=0, in_step=True, last_step=1)
     schema = HopSchema((slot,), headers=False)
     rows = write_hop({1: edge(slot, ["k"], [0])}, schema, "{}")
     zoned = [b.set_column(b.schema.get_field_index("p1_v"), "p1_v", b["p1_v"].cast(pa.timestamp("us", "Asia/Tokyo"))) for b in rows]

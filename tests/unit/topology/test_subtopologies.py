@@ -29,7 +29,7 @@ def through(topic: str, *inputs: str) -> tuple[Node, Node]:
 
 
 def stateful(name: str, *inputs: str, store: StoreSpec | None = None) -> StatefulNode:
-    spec = store or StoreSpec(f"{name}-store", "key_value", BYTES, BYTES)
+    spec = store or StoreSpec(name=f"{name}-store", kind="key_value", key_serde=BYTES, value_serde=BYTES)
     return StatefulNode(name, inputs, EDGE, "app.py:9", "AGGREGATE", None, (spec,))
 
 
@@ -48,7 +48,7 @@ def test_numbers_follow_the_names_of_the_sources() -> None:
 
 
 def test_nodes_that_share_a_store_are_one_sub_topology() -> None:
-    shared = StoreSpec("shared", "key_value", BYTES, BYTES)
+    shared = StoreSpec(name="shared", kind="key_value", key_serde=BYTES, value_serde=BYTES)
     nodes = (source("S1", "a"), source("S2", "b"), stateful("A", "S1", store=shared), stateful("B", "S2", store=shared))
     assert len(cut(Topology(nodes)).subtopologies) == 1
 
@@ -85,10 +85,10 @@ def test_a_repartition_topic_that_its_own_sub_topology_reads() -> None:
 
 
 def test_configurations() -> None:
-    windowed = StoreSpec("w", "window", BYTES, BYTES, retention_ms=1000, window_size_ms=500)
-    visits = StoreSpec("visits", "session", BYTES, BYTES, retention_ms=2000)
-    own = StoreSpec("own", "key_value", BYTES, BYTES, topic_config={"segment.ms": "1"})
-    silent = StoreSpec("silent", "key_value", BYTES, BYTES, logging=False)
+    windowed = StoreSpec(name="w", kind="window", key_serde=BYTES, value_serde=BYTES, retention_ms=1000, window_size_ms=500)
+    visits = StoreSpec(name="visits", kind="session", key_serde=BYTES, value_serde=BYTES, retention_ms=2000)
+    own = StoreSpec(name="own", kind="key_value", key_serde=BYTES, value_serde=BYTES, topic_config={"segment.ms": "1"})
+    silent = StoreSpec(name="silent", kind="key_value", key_serde=BYTES, value_serde=BYTES, logging=False)
     nodes = (
         source("S1", "a"),
         *through("r-repartition", "S1"),

@@ -92,7 +92,7 @@ class TaskContext:
     stores: Mapping[str, StorePlace] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BatchRequest:
     """One micro-batch of one stream thread.
 
@@ -138,7 +138,7 @@ class BatchRequest:
         return BatchRequest(**data)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BatchResult:
     """What a finished job reports.
 
@@ -205,7 +205,7 @@ class CodeLine:
     function: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BatchFailure:
     """Why a micro-batch failed: said by the worker itself in its last row, or read from what Spark says of a worker or a Column.
 

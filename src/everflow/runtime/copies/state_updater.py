@@ -46,7 +46,7 @@ HOT_AGAIN_AT_MOST_MS = 600_000.0
 behind must not cost the group a rebalance each time."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class UpdaterServices:
     """Effects of the updater, all called on its thread.
 
@@ -88,7 +88,7 @@ class FollowedTask:
     remaining_s: float | None = None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Store:
     """One store being followed. ``progress`` is the present figures; ``restoring``: the restore listener follows it."""
 
@@ -100,7 +100,7 @@ class _Store:
     restoring: bool = False
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Task:
     task: StandbyTask
     stores: dict[TopicPartition, _Store] = field(default_factory=dict)
@@ -339,14 +339,25 @@ class StateUpdater:
                 log.warning("Rebuilding %s of task %s (%s): %s", place.name, task.id, task.role.value, plan.reason)
             end = max(plan.start, states[place.changelog].end)  # the stable end comes with the first round
             progress = RestoreProgress(
-                task.id, place.name, place.changelog, plan.start, end, plan.start, 0, 0.0, plan.rebuild, plan.reason
+                task=task.id,
+                store=place.name,
+                changelog=place.changelog,
+                start=plan.start,
+                end=end,
+                position=plan.start,
+                records=0,
+                elapsed_s=0.0,
+                rebuild=plan.rebuild,
+                reason=plan.reason,
             )
-            opened[place.changelog] = _Store(prepared.store, incarnation, progress, self._clock.monotonic_ms())
+            opened[place.changelog] = _Store(
+                store=prepared.store, incarnation=incarnation, progress=progress, began_ms=self._clock.monotonic_ms()
+            )
             places.append(TaskStore(place.name, prepared.store.path, place.changelog))
         self._lanes.follow(task.role, {tp: store.progress.position for tp, store in opened.items()})
         task.stores = tuple(places)
         task.to(TaskState.RUNNING)
-        self._tasks[task.id] = _Task(task, opened)
+        self._tasks[task.id] = _Task(task=task, stores=opened)
         self._owner.update(dict.fromkeys(opened, task.id))
         self._ends_ms = float("-inf")
         for store in opened.values():

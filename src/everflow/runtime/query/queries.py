@@ -59,7 +59,7 @@ class LagInfo(NamedTuple):
     lag: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class QueryPorts:
     """What the queries need of the instance; called from the users' threads, at every query.
 
@@ -112,7 +112,7 @@ class StoreQueries:
             raise ValueError(f"max_lag={max_lag}: it counts offsets, from 0.")
         if max_lag is not None and not stale:
             raise ValueError("max_lag bounds how far a copy may be behind: it goes with stale=True.")
-        access = _Access(self, site, partition, stale, max_lag, partitioner)
+        access = _Access(queries=self, site=site, partition=partition, stale=stale, max_lag=max_lag, partitioner=partitioner)
         return STORE_KINDS[site.spec.kind](site.spec, StoreReader(access), site.decode)
 
     def site(self, name: str) -> StoreSite:
@@ -244,7 +244,7 @@ class StoreQueries:
         return end
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Access:
     """`store_query.StoreAccess` of one query's options."""
 

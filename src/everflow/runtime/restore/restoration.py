@@ -101,7 +101,7 @@ def prepare_store(
     return PreparedStore(store, plan)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RestoreJob:
     """One store to be restored; the restore ends with an error if ``incarnation`` is not its owner any more."""
 
@@ -130,12 +130,12 @@ def restore(
     told: RestoreListener = SilentListener() if listener is None else listener
     plan, began_ms = job.plan, clock.monotonic_ms()
     progress = RestoreProgress(
-        job.task,
-        job.store_name,
-        job.changelog,
-        plan.start,
-        plan.end,
-        plan.start,
+        task=job.task,
+        store=job.store_name,
+        changelog=job.changelog,
+        start=plan.start,
+        end=plan.end,
+        position=plan.start,
         records=0,
         elapsed_s=0.0,
         rebuild=plan.rebuild,

@@ -8,7 +8,7 @@ from typing import Protocol
 from everflow.records import TaskId, TopicPartition
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RestoreProgress:
     """One store's restore, as far as it is; offsets of the changelog, seconds since it began."""
 

@@ -12,7 +12,7 @@ AGE_MARGIN_SHARE = 10
 """A store is too old a tenth of ``delete.retention.ms``, at most 1 h, before brokers forget deletes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ChangelogState:
     """What the cluster says of one changelog partition when the plan is made.
 

@@ -54,9 +54,9 @@ def failure_of(error: Exception) -> BatchFailure:
     kind = next(kind for classes, kind in _KINDS if isinstance(error, classes))
     own = isinstance(error, EverflowError)
     return BatchFailure(
-        kind,
-        str(error) if own else error_text(error),
-        getattr(error, "code", None) if own else None,
+        kind=kind,
+        error=str(error) if own else error_text(error),
+        code=getattr(error, "code", None) if own else None,
         line=innermost_line(error),
         size=error.size if isinstance(error, HopTooLargeError) else None,
         details=details,

@@ -38,7 +38,12 @@ class RecordFailure(EverflowError):
 
     def __init__(self, record: BadRecord, where: str | None, error: BaseException, hint: str = "") -> None:
         self.failure = BatchFailure(
-            "record", error_text(error) + hint, self.code, record, innermost_line(error), () if where is None else (where,)
+            kind="record",
+            error=error_text(error) + hint,
+            code=self.code,
+            record=record,
+            line=innermost_line(error),
+            where=() if where is None else (where,),
         )
         super().__init__(self.failure.error)
 
@@ -62,7 +67,7 @@ class UndecodableRecord(EverflowError):
         source = next(source for source in sources if source.index == int(letters.source[row]))
         record = BadRecord(source.topic, int(letters.partition[row]), int(letters.offset[row]), source.node)
         text = f"DeserializationError: {letters.value[row].as_py()['error']}"[:MOST_TEXT]
-        self.failure = BatchFailure("undecodable", text, self.code, record)
+        self.failure = BatchFailure(kind="undecodable", error=text, code=self.code, record=record)
         super().__init__(text)
 
 

@@ -66,7 +66,7 @@ class SinkOutput:
     batch: EdgeBatch
 
 
-@dataclass
+@dataclass(kw_only=True)
 class StepResult:
     """All effects of one micro-batch, before any of them has happened.
 
@@ -112,7 +112,7 @@ class Sink(Protocol):
     def __call__(self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]) -> BatchResult: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TaskStep:
     """The function of one Python hop; picklable, free of Columns.
 
@@ -143,16 +143,16 @@ class TaskStep:
         """The step of ``level`` of a plan; the last one gets the sink."""
         last = level == plan.levels - 1
         return TaskStep(
-            level,
-            plan.steps[level].ops,
-            HopSchema(plan.into_step(level), plan.headers, first=level == 0),
-            hop_out_of(plan, level),
-            plan.sources,
-            plan.changelog_slots,
-            stores,
-            sink if last else None,
-            request,
-            announce,
+            level=level,
+            ops=plan.steps[level].ops,
+            hop_in=HopSchema(plan.into_step(level), plan.headers, first=level == 0),
+            hop_out=hop_out_of(plan, level),
+            sources=plan.sources,
+            changelog_slots=plan.changelog_slots,
+            stores=stores,
+            sink=sink if last else None,
+            request=request,
+            announce=announce,
         )
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -232,7 +232,7 @@ def failed(error: Exception, hop_out: HopSchema | None) -> Iterator[pa.RecordBat
     """What a step gives instead of results: why it failed, through the steps behind it (``hop_out`` None: it is the last)."""
     failure = failure_of(error).to_dict()
     if hop_out is None:
-        yield _result_row(BatchResult(FAILED, failure=failure))
+        yield _result_row(BatchResult(outcome=FAILED, failure=failure))
         return
     nothing = {slot.id: _empty_like(slot.type.key, slot.type.value) for slot in hop_out.slots}
     yield from write_hop(nothing, hop_out, as_json({"failure": failure}))
@@ -292,7 +292,15 @@ def _result_row(result: BatchResult) -> pa.RecordBatch:
 
 def _empty_like(key: pa.DataType, value: pa.DataType) -> EdgeBatch:
     none64, none32 = np.empty(0, np.int64), np.empty(0, np.int32)
-    return EdgeBatch(pa.array([], key), pa.array([], value), none64, none64, none32, none32, none64)
+    return EdgeBatch(
+        key=pa.array([], key),
+        value=pa.array([], value),
+        timestamp=none64,
+        seq=none64,
+        source=none32,
+        partition=none32,
+        offset=none64,
+    )
 
 
 def _to_outputs(op: SinkOp, batch: EdgeBatch, sources: Mapping[int, Source]) -> list[SinkOutput]:
@@ -387,13 +395,13 @@ def _changes_to_rows(store: str, changes: Mapping[TaskId, list[StoreChanges]]) -
             partitions.append(np.full(len(change), task.partition, np.int32))
     order = np.arange(len(keys), dtype=np.int64)
     return EdgeBatch(
-        pa.array(keys, pa.binary()),
-        pa.array(values, pa.binary()),
-        np.concatenate(times),
-        order,
-        np.concatenate(subs),
-        np.concatenate(partitions),
-        np.zeros(len(keys), np.int64),
+        key=pa.array(keys, pa.binary()),
+        value=pa.array(values, pa.binary()),
+        timestamp=np.concatenate(times),
+        seq=order,
+        source=np.concatenate(subs),
+        partition=np.concatenate(partitions),
+        offset=np.zeros(len(keys), np.int64),
     )
 
 

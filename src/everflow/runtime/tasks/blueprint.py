@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from everflow.state.task_directory import StateDirectory
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Blueprint:
     """What the instance runs, fixed at start.
 
@@ -52,7 +52,7 @@ class Blueprint:
             )
             for spec in self.stores.get(task.subtopology, ())
         )
-        return ActiveTask(task, inputs, stores)
+        return ActiveTask(id=task, inputs=inputs, stores=stores)
 
     def store_specs(self) -> dict[str, StoreSpec]:
         """All stores by name."""

@@ -73,7 +73,7 @@ class RecoveryRules:
     offset_reset: Mapping[str, str]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Recovery:
     """Recovers tasks; used by one thread at a time. ``stop`` ends every wait with StoppedError."""
 

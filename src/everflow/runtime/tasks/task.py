@@ -84,10 +84,10 @@ class StandbyTask:
         """Promotion: the active task over the same open stores, SUSPENDED; recovery replays what is missing. Only SUSPENDED,
         that is once the updater has let go."""
         _check_recycle(self.id, self.role, self.state)
-        return ActiveTask(self.id, inputs, self.stores, TaskState.SUSPENDED)
+        return ActiveTask(id=self.id, inputs=inputs, stores=self.stores, state=TaskState.SUSPENDED)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ActiveTask:
     """One active task of this instance; owned by one thread at a time (first the recovery's, then its stream
     thread's).

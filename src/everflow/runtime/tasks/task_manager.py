@@ -49,7 +49,7 @@ class CopyHolder(Protocol):
     def set_role(self, task: TaskId, role: TaskRole) -> None: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TaskServices:
     """Effects of the task manager.
 
@@ -79,7 +79,7 @@ class TaskServices:
     clock: Clock = field(default_factory=SystemClock)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TaskManager:
     """See the module. ``owned`` and ``copies`` are what the group wants here; the rest is how far it is."""
 

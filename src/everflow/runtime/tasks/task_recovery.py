@@ -24,7 +24,7 @@ FENCE_TIMEOUT_S = 30.0
 COMMITTED_TIMEOUT_S = 5.0
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ClusterRecoveryPorts:
     """See `RecoveryPorts`; safe from several recovering threads (each replay has a reader of its own).
 
@@ -83,7 +83,16 @@ class ClusterRecoveryPorts:
             )
             stores.append(TaskStore(store.name, prepared.store.path, store.changelog))
             if prepared.plan is not None and store.changelog is not None:
-                jobs.append(RestoreJob(task.id, store.name, prepared.store, store.changelog, prepared.plan, incarnation))
+                jobs.append(
+                    RestoreJob(
+                        task=task.id,
+                        store_name=store.name,
+                        store=prepared.store,
+                        changelog=store.changelog,
+                        plan=prepared.plan,
+                        incarnation=incarnation,
+                    )
+                )
         self._replay(jobs)
         return tuple(stores)
 

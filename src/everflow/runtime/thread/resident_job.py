@@ -84,7 +84,7 @@ class ResidentJob:
         self._job.join(END_TIMEOUT_S)
         if self._job.failure is not None:
             return self._classify(self._job.failure)
-        return BatchFailedError(BatchFailure("worker", "the resident step ended without a word"))
+        return BatchFailedError(BatchFailure(kind="worker", error="the resident step ended without a word"))
 
     def _close(self) -> None:
         for opened in (self._lines, self._connection, self._listener):

@@ -39,14 +39,14 @@ _STACK = re.compile(r"^\s+at |^\s*\.\.\. \d+ more|^Driver stacktrace:")
 def failure_of_text(text: str, columns: Sequence[str] = ()) -> BatchFailure:
     """The failure that a failed job's text tells of. ``columns``: the lines of the program whose Columns it ran."""
     if _TIME_OVERFLOW.search(text):
-        return BatchFailure("fatal", str(too_late(None)), RecordTimeError.code, details=text)
+        return BatchFailure(kind="fatal", error=str(too_late(None)), code=RecordTimeError.code, details=text)
     for pattern, kind in _KINDS:
         if pattern.search(text):
             died = "Python worker" in text and kind == "worker"
-            return BatchFailure(kind, _death(text) if died else says(text), line=innermost_line_in(text), details=text)
+            return BatchFailure(kind=kind, error=_death(text) if died else says(text), line=innermost_line_in(text), details=text)
     if _COLUMN.search(text):
-        return BatchFailure("column", f"A Column cannot be computed: {says(text)}", where=tuple(columns), details=text)
-    return BatchFailure("other", says(text), line=innermost_line_in(text), details=text)
+        return BatchFailure(kind="column", error=f"A Column cannot be computed: {says(text)}", where=tuple(columns), details=text)
+    return BatchFailure(kind="other", error=says(text), line=innermost_line_in(text), details=text)
 
 
 def says(text: str) -> str:

@@ -72,7 +72,7 @@ class Hung:
         return replace(failure, kind="hang", error=text)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class StreamThread:
     """See the module. ``number`` counts from 0 and is part of the transactional id (D6)."""
 
@@ -125,7 +125,7 @@ class StreamThread:
         return f"everflow-stream-{self.number}"
 
     def _no_struggle(self) -> Struggle:
-        return Struggle(self.number, self.settings.task_timeout_ms, self.clock)
+        return Struggle(number=self.number, limit_ms=self.settings.task_timeout_ms, clock=self.clock)
 
     # --- called from other threads ---------------------------------------------------------------
 

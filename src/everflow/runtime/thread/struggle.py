@@ -16,7 +16,7 @@ from everflow.runtime.thread.repeated_failures import RepeatedFailures, Trouble
 log = logging.getLogger("everflow")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Struggle:
     """Of stream thread ``number``, which begins a new one with each progress, and alone changes it. ``limit_ms``:
     ``task.timeout.ms``."""

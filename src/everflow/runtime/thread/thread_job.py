@@ -35,7 +35,7 @@ LOOK_UP_S = 5.0
 CHANNEL_PROPERTY = "everflow.resident"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class JobSettings:
     """``dead_letter_topic`` None = stop at an undecodable record; ``client`` Kafka client properties for the readers."""
 
@@ -127,7 +127,14 @@ def pack(plan: PhysicalPlan, settings: JobSettings) -> Parcel:
     twin = TwinSegment.of_plan(plan)
     resident = None
     if twin is not None:
-        resident = ResidentStep(steps[0], twin, resident_channel, settings.reader, group, settings.read_committed)
+        resident = ResidentStep(
+            step=steps[0],
+            segment=twin,
+            channel=resident_channel,
+            client=settings.reader,
+            group=group,
+            read_committed=settings.read_committed,
+        )
     return packed(Work(steps, resident), plan)
 
 
@@ -145,12 +152,12 @@ class ThreadJob:
         settings: JobSettings,
     ) -> None:
         source = SourceSettings(
-            settings.bootstrap_servers,
-            settings.application_id,
-            settings.read_committed,
-            plan.headers,
-            settings.client,
-            settings.prepared_source,
+            bootstrap_servers=settings.bootstrap_servers,
+            group=settings.application_id,
+            read_committed=settings.read_committed,
+            headers=plan.headers,
+            client=settings.client,
+            prepared=settings.prepared_source,
         )
         self._context, self._slot, self._settings, self._work = context, f"t{thread}", settings, work
         steps = [PackedStep(work, level, hop_out_of(plan, level)) for level in range(plan.levels)]
@@ -225,7 +232,7 @@ class ThreadJob:
 
     def _classified(self, error: SparkJobError) -> BatchFailedError:
         if isinstance(error, SparkGoneError):
-            return BatchFailedError(BatchFailure("spark-gone", says(str(error)), details=str(error)))
+            return BatchFailedError(BatchFailure(kind="spark-gone", error=says(str(error)), details=str(error)))
         failure = failure_of_text(str(error), self._columns)
         return BatchFailedError(replace(failure, details=f"{failure.details}\n{error.stack}"))
 

@@ -31,7 +31,7 @@ OpenJob = Callable[[int, Sequence[TopicPartition]], Job]
 """(thread number, partitions it may be asked to read) -> the job."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ThreadSettings:
     """What does not change while the thread lives. Times in ms. ``partitions``: what its tasks may read, whichever it gets; empty
     where that is too much to prepare at once."""
@@ -47,7 +47,7 @@ class ThreadSettings:
     partitions: frozenset[TopicPartition] = frozenset()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ThreadServices:
     """Effects of a stream thread. ``kill_workers(pids)`` returns when they are gone;
     ``on_failed(error)`` is called once, when the thread ends with an error. ``paused()``: process nothing (KIP-834)."""

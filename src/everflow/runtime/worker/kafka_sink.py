@@ -97,7 +97,7 @@ class KafkaSink:
         if not touched:
             # A warm-up or keep-alive batch: the producer is there when the first record comes.
             self.ports.writer(request)
-            return BatchResult(COMMITTED, consumed=result.consumed, counts={"in": 0, "out": 0})
+            return BatchResult(outcome=COMMITTED, consumed=result.consumed, counts={"in": 0, "out": 0})
         if result.dead_letters is not None and len(result.dead_letters) and self.dead_letter_topic is None:
             raise UndecodableRecord(result.dead_letters, sources)
         self.ports.reached(BEFORE_TRANSACTION)
@@ -112,7 +112,7 @@ class KafkaSink:
             # The group moved on between the gate's answer and the offsets: refused as a whole, nothing was committed. The tasks
             # that stay run the batch again at once (I4), with nothing to recover.
             self._abort(writer)
-            return BatchResult(ABORTED, reason=f"generation: {error}")
+            return BatchResult(outcome=ABORTED, reason=f"generation: {error}")
         except RecordTooLargeError as error:
             self._abort(writer)
             raise named(error, request, result, sources, partial(self.ports.topic_limit, request)) from error
@@ -121,12 +121,12 @@ class KafkaSink:
             raise
         if not answer.ok:
             self._abort(writer)
-            return BatchResult(ABORTED, reason=answer.reason)
+            return BatchResult(outcome=ABORTED, reason=answer.reason)
         self.ports.reached(POINT_COMMITTED)
         with timed(result.timings, "apply"):
             positions = _apply(self.ports, request, result, touched, writer.positions())
         return BatchResult(
-            COMMITTED,
+            outcome=COMMITTED,
             consumed=result.consumed,
             stream_times=result.stream_times,
             positions=positions,

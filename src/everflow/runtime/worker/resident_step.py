@@ -66,13 +66,13 @@ class TwinSegment:
         index = {decode.source.topic: decode.source.index for decode in self.decodes}
         lengths = [len(columns) for columns in read.values()]
         hop = HopInput(
-            {},
-            {},
-            np.repeat(np.array([index[tp.topic] for tp in read], np.int32), lengths),
-            np.repeat(np.array([tp.partition for tp in read], np.int32), lengths),
-            _joined([columns.offsets for columns in read.values()]),
-            _joined([columns.timestamps for columns in read.values()]),
-            "{}",
+            batches={},
+            rows={},
+            source=np.repeat(np.array([index[tp.topic] for tp in read], np.int32), lengths),
+            partition=np.repeat(np.array([tp.partition for tp in read], np.int32), lengths),
+            offset=_joined([columns.offsets for columns in read.values()]),
+            timestamp=_joined([columns.timestamps for columns in read.values()]),
+            control="{}",
         )
         letters = []
         for decode in self.decodes:
@@ -99,7 +99,14 @@ def _joined(columns: Sequence[Int64]) -> Int64:
 
 def _raw(found: LogColumns, rows: Int64, hop: HopInput) -> EdgeBatch:
     return EdgeBatch(
-        found.keys, found.values, hop.timestamp[rows], rows, hop.source[rows], hop.partition[rows], hop.offset[rows], found.headers
+        key=found.keys,
+        value=found.values,
+        timestamp=hop.timestamp[rows],
+        seq=rows,
+        source=hop.source[rows],
+        partition=hop.partition[rows],
+        offset=hop.offset[rows],
+        headers=found.headers,
     )
 
 
@@ -132,7 +139,7 @@ def _bytes_of(serde: Any, column: pa.Array) -> pa.Array:
     return serde.encode_array(column) if serde.kind in ("string", "bytes", "json") else column
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ResidentStep:
     """What the resident job's only task does; picklable. ``channel`` reads the socket's path (a local property)."""
 
@@ -166,7 +173,7 @@ class ResidentStep:
         try:
             return self._serve(text, reader), True
         except Exception as error:
-            return BatchResult(FAILED, failure=failure_of(error).to_dict()).to_json(), False
+            return BatchResult(outcome=FAILED, failure=failure_of(error).to_dict()).to_json(), False
 
     def _serve(self, text: str, reader: RangeReader) -> str:
         request = BatchRequest.from_json(text)
@@ -189,6 +196,6 @@ def refuse(error: Exception, channel: Callable[[], str]) -> None:
         connection.connect(channel())
         lines = connection.makefile("rwb")
         if lines.readline().decode().strip() != STOP:
-            lines.write(BatchResult(FAILED, failure=failure_of(error).to_dict()).to_json().encode() + b"\n")
+            lines.write(BatchResult(outcome=FAILED, failure=failure_of(error).to_dict()).to_json().encode() + b"\n")
             lines.flush()
 

@@ -23,7 +23,7 @@ from everflow.testing.simulation.simulation import Simulation
 MODES = ("static", "drained", "leaving")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BouncePlan:
     """``down_s``: from the end of a process to the start of the next; ``bounced`` of the ``members`` are simulated."""
 

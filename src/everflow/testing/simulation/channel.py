@@ -30,7 +30,7 @@ class _State(enum.Enum):
     STABLE = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ChannelServices:
     """What a channel needs of its world: ``partition_counts`` is the leader's metadata; ``changed`` wakes the membership."""
 
@@ -143,13 +143,13 @@ class SimulatedChannel:
         self._attempt += 1
         attempt = self._attempt
         request = JoinRequest(
-            self._member_id,
-            self._settings.instance_id,
-            self._settings.session_timeout_ms,
-            self._settings.rebalance_timeout_ms,
-            self._assignor.user_data(),
-            self._services.client,
-            self._settings.client_id,
+            member_id=self._member_id,
+            instance_id=self._settings.instance_id,
+            session_timeout_ms=self._settings.session_timeout_ms,
+            rebalance_timeout_ms=self._settings.rebalance_timeout_ms,
+            metadata=self._assignor.user_data(),
+            client=self._services.client,
+            client_id=self._settings.client_id,
         )
         # The user data may show an eviction (claims are taken now); the state changes after that.
         self._state = _State.REBALANCING

@@ -59,7 +59,7 @@ class _Flow:
     """What has to be waited for after an attempt since then that was refused."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Checks:
     """See the module. ``violations`` are (name, what); the simulation raises the first. ``restore_slowdown``: the world's."""
 

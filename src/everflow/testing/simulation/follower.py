@@ -34,7 +34,7 @@ class SimulatedRound:
     gone: Mapping[TopicPartition, str] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SimulatedFollower:
     """``rate`` records a second over all partitions of one role: a lagging restore lowers it. ``poll`` waits in virtual time until
     a period has passed since the last one, so that the followers of both roles wait together."""

@@ -37,7 +37,7 @@ LARGE = 100
 """Members from which on the simulated clients ask less often, so that a forecast stays quick."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Step:
     """A group and what is done to it. ``state_records`` are those of one task's changelog; rates are records a second:
     ``restore_rate`` of an active task's restore, ``follow_rate`` of one instance's warm-ups together.
@@ -110,10 +110,17 @@ class Step:
         if self.stateless_tasks:
             subtopologies.append(SimulatedSubTopology(self.stateless_tasks, stateful=False))
         period = 5_000.0 if large else 500.0
-        return SimulationSettings(tuple(subtopologies), self.threads, rules, timings, self.input_rate, period)
+        return SimulationSettings(
+            subtopologies=tuple(subtopologies),
+            threads=self.threads,
+            rules=rules,
+            timings=timings,
+            input_rate=self.input_rate,
+            input_period_ms=period,
+        )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Round:
     """One rebalance: seconds since the change, tasks that changed hands or were taken to be handed over, copies being warmed."""
 
@@ -125,7 +132,7 @@ class Round:
     left: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Forecast:
     """Times in seconds. ``moves``: tasks that end on another instance. ``task_seconds_paused``: summed over the tasks;
     ``longest_pause_s`` of one task. ``balanced_after_s`` is None where the group did not come to rest."""
@@ -169,15 +176,15 @@ def forecast(step: Step, history_file: Path | None = None) -> Forecast:
         after = _places(group)
         decisions = group.decisions[decided:]
         return Forecast(
-            step,
-            _rounds(decisions, began),
-            sum(1 for task, name in after.items() if before.get(task) != name),
-            len({(task, member) for d in decisions for member, tasks in d.assignment.warmup.items() for task in tasks}),
-            group.coordinator.rebalances - rebalances,
-            (group.count_pauses() - paused) / 1000,
-            max((ms for _, ms in group.outages[outages:]), default=0.0) / 1000,
-            balanced_after,
-            {instance.name: len(instance.running()) for instance in group.present()},
+            step=step,
+            rounds=_rounds(decisions, began),
+            moves=sum(1 for task, name in after.items() if before.get(task) != name),
+            warmed=len({(task, member) for d in decisions for member, tasks in d.assignment.warmup.items() for task in tasks}),
+            rebalances=group.coordinator.rebalances - rebalances,
+            task_seconds_paused=(group.count_pauses() - paused) / 1000,
+            longest_pause_s=max((ms for _, ms in group.outages[outages:]), default=0.0) / 1000,
+            balanced_after_s=balanced_after,
+            tasks_per_member={instance.name: len(instance.running()) for instance in group.present()},
         )
 
 
@@ -203,12 +210,12 @@ def _rounds(decisions: list[LeaderDecision], began_ms: float) -> tuple[Round, ..
         given = sum(1 for member_id, tasks in active.items() for task in tasks if held.get(task) != member_id)
         rounds.append(
             Round(
-                (decision.at_ms - began_ms) / 1000,
-                len(decision.cluster.members),
-                given,
-                len(decision.assignment.withheld),
-                sum(len(tasks) for tasks in decision.assignment.warmup.values()),
-                decision.assignment.movements,
+                at_s=(decision.at_ms - began_ms) / 1000,
+                members=len(decision.cluster.members),
+                given=given,
+                withheld=len(decision.assignment.withheld),
+                warmups=sum(len(tasks) for tasks in decision.assignment.warmup.values()),
+                left=decision.assignment.movements,
             )
         )
     return tuple(rounds)

@@ -35,7 +35,7 @@ class GroupState(enum.Enum):
     STABLE = "Stable"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class JoinRequest:
     """JoinGroup; ``member_id`` is "" at first. Times in ms."""
 
@@ -72,7 +72,7 @@ JoinAnswer = Callable[[JoinReply], None]
 SyncAnswer = Callable[[SyncReply], None]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class GroupMemberState:
     """A member as the coordinator knows it."""
 
@@ -89,7 +89,7 @@ class GroupMemberState:
     client_id: str = ""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class GroupCoordinator:
     """The one group of a simulation. ``on_generation(generation, member ids)`` is told of each completed generation."""
 
@@ -428,17 +428,23 @@ class GroupCoordinator:
 
 
 def _member(member_id: str, request: JoinRequest) -> GroupMemberState:
-    times = (request.session_timeout_ms, request.rebalance_timeout_ms)
-    return GroupMemberState(member_id, request.instance_id, *times, request.metadata, client_id=request.client_id)
+    return GroupMemberState(
+        member_id=member_id,
+        instance_id=request.instance_id,
+        session_timeout_ms=request.session_timeout_ms,
+        rebalance_timeout_ms=request.rebalance_timeout_ms,
+        metadata=request.metadata,
+        client_id=request.client_id,
+    )
 
 
 def _copy(member: GroupMemberState) -> GroupMemberState:
     return GroupMemberState(
-        member.member_id,
-        member.instance_id,
-        member.session_timeout_ms,
-        member.rebalance_timeout_ms,
-        member.metadata,
-        member.assignment,
+        member_id=member.member_id,
+        instance_id=member.instance_id,
+        session_timeout_ms=member.session_timeout_ms,
+        rebalance_timeout_ms=member.rebalance_timeout_ms,
+        metadata=member.metadata,
+        assignment=member.assignment,
         client_id=member.client_id,
     )

@@ -43,9 +43,18 @@ class SimulatedInstance(Instance):
         self.error: EverflowError | None = None
         """The first, also of an end."""
         self.assigned: frozenset[TaskId] = frozenset()
-        ours = SimulatedPorts(world, name, disk, life, instance_id, version, self.process)
+        ours = SimulatedPorts(
+            world=world, name=name, disk=disk, life=life, instance_id=instance_id, version=version, process=self.process
+        )
         timeout_ms, never_ms = world.settings.task_timeout_ms, math.inf
-        settings = InstanceSettings(world.settings.threads, True, timeout_ms, never_ms, DRAIN_TIMEOUT_MS, never_ms)
+        settings = InstanceSettings(
+            threads=world.settings.threads,
+            exactly_once=True,
+            task_timeout_ms=timeout_ms,
+            max_poll_interval_ms=never_ms,
+            drain_timeout_ms=DRAIN_TIMEOUT_MS,
+            purge_interval_ms=never_ms,
+        )
         metrics = Metrics()
         lifecycle = self.lifecycle = InstanceLife(ours.clock, ours.spawn, self._on_ended)
         told, tracker = (lifecycle.states, self._on_failed, lifecycle.stop), RestoreTracker(metrics)

@@ -74,7 +74,7 @@ class Partition:
         return min(self.open.values(), default=self.end)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Transaction:
     """One open transaction; its ``name`` is unique."""
 
@@ -104,7 +104,7 @@ def refusal(code: Code) -> EverflowError:
 CommitListener = Callable[[Mapping[TopicPartition, CommittedOffset], Mapping[TopicPartition, CommittedOffset], Transaction], None]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SimulatedLog:
     """Topics, transaction coordinator and the group's offsets. Marker delays in ms, per partition: they land independently
     (KAFKA-10167). ``on_commit(offsets before, offsets after, transaction)`` is told of each decision to commit."""
@@ -195,7 +195,7 @@ class SimulatedLog:
         if transactional_id in self._open:
             raise FencedError(f"{transactional_id}: a transaction is open already")
         self._names += 1
-        transaction = Transaction(f"tx{self._names}", who=who)
+        transaction = Transaction(name=f"tx{self._names}", who=who)
         transaction.timeout = self.scheduler.after(timeout_ms, lambda: self._time_out(transactional_id, transaction))
         self._open[transactional_id] = transaction
         return transaction

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from everflow.testing.simulation.scheduler import Process, Scheduler
 
 
-@dataclass
+@dataclass(kw_only=True)
 class FiberPool:
     """`concurrent.futures.ThreadPoolExecutor` of one simulated process."""
 

@@ -51,7 +51,7 @@ KILL_WORKERS_MS = 5.0
 POST_MS = 0.1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class World:
     """What all instances share. The callbacks tell the simulation what to check."""
 
@@ -94,7 +94,7 @@ class _EndSums:
         return self.world.settings.replicas
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SimulatedPorts:
     """`InstancePorts` in a simulated world, of one process."""
 
@@ -140,16 +140,16 @@ class SimulatedPorts:
         )
         ours = cast("SimulatedInstance", instance)
         self.workers = WorkerServices(
-            self.name,
-            world.log,
-            self.clock,
-            world.network,
-            self.disk,
-            instance.book,
-            backend,
-            world.random,
-            world.settings,
-            world.history,
+            name=self.name,
+            log=world.log,
+            clock=self.clock,
+            network=world.network,
+            disk=self.disk,
+            book=instance.book,
+            backend=backend,
+            random=world.random,
+            settings=world.settings,
+            history=world.history,
             on_batch=lambda request, duration_ms, committed: world.on_batch(ours, request, duration_ms, committed),
             # Every task of the instance: one of another thread may have been dealt to the one that stood still.
             on_crash=lambda: world.on_crash(ours.assigned),
@@ -159,7 +159,7 @@ class SimulatedPorts:
         return _Ends(self.world, self.clock, self.process)
 
     def pool(self, name: str, size: int) -> FiberPool:
-        return FiberPool(self.world.scheduler, self.process, f"{self.name}-{name}", size)
+        return FiberPool(scheduler=self.world.scheduler, process=self.process, name=f"{self.name}-{name}", size=size)
 
     def thread_settings(self, number: int) -> ThreadSettings:
         settings = self.world.settings
@@ -178,10 +178,23 @@ class SimulatedPorts:
     def recovery(self, instance: Instance, stop: threading.Event, *, pauses: bool) -> Recovery:
         world, timings = self.world, self.world.settings.timings
         ports = SimulatedRecoveryPorts(
-            world.log, self.clock, world.network, self.disk, timings.restore_rate, stop, world.restore_slowdown
+            log=world.log,
+            clock=self.clock,
+            network=world.network,
+            disk=self.disk,
+            rate=timings.restore_rate,
+            stopped=stop,
+            slowdown=world.restore_slowdown,
         )
         rules = RecoveryRules(APPLICATION, {})
-        return Recovery(ports, rules, self.clock, world.settings.task_timeout_ms, stop, self.new_incarnation)
+        return Recovery(
+            ports=ports,
+            rules=rules,
+            clock=self.clock,
+            timeout_ms=world.settings.task_timeout_ms,
+            stop=stop,
+            new_incarnation=self.new_incarnation,
+        )
 
     def open_job(self, thread: int, partitions: Sequence[TopicPartition]) -> SimulatedJob:
         return SimulatedJob(self.workers, thread)
@@ -197,7 +210,7 @@ class SimulatedPorts:
         settings = self.world.settings
         changelog = settings.changelog(task)
         stores = () if changelog is None else (TaskStore("store", Path(str(task)) / "store", changelog),)
-        return ActiveTask(task, settings.tasks[task], stores)
+        return ActiveTask(id=task, inputs=settings.tasks[task], stores=stores)
 
     def slots(self) -> int:
         return self.world.settings.threads
@@ -249,13 +262,13 @@ class SimulatedPorts:
     ) -> SimulatedChannel:
         world = self.world
         services = ChannelServices(
-            world.network,
-            world.coordinator,
-            self.process,
-            lambda: world.settings.partition_counts,
-            lambda: instance.member.wake.set(),
-            self.name,
-            self._commit_offsets,
+            network=world.network,
+            coordinator=world.coordinator,
+            process=self.process,
+            partition_counts=lambda: world.settings.partition_counts,
+            changed=lambda: instance.member.wake.set(),
+            client=self.name,
+            commit=self._commit_offsets,
         )
         return SimulatedChannel(services, settings, topics, assignor, listener)
 
@@ -267,7 +280,12 @@ class SimulatedPorts:
         world, settings = self.world, self.world.settings
         rack = settings.rack(int(self.name.removeprefix("i")))
         identity = Identity(
-            self.disk.process_id, settings.threads, rack, {"zone": rack}, instance_id=self.instance_id, topology=("simulated",)
+            process_id=self.disk.process_id,
+            threads=settings.threads,
+            rack=rack,
+            tags={"zone": rack},
+            instance_id=self.instance_id,
+            topology=("simulated",),
         )
         figures = _EndSums(world)
         return MemberAssignor(
@@ -288,12 +306,12 @@ class SimulatedPorts:
     def _group_settings(self) -> GroupSettings:
         timings = self.world.settings.timings
         return GroupSettings(
-            "simulated",
-            APPLICATION,
-            self.instance_id,
-            timings.session_timeout_ms,
-            timings.heartbeat_ms,
-            timings.rebalance_timeout_ms,
+            bootstrap_servers="simulated",
+            group_id=APPLICATION,
+            instance_id=self.instance_id,
+            session_timeout_ms=timings.session_timeout_ms,
+            heartbeat_interval_ms=timings.heartbeat_ms,
+            rebalance_timeout_ms=timings.rebalance_timeout_ms,
             client_id=f"{APPLICATION}-{self.disk.process_id}",
         )
 
@@ -301,7 +319,10 @@ class SimulatedPorts:
         world, timings = self.world, self.world.settings.timings
 
         def states(partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, ChangelogState]:
-            return {tp: ChangelogState(0, end, None, None) for tp, end in world.log.ends(partitions).items()}
+            return {
+                tp: ChangelogState(start=0, end=end, cluster_id=None, topic_id=None)
+                for tp, end in world.log.ends(partitions).items()
+            }
 
         def prepare(task: TaskId, store: str, state: ChangelogState, incarnation: str) -> PreparedStore:
             found = self.disk.store(Path(str(task)) / store)
@@ -314,7 +335,11 @@ class SimulatedPorts:
 
         return UpdaterServices(
             open_follower=lambda: SimulatedFollower(
-                world.log, self.clock, timings.follow_rate, timings.follow_ms, world.restore_slowdown
+                log=world.log,
+                clock=self.clock,
+                rate=timings.follow_rate,
+                period_ms=timings.follow_ms,
+                slowdown=world.restore_slowdown,
             ),
             states=states,
             stable_ends=lambda partitions: world.log.stable_ends(partitions),

@@ -20,7 +20,7 @@ FENCE_PATIENCE_MS = 30_000.0
 FENCE_PAUSE_MS = 20.0
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SimulatedRecoveryPorts:
     """See the module; used on a fiber. ``restored(records)`` is told of every replayed slice."""
 

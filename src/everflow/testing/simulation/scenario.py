@@ -27,7 +27,7 @@ class ScenarioStep:
         return f"+{self.wait_ms / 1000:.1f} s {self.kind} (instance {self.pick}, {self.amount:g})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Scenario:
     """``instances`` start together; ``state_records`` are in every input before the steps begin."""
 
@@ -52,7 +52,7 @@ class Scenario:
         return "\n".join([head, *(f"  {step}" for step in self.steps)])
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ScenarioOutcome:
     """What a scenario that held left behind."""
 
@@ -106,10 +106,10 @@ def draw(seed: int, steps: int = 8) -> Scenario:
         marker_ms=random.choice([(0.5, 8.0), (0.5, 8.0), (1.0, 600.0)]),
     )
     settings = SimulationSettings(
-        subtopologies,
-        random.randint(1, 3),
-        rules,
-        timings,
+        subtopologies=subtopologies,
+        threads=random.randint(1, 3),
+        rules=rules,
+        timings=timings,
         input_rate=random.choice([50.0, 400.0]),
         input_period_ms=200.0,
         max_delay_ms=random.choice([0, 0, 0, 15_000]),
@@ -127,7 +127,9 @@ def draw(seed: int, steps: int = 8) -> Scenario:
     )
     state = random.choice([0, 2_000, 60_000])
     instances = random.randint(1, 4) + places.choice([0] * 7 + [4])  # a larger group now and then: every one costs time
-    return Scenario(seed, settings, instances, random.random() < 0.3, state, drawn)
+    return Scenario(
+        seed=seed, settings=settings, instances=instances, static=random.random() < 0.3, state_records=state, steps=drawn
+    )
 
 
 def run(scenario: Scenario, history_file: Path | None = None) -> ScenarioOutcome:
@@ -151,13 +153,13 @@ def run(scenario: Scenario, history_file: Path | None = None) -> ScenarioOutcome
         settled = group.settle(scenario.calm_ms)
         group.require_progress(60_000)
         return ScenarioOutcome(
-            group.history.digest(),
-            group.scheduler.handled,
-            group.checks.commits,
-            group.checks.records,
-            group.coordinator.rebalances,
-            settled,
-            faults,
+            digest=group.history.digest(),
+            events=group.scheduler.handled,
+            commits=group.checks.commits,
+            records=group.checks.records,
+            generations=group.coordinator.rebalances,
+            settled_ms=settled,
+            faults=faults,
         )
 
 

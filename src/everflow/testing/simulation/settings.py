@@ -22,7 +22,7 @@ class SimulatedSubTopology:
     inputs: int = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Timings:
     """How long things take. Ranges are drawn from evenly.
 
@@ -53,7 +53,7 @@ class Timings:
     """Until a transaction's marker has landed, for each partition by itself."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SimulationSettings:
     """A whole simulated application. ``input_rate``: records a second that arrive at every task."""
 

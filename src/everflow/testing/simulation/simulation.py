@@ -22,7 +22,7 @@ from everflow.testing.simulation.log import SimulatedLog, Write, fold_of
 from everflow.testing.simulation.network import Network
 from everflow.testing.simulation.ports import World
 from everflow.testing.simulation.scheduler import Scheduler
-from everflow.testing.simulation.settings import SimulationSettings
+from everflow.testing.simulation.settings import SimulationSettings, Timings
 from everflow.testing.simulation.worker import CrashPlan
 from everflow.waits import shown_by, shown_elsewhere
 
@@ -66,10 +66,11 @@ class Simulation:
         self.random = random
         self.scheduler = Scheduler()
         self.history = History(lambda: self.scheduler.now_ms)
-        self.coordinator = GroupCoordinator(self.scheduler, self.history, settings.timings.initial_delay_ms)
-        self.log = SimulatedLog(self.scheduler, self.history, self.coordinator, random, settings.timings.marker_ms)
+        self.coordinator, self.log = _brokers(settings.timings, self.scheduler, self.history, random)
         slowdown = [1.0]  # of restores
-        self.checks = Checks(settings, self.history, self.coordinator, self.log, slowdown)
+        self.checks = Checks(
+            settings=settings, history=self.history, coordinator=self.coordinator, log=self.log, restore_slowdown=slowdown
+        )
         self.log.on_commit = self.checks.committed
         self.decisions: list[LeaderDecision] = []
         self.instances: dict[str, SimulatedInstance] = {}
@@ -91,21 +92,21 @@ class Simulation:
         self._periods = 0
         self._unseen = ExitStack()
         self.world = World(
-            settings,
-            self.scheduler,
-            self.history,
-            random,
-            Network(self.scheduler, random, settings.timings.network_ms),
-            self.coordinator,
-            self.log,
-            slowdown,
-            [True],
-            self._decided,
-            self.checks.claimed,
-            self._ran,
-            self.checks.batch,
-            self.checks.disturbed,
-            self._failed,
+            settings=settings,
+            scheduler=self.scheduler,
+            history=self.history,
+            random=random,
+            network=Network(self.scheduler, random, settings.timings.network_ms),
+            coordinator=self.coordinator,
+            log=self.log,
+            restore_slowdown=slowdown,
+            end_sums_known=[True],
+            decide=self._decided,
+            on_claim=self.checks.claimed,
+            on_running=self._ran,
+            on_batch=self.checks.batch,
+            on_crash=self.checks.disturbed,
+            on_failed=self._failed,
         )
         self.scheduler.after(0, self._grow)
 
@@ -132,10 +133,10 @@ class Simulation:
     def start_with_state(self, count: int, records: int, *, static: bool = False) -> list[SimulatedInstance]:
         """Start a group that has been running for long: every stateful task has ``records`` behind it, and each copy lies on the
         disk where the assignor wants it. Only in a fresh simulation."""
-        members = [Member(f"i{n}", _process_id(n), threads=self.settings.threads) for n in range(1, count + 1)]
+        members = [Member(member_id=f"i{n}", process_id=_process_id(n), threads=self.settings.threads) for n in range(1, count + 1)]
         tasks = {task: self._info(task, inputs) for task, inputs in self.settings.tasks.items()}
         ends = {task: 0 for task, info in tasks.items() if info.stateful}
-        placed = self._decide(ClusterState(tuple(members), tasks, ends, rules=self.settings.rules))
+        placed = self._decide(ClusterState(members=tuple(members), tasks=tasks, end_sums=ends, rules=self.settings.rules))
         for task, inputs in self.settings.tasks.items():
             self._preload(task, inputs, records)
         started = []
@@ -169,7 +170,9 @@ class Simulation:
             self._disks += 1
             disk = SimulatedDisk(_process_id(self._disks))
         self._lives += 1
-        instance = SimulatedInstance(self.world, name, disk, self._lives, name if static else None, version)
+        instance = SimulatedInstance(
+            world=self.world, name=name, disk=disk, life=self._lives, instance_id=name if static else None, version=version
+        )
         self.instances[name] = instance
         instance.launch()
         return instance
@@ -406,6 +409,12 @@ class Simulation:
         if self._history_file is not None:
             self.history.write(self._history_file)
         raise InvariantError(name, what, self.seed, self.scheduler.now_ms, self.history.text(SHOWN))
+
+
+def _brokers(timings: Timings, scheduler: Scheduler, history: History, random: Random) -> tuple[GroupCoordinator, SimulatedLog]:
+    group = GroupCoordinator(scheduler=scheduler, history=history, initial_delay_ms=timings.initial_delay_ms)
+    log = SimulatedLog(scheduler=scheduler, history=history, group=group, random=random, marker_delay_ms=timings.marker_ms)
+    return group, log
 
 
 def _process_id(number: int) -> str:

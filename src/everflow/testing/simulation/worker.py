@@ -46,7 +46,7 @@ KEY = b"folds"
 """Of a simulated store: its one key, whose value is what the store holds."""
 _NOW: Int64 = np.ones(1, np.int64)
 _ZERO: Int32 = np.zeros(1, np.int32)
-_ONE_OUTPUT = EdgeBatch(pa.nulls(1), pa.nulls(1), _NOW, _NOW, _ZERO, _ZERO, _NOW)
+_ONE_OUTPUT = EdgeBatch(key=pa.nulls(1), value=pa.nulls(1), timestamp=_NOW, seq=_NOW, source=_ZERO, partition=_ZERO, offset=_NOW)
 
 
 @dataclass
@@ -57,7 +57,7 @@ class CrashPlan:
     delay_ms: float = 0.0
 
 
-@dataclass
+@dataclass(kw_only=True)
 class WorkerServices:
     """What the workers of one instance share."""
 
@@ -83,7 +83,20 @@ class WorkerServices:
         """The inputs, as a plan names them."""
         text = serdes.string()
         listed = [(index, topic) for index, topics in self.settings.topics.items() for topic in topics]
-        return tuple(Source(n, topic, index, topic, text, text, None, "stream", False) for n, (index, topic) in enumerate(listed))
+        return tuple(
+            Source(
+                index=n,
+                topic=topic,
+                subtopology=index,
+                node=topic,
+                key_serde=text,
+                value_serde=text,
+                offset_reset=None,
+                kind="stream",
+                merged=False,
+            )
+            for n, (index, topic) in enumerate(listed)
+        )
 
     def kill(self, thread: int) -> None:
         """SIGKILL to the worker of a stream thread."""
@@ -107,12 +120,12 @@ class SimulatedJob:
         self.services.book.hello(request.batch_id, f"t{self.thread}-sink", hash_pid(self.services.name, self.thread))
         plan = self.services.crashes.pop(self.thread, None) if request.tasks else None
         began = self.services.clock.monotonic_ms()
-        batch = self.services._batches[self.thread] = _Batch(self.services, request, plan or CrashPlan())
+        batch = self.services._batches[self.thread] = _Batch(services=self.services, request=request, plan=plan or CrashPlan())
         try:
             result = batch.run()
         except (EverflowError, _WorkerDied) as error:
             self.services.forget_producer(request.transactional_id)
-            failure = failure_of(error) if isinstance(error, EverflowError) else BatchFailure("worker", str(error))
+            failure = failure_of(error) if isinstance(error, EverflowError) else BatchFailure(kind="worker", error=str(error))
             self._done(request, began, f"failed ({failure.kind}): {failure.error}", False)
             raise BatchFailedError(failure) from error
         finally:
@@ -142,7 +155,7 @@ class _WorkerDied(BaseException):
     """The batch's worker was killed at a crash point: none of its own code runs any more."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Batch:
     """One attempt of one batch: the operators' result, the sink's ports (`SinkPorts`) and its writer (`SinkWriter`) in one."""
 

@@ -34,7 +34,7 @@ def test_a_request_comes_back_from_its_json() -> None:
 
 def test_a_result_comes_back_from_its_json() -> None:
     result = BatchResult(
-        COMMITTED,
+        outcome=COMMITTED,
         consumed={ODD: 5},
         stream_times={TASK: {"AGG": 9}},
         positions={TASK: {"counts": 12}},

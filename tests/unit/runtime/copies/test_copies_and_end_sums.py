@@ -22,8 +22,8 @@ from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
 
 A, B, C = (TaskId(0, p) for p in range(3))
-COUNTS = StoreSpec("counts", "key_value", serdes.string(), serdes.long())
-TOTALS = StoreSpec("totals", "key_value", serdes.string(), serdes.long())
+COUNTS = StoreSpec(name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long())
+TOTALS = StoreSpec(name="totals", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long())
 
 
 def changelog(task: TaskId, spec: StoreSpec) -> TopicPartition:
@@ -42,7 +42,7 @@ def scanned(directory: StateDirectory, specs: Iterable[StoreSpec], end: int = 10
     copies = Copies(lambda: followed, list, list, dict, clock=clock or ManualClock(2_000))
 
     def states(partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, ChangelogState]:
-        return {tp: ChangelogState(0, end, "c", "t") for tp in partitions}
+        return {tp: ChangelogState(start=0, end=end, cluster_id="c", topic_id="t") for tp in partitions}
 
     copies.scan(directory, lambda subtopology: specs, changelog, states)
     return copies
@@ -87,7 +87,7 @@ def test_a_copy_that_nobody_follows_is_offered_until_its_use_would_mean_a_rebuil
     copies.rest(A, places)
     offered = {}
     for _ in range(12):
-        state = ChangelogState(0, 12, "c", "t", 10 * HOUR_MS)
+        state = ChangelogState(start=0, end=12, cluster_id="c", topic_id="t", delete_retention_ms=10 * HOUR_MS)
         plan = restore_plan(store.meta(), state, now_ms=clock.now_ms(), kind="key_value")
         assert (copies.offset_sums() == {A: 15}) is not plan.rebuild, (clock.now_ms(), plan)
         offered[plan.rebuild] = copies.offset_sums()

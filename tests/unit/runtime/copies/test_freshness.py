@@ -19,7 +19,7 @@ from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
 
 A = TaskId(0, 0)
-SPEC = StoreSpec("counts", "key_value", serdes.string(), serdes.long())
+SPEC = StoreSpec(name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long())
 HOUR_MS = 3_600_000
 BEGAN_MS = 1_800_000_000_000
 
@@ -38,7 +38,7 @@ class World:
         return [Settled(A, self.epoch, "i1", (self.store.path,), self.at_ms)] if self.running else []
 
     def prepare(self, incarnation: str, end: int, now_ms: int) -> PreparedStore:
-        state = ChangelogState(0, end, "c", "t")
+        state = ChangelogState(start=0, end=end, cluster_id="c", topic_id="t")
         return prepare_store(self.directory, A, SPEC, state, incarnation=incarnation, now_ms=now_ms)
 
     def apply(self, position: int, now_ms: int) -> None:

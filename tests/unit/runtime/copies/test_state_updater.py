@@ -31,7 +31,7 @@ from everflow.state.task_directory import StateDirectory
 from everflow.testing.waiting import wait_until
 
 A, B = TaskId(0, 0), TaskId(0, 1)
-SPEC = StoreSpec("counts", "key_value", serdes.string(), serdes.long())
+SPEC = StoreSpec(name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long())
 ACCEPTABLE = 3
 
 
@@ -157,7 +157,10 @@ class World:
 
     # services
     def states(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, ChangelogState]:
-        return {tp: ChangelogState(self.starts[tp], self.stable[tp] + 5, "cluster", "topic") for tp in partitions}
+        return {
+            tp: ChangelogState(start=self.starts[tp], end=self.stable[tp] + 5, cluster_id="cluster", topic_id="topic")
+            for tp in partitions
+        }
 
     def stable_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         self.asked_ends += 1

@@ -19,8 +19,10 @@ from everflow.serdes.windowed import window_store_key
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 
-COUNTS = StoreSpec("counts", "key_value", serdes.string(), serdes.long())
-WINDOWS = StoreSpec("windows", "window", serdes.string(), serdes.long(), retention_ms=10**12, window_size_ms=1_000)
+COUNTS = StoreSpec(name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long())
+WINDOWS = StoreSpec(
+    name="windows", kind="window", key_serde=serdes.string(), value_serde=serdes.long(), retention_ms=10**12, window_size_ms=1_000
+)
 PARTITIONS = 4
 SITES = [StoreSite(spec, 0, PARTITIONS, spec.value_serde.decode) for spec in (COUNTS, WINDOWS)]
 
@@ -54,7 +56,12 @@ class Instance(InteractiveQueries):
 
     def __post_init__(self) -> None:
         ports = QueryPorts(
-            lambda: self.state, lambda: self.active, lambda: self.copies, lambda: self.hosts, self.ends, lambda: self.draining
+            state=lambda: self.state,
+            running=lambda: self.active,
+            copies=lambda: self.copies,
+            hosts=lambda: self.hosts,
+            ends=self.ends,
+            draining=lambda: self.draining,
         )
         self._queries = StoreQueries(SITES, self.inputs, "me:1", ports, self.clock)
 

@@ -16,7 +16,7 @@ from everflow.runtime.query.host_map import RETRY_MS, HostMap
 HOSTS = {"a:1": HostTasks(frozenset({TaskId(0, 0)}), frozenset({TaskId(0, 1)})), "b:1": HostTasks(frozenset({TaskId(0, 1)}))}
 
 
-GROUP = GroupSettings("broker:1", "app")
+GROUP = GroupSettings(bootstrap_servers="broker:1", group_id="app")
 
 
 class Group:
@@ -33,7 +33,10 @@ class Group:
         if self.error is not None:
             raise self.error
         return [
-            (encode(UserData(host, endpoint=host)), encode_assignment(AssignmentData(tasks.active, tasks.standby)))
+            (
+                encode(UserData(process_id=host, endpoint=host)),
+                encode_assignment(AssignmentData(active=tasks.active, standby=tasks.standby)),
+            )
             for host, tasks in self.hosts.items()
         ]
 

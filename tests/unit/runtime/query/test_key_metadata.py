@@ -35,11 +35,27 @@ def test_a_store_holds_the_keys_of_the_topics_that_reach_it() -> None:
         (
             SourceNode("S1", (), edge, None, ("narrow", "narrow-too"), data, data),
             SourceNode("S2", (), edge, None, ("wide",), data, data),
-            StatefulNode("counts", ("S1",), edge, None, "AGGREGATE", None, (StoreSpec("counts", "key_value", data, data),)),
+            StatefulNode(
+                "counts",
+                ("S1",),
+                edge,
+                None,
+                "AGGREGATE",
+                None,
+                (StoreSpec(name="counts", kind="key_value", key_serde=data, value_serde=data),),
+            ),
             MergeNode("M", ("counts", "S2"), edge, None),
             SinkNode("R", ("M",), edge, None, "by-value-repartition", data, data, "repartition"),
             SourceNode("S3", (), edge, None, ("by-value-repartition",), data, data, "repartition"),
-            StatefulNode("again", ("S3",), edge, None, "AGGREGATE", None, (StoreSpec("by-value", "key_value", data, data),)),
+            StatefulNode(
+                "again",
+                ("S3",),
+                edge,
+                None,
+                "AGGREGATE",
+                None,
+                (StoreSpec(name="by-value", kind="key_value", key_serde=data, value_serde=data),),
+            ),
         )
     )
     assert topics_into_stores(topology, "app") == {

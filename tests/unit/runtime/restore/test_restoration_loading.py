@@ -24,7 +24,7 @@ from everflow.state.task_directory import StateDirectory
 
 TASK = TaskId(0, 0)
 CHANGELOG = TopicPartition("app-counts-changelog", 0)
-SPEC = StoreSpec("counts", "key_value", serdes.string(), serdes.long())
+SPEC = StoreSpec(name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long())
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,9 @@ def prepared(directory: StateDirectory, log: ChangelogState, incarnation: str = 
 
 def job_of(made: PreparedStore, incarnation: str = "i1") -> RestoreJob:
     assert made.plan is not None
-    return RestoreJob(TASK, "counts", made.store, CHANGELOG, made.plan, incarnation)
+    return RestoreJob(
+        task=TASK, store_name="counts", store=made.store, changelog=CHANGELOG, plan=made.plan, incarnation=incarnation
+    )
 
 
 def content(store: LmdbStore) -> dict[bytes, bytes]:
@@ -111,7 +113,7 @@ def content(store: LmdbStore) -> dict[bytes, bytes]:
 
 
 def state(end: int, topic_id: str = "t1") -> ChangelogState:
-    return ChangelogState(0, end, "c1", topic_id)
+    return ChangelogState(start=0, end=end, cluster_id="c1", topic_id=topic_id)
 
 
 RECORDS: list[tuple[bytes | None, bytes | None] | None] = [
@@ -240,7 +242,9 @@ def test_the_shortest_restore_comes_first_and_a_stop_ends_the_rest(tmp_path: Pat
     for partition, end in ((0, 8), (1, 3)):
         made = prepare_store(with_directory, TaskId(0, partition), SPEC, state(end), incarnation="i1", now_ms=0)
         assert made.plan is not None
-        jobs.append(RestoreJob(TaskId(0, partition), "counts", made.store, CHANGELOG, made.plan))
+        jobs.append(
+            RestoreJob(task=TaskId(0, partition), store_name="counts", store=made.store, changelog=CHANGELOG, plan=made.plan)
+        )
     answers = iter([False, True])
     results = restore_all(jobs, Log(RECORDS, clock), clock=clock, stopped=lambda: next(answers))
     assert [(result.task.partition, result.done) for result in results] == [(1, True), (0, False)]
@@ -249,13 +253,24 @@ def test_the_shortest_restore_comes_first_and_a_stop_ends_the_rest(tmp_path: Pat
 
 def test_a_window_store_restores_only_what_its_retention_keeps(tmp_path: Path, clock: ManualClock) -> None:
     with_directory = StateDirectory.open(tmp_path, "app")
-    spec = StoreSpec("daily", "window", serdes.string(), serdes.long(), retention_ms=120_000, window_size_ms=60_000)
+    spec = StoreSpec(
+        name="daily",
+        kind="window",
+        key_serde=serdes.string(),
+        value_serde=serdes.long(),
+        retention_ms=120_000,
+        window_size_ms=60_000,
+    )
     starts = [minute * 60_000 for minute in range(50)]
     records: list[tuple[bytes | None, bytes | None] | None] = [
         (b"k" + start.to_bytes(8, "big") + bytes(4), b"1") for start in starts
     ]
     made = prepare_store(with_directory, TASK, spec, state(50), incarnation="i1", now_ms=0)
     assert made.plan is not None
-    restore(RestoreJob(TASK, "daily", made.store, CHANGELOG, made.plan), Log(records, clock, chunk=7), clock=clock)
+    restore(
+        RestoreJob(task=TASK, store_name="daily", store=made.store, changelog=CHANGELOG, plan=made.plan),
+        Log(records, clock, chunk=7),
+        clock=clock,
+    )
     assert [int.from_bytes(key[1:9], "big") for key in content(made.store)] == starts[-2:]
     with_directory.close()

@@ -19,18 +19,38 @@ from everflow.topology.graph import EdgeType
 from everflow.topology.plan import DecodeOp, FunctionOp, SinkOp, Source, UnnestOp
 
 TEXT = serdes.string()
-SOURCES = {0: Source(0, "in", 0, "source", TEXT, serdes.long(), "earliest", "stream", False)}
+SOURCES = {
+    0: Source(
+        index=0,
+        topic="in",
+        subtopology=0,
+        node="source",
+        key_serde=TEXT,
+        value_serde=serdes.long(),
+        offset_reset="earliest",
+        kind="stream",
+        merged=False,
+    )
+}
 EDGE = EdgeType(pa.string(), pa.int64())
 
 
 def batch(keys: list[Any], values: list[Any], key: pa.DataType = EDGE.key, value: pa.DataType = EDGE.value) -> EdgeBatch:
     order = np.arange(len(keys), dtype=np.int64)
     zeros = np.zeros(len(keys), np.int32)
-    return EdgeBatch(pa.array(keys, key), pa.array(values, value), order, order, zeros, zeros + 3, order + 40)
+    return EdgeBatch(
+        key=pa.array(keys, key),
+        value=pa.array(values, value),
+        timestamp=order,
+        seq=order,
+        source=zeros,
+        partition=zeros + 3,
+        offset=order + 40,
+    )
 
 
 def function(op: str, fn: Callable[[Any, Any], Any], type_: EdgeType = EDGE) -> FunctionOp:
-    return FunctionOp("node", op, fn, type_, (1,), 2, "app.py:7")
+    return FunctionOp(name="node", op=op, fn=fn, type=type_, inputs=(1,), output=2, where="app.py:7")
 
 
 def pairs(found: EdgeBatch) -> list[tuple[Any, Any]]:
@@ -189,7 +209,9 @@ def test_an_outage_of_what_a_serde_asks_is_no_dead_letter() -> None:
 
 
 def test_a_value_that_a_serde_of_the_user_cannot_write_names_record_and_line() -> None:
-    op = SinkOp("sink", "out", TEXT, OwnSerde(), False, (1,), "app.py:9")
+    op = SinkOp(
+        name="sink", topic="out", key_serde=TEXT, value_serde=OwnSerde(), drop_null_keys=False, inputs=(1,), where="app.py:9"
+    )
     with pytest.raises(RecordFailure) as failure:
         _to_outputs(op, batch(["x", "y"], ["A", "B"], value=pa.string()), SOURCES)
     found = failure.value.failure

@@ -15,7 +15,7 @@ from everflow.runtime.step.step_stores import TaskStores
 from everflow.state.changelog import pack_value
 from everflow.state.store import StoreSpec, StoreView
 
-SPEC = StoreSpec("counts", "key_value", serdes.string(), serdes.long())
+SPEC = StoreSpec(name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long())
 TASK = TaskContext(TaskId(0, 0), "i1", "", {}, {"counts": StorePlace("nowhere", None)})
 STORED = {b"a": pack_value(1, b"old"), b"b": pack_value(2, b"kept"), b"c": pack_value(3, b"gone")}
 

@@ -14,7 +14,7 @@ from everflow.runtime.commit.batch import TaskContext
 from everflow.runtime.step.step_stores import OverlayView, TaskStores
 from everflow.state.store import InMemoryStore, StoreSpec, StoreView
 
-SPEC = StoreSpec("s", "key_value", serdes.string(), serdes.string())
+SPEC = StoreSpec(name="s", kind="key_value", key_serde=serdes.string(), value_serde=serdes.string())
 
 
 def changes(*pairs: tuple[bytes, bytes | None]) -> StoreChanges:

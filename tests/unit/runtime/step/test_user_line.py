@@ -22,7 +22,19 @@ from everflow.topology.graph import EdgeType
 from everflow.topology.plan import FunctionOp, Source
 
 EDGE = EdgeType(pa.string(), pa.string())
-SOURCES = {0: Source(0, "in", 0, "source", serdes.string(), serdes.string(), "earliest", "stream", False)}
+SOURCES = {
+    0: Source(
+        index=0,
+        topic="in",
+        subtopology=0,
+        node="source",
+        key_serde=serdes.string(),
+        value_serde=serdes.string(),
+        offset_reset="earliest",
+        kind="stream",
+        merged=False,
+    )
+}
 
 
 def helper(value: str) -> Any:
@@ -92,9 +104,15 @@ def chained(value: str) -> Any:
 def failure(fn: Callable[[str], Any], op: str = "map_values") -> RecordFailure:
     zeros = np.zeros(1, np.int32)
     order = np.zeros(1, np.int64)
-    batch = EdgeBatch(pa.array(["k"]), pa.array(["{}"]), order, order, zeros, zeros, order + 7)
+    batch = EdgeBatch(
+        key=pa.array(["k"]), value=pa.array(["{}"]), timestamp=order, seq=order, source=zeros, partition=zeros, offset=order + 7
+    )
     with pytest.raises(RecordFailure) as raised:
-        run_function(FunctionOp("node", op, lambda k, v: fn(v), EDGE, (1,), 2, "app.py:30"), batch, SOURCES)
+        run_function(
+            FunctionOp(name="node", op=op, fn=lambda k, v: fn(v), type=EDGE, inputs=(1,), output=2, where="app.py:30"),
+            batch,
+            SOURCES,
+        )
     return raised.value
 
 

@@ -24,7 +24,7 @@ from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
 
-COUNTS = StoreSpec("s", "key_value", serdes.string(), serdes.long())
+COUNTS = StoreSpec(name="s", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long())
 IN, LOG = TopicPartition("in", 0), TopicPartition("app-s-changelog", 0)
 
 
@@ -80,12 +80,14 @@ class FakePorts:
 
 
 def task() -> ActiveTask:
-    return ActiveTask(TaskId(0, 0), (IN,), (TaskStore("s", Path("unused"), LOG),))
+    return ActiveTask(id=TaskId(0, 0), inputs=(IN,), stores=(TaskStore("s", Path("unused"), LOG),))
 
 
 def recovery(ports: FakePorts, policy: str = "earliest", timeout_ms: float = 1_000) -> Recovery:
     rules = RecoveryRules("app", {"in": policy})
-    return Recovery(ports, rules, ManualClock(), timeout_ms, threading.Event(), lambda: "inc2")
+    return Recovery(
+        ports=ports, rules=rules, clock=ManualClock(), timeout_ms=timeout_ms, stop=threading.Event(), new_incarnation=lambda: "inc2"
+    )
 
 
 COMMITTED = {IN: CommittedOffset(30, format_metadata("inc1.4.0", {"AGG": 77}))}
@@ -119,10 +121,14 @@ class StorePorts(FakePorts):
         yield Chunk([b"%d" % (n % 7) for n in numbers], [b"%d" % n for n in numbers], np.arange(start, end), end, len(numbers))
 
     def restore(self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]) -> tuple[TaskStore, ...]:
-        state = ChangelogState(0, targets[LOG], "c", "t")
+        state = ChangelogState(start=0, end=targets[LOG], cluster_id="c", topic_id="t")
         made = prepare_store(self.directory, task.id, COUNTS, state, incarnation=incarnation, now_ms=0)
         assert made.plan is not None
-        restore(RestoreJob(task.id, "s", made.store, LOG, made.plan, incarnation), self, clock=ManualClock())
+        restore(
+            RestoreJob(task=task.id, store_name="s", store=made.store, changelog=LOG, plan=made.plan, incarnation=incarnation),
+            self,
+            clock=ManualClock(),
+        )
         return (TaskStore("s", made.store.path, LOG),)
 
     def numbers(self) -> dict[bytes, bytes]:

@@ -57,7 +57,7 @@ def test_tasks_of_one_subtopology_are_spread() -> None:
 def test_every_transition_that_is_not_listed_is_refused() -> None:
     for state in TaskState:
         for target in TaskState:
-            task = ActiveTask(TaskId(0, 0), (), state=state)
+            task = ActiveTask(id=TaskId(0, 0), inputs=(), state=state)
             if target in TASK_TRANSITIONS[state]:
                 task.to(target)
                 assert task.state is target

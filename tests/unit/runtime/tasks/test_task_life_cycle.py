@@ -36,7 +36,10 @@ STANDBY = {
 @pytest.mark.parametrize("old", TaskState)
 @pytest.mark.parametrize("new", TaskState)
 def test_the_steps_there_are(old: TaskState, new: TaskState) -> None:
-    for task, steps in ((ActiveTask(TASK, INPUTS, STORES, old), ACTIVE), (StandbyTask(TASK, STORES, state=old), STANDBY)):
+    for task, steps in (
+        (ActiveTask(id=TASK, inputs=INPUTS, stores=STORES, state=old), ACTIVE),
+        (StandbyTask(TASK, STORES, state=old), STANDBY),
+    ):
         if (old.name, new.name) in steps:
             task.to(new)
             assert task.state is new

@@ -85,7 +85,7 @@ class World:
         self.failures: list[EverflowError] = []
         self.error: EverflowError | None = None
         services = TaskServices(
-            create=lambda task: ActiveTask(task, (TopicPartition("in", task.partition),), (_store(task),)),
+            create=lambda task: ActiveTask(id=task, inputs=(TopicPartition("in", task.partition),), stores=(_store(task),)),
             recover=self.recover,
             submit=lambda work, quick: self.works.append(work),
             post=self.posted.append,
@@ -96,7 +96,7 @@ class World:
             rest=lambda task, stores: self.rested.append(task),
             close=lambda stores: self.closed.extend(store.name for store in stores),
         )
-        self.manager = TaskManager(self.book, self.threads, self.updater, services)
+        self.manager = TaskManager(gate=self.book, threads=self.threads, updater=self.updater, services=services)
 
     def recover(self, tasks: Sequence[ActiveTask], stop: threading.Event) -> None:
         if stop.is_set():

@@ -44,23 +44,41 @@ class World:
         self.ends = EndOffsets(lambda partitions: dict.fromkeys(partitions, self.end), self.clock, 15)
         self.metrics = Metrics()
         self.incarnations = iter(f"i{n}" for n in range(1_000))
-        recovery = Recovery(self, RecoveryRules("app", {}), self.clock, 10_000, threading.Event(), lambda: next(self.incarnations))
+        recovery = Recovery(
+            ports=self,
+            rules=RecoveryRules("app", {}),
+            clock=self.clock,
+            timeout_ms=10_000,
+            stop=threading.Event(),
+            new_incarnation=lambda: next(self.incarnations),
+        )
         services = ThreadServices(
-            self.open_job,
-            lambda pids: self.done.append(f"kill {list(pids)}"),
-            self.book,
-            self.ends,
-            recovery,
-            self.metrics,
-            lambda error: self.done.append(f"failed {error}"),
+            open_job=self.open_job,
+            kill_workers=lambda pids: self.done.append(f"kill {list(pids)}"),
+            gate=self.book,
+            ends=self.ends,
+            recovery=recovery,
+            metrics=self.metrics,
+            on_failed=lambda error: self.done.append(f"failed {error}"),
             paused=lambda: self.paused,
         )
         limits = BatchLimits(100, 1 << 30, 1_000)
-        settings = ThreadSettings("app", EXACTLY_ONCE_V2, "app-p-0", "gate", {}, limits, 10_000, 30_000)
-        self.thread = StreamThread(0, settings, services, self.clock, lambda: next(self.incarnations))
+        settings = ThreadSettings(
+            application_id="app",
+            guarantee=EXACTLY_ONCE_V2,
+            transactional_id="app-p-0",
+            gate_path="gate",
+            producer_config={},
+            limits=limits,
+            task_timeout_ms=10_000,
+            keep_alive_ms=30_000,
+        )
+        self.thread = StreamThread(
+            number=0, settings=settings, services=services, clock=self.clock, new_incarnation=lambda: next(self.incarnations)
+        )
 
     def give_task(self) -> ActiveTask:
-        task = ActiveTask(TASK, (IN,), (), TaskState.RUNNING, epoch=self.book.epoch(TASK))
+        task = ActiveTask(id=TASK, inputs=(IN,), stores=(), state=TaskState.RUNNING, epoch=self.book.epoch(TASK))
         task.positions[IN] = self.committed_offset
         self.thread.add([task])
         return task
@@ -86,7 +104,9 @@ class World:
         consumed = {tp: wanted.end for tp, wanted in request.ranges.items()}
         self.committed_offset = consumed.get(IN, self.committed_offset)
         read = sum(wanted.end - wanted.start for wanted in request.ranges.values())
-        return BatchResult(COMMITTED, consumed=consumed, stream_times={TASK: {"A": self.committed_offset}}, counts={"in": read})
+        return BatchResult(
+            outcome=COMMITTED, consumed=consumed, stream_times={TASK: {"A": self.committed_offset}}, counts={"in": read}
+        )
 
     # recovery's ports
     def fence(self, transactional_ids: Collection[str]) -> None:

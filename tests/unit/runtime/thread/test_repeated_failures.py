@@ -9,23 +9,23 @@ import pytest
 from everflow.runtime.commit.batch import BadRecord, BatchFailure, CodeLine
 from everflow.runtime.thread.repeated_failures import ENDS_AFTER_MS, RepeatedFailures, may_pass, sameness
 
-DIVISION = BatchFailure("other", "ArithmeticException: division by zero", where=("app.py:3",))
-COLUMN = BatchFailure("column", "A Column cannot be computed: [DIVIDE_BY_ZERO] Division by zero.", where=("app.py:3",))
+DIVISION = BatchFailure(kind="other", error="ArithmeticException: division by zero", where=("app.py:3",))
+COLUMN = BatchFailure(kind="column", error="A Column cannot be computed: [DIVIDE_BY_ZERO] Division by zero.", where=("app.py:3",))
 
 
 @pytest.mark.parametrize("kind", BatchFailure.KINDS)
 def test_only_causes_outside_the_program_may_pass(kind: str) -> None:
     passing = {"migrated", "generation", "data-loss", "timeout", "retriable"}
-    assert may_pass(BatchFailure(kind, "text")) == (kind in passing)
+    assert may_pass(BatchFailure(kind=kind, error="text")) == (kind in passing)
 
 
 def test_ports_ids_offsets_and_times_do_not_make_a_failure_another_one() -> None:
-    one = BatchFailure("other", "no answer from 127.0.0.1:4711 at offset 7 in 5000 ms (pid 12, <object at 0x7f1e2a>)")
-    two = BatchFailure("other", "no answer from 127.0.0.1:39923 at offset 1234 in 61 ms (pid 9, <object at 0xdeadbeef>)")
+    one = BatchFailure(kind="other", error="no answer from 127.0.0.1:4711 at offset 7 in 5000 ms (pid 12, <object at 0x7f1e2a>)")
+    two = BatchFailure(kind="other", error="no answer from 127.0.0.1:39923 at offset 1234 in 61 ms (pid 9, <object at 0xdeadbeef>)")
     assert sameness(one) == sameness(two)
     member = "member app-{}-x is unknown"
     first, second = (member.format(f"{digit * 8}-aaaa-bbbb-cccc-{digit * 12}") for digit in "af")
-    assert sameness(BatchFailure("other", first)) == sameness(BatchFailure("other", second))
+    assert sameness(BatchFailure(kind="other", error=first)) == sameness(BatchFailure(kind="other", error=second))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_it_is_told_the_second_time_and_ends_the_third_time_after_seconds() -> N
 
 
 def test_two_failures_that_take_turns_end_too() -> None:
-    failures, other = RepeatedFailures(), BatchFailure("timeout", "slow")
+    failures, other = RepeatedFailures(), BatchFailure(kind="timeout", error="slow")
     for now_ms in (0.0, 1_000.0, 2_000.0):
         failures = failures.with_one(other, now_ms).with_one(DIVISION, now_ms)
     assert failures.in_vain(DIVISION, 2_000.0, smallest=False)
@@ -61,7 +61,7 @@ def test_two_failures_that_take_turns_end_too() -> None:
 
 @pytest.mark.parametrize("kind", ["record", "undecodable", "fatal", "spark-gone"])
 def test_what_is_known_to_come_again_ends_at_once(kind: str) -> None:
-    failure = BatchFailure(kind, "text")
+    failure = BatchFailure(kind=kind, error="text")
     assert RepeatedFailures().with_one(failure, 0.0).in_vain(failure, 0.0, smallest=False)
 
 
@@ -74,7 +74,7 @@ def test_a_column_that_fails_gets_smaller_batches_and_ends_the_second_time_that_
 
 
 def test_a_dying_worker_gets_smaller_batches_before_it_is_given_up() -> None:
-    died = BatchFailure("worker", "A Python worker process died (Segmentation fault)")
+    died = BatchFailure(kind="worker", error="A Python worker process died (Segmentation fault)")
     failures = RepeatedFailures()
     for now_ms in range(0, 9_000, 1_000):
         failures = failures.with_one(died, now_ms)

@@ -80,7 +80,7 @@ def test_a_pause_reads_nothing_keeps_the_workers_and_goes_on_where_it_stopped(wo
 
 def test_a_batch_that_is_to_be_run_again_waits_for_the_end_of_a_pause(world: World) -> None:
     def refuse(request: BatchRequest) -> BatchResult:
-        return BatchResult(ABORTED, reason="not a member")
+        return BatchResult(outcome=ABORTED, reason="not a member")
 
     world.behave = refuse
     world.give_task()
@@ -126,7 +126,7 @@ def test_what_is_settled_is_as_of_a_moment_between_batches_with_a_known_outcome(
 
     def fail(request: BatchRequest) -> BatchResult:
         world.clock.advance(100)
-        raise BatchFailedError(BatchFailure("worker", "died"))
+        raise BatchFailedError(BatchFailure(kind="worker", error="died"))
 
     world.give_task()
     world.turn()  # takes the task
@@ -148,7 +148,7 @@ def test_what_is_settled_is_as_of_a_moment_between_batches_with_a_known_outcome(
 def test_an_abort_by_the_gate_runs_the_same_range_without_recovery(world: World) -> None:
     def refuse(request: BatchRequest) -> BatchResult:
         world.behave = world.commit
-        return BatchResult(ABORTED, reason="not-a-member: generation -1")
+        return BatchResult(outcome=ABORTED, reason="not-a-member: generation -1")
 
     world.behave = refuse
     world.give_task()
@@ -170,7 +170,7 @@ def test_a_batch_that_a_rebalance_refused_is_committed_before_its_task_is_given_
     def refuse(request: BatchRequest) -> BatchResult:
         if not given and not world.thread._commands.qsize():
             world.thread.drop([TASK], given.append)
-        return BatchResult(ABORTED, reason=answers.pop()) if answers else world.commit(request)
+        return BatchResult(outcome=ABORTED, reason=answers.pop()) if answers else world.commit(request)
 
     world.behave = refuse
     task = world.give_task()
@@ -232,7 +232,7 @@ def test_tasks_come_and_go_without_a_new_job(world: World) -> None:
     world.turn()
     world.turn()
     world.book.own([OTHER_TASK])
-    other = ActiveTask(OTHER_TASK, (OTHER,), (), TaskState.RUNNING, epoch=world.book.epoch(OTHER_TASK))
+    other = ActiveTask(id=OTHER_TASK, inputs=(OTHER,), stores=(), state=TaskState.RUNNING, epoch=world.book.epoch(OTHER_TASK))
     other.positions[OTHER] = 0
     world.thread.add([other])
     world.turn()
@@ -252,7 +252,7 @@ def test_a_job_that_cannot_read_a_new_task_is_prepared_anew(world: World) -> Non
     world.end = 10
     world.turn()
     world.turn()
-    other = ActiveTask(OTHER_TASK, (OTHER,), (), TaskState.RUNNING)
+    other = ActiveTask(id=OTHER_TASK, inputs=(OTHER,), stores=(), state=TaskState.RUNNING)
     world.thread.add([other])
     world.turn()
     assert world.opened == [[IN], [IN, OTHER]]

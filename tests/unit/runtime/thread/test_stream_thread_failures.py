@@ -39,7 +39,7 @@ from unit.runtime.thread.stream_thread_world import IN, OTHER, OTHER_TASK, TASK,
 
 
 def failed(kind: str, error: str, **more: Any) -> BatchFailedError:
-    return BatchFailedError(BatchFailure(kind, error, **more))
+    return BatchFailedError(BatchFailure(kind=kind, error=error, **more))
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_a_task_lost_while_it_is_recovered_ends_the_wait(world: World) -> None:
 
 def test_a_bad_record_is_fatal_with_topic_partition_and_offset(world: World) -> None:
     def bad(request: BatchRequest) -> BatchResult:
-        raise BatchFailedError(BatchFailure("undecodable", "cannot decode", record=BadRecord("in", 0, 7, "SOURCE")))
+        raise BatchFailedError(BatchFailure(kind="undecodable", error="cannot decode", record=BadRecord("in", 0, 7, "SOURCE")))
 
     world.behave = bad
     world.give_task()
@@ -269,7 +269,7 @@ def test_retries_end_with_the_task_timeout(world: World) -> None:
 
 
 def test_the_failures_of_tasks_given_up_long_ago_do_not_count_against_new_ones(world: World) -> None:
-    abort = BatchResult(ABORTED, reason="ownership-changed")
+    abort = BatchResult(outcome=ABORTED, reason="ownership-changed")
     world.behave = lambda request: abort
     world.give_task()
     world.end = 10
@@ -291,7 +291,7 @@ def test_a_thread_that_fails_hands_back_no_task_of_unknown_outcome(world: World)
 
     def fail(request: BatchRequest) -> BatchResult:
         if not request.ranges:  # the warm-up
-            return BatchResult(COMMITTED)
+            return BatchResult(outcome=COMMITTED)
         world.thread.drop([TASK], given.append)
         raise RuntimeError("a defect")
 
@@ -385,12 +385,12 @@ def test_of_several_tasks_the_record_for_which_a_column_fails_is_found(world: Wo
         if begin <= 37 < end:
             raise failed("column", "A Column cannot be computed: [DIVIDE_BY_ZERO] Division by zero.")
         read.update({tp: places.end for tp, places in request.ranges.items()})
-        return BatchResult(COMMITTED, consumed=dict(read), counts={"in": 1})
+        return BatchResult(outcome=COMMITTED, consumed=dict(read), counts={"in": 1})
 
     world.behave = divide
     world.committed = lambda partitions: {tp: CommittedOffset(read[tp], "") for tp in partitions}  # type: ignore[method-assign]
     world.book.own([OTHER_TASK])
-    other = ActiveTask(OTHER_TASK, (OTHER,), (), TaskState.RUNNING, epoch=world.book.epoch(OTHER_TASK))
+    other = ActiveTask(id=OTHER_TASK, inputs=(OTHER,), stores=(), state=TaskState.RUNNING, epoch=world.book.epoch(OTHER_TASK))
     other.positions[OTHER] = 0
     world.thread.add([other])
     world.give_task()

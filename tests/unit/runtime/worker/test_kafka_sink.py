@@ -27,7 +27,17 @@ from everflow.topology.plan import Source
 YES = GateAnswer(True, group_metadata=b"meta")
 CHANGELOG = "app-counts-changelog"
 TASK, IN = TaskId(0, 0), TopicPartition("in", 0)
-SOURCE = Source(0, "in", 0, "in", serdes.string(), serdes.string(), "earliest", "stream", False)
+SOURCE = Source(
+    index=0,
+    topic="in",
+    subtopology=0,
+    node="in",
+    key_serde=serdes.string(),
+    value_serde=serdes.string(),
+    offset_reset="earliest",
+    kind="stream",
+    merged=False,
+)
 
 
 class Writer:
@@ -79,7 +89,20 @@ def store(tmp_path: Path) -> Iterator[LmdbStore]:
 def run(writer: Writer, store: LmdbStore, **answered: GateAnswer) -> Any:
     task = TaskContext(TASK, "i1", "", {}, {"counts": StorePlace(str(store.path), CHANGELOG)})
     ranges = {IN: OffsetRange(0, 2)}
-    request = BatchRequest("i1.1.0", 0, 0, EXACTLY_ONCE_V2, "app-p-0", 0, "gate", ranges, {IN: 2}, [task], "app", {})
+    request = BatchRequest(
+        batch_id="i1.1.0",
+        thread=0,
+        attempt=0,
+        guarantee=EXACTLY_ONCE_V2,
+        transactional_id="app-p-0",
+        wall_clock_ms=0,
+        gate="gate",
+        ranges=ranges,
+        log_ends={IN: 2},
+        tasks=[task],
+        application_id="app",
+        producer_config={},
+    )
     changes = StoreChanges("counts", [b"a", b"b"], [b"1", b"2"], np.array([1, 2]))
     result = StepResult(changes={TASK: [changes]}, consumed={IN: 2}, stream_times={TASK: {"count": 2, "later": 9}})
     result.store_times = {TASK: {"counts": 2, "another": 9}}

@@ -13,17 +13,41 @@ from everflow.runtime.step.task_step import SinkOutput, StepResult
 from everflow.runtime.worker.large_records import named
 from everflow.topology.plan import Source
 
-SOURCES = [Source(4, "in", 0, "source", serdes.string(), serdes.string(), "earliest", "stream", False)]
+SOURCES = [
+    Source(
+        index=4,
+        topic="in",
+        subtopology=0,
+        node="source",
+        key_serde=serdes.string(),
+        value_serde=serdes.string(),
+        offset_reset="earliest",
+        kind="stream",
+        merged=False,
+    )
+]
 STORE = StorePlace("state", "app-totals-changelog")
 TASKS = [TaskContext(TaskId(0, 2), "i", "", {}, {"totals": STORE})]
-REQUEST = BatchRequest("t.0.0", 0, 0, "exactly_once_v2", "", 0, "", {}, {}, TASKS, "app")
+REQUEST = BatchRequest(
+    batch_id="t.0.0",
+    thread=0,
+    attempt=0,
+    guarantee="exactly_once_v2",
+    transactional_id="",
+    wall_clock_ms=0,
+    gate="",
+    ranges={},
+    log_ends={},
+    tasks=TASKS,
+    application_id="app",
+)
 
 
 def output(topics: str | list[str], *sizes: int) -> SinkOutput:
     rows = np.arange(len(sizes), dtype=np.int64)
     places = np.full(len(sizes), 2, np.int32)
     nothing = pa.nulls(len(sizes), pa.binary())
-    batch = EdgeBatch(nothing, nothing, rows, rows, places + 2, places, rows + 40)
+    batch = EdgeBatch(key=nothing, value=nothing, timestamp=rows, seq=rows, source=places + 2, partition=places, offset=rows + 40)
     return SinkOutput("sink", topics, [b"k"] * len(sizes), [b"v" * size for size in sizes], batch)
 
 
