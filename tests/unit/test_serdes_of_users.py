@@ -52,6 +52,19 @@ def test_values_and_columns_go_both_ways() -> None:
     assert repr(serde) == "Point()"
 
 
+def test_what_is_no_bytes_names_the_serde_and_its_row() -> None:
+    class Dicts(Point):
+        def encode(self, value: Any) -> Any:
+            return value if value["x"] == 3 else super().encode(value)
+
+    serde = adopted(Dicts())
+    with pytest.raises(SerdeError, match=r"encode of .*Dicts\(\) gave dict \{'x': 3, 'y': 4\}, not bytes") as caught:
+        serde.encode_array(pa.array([{"x": 1, "y": 2}, None, {"x": 3, "y": 4}], serde.type))
+    assert caught.value.index == 2
+    with pytest.raises(SerdeError, match="not bytes"):
+        serde.encode({"x": 3, "y": 4})
+
+
 def test_an_error_names_its_row() -> None:
     with pytest.raises(SerdeError, match="error: unpack requires a buffer of 16 bytes") as caught:
         adopted(Point()).decode_array(pa.array([bytes(16), None, b"short", b"short"]))

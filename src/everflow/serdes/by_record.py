@@ -38,7 +38,7 @@ class ByRecord:
 
     def encode(self, value: Any) -> bytes | None:
         """Bytes of one value."""
-        return None if value is None else _each(self.own.encode, [value])[0]
+        return self._bytes([value])[0]
 
     def decode(self, data: bytes | None) -> Any:
         """The value."""
@@ -46,7 +46,7 @@ class ByRecord:
 
     def encode_array(self, values: pa.Array) -> pa.Array:
         """Row by row."""
-        return pa.array(_each(self.own.encode, values.to_pylist()), pa.binary())
+        return pa.array(self._bytes(values.to_pylist()), pa.binary())
 
     def decode_array(self, data: pa.Array) -> pa.Array:
         """Row by row."""
@@ -55,6 +55,13 @@ class ByRecord:
             return column_of(decoded, self.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             return pa.concat_arrays([self._row(value, index) for index, value in enumerate(decoded)])
+
+    def _bytes(self, values: Collection[Any]) -> list[bytes | None]:
+        encoded = _each(self.own.encode, values)
+        for index, data in enumerate(encoded):
+            if data is not None and not isinstance(data, bytes):
+                raise SerdeError(f"encode of {self.own!r:.100} gave {type(data).__name__} {data!r:.200}, not bytes", index=index)
+        return encoded
 
     def _row(self, value: Any, index: int) -> pa.Array:
         try:
