@@ -8,7 +8,9 @@ set-up; 129, 130 and 143: SIGHUP, SIGINT or SIGTERM came before it ran (docs/STO
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -253,6 +255,9 @@ def _errors_for_people(debug: bool) -> Iterator[list[str]]:
         raise typer.Exit(EXIT_BASE + number) from None
     except (typer.Exit, typer.Abort):
         raise
+    except BrokenPipeError:  # who reads the output has had enough: `everflow consume ... | head -3`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at its end
+        raise typer.Exit(EXIT_BASE + signal.SIGPIPE) from None
     except Exception as error:
         if debug:
             raise

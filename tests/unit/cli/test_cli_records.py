@@ -95,3 +95,24 @@ def test_windowed_keys_are_the_key_and_its_times() -> None:
 
 def test_a_time_beyond_the_calendar_is_its_number() -> None:
     assert instant(2**63 - 1) == str(2**63 - 1)
+
+
+def test_a_reader_that_has_had_enough_is_no_error() -> None:
+    """`everflow consume ... | head -3`, here with the help of a command, whose output nobody reads."""
+    code = (
+        "import typer\n"
+        "from everflow.cli.app import _errors_for_people, app\n"
+        "@app.command()\n"
+        "def much() -> None:\n"
+        "    with _errors_for_people(False):\n"
+        "        while True:\n"
+        "            typer.echo('line ' * 1000)\n"
+        "app(['much'])\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    assert process.wait(30) == 141
