@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from everflow.moves import moves
-from everflow.runtime.client_state import STOPPING
+from everflow.runtime.client_state import STOPPING, ClientState
 from everflow.runtime.drain import DRAIN_SHARE, leaves
 from everflow.stop_signals import owned
+from everflow.waits import waiting
 
 if TYPE_CHECKING:
     from everflow.runtime.kafka_streams import KafkaStreams
@@ -59,10 +60,18 @@ class Foreground:
         streams._told_by_caller = True
         with owned() as signals, signals.told_to(self._on_signal):
             streams.start()
-            while not streams._life.states.wait_ended(TICK_S) and not self._overdue():
-                pass
+            over = False
+            with waiting("joining the group"):
+                while not over and streams.state is ClientState.REBALANCING:
+                    over = self._is_over()
+            while not over:
+                over = self._is_over()
         if streams.error is not None:
             raise streams.error
+
+    def _is_over(self) -> bool:
+        """After a tick, whether nothing is left to wait for."""
+        return self.streams._life.states.wait_ended(TICK_S) or self._overdue()
 
     def _overdue(self) -> bool:
         """Whether the end takes too long; it then goes on in the background for as long as this process lives."""

@@ -195,4 +195,4 @@ def await_warm(threads: Sequence[threading.Event], clock: Clock, stop: threading
                 slices -= 1
     if stop.is_set():
         raise StoppedError("stopped while stream threads were prepared")
-    moves.info("Joining the group")
+    moves.info("Joining the group; it waits for a member that was killed until its session is over (session.timeout.ms)")
