@@ -125,7 +125,10 @@ class ClusterAdmin:
                         f"no Kafka broker answered at {self._bootstrap} within {timeout_s:g} s (task.timeout.ms). "
                         "Check bootstrap.servers, that the broker runs, and the security settings."
                     ) from failure
-                on_retry(f"no answer from Kafka at {self._bootstrap} yet, trying for another {left:.0f} s")
+                on_retry(
+                    f"no answer from Kafka at {self._bootstrap} yet: does a broker run there? Tried for {timeout_s:g} s in all "
+                    "(task.timeout.ms)"
+                )
 
     def cluster_id(self, timeout_s: float = _REQUEST_S) -> str:
         """The cluster's id; another id under known state means another cluster (D5)."""
