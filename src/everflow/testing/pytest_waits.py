@@ -5,6 +5,7 @@ It is loaded wherever everflow is installed. The capture of a test's output woul
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import Any
 
@@ -27,8 +28,10 @@ def _write(config: Any, line: str) -> None:
     if capture is None:
         _report(reporter, line)
         return
+    before = sys.stdout, sys.stderr  # the test's own, maybe; the capture puts its own there when it goes on
     with capture.global_and_fixture_disabled():
         _report(reporter, line)
+    sys.stdout, sys.stderr = before
 
 
 def _report(reporter: Any, line: str) -> None:

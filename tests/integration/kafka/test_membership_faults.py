@@ -75,8 +75,8 @@ def told(event):
     if isinstance(event, Revoked):
         threading.Thread(target=member.release).start()
 
-settings = GroupSettings(sys.argv[1], sys.argv[2], session_timeout_ms=2000)
-member = GroupMember(settings, assignor_of(Identity("child"), {0: [sys.argv[3]]}), told)
+settings = GroupSettings(bootstrap_servers=sys.argv[1], group_id=sys.argv[2], session_timeout_ms=2000)
+member = GroupMember(settings, assignor_of(Identity(process_id="child"), {0: [sys.argv[3]]}), told)
 member.start()
 sys.stdin.read()
 member.leave()
