@@ -38,7 +38,8 @@ class ByRecord:
 
     def encode(self, value: Any) -> bytes | None:
         """Bytes of one value."""
-        return self._bytes([value])[0]
+        data: bytes | None = self._column([value])[0].as_py()
+        return data
 
     def decode(self, data: bytes | None) -> Any:
         """The value."""
@@ -46,7 +47,7 @@ class ByRecord:
 
     def encode_array(self, values: pa.Array) -> pa.Array:
         """Row by row."""
-        return pa.array(self._bytes(values.to_pylist()), pa.binary())
+        return self._column(values.to_pylist())
 
     def decode_array(self, data: pa.Array) -> pa.Array:
         """Row by row."""
@@ -56,18 +57,28 @@ class ByRecord:
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             return pa.concat_arrays([self._row(value, index) for index, value in enumerate(decoded)])
 
-    def _bytes(self, values: Collection[Any]) -> list[bytes | None]:
+    def _column(self, values: Collection[Any]) -> pa.Array:
         encoded = _each(self.own.encode, values)
-        for index, data in enumerate(encoded):
-            if data is not None and not isinstance(data, bytes):
-                raise SerdeError(f"encode of {self.own!r:.100} gave {type(data).__name__} {data!r:.200}, not bytes", index=index)
-        return encoded
+        try:
+            return pa.array(encoded, pa.binary())
+        except (pa.ArrowException, TypeError):
+            index = next(row for row, data in enumerate(encoded) if not _is_binary(data))
+        wrong = encoded[index]
+        raise SerdeError(f"encode of {self.own!r:.100} gave {type(wrong).__name__} {wrong!r:.200}, not bytes", index=index)
 
     def _row(self, value: Any, index: int) -> pa.Array:
         try:
             return column_of([value], self.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise SerdeError(f"decode gave {value!r:.200}, which does not fit {self.type}: {error}", index=index) from error
+
+
+def _is_binary(data: Any) -> bool:
+    try:
+        pa.array([data], pa.binary())
+    except (pa.ArrowException, TypeError):
+        return False
+    return True
 
 
 def _each(one: Callable[[Any], Any], values: Collection[Any]) -> list[Any]:
