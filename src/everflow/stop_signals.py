@@ -146,6 +146,13 @@ def _is_ours(number: int) -> bool:
     return number != signal.SIGHUP or signal.getsignal(number) is signal.SIG_DFL
 
 
+def write_nowhere(descriptor: int) -> None:
+    """From now on what this process writes to ``descriptor`` is dropped: nobody is there to read it, and a failure helps nobody."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
 def _let_go_of_lost_terminal() -> None:
     """Every line for a terminal that is gone would fail, and with it what wrote it: an end in order above all."""
     for descriptor in (1, 2):
@@ -153,9 +160,7 @@ def _let_go_of_lost_terminal() -> None:
             termios.tcgetattr(descriptor)
         except termios.error as error:
             if error.args[0] == errno.EIO:
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, descriptor)
-                os.close(nowhere)
+                write_nowhere(descriptor)
 
 
 @contextmanager

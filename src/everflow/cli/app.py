@@ -8,7 +8,6 @@ set-up; 129, 130 and 143: SIGHUP, SIGINT or SIGTERM came before it ran (docs/STO
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -27,7 +26,7 @@ from everflow.cli.option_names import BOOTSTRAP_VARIABLE, OPTIONS, named_as_type
 from everflow.cli.usage import EXIT_USAGE, Commands
 from everflow.console.terminal import error_text, merge_settings
 from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
-from everflow.stop_signals import EXIT_BASE, owned
+from everflow.stop_signals import EXIT_BASE, owned, write_nowhere
 
 EXIT_FAILED = 1
 
@@ -256,7 +255,7 @@ def _errors_for_people(debug: bool) -> Iterator[list[str]]:
     except (typer.Exit, typer.Abort):
         raise
     except BrokenPipeError:  # who reads the output has had enough: `everflow consume ... | head -3`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at its end
+        write_nowhere(sys.stdout.fileno())  # Python flushes it at its end
         raise typer.Exit(EXIT_BASE + signal.SIGPIPE) from None
     except Exception as error:
         if debug:
