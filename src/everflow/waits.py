@@ -3,7 +3,7 @@
     with waiting("starting Spark"):
         ...
 
-In a program and in a notebook's cell that is a line of `everflow.moves` after ten seconds, and at growing intervals. A command has
+In a program and in a notebook's cell that is a line of `everflow.moves` after five seconds, and at growing intervals. A command has
 a live line, a test runner its report: they say how with `shown_by`.
 """
 
@@ -17,7 +17,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from everflow.logs import install
 from everflow.moves import moves
 
-FIRST_S = 10.0
+FIRST_S = 5.0
+"""Of two waits in a row, each just too short to be told, nobody waits 10 s without a word."""
 LONGEST_PAUSE_S = 60.0
 
 Shower = Callable[[str], AbstractContextManager[object]]

@@ -25,6 +25,7 @@ from everflow.spark.session import get_session
 from everflow.topology.graph import ColumnExpr, EdgeType
 from everflow.topology.types import column_names, normal_type, same_type, type_text
 from everflow.user_texts import UNDECODED
+from everflow.waits import waiting
 
 _USE_TIMESTAMP = (
     "a prepared plan would freeze the time of its first batch; use F.col('timestamp'), the record's time in ms"
@@ -95,7 +96,7 @@ def analyse(
     text = _text(column)
     frame = _empty_frame(get_session(), normal_type(edge.key), normal_type(edge.value))
     try:
-        with _without_error_log():
+        with _without_error_log(), waiting("analysing a Column"):
             selected = frame.select(column)
             plan = selected._jdf.queryExecution().analyzed()
     except (AnalysisException, ParseException) as error:

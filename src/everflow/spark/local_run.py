@@ -11,6 +11,7 @@ import json
 import tempfile
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from everflow.spark.segments import first_segment, hop_into_step, hop_out_of_step, later_segment, spark_type
 from everflow.spark.session import get_session
 from everflow.topology.plan import PhysicalPlan
+from everflow.waits import waiting
 
 _RECORDS = (
     "array<struct<key string, value string, topic string, partition int, offset bigint, time bigint, "
@@ -47,8 +49,12 @@ class LocalRun:
 
     def first(self, records: Sequence[tuple[Any, ...]]) -> list[pa.RecordBatch]:
         """Segment 0 over log records ``(key, value, topic, partition, offset, time in ms, headers)``."""
-        if 0 not in self._rdds:
-            self._rdds[0] = self._prepare(first_segment(self._log_frame(), self._plan))
+        with self._told_once(0):
+            if 0 not in self._rdds:
+                self._rdds[0] = self._prepare(first_segment(self._log_frame(), self._plan))
+            return self._run_first(records)
+
+    def _run_first(self, records: Sequence[tuple[Any, ...]]) -> list[pa.RecordBatch]:
         listed = [
             {
                 "key": _text(key),
@@ -71,9 +77,14 @@ class LocalRun:
         with pa.OSFile(path, "wb") as out, pa.ipc.new_stream(out, schema) as writer:
             for batch in batches:
                 writer.write_batch(batch)
-        if level not in self._rdds:
-            self._rdds[level] = self._prepare(later_segment(self._file_frame(path, schema), self._plan, level))
-        return self._collect(level)
+        with self._told_once(level):
+            if level not in self._rdds:
+                self._rdds[level] = self._prepare(later_segment(self._file_frame(path, schema), self._plan, level))
+            return self._collect(level)
+
+    def _told_once(self, level: int) -> AbstractContextManager[None]:
+        """The first run of a segment takes seconds: Spark loads classes, generates code, forks a worker."""
+        return nullcontext() if level in self._rdds else waiting("running the first records of this topology through Spark")
 
     def _log_frame(self) -> DataFrame:
         """Kafka's columns of the records in ``self._rows``, a row read again at every run (tasks are serialised anew)."""

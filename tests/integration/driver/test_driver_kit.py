@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import pytest
@@ -10,6 +11,7 @@ from pyspark.sql import functions as F
 
 from everflow import IllegalStateError, StoreNotFoundError, StreamsBuilder, TimeWindows, Topology, TopologyError, Windowed, serdes
 from everflow.testing import TestRecord, TopologyTestDriver, ValueAndTimestamp
+from everflow.waits import shown_by
 
 pytestmark = pytest.mark.spark
 TEXT, LONG = serdes.string(), serdes.long()
@@ -48,6 +50,25 @@ def test_a_misspelt_topic_is_refused_with_those_the_topology_writes(driver: Topo
         driver.create_input_topic("word", TEXT, TEXT)
     with pytest.raises(StoreNotFoundError, match="has no store 'count'; it has counts, joined"):
         driver.get_key_value_store("count")
+
+
+def test_the_first_column_and_the_first_records_are_waits_that_are_shown() -> None:
+    shown: list[str] = []
+
+    def show(what: str) -> AbstractContextManager[None]:
+        shown.append(what)
+        return nullcontext()
+
+    with shown_by(show):
+        builder = StreamsBuilder()
+        builder.stream("words", key=TEXT, value=TEXT).map_values(F.upper("value")).to("out")
+        assert shown.pop() == "analysing a Column", "behind the start of Spark, if this is the first"
+        shown.clear()
+        with TopologyTestDriver(builder.build()) as driver:
+            words = driver.create_input_topic("words", TEXT, TEXT)
+            words.pipe_input("k", "a")
+            words.pipe_input("k", "b")
+    assert shown == ["running the first records of this topology through Spark"], "once: the next ones are quick"
 
 
 def test_a_serde_that_is_none_is_refused_with_the_users_line(driver: TopologyTestDriver) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from everflow import metrics as names
 from everflow.clock import Clock
 from everflow.errors import EverflowError, TaskMigratedError, TaskTimeoutError
+from everflow.moves import moves
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.retry import StoppedError
 from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchFailedError, BatchFailure, BatchId, BatchRequest, BatchResult
@@ -21,6 +22,7 @@ from everflow.runtime.tasks.task import ActiveTask, TaskState
 from everflow.runtime.thread.batch_counts import BatchCounts
 from everflow.runtime.thread.batching import BatchSize, PlannedBatch, is_empty, plan_ranges
 from everflow.runtime.thread.failure_text import ending, short
+from everflow.runtime.thread.record_search import RecordSearch
 from everflow.runtime.thread.repeated_failures import Trouble
 from everflow.runtime.thread.struggle import Struggle
 from everflow.runtime.thread.thread_ports import Job, ThreadServices, ThreadSettings
@@ -111,8 +113,7 @@ class StreamThread:
         """The last batch was aborted because a rebalance had ended in the middle of it."""
         self._stuck_at: Mapping[TopicPartition, int] | None = None
         self._struggle = self._no_struggle()
-        self._careful: Mapping[TopicPartition, int] = {}
-        """Ends of a batch of which one record is looked for: up to there batches do not grow again."""
+        self._search: RecordSearch | None = None
         self._part = 0
         """Which task's records were last run alone, to find the one for which a Column fails."""
         self._counts = BatchCounts(self.services.metrics)
@@ -274,7 +275,7 @@ class StreamThread:
         if changed:
             self._planned = None  # nothing of it was committed; positions still say where to begin
             self._stuck_at = None
-            self._careful = {}
+            self._search = None
             self._struggle = self._no_struggle()  # what failed was another set of tasks, maybe hours ago
             self._begin_with(sorted({tp for task in self.tasks.values() for tp in task.inputs}))
 
@@ -340,6 +341,8 @@ class StreamThread:
         if not self.services.gate.begin(batch_id, self.number, self.settings.guarantee, epochs):
             return None
         since = self.batch_since_ms = self.clock.monotonic_ms()
+        if self._search is not None and (line := self._search.told(planned, since)):
+            moves.info("Stream thread %d: %s", self.number, line)
         try:
             return self._opened.job.run(self._request(batch_id, planned))
         except BatchFailedError as error:
@@ -441,10 +444,11 @@ class StreamThread:
             return
         if failure.size is not None:
             self._size = self._size.too_large(*failure.size)
-        elif failure.kind in ("hang", "column") or (failure.kind == "worker" and (planned.attempt > 1 or self._careful)):
-            if not self._careful and not planned.smallest:
+        elif failure.kind in ("hang", "column") or (failure.kind == "worker" and (planned.attempt > 1 or self._search)):
+            if not self._search and not planned.smallest:
                 log.warning("Stream thread %d: its record is looked for in smaller batches", self.number)
-            self._careful = self._careful or {tp: r.end for tp, r in planned.ranges.items()}
+            ends = {tp: r.end for tp, r in planned.ranges.items()}
+            self._search = self._search or RecordSearch(ends, self.clock.monotonic_ms())
             # The next attempt may take as long again: the record that hangs is looked for one by one, not by halves.
             self._size = self._size.shrunk(1 if failure.kind == "hang" else planned.records)
         else:
@@ -486,10 +490,10 @@ class StreamThread:
         self._next = self._next._replace(counter=self._next.counter + 1)
         raw = result.counts.get("bytes")
         before, self._size = self._size, self._size.after(self.settings.limits, read, elapsed_ms, raw)
-        if any(self._positions().get(tp, end) < end for tp, end in self._careful.items()):
+        if self._search is not None and not self._search.over(self._positions()):
             self._size = self._size.no_larger_than(before)
         else:
-            self._careful = {}
+            self._search = None
         log.debug("Stream thread %d: batch %s, %d records in %.1f ms %s", self.number, batch_id, read, elapsed_ms, result.timings)
         # An input that ran dry may hold the others back (D3): wait for it to grow before trying again.
         if not is_empty(planned.ranges):

@@ -353,6 +353,7 @@ def test_a_record_for_which_a_column_fails_is_found_and_named(world: World, capl
 
     def divide(request: BatchRequest) -> BatchResult:
         begin, end = request.ranges[IN]
+        world.clock.advance(2_600)
         if begin <= poison < end:
             raise failed("column", said, where=("app.py:3",))
         return world.commit(request)
@@ -365,12 +366,15 @@ def test_a_record_for_which_a_column_fails_is_found_and_named(world: World, capl
         for _ in range(60):
             world.turn()
 
-    with caplog.at_level(logging.WARNING, "everflow"), pytest.raises(ColumnError) as raised:
+    with caplog.at_level(logging.INFO, "everflow"), pytest.raises(ColumnError) as raised:
         turns()
     first, operator, cure = str(raised.value).splitlines()
     assert (first, operator) == (f"{said} (2 times in a row, on in-0@37)", "  operator added at app.py:3")
     assert "F.try_divide" in cure
     assert "Stream thread 0: its record is looked for in smaller batches" in caplog.messages
+    told = [line for line in caplog.messages if "still looked for" in line]
+    assert told[0] == "Stream thread 0: the record is still looked for, 5 s so far: trying 6 from in-0@12"
+    assert [line.partition(" so far")[0].rpartition(", ")[2] for line in told] == ["5 s", "10 s", "16 s", "21 s"], "and repeated"
     assert world.committed_offset == poison
     assert world.metrics.snapshot()[names.BATCHES_FAILED] < 6
 
