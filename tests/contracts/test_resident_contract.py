@@ -18,7 +18,8 @@ from everflow.runtime.worker.resident_step import TwinSegment
 from everflow.spark.local_run import LocalRun
 from everflow.spark.segments import hop_into_step
 from everflow.topology.hops import HopInput, read_hop
-from everflow.topology.plan import DEAD_LETTER_SLOT, PhysicalPlan, plan
+from everflow.topology.physical_plan import DEAD_LETTER_SLOT, PhysicalPlan
+from everflow.topology.plan import plan
 from everflow.topology.subtopologies import cut
 
 pytestmark = pytest.mark.spark

@@ -28,7 +28,7 @@ from everflow.runtime.topics.end_sums import EndSums
 from everflow.runtime.worker.resident_step import TwinSegment
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
-from everflow.topology.plan import PhysicalPlan
+from everflow.topology.physical_plan import PhysicalPlan
 
 log = logging.getLogger("everflow")
 

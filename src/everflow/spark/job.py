@@ -22,7 +22,7 @@ from everflow.records import OffsetRange, TopicPartition
 from everflow.spark.foreign import mark_as_ours
 from everflow.spark.segments import first_segment, hop_out_of_step, later_segment, spark_schema
 from everflow.spark.source import SourceSettings, open_source
-from everflow.topology.plan import PhysicalPlan
+from everflow.topology.physical_plan import PhysicalPlan
 from everflow.travel.own_code import program_folders
 
 _environment_lock = threading.Lock()

@@ -22,7 +22,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from everflow.spark.segments import first_segment, hop_into_step, hop_out_of_step, later_segment, spark_type
 from everflow.spark.session import get_session
-from everflow.topology.plan import PhysicalPlan
+from everflow.topology.physical_plan import PhysicalPlan
 from everflow.waits import waiting
 
 _RECORDS = (

@@ -20,7 +20,7 @@ from pyspark.sql.types import ArrayType, DataType, StringType, StructField, Stru
 from everflow.serdes import Serde
 from everflow.topology.graph import ColumnExpr
 from everflow.topology.hops import MARKER, HopSchema
-from everflow.topology.plan import DEAD_LETTER_SLOT, Decode, Encode, PhysicalPlan, Projection, Segment, Slot, in_catalyst
+from everflow.topology.physical_plan import DEAD_LETTER_SLOT, Decode, Encode, PhysicalPlan, Projection, Segment, Slot, in_catalyst
 
 _LOG_META = ("_src", "_part", "_off", "_ts")
 _META = (*_LOG_META, "_seq", "_ctl")

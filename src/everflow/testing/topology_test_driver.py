@@ -36,7 +36,8 @@ from everflow.state.store import InMemoryStore, StoreSpec, StoreView
 from everflow.testing.store_views import KeyValueView, SessionView, WindowView
 from everflow.testing.topics import InputTopic, OutputTopic, RawRecord
 from everflow.topology.graph import SinkNode
-from everflow.topology.plan import PhysicalPlan, Source, emitting_every_update, plan
+from everflow.topology.physical_plan import PhysicalPlan, Source
+from everflow.topology.plan import emitting_every_update, plan
 from everflow.topology.program import Topology, checked_topology
 from everflow.topology.subtopologies import cut
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from everflow.errors import EverflowError
 from everflow.records import HEADERS, UNBOUNDED_BYTES, EdgeBatch, Int64
-from everflow.topology.plan import Slot
+from everflow.topology.physical_plan import Slot
 
 MARKER = -1
 

@@ -1,11 +1,7 @@
-"""The physical plan: cuts a topology into segments (Catalyst) and steps (Python), design D2.
+"""The planner cuts a topology into segments (Catalyst) and steps (Python), design D2. Pure.
 
-Pure: decides where each node runs and which records cross from one stage to the next; `everflow.spark.segments` turns the
-segments into Columns, `everflow.runtime.step.task_step` runs the steps.
-
-A *slot* is one value stream inside the plan: the output of a source, of one projection, or of one step operator. A slot that
-crosses a stage boundary is carried in the hop row (`everflow.topology.hops`). Merges are dissolved: a projection behind a
-merge exists once per input path, and an operator behind it has several input slots.
+Decides where each node runs and which records cross from one stage to the next (`physical_plan` has what comes out).
+Merges are dissolved: a projection behind a merge exists once per input path, and an operator behind it has several input slots.
 
 Level of a node: segment L runs in the JVM, then step L in a Python worker. A Column behind a Python operator of level L opens
 level L+1; everything else stays as low as its inputs allow. Operators that share a store run in one step (D5), sinks in the
@@ -15,14 +11,12 @@ last.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
 from everflow.errors import TopologyError
-from everflow.serdes import Serde
-from everflow.state.store import StoreSpec
 from everflow.topology.graph import (
     ColumnExpr,
     EdgeType,
@@ -37,245 +31,25 @@ from everflow.topology.graph import (
     StatefulNode,
     UnnestNode,
 )
-
-CATALYST_SERDES = frozenset({"bytes", "string", "json"})
-"""Serde kinds that the JVM decodes and encodes; the others are faster in numpy inside a step (design section 7)."""
-
-
-def in_catalyst(serde: Serde) -> bool:
-    """Whether Catalyst reads and writes ``serde``: of JSON only what `from_json` takes (no bare scalars, no maps but of texts)."""
-    if serde.kind == "json":
-        return pa.types.is_nested(serde.type) and _maps_have_text_keys(serde.type)
-    return serde.kind in CATALYST_SERDES
-
-
-def _maps_have_text_keys(type_: pa.DataType) -> bool:
-    if pa.types.is_map(type_):
-        return bool(pa.types.is_string(type_.key_type)) and _maps_have_text_keys(type_.item_type)
-    if pa.types.is_nested(type_):
-        return all(_maps_have_text_keys(type_.field(i).type) for i in range(type_.num_fields))
-    return True
-
-
-DEAD_LETTER_SLOT = 0
-"""Slot of undecodable records: key = raw key, value = struct<value: raw value, error: text>."""
-
-DEAD_LETTER_TYPE = EdgeType(pa.binary(), pa.struct([("value", pa.binary()), ("error", pa.string())]))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """One input topic: ``index`` is the ``source`` column of its rows; ``topic`` the full name."""
-
-    index: int
-    topic: str
-    subtopology: int
-    node: str
-    key_serde: Serde
-    value_serde: Serde
-    offset_reset: str | None
-    kind: str
-    merged: bool
-    """True where the sub-topology reads several topics, so that the step has to merge partitions by time (D3)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slot:
-    """One value stream of the plan. ``level``/``in_step`` say where it is produced, ``last_step`` the last step that reads it
-    and ``last_segment`` the last segment that does (-1 = none)."""
-
-    id: int
-    name: str
-    type: EdgeType
-    level: int
-    in_step: bool
-    last_step: int = -1
-    last_segment: int = -1
-
-    def crosses_into_step(self, level: int) -> bool:
-        """Whether the hop from segment ``level`` to step ``level`` carries this slot."""
-        produced = self.level < level or (self.level == level and not self.in_step)
-        return produced and (self.last_step >= level or self.last_segment > level)
-
-    def crosses_out_of_step(self, level: int) -> bool:
-        """Whether the hop from step ``level`` to segment ``level + 1`` carries this slot."""
-        return self.level <= level and (self.last_step > level or self.last_segment > level)
-
-
-@dataclass(frozen=True)
-class Decode:
-    """Segment 0: one source topic decoded into ``output``; a part whose serde Catalyst cannot read stays raw bytes."""
-
-    source: Source
-    output: int
-    raw_key: bool
-    raw_value: bool
-
-
-@dataclass(frozen=True)
-class Projection:
-    """A ProjectNode on one input slot."""
-
-    node: ProjectNode
-    input: int
-    output: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Encode:
-    """Serialisation for a sink inside Catalyst. A part stays decoded where its serde is not a Catalyst one. With ``topic`` the
-    output's value is ``struct<topic, value>``."""
-
-    node: str
-    key_serde: Serde
-    value_serde: Serde
-    topic: ColumnExpr | None
-    input: int
-    output: int
-
-
-@dataclass(frozen=True)
-class Segment:
-    """What Catalyst does on one level, in order."""
-
-    level: int
-    decodes: tuple[Decode, ...]
-    projections: tuple[Projection | Encode, ...]
-
-
-@dataclass(frozen=True)
-class DecodeOp:
-    """Decodes in the step the parts of a source that Catalyst left raw (serde None = part is decoded already)."""
-
-    name: str
-    input: int
-    output: int
-    key_serde: Serde | None
-    value_serde: Serde | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class FunctionOp:
-    """A FunctionNode: calls the user's function record by record."""
-
-    name: str
-    op: str
-    fn: Callable[..., Any]
-    type: EdgeType
-    inputs: tuple[int, ...]
-    output: int
-    where: str | None
-
-
-@dataclass(frozen=True)
-class UnnestOp:
-    """An UnnestNode."""
-
-    name: str
-    keyed: bool
-    type: EdgeType
-    inputs: tuple[int, ...]
-    output: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class StatefulOp:
-    """A StatefulNode: runs per task of ``subtopology``."""
-
-    name: str
-    operator: Any
-    stores: tuple[StoreSpec, ...]
-    subtopology: int
-    type: EdgeType
-    inputs: tuple[int, ...]
-    output: int
-    where: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SinkOp:
-    """A SinkNode. ``topic`` None = the input's value is ``struct<topic, value>``; a serde None = the part is bytes already."""
-
-    name: str
-    topic: str | Callable[..., Any] | None
-    key_serde: Serde | None
-    value_serde: Serde | None
-    drop_null_keys: bool
-    inputs: tuple[int, ...]
-    where: str | None
-
-
-StepOp = DecodeOp | FunctionOp | UnnestOp | StatefulOp | SinkOp
-
-
-@dataclass(frozen=True)
-class PlannedStep:
-    """What one Python hop does, in order."""
-
-    level: int
-    ops: tuple[StepOp, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PhysicalPlan:
-    """Segments and steps of the whole application; the same for every stream thread."""
-
-    application_id: str
-    sources: tuple[Source, ...]
-    slots: tuple[Slot, ...]
-    segments: tuple[Segment, ...]
-    steps: tuple[PlannedStep, ...]
-    headers: bool
-    changelog_slots: Mapping[str, int]
-    """Store -> slot of its changes (key and value bytes), which travel to the sink in the last step."""
-
-    @property
-    def levels(self) -> int:
-        """Number of Python hops of a micro-batch."""
-        return len(self.steps)
-
-    def into_step(self, level: int) -> tuple[Slot, ...]:
-        """Slots carried from segment ``level`` into step ``level``."""
-        return tuple(slot for slot in self.slots if slot.crosses_into_step(level))
-
-    @property
-    def parses_in_catalyst(self) -> bool:
-        """Whether segment 0 can find undecodable records."""
-        return not self.slots[DEAD_LETTER_SLOT].in_step
-
-    def out_of_step(self, level: int) -> tuple[Slot, ...]:
-        """Slots carried from step ``level`` into segment ``level + 1``."""
-        return tuple(slot for slot in self.slots if slot.crosses_out_of_step(level))
-
-    def stores(self) -> dict[int, tuple[StoreSpec, ...]]:
-        """Stores by sub-topology."""
-        found: dict[int, dict[str, StoreSpec]] = {}
-        for step in self.steps:
-            for op in step.ops:
-                if isinstance(op, StatefulOp):
-                    found.setdefault(op.subtopology, {}).update({spec.name: spec for spec in op.stores})
-        return {sub: tuple(specs.values()) for sub, specs in found.items()}
-
-    def value_decoder(self, store: str) -> Callable[[bytes], Any]:
-        """Reads a store's value bytes (without the 8-byte timestamp) as the table shows them: of built-in aggregates the results,
-        not the state that is kept for them. KeyError for an unknown store."""
-        for step in self.steps:
-            for op in step.ops:
-                spec = next((spec for spec in op.stores if spec.name == store), None) if isinstance(op, StatefulOp) else None
-                if spec is not None and isinstance(op, StatefulOp):
-                    results = getattr(op.operator, "decode_results", None)
-                    return spec.value_serde.decode if results is None else _One(results)
-        raise KeyError(store)
-
-
-@dataclass(frozen=True)
-class _One:
-    """A decoder of columns applied to one value."""
-
-    column: Callable[[pa.Array], pa.Array]
-
-    def __call__(self, data: bytes) -> Any:
-        return self.column(pa.array([data], pa.binary()))[0].as_py()
+from everflow.topology.physical_plan import (
+    DEAD_LETTER_SLOT,
+    DEAD_LETTER_TYPE,
+    Decode,
+    DecodeOp,
+    Encode,
+    FunctionOp,
+    PhysicalPlan,
+    PlannedStep,
+    Projection,
+    Segment,
+    SinkOp,
+    Slot,
+    Source,
+    StatefulOp,
+    StepOp,
+    UnnestOp,
+    in_catalyst,
+)
 
 
 def plan(topology: Graph, subtopology_of: Mapping[str, int], application_id: str) -> PhysicalPlan:

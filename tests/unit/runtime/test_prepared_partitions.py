@@ -8,7 +8,8 @@ from pyspark.sql import functions as F
 from everflow import StreamsBuilder, serdes
 from everflow.records import TopicPartition
 from everflow.runtime.wiring import PREPARED_PARTITIONS, prepared_partitions
-from everflow.topology.plan import PhysicalPlan, plan
+from everflow.topology.physical_plan import PhysicalPlan
+from everflow.topology.plan import plan
 from everflow.topology.subtopologies import cut
 
 pytestmark = pytest.mark.spark

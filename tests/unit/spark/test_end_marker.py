@@ -21,7 +21,8 @@ from everflow.spark import job as spark_job
 from everflow.spark.job import PreparedJob, SparkJobError
 from everflow.spark.source import SourceSettings
 from everflow.state.store import StoreSpec, StoreView
-from everflow.topology.plan import PhysicalPlan, Source, plan
+from everflow.topology.physical_plan import PhysicalPlan, Source
+from everflow.topology.plan import plan
 from everflow.topology.subtopologies import cut
 
 pytestmark = pytest.mark.spark

@@ -11,7 +11,7 @@ import pytest
 from everflow.records import HEADERS, EdgeBatch
 from everflow.topology.graph import EdgeType
 from everflow.topology.hops import HopError, HopSchema, concat, in_order, read_hop, write_hop
-from everflow.topology.plan import Slot
+from everflow.topology.physical_plan import Slot
 
 STRUCT = pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string()))])
 WINDOWED = pa.struct([("key", pa.string()), ("start", pa.int64()), ("end", pa.int64())])

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from everflow import StreamsBuilder, TimeWindows, Topology, agg, serdes
 from everflow.dsl.kstream import KStream
 from everflow.topology.graph import StatefulNode
-from everflow.topology.plan import (
+from everflow.topology.physical_plan import (
     DEAD_LETTER_SLOT,
     DecodeOp,
     Encode,
@@ -20,10 +20,9 @@ from everflow.topology.plan import (
     Projection,
     SinkOp,
     StatefulOp,
-    emitting_every_update,
     in_catalyst,
-    plan,
 )
+from everflow.topology.plan import emitting_every_update, plan
 from everflow.topology.subtopologies import cut
 
 pytestmark = pytest.mark.spark

@@ -14,7 +14,7 @@ import numpy as np
 
 from everflow.records import EdgeBatch, Int64, OffsetRange, TopicPartition
 from everflow.topology.hops import HopInput
-from everflow.topology.plan import Source
+from everflow.topology.physical_plan import Source
 
 
 class Merged(NamedTuple):

@@ -17,7 +17,7 @@ from everflow.runtime.step.user_line import innermost_line
 from everflow.serdes import Serde
 from everflow.serdes.fitting import column_of
 from everflow.serdes.windowed import python_keys
-from everflow.topology.plan import DEAD_LETTER_TYPE, DecodeOp, FunctionOp, Source, UnnestOp
+from everflow.topology.physical_plan import DEAD_LETTER_TYPE, DecodeOp, FunctionOp, Source, UnnestOp
 from everflow.user_texts import MOST_TEXT, UNDECODED, error_text, shown
 
 

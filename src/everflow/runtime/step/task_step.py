@@ -37,7 +37,7 @@ from everflow.runtime.step.step_stores import StoreAccess, TaskStores
 from everflow.serdes import Serde
 from everflow.serdes.windowed import python_keys
 from everflow.topology.hops import HopError, HopInput, HopSchema, concat, in_order, read_hop, write_hop
-from everflow.topology.plan import (
+from everflow.topology.physical_plan import (
     DEAD_LETTER_SLOT,
     DecodeOp,
     FunctionOp,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.tasks.task import ActiveTask, TaskStore
 from everflow.state.store import StoreSpec
-from everflow.topology.plan import PhysicalPlan
+from everflow.topology.physical_plan import PhysicalPlan
 
 if TYPE_CHECKING:
     from everflow.state.task_directory import StateDirectory

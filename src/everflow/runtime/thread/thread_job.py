@@ -28,7 +28,7 @@ from everflow.spark.job import PreparedJob, ServingJob, SparkGoneError, SparkJob
 from everflow.spark.session import get_session
 from everflow.spark.source import SourceSettings
 from everflow.topology.hops import HopSchema, ends_hop
-from everflow.topology.plan import PhysicalPlan, Projection
+from everflow.topology.physical_plan import PhysicalPlan, Projection
 from everflow.travel.parcel import Parcel
 
 LOOK_UP_S = 5.0

@@ -25,7 +25,7 @@ from everflow.runtime.worker.crash_points import BEFORE_TRANSACTION, FIRST_RECOR
 from everflow.runtime.worker.crash_points import COMMITTED as POINT_COMMITTED
 from everflow.runtime.worker.large_records import named
 from everflow.state.store_meta import Owner
-from everflow.topology.plan import Source
+from everflow.topology.physical_plan import Source
 
 FLUSH_TIMEOUT_S = 60.0
 OFFSETS_TIMEOUT_S = 10.0

@@ -9,7 +9,7 @@ from everflow.errors import RecordTooLargeError
 from everflow.records import EdgeBatch
 from everflow.runtime.commit.batch import BatchRequest
 from everflow.runtime.step.task_step import SinkOutput, StepResult
-from everflow.topology.plan import Source
+from everflow.topology.physical_plan import Source
 
 _KEY_SHOWN = 60
 

@@ -26,7 +26,7 @@ from everflow.runtime.step.step_functions import decode_parts
 from everflow.runtime.step.task_step import TaskStep, timed
 from everflow.runtime.worker.record_times import require_times
 from everflow.topology.hops import HopInput, as_text, concat
-from everflow.topology.plan import DEAD_LETTER_SLOT, Decode, DecodeOp, Encode, PhysicalPlan, Projection, Segment, Source
+from everflow.topology.physical_plan import DEAD_LETTER_SLOT, Decode, DecodeOp, Encode, PhysicalPlan, Projection, Segment, Source
 
 READ_TIMEOUT_S = 30.0
 STOP = "stop"

@@ -16,7 +16,7 @@ from everflow.runtime.commit.batch import BadRecord
 from everflow.runtime.step.step_functions import RecordFailure, decode_parts, run_function, unnest
 from everflow.runtime.step.task_step import _to_outputs
 from everflow.topology.graph import EdgeType
-from everflow.topology.plan import DecodeOp, FunctionOp, SinkOp, Source, UnnestOp
+from everflow.topology.physical_plan import DecodeOp, FunctionOp, SinkOp, Source, UnnestOp
 
 TEXT = serdes.string()
 SOURCES = {

@@ -14,7 +14,8 @@ from everflow.dsl.streams_builder import FACES
 from everflow.errors import TopologyError
 from everflow.runtime.thread.packing import packed
 from everflow.topology.graph import EdgeType, FunctionNode, SourceNode
-from everflow.topology.plan import PhysicalPlan, plan
+from everflow.topology.physical_plan import PhysicalPlan
+from everflow.topology.plan import plan
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
 

@@ -22,7 +22,7 @@ from everflow.runtime.worker import kafka_sink, worker_ports
 from everflow.runtime.worker.kafka_sink import KafkaSink
 from everflow.runtime.worker.worker_ports import WorkerPorts
 from everflow.state.lmdb_store import LmdbStore
-from everflow.topology.plan import Source
+from everflow.topology.physical_plan import Source
 
 YES = GateAnswer(True, group_metadata=b"meta")
 CHANGELOG = "app-counts-changelog"

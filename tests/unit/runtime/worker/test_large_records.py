@@ -11,7 +11,7 @@ from everflow.records import EdgeBatch, StoreChanges, TaskId
 from everflow.runtime.commit.batch import BatchRequest, StorePlace, TaskContext
 from everflow.runtime.step.task_step import SinkOutput, StepResult
 from everflow.runtime.worker.large_records import named
-from everflow.topology.plan import Source
+from everflow.topology.physical_plan import Source
 
 SOURCES = [
     Source(
