@@ -75,7 +75,6 @@ READERS_OWN = frozenset({"auto.offset.reset", "enable.partition.eof"})
 
 Check = Callable[[Any], str | None]
 
-
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 LONGEST_MS = 10 * 365 * 86_400_000
 """Ten years. Python cannot wait for longer than `threading.TIMEOUT_MAX`, some 292 years, and times are added up."""
@@ -119,10 +118,6 @@ def _int32(minimum: int) -> Check:
 def _time(minimum: int) -> Check:
     """For ms that only we wait for."""
     return Between(minimum, LONGEST_MS)
-
-
-def _one_of(*choices: str) -> Check:
-    return OneOf(choices)
 
 
 def _printable(value: Any) -> str | None:
@@ -201,21 +196,6 @@ class BatchLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemberSettings:
-    """What the group member needs; times in ms. ``client`` holds settings for the Kafka client, dotted
-    keys."""
-
-    group_id: str
-    bootstrap_servers: str
-    instance_id: str | None
-    rack: str
-    session_timeout_ms: int
-    heartbeat_interval_ms: int
-    rebalance_timeout_ms: int
-    client: Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
 class AssignmentRules:
     """What the assignor goes by (note 005): lags in records, times in ms.
 
@@ -235,8 +215,7 @@ class AssignmentRules:
 
 @dataclass(frozen=True, init=False)
 class StreamsConfig:
-    """All settings of an application; ConfigError for an unknown key (with the nearest right name) or a wrong
-    value.
+    """All settings of an application; ConfigError for an unknown key (with the nearest right name) or a wrong value.
 
     The keys are keywords, or a mapping, or both: ``StreamsConfig({"application.id": "delays"}, num_stream_threads=2)``.
     Durations are in ms, sizes in bytes. Our own keys stand last, below the marker.
@@ -244,14 +223,14 @@ class StreamsConfig:
 
     application_id: str = _key("", _kafka_name(200, " (it names topics)"))
     bootstrap_servers: str = _key("", _broker_addresses)
-    processing_guarantee: str = _key(AT_LEAST_ONCE, _one_of(AT_LEAST_ONCE, EXACTLY_ONCE_V2))
+    processing_guarantee: str = _key(AT_LEAST_ONCE, OneOf((AT_LEAST_ONCE, EXACTLY_ONCE_V2)))
     num_stream_threads: int = _key(0, _int32(1))  # left out: one per core (ours; Kafka Streams: 1)
     state_dir: str = _key("", _path)
     application_server: str = _key("", _host_and_port)
     client_id: str = _key("", _printable)
     client_rack: str = _key("", _printable)
     group_instance_id: str | None = _key(None, _kafka_name(249))
-    group_protocol: str = _key("classic", _one_of("classic"))
+    group_protocol: str = _key("classic", OneOf(("classic",)))
     commit_interval_ms: int = _key(100, _time(0))
     replication_factor: int = _key(-1, Replicas(-1, 2**15 - 1))
     task_timeout_ms: int = _key(300_000, _time(0))
@@ -261,7 +240,7 @@ class StreamsConfig:
     request_timeout_ms: int = _key(40_000, _int32(1_000))
     retry_backoff_ms: int = _key(100, _time(1))
     transaction_timeout_ms: int = _key(10_000, _int32(1_000))
-    auto_offset_reset: str = _key("earliest", _one_of("earliest", "latest", "none"))
+    auto_offset_reset: str = _key("earliest", OneOf(("earliest", "latest", "none")))
     max_task_idle_ms: int = _key(0, _time(-1))
     acceptable_recovery_lag: int = _key(10_000, Between(0, INT64))
     max_warmup_replicas: int = _key(2, _int32(1))
@@ -270,18 +249,18 @@ class StreamsConfig:
     scheduled_rebalance_max_delay_ms: int = _key(0, _time(0))  # Connect's (KIP-415), off
     rack_aware_assignment_tags: str = _key("")
     task_assignor_class: str = _key("")  # module:Class of an own assignor (KIP-924)
-    rack_aware_assignment_strategy: str = _key("none", _one_of("none", "min_traffic", "balance_subtopology"))
+    rack_aware_assignment_strategy: str = _key("none", OneOf(("none", "min_traffic", "balance_subtopology")))
     rack_aware_assignment_traffic_cost: int | None = _key(None, _int32(0))
     rack_aware_assignment_non_overlap_cost: int | None = _key(None, _int32(0))
-    deserialization_exception_handler: str = _key("fail", _one_of("fail", "continue"))
-    processing_exception_handler: str = _key("fail", _one_of("fail", "continue"))
-    production_exception_handler: str = _key("fail", _one_of("fail", "continue"))
+    deserialization_exception_handler: str = _key("fail", OneOf(("fail", "continue")))
+    processing_exception_handler: str = _key("fail", OneOf(("fail", "continue")))
+    production_exception_handler: str = _key("fail", OneOf(("fail", "continue")))
     errors_dead_letter_queue_topic_name: str | None = _key(None, _kafka_name(249))
     statestore_cache_max_bytes: int = _key(10 << 20, Between(0, INT64))
     state_cleanup_delay_ms: int = _key(600_000, _time(0))
     repartition_purge_interval_ms: int = _key(30_000, _time(100))
     windowstore_changelog_additional_retention_ms: int = _key(86_400_000, Between(0, 2**62))  # nobody waits for it
-    topology_optimization: str = _key("none", _one_of("none"))
+    topology_optimization: str = _key("none", OneOf(("none",)))
     ensure_explicit_internal_resource_naming: bool = _key(True)
     # --- keys of our own -------------------------------------------------------------------------
     max_batch_records: int = _key(500_000, Between(1, INT64))
@@ -292,7 +271,7 @@ class StreamsConfig:
     rebalance_timeout_ms: int = _key(30_000, _int32(1_000))
     drain_timeout_ms: int = _key(60_000, _time(0))
     emit_every_update: bool = _key(False)
-    state_sync: str = _key("none", _one_of("none", "commit"))
+    state_sync: str = _key("none", OneOf(("none", "commit")))
     resident_max_records: int = _key(10_000_000, Between(0, INT64))  # batches up to this size need no Spark job each (0: never)
     prepared_source: bool = _key(True)  # False: Spark's public reader (D1's fallback)
     clients: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata={"key": False})
@@ -324,17 +303,14 @@ class StreamsConfig:
             self._check(name, spec.metadata["check"])
         if self.heartbeat_interval_ms * 3 > self.session_timeout_ms:
             raise ConfigError(
-                f"heartbeat.interval.ms ({self.heartbeat_interval_ms}) must be at most a third of "
-                f"session.timeout.ms ({self.session_timeout_ms}): one lost heartbeat must not end the "
-                "membership."
+                f"heartbeat.interval.ms ({self.heartbeat_interval_ms}) must be at most a third of session.timeout.ms "
+                f"({self.session_timeout_ms}): one lost heartbeat must not end the membership."
             )
         _check_tags(self.assignment().rack_tags, self.tags())
 
     def _check(self, name: str, check: Check | None) -> None:
         value = getattr(self, name)
-        if check is None or value is None:
-            return
-        problem = check(value)
+        problem = None if check is None or value is None else check(value)
         if problem is None:
             return
         if value == "" and name in ("application_id", "bootstrap_servers"):
@@ -369,13 +345,15 @@ class StreamsConfig:
 
     def consumer(self) -> dict[str, Any]:
         """librdkafka settings of readers (restoration, recovery)."""
-        settings = {**self.shared_client(), **self.clients.get("consumer", {})}
-        return _without_own({**settings, **self.clients.get("restore.consumer", {})})
+        return self._reader("restore.consumer")
 
     def main_consumer(self) -> dict[str, Any]:
         """Settings of Spark's Kafka source."""
-        settings = {**self.shared_client(), **self.clients.get("consumer", {})}
-        return _without_own({**settings, **self.clients.get("main.consumer", {})})
+        return self._reader("main.consumer")
+
+    def _reader(self, kind: str) -> dict[str, Any]:
+        settings = {**self.shared_client(), **self.clients.get("consumer", {}), **self.clients.get(kind, {})}
+        return {key: value for key, value in settings.items() if key not in READERS_OWN}
 
     def admin(self) -> dict[str, Any]:
         """Settings of the admin client."""
@@ -391,19 +369,6 @@ class StreamsConfig:
         if self.exactly_once:
             target = min(target, self.transaction_timeout_ms // 2)
         return BatchLimits(self.max_batch_records, self.max_batch_bytes, target)
-
-    def member(self) -> MemberSettings:
-        """Settings of the group member."""
-        return MemberSettings(
-            group_id=self.application_id,
-            bootstrap_servers=self.bootstrap_servers,
-            instance_id=self.group_instance_id,
-            rack=self.client_rack,
-            session_timeout_ms=self.session_timeout_ms,
-            heartbeat_interval_ms=self.heartbeat_interval_ms,
-            rebalance_timeout_ms=self.rebalance_timeout_ms,
-            client=MappingProxyType(self.clients.get("shared", {})),
-        )
 
     def assignment(self) -> AssignmentRules:
         """What the assignor goes by."""
@@ -462,13 +427,8 @@ def _check_tags(used: Sequence[str], tags: Mapping[str, str]) -> None:
             raise ConfigError(f"{TAG_PREFIX}{key} = {value!r} has {len(value)} characters; at most {MAX_TAG_VALUE} are allowed.")
 
 
-def _without_own(settings: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key not in READERS_OWN}
-
-
 def _client_key(given: str) -> tuple[str | None, str]:
-    """Client and key of ``consumer.fetch.min.bytes`` or ``consumer_fetch_min_bytes``; (None, "") for no
-    client's key."""
+    """Client and key of ``consumer.fetch.min.bytes`` or ``consumer_fetch_min_bytes``, else (None, "")."""
     dotted = given if "." in given else dotted_name(given)
     for prefix in CLIENT_PREFIXES:
         if dotted.startswith(prefix) and len(dotted) > len(prefix):
@@ -513,8 +473,7 @@ def _default(name: str, value: Any) -> Any:
 
 
 def _typed(name: str, raw: Any, annotation: str) -> Any:
-    """``raw`` as the field's type; text (from a file or the shell) is parsed. ConfigError names the right
-    type."""
+    """``raw`` as the field's type; text (from a file or the shell) is parsed. ConfigError names the right type."""
     base, _, optional = annotation.partition(" | ")
     if raw is None and optional == "None":
         return None

@@ -18,7 +18,6 @@ from everflow.config import (
     WITHOUT_EFFECT,
     AssignmentRules,
     BatchLimits,
-    MemberSettings,
     StreamsConfig,
 )
 from everflow.errors import ConfigError
@@ -212,7 +211,7 @@ def test_every_setting_has_an_effect_or_is_listed() -> None:
     read = {one.name for one in keys if re.search(rf"\.{one.name}\b", code)}
     assert {one.name for one in keys} - read - {"group_protocol", "topology_optimization"} == set(WITHOUT_EFFECT)
     outside = "\n".join(path.read_text() for path in package.rglob("*.py") if path.name != "config.py")
-    records = (BatchLimits, MemberSettings, AssignmentRules)
+    records = (BatchLimits, AssignmentRules)
     carved = [one.name for record in records for one in dataclasses.fields(record)]
     assert [name for name in carved if not re.search(rf"\.{name}\b", outside)] == []
 

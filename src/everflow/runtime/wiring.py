@@ -113,17 +113,16 @@ def new_incarnation() -> str:
 def group_settings(ground: Ground) -> GroupSettings:
     """Settings of the group's channel. The process id is part of the client id, so that whoever describes the group knows which
     processes live (`lost_writers`)."""
-    member = ground.config.member()
-    client = {key.replace(".", "_"): value for key, value in member.client.items()}
+    config = ground.config
     return GroupSettings(
-        bootstrap_servers=member.bootstrap_servers,
-        group_id=member.group_id,
-        instance_id=member.instance_id,
-        session_timeout_ms=member.session_timeout_ms,
-        heartbeat_interval_ms=member.heartbeat_interval_ms,
-        rebalance_timeout_ms=member.rebalance_timeout_ms,
-        client_id=f"{ground.config.client_id or ground.config.application_id}-{ground.directory.process_id}",
-        client=client,
+        bootstrap_servers=config.bootstrap_servers,
+        group_id=config.application_id,
+        instance_id=config.group_instance_id,
+        session_timeout_ms=config.session_timeout_ms,
+        heartbeat_interval_ms=config.heartbeat_interval_ms,
+        rebalance_timeout_ms=config.rebalance_timeout_ms,
+        client_id=f"{config.client_id or config.application_id}-{ground.directory.process_id}",
+        client={key.replace(".", "_"): value for key, value in config.clients.get("shared", {}).items()},
     )
 
 
