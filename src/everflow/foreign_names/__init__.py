@@ -3,7 +3,8 @@
     FOREIGN_NAMES["KStream"]["leftJoin"]
 
 `Telling` gives that to a class, `telling` to a module. What is not in the tables gets the nearest name there is.
-The tables are `kafka_streams` and `pyspark`, made of `entries`; the guide's pages for newcomers are made of them, too.
+The tables are `kafka_streams`, `kafka_streams_settings` and `pyspark`, made of `entries`; the guide's pages for
+newcomers are made of them, too.
 May import layer 0. Pure; it runs where somebody wrote the name.
 """
 
@@ -18,7 +19,7 @@ from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from everflow.errors import UnknownImportError, UnknownNameError
-from everflow.foreign_names import kafka_streams, pyspark
+from everflow.foreign_names import kafka_streams, kafka_streams_settings, pyspark
 from everflow.foreign_names.entries import ForeignName, Names
 from everflow.location import user_line
 from everflow.moves import some
@@ -36,7 +37,7 @@ KAFKA_STREAMS: Mapping[str, Names] = MappingProxyType(
         "SessionWindows": kafka_streams.SESSION_WINDOWS,
         "Topology": kafka_streams.TOPOLOGY,
         "KafkaStreams": kafka_streams.KAFKA_STREAMS,
-        "StreamsConfig": kafka_streams.STREAMS_CONFIG,
+        "StreamsConfig": kafka_streams_settings.STREAMS_CONFIG,
         "TopologyTestDriver": kafka_streams.TOPOLOGY_TEST_DRIVER,
         "InputTopic": kafka_streams.INPUT_TOPIC,
         "OutputTopic": kafka_streams.OUTPUT_TOPIC,
