@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from kafka.record import MemoryRecords
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
-from everflow.kafka.reading import record_batches
-from everflow.kafka.reading.record_batches import CorruptBatchError, UnsupportedBatchError
+from everflow.kafka.reading import record_batches, record_columns
+from everflow.kafka.reading.record_batches import UnsupportedBatchError
+from everflow.kafka.reading.record_columns import CorruptBatchError
 
 HEADER = 61
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "xerial": 2, "lz4": 3, "zstd": 4}
@@ -77,7 +78,7 @@ def parsed(data: bytes, aborted: list[tuple[int, int]] | None = None) -> list[Re
     return rows
 
 
-def rows_of(columns: record_batches.Columns) -> list[Record]:
+def rows_of(columns: record_columns.Columns) -> list[Record]:
     return list(zip(columns.offsets.tolist(), columns.timestamps.tolist(), columns.keys(), columns.values(), strict=True))
 
 

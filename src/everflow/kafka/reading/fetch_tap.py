@@ -18,7 +18,8 @@ from everflow.kafka.group_channel import classify
 from everflow.kafka.reading import record_batches
 from everflow.kafka.reading.fetch_connection import FETCH_BYTES, Answer, FetchConnection, bulk_settings
 from everflow.kafka.reading.log_chunk import LogChunk
-from everflow.kafka.reading.record_batches import Batch, Columns, UnsupportedBatchError
+from everflow.kafka.reading.record_batches import Batch, UnsupportedBatchError
+from everflow.kafka.reading.record_columns import Columns
 from everflow.kafka.reading.taps import CONNECT_S, UNBOUNDED_RECORDS
 from everflow.records import UNBOUNDED_BYTES, TopicPartition
 

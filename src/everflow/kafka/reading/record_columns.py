@@ -1,0 +1,230 @@
+"""`Columns`: records of a log in numpy columns, without a Python object per record. Pure.
+
+Keys and values become objects only where that is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from everflow.errors import RetriableError
+from everflow.kafka.reading.log_columns import LogColumns
+from everflow.records import HEADERS, Int64
+
+_LENGTHS_MOST = 32
+_RECORDS_PER_LENGTH = 16
+_RECORDS_WORTH_FOLDING = 256
+_FOLDED_KEY_BYTES = 64
+_MIXER = np.uint64(0x9E3779B97F4A7C15)
+_INT32_MAX = (1 << 31) - 1
+
+
+class CorruptBatchError(RetriableError):
+    """The bytes are no record batch."""
+
+    code = "EF-CORRUPT-BATCH"
+
+
+class Columns(NamedTuple):
+    """Records in log order: offsets, times in ms, and where in ``data`` keys and values lie (a size below 0: null)."""
+
+    data: bytes
+    offsets: Int64
+    timestamps: Int64
+    key_at: Int64
+    key_sizes: Int64
+    value_at: Int64
+    value_sizes: Int64
+
+    @property
+    def sizes(self) -> Int64:
+        """Bytes of each record's key and value."""
+        return np.maximum(self.key_sizes, 0) + np.maximum(self.value_sizes, 0)
+
+    def between(self, start: int, end: int) -> Columns:
+        """Only the records with offsets in ``[start, end)``."""
+        if not len(self.offsets) or (self.offsets[0] >= start and self.offsets[-1] < end):
+            return self
+        return self.of(slice(*np.searchsorted(self.offsets, (start, end)).tolist()))
+
+    def of(self, chosen: slice | NDArray[np.bool_]) -> Columns:
+        """The chosen records."""
+        return Columns(self.data, *(column[chosen] for column in self[1:]))
+
+    def up_to(self, most_bytes: int) -> Columns:
+        """The first records, to where they have ``most_bytes`` bytes; at least one, if there is one."""
+        return self.of(slice(0, int(np.searchsorted(np.cumsum(self.sizes), most_bytes)) + 1))
+
+    def latest(self) -> Columns:
+        """Without records that a later one of these with the same key replaces; the one of the latest time stays in any case.
+
+        Folding what is left gives the same store and the same stream time. A few that are replaced may stay.
+        """
+        if len(self.offsets) < _RECORDS_WORTH_FOLDING:
+            return self
+        kept = np.ones(len(self.offsets), bool)
+        lengths = np.unique(self.key_sizes)
+        for length in lengths[:_LENGTHS_MOST].tolist():
+            if 0 < length <= _FOLDED_KEY_BYTES:
+                alike = np.flatnonzero(self.key_sizes == length)
+                kept[alike[_replaced(_views(self.data, length)[self.key_at[alike]])]] = False
+        kept[np.argmax(self.timestamps)] = True
+        return self.of(kept)
+
+    def arrow(self, headers: bool) -> LogColumns:
+        """The records in Arrow columns, copied out of ``data``; with their headers if asked for."""
+        return LogColumns(
+            _gathered(self.data, self.key_at, self.key_sizes),
+            _gathered(self.data, self.value_at, self.value_sizes),
+            self.offsets,
+            self.timestamps,
+            _headers(self.data, self.value_at + np.maximum(self.value_sizes, 0)) if headers else None,
+        )
+
+    def keys(self) -> list[bytes | None]:
+        """The keys, None for null."""
+        return _slices(self.data, self.key_at, self.key_sizes)
+
+    def values(self) -> list[bytes | None]:
+        """The values, None for null."""
+        return _slices(self.data, self.value_at, self.value_sizes)
+
+
+def varints(raw: NDArray[np.uint8], at: Int64) -> tuple[Int64, Int64]:
+    """The zigzag varints at these places, and the places behind them."""
+    first = raw[at]
+    at = at + 1
+    if not len(first) or int(first.max()) < 128:
+        return _ZIGZAG[first], at
+    number = first.astype(np.uint64) & np.uint64(127)
+    more = np.flatnonzero(first > 127)
+    shift = 7
+    while len(more):
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")
+        byte = raw[at[more]]
+        number[more] |= (byte.astype(np.uint64) & np.uint64(127)) << np.uint64(shift)
+        at[more] += 1
+        shift += 7
+        more = more[byte > 127]
+    return (number >> np.uint64(1)).view(np.int64) ^ -(number & np.uint64(1)).view(np.int64), at
+
+
+_ZIGZAG: Int64 = np.array([(number >> 1) ^ -(number & 1) for number in range(256)], np.int64)
+
+
+def _slices(data: bytes, at: Int64, sizes: Int64) -> list[bytes | None]:
+    """The bytes at these places; None for a negative size. Those of one length are taken at once."""
+    if not len(sizes):
+        return []
+    low, high = int(sizes.min()), int(sizes.max())
+    if low == high:
+        alike: list[bytes | None] = _same(data, at, low).tolist()
+        return alike
+    lengths = np.unique(sizes)
+    if len(lengths) > min(_LENGTHS_MOST, len(sizes) // _RECORDS_PER_LENGTH):
+        ends = (at + np.maximum(sizes, -1)).tolist()
+        return [data[begin:end] if end >= begin else None for begin, end in zip(at.tolist(), ends, strict=True)]
+    taken = np.empty(len(sizes), object)
+    for length in lengths.tolist():
+        chosen = np.flatnonzero(sizes == length)
+        taken[chosen] = _same(data, at[chosen], length)
+    found: list[bytes | None] = taken.tolist()
+    return found
+
+
+def _gathered(data: bytes, at: Int64, sizes: Int64) -> pa.Array:
+    """The bytes at these ascending places as a binary array; null for a negative size.
+
+    ``data`` is taken for one array in which wanted elements and the gaps between them alternate; Arrow copies out every second one.
+    """
+    count = len(at)
+    if not count:
+        return pa.array([], pa.binary())
+    wide = len(data) > _INT32_MAX
+    bounds = np.empty(2 * count, np.int64 if wide else np.int32)
+    bounds[0::2] = at
+    bounds[1::2] = at + np.maximum(sizes, 0)
+    whole = pa.large_binary() if wide else pa.binary()
+    elements = pa.Array.from_buffers(whole, 2 * count - 1, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
+    missing = sizes < 0
+    wanted = pa.array(np.arange(0, 2 * count - 1, 2), pa.int64(), mask=missing if missing.any() else None)
+    return elements.take(wanted).cast(pa.binary())
+
+
+def _headers(data: bytes, at: Int64) -> pa.Array:
+    """The headers that begin at these places with their number; records seldom have any."""
+    try:
+        counts, at = varints(np.frombuffer(data, np.uint8), at)
+        found: list[list[dict[str, Any]]] = [[]] * len(counts)
+        for row in np.flatnonzero(counts).tolist():
+            found[row] = _headers_of_one(data, int(at[row]), int(counts[row]))
+    except (IndexError, ValueError) as failure:
+        raise CorruptBatchError(f"broken headers of records ({failure})") from failure
+    return pa.array(found, HEADERS)
+
+
+def _headers_of_one(data: bytes, at: int, count: int) -> list[dict[str, Any]]:
+    if count < 0:
+        raise ValueError(f"{count} headers")
+    headers = []
+    for _ in range(count):
+        size, at = _varint(data, at)
+        if size < 0:
+            raise ValueError("a header without a name")
+        name, at = data[at : at + size], at + size
+        size, at = _varint(data, at)
+        value = data[at : at + size] if size >= 0 else None
+        at += max(size, 0)
+        headers.append({"key": name.decode("utf-8", "replace"), "value": value})
+    return headers
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """The zigzag varint at a place, and the place behind it."""
+    number = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        number |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            return (number >> 1) ^ -(number & 1), at
+
+
+def _same(data: bytes, at: Int64, size: int) -> NDArray[Any]:
+    """One object array of bytes that are all ``size`` long."""
+    if size <= 0:
+        return np.full(len(at), b"" if size == 0 else None, object)
+    return _views(data, size)[at].astype(object)
+
+
+def _views(data: bytes, size: int) -> NDArray[Any]:
+    """The ``size`` bytes from each place on: picking from them copies all in one go, and void keeps trailing zero bytes."""
+    views: NDArray[Any] = np.ndarray((len(data) - size + 1,), f"V{size}", data, 0, (1,))
+    return views
+
+
+def _replaced(keys: NDArray[Any]) -> NDArray[np.intp]:
+    """The places of keys (of one length) that come again behind. Keys that share a slot of the table with another may stay."""
+    count, size = len(keys), keys.dtype.itemsize
+    padded = np.zeros((count, -(-size // 8) * 8), np.uint8)
+    padded[:, :size] = keys.view(np.uint8).reshape(count, size)
+    words = padded.view(np.uint64)
+    mixed = np.zeros(count, np.uint64)
+    for column in range(words.shape[1]):
+        mixed = (mixed ^ words[:, column]) * _MIXER
+        mixed ^= mixed >> np.uint64(29)
+    bits = max(4, (2 * count).bit_length())
+    slot = (mixed * _MIXER) >> np.uint64(64 - bits)
+    order = np.arange(count)
+    table = np.empty(1 << bits, np.intp)
+    table[slot] = order  # of several in one slot, the last stays
+    last = table[slot]
+    earlier = np.flatnonzero(last != order)
+    same: NDArray[np.bool_] = (words[earlier] == words[last[earlier]]).all(axis=1)
+    return np.asarray(earlier[same], np.intp)
