@@ -18,8 +18,9 @@ from everflow.runtime.query.query_errors import InvalidStateStoreError, StateMov
 from everflow.serdes.base import SerdeError
 from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.state.lmdb_env import StoreClosedError
-from everflow.state.lmdb_store import LmdbStore, StoreSnapshot
+from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
+from everflow.state.store_snapshot import StoreSnapshot
 
 PAGE_ENTRIES = 1_000
 PAGE_BYTES = 1 << 20
