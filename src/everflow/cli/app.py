@@ -22,6 +22,7 @@ from rich.console import Console
 
 from everflow import __version__, logs
 from everflow.cli import new_project, record_commands, simulate, topics
+from everflow.cli.cluster_options import Debug
 from everflow.cli.option_names import BOOTSTRAP_VARIABLE, OPTIONS, named_as_typed, require_given
 from everflow.cli.usage import EXIT_USAGE, Commands
 from everflow.console.terminal import error_text, merge_settings
@@ -58,7 +59,6 @@ Target = Annotated[
     str,
     typer.Argument(metavar="MODULE:NAME", help="A StreamsBuilder, a Topology, or a function that returns one of them."),
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and everflow's own log.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="num.stream.threads; default: one per core.")]
 
 

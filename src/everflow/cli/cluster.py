@@ -1,4 +1,4 @@
-"""What commands that speak to a broker share: its address, settings, what they say while it is away."""
+"""What commands that speak to a broker share: address, settings, what they say while it is away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of commands that speak to a broker. Light: what they mean is in `everflow.cli.cluster`."""
+"""Options of commands that speak to a broker. Light: `everflow.cli.cluster` has what they mean."""
 
 from __future__ import annotations
 

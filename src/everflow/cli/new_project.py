@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from everflow.cli.cluster_options import ErrorsForPeople
+from everflow.cli.cluster_options import Debug, ErrorsForPeople
 from everflow.errors import ConfigError
 
 TEMPLATES = Path(__file__).parent / "project"
@@ -42,7 +42,7 @@ def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
     @app.command()
     def new(
         name: Annotated[str, typer.Argument(metavar="NAME", help="The project, e.g. page-views; or a path that ends in it.")],
-        debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and everflow's own log.")] = False,
+        debug: Debug = False,
     ) -> None:
         """Make a folder with a small program, its test, sample records and a README that says how to run it."""
         with errors_for_people(debug):

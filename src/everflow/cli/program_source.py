@@ -1,4 +1,4 @@
-"""Looks into a program's source without running it: is it there, is it Python, does it bind the name?
+"""Looks into a program's source without running it: is it there, is it Python, is the name bound?
 
 So a mistyped name costs no seconds of starting Spark.
 """

@@ -1,4 +1,4 @@
-"""``everflow produce`` and ``everflow consume``: their options; `everflow.cli.records` does the work."""
+"""``everflow produce`` and ``consume``: their options; `everflow.cli.records` does the work."""
 
 from __future__ import annotations
 

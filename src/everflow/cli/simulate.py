@@ -6,8 +6,6 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -16,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from everflow.cli.cluster_options import Debug, ErrorsForPeople
 from everflow.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,7 +23,25 @@ if TYPE_CHECKING:
 SHOWN_ROUNDS = 16
 DEFAULT_RATE = 400_000.0
 
-ErrorsForPeople = Callable[[bool], AbstractContextManager[None]]
+# Options whose line would be too long below.
+Remove = Annotated[int, typer.Option(help="Instances that stop cleanly (they drain first).")]
+Tasks = Annotated[int, typer.Option(help="Stateful tasks: partitions of the stateful sub-topologies.")]
+StateRecords = Annotated[int, typer.Option(help="Records in one task's changelog.")]
+RestoreRate = Annotated[
+    float | None, typer.Option(help="Records a second that one thread restores for an active task; default: 400,000.")
+]
+FollowRate = Annotated[
+    float | None, typer.Option(help="Records a second at which one instance warms tasks up; default: the restore rate.")
+]
+Measured = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Take both rates from the JSON file of `./run bench restore --json`.")
+]
+InputRate = Annotated[float, typer.Option(help="Records a second that arrive at each task.")]
+AcceptableLag = Annotated[int, typer.Option(help="acceptable.recovery.lag, in records.")]
+SessionTimeout = Annotated[float, typer.Option(help="session.timeout.ms, in seconds.")]
+Static = Annotated[bool, typer.Option("--static", help="Instances have a group.instance.id.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON.")]
+HistoryFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write everything that happened.")]
 
 
 def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
@@ -34,31 +51,25 @@ def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
     def simulate(
         members: Annotated[int, typer.Option(help="Instances that run before the change.")] = 3,
         add: Annotated[int, typer.Option(help="Instances that join, with empty disks.")] = 0,
-        remove: Annotated[int, typer.Option(help="Instances that stop cleanly (they drain first).")] = 0,
+        remove: Remove = 0,
         crash: Annotated[int, typer.Option(help="Instances that are killed.")] = 0,
-        tasks: Annotated[int, typer.Option(help="Stateful tasks: partitions of the stateful sub-topologies.")] = 24,
+        tasks: Tasks = 24,
         stateless_tasks: Annotated[int, typer.Option(help="Tasks without state.")] = 0,
-        state_records: Annotated[int, typer.Option(help="Records in one task's changelog.")] = 1_000_000,
-        restore_rate: Annotated[
-            float | None, typer.Option(help="Records a second that one thread restores for an active task; default: 400,000.")
-        ] = None,
-        follow_rate: Annotated[
-            float | None, typer.Option(help="Records a second at which one instance warms tasks up; default: the restore rate.")
-        ] = None,
-        measured: Annotated[
-            Path | None, typer.Option(metavar="FILE", help="Take both rates from the JSON file of `./run bench restore --json`.")
-        ] = None,
-        input_rate: Annotated[float, typer.Option(help="Records a second that arrive at each task.")] = 100.0,
+        state_records: StateRecords = 1_000_000,
+        restore_rate: RestoreRate = None,
+        follow_rate: FollowRate = None,
+        measured: Measured = None,
+        input_rate: InputRate = 100.0,
         threads: Annotated[int, typer.Option(help="num.stream.threads of every instance.")] = 2,
         standbys: Annotated[int, typer.Option(help="num.standby.replicas.")] = 0,
         warmups: Annotated[int, typer.Option(help="max.warmup.replicas.")] = 2,
-        acceptable_lag: Annotated[int, typer.Option(help="acceptable.recovery.lag, in records.")] = 10_000,
-        session_timeout: Annotated[float, typer.Option(help="session.timeout.ms, in seconds.")] = 45.0,
-        static: Annotated[bool, typer.Option("--static", help="Instances have a group.instance.id.")] = False,
+        acceptable_lag: AcceptableLag = 10_000,
+        session_timeout: SessionTimeout = 45.0,
+        static: Static = False,
         seed: Annotated[int, typer.Option(help="Same seed, same history.")] = 1,
-        json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON.")] = None,
-        history: Annotated[Path | None, typer.Option(metavar="FILE", help="Write everything that happened.")] = None,
-        debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and everflow's own log.")] = False,
+        json_file: JsonFile = None,
+        history: HistoryFile = None,
+        debug: Debug = False,
     ) -> None:
         """Show what a scaling step would do: moves, warm-ups, rebalances, pauses, time until balanced. Needs no broker."""
         with errors_for_people(debug):
