@@ -138,13 +138,7 @@ class KStream(HasEdge):
     @builder_call
     def select_key(self, mapper: Expression, *, returns: object = None, name: str | None = None) -> KStream:
         """A new key; a grouping behind it repartitions, even where keys turn out equal."""
-        where = user_line()
-        if is_column(mapper, "select_key", where):
-            return self._project("KSTREAM-KEY-SELECT-", "KEY-SELECT", name, where, key=mapper, changes_key=True)
-        edge = self.edge.with_types(key=result_type(returns, mapper, "select_key", where))
-        edge = edge.with_serdes(key=result_serde(returns))
-        label = ("KSTREAM-KEY-SELECT-", "KEY-SELECT")
-        return self._function(*label, "select_key", mapper, edge, name, where, changes_key=True)
+        return self._keyed("select_key", mapper, returns, name, user_line())
 
     @builder_call
     def peek(self, action: Callable[..., object], *, name: str | None = None) -> KStream:
@@ -249,13 +243,7 @@ class KStream(HasEdge):
         """Group by a new key, through the repartition topic ``<application.id>-<name>-repartition``."""
         where = user_line()
         checked = self.graph.check_repartition_name(name, "group_by", where)
-        if is_column(key, "group_by", where):
-            keyed = self._project("KSTREAM-KEY-SELECT-", "KEY-SELECT", checked, where, key=key, changes_key=True)
-        else:
-            edge = self.edge.with_types(key=result_type(returns, key, "group_by", where))
-            edge = edge.with_serdes(key=result_serde(returns))
-            label = ("KSTREAM-KEY-SELECT-", "KEY-SELECT")
-            keyed = self._function(*label, "select_key", key, edge, checked, where, changes_key=True)
+        keyed = self._keyed("group_by", key, returns, checked, where)
         return self.graph.faces.grouped(keyed._with_serdes("group_by", key_serde, None, where), checked)
 
     @builder_call
@@ -337,6 +325,13 @@ class KStream(HasEdge):
         key_serde = fitting_serde(key, self.edge.type.key, "key", operator, where)
         value_serde = fitting_serde(value, self.edge.type.value, "value", operator, where)
         return self.derived(self.node, self.edge.with_serdes(key_serde, value_serde))
+
+    def _keyed(self, operator: str, key: Expression, returns: object, name: str | None, where: str | None) -> KStream:
+        label = ("KSTREAM-KEY-SELECT-", "KEY-SELECT")
+        if is_column(key, operator, where):
+            return self._project(*label, name, where, key=key, changes_key=True)
+        edge = self.edge.with_types(key=result_type(returns, key, operator, where)).with_serdes(key=result_serde(returns))
+        return self._function(*label, "select_key", key, edge, name, where, changes_key=True)
 
     def _filter(self, operator: str, condition: Expression, name: str | None, *, negate: bool) -> KStream:
         where = user_line()
