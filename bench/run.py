@@ -88,11 +88,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--records", type=_positive, help="throughput: 2,000,000; fairness: the same, a thread; restore: 3,000,000")
     parser.add_argument("--timeout", type=float, default=600.0, help="throughput, restore: s per run (default %(default)s)")
     parser.add_argument("--batches", type=_positive, default=2_000, help="memory: micro-batches (default %(default)s)")
+    _add_latency(parser)
+    _add_elastic(parser)
+    return parser
+
+
+def _add_latency(parser: argparse.ArgumentParser) -> None:
     only_latency = parser.add_argument_group("latency")
     only_latency.add_argument("--rates", type=_rates, default=(100, 1_000, 10_000), help="records/s, comma-separated")
     only_latency.add_argument("--warm-up", type=float, default=20.0, help="s per rate, not measured")
     only_latency.add_argument("--seconds", type=float, default=30.0, help="s per rate, measured")
     only_latency.add_argument("--idle", type=float, default=70.0, help="s without records before the last case")
+
+
+def _add_elastic(parser: argparse.ArgumentParser) -> None:
     elastic = parser.add_argument_group("scaleout, failover")
     elastic.add_argument("--keys-per-task", type=_positive, help="state (scaleout: 1,000,000, failover: 100,000)")
     elastic.add_argument("--rate", type=_positive, default=1_000, help="records/s over all tasks (default %(default)s)")
@@ -100,7 +109,6 @@ def _parser() -> argparse.ArgumentParser:
     elastic.add_argument("--cut-off", type=float, default=660.0, help="scaleout: s to wait for balance (default %(default)s)")
     elastic.add_argument("--session-timeout", type=float, default=6.0, help="failover: s, of both systems (default %(default)s)")
     elastic.add_argument("--cases", type=_one_of(failover.CASES), default=failover.CASES, help="failover: default both")
-    return parser
 
 
 def _positive(text: str) -> int:

@@ -32,35 +32,9 @@ def random_cluster(rng: random.Random) -> ClusterState:
     if rng.random() < 0.05:
         ends.pop(next(iter(ends), TaskId(99, 99)), None)
     everything = sorted(tasks)
-    members = []
-    for number in range(rng.randint(1, 9)):
-        sums = {}
-        for task in everything:
-            if rng.random() < 0.3:
-                sums[task] = rng.choice([0, RUNNING, ends.get(task, 7), max(0, ends.get(task, 7) - rng.randint(0, 200)), 90_000])
-        members.append(
-            Member(
-                member_id=f"m{rng.randint(0, 10_000)}-{number}",
-                process_id=f"p{rng.randint(0, 99)}",
-                owned=frozenset(task for task in [*everything, TaskId(9, 9)] if rng.random() < rng.choice([0.0, 0.1, 0.4])),
-                generation=rng.choice([-1, 3, 4, 4, 4]),
-                threads=rng.choice([1, 1, 2, 5, 100]),
-                offset_sums=sums,
-                rack=rng.choice(["", *RACKS]),
-                tags={"zone": rng.choice("abc"), "cluster": rng.choice("xyz")} if rng.random() < 0.7 else {},
-                draining=rng.random() < 0.15,
-            )
-        )
+    members = [random_member(rng, number, everything, ends) for number in range(rng.randint(1, 9))]
     partitions = [partition for info in tasks.values() for partition in (*info.inputs, *info.changelogs)]
-    rules = AssignmentRules(
-        acceptable_lag=rng.choice([0, 100, 10_000, 2**63 - 1]),
-        max_warmups=rng.choice([1, 1, 2, 5, 20]),
-        num_standbys=rng.choice([0, 0, 1, 2, 12]),
-        rack_tags=rng.choice([(), (), ("zone",), ("zone", "cluster", "nobody")]),
-        rack_strategy=rng.choice(["none", "none", "min_traffic", "balance_subtopology"]),
-        traffic_cost=rng.choice([None, 0, 7]),
-        non_overlap_cost=rng.choice([None, 0, 20]),
-    )
+    rules = random_rules(rng)
     racks = {partition: frozenset(rng.sample(RACKS, rng.randint(0, 2))) for partition in partitions if rng.random() < 0.9}
     held_back = frozenset(task for task in everything if rng.random() < 0.05)
     return ClusterState(
@@ -70,6 +44,36 @@ def random_cluster(rng: random.Random) -> ClusterState:
         racks=racks,
         rules=rules,
         held_back=held_back,
+    )
+
+
+def random_member(rng: random.Random, number: int, tasks: list[TaskId], ends: dict[TaskId, int]) -> Member:
+    sums = {}
+    for task in tasks:
+        if rng.random() < 0.3:
+            sums[task] = rng.choice([0, RUNNING, ends.get(task, 7), max(0, ends.get(task, 7) - rng.randint(0, 200)), 90_000])
+    return Member(
+        member_id=f"m{rng.randint(0, 10_000)}-{number}",
+        process_id=f"p{rng.randint(0, 99)}",
+        owned=frozenset(task for task in [*tasks, TaskId(9, 9)] if rng.random() < rng.choice([0.0, 0.1, 0.4])),
+        generation=rng.choice([-1, 3, 4, 4, 4]),
+        threads=rng.choice([1, 1, 2, 5, 100]),
+        offset_sums=sums,
+        rack=rng.choice(["", *RACKS]),
+        tags={"zone": rng.choice("abc"), "cluster": rng.choice("xyz")} if rng.random() < 0.7 else {},
+        draining=rng.random() < 0.15,
+    )
+
+
+def random_rules(rng: random.Random) -> AssignmentRules:
+    return AssignmentRules(
+        acceptable_lag=rng.choice([0, 100, 10_000, 2**63 - 1]),
+        max_warmups=rng.choice([1, 1, 2, 5, 20]),
+        num_standbys=rng.choice([0, 0, 1, 2, 12]),
+        rack_tags=rng.choice([(), (), ("zone",), ("zone", "cluster", "nobody")]),
+        rack_strategy=rng.choice(["none", "none", "min_traffic", "balance_subtopology"]),
+        traffic_cost=rng.choice([None, 0, 7]),
+        non_overlap_cost=rng.choice([None, 0, 20]),
     )
 
 

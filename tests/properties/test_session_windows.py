@@ -105,15 +105,7 @@ def check(spec: Any, model: Model, split: list[list[tuple[Any, Any, int]]], type
     whole, trimmed = InMemoryStore(), InMemoryStore(store_spec)
     stream_time, seq = -1, 0
     for rows in split:
-        model.late, before = 0, set(model.stored)
-        updates = [(seq + i, *u) for i, row in enumerate(rows) if row[0] is not None and row[2] >= 0 for u in model.feed(*row)]
-        if not spec.emit_every_update:
-            last = {update[1]: index for index, update in enumerate(updates)}
-            updates = [
-                update
-                for index, update in enumerate(updates)
-                if last[update[1]] == index and (update[2] is not None or update[1] in before)
-            ]
+        updates = updates_of(model, rows, seq, spec.emit_every_update)
         result = spec.process(edge_batch(rows, type_, seq), {"s": trimmed}, stream_time)
         output = result.output
         shown = zip(output.seq.tolist(), map(session_of, output.key.to_pylist()), output.value.to_pylist(), strict=True)
@@ -134,6 +126,20 @@ def check(spec: Any, model: Model, split: list[list[tuple[Any, Any, int]]], type
         stream_time, seq = result.stream_time, seq + len(rows)
     found = {key: (int.from_bytes(data[:8], "big"), decode(data[8:])) for key, data in whole.range(None, None)}
     assert found == {session_key(k.encode(), s, e): (e, value) for (k, s, e), value in model.stored.items()}
+
+
+def updates_of(model: Model, rows: list[tuple[Any, Any, int]], seq: int, every: bool) -> list[Any]:
+    """What the model gives for a batch: every update, or the last of each session that is new to readers."""
+    model.late, before = 0, set(model.stored)
+    updates = [(seq + i, *u) for i, row in enumerate(rows) if row[0] is not None and row[2] >= 0 for u in model.feed(*row)]
+    if every:
+        return updates
+    last = {update[1]: index for index, update in enumerate(updates)}
+    return [
+        update
+        for index, update in enumerate(updates)
+        if last[update[1]] == index and (update[2] is not None or update[1] in before)
+    ]
 
 
 def session_of(key: dict[str, Any]) -> tuple[str, int, int]:

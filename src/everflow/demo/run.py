@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -70,25 +71,9 @@ def run_demo(
         flights = data.load_flights(limit)
         broker = _broker(stack, status)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="everflow-demo-")))
-        records = data.to_records(flights)
-        if instances == 1:
-            send_all(records, broker.bootstrap_servers)
-            status.say(f"{len(records):,} flights are in topic {topology.FLIGHTS_TOPIC} ({PARTITIONS} partitions)")
-
         settings = _settings(broker.bootstrap_servers, guarantee, threads, folder / "state", instances)
-        get_context()
-        program = topology.build()
-        config = StreamsConfig(**settings)
-        started = time.monotonic()
-        moves = None
-        if instances == 1:
-            _process(config, program, status)
-        else:
-            feed = Feed(records, broker.bootstrap_servers, elastic.pace(len(records)))
-            second = InstanceProcess({**settings, "state.dir": str(folder / "2" / "state")}, folder / "2")
-            moves = _process_elastic(config, program, feed, second, status)
-        elapsed_s = time.monotonic() - started
-        streamed = results.to_figures(_read_results(config))
+        moves, elapsed_s = _stream(settings, data.to_records(flights), folder, instances, status)
+        streamed = results.to_figures(_read_results(StreamsConfig(**settings)))
     outcome = report.Outcome(
         records_in=flights.num_rows,
         guarantee=guarantee,
@@ -103,6 +88,28 @@ def run_demo(
     return outcome
 
 
+def _stream(
+    settings: dict[str, Any], records: data.FlightRecords, folder: Path, instances: int, status: StatusLine
+) -> tuple[Moves | None, float]:
+    """Send the flights and process them: what moved between two instances, and the seconds that the processing took."""
+    servers = settings["bootstrap.servers"]
+    if instances == 1:
+        send_all(records, servers)
+        status.say(f"{len(records):,} flights are in topic {topology.FLIGHTS_TOPIC} ({PARTITIONS} partitions)")
+    get_context()
+    program = topology.build()
+    config = StreamsConfig(**settings)
+    started = time.monotonic()
+    moves = None
+    if instances == 1:
+        _process(config, program, status)
+    else:
+        feed = Feed(records, servers, elastic.pace(len(records)))
+        second = InstanceProcess({**settings, "state.dir": str(folder / "2" / "state")}, folder / "2")
+        moves = _process_elastic(config, program, feed, second, status)
+    return moves, time.monotonic() - started
+
+
 def _broker(stack: ExitStack, status: StatusLine) -> EmbeddedBroker:
     """A broker with the demo's topics; it ends with ``stack``."""
     broker = stack.enter_context(EmbeddedBroker(progress=status.say))
@@ -111,7 +118,7 @@ def _broker(stack: ExitStack, status: StatusLine) -> EmbeddedBroker:
     return broker
 
 
-def _settings(bootstrap_servers: str, guarantee: str, threads: int | None, state: Path, instances: int) -> dict[str, object]:
+def _settings(bootstrap_servers: str, guarantee: str, threads: int | None, state: Path, instances: int) -> dict[str, Any]:
     return {
         "application.id": APPLICATION_ID,
         "bootstrap.servers": bootstrap_servers,

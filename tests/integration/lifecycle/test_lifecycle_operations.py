@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -103,23 +104,31 @@ def test_threads_come_and_go_a_pause_holds_and_a_clean_start_restores(app: Appli
         app.until_processed(streams, source)
     finally:
         assert streams.close(WAIT_S)
-    # Clean up: the next start has all to restore, and does.
     logged = sum(cluster.ends(f"{app.id}-counts-changelog").values())
+    clean_up(app, streams)
+    assert restored_by_the_next_start(app, topology, source, lambda: write(100)) >= logged > 0
+    counts = {key: long(value) for key, value in last_by_key(cluster.read(output)).items()}
+    assert counts == Counter(record.key for record in records(0, sent))
+
+
+def clean_up(app: Application, streams: KafkaStreams) -> None:
     assert list(app.state.glob("*/*/counts-*"))
     streams.clean_up()
     assert list(app.state.glob("*/*/counts-*")) == []
+
+
+def restored_by_the_next_start(app: Application, topology: Topology, source: str, write: Callable[[], None]) -> int:
+    """After a clean-up it has all to restore: how many offsets it did."""
     again, restored = app.instance(topology), Restores()
     again.set_global_state_restore_listener(restored)
     try:
         again.start()
-        write(100)
+        write()
         until_running(again)
         app.until_processed(again, source)
     finally:
         assert again.close(WAIT_S)
-    assert restored.offsets >= logged > 0
-    counts = {key: long(value) for key, value in last_by_key(cluster.read(output)).items()}
-    assert counts == Counter(record.key for record in records(0, sent))
+    return restored.offsets
 
 
 def test_one_instance_ends_all_of_the_application(app: Application, cluster: Cluster, tmp_path: Path) -> None:

@@ -122,26 +122,15 @@ def test_the_cluster_state_says_what_the_members_said() -> None:
         return Assignment(active={"m1": frozenset({TASK_0}), "m2": frozenset({TASK_1})}, followup_ms=5)
 
     one = assignor(Ports(ends={TASK_0: 100}), decide, topics=("a", "b"))
+    facts: dict[str, Any] = {"rack": "r", "tags": {"k": "v"}, "endpoint": "h:1", "threads": 3, "instance_id": "i"}
     said = {
-        "m1": member("x", TASK_0, generation=3, rack="r", tags={"k": "v"}, endpoint="h:1", threads=3, instance_id="i"),
+        "m1": member("x", TASK_0, generation=3, **facts),
         "m2": member("w", offset_sums={TASK_0: 60}, draining=True),
     }
     given = one.assign({member_id: encode(data) for member_id, data in said.items()}, {"a": 2, "b": 1})
     (cluster,) = seen
     assert cluster.members == (
-        Member(
-            member_id="m1",
-            process_id="x",
-            owned=frozenset({TASK_0}),
-            generation=3,
-            threads=3,
-            offset_sums={},
-            rack="r",
-            tags={"k": "v"},
-            endpoint="h:1",
-            draining=False,
-            instance_id="i",
-        ),
+        Member(member_id="m1", process_id="x", owned=frozenset({TASK_0}), generation=3, **facts),
         Member(member_id="m2", process_id="w", offset_sums={TASK_0: 60}, draining=True),
     )
     assert cluster.end_sums == {TASK_0: 100}

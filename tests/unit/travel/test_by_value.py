@@ -169,58 +169,58 @@ def test_two_functions_share_the_variables_of_their_module_and_of_their_closure(
     assert worker.call(parcel, 4, 30) == (832040, 31)
 
 
+KINDS = """
+import functools, logging, re, threading, typing
+from contextlib import contextmanager
+T = typing.TypeVar("T")
+Cents = typing.NewType("Cents", int)
+class Point(typing.NamedTuple):
+    x: int
+    y: str = "y"
+class Meta(type):
+    def __new__(mcs, name, bases, names): return super().__new__(mcs, name, bases, names | {"tag": name.lower()})
+class Tagged(metaclass=Meta): pass
+class Outer:
+    class Inner:
+        def tag(self): return Outer.Inner.__qualname__
+def made(x):
+    return Point(Cents(x)), Tagged.tag, Outer.Inner().tag()
+log = logging.getLogger(__name__)
+WORD = re.compile("[a-z]+")
+LOCAL = threading.local()
+class Add(typing.Generic[T]):
+    __slots__ = ("n",)
+    def __init__(self, n): self.n = n
+    def __call__(self, x): return self.n + x
+    def bound(self, x): return self(x) * 2
+    @functools.cached_property
+    def nothing(self): return 1
+def doubled(fn):
+    @functools.wraps(fn)
+    def inner(*args): return 2 * fn(*args)
+    return inner
+@doubled
+def plain(x, add=lambda y: y + 1): return add(x)
+@functools.singledispatch
+def which(x): return "object"
+@which.register
+def _(x: int): return "int"
+@contextmanager
+def opened(x):
+    yield x
+def many(x):
+    LOCAL.x = x
+    for i in range(x): yield i
+def listed(x):
+    log.debug("seen")
+    with opened(x) as found: return list(many(found)), WORD.match("ab1").group(), LOCAL.x
+everything = [Add(1), Add(1).bound, functools.partial(pow, 2), functools.partial(plain, 5), plain, which, listed,
+              lambda x, n=Add(7): n(x), plain.__wrapped__, made]
+"""
+
+
 def test_callables_of_every_kind(program: Program, worker: Worker) -> None:
-    module = program.module(
-        "kinds",
-        """
-        import functools, logging, re, threading, typing
-        from contextlib import contextmanager
-        T = typing.TypeVar("T")
-        Cents = typing.NewType("Cents", int)
-        class Point(typing.NamedTuple):
-            x: int
-            y: str = "y"
-        class Meta(type):
-            def __new__(mcs, name, bases, names): return super().__new__(mcs, name, bases, names | {"tag": name.lower()})
-        class Tagged(metaclass=Meta): pass
-        class Outer:
-            class Inner:
-                def tag(self): return Outer.Inner.__qualname__
-        def made(x):
-            return Point(Cents(x)), Tagged.tag, Outer.Inner().tag()
-        log = logging.getLogger(__name__)
-        WORD = re.compile("[a-z]+")
-        LOCAL = threading.local()
-        class Add(typing.Generic[T]):
-            __slots__ = ("n",)
-            def __init__(self, n): self.n = n
-            def __call__(self, x): return self.n + x
-            def bound(self, x): return self(x) * 2
-            @functools.cached_property
-            def nothing(self): return 1
-        def doubled(fn):
-            @functools.wraps(fn)
-            def inner(*args): return 2 * fn(*args)
-            return inner
-        @doubled
-        def plain(x, add=lambda y: y + 1): return add(x)
-        @functools.singledispatch
-        def which(x): return "object"
-        @which.register
-        def _(x: int): return "int"
-        @contextmanager
-        def opened(x):
-            yield x
-        def many(x):
-            LOCAL.x = x
-            for i in range(x): yield i
-        def listed(x):
-            log.debug("seen")
-            with opened(x) as found: return list(many(found)), WORD.match("ab1").group(), LOCAL.x
-        everything = [Add(1), Add(1).bound, functools.partial(pow, 2), functools.partial(plain, 5), plain, which, listed,
-                      lambda x, n=Add(7): n(x), plain.__wrapped__, made]
-        """,
-    )
+    module = program.module("kinds", KINDS)
     which = module.which
     assert which(1) == "int"
     parcel = Parcel.of(module.everything)

@@ -11,7 +11,8 @@ from everflow.clock import Clock
 from everflow.records import TaskId
 from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.thread.repeated_failures import Trouble
-from everflow.runtime.thread.stream_thread import Hung, StreamThread
+from everflow.runtime.thread.stream_thread import StreamThread
+from everflow.runtime.thread.struggle import Hung
 from everflow.runtime.thread.worker_processes import trace_and_kill
 
 log = logging.getLogger("everflow")

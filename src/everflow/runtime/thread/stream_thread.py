@@ -9,7 +9,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from everflow import metrics as names
 from everflow.clock import Clock
@@ -24,7 +24,7 @@ from everflow.runtime.thread.batching import BatchSize, PlannedBatch, is_empty, 
 from everflow.runtime.thread.failure_text import ending, short
 from everflow.runtime.thread.record_search import RecordSearch
 from everflow.runtime.thread.repeated_failures import Trouble
-from everflow.runtime.thread.struggle import Struggle
+from everflow.runtime.thread.struggle import Hung, Struggle
 from everflow.runtime.thread.thread_ports import Job, ThreadServices, ThreadSettings
 from everflow.threads import Running
 
@@ -59,19 +59,6 @@ class Recovering:
 
     failure: BatchFailure
     since_ms: float
-
-
-@dataclass(frozen=True)
-class Hung:
-    """A batch that did not end in time: when it began (monotonic), and how long it might take; ms."""
-
-    since_ms: float
-    limit_ms: float
-
-    def told_of(self, failure: BatchFailure) -> BatchFailure:
-        """How the batch failed, in place of how its workers died."""
-        text = f"A batch has not ended within {self.limit_ms / 1000:g} s (max.poll.interval.ms)"
-        return replace(failure, kind="hang", error=text)
 
 
 @dataclass(kw_only=True)

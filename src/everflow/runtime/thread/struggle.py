@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from everflow.clock import Clock, Deadline
 from everflow.errors import TaskTimeoutError
@@ -14,6 +14,19 @@ from everflow.runtime.thread.failure_text import ending, short, told
 from everflow.runtime.thread.repeated_failures import RepeatedFailures, Trouble
 
 log = logging.getLogger("everflow")
+
+
+@dataclass(frozen=True)
+class Hung:
+    """A batch that did not end in time: when it began (monotonic), and how long it might take; ms."""
+
+    since_ms: float
+    limit_ms: float
+
+    def told_of(self, failure: BatchFailure) -> BatchFailure:
+        """How the batch failed, in place of how its workers died."""
+        text = f"A batch has not ended within {self.limit_ms / 1000:g} s (max.poll.interval.ms)"
+        return replace(failure, kind="hang", error=text)
 
 
 @dataclass(kw_only=True)

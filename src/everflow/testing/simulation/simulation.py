@@ -91,15 +91,19 @@ class Simulation:
         self._input_rest = 0.0
         self._periods = 0
         self._unseen = ExitStack()
-        self.world = World(
-            settings=settings,
+        self.world = self._world(slowdown)
+        self.scheduler.after(0, self._grow)
+
+    def _world(self, restore_slowdown: list[float]) -> World:
+        return World(
+            settings=self.settings,
             scheduler=self.scheduler,
             history=self.history,
-            random=random,
-            network=Network(self.scheduler, random, settings.timings.network_ms),
+            random=self.random,
+            network=Network(self.scheduler, self.random, self.settings.timings.network_ms),
             coordinator=self.coordinator,
             log=self.log,
-            restore_slowdown=slowdown,
+            restore_slowdown=restore_slowdown,
             end_sums_known=[True],
             decide=self._decided,
             on_claim=self.checks.claimed,
@@ -108,7 +112,6 @@ class Simulation:
             on_crash=self.checks.disturbed,
             on_failed=self._failed,
         )
-        self.scheduler.after(0, self._grow)
 
     def __enter__(self) -> Simulation:
         self._unseen.enter_context(shown_by(shown_elsewhere))  # nobody waits for what lasts in virtual time

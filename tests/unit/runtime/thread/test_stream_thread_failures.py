@@ -34,7 +34,7 @@ from everflow.runtime.commit.batch import (
 )
 from everflow.runtime.tasks.task import ActiveTask, TaskState
 from everflow.runtime.thread.batch_watchdog import SHOWN_AFTER_MS, any_stalled
-from everflow.runtime.thread.stream_thread import Hung
+from everflow.runtime.thread.struggle import Hung
 from unit.runtime.thread.stream_thread_world import IN, OTHER, OTHER_TASK, TASK, World
 
 
