@@ -1,4 +1,4 @@
-"""everflow is Kafka Streams for PySpark. Public names are imported on first use: workers stay light.
+"""everflow is Kafka Streams for PySpark. Names are imported on first use: workers stay light.
 
     from everflow import StreamsBuilder, KafkaStreams, TimeWindows, agg, serdes
 

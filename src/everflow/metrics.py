@@ -1,4 +1,4 @@
-"""Names of the metrics, as in Kafka Streams where it has them (D11), and a register of their values."""
+"""Names of the metrics, as in Kafka Streams where it has them (D11), and a register of values."""
 
 from __future__ import annotations
 

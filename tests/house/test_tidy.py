@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MAX_HEAD = 100
+MAX_HEAD = 97  # with the quotes before it, a line of 100
 MAX_FUNCTION_LINES = 60
 MAX_MODULE_LINES = 600
 MAX_FIELDS = 5

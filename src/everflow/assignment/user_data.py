@@ -1,4 +1,4 @@
-"""Writes and reads what members and leader tell each other in a rebalance, in versioned bytes. Pure.
+"""Writes and reads what members and leader tell each other in a rebalance, in versions. Pure.
 
 Magic, used version, latest version, then zlib JSON; what is at its default is left out, and a reader ignores keys it does not
 know. Sets of tasks are written as runs of partitions (``0:0-3,7;1:2``). Sizes: the broker keeps subscription and assignment of

@@ -1,4 +1,4 @@
-"""Runs one more instance of the demo: `python -m everflow.demo.instance SETTINGS`, settings as JSON.
+"""Runs one more instance of the demo: `python -m everflow.demo.instance SETTINGS` (JSON).
 
 It tells what its tasks do in lines of JSON on its standard output. A line ``stop`` on its standard input makes it hand its tasks
 over, leave and end; the end of the input, which is also what it sees when its starter dies, ends it at once.

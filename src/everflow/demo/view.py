@@ -1,4 +1,4 @@
-"""The tasks of several instances as text: who runs what, how far the copies are. Values in, text out."""
+"""The tasks of several instances as text: who runs what, how far the copies are. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads the assignor that ``task.assignor.class`` names (KIP-924); without one everflow's own decides."""
+"""Loads the assignor that ``task.assignor.class`` names (KIP-924), or everflow's own."""
 
 from __future__ import annotations
 

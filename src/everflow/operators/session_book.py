@@ -1,4 +1,4 @@
-"""Which sessions a batch's records open, extend and merge: intervals only, no values (pure; KIP-94).
+"""Which sessions a batch's records open, extend and merge: intervals, no values (pure; KIP-94).
 
 Records are taken one by one in processing order, as Kafka Streams takes them: what a record finds depends on all before it.
 Aggregates are folded over the result, see `everflow.operators.session_fold` and `everflow.operators.session_aggregate`.

@@ -1,4 +1,4 @@
-"""What an operator sees of the tasks on an instance: role, state, how far behind, for how long still."""
+"""What an operator sees of an instance's tasks: role, state, how far behind, for how long still."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An instance's tasks in words: how many in which role, how far the copies are. Values in, text out."""
+"""An instance's tasks in words: how many in which role, how far the copies are. Pure."""
 
 from __future__ import annotations
 

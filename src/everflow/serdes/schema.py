@@ -1,4 +1,4 @@
-"""Schemas -> Arrow types: Spark's DDL text (``"a string, b struct<c: array<int>>"``) or a StructType.
+"""Schemas -> Arrow types: Spark's DDL text (``"a string, b struct<c: int>"``) or a StructType.
 
 A parser of our own because this layer may not import Spark, and a worker has no JVM to ask.
 """

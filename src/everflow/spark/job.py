@@ -1,4 +1,4 @@
-"""The Spark job of a stream thread: prepared once per assignment, run per micro-batch (design D1, D2)."""
+"""The Spark job of a stream thread: prepared per assignment, run per micro-batch (D1, D2)."""
 
 from __future__ import annotations
 

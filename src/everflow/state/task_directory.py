@@ -1,4 +1,4 @@
-"""The state folder of one instance: who owns it, which stores lie where, which of them may be trusted.
+"""The state folder of one instance: who owns it, which stores lie where, which may be trusted.
 
     <state.dir>/<application.id>/
         .lock                    held by the running process (fcntl; its content is the pid)

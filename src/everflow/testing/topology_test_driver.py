@@ -1,4 +1,4 @@
-"""`TopologyTestDriver`: run a topology without a broker, record by record, and look into its stores.
+"""`TopologyTestDriver`: runs a topology without a broker, record by record, and shows its stores.
 
 It runs the very segments and steps that an instance runs: segments on the local Spark session of the test run, steps called in
 this process, stores in memory. Functions have gone through the same pickle as on their way to a worker, so what cannot travel fails

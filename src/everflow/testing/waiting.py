@@ -1,4 +1,4 @@
-"""Wait for a condition instead of sleeping: the test says for what, and a failure shows what happened."""
+"""Wait for a condition instead of sleeping: a failure says for what, and what happened."""
 
 from __future__ import annotations
 

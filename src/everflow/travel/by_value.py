@@ -1,4 +1,4 @@
-"""Pickles the user's program by value: PySpark's cloudpickle, with modules that keep their identity.
+"""Pickles the user's program by value: PySpark's cloudpickle; some modules keep their identity.
 
 cloudpickle alone pickles functions of a module by their name; asked for values, it gives every function that is not pickled in the
 same breath globals of its own, sends whole modules or none, and two closures over one variable get two variables. Here a module of

@@ -1,4 +1,4 @@
-"""What driver and workers tell each other of a micro-batch: values, and how they are written as JSON.
+"""What driver and workers tell each other of a micro-batch: values, and how they become JSON.
 
 The request travels to the workers as one Spark local property (`REQUEST_PROPERTY`); the result comes back
 with the job's rows. Names of tasks and partitions are text on the way only: they are read once, in `from_json`.

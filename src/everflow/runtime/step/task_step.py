@@ -1,4 +1,4 @@
-"""One step of a micro-batch: operators on Arrow, inside a Spark Python worker or in the test driver.
+"""One step of a micro-batch: operators on Arrow, in a Spark Python worker or in the test driver.
 
 A step reads its whole input up to the end marker before it does anything, so a failure upstream can never look like the end of
 the input (scenario 33). It knows neither Kafka nor Spark: the last step hands everything to a `Sink`.

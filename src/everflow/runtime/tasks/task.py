@@ -1,4 +1,4 @@
-"""Life cycle of a task as a checked state machine, and how tasks are dealt to stream threads (pure)."""
+"""A task's life cycle as a checked state machine, and how threads are dealt tasks. Pure."""
 
 from __future__ import annotations
 

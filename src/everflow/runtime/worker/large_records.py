@@ -1,4 +1,4 @@
-"""Which of a micro-batch's records was too large for its topic: the client and the broker do not say."""
+"""Which of a micro-batch's records was too large: neither the client nor the broker says."""
 
 from __future__ import annotations
 

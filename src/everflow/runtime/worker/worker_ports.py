@@ -1,4 +1,4 @@
-"""The ports of a step in a Spark Python worker: its producer, the driver's gate, the stores on disk."""
+"""The ports of a step in a Spark Python worker: producer, the driver's gate, stores on disk."""
 
 from __future__ import annotations
 

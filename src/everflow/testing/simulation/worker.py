@@ -1,4 +1,4 @@
-"""A stream thread's job on virtual time: the real `KafkaSink` over the simulated log, gate and disk.
+"""A stream thread's job on virtual time: the real `KafkaSink` over simulated log, gate and disk.
 
 `CrashPlan` ends a batch at one of the crash points, or lets it take longer.
 """
