@@ -77,8 +77,7 @@ def test_threads_come_and_go_a_pause_holds_and_a_clean_start_restores(app: Appli
         streams.start()
         until_running(streams)
         app.until_processed(streams, source)
-        begun = restores.begun
-        assert begun == PARTITIONS
+        assert (begun := restores.begun) == PARTITIONS
         # Threads: a task moves to the new one and back, and is not restored.
         assert streams.add_stream_thread() == "everflow-stream-1"
         until_running(streams)
