@@ -26,7 +26,7 @@ OWN = frozenset(
         "KStream.derived", "KStream.repartitioned", "KGroupedStream.grouped", "KGroupedStream.stream",
         "TimeWindows.expand", "TimeWindows.is_open", "Topology.consumers", "Topology.node",
         "Topology.repartition_topics", "StreamsConfig.admin", "StreamsConfig.assignment", "StreamsConfig.batches",
-        "StreamsConfig.consumer", "StreamsConfig.given", "StreamsConfig.main_consumer", "StreamsConfig.member",
+        "StreamsConfig.consumer", "StreamsConfig.given", "StreamsConfig.main_consumer",
         "StreamsConfig.producer", "StreamsConfig.shared_client", "StreamsConfig.topic", "InputTopic.rewind",
         "InputTopic.written", "KGroupedStream.graph", "TimeWindowedKStream.graph",
         "SessionWindowedKStream.graph", "BranchedKStream.graph",
