@@ -84,24 +84,25 @@ class PackedStep:
     hop_out: HopSchema | None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Where Spark closes the connection before the end marker, because something upstream has failed, this worker ends, and
+        PySpark would print a traceback of the closed connection: nobody's news. So it would for a step that has not read its input,
+        because the driver gave the batch up first."""
+        whole = False
+
+        def read() -> Iterator[pa.RecordBatch]:
+            nonlocal whole
+            for batch in batches:
+                whole = ends_hop(batch)
+                yield batch
+
         try:
             step: TaskStep = self.work.open().steps[self.level]
+            yield from step(read())
         except EverflowError as error:  # it needs what this worker has not
-            return failed(error, self.hop_out)
-        return step(_until_cut_short(batches))
-
-
-def _until_cut_short(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """A hop's rows. Where Spark closes the connection before the end marker, because something upstream has failed, this worker
-    ends, and PySpark would print a traceback of the closed connection: nobody's news."""
-    whole = False
-    try:
-        for batch in batches:
-            whole = ends_hop(batch)
-            yield batch
-    finally:
-        if not whole:
-            sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+            yield from failed(error, self.hop_out)
+        finally:
+            if not whole:
+                sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 @dataclass(frozen=True)
