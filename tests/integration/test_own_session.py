@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from jupyter_client.manager import KernelManager
+
+from everflow.testing import wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -54,3 +57,45 @@ def test_a_column_that_fails_prints_everflow_s_words_and_no_java(topic: Callable
     assert "program.py:12" in ours
     assert "raised " in theirs
     assert "ERROR Executor: Exception in task" in theirs, "the user's own jobs say what they said before"
+
+
+CELL = """
+from pyspark.sql import SparkSession, functions as F
+from everflow import KafkaStreams, StreamsBuilder, serdes
+from everflow.runtime.client_state import ClientState
+from everflow.testing import wait_until
+
+spark = SparkSession.builder.master("local[4]").config("spark.ui.showConsoleProgress", "false").getOrCreate()
+builder = StreamsBuilder()
+stream = builder.stream({source!r}, key=serdes.string(), value=serdes.string())
+stream.map_values(F.col("value").cast("int")).to({output!r}, value=serdes.int_())
+streams = KafkaStreams(
+    builder.build(), application_id={source!r}, bootstrap_servers={servers!r}, state_dir="state", num_stream_threads=1)
+streams.start()
+wait_until(lambda: streams.state is ClientState.RUNNING, 300, "state RUNNING", lambda: [streams])
+"""
+
+
+def test_a_kernel_that_is_shut_down_closes_its_instance_before_the_spark_of_the_user_s(
+    topic: Callable[..., str], bootstrap: str, tmp_path: Path
+) -> None:
+    source, output = topic(1), topic(1)
+    manager = KernelManager(kernel_name="python3")
+    with (tmp_path / "printed").open("w") as printed:
+        manager.start_kernel(cwd=str(tmp_path), stdout=printed, stderr=printed)
+        client = manager.client()
+        client.start_channels()
+        try:
+            client.wait_for_ready(timeout=60)
+            reply = client.execute_interactive(CELL.format(source=source, output=output, servers=bootstrap), timeout=400)
+            assert reply["content"]["status"] == "ok", reply["content"]
+            client.shutdown()
+            wait_until(lambda: not manager.is_alive(), 120, "the kernel to end", lambda: [(tmp_path / "printed").read_text()])
+        finally:
+            client.stop_channels()
+            manager.shutdown_kernel(now=True)
+    log = (tmp_path / "state" / source / "logs" / "everflow.log").read_text()
+    assert "state RUNNING -> PENDING_SHUTDOWN" in log
+    assert log.splitlines()[-1].endswith("state PENDING_SHUTDOWN -> NOT_RUNNING")
+    assert "Traceback" not in (tmp_path / "printed").read_text() + log
+    assert "Spark's JVM has ended" not in log

@@ -3,17 +3,21 @@
 `atexit` comes too late, behind the end of all executors, whose submits then fail in the middle of a batch. So would a thread that
 waits for the main one. `threading._register_atexit`, by which `concurrent.futures` ends, calls in the opposite order of
 registration: before that. It is not public; where it is missing, nothing is closed.
+
+A notebook's kernel that is shut down ends its child processes first, the JVM of a Spark session of the user's among them. So its
+``do_shutdown``, by which a kernel is told to, closes before that.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import thread as _executors  # noqa: F401  # registers its own end first
-from typing import Protocol
+from typing import Any, Protocol
 
 from everflow.runtime.client_state import STOPPING, ClientState
 
@@ -49,9 +53,11 @@ class _Unclosed:
         register: Callable[[Callable[[], None]], None] | None = getattr(threading, "_register_atexit", None)
         if first and register is not None:
             register(self._close)
+        if first:
+            _before_kernel_ends(self._close)
 
     def _close(self) -> None:
-        """On the main thread, which has nothing else to do any more."""
+        """On the main thread, which has nothing else to do any more, or a kernel's for control."""
         if os.getpid() != self._process:
             return  # a fork's copy: the instance is its parent's
         for instance in list(self._started):
@@ -64,6 +70,20 @@ class _Unclosed:
                     instance.close()
                 except KeyboardInterrupt:
                     instance._hurry_up(HURRIED_S)
+
+
+def _before_kernel_ends(close: Callable[[], None]) -> None:
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    kernel = getattr(shell, "kernel", None)
+    shut_down = getattr(kernel, "do_shutdown", None)
+    if kernel is None or shut_down is None:
+        return
+
+    def close_and_shut_down(restart: bool) -> Any:
+        close()
+        return shut_down(restart)
+
+    kernel.do_shutdown = close_and_shut_down
 
 
 _unclosed = _Unclosed()

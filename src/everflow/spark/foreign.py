@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import sys
+import threading
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakSet
@@ -60,6 +61,8 @@ def adopt(running: SparkContext) -> SparkContext | None:
     if running not in _looked_at:
         _looked_at.add(running)
         _hush(running)
+        hush_accumulators(running)
+        _reap(running)
     if "PYSPARK_PYTHON" not in os.environ and "PYSPARK_DRIVER_PYTHON" not in os.environ:
         # PySpark's default is the `python3` on the PATH, which need not be this one; then no function would find its packages.
         running.pythonExec = sys.executable
@@ -98,6 +101,21 @@ def _hush(running: SparkContext) -> None:
             bar.get().stop()
     except (Py4JError, TypeError):
         log.debug("Spark's log stays as it is: it is not log4j's", exc_info=True)
+
+
+def hush_accumulators(context: SparkContext) -> None:
+    """Its server prints a traceback when the JVM ends before this process."""
+    server: Any = getattr(context, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda *_: log.debug("PySpark's accumulator server", exc_info=True)
+
+
+def _reap(running: SparkContext) -> None:
+    """A notebook's kernel that is shut down ends its child processes, and waits half a minute for one that has ended until
+    somebody asks for its exit code: PySpark does not."""
+    process = getattr(running._gateway, "proc", None)
+    if process is not None:
+        threading.Thread(target=process.wait, name="everflow-spark-jvm", daemon=True).start()
 
 
 def wanted_settings(app_name: str | None, slots: int | None, conf: Mapping[str, object] | None) -> dict[str, str]:

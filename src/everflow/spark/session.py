@@ -13,14 +13,13 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from everflow import jvm, logs
 from everflow.sockets import remove_socket_folder, socket_folder
-from everflow.spark.foreign import adopt, differing, is_own, refuse_connect, require_local, wanted_settings
+from everflow.spark.foreign import adopt, differing, hush_accumulators, is_own, refuse_connect, require_local, wanted_settings
 from everflow.spark.jvm_launch import jvm_ends_with_failure
 from everflow.spark.later import real_one_starts, running_context, stand_in
 from everflow.waits import waiting
@@ -141,7 +140,7 @@ def _start(slots: int, wanted: Mapping[str, str], stop: threading.Event | None =
         context = SparkContext(conf=settings)
         context.setLogLevel("ERROR")
         is_own(context)
-        _hush_accumulators(context)
+        hush_accumulators(context)
         return context
 
 
@@ -157,13 +156,6 @@ def _interrupt_kept() -> Iterator[None]:
     finally:
         if before is not None:
             signal.signal(signal.SIGINT, before)
-
-
-def _hush_accumulators(context: SparkContext) -> None:
-    """Its server prints a traceback when the JVM ends before this process."""
-    server: Any = getattr(context, "_accumulatorServer", None)
-    if server is not None:
-        server.handle_error = lambda *_: log.debug("PySpark's accumulator server", exc_info=True)
 
 
 def context_settings(socket_folder: str) -> dict[str, str]:

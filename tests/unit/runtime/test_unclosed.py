@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from jupyter_client.manager import KernelManager
+
+from everflow.testing import wait_until
 
 PROGRAM = """
 import os, threading
@@ -55,3 +59,39 @@ def test_what_runs_at_the_end_of_a_program_is_closed_while_executors_work(
     assert len(told) == warned
     assert "The program ends and has not closed its instance: it is closed now" in "".join(told) or not warned
     assert [line for line in lines if line not in told][-1:] == (["ValueError: of the program"] if "raise" in then else [])
+
+
+CELL = """
+import subprocess, sys
+from everflow.runtime.client_state import ClientState
+from everflow.runtime.unclosed import close_at_exit
+
+class Instance:
+    state = ClientState.RUNNING
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)  # as PySpark starts a JVM
+
+    def close(self):
+        self.state = ClientState.NOT_RUNNING
+        with open("closed", "a") as file:
+            print("child lives" if self.child.poll() is None else "child has ended", file=file)
+
+instance = Instance()
+close_at_exit(instance)
+"""
+
+
+def test_a_kernel_that_is_shut_down_closes_what_runs_before_it_ends_its_child_processes(tmp_path: Path) -> None:
+    manager = KernelManager(kernel_name="python3")
+    manager.start_kernel(cwd=str(tmp_path))
+    client = manager.client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=60)
+        reply = client.execute_interactive(CELL, timeout=60)
+        assert reply["content"]["status"] == "ok", reply["content"]
+        client.shutdown()
+        wait_until(lambda: not manager.is_alive(), 60, "the kernel to end", list)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    assert (tmp_path / "closed").read_text().splitlines() == ["child lives"]

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from pyspark import SparkContext
 
 from everflow.errors import SetupError
-from everflow.spark.foreign import refuse_connect, require_local, wanted_settings
+from everflow.spark.foreign import _reap, refuse_connect, require_local, wanted_settings
+from everflow.testing import wait_until
 
 
 @pytest.mark.parametrize("master", ["local", "local[2]", "local[*]", "local[8,1]", "local[*, 4]"])
@@ -60,3 +66,10 @@ def test_what_the_jvm_reads_at_its_start_is_refused_afterwards(monkeypatch: pyte
     monkeypatch.setattr(SparkContext, "_gateway", object())
     with pytest.raises(SetupError, match=r"spark.driver.memory: read when Spark's JVM starts.*also after spark.stop\(\)"):
         wanted_settings(None, None, {"spark.driver.memory": "4g", "spark.ui.port": 1})
+
+
+def test_the_jvm_of_a_session_of_the_users_leaves_no_dead_process_for_which_a_kernel_would_wait() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    running: Any = SimpleNamespace(_gateway=SimpleNamespace(proc=process))
+    _reap(running)
+    wait_until(lambda: process.returncode is not None, 30, "somebody to have waited for it", list)
