@@ -220,6 +220,18 @@ class IncompatibleTopologyError(FatalError):
         self.difference = difference
 
 
+class StoreLayoutError(FatalError):
+    """The values of a store were written by a program that had other fields, types or aggregates there; read as this program's,
+    they would be wrong figures. Nothing was read or changed. ``difference``: store, node, line, and what was stored and is
+    declared now."""
+
+    code = "EF-STORE-LAYOUT"
+
+    def __init__(self, message: str, *, difference: str = "") -> None:
+        super().__init__(message)
+        self.difference = difference
+
+
 class ProcessIdClashError(FatalError):
     """Another live instance has this one's process id: the state folder is a copy of another's."""
 

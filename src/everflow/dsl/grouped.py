@@ -270,7 +270,7 @@ class _Aggregation:
         spec = built_in if self.sessions is None else SessionAggregateSpec(built_in, self.sessions)
         value_serde = spec.value_serde if bare else default_serde(spec.result)
         twin = _twin([a.column for a in fields.values() if a.column is not None], inputs, not self.windowed)
-        return self._add(spec, inputs, value_serde, twin)
+        return self._add(spec, inputs, value_serde, twin, tuple(column.op for column in built_in.columns))
 
     @builder_call
     def reduce(self, reducer: Callable[[Any, Any], Any]) -> KTable:
@@ -337,6 +337,7 @@ class _Aggregation:
         inputs: ColumnExpr | None,
         value_serde: Serde | None,
         twin: ArrowTwin | None = None,
+        folds: tuple[str, ...] = (),
     ) -> KTable:
         node_name = self.graph.node_name(self.name, f"KSTREAM-{self.label}-", self.where)
         stream = self.group.grouped(self.operator, self.where)
@@ -349,7 +350,7 @@ class _Aggregation:
             source = self.graph.add(prepared)
         edge = Edge(EdgeType(spec.result_key, spec.result), self._key_serde(spec.key_serde), value_serde)
         node = StatefulNode(
-            node_name, (source,), edge.type, self.where, self.label, spec, (self._store_spec(spec),)
+            node_name, (source,), edge.type, self.where, self.label, spec, (self._store_spec(spec, folds),)
         )
         return KTable(self.graph, self.graph.add(node), edge)
 
@@ -358,7 +359,7 @@ class _Aggregation:
             return serdes.session_windowed(inner)
         return inner if self.windows is None else serdes.time_windowed(inner, self.windows.size_ms)
 
-    def _store_spec(self, spec: Operator) -> StoreSpec:
+    def _store_spec(self, spec: Operator, folds: tuple[str, ...]) -> StoreSpec:
         kind, retention_ms, size_ms = "key_value", None, None
         if self.windows is not None:
             kind, retention_ms, size_ms = "window", self.windows.retention_ms, self.windows.size_ms
@@ -372,6 +373,7 @@ class _Aggregation:
             retention_ms=retention_ms,
             window_size_ms=size_ms,
             where=self.where,
+            folds=folds,
         )
 
 

@@ -42,6 +42,7 @@ def _other_program(group_id: str, data: AssignmentData, identity: Identity) -> I
     )
     return IncompatibleTopologyError(
         f"Application {group_id}: this instance's program does not fit the one that the group runs, so it was refused; the others "
-        f"go on. {shown}\nStart it under an application.id of its own, or stop all instances before the new program starts.",
+        f"go on. {shown}\nStart it under an application.id of its own, or, where no store has other types, stop all "
+        "instances before the new program starts.",
         difference=differs,
     )

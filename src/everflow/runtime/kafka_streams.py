@@ -96,8 +96,9 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
         """Check everything that can be checked, join the group, start the threads; returns before the tasks run.
 
         Raises ConfigError, StateLockedError, StateFormatError, StateDiskError, TaskTimeoutError (no broker within
-        ``task.timeout.ms``), TopologyError (topics), InternalTopicError, OffsetsExpiredError, SetupError. Then the state is ERROR.
-        Closed meanwhile it returns early, and interrupted (Ctrl-C) it raises KeyboardInterrupt: then the state is NOT_RUNNING.
+        ``task.timeout.ms``), TopologyError (topics), InternalTopicError, OffsetsExpiredError, StoreLayoutError, SetupError. Then
+        the state is ERROR. Closed meanwhile it returns early, and interrupted (Ctrl-C) it raises KeyboardInterrupt: then the state
+        is NOT_RUNNING.
         """
         self._require_created("the instance is started")
         install()
@@ -168,7 +169,7 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
         directory = StateDirectory.open(path, config.application_id, sync=config.state_sync)
         held.push(lambda kind, *_: self._release(directory, clean=kind is None))
         self._log_file = instance_log(config)
-        # 2-7. The cluster is there, earlier writers are fenced, topics exist and fit.
+        # 2-7. The cluster is there, earlier writers are fenced, topics exist and fit, and so does what is stored.
         admin = ClusterAdmin(config.admin(), stop=stop)
         held.callback(admin.close)
         blueprint = prepare_cluster(self._topology, config, admin, directory, self._clock, stop)

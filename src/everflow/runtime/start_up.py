@@ -17,7 +17,7 @@ from everflow.kafka.producer import fence_all
 from everflow.moves import counted, moves
 from everflow.records import TopicPartition
 from everflow.retry import StoppedError, retrying
-from everflow.runtime.commit.batch import format_metadata
+from everflow.runtime.commit.batch import format_metadata, parse_metadata
 from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.topics.internal_topics import TopicFacts, TopicSpec, prepare
 from everflow.runtime.topics.output_topics import fixed_outputs, missing_outputs
@@ -26,6 +26,7 @@ from everflow.topology.fingerprint import fingerprint
 from everflow.topology.graph import SourceNode
 from everflow.topology.plan import emitting_every_update, plan
 from everflow.topology.program import Topology
+from everflow.topology.store_layouts import from_json, layouts_to_keep, to_text
 from everflow.topology.subtopologies import SubTopologies, cut, internal_topics
 from everflow.waits import waiting
 
@@ -37,6 +38,7 @@ FENCE_ATTEMPT_S = 5.0
 START_METADATA = "start"
 WARM_UP_WAIT_S = 60.0
 LOOK_S = 0.1
+COMMITTED_TIMEOUT_S = 30.0
 
 
 def prepare_cluster(
@@ -46,7 +48,7 @@ def prepare_cluster(
     EverflowError; ``admin`` looks at it too.
 
     Raises TaskTimeoutError (no broker), TopologyError (topics missing, partition counts that do not fit), InternalTopicError,
-    OffsetsExpiredError, StateFormatError.
+    OffsetsExpiredError, StoreLayoutError, StateFormatError.
     """
     # 2. A broker answers, or says for how long it has not.
     cluster_id = admin.wait_until_reachable(config.task_timeout_ms / 1000, lambda line: log.warning("%s", line))
@@ -71,7 +73,9 @@ def prepare_cluster(
     inputs = [TopicPartition(name, p) for name, count in sorted(counts.items()) for p in range(count)]
     prepare(ClusterTopics(admin, config), config.application_id, specs, inputs)
     partitions = {**counts, **{name: partitions for name, (partitions, _) in needed.repartition.items()}}
-    # 6. The physical plan.
+    # 6. What is stored was written as this program reads it.
+    layouts = _compared_layouts(topology, config, admin, partitions)
+    # 7. The physical plan.
     return Blueprint(
         application_id=config.application_id,
         cluster_id=cluster_id,
@@ -82,7 +86,20 @@ def prepare_cluster(
         offset_reset=offset_resets(subs, config),
         repartition=frozenset(needed.repartition),
         fingerprint=fingerprint(subs),
+        layouts=layouts,
     )
+
+
+def _compared_layouts(topology: Topology, config: StreamsConfig, admin: ClusterAdmin, partitions: Mapping[str, int]) -> str:
+    """What is written of the stores beside offsets from now on; StoreLayoutError (note 013)."""
+    inputs = [TopicPartition(name, p) for name, count in sorted(partitions.items()) for p in range(count)]
+    committed = admin.committed(config.application_id, inputs, COMMITTED_TIMEOUT_S)
+    found = [from_json(parse_metadata(offset.metadata).layouts) for offset in committed.values()]
+    kept = layouts_to_keep(config.application_id, topology, found)
+    text = to_text(kept)
+    if kept and not text:
+        log.warning("The %d stores are too many for a check of their layouts at the next start (docs/design/013)", len(kept))
+    return text
 
 
 def _require_outputs(topology: Topology, config: StreamsConfig, admin: ClusterAdmin, partitions: int) -> None:
@@ -154,7 +171,7 @@ class ClusterTopics:
 
     def any_committed(self, partitions: Iterable[TopicPartition]) -> bool:
         """Whether the group has an offset on any of them."""
-        return bool(self._admin.committed(self._config.application_id, list(partitions), 30.0))
+        return bool(self._admin.committed(self._config.application_id, list(partitions), COMMITTED_TIMEOUT_S))
 
 
 def require_tasks(blueprint: Blueprint) -> None:

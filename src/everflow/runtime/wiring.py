@@ -197,6 +197,7 @@ def job_opener(context: Any, ground: Ground) -> OpenJob:
         application_id=config.application_id,
         read_committed=config.exactly_once,
         dead_letter_topic=config.errors_dead_letter_queue_topic_name,
+        layouts=ground.blueprint.layouts,
         client=ground.source,
         reader=ground.reader,
         prepared_source=config.prepared_source,

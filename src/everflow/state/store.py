@@ -22,7 +22,7 @@ class StoreSpec:
     ``kind``: ``key_value``, ``window`` or ``session``. Keys of window stores are ``key bytes + 8-byte window start (ms, big
     endian) + 4-byte sequence number`` (Java's WindowKeySchema), of session stores ``key bytes + 8-byte end + 8-byte start``
     (SessionKeySchema). ``retention_ms`` (both) is how long windows are kept behind stream time. ``logging`` False = no
-    changelog, best effort.
+    changelog, best effort. ``folds``: what makes each stored field of a built-in aggregate (``count``, ``sum``, ...).
     """
 
     name: str
@@ -34,6 +34,7 @@ class StoreSpec:
     logging: bool = True
     topic_config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     where: str | None = None
+    folds: tuple[str, ...] = ()
 
     @property
     def expires(self) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import SourceNode
+from everflow.topology.store_layouts import layout_of, serde_words
 from everflow.topology.subtopologies import SubTopologies, SubTopology
 
 _LINES_SHOWN = 12
@@ -41,13 +42,8 @@ def _lines(sub: SubTopology) -> list[str]:
     return lines + [f"{at} has {_store(store)}" for store in sub.stores]
 
 
-def _types(typed: SourceNode | StoreSpec) -> str:
-    return f"key {_serde(typed.key_serde)}, value {_serde(typed.value_serde)}"
-
-
-def _serde(serde: object) -> str:
-    kind, type_ = getattr(serde, "kind", "?"), getattr(serde, "type", "?")
-    return kind if kind == str(type_) else f"{kind} {type_}"
+def _types(node: SourceNode) -> str:
+    return f"key {serde_words(node.key_serde, key=True)}, value {serde_words(node.value_serde)}"
 
 
 def _store(store: StoreSpec) -> str:
@@ -57,4 +53,5 @@ def _store(store: StoreSpec) -> str:
     if store.window_size_ms is not None:
         facts.append(f"window {store.window_size_ms} ms")
     facts.append(f"changelog {store.changelog}" if store.logging else "no changelog")
-    return ", ".join(facts) + f" ({_types(store)})"
+    layout = layout_of(store)
+    return ", ".join(facts) + f" (key {layout.key}, value {layout.value})"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -16,7 +18,7 @@ import pytest
 from pyspark.sql import functions as F
 from typer.testing import CliRunner, Result
 
-from everflow import StreamsBuilder, serdes
+from everflow import StreamsBuilder, agg, serdes
 from everflow.cli.app import app as everflow_command
 from everflow.errors import (
     BatchTimeoutError,
@@ -114,6 +116,38 @@ def test_topics_that_cannot_meet(run: Run, cluster: Cluster) -> None:
     assert ".repartition(name=..., partitions=...)" in result.output
     assert f"program_{cluster.prefix}.py:4" in result.output
     assert set(cluster.topics()) == {two, three}, "nothing may be created before the check"
+
+
+@pytest.mark.timeout(180)
+def test_a_changed_aggregate_is_refused_with_its_state_or_only_its_changelog(run: Run, app: Application, cluster: Cluster) -> None:
+    source = cluster.topic("in", 1)
+    cluster.write(source, [in_json("ann", {"amount": amount}) for amount in (5, 7)])
+    builder = StreamsBuilder()
+    orders = builder.stream(source, key=serdes.string(), value=serdes.json("amount bigint"))
+    orders.group_by_key().aggregate(store="totals", n=agg.count(), total=agg.sum("value.amount"))
+    app.run_through(builder.build(), source)
+    before = [cluster.committed(app.id, source), cluster.read(f"{app.id}-totals-changelog")]
+    for lost in (False, True):
+        if lost:
+            shutil.rmtree(app.state)
+        began = time.monotonic()
+        result = run(f"""
+            from everflow import agg
+            orders = builder.stream('{source}', key=serdes.string(), value=serdes.json('amount bigint'))
+            orders.group_by_key().aggregate(store='totals', total=agg.sum('value.amount'), n=agg.count())
+        """)
+        assert time.monotonic() - began < IN_SECONDS
+        assert result.exit_code == FAILED
+        told = result.output[result.output.index("[EF-STORE-LAYOUT]") :]
+        assert f"[EF-STORE-LAYOUT] Application {app.id} has stored something else than this program reads" in told
+        assert re.search(rf"store totals of KSTREAM-AGGREGATE-\d+, at \S*program_{cluster.prefix}.py:5", told)
+        assert "value stored: n bigint (count), total bigint (sum)" in told
+        assert "value now:    total bigint (sum), n bigint (count)" in told
+        assert "write the operator as it was" in told
+        assert "an application.id of its own" in " ".join(told.split())
+        assert f"kafka-consumer-groups --delete --group {app.id}" in " ".join(told.split())
+        assert not [word for word in ("Traceback", "java.", "Py4J", "File ") if word in result.output]
+        assert [cluster.committed(app.id, source), cluster.read(f"{app.id}-totals-changelog")] == before
 
 
 WRONG_PROGRAMS = {

@@ -8,11 +8,12 @@ import shutil
 from collections import Counter
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from everflow import KafkaStreams, StreamsBuilder, TimeWindows, Topology, metrics, serdes
-from everflow.errors import InternalTopicError, OffsetsExpiredError
+from everflow.errors import InternalTopicError, OffsetsExpiredError, StoreLayoutError
 from everflow.records import TaskId
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.commit.batch import parse_metadata
@@ -208,6 +209,7 @@ def test_offsets_carry_the_batch_id_and_stream_time(app: Application, cluster: C
         assert int(counter) >= 0
         assert int(attempt) >= 0
         assert set(metadata.stream_times.values()) == {max(record.timestamp for record in mine)}
+        assert metadata.layouts == {"windows": ["window of 10000 ms", "string", "bigint (count)"]}
 
 
 def test_a_late_record_stays_late_after_a_restart(app: Application, cluster: Cluster) -> None:
@@ -282,6 +284,39 @@ def test_missing_changelogs_are_an_error_and_are_not_made_again(app: Application
     assert "another topology" in message
     assert f"kafka-consumer-groups --delete --group {app.id}" in message
     assert not set(lost) & set(cluster.topics())
+
+
+def test_what_a_changed_aggregate_can_do_and_who_goes_on_meanwhile(app: Application, cluster: Cluster, tmp_path: Path) -> None:
+    """The cures that EF-STORE-LAYOUT names, and the one that it says is none."""
+    source = cluster.topic("in", 1)
+    cluster.write(source, [text("k", "v")] * 3)
+
+    def program(returns: str, step: int, store: str = "seen") -> Topology:
+        builder = StreamsBuilder()
+        grouped = builder.stream(source, key=serdes.string(), value=serdes.string()).group_by_key()
+        grouped.aggregate(store=store, initializer=int, aggregator=lambda _, seen: seen + step, returns=returns)
+        return builder.build()
+
+    with app.running(program("bigint", 1)) as streams:
+        app.until_processed(streams, source)
+        changed = app.instance(program("double", 1), state_dir=str(tmp_path / "beside"))
+        with pytest.raises(StoreLayoutError, match=r"value stored: bigint\n +value now:    double"):
+            changed.start()
+        assert changed.state is ClientState.ERROR
+        cluster.write(source, [text("k", "v")])
+        app.until_processed(streams, source)
+        assert (streams.state, dict(streams.store("seen").all())) == (ClientState.RUNNING, {"k": 4})
+    with pytest.raises(InternalTopicError, match="seen-anew-changelog"):
+        app.instance(program("double", 1, "seen-anew")).start()
+    cluster.write(source, [text("k", "v")])
+    with app.running(program("bigint", 10)) as streams:  # another function of the same type
+        app.until_processed(streams, source)
+        assert dict(streams.store("seen").all()) == {"k": 14}
+    own = Application(Cluster(cluster.bootstrap, f"{cluster.prefix}-own"), tmp_path / "own", {})
+    with own.running(program("double", 1)) as streams:
+        own.until_processed(streams, source)
+        assert dict(streams.store("seen").all()) == {"k": 5.0}
+    own.cluster.close()
 
 
 def test_lost_offsets_are_an_error_and_nothing_is_counted_again(app: Application, cluster: Cluster) -> None:

@@ -35,8 +35,8 @@ def test_the_lines_name_topics_stores_and_types() -> None:
         "sub-topology 0 reads topic flights",
         "sub-topology 0 writes repartition topic by-carrier-repartition",
         "sub-topology 1 has window store counts, retention 7200000 ms, window 3600000 ms, changelog counts-changelog "
-        "(key bytes binary, value long int64)",
-        "sub-topology 1 reads repartition topic by-carrier-repartition (key bytes binary, value bytes binary)",
+        "(key binary, value bigint)",
+        "sub-topology 1 reads repartition topic by-carrier-repartition (key binary, value binary)",
     )
 
 
@@ -50,7 +50,7 @@ def test_the_difference_names_both_sides() -> None:
     assert [line[:4] for line in told] == ["  + ", "  - ", "  + ", "  - "]
     assert "reads topic flights   (only here)" in told[0]
     assert "reads topic trains   (only there)" in told[1]
-    assert "value long int64" in told[2]
+    assert "value bigint" in told[2]
     assert "retention 9 ms" in told[3]
     assert difference(other, other) == ""
 
@@ -62,6 +62,7 @@ def test_what_counts_as_another_program() -> None:
         replace(STORE, retention_ms=1),
         replace(STORE, key_serde=LONGS),
         replace(STORE, value_serde=BYTES),
+        replace(STORE, folds=("count",)),
         replace(STORE, logging=False),
     ):
         assert program(store) != program(), store

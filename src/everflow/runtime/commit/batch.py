@@ -278,26 +278,39 @@ class BatchFailedError(EverflowError):
 
 
 class CommitMetadata(NamedTuple):
-    """What the metadata of a committed offset says; ``batch_id`` is None for offsets others committed."""
+    """What the metadata of a committed offset says; ``batch_id`` is None for offsets others committed. ``layouts``: JSON of the
+    application's stores (`topology.store_layouts`), empty where none was kept."""
 
     batch_id: str | None
     stream_times: dict[str, int]
+    layouts: Mapping[str, Any] = {}
 
 
-def format_metadata(batch_id: str, stream_times: Mapping[str, int]) -> str:
-    """``ef1|<batch id>|<json of the task's stream times>``, written for every input partition of the task."""
+def format_metadata(batch_id: str, stream_times: Mapping[str, int], layouts: str = "") -> str:
+    """``ef1|<batch id>|<json of the task's stream times>|<json of the layouts of stores>``, written for every input partition of
+    the task; without the last part where there are none."""
     times = json.dumps(dict(stream_times), separators=(",", ":"), sort_keys=True)
-    return f"{METADATA_PREFIX}|{batch_id}|{times}"
+    return f"{METADATA_PREFIX}|{batch_id}|{times}" + (f"|{layouts}" if layouts else "")
 
 
 def parse_metadata(text: str | None) -> CommitMetadata:
     """Inverse of `format_metadata`. A trailing NUL (librdkafka adds one) is ignored; foreign text gives no
-    batch id. What follows the JSON object is ignored: clients return stray bytes behind it."""
+    batch id. What follows the JSON objects is ignored: clients return stray bytes behind them."""
     parts = (text or "").rstrip("\0").split("|", 2)
     if len(parts) != 3 or parts[0] != METADATA_PREFIX:
         return CommitMetadata(None, {})
     try:
-        times, _ = json.JSONDecoder().raw_decode(parts[2])
+        times, end = json.JSONDecoder().raw_decode(parts[2])
     except ValueError:
         return CommitMetadata(None, {})
-    return CommitMetadata(parts[1], {str(node): int(ms) for node, ms in times.items()})
+    return CommitMetadata(parts[1], {str(node): int(ms) for node, ms in times.items()}, _layouts(parts[2][end:]))
+
+
+def _layouts(text: str) -> Mapping[str, Any]:
+    if not text.startswith("|{"):
+        return {}
+    try:
+        layouts: dict[str, Any] = json.JSONDecoder().raw_decode(text[1:])[0]
+    except ValueError:
+        return {}
+    return layouts

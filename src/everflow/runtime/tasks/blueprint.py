@@ -25,6 +25,7 @@ class Blueprint:
         offset_reset: full topic name -> policy.
         repartition: full names of the repartition topics.
         fingerprint: what must be the same in all instances (`topology.fingerprint`).
+        layouts: what is written beside committed offsets of all stores (`topology.store_layouts`).
     """
 
     application_id: str
@@ -36,6 +37,7 @@ class Blueprint:
     offset_reset: Mapping[str, str]
     repartition: frozenset[str]
     fingerprint: tuple[str, ...] = ()
+    layouts: str = ""
 
     def task(self, task: TaskId, directory: StateDirectory) -> ActiveTask:
         """A task in state CREATED, with its inputs and stores."""

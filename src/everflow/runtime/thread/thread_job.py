@@ -43,6 +43,7 @@ class JobSettings:
     application_id: str
     read_committed: bool
     dead_letter_topic: str | None = None
+    layouts: str = ""
     client: Mapping[str, str] = field(default_factory=dict)
     reader: Mapping[str, Any] = field(default_factory=dict)
     """librdkafka properties of the resident step's reader, ``bootstrap.servers`` included."""
@@ -122,7 +123,7 @@ class PackedResident:
 
 def pack(plan: PhysicalPlan, settings: JobSettings) -> Parcel:
     """The work of a plan as it is now. TopologyError with the user's line for what cannot travel to the workers."""
-    sink = KafkaSink(settings.dead_letter_topic, WorkerPorts())
+    sink = KafkaSink(settings.dead_letter_topic, WorkerPorts(), settings.layouts)
     steps = tuple(TaskStep.of(plan, level, LmdbAccess(), sink, read_request, announce) for level in range(plan.levels))
     group = f"{settings.application_id}-resident"
     twin = TwinSegment.of_plan(plan)

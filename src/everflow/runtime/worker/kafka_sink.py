@@ -85,10 +85,12 @@ class SinkPorts(Protocol):
 
 @dataclass(frozen=True)
 class KafkaSink:
-    """Writes and commits a micro-batch. ``dead_letter_topic`` None = an undecodable record stops the application."""
+    """Writes and commits a micro-batch. ``dead_letter_topic`` None = an undecodable record stops the application. ``layouts`` is
+    written beside every offset (note 013)."""
 
     dead_letter_topic: str | None
     ports: SinkPorts
+    layouts: str = ""
 
     def __call__(self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]) -> BatchResult:
         """See `Sink`. Raises UndecodableRecord where there is no dead letter topic, TaskMigratedError,
@@ -170,7 +172,7 @@ class KafkaSink:
         sources: tuple[Source, ...],
         touched: set[TaskId],
     ) -> GateAnswer:
-        offsets = _offsets(request, result, sources, touched)
+        offsets = _offsets(request, result, sources, touched, self.layouts)
         with timed(result.timings, "gate"):
             answer = self.ports.ask(request, offsets)
         if answer.ok and request.guarantee == EXACTLY_ONCE_V2:
@@ -281,9 +283,9 @@ def _touched_tasks(request: BatchRequest, result: StepResult, sources: tuple[Sou
 
 
 def _offsets(
-    request: BatchRequest, result: StepResult, sources: tuple[Source, ...], touched: set[TaskId]
+    request: BatchRequest, result: StepResult, sources: tuple[Source, ...], touched: set[TaskId], layouts: str
 ) -> list[tuple[str, int, int, str]]:
-    """All input partitions of every touched task, moved or not, each with batch id and stream times (D5)."""
+    """All input partitions of every touched task, moved or not, each with batch id, stream times and layouts (D5)."""
     subtopology = {source.topic: source.subtopology for source in sources}
     times: dict[TaskId, Mapping[str, int]] = {
         task.task: {**task.stream_times, **result.stream_times.get(task.task, {})} for task in request.tasks
@@ -292,7 +294,7 @@ def _offsets(
     for tp in request.ranges:
         task = TaskId(subtopology[tp.topic], tp.partition)
         if task in touched:
-            metadata = format_metadata(request.batch_id, times.get(task, {}))
+            metadata = format_metadata(request.batch_id, times.get(task, {}), layouts)
             offsets.append((tp.topic, tp.partition, result.consumed[tp], metadata))
     return offsets
 

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 from everflow.records import OffsetRange, TaskId, TopicPartition
-from everflow.runtime.commit.batch import COMMITTED, BatchRequest, BatchResult, StorePlace, TaskContext
+from everflow.runtime.commit.batch import (
+    COMMITTED,
+    BatchRequest,
+    BatchResult,
+    CommitMetadata,
+    StorePlace,
+    TaskContext,
+    format_metadata,
+    parse_metadata,
+)
 
 ODD, PLAIN = TopicPartition("a-1-b", 3), TopicPartition("in", 0)
 TASK = TaskId(1, 3)
@@ -41,3 +52,19 @@ def test_a_result_comes_back_from_its_json() -> None:
         counts={"in": 4},
     )
     assert BatchResult.from_json(result.to_json()) == result
+
+
+LAYOUTS = {"counts": ["key_value", "string", "`a|b` bigint"]}
+
+
+def test_metadata_of_an_offset_comes_back_whatever_a_client_puts_behind_it() -> None:
+    text = format_metadata("i.1.0", {"AGG": 5}, json.dumps(LAYOUTS))
+    for stray in ("", "\0", "\ufffd", "|{"):
+        assert parse_metadata(text + stray) == CommitMetadata("i.1.0", {"AGG": 5}, LAYOUTS)
+
+
+def test_metadata_of_before_has_no_layouts() -> None:
+    text = format_metadata("i.1.0", {"AGG": 5})
+    assert text == 'ef1|i.1.0|{"AGG":5}'
+    for stray in ("", "\0", "\ufffd", "|", "|{", "|7"):
+        assert parse_metadata(text + stray) == CommitMetadata("i.1.0", {"AGG": 5}, {})

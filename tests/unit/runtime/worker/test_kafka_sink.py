@@ -15,7 +15,14 @@ import pytest
 from everflow import serdes
 from everflow.errors import EverflowError, GenerationChanged, TaskMigratedError, UnknownOutcomeError
 from everflow.records import OffsetRange, StoreChanges, TaskId, TopicPartition
-from everflow.runtime.commit.batch import ABORTED, EXACTLY_ONCE_V2, BatchRequest, StorePlace, TaskContext
+from everflow.runtime.commit.batch import (
+    ABORTED,
+    EXACTLY_ONCE_V2,
+    BatchRequest,
+    StorePlace,
+    TaskContext,
+    format_metadata,
+)
 from everflow.runtime.commit.gate_client import GateAnswer
 from everflow.runtime.step.task_step import StepResult
 from everflow.runtime.worker import kafka_sink, worker_ports
@@ -26,6 +33,7 @@ from everflow.topology.physical_plan import Source
 
 YES = GateAnswer(True, group_metadata=b"meta")
 CHANGELOG = "app-counts-changelog"
+LAYOUTS = '{"counts":["key_value","string","bigint"]}'
 TASK, IN = TaskId(0, 0), TopicPartition("in", 0)
 SOURCE = Source(
     index=0,
@@ -46,10 +54,13 @@ class Writer:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.failing: dict[str, EverflowError] = {}
+        self.offsets: list[tuple[str, int, int, str]] = []
 
     def __getattr__(self, name: str) -> Any:
-        def call(*_: Any, **__: Any) -> None:
+        def call(*given: Any, **__: Any) -> None:
             self.calls.append(name)
+            if name == "send_offsets":
+                self.offsets = given[0]
             if name in self.failing:
                 raise self.failing[name]
 
@@ -106,7 +117,7 @@ def run(writer: Writer, store: LmdbStore, **answered: GateAnswer) -> Any:
     changes = StoreChanges("counts", [b"a", b"b"], [b"1", b"2"], np.array([1, 2]))
     result = StepResult(changes={TASK: [changes]}, consumed={IN: 2}, stream_times={TASK: {"count": 2, "later": 9}})
     result.store_times = {TASK: {"counts": 2, "another": 9}}
-    return KafkaSink(None, Ports(writer, **answered))(request, result, (SOURCE,))
+    return KafkaSink(None, Ports(writer, **answered), LAYOUTS)(request, result, (SOURCE,))
 
 
 def entries(store: LmdbStore) -> int:
@@ -120,6 +131,7 @@ def test_records_then_gate_then_offsets_then_commit_then_the_store(writer: Write
     assert done.committed
     assert (entries(store), store.meta().position, store.meta().last_batch) == (2, 2, "i1.1.0")
     assert store.meta().stream_time == 2, "of the operator whose store it is"
+    assert writer.offsets == [("in", 0, 2, format_metadata("i1.1.0", {"count": 2, "later": 9}, LAYOUTS))]
 
 
 @pytest.mark.parametrize(
