@@ -41,7 +41,7 @@ from everflow.runtime.start_up import prepare_cluster, require_tasks
 from everflow.runtime.task_status import TaskStatus, copies_metrics, input_lag, statuses
 from everflow.runtime.tasks.task import TaskState
 from everflow.runtime.thread.batch_watchdog import troubles
-from everflow.runtime.unclosed import close_at_exit
+from everflow.runtime.unclosed import close_at_exit, running_here
 from everflow.runtime.wiring import Ground, instance_log
 from everflow.state.task_directory import StateDirectory
 from everflow.threads import on_thread
@@ -121,6 +121,13 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
             Foreground(self, leave_group).run()
         except EverflowError as error:
             raise error.with_traceback(None) from None
+
+    @staticmethod
+    def running(application_id: str | None = None) -> list[KafkaStreams]:
+        """The instances, of one application or of all, that were started in this process and have not begun to end: where a
+        notebook's cell that was run again has taken the variable of one, ``KafkaStreams.running()[0].close()`` ends it."""
+        found = [one for one in running_here() if isinstance(one, KafkaStreams)]
+        return [one for one in found if application_id in (None, one.config.application_id)]
 
     def all_tasks(self) -> dict[TaskId, TaskStatus]:
         """Every task on this instance: its role, state, how far behind it is. For operators and views."""

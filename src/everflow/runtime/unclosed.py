@@ -56,20 +56,22 @@ class _Unclosed:
         if first:
             _before_kernel_ends(self._close)
 
+    def running(self) -> list[Closable]:
+        with self._lock:
+            mine = self._process == os.getpid()  # otherwise a fork's copy: the instance is its parent's
+            return [found for found in self._started if mine and found.state not in STOPPING]
+
     def _close(self) -> None:
         """On the main thread, which has nothing else to do any more, or a kernel's for control."""
-        if os.getpid() != self._process:
-            return  # a fork's copy: the instance is its parent's
-        for instance in list(self._started):
-            if instance.state not in STOPPING:
-                log.warning(
-                    "The program ends and has not closed its instance: it is closed now "
-                    "(call close() or run(), or write `with KafkaStreams(...) as streams:`)"
-                )
-                try:
-                    instance.close()
-                except KeyboardInterrupt:
-                    instance._hurry_up(HURRIED_S)
+        for instance in self.running():
+            log.warning(
+                "The program ends and has not closed its instance: it is closed now "
+                "(call close() or run(), or write `with KafkaStreams(...) as streams:`)"
+            )
+            try:
+                instance.close()
+            except KeyboardInterrupt:
+                instance._hurry_up(HURRIED_S)
 
 
 def _before_kernel_ends(close: Callable[[], None]) -> None:
@@ -92,3 +94,8 @@ _unclosed = _Unclosed()
 def close_at_exit(instance: Closable) -> None:
     """``instance``, started in this process, is closed when the program ends, unless its end has begun by then."""
     _unclosed.watch(instance)
+
+
+def running_here() -> list[Closable]:
+    """What was started in this process and has not begun to end."""
+    return _unclosed.running()

@@ -315,8 +315,9 @@ def _release(path: Path, lock: IO[str]) -> None:
 def _locked(path: Path, pid: str) -> StateLockedError:
     if pid == str(os.getpid()):
         return StateLockedError(
-            f"The state folder {path} is in use by another KafkaStreams of this process: close() that one first, or give this "
-            "instance a state.dir of its own."
+            f"The state folder {path} is in use by another KafkaStreams of this process: close() that one first (where its "
+            f"variable is gone: `for one in KafkaStreams.running({path.name!r}): one.close()`), or give this instance a state.dir "
+            "of its own."
         )
     return StateLockedError(
         f"The state folder {path} is in use by process {pid or '(unknown)'}. Stop that process, or give "

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from everflow import KafkaStreams, StreamsBuilder
-from everflow.errors import TaskTimeoutError
+from everflow.errors import StateLockedError, TaskTimeoutError
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.shutdown import InstanceShutdown
 from everflow.state.task_directory import StateDirectory
@@ -91,6 +91,20 @@ def test_run_returns_where_a_signal_comes_while_it_starts(
     assert told == ["REBALANCING", "PENDING_SHUTDOWN", "NOT_RUNNING"]
     lines = [record.getMessage() for record in caplog.records if "stopping" in record.getMessage()]
     assert set(lines) == {f"stopping: it had not joined its group yet ({number.name}; a second one does not wait)"}
+
+
+def test_an_instance_whose_variable_a_second_one_has_taken_is_found_and_closed(streams: KafkaStreams) -> None:
+    starting = threading.Thread(target=streams.start)
+    starting.start()
+    wait_until(lambda: streams._log_file is not None, SOON_S, "the state folder to be locked")
+    second = KafkaStreams(streams._topology, streams.config)
+    with pytest.raises(StateLockedError, match="where its variable is gone"):
+        second.start()
+    assert (KafkaStreams.running("another"), KafkaStreams.running("app")) == ([], [streams])
+    for one in KafkaStreams.running("app"):
+        one.close()
+    starting.join(SOON_S)
+    assert (KafkaStreams.running(), streams.state) == ([], ClientState.NOT_RUNNING)
 
 
 def test_a_start_that_fails_by_itself_still_ends_in_error(tmp_path: Path) -> None:

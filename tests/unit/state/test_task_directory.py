@@ -47,7 +47,7 @@ def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path: Path) -
 
 def test_the_same_process_is_refused_too(tmp_path: Path) -> None:
     with_first = opened(tmp_path)
-    with pytest.raises(StateLockedError):
+    with pytest.raises(StateLockedError, match=r"for one in KafkaStreams\.running\('app'\): one\.close\(\)"):
         opened(tmp_path)
     with_first.close()
     opened(tmp_path).close()
