@@ -1,4 +1,4 @@
-"""The values that folders hand to one another. Frozen, no behaviour beyond formatting and parsing."""
+"""The values that folders hand to one another. Frozen; they can be formatted and parsed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides who runs what: the ideal, as much of it as may be now, in two steps (KIP-441, 429). Pure."""
+"""Decides who runs what: the ideal, as much of it as may be now (KIP-441, KIP-429). Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What it costs where a task runs: traffic between racks (KIP-925) and moves, as configured. Pure."""
+"""What it costs where a task runs: traffic between racks (KIP-925) and moves. Pure."""
 
 from __future__ import annotations
 

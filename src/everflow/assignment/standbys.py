@@ -1,4 +1,4 @@
-"""Places copies: apart by tags (KIP-708), even per thread, where one is already if that fits. Pure."""
+"""Places copies: apart by tags (KIP-708), even per thread, where one is if that fits. Pure."""
 
 from __future__ import annotations
 

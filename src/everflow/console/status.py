@@ -1,4 +1,4 @@
-"""The live progress line: redrawn in place on a terminal, a plain line every few seconds elsewhere."""
+"""The live progress line: redrawn on a terminal, elsewhere a plain line every few seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts, hears and ends the process of `everflow.demo.instance`, and leaves nothing of it behind."""
+"""Starts, hears and ends the process of `everflow.demo.instance`; leaves nothing of it."""
 
 from __future__ import annotations
 

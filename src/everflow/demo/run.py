@@ -1,4 +1,4 @@
-"""The demo from end to end: broker, records, instance, results, comparison. Leaves nothing behind."""
+"""The demo end to end: broker, records, instance, results, comparison. Leaves nothing behind."""
 
 from __future__ import annotations
 

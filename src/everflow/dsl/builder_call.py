@@ -1,4 +1,4 @@
-"""Wraps each call of the DSL: wrong arguments get the user's line; a failure leaves nothing behind."""
+"""Wraps each call of the DSL: errors get the user's line, a failure leaves nothing behind."""
 
 from __future__ import annotations
 

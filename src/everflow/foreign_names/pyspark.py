@@ -1,4 +1,4 @@
-"""The names of DataFrames and Structured Streaming, by the class here on which they are looked for."""
+"""The names of DataFrames and Structured Streaming, by the class here that is asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the user's own code on a thread of its own, and not for ever, so that it harms only itself."""
+"""Runs the user's own code on its own thread, and not for ever: it harms only itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says how long a closing instance goes on until others have hot copies (D8), and by which setting."""
+"""Says how long a closing instance goes on until others have hot copies (D8), and why."""
 
 from __future__ import annotations
 

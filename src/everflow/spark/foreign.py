@@ -1,4 +1,4 @@
-"""Serves under a Spark that everflow did not start: what it must be, and what is set while it runs."""
+"""Serves under a Spark that is not everflow's: what it must be, what is set while it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Store specifications, and the view that operators read. `InMemoryStore` is the reference. Pure."""
+"""Store specifications, and the view that operators read; `InMemoryStore` is the model. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs record-by-record operators: the user's functions, unnesting, decoding left over by Catalyst."""
+"""Runs record-by-record operators: functions, unnesting, decoding left over by Catalyst."""
 
 from __future__ import annotations
 

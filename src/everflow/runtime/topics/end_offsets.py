@@ -1,4 +1,4 @@
-"""Polls where the input partitions end, and wakes the stream threads that have something new (D1)."""
+"""Polls where the input partitions end; wakes the stream threads that have new records (D1)."""
 
 from __future__ import annotations
 

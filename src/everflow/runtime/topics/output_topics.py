@@ -1,4 +1,4 @@
-"""The topics an application writes to by name: whether they are there, before anything runs. Pure."""
+"""The topics an application writes to by name: are they there, before anything runs? Pure."""
 
 from __future__ import annotations
 
