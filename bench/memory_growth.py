@@ -14,6 +14,7 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,8 @@ def _run(streams: KafkaStreams, plan: MemoryPlan, bootstrap_servers: str, source
                 producer.produce(source, value, f"key-{sent % KEYS}", partition)
                 sent += 1
             producer.flush()
-            wait_until(lambda: streams.error or _consumed(streams) >= reads * sent, ROUND_TIMEOUT_S, "the round to be committed")  # noqa: B023
+            consumed = partial(_has_consumed, streams, reads * sent)
+            wait_until(consumed, ROUND_TIMEOUT_S, "the round to be committed")
             if streams.error is not None:
                 raise streams.error
         samples.append(Sample(_committed(streams), _settled()))
@@ -144,8 +146,9 @@ def _committed(streams: KafkaStreams) -> int:
     return int(streams.metrics().get(metrics.COMMITS, 0))
 
 
-def _consumed(streams: KafkaStreams) -> int:
-    return int(streams.metrics().get(metrics.RECORDS_CONSUMED, 0))
+def _has_consumed(streams: KafkaStreams, records: int) -> bool:
+    """Or has failed."""
+    return streams.error is not None or int(streams.metrics().get(metrics.RECORDS_CONSUMED, 0)) >= records
 
 
 def _settled() -> dict[str, float]:

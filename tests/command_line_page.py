@@ -49,7 +49,8 @@ def _typed(options: list[str], type_: Any, info: Any) -> str:
     names = ", ".join(options)
     if type_ is bool:
         return names
-    return f"{names} {info.metavar or ('CHOICE' if issubclass(type_, Enum) else VALUES.get(type_, 'PATH'))}"
+    value = "CHOICE" if issubclass(type_, Enum) else VALUES.get(type_, "PATH")
+    return f"{names} {info.metavar or value}"
 
 
 def _meaning(type_: Any, default: Any, info: Any) -> str:

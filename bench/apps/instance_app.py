@@ -1,6 +1,7 @@
 """One instance of the count that notes what it does (`bench.events`); its twin is `java/CountBench.java` with `--events`.
 
-`python -m bench.apps.instance_app --events FILE --application-id ID --bootstrap-servers HOST:PORT --set KEY=VALUE ...`
+`python -m bench.apps.instance_app --events FILE --application-id ID --bootstrap-servers SERVERS`,
+and `--set KEY=VALUE` as often as wanted.
 """
 
 from __future__ import annotations

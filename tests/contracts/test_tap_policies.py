@@ -150,7 +150,7 @@ def test_far_behind_the_shortest_that_begins_is_first_and_nobody_who_waits_is_ov
     assert world.client.positions == {ONE: 30, TWO: 20, THREE: 15}, "the consumer goes on behind them"
 
 
-def test_near_their_ends_the_consumer_has_them_and_one_that_falls_behind_is_read_in_bulk_again() -> None:
+def test_near_their_ends_the_consumer_has_them_and_one_that_falls_behind_is_read_in_bulk() -> None:
     world = World(5, 5)
     followed = Followed(world)
     followed.follower.follow({ONE: 0, TWO: 3})

@@ -83,7 +83,7 @@ def _set_up(checkout: Path) -> None:
     command = place / "bin" / "everflow"
     command.write_text(f"#!{place / 'bin' / 'python'}\nfrom everflow.cli import main\nmain()\n")
     command.chmod(0o755)
-    wanted = f"{checkout}\n{(checkout / 'pyproject.toml').read_text()}{(checkout / 'requirements.lock').read_text()}"
+    wanted = f"{checkout}\n" + "".join((checkout / name).read_text() for name in ("pyproject.toml", "requirements.lock"))
     (place / ".everflow-setup").write_text(wanted.rstrip("\n") + "\n")
 
 

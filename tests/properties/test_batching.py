@@ -76,7 +76,7 @@ def test_what_the_first_full_batch_costs_once_does_not_hold_the_next_ones_back()
     assert not small.after(limits, 100_000, 2_500).cold
 
 
-def test_a_first_batch_that_takes_for_ever_holds_the_next_ones_back_for_three_batches_at_the_most() -> None:
+def test_a_first_batch_that_takes_for_ever_holds_the_next_back_for_three_batches_at_most() -> None:
     limits = BatchLimits(500_000, 1 << 40, 3_000)
     size = BatchSize().after(limits, 100_000, 30_000)
     for _ in range(3):

@@ -81,6 +81,7 @@ def one_by_one(
 
     for _ in range(EXCHANGE_ROUNDS):
         copies = [(task, place) for task in placed for place in sorted(placed[task]) if remote[task][racks[place]]]
-        if not any([swap(task, place) for task, place in copies if place in placed[task]]):  # noqa: C419
+        swapped = [swap(task, place) for task, place in copies if place in placed[task]]
+        if not any(swapped):
             break
     return placed

@@ -83,7 +83,8 @@ class _Exchange:
         """Each copy once that stands where its changelogs do not; whether anything was exchanged."""
         copies = [(task, place) for task, places in self.standby.items() for place in sorted(places)]
         remote = [(task, place) for task, place in copies if self._remote[task][self._rack[place]]]
-        return any([self._exchange(task, place) for task, place in remote if place in self.standby[task]])  # noqa: C419 - all of them, not until the first
+        exchanged = [self._exchange(task, place) for task, place in remote if place in self.standby[task]]
+        return any(exchanged)  # of all of them, not until the first
 
     def _exchange(self, task: TaskId, place: _Place) -> bool:
         best = self._best(task, place)

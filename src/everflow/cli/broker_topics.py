@@ -53,7 +53,8 @@ def create_topics(bootstrap_servers: str, topics: Mapping[str, int], say: Callab
                 )
         admin.create_topics({name: (partitions, {}) for name, partitions in topics.items() if name not in found})
     for name, partitions in topics.items():
-        say(f"topic {name}, {_partitions(partitions)}{' (was there already)' if name in found else ''}")
+        there = " (was there already)" if name in found else ""
+        say(f"topic {name}, {_partitions(partitions)}{there}")
 
 
 def _partitions(count: int) -> str:

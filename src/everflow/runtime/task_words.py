@@ -40,7 +40,8 @@ def summary(tasks: Mapping[TaskId, TaskStatus], now_ms: float | None = None) -> 
     parts = [", ".join(f"{counts[role]} {role}" for role in ROLES if counts[role])]
     for role in (RESTORING, WARM_UP):
         if counts[role]:
-            parts.append(f"{role} {progress([status for status in tasks.values() if role_of(status) == role])}")
+            copies = [status for status in tasks.values() if role_of(status) == role]
+            parts.append(f"{role} {progress(copies)}")
     troubled = [status.trouble for status in tasks.values() if status.trouble is not None]
     if troubled:
         parts.append(trouble(min(troubled, key=lambda one: one.since_ms), now_ms))

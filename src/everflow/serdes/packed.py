@@ -6,7 +6,8 @@ Layout of a value with n fields, all numbers big endian::
     fields      in schema order, each with a fixed width:
                 boolean 1, int8/16/32/64 1/2/4/8, float 4, double 8, date 4, timestamp 8, decimal 16;
                 string, binary and all others 4 = the length of their bytes in the tail; zero where null
-    tail        the bytes of those last fields, in schema order: UTF-8, raw bytes, or JSON (lists, maps, structs)
+    tail        the bytes of those last fields, in schema order: UTF-8, raw bytes, or JSON
+                (lists, maps, structs)
 
 Stores of several aggregates use it: 250,000 values are packed in a few milliseconds where JSON takes seconds.
 """

@@ -3,12 +3,12 @@
     <state.dir>/<application.id>/
         .lock                    held by the running process (fcntl; its content is the pid)
         process-metadata         JSON: process id, transactional ids, boot id, clean close, ...
-        (`ProcessMetadata`) <task>/<store>-<n>/      one LMDB store; a rebuild goes to n + 1, as a cached
-        environment would write into the removed file (failure scenario 18)
+                                 (`ProcessMetadata`)
+        <task>/<store>-<n>/      one LMDB store; a rebuild goes to n + 1, as a cached environment
+                                 would write into the removed file (failure scenario 18)
         .removed/                tasks that were given up, until `sweep` has deleted them
 
-The lock is fcntl's, not flock's: a child does not inherit it, so an orphaned worker cannot keep the folder
-busy.
+The lock is fcntl's, not flock's: a child does not inherit it, so an orphaned worker cannot keep the folder busy.
 """
 
 from __future__ import annotations

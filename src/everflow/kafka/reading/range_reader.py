@@ -82,8 +82,8 @@ class RangeReader:
             return self._taken(client, ranges, timeout_s, most_bytes)
         if large:
             client.go_to({})
-        else:  # the first small one after large ones was under way already; librdkafka begins behind it
-            own.go_to({})
+        else:
+            own.go_to({})  # the first small one after large ones was under way; librdkafka begins behind it
             client.go_to(read.ends)
         return read
 

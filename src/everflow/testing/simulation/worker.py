@@ -72,7 +72,7 @@ class WorkerServices:
     settings: SimulationSettings
     history: History
     crashes: dict[int, CrashPlan] = field(default_factory=dict)
-    on_batch: Callable[[BatchRequest, float, bool], None] = lambda request, duration_ms, committed: None
+    on_batch: Callable[[BatchRequest, float, bool], None] = lambda request, ms, committed: None
     on_crash: Callable[[], None] = lambda: None
     """Told when a batch that a plan has hit is over."""
     _epochs: dict[str, int] = field(default_factory=dict)

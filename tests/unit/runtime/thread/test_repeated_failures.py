@@ -65,7 +65,7 @@ def test_what_is_known_to_come_again_ends_at_once(kind: str) -> None:
     assert RepeatedFailures().with_one(failure, 0.0).in_vain(failure, 0.0, smallest=False)
 
 
-def test_a_column_that_fails_gets_smaller_batches_and_ends_the_second_time_that_there_are_none() -> None:
+def test_a_column_that_fails_gets_smaller_batches_and_ends_when_twice_there_are_none() -> None:
     failures = RepeatedFailures().with_one(COLUMN, 0.0)
     assert not failures.in_vain(COLUMN, 0.0, smallest=True), "once may be the look of a batch that was small from the start"
     failures = failures.with_one(COLUMN, 1.0)

@@ -75,7 +75,8 @@ def test_kinds_of_what_spark_says(text: str, kind: str) -> None:
 def test_a_time_that_spark_cannot_hold_is_told_as_such() -> None:
     text = STAGE.format(
         cause="java.lang.ArithmeticException: long overflow\n\tat java.base/java.lang.Math.multiplyExact(Math.java:1032)\n"
-        "\tat org.apache.spark.sql.catalyst.util.SparkDateTimeUtils.millisToMicros(SparkDateTimeUtils.scala:98)"
+        "\tat org.apache.spark.sql.catalyst.util.SparkDateTimeUtils.millisToMicros("
+        "SparkDateTimeUtils.scala:98)"
     )
     failure = failure_of_text(text)
     assert (failure.kind, failure.code) == ("fatal", "EF-RECORD-TIME")

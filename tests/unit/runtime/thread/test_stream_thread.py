@@ -160,7 +160,7 @@ def test_an_abort_by_the_gate_runs_the_same_range_without_recovery(world: World)
 
 
 @pytest.mark.parametrize("refusals", [1, 2])
-def test_a_batch_that_a_rebalance_refused_is_committed_before_its_task_is_given_up_but_only_tried_once(
+def test_a_batch_that_a_rebalance_refused_is_tried_once_more_before_its_task_is_given_up(
     world: World, refusals: int
 ) -> None:
     """Its records would wait for the whole hand-over otherwise, after they have waited for this batch already."""

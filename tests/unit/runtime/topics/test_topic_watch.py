@@ -89,7 +89,7 @@ def test_a_topic_that_stays_away_was_deleted_and_stops_the_instance(topic: str, 
     assert way_on in str(said[-1])
 
 
-def test_topics_deleted_together_are_named_together_also_one_that_was_gone_before_the_first_answer() -> None:
+def test_topics_deleted_together_are_named_together_also_one_gone_before_the_first_answer() -> None:
     decision = changes()
     said = [decision.after({}) for _ in range(MISSING_ANSWERS)]
     assert isinstance(said[-1], InternalTopicError)
@@ -138,7 +138,7 @@ class Brokers:
         self.ended.set()
 
 
-def test_the_watch_asks_every_ten_seconds_again_soon_when_in_doubt_and_skips_brokers_that_are_away() -> None:
+def test_the_watch_asks_every_ten_seconds_soon_when_in_doubt_and_not_brokers_that_are_away() -> None:
     brokers = Brokers(topics(), RetriableError("away"), topics(), topics("b"), topics("b"), topics("b"))
     brokers.watch.start()
     assert brokers.ended.wait(10)
