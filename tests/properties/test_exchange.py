@@ -58,10 +58,11 @@ def one_by_one(
     def holders(task: TaskId) -> set[int]:
         return placed[task] | ({active[task]} if task in active else set())
 
+    def apart(members: set[int]) -> int:
+        return sum(len({tags[one][key] for one in members}) for key in range(2))
+
     def keeps(task: TaskId, source: int, destination: int) -> bool:
-        before, after = holders(task), holders(task) - {source} | {destination}
-        numbers = [sum(len({tags[one][key] for one in members}) for key in range(2)) for members in (before, after)]
-        return numbers[1] >= numbers[0]
+        return apart(holders(task) - {source} | {destination}) >= apart(holders(task))
 
     def swap(task: TaskId, place: int) -> bool:
         here = racks[place]
