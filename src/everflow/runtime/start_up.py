@@ -27,7 +27,7 @@ from everflow.topology.graph import SourceNode
 from everflow.topology.plan import emitting_every_update, plan
 from everflow.topology.program import Topology
 from everflow.topology.store_layouts import from_json, layouts_to_keep, to_text
-from everflow.topology.subtopologies import SubTopologies, cut, internal_topics
+from everflow.topology.subtopologies import InternalTopics, SubTopologies, cut, internal_topics
 from everflow.waits import waiting
 
 log = logging.getLogger("everflow")
@@ -68,10 +68,7 @@ def prepare_cluster(
     )
     _require_outputs(topology, config, admin, max(counts.values(), default=1))
     # 5. Internal topics: created at the first start, validated at every other (I10).
-    specs = [TopicSpec(n, p, dict(c), "repartition") for n, (p, c) in needed.repartition.items()]
-    specs += [TopicSpec(n, p, dict(c), "changelog") for n, (p, c) in needed.changelog.items()]
-    inputs = [TopicPartition(name, p) for name, count in sorted(counts.items()) for p in range(count)]
-    prepare(ClusterTopics(admin, config), config.application_id, specs, inputs)
+    _prepare_internal(needed, counts, config, admin)
     partitions = {**counts, **{name: partitions for name, (partitions, _) in needed.repartition.items()}}
     # 6. What is stored was written as this program reads it.
     layouts = _compared_layouts(topology, config, admin, partitions)
@@ -90,10 +87,21 @@ def prepare_cluster(
     )
 
 
+def _prepare_internal(
+    needed: InternalTopics, counts: Mapping[str, int], config: StreamsConfig, admin: ClusterAdmin
+) -> None:
+    specs = [TopicSpec(n, p, dict(c), "repartition") for n, (p, c) in needed.repartition.items()]
+    specs += [TopicSpec(n, p, dict(c), "changelog") for n, (p, c) in needed.changelog.items()]
+    prepare(ClusterTopics(admin, config), config.application_id, specs, _partitions_of(counts))
+
+
+def _partitions_of(counts: Mapping[str, int]) -> list[TopicPartition]:
+    return [TopicPartition(name, p) for name, count in sorted(counts.items()) for p in range(count)]
+
+
 def _compared_layouts(topology: Topology, config: StreamsConfig, admin: ClusterAdmin, partitions: Mapping[str, int]) -> str:
     """What is written of the stores beside offsets from now on; StoreLayoutError (note 013)."""
-    inputs = [TopicPartition(name, p) for name, count in sorted(partitions.items()) for p in range(count)]
-    committed = admin.committed(config.application_id, inputs, COMMITTED_TIMEOUT_S)
+    committed = admin.committed(config.application_id, _partitions_of(partitions), COMMITTED_TIMEOUT_S)
     found = [from_json(parse_metadata(offset.metadata).layouts) for offset in committed.values()]
     kept = layouts_to_keep(config.application_id, topology, found)
     text = to_text(kept)
