@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from everflow.jvm import find_java
+from everflow.jvm.java import find_java
 
 SOURCE = Path(__file__).with_name("java") / "CountBench.java"
 MAIN_CLASS = "CountBench"

@@ -198,7 +198,7 @@ def _launchers(systems: tuple[str, ...], folder: Path) -> dict[str, Launcher]:
     launchers: dict[str, Launcher] = {}
     for system in systems:
         if system == KAFKA_STREAMS:
-            from everflow.jvm import resolve_jars
+            from everflow.jvm.jars import resolve_jars
 
             launchers[system] = kafka_streams_launcher(java_command(resolve_jars("streams"), folder / "classes"))
         else:

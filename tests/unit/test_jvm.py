@@ -7,27 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from everflow import jvm
 from everflow.errors import SetupError
+from everflow.jvm import jars, java
 
 
 def _java(folder: Path, version: str, modules: str | None = "java.base jdk.incubator.vector") -> Path:
     (folder / "bin").mkdir(parents=True)
-    java = folder / "bin" / "java"
-    java.write_text("#!/bin/sh\nexit 1\n")
-    java.chmod(0o755)
+    executable = folder / "bin" / "java"
+    executable.write_text("#!/bin/sh\nexit 1\n")
+    executable.chmod(0o755)
     listed = f'MODULES="{modules}"\n' if modules is not None else ""
     (folder / "release").write_text(f'JAVA_VERSION="{version}"\n{listed}')
-    return java
+    return executable
 
 
 def _find(monkeypatch: pytest.MonkeyPatch, *candidates: Path) -> Path:
-    monkeypatch.setattr(jvm, "_candidates", lambda java_home, path: iter(candidates))
-    jvm._find_java.cache_clear()
+    monkeypatch.setattr(java, "_candidates", lambda java_home, path: iter(candidates))
+    java._find_java.cache_clear()
     try:
-        return jvm.find_java()
+        return java.find_java()
     finally:
-        jvm._find_java.cache_clear()
+        java._find_java.cache_clear()
 
 
 def test_old_and_stripped_javas_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,13 +39,13 @@ def test_old_and_stripped_javas_are_passed_over(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_java_without_module_list_counts_by_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    java = _java(tmp_path / "21", "21", None)
-    assert _find(monkeypatch, java) == java
+    unlisted = _java(tmp_path / "21", "21", None)
+    assert _find(monkeypatch, unlisted) == unlisted
 
 
 def test_java_home_comes_before_path(tmp_path: Path) -> None:
     home, on_path = _java(tmp_path / "home", "17"), _java(tmp_path / "path", "21")
-    first, second = list(jvm._candidates(str(tmp_path / "home"), str(on_path.parent)))[:2]
+    first, second = list(java._candidates(str(tmp_path / "home"), str(on_path.parent)))[:2]
     assert (first, second) == (home, on_path)
 
 
@@ -54,7 +54,7 @@ def test_no_java_says_what_was_seen_and_what_to_type(tmp_path: Path, monkeypatch
     with pytest.raises(SetupError, match=r"version 11\.0\.22 is too old") as failure:
         _find(monkeypatch, old)
     assert failure.value.code == "EF-JAVA-NOT-FOUND"
-    assert jvm.install_command() in str(failure.value)
+    assert java.install_command() in str(failure.value)
 
 
 @pytest.fixture
@@ -71,17 +71,17 @@ def test_many_callers_make_one_download(cache: Path, monkeypatch: pytest.MonkeyP
         (staging / "b.jar").touch()
         (staging / "a.jar").touch()
 
-    monkeypatch.setattr(jvm, "_run_ivy", ivy)
+    monkeypatch.setattr(jars, "_run_ivy", ivy)
     told: list[str] = []
     answers: list[list[Path]] = []
     callers = [
-        threading.Thread(target=lambda: answers.append(jvm.resolve_jars("spark", progress=told.append))) for _ in range(8)
+        threading.Thread(target=lambda: answers.append(jars.resolve_jars("spark", progress=told.append))) for _ in range(8)
     ]
     for caller in callers:
         caller.start()
     for caller in callers:
         caller.join(30)
-    folder = jvm.jars_folder("spark")
+    folder = jars.jars_folder("spark")
     assert answers == [[folder / "a.jar", folder / "b.jar"]] * 8
     assert runs == ["spark"]
     assert len(told) == 1
@@ -95,9 +95,9 @@ def test_a_failed_download_leaves_nothing_and_is_tried_twice(cache: Path, monkey
         tries.append(conf)
         return "module not found: kafka"
 
-    monkeypatch.setattr(jvm, "_run_ivy", ivy)
+    monkeypatch.setattr(jars, "_run_ivy", ivy)
     with pytest.raises(SetupError, match=r"module not found: kafka[\s\S]*EVERFLOW_IVY_SETTINGS") as failure:
-        jvm.resolve_jars("broker")
+        jars.resolve_jars("broker")
     assert failure.value.code == "EF-JARS"
     assert len(tries) == 2
     assert list((cache / "jars").rglob("*.jar")) == []
@@ -105,4 +105,4 @@ def test_a_failed_download_leaves_nothing_and_is_tried_twice(cache: Path, monkey
 
 def test_an_unknown_class_path_is_refused() -> None:
     with pytest.raises(ValueError, match="spark, broker, streams"):
-        jvm.resolve_jars("connect")
+        jars.resolve_jars("connect")

@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 
 from everflow import __version__, logs
-from everflow.cli import new_project, record_commands, simulate, topics
+from everflow.cli import machine_setup, new_project, record_commands, simulate, topics
 from everflow.cli.cluster_options import Debug
 from everflow.cli.option_names import BOOTSTRAP_VARIABLE, OPTIONS, named_as_typed, require_given
 from everflow.cli.usage import EXIT_USAGE, Commands
@@ -265,5 +265,5 @@ def _errors_for_people(debug: bool) -> Iterator[list[str]]:
         raise typer.Exit(EXIT_FAILED) from None
 
 
-for group in (new_project, topics, record_commands, simulate):
+for group in (new_project, topics, record_commands, simulate, machine_setup):
     group.register(app, _errors_for_people)

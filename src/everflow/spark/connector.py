@@ -11,8 +11,8 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark import __version__ as spark_version
 
-from everflow import jvm
 from everflow.errors import SetupError
+from everflow.jvm.jars import resolve_jars
 
 _CLASS = "org.apache.spark.sql.kafka010.KafkaSourceRDD"
 
@@ -25,7 +25,7 @@ def add_connector(context: SparkContext) -> None:
     if _known(java, loader):
         return
     try:
-        for jar in jvm.resolve_jars("spark"):
+        for jar in resolve_jars("spark"):
             loader.addURL(java.java.io.File(str(jar)).toURI().toURL())
     except Py4JError:
         pass  # another kind of class loader

@@ -107,12 +107,17 @@ def _end_in_order(process: subprocess.Popen[Any]) -> None:
     """At the end of this process: the JVM removes its temporary folders and its Python workers, and is gone before we are."""
     if process.poll() is not None or process.stdin is None:
         return
+    gateway: Any = SparkContext._gateway
+    if gateway is not None and gateway.proc is process:
+        # What Python no longer refers to is told to the JVM by a thread of its own: an ending JVM resets that, which it shows.
+        gateway._gateway_client.is_connected = False
     with suppress(OSError):
         process.stdin.close()
     try:
         process.wait(END_S)
     except subprocess.TimeoutExpired:
         process.kill()
+        process.wait(WAIT_S)
 
 
 def _forget() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -17,7 +18,9 @@ from contextlib import contextmanager
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from everflow import jvm, logs
+from everflow import logs
+from everflow.jvm.class_archive import start_options
+from everflow.jvm.java import find_java
 from everflow.sockets import remove_socket_folder, socket_folder
 from everflow.spark.foreign import adopt, differing, hush_accumulators, is_own, refuse_connect, require_local, wanted_settings
 from everflow.spark.jvm_launch import jvm_ends_with_failure
@@ -43,6 +46,8 @@ SQL_SETTINGS = {
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
 }
 """What Columns of a topology are computed with; of all other SQL settings Spark's defaults hold."""
+
+JAVA_OPTIONS = ("-XX:+UseSerialGC", "-XX:MaxHeapFreeRatio=40", "-XX:MinHeapFreeRatio=10")
 
 _TOLD = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled", "spark.sql.caseSensitive", "spark.sql.legacy.timeParserPolicy")
 """Settings that change results and are often set: who has set one reads that a topology goes by its own."""
@@ -129,7 +134,7 @@ def _running() -> SparkContext | None:
 
 def _start(slots: int, wanted: Mapping[str, str], stop: threading.Event | None = None) -> SparkContext:
     logs.install()
-    java = jvm.find_java()
+    java = find_java()
     os.environ.setdefault("JAVA_HOME", str(java.resolve().parent.parent))
     # Workers must be the interpreter that runs the driver, also where `python3` on the PATH is another one.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -164,7 +169,7 @@ def context_settings(socket_folder: str) -> dict[str, str]:
         "spark.driver.memory": "1g",
         "spark.driver.host": "localhost",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:MaxHeapFreeRatio=40 -XX:MinHeapFreeRatio=10",
+        "spark.driver.extraJavaOptions": shlex.join([*JAVA_OPTIONS, *start_options("spark")]),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.task.maxFailures": "1",

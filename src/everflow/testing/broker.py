@@ -30,7 +30,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from everflow.errors import SetupError
-from everflow.jvm import find_java, resolve_jars
+from everflow.jvm.class_archive import start_options
+from everflow.jvm.jars import resolve_jars
+from everflow.jvm.java import find_java
 from everflow.waits import waiting
 
 _START_TIMEOUT_S = 180.0
@@ -289,7 +291,7 @@ class EmbeddedBroker:
 
     def _java(self, class_path: str, *flags: str) -> list[str]:
         log_settings = f"-Dlog4j2.configurationFile={_HERE / 'broker_log4j2.properties'}"
-        return [str(find_java()), *flags, log_settings, "-cp", class_path]
+        return [str(find_java()), *start_options("broker"), *flags, log_settings, "-cp", class_path]
 
     def _format(self, class_path: str) -> None:
         if (self.data_folder / "log" / "meta.properties").exists():

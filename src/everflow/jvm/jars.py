@@ -1,4 +1,4 @@
-"""Finds Java, and resolves the JVM's class paths once, into a cache outside the checkout.
+"""Resolves the JVM's class paths once, into a cache outside the checkout.
 
 The jars come through the Ivy that ships inside pyspark, run as a child process with the pinned module file
 ``everflow/ivy/ivy.xml``; so everflow needs neither Maven nor a download address of its own. Only the standard
@@ -11,49 +11,21 @@ import fcntl
 import hashlib
 import importlib.util
 import os
-import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 
 from everflow.errors import SetupError
+from everflow.jvm.java import find_java
 
-MIN_JAVA = 17
 CONFS = ("spark", "broker", "streams")
 
-_IVY_FOLDER = Path(__file__).parent / "ivy"
+_IVY_FOLDER = Path(__file__).parents[1] / "ivy"
 _RESOLVE_TIMEOUT_S = 900.0
 _RESOLVE_ATTEMPTS = 2  # one dropped connection among fifty downloads should not fail a set-up
-
-# (ids of /etc/os-release, command): the first match in ID and ID_LIKE wins.
-_INSTALL_COMMANDS = (
-    (
-        ("debian", "ubuntu"),
-        "sudo apt-get install openjdk-17-jre-headless   (newer releases: openjdk-21-jre-headless)",
-    ),
-    (("fedora",), "sudo dnf install java-21-openjdk-headless"),
-    (("rhel", "centos", "amzn"), "sudo dnf install java-17-openjdk-headless"),
-    (("arch",), "sudo pacman -S jre17-openjdk-headless"),
-    (("alpine",), "sudo apk add openjdk17-jre-headless"),
-    (("suse", "opensuse"), "sudo zypper install java-17-openjdk-headless"),
-)
-
-
-def find_java() -> Path:
-    """Return the ``java`` to use: JAVA_HOME's, else the one on PATH, else one in a usual place of the system.
-
-    Candidates older than Java 17, or without the module ``jdk.incubator.vector`` that Spark's launcher
-    asks for, are passed over. The answer is kept per value of JAVA_HOME and PATH.
-
-    Raises:
-        SetupError: code ``EF-JAVA-NOT-FOUND``; the message lists what was seen and how to install Java.
-    """
-    return _find_java(os.environ.get("JAVA_HOME", ""), os.environ.get("PATH", ""))
 
 
 def resolve_jars(conf: str, *, progress: Callable[[str], None] | None = None) -> list[Path]:
@@ -75,7 +47,7 @@ def resolve_jars(conf: str, *, progress: Callable[[str], None] | None = None) ->
         raise ValueError(f"unknown class path {conf!r}: one of {', '.join(CONFS)}")
     target = jars_folder(conf)
     if not target.is_dir():
-        with _locked(_cache_root() / "jars.lock"):
+        with locked(cache_root() / "jars.lock"):
             if not target.is_dir():
                 if progress is not None:
                     progress(f"downloading the JVM jars of '{conf}' into {target}")
@@ -86,106 +58,18 @@ def resolve_jars(conf: str, *, progress: Callable[[str], None] | None = None) ->
 def jars_folder(conf: str) -> Path:
     """Return the folder that holds, or will hold, the jars of ``conf``; it exists only when complete."""
     key = hashlib.sha256((_IVY_FOLDER / "ivy.xml").read_bytes()).hexdigest()[:16]
-    return _cache_root() / "jars" / key / conf
+    return cache_root() / "jars" / key / conf
 
 
-def install_command() -> str:
-    """Return the command that installs a fitting Java on this system, for messages."""
-    if sys.platform == "darwin":
-        return "brew install openjdk@17"
-    ids = _os_ids()
-    for names, command in _INSTALL_COMMANDS:
-        if any(name in ids for name in names):
-            return command
-    return f"install a Java runtime {MIN_JAVA} or newer with your system's package manager"
-
-
-@lru_cache(maxsize=8)
-def _find_java(java_home: str, path: str) -> Path:
-    seen: list[str] = []
-    for candidate in _candidates(java_home, path):
-        reason = _unfit(candidate)
-        if reason is None:
-            return candidate
-        seen.append(f"{candidate}: {reason}")
-    found = "".join(f"\n  {line}" for line in seen) or "\n  none in JAVA_HOME, on PATH or in the usual places"
-    raise SetupError(
-        f"Java {MIN_JAVA} or newer is needed to run Spark and Kafka. Seen:{found}\n"
-        f"To install it:\n  {install_command()}",
-        code="EF-JAVA-NOT-FOUND",
-    )
-
-
-def _candidates(java_home: str, path: str) -> Iterator[Path]:
-    tried: set[Path] = set()
-    places: list[Path] = []
-    if java_home:
-        places.append(Path(java_home) / "bin" / "java")
-    if on_path := shutil.which("java", path=path):
-        places.append(Path(on_path))
-    places += sorted(Path("/usr/lib/jvm").glob("*/bin/java"), reverse=True)
-    places += [
-        Path(f"{prefix}/opt/openjdk@{n}/bin/java")
-        for prefix in ("/opt/homebrew", "/usr/local")
-        for n in (17, 21)
-    ]
-    for place in places:
-        if place.is_file() and os.access(place, os.X_OK) and (real := place.resolve()) not in tried:
-            tried.add(real)
-            yield place
-
-
-def _unfit(java: Path) -> str | None:
-    """Say why this ``java`` cannot be used, or None. Reads ``release``: starting a JVM costs 100 ms."""
-    release = java.resolve().parent.parent / "release"
-    facts = (
-        dict(re.findall(r'^(\w+)="(.*)"$', release.read_text(), re.MULTILINE)) if release.is_file() else {}
-    )
-    version = facts.get("JAVA_VERSION") or _asked_version(java)
-    if version is None:
-        return "does not tell its version"
-    numbers = [int(n) for n in re.findall(r"\d+", version)]
-    major = numbers[1] if numbers[:1] == [1] and len(numbers) > 1 else (numbers or [0])[0]
-    if major < MIN_JAVA:
-        return f"version {version} is too old"
-    modules = facts.get("MODULES")
-    if modules is not None and "jdk.incubator.vector" not in modules.split():
-        return "lacks the module jdk.incubator.vector, which Spark asks for"
-    return None
-
-
-def _asked_version(java: Path) -> str | None:
-    try:
-        answer = subprocess.run(
-            [str(java), "-version"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    match = re.search(r'version "([^"]+)"', answer.stderr + answer.stdout)
-    return match.group(1) if match else None
-
-
-def _os_ids() -> set[str]:
-    try:
-        text = Path("/etc/os-release").read_text()
-    except OSError:
-        return set()
-    ids = " ".join(re.findall(r'^ID(?:_LIKE)?="?([^"\n]*)"?$', text, re.MULTILINE))
-    return {part.split("-")[0] for part in ids.split()}
-
-
-def _cache_root() -> Path:
+def cache_root() -> Path:
+    """Return everflow's folder for what can be made again: ``$XDG_CACHE_HOME/everflow``."""
     configured = os.environ.get("XDG_CACHE_HOME")
     return (Path(configured) if configured else Path.home() / ".cache") / "everflow"
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Of all processes that ask with this file one is inside at a time; it waits for the others as long as they take."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)  # released by the system when the process dies, however it dies
@@ -215,7 +99,7 @@ def _download(conf: str, target: Path) -> None:
 
 def _run_ivy(conf: str, staging: Path) -> str | None:
     """Run Ivy once; return None, or what it complained of."""
-    ivy_home = _cache_root() / "ivy"
+    ivy_home = cache_root() / "ivy"
     settings = os.environ.get("EVERFLOW_IVY_SETTINGS") or str(_IVY_FOLDER / "ivysettings.xml")
     command = [str(find_java()), f"-Divy.default.ivy.user.dir={ivy_home}", "-jar", str(_ivy_jar())]
     # A cache of its own: a local Maven or Ivy folder that holds only poms makes Ivy fail.
@@ -256,10 +140,16 @@ def _run_ivy(conf: str, staging: Path) -> str | None:
     return "\n".join(lines[-20:]) or f"exit code {done.returncode}"
 
 
-def _ivy_jar() -> Path:
+def pyspark_jars() -> list[Path]:
+    """Return the jars that pyspark ships, sorted by name; none where it is not installed, or without them. Does not import it."""
     spec = importlib.util.find_spec("pyspark")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        for jar in sorted(Path(folder).glob("jars/ivy-*.jar")):
+    folders = spec.submodule_search_locations or [] if spec else []
+    return sorted(jar for folder in folders for jar in Path(folder).glob("jars/*.jar"))
+
+
+def _ivy_jar() -> Path:
+    for jar in pyspark_jars():
+        if jar.name.startswith("ivy-"):
             return jar
     raise SetupError(
         "pyspark is not installed in this Python, or not with its jars: pip install 'pyspark==4.2.*'",
