@@ -82,7 +82,6 @@ if __name__ == "__main__":
     streams = KafkaStreams(
         topology().build(), application_id={app!r}, bootstrap_servers={servers!r}, state_dir="state", num_stream_threads=1,
         processing_guarantee="exactly_once_v2")
-    streams.set_state_listener(lambda new, old: print(f"state {{old.name}} -> {{new.name}}", flush=True))
     streams.run()
     print("run has returned", flush=True)
 """
