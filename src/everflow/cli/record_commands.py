@@ -30,6 +30,12 @@ def _add_produce(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         key: KeyFormat = Format.string,
         value: ValueFormat = Format.string,
         key_separator: Annotated[str, typer.Option(help="Stands between key and value.", show_default="a tab")] = "\t",
+        timed: Annotated[
+            bool,
+            typer.Option(
+                "--with-time", help="Each line begins with the record's time (ISO 8601 or ms since 1970), then the separator."
+            ),
+        ] = False,
         settings: ClientSettings = None,
         debug: Debug = False,
     ) -> None:
@@ -45,7 +51,7 @@ def _add_produce(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
                 partitions_of(admin, topic)
                 if sys.stdin.isatty():
                     typer.echo(f"one record a line for {topic}, Ctrl-D ends", err=True)
-                sent = send(config, topic, lines(sys.stdin, key_separator, key, value), status)
+                sent = send(config, topic, lines(sys.stdin, key_separator, key, value, timed), status)
             typer.echo(f"{sent:,} record{'s' * (sent != 1)} written to {topic}", err=True)
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer
@@ -38,23 +38,36 @@ _NUMBERS: dict[Format, tuple[Serde, Callable[[str], Any]]] = {
 }
 
 
+NOW = 0
+"""To the client a record's time that it is to take from its clock."""
+
+
 @dataclass(frozen=True)
 class Line:
     """A record to be written."""
 
     key: bytes | None
     value: bytes | None
+    time_ms: int = NOW
 
 
-def lines(source: Iterable[str], separator: str, key: Format, value: Format) -> Iterator[Line]:
-    """The records that lines of text stand for. ConfigError, naming the line, for one that is not what it should be."""
+def lines(source: Iterable[str], separator: str, key: Format, value: Format, timed: bool = False) -> Iterator[Line]:
+    """The records that lines of text stand for; ``timed``: each line begins with the time. ConfigError, naming the line, for one
+    that is not what it should be."""
     for number, line in enumerate(_readable(source), 1):
         text = line.rstrip("\r\n")
         if not text.strip():
             continue
-        before, found, behind = text.partition(separator)
         try:
-            yield Line(encoded(before, key), encoded(behind, value)) if found else Line(None, encoded(text, value))
+            time_ms = NOW
+            if timed:
+                at, found, text = text.partition(separator)
+                time_ms = time_of(at)
+                if not found:
+                    raise ValueError(f"nothing behind the time {at!r}")
+            before, found, behind = text.partition(separator)
+            left, right = (encoded(before, key), behind) if found else (None, text)
+            yield Line(left, encoded(right, value), time_ms)
         except UnicodeError:
             raise ConfigError(f"line {number}: not UTF-8; the lines before it were written.") from None
         except (ValueError, SerdeError) as error:
@@ -123,6 +136,23 @@ def instant(time_ms: int) -> str:
     return when.isoformat(timespec="milliseconds" if time_ms % 1000 else "seconds").replace("+00:00", "Z")
 
 
+def time_of(text: str) -> int:
+    """Ms since 1970 of such a number, or of a time in ISO 8601, UTC where it names no zone. ValueError for anything else, and for
+    1970's first moment, which is `NOW`, and before."""
+    epoch = datetime(1970, 1, 1, tzinfo=timezone.utc)
+    try:
+        if text.isdecimal():
+            found = int(text)
+        else:
+            when = datetime.fromisoformat(text.replace("Z", "+00:00"))
+            found = ((when if when.tzinfo else when.replace(tzinfo=timezone.utc)) - epoch) // timedelta(milliseconds=1)
+    except ValueError:
+        raise ValueError(f"not a time: {text!r}; write 2026-11-21T21:14:06Z, or ms since 1970") from None
+    if found <= NOW:
+        raise ValueError(f"the time {text!r} is not after 1970-01-01T00:00:00Z")
+    return found
+
+
 def text_of(message: Message, key: Format, value: Format, window: WindowKind | None) -> str:
     """A record's line. SerdeError names the record and what to ask for."""
     data: bytes | None = message.key()
@@ -151,7 +181,7 @@ def send(config: StreamsConfig, topic: str, given: Iterable[Line], status: Statu
         for line in given:
             while not refused:
                 try:
-                    producer.produce(topic, line.value, line.key, on_delivery=delivered)
+                    producer.produce(topic, line.value, line.key, on_delivery=delivered, timestamp=line.time_ms)
                     break
                 except BufferError:
                     producer.poll(_POLL_S)

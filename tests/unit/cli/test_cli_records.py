@@ -30,6 +30,20 @@ def test_the_separator_may_be_any_text() -> None:
     assert list(lines(["a::b"], "::", Format.string, Format.string)) == [Line(b"a", b"b")]
 
 
+def test_a_line_may_begin_with_the_time_of_its_record() -> None:
+    source = ["1970-01-01T00:00:01.500Z\tk\tv", "1970-01-01T01:00:01+01:00\tv", "1970-01-02\tk\t", "1500\tk\tv"]
+    assert [(line.key, line.value, line.time_ms) for line in lines(source, "\t", Format.string, Format.string, timed=True)] == [
+        (b"k", b"v", 1_500),
+        (None, b"v", 1_000),
+        (b"k", b"", 86_400_000),
+        (b"k", b"v", 1_500),
+    ]
+    early = ("0\tv", "line 1: the time '0' is not after 1970-01-01T00:00:00Z")
+    for text, says in (early, ("k\tv", "line 1: not a time: 'k'; write 2026-"), ("1500", "line 1: nothing behind the time '1500'")):
+        with pytest.raises(ConfigError, match=says):
+            list(lines([text], "\t", Format.string, Format.string, timed=True))
+
+
 @pytest.mark.parametrize(
     ("text", "form", "data"),
     [
