@@ -71,6 +71,7 @@ class LogFile(RotatingFileHandler):
         self.setFormatter(logging.Formatter(_FORMAT, _TIME))
         install()
         _files.add(self)
+        _people.begin()
 
     def _open(self) -> Any:
         return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=_private)
@@ -177,6 +178,10 @@ class _People(logging.Handler):
         super().__init__()
         self.write: Callable[[str], None] | None = None
         self.verbose = False
+        self._repeats = Repeats()
+
+    def begin(self) -> None:
+        """Another instance begins: what an earlier one said, and since when, is not its."""
         self._repeats = Repeats()
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -57,6 +57,15 @@ def opened(path: Path) -> Iterator[LogFile]:
 
 
 @in_a_plain_program
+def test_what_an_earlier_instance_said_is_not_as_old_for_the_next_one(capsys: Capture, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        with opened(tmp_path / name):
+            logging.getLogger("everflow").warning("no answer from Kafka")
+            logging.getLogger("everflow").warning("no answer from Kafka")
+    assert capsys.readouterr().err.splitlines() == [f"{NOW} WARNING no answer from Kafka"] * 2
+
+
+@in_a_plain_program
 def test_a_program_that_configured_nothing_reads_warnings_and_moves_with_the_time(capsys: Capture) -> None:
     OWN.debug("quiet")
     OWN.info("quiet too")

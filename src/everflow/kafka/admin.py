@@ -90,7 +90,7 @@ class ClusterAdmin:
         self._clients_lock = threading.Lock()
         self._clock = clock
         self._pause = pause
-        self._stop = stop or threading.Event()
+        self.stop = stop or threading.Event()
 
     @staticmethod
     def beside(config: Mapping[str, Any]) -> ClusterAdmin:
@@ -117,7 +117,7 @@ class ClusterAdmin:
             try:
                 return self.cluster_id(timeout_s=max(0.1, min(attempt_s, left)))
             except RetriableError as failure:
-                if self._stop.is_set():
+                if self.stop.is_set():
                     raise
                 left = deadline - self._clock()
                 if left <= 0:
@@ -430,7 +430,7 @@ class ClusterAdmin:
         deadline = self._clock() + timeout_s
         pause = _FIRST_PAUSE_S
         while True:
-            if self._stop.is_set():
+            if self.stop.is_set():
                 raise RetriableError(f"stopped while {doing}")
             try:
                 return once(max(0.05, deadline - self._clock()))
@@ -449,7 +449,7 @@ class ClusterAdmin:
             try:
                 return future.result(max(0.0, min(left, _LOOK_S)))
             except FutureTimeoutError:
-                if left <= _LOOK_S or self._stop.is_set():
+                if left <= _LOOK_S or self.stop.is_set():
                     raise
 
 

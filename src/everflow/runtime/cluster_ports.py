@@ -95,7 +95,7 @@ class ClusterPorts:
 
     def __init__(self, ground: Ground, context: Any, standbys: Callable[[], StandbyUpdateListener], held: ExitStack) -> None:
         self._ground, self._context, self._standbys, self._held = ground, context, standbys, held
-        self._end_sums = EndSums(ground.changelogs.stable_ends, ground.changelogs_of_tasks(), ground.clock)
+        self._end_sums = EndSums(ground.changelogs.stable_ends, ground.changelogs_of_tasks(), ground.clock, ground.admin.stop)
         self._racks = racks_of(ground)
         self._racks.refresh()
         self._lost_writers = lost_writers_of(ground)

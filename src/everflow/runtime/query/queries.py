@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from everflow.clock import Clock
 from everflow.errors import RetriableError, StoreMismatchError
@@ -288,6 +288,11 @@ class InteractiveQueries:
 
     _queries: StoreQueries | None = None
 
+    if TYPE_CHECKING:  # `Living` has it
+
+        @property
+        def state(self) -> ClientState: ...
+
     def store(
         self,
         name: str,
@@ -336,6 +341,8 @@ class InteractiveQueries:
 
     def _asked(self) -> StoreQueries:
         if self._queries is None:
+            if self.state in SERVING:
+                raise InvalidStateStoreError("This instance is still starting: its stores can be read when its state is RUNNING.")
             raise InvalidStateStoreError("This instance has not been started: its stores can be read from start until close.")
         return self._queries
 

@@ -28,7 +28,10 @@ class EndSums:
         read: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, int]],
         partitions: Mapping[TaskId, Sequence[TopicPartition]],
         clock: Clock,
+        stopping: threading.Event | None = None,
     ) -> None:
+        """``stopping``: set once ``read`` may refuse because the instance ends."""
+        self._stopping = stopping or threading.Event()
         self._read = read
         self._partitions = partitions
         self._clock = clock
@@ -70,7 +73,8 @@ class EndSums:
             ends = self._read({tp for listed in self._partitions.values() for tp in listed})
             sums = {task: sum(ends[tp] for tp in listed) for task, listed in self._partitions.items()}
         except EverflowError as error:
-            log.warning("The ends of the changelogs cannot be read: %s", error)
+            if not self._stopping.is_set():
+                log.warning("The ends of the changelogs cannot be read: %s", error)
         except Exception as error:  # a defect must not end the thread the leader waits for
             log.exception("The ends of the changelogs cannot be read: %r", error)
         with self._changed:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from everflow import serdes
 from everflow.clock import ManualClock
@@ -154,12 +155,17 @@ def test_end_sums_are_read_after_they_are_asked_for_and_summed_per_task() -> Non
     sums.close()
 
 
-def test_ends_that_cannot_be_read_are_none() -> None:
+def test_ends_that_cannot_be_read_are_none(caplog: pytest.LogCaptureFixture) -> None:
     def fail(asked: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
         raise RetriableError("away")
 
-    sums = EndSums(fail, {A: [TopicPartition("x", 0)]}, ManualClock())
+    stopping = threading.Event()
+    sums = EndSums(fail, {A: [TopicPartition("x", 0)]}, ManualClock(), stopping)
     assert sums.latest() is None
+    assert caplog.messages == ["The ends of the changelogs cannot be read: away"]
+    stopping.set()
+    assert sums.latest() is None
+    assert len(caplog.messages) == 1, "an instance that ends is refused by its own client"
     sums.close()
 
 

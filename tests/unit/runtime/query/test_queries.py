@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from everflow import KafkaStreams, Topology
 from everflow.errors import RetriableError
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.query.key_metadata import KeyQueryMetadata
-from everflow.runtime.query.queries import ENDS_AGE_MS, InteractiveQueries, LagInfo
+from everflow.runtime.query.queries import ENDS_AGE_MS, LagInfo
 from everflow.runtime.query.query_errors import (
     InvalidStateStoreError,
     StaleStateError,
@@ -188,7 +189,11 @@ def test_an_unknown_store_and_an_instance_that_does_not_run(instance: Instance) 
     with pytest.raises(InvalidStateStoreError, match="state NOT_RUNNING, its stores cannot be read: ask another instance"):
         counts.get("a")
     with pytest.raises(InvalidStateStoreError, match="has not been started"):
-        InteractiveQueries().store("counts")
+        KafkaStreams(Topology(()), application_id="app", bootstrap_servers="b:1").store("counts")
+    starting = KafkaStreams(Topology(()), application_id="app", bootstrap_servers="b:1")
+    starting._life.states.to(ClientState.REBALANCING)
+    with pytest.raises(InvalidStateStoreError, match="is still starting: its stores can be read when its state is RUNNING"):
+        starting.store("counts")
 
 
 def test_metadata_for_a_key(instance: Instance) -> None:
