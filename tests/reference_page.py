@@ -18,22 +18,9 @@ import everflow
 import everflow.assignment
 import everflow.metrics
 import everflow.testing
+from everflow.foreign_names import OWN
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "guide" / "reference.md"
-
-OWN = frozenset(
-    {
-        "KStream.derived", "KStream.repartitioned", "KGroupedStream.grouped", "KGroupedStream.stream",
-        "TimeWindows.expand", "TimeWindows.is_open", "Topology.consumers", "Topology.node",
-        "Topology.repartition_topics", "StreamsConfig.admin", "StreamsConfig.assignment", "StreamsConfig.batches",
-        "StreamsConfig.consumer", "StreamsConfig.given", "StreamsConfig.main_consumer",
-        "StreamsConfig.producer", "StreamsConfig.shared_client", "StreamsConfig.topic", "InputTopic.rewind",
-        "InputTopic.written", "KGroupedStream.graph", "TimeWindowedKStream.graph",
-        "SessionWindowedKStream.graph", "BranchedKStream.graph",
-        "agg.result_type",
-    }
-)
-"""Of public classes and modules what other modules of everflow call: no programs, so not on the page."""
 
 WITHOUT_DOCSTRING = {
     "StateListener": "A function `(new, old)` of two `ClientState`, for `KafkaStreams.set_state_listener`.",

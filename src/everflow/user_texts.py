@@ -10,6 +10,13 @@ UNDECODED = "the value is undecoded bytes; give the stream a serde, e.g. value=s
 """For whoever takes a field of a value whose source has no serde."""
 
 
+COLUMN_IN_FUNCTION = (
+    "a Python function gets values, not Columns, and is called for each record: write v['amount'] > 1 and ... in it, or pass the "
+    "Column itself, without the function: (F.col('value.amount') > 1) & (...)"
+)
+"""For whoever uses ``F.col`` in a function."""
+
+
 def shown(value: object, most: int = 200) -> str:
     """``repr(value)``, at most ``most`` characters of it; the class where that fails."""
     try:

@@ -24,6 +24,7 @@ from everflow import (
     agg,
     serdes,
 )
+from everflow.dsl.graph_builder import _first, _or_anew
 from everflow.errors import UnknownImportError, UnknownNameError
 from everflow.foreign_names import FOREIGN_NAMES
 
@@ -153,7 +154,7 @@ def test_what_is_one_too_many_is_shown_as_it_is_given_here() -> None:
     def added(key: str, value: int, total: int) -> int:
         return total + value
 
-    told = r"the function \S+ is one too many: give it by name, as in grouped\.aggregate\(total=agg"
+    told = r"functions are given by name: aggregate\(initializer=\.\.\., aggregator=\.\.\.\)"
     with pytest.raises(TopologyError, match=told):
         _of(grouped).aggregate(lambda: 0, added)
 
@@ -186,6 +187,9 @@ def test_a_cell_is_called_as_jupyter_calls_it(monkeypatch: pytest.MonkeyPatch) -
     shell = SimpleNamespace(compile=SimpleNamespace(format_code_name=names.get))
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     assert str(TopologyError("no", where="/programs/ipykernel_7/36.py:2")) == "no\n  at Cell In[4]:2"
+    assert (_first("/programs/ipykernel_7/36.py:2"), _first("app.py:2")) == ("Cell In[4]:2", "app.py:2")
+    assert "run the cell of the StreamsBuilder again" in _or_anew("/programs/ipykernel_7/36.py:2")
+    assert _or_anew("app.py:2") == "", "a script that fails is run as a whole"
     assert str(TopologyError("no", where="/programs/a.py:2")) == "no\n  at /programs/a.py:2"
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
     assert str(TopologyError("no", where="/programs/ipykernel_7/36.py:2")) == "no\n  at /programs/ipykernel_7/36.py:2"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import everflow
-from reference_page import OWN, PAGE, SECTIONS, entries, found, made, public_names
+from everflow.foreign_names import OWN
+from reference_page import PAGE, SECTIONS, entries, found, made, public_names
 
 
 def test_the_page_is_made_from_the_docstrings_of_today() -> None:

@@ -78,6 +78,11 @@ def _misfit(owner: str, name: str, signature: inspect.Signature, args: tuple[Any
             return f"{name} takes no {keyword}=; {hint}"
     if len(args) > len(by_place):
         extra = args[len(by_place)]
+        functions = [p.name for p in parameters if p.name in by_name and "Callable" in str(p.annotation)]
+        given = sum(map(callable, args[len(by_place) :]))
+        if callable(extra) and given <= len(functions):
+            named = ", ".join(f"{function}=..." for function in functions[:given])
+            return f"{name} takes {_listed(by_place, by_name)}; functions are given by name: {name}({named})"
         example = entry_of(owner, name)
         like = f", as in {example.advice}" if example is not None and example.here == name else ""
         return f"{name} takes {_listed(by_place, by_name)}; {_shown(extra)} is one too many: give it by name{like}"

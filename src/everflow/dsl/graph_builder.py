@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from everflow.errors import TopologyError
+from everflow.location import place
 from everflow.serdes import Serde
 from everflow.topology.graph import ColumnExpr, EdgeType, Node, RepartitionTopic, SinkNode, SourceNode
 from everflow.topology.program import Topology
@@ -83,7 +84,8 @@ class GraphBuilder:
         taken = self._nodes.get(node.name)
         if taken is not None:
             raise TopologyError(
-                f"the node name {node.name!r} is used twice (first at {taken.where}); give one of them another name=...",
+                f"the node name {node.name!r} is used twice (first at {_first(taken.where)}); give one of them another name=..."
+                f"{_or_anew(taken.where)}",
                 where=node.where,
             )
         self._travel.require(_travelling(node), getattr(node, "op", node.name), node.where)
@@ -96,8 +98,8 @@ class GraphBuilder:
             check_name("topic", topic, where)
             if topic in self._topics:
                 raise TopologyError(
-                    f"the topic {topic!r} is read twice (first at {self._topics[topic]}); "
-                    "keep the first stream in a variable and use it twice",
+                    f"the topic {topic!r} is read twice (first at {_first(self._topics[topic])}); "
+                    f"keep the first stream in a variable and use it twice{_or_anew(self._topics[topic])}",
                     where=where,
                 )
             self._topics[topic] = where
@@ -113,7 +115,8 @@ class GraphBuilder:
         check_name("store", name, where)
         if name in self._stores:
             raise TopologyError(
-                f"the store name {name!r} is used twice (first at {self._stores[name]}); give one of them another name",
+                f"the store name {name!r} is used twice (first at {_first(self._stores[name])}); give one of them another name"
+                f"{_or_anew(self._stores[name])}",
                 where=where,
             )
         self._stores[name] = where
@@ -132,7 +135,9 @@ class GraphBuilder:
         if f"{name}-repartition" in self._repartitions:
             first = self._repartitions[f"{name}-repartition"][1]
             raise TopologyError(
-                f"the repartition name {name!r} is used twice (first at {first}); give one of them another name", where=where
+                f"the repartition name {name!r} is used twice (first at {_first(first)}); give one of them another name"
+                f"{_or_anew(first)}",
+                where=where,
             )
         return name
 
@@ -163,6 +168,16 @@ class GraphBuilder:
         if not any(isinstance(node, SourceNode) for node in self._nodes.values()):
             raise TopologyError("the topology reads no topic; begin with builder.stream('topic') or builder.table('topic')")
         return Topology(tuple(self._nodes.values()), tuple(topic for topic, _ in self._repartitions.values()))
+
+
+def _first(where: str | None) -> str:
+    return "a line that is not known" if where is None else place(where)
+
+
+def _or_anew(where: str | None) -> str:
+    """For a cell, which is run again when it has failed: the calls of its chain before the one that failed are still here."""
+    again = "\n  Where that was a chain that failed further on, run the cell of the StreamsBuilder again, and then this one"
+    return again if where is not None and place(where) != where else ""
 
 
 def _travelling(node: Node) -> dict[str, object]:

@@ -72,12 +72,27 @@ FOREIGN_NAMES: Mapping[str, Names] = MappingProxyType(
 """Both tables as one; where both know a name, Kafka Streams' meaning holds."""
 
 
+OWN = frozenset(
+    {
+        "KStream.derived", "KStream.repartitioned", "KGroupedStream.grouped", "KGroupedStream.stream",
+        "TimeWindows.expand", "TimeWindows.is_open", "Topology.consumers", "Topology.node",
+        "Topology.repartition_topics", "StreamsConfig.admin", "StreamsConfig.assignment", "StreamsConfig.batches",
+        "StreamsConfig.consumer", "StreamsConfig.given", "StreamsConfig.main_consumer",
+        "StreamsConfig.producer", "StreamsConfig.shared_client", "StreamsConfig.topic", "InputTopic.rewind",
+        "InputTopic.written", "KGroupedStream.graph", "TimeWindowedKStream.graph",
+        "SessionWindowedKStream.graph", "BranchedKStream.graph",
+        "agg.result_type",
+    }
+)
+"""Of public classes and modules what other modules of everflow call: no programs, so nobody is told of it."""
+
+
 def explain(owner: str, name: str, known: Iterable[str]) -> str:
     """What to say of ``name`` to whoever looks for it on ``owner``, which has the names ``known``."""
     entry = entry_of(owner, name)
     if entry is not None:
         return f"{owner} has no {name}: {entry}"
-    public = [other for other in known if not other.startswith("_")]
+    public = [other for other in known if not other.startswith("_") and f"{owner}.{other}" not in OWN]
     here = spelled_here(name, public)
     if here is not None:
         return f"{owner} has no {name}: it is {here} here"

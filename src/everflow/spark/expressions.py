@@ -228,10 +228,19 @@ def _not_analysable(text: str, edge: EdgeType, where: str | None, error: Excepti
         return TopologyError(f"{text}: {known[0]} cannot be used in a Column; {known[1]}", where=where)
     reason = str(error).split("\n'", 1)[0].split("\n+-", 1)[0].split(" SQLSTATE", 1)[0].strip().replace("\n", " ")
     available = ", ".join(column_names(edge.key, edge.value))
-    hint = ""
+    hint = _field_hint(edge, error)
     if pa.types.is_binary(edge.value):
         hint = f"\n  {UNDECODED}"
     return TopologyError(f"{text} cannot be used here: {reason}\n  columns: {available}{hint}", where=where)
+
+
+def _field_hint(edge: EdgeType, error: Exception) -> str:
+    """For ``F.col("amount")`` where the value, or the key, is a struct with such a field."""
+    parameters: dict[str, str] = getattr(error, "getMessageParameters", dict)() or {}
+    unknown = parameters.get("objectName", "").strip("`")
+    structs = [(part, type_) for part, type_ in (("value", edge.value), ("key", edge.key)) if pa.types.is_struct(type_)]
+    parts = [part for part, type_ in structs if type_.get_field_index(unknown) >= 0]
+    return f"\n  {unknown} is a field of the {parts[0]}: write F.col('{parts[0]}.{unknown}')" if parts else ""
 
 
 @contextmanager

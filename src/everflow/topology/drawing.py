@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
+from everflow.location import place
 from everflow.topology.describe import Shown, shown_nodes, sink_topic
 from everflow.topology.graph import Graph, SourceNode, StatefulNode
 from everflow.topology.subtopologies import SubTopology, cut
@@ -108,7 +109,7 @@ def _place(boxes: dict[str, _Box], edges: list[tuple[str, str]], top: float) -> 
 def _tip(entry: Shown) -> str:
     node = entry.node
     types = f"{type_text(node.out.key)} -> {type_text(node.out.value)}"
-    return f"{entry.name}\n{types}" + (f"\nat {node.where}" if node.where else "")
+    return f"{entry.name}\n{types}" + (f"\nat {place(node.where)}" if node.where else "")
 
 
 def _short(text: str) -> str:

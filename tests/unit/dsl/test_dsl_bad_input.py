@@ -135,6 +135,11 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     "misspelt keyword": (lambda b, s: s.to("out", vale=serdes.string()), "to takes no vale=; did you mean value="),
     "no such keyword": (lambda b, s: s.filter(F.lit(True), zzz=1), "filter takes no zzz=; it takes predicate, name="),
     "a store by place": (lambda b, s: s.group_by_key().count("n"), "takes store=, name=; 'n' is one too many: give it by name"),
+    "functions in Java's order": (
+        lambda b, s: s.group_by_key().aggregate(lambda: 0, lambda value, total: total, store="x"),
+        r"functions are given by name: aggregate\(initializer=\.\.\., aggregator=\.\.\.\)",
+    ),
+    "a field of the value": (lambda b, s: s.filter(F.col("amount") > 1), r"field of the value: write F\.col\('value\.amount'\)"),
     "nothing to filter by": (lambda b, s: s.filter(), "filter takes predicate, name=; predicate is missing"),
     "a function of PySpark": (lambda b, s: s.map_values(F.upper), r"function upper itself; call it: map_values\(F\.upper"),
     "a UDF": (lambda b, s: s.map_values(TWICE), r"PySpark UDF; pass .* itself: map_values\(twice_of, returns='double'\)"),

@@ -72,6 +72,7 @@ def test_an_example_works_as_it_is_written(owner: str, example: str) -> None:
         ("builder.global_table('t')", "global tables are not there yet"),
         ("builder.build().addSource('s')", "topologies are written with StreamsBuilder"),
         ("stream.fliter(None)", r"KStream has no fliter; did you mean filter\?"),
+        ("stream.split().to('out')", "BranchedKStream has no to; it has branch, default_branch, no_default_branch\n"),
         ("stream.qqqqq", "KStream has no qqqqq; it has branch, "),
     ],
 )

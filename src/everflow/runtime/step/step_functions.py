@@ -18,7 +18,7 @@ from everflow.serdes import Serde
 from everflow.serdes.fitting import column_of
 from everflow.serdes.windowed import python_keys
 from everflow.topology.physical_plan import DEAD_LETTER_TYPE, DecodeOp, FunctionOp, Source, UnnestOp
-from everflow.user_texts import MOST_TEXT, UNDECODED, error_text, shown
+from everflow.user_texts import COLUMN_IN_FUNCTION, MOST_TEXT, UNDECODED, error_text, shown
 
 
 class Located(Protocol):
@@ -53,7 +53,8 @@ class RecordFailure(EverflowError):
         topic = sources[int(batch.source[row])].topic
         record = BadRecord(topic, int(batch.partition[row]), int(batch.offset[row]), op.name)
         undecoded = isinstance(error, TypeError | AttributeError) and pa.types.is_binary(batch.value.type)
-        return RecordFailure(record, op.where, error, f"\n  {UNDECODED}" if undecoded else "")
+        hint = UNDECODED if undecoded else COLUMN_IN_FUNCTION if type(error).__module__.startswith("pyspark.errors") else ""
+        return RecordFailure(record, op.where, error, f"\n  {hint}" if hint else "")
 
 
 class UndecodableRecord(EverflowError):
@@ -221,22 +222,22 @@ def _decode(serde: Serde | None, raw: pa.Array, part: str, errors: dict[int, str
         raise
     except BaseException as error:  # a serde of the user may raise anything
         require_users(error)
-        return column_of(_decode_each(serde, raw.to_pylist(), part, errors), serde.type)
+        return _decode_each(serde, raw.to_pylist(), part, errors)
 
 
-def _decode_each(serde: Serde, raw: Iterable[bytes | None], part: str, errors: dict[int, str]) -> list[Any]:
-    values = []
+def _decode_each(serde: Serde, raw: Iterable[bytes | None], part: str, errors: dict[int, str]) -> pa.Array:
+    rows = []
     for row, data in enumerate(raw):
         try:
-            values.append(serde.decode(data))
+            rows.append(column_of([serde.decode(data)], serde.type))  # which need not fit
         except RetriableError:
             raise
         except BaseException as error:
             require_users(error)
             text = str(error) if isinstance(error, EverflowError) else error_text(error)
             errors[row] = f"{part} is not a valid {serde!r}: {text}"
-            values.append(None)
-    return values
+            rows.append(pa.nulls(1, serde.type))
+    return pa.concat_arrays(rows)
 
 
 def _dead_letters(

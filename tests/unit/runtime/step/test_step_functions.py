@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkValueError
 
 from everflow import serdes
 from everflow.errors import RetriableError
@@ -15,6 +16,7 @@ from everflow.records import EdgeBatch
 from everflow.runtime.commit.batch import BadRecord
 from everflow.runtime.step.step_functions import RecordFailure, decode_parts, run_function, unnest
 from everflow.runtime.step.task_step import _to_outputs
+from everflow.serdes.by_record import adopted
 from everflow.topology.graph import EdgeType
 from everflow.topology.physical_plan import DecodeOp, FunctionOp, SinkOp, Source, UnnestOp
 
@@ -131,6 +133,37 @@ def test_whoever_takes_a_field_of_bytes_reads_that_the_source_has_no_serde(fails
         run_function(function("map_values", fails), batch(["a"], [b"{}"], value=pa.binary()), SOURCES)
     hint = "the value is undecoded bytes; give the stream a serde, e.g. value=serdes.json("
     assert (hint in failure.value.failure.error) is told
+
+
+def test_whoever_writes_columns_in_a_function_reads_that_it_gets_values() -> None:
+    def both(key: Any, value: Any) -> Any:
+        raise PySparkValueError(errorClass="CANNOT_CONVERT_COLUMN_INTO_BOOL", messageParameters={})
+
+    with pytest.raises(RecordFailure) as failure:
+        run_function(function("filter", both), batch(["a"], [1]), SOURCES)
+    assert "please use '&' for 'and'" in failure.value.failure.error
+    assert "\n  a Python function gets values, not Columns" in failure.value.failure.error
+
+
+def test_a_serde_that_decodes_to_another_type_is_named_with_the_record() -> None:
+    op = DecodeOp("source:in", 1, 2, None, adopted(Digits()))
+    good, bad = decode_parts(op, batch(["a", "b", "c"], [b"1", b"x", b"3"], value=pa.binary()), SOURCES)
+    assert pairs(good) == [("a", 1), ("c", 3)]
+    assert bad is not None
+    assert bad.value.to_pylist()[0]["error"] == "value is not a valid Digits(): TypeError: expected an int, found str 'x'"
+
+
+class Digits:
+    type = "int"
+
+    def decode(self, data: bytes) -> int | str:
+        return int(data) if data.isdigit() else data.decode()
+
+    def encode(self, value: int) -> bytes:
+        return str(value).encode()
+
+    def __repr__(self) -> str:
+        return "Digits()"
 
 
 def test_unnest() -> None:
