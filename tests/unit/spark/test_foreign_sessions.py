@@ -68,7 +68,7 @@ def test_what_the_jvm_reads_at_its_start_is_refused_afterwards(monkeypatch: pyte
         wanted_settings(None, None, {"spark.driver.memory": "4g", "spark.ui.port": 1})
 
 
-def test_the_jvm_of_a_session_of_the_users_leaves_no_dead_process_for_which_a_kernel_would_wait() -> None:
+def test_the_jvm_of_a_session_of_the_users_leaves_no_dead_process_that_a_kernel_waits_for() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     running: Any = SimpleNamespace(_gateway=SimpleNamespace(proc=process))
     _reap(running)
