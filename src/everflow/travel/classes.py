@@ -134,7 +134,8 @@ def making_member(member: Enum, travels: Callable[[type], bool]) -> tuple[Any, .
         arguments = data.__getnewargs__(member)
     else:
         arguments = data.__reduce__(member)[1] if data.__reduce__ is not object.__reduce__ else ()
-    slots = {name: getattr(member, name) for name in copyreg._slotnames(cls) if hasattr(member, name)}  # type: ignore[attr-defined]
+    names = copyreg._slotnames(cls)  # type: ignore[attr-defined]
+    slots = {name: getattr(member, name) for name in names if hasattr(member, name)}
     return (cls, data, arguments), (dict(vars(member)), slots)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -25,9 +26,9 @@ Topic = Callable[..., str]
 def join(bootstrap: str, name: str) -> Iterator[Callable[..., Instance]]:
     running: list[Instance] = []
 
-    def start(subtopologies: dict[int, list[str]], process_id: str, **settings: object) -> Instance:
+    def start(subtopologies: dict[int, list[str]], process_id: str, **settings: Any) -> Instance:
         assignor = assignor_of(Identity(process_id=process_id), subtopologies)
-        running.append(Instance(GroupSettings(bootstrap_servers=bootstrap, group_id=name, **settings), assignor))  # type: ignore[arg-type]
+        running.append(Instance(GroupSettings(bootstrap_servers=bootstrap, group_id=name, **settings), assignor))
         return running[-1]
 
     yield start
