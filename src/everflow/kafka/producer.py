@@ -358,7 +358,7 @@ class RecordWriter:
             cause = self._fatal or (kafka_error(pending) if pending is not None else None)
             text = f"{self._name}: {doing}"
             if cause is not None:
-                raise self._discarded(classify(cause, text)) from failure
+                raise self._discarded(self._classified(cause, doing, self._topics)) from failure
             what = f"{failure}" if pending is None else f"{type(pending).__name__}: {pending}"
             raise self._discarded(RetriableError(f"{text}: {what}")) from failure
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from everflow.errors import FatalError, GenerationChanged, RetriableError, TaskMigratedError
+from everflow.errors import FatalError, GenerationChanged, RecordTooLargeError, RetriableError, TaskMigratedError
 from everflow.kafka.errors import classify
 from everflow.kafka.producer import RecordWriter
 
@@ -53,6 +53,18 @@ def test_a_delivery_callback_that_meets_a_pending_error_gives_that_error() -> No
         raise SystemError("<method 'partition'> returned a result with an exception set") from fenced
 
     with pytest.raises(TaskMigratedError, match="flushing: fenced by a newer producer"):
+        _writer()._call("flushing", flush)
+
+
+def test_a_pending_error_that_quotes_a_too_large_record_is_told_as_one() -> None:
+    """Whether the record's own callback or the writer's end comes first is a matter of luck."""
+    quoted = "ProduceRequest for a [0] failed: Broker: Message size too large: unable to satisfy gap-less guarantee"
+    ended = KafkaException(KafkaError(KafkaError._GAPLESS_GUARANTEE, quoted, fatal=True))
+
+    def flush() -> None:
+        raise SystemError("<method 'partition'> returned a result with an exception set") from ended
+
+    with pytest.raises(RecordTooLargeError, match="flushing: .*size too large"):
         _writer()._call("flushing", flush)
 
 
