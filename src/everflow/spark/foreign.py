@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 from weakref import WeakSet
 
+from py4j import java_gateway
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.sql.utils import is_remote
@@ -60,6 +61,7 @@ def adopt(running: SparkContext) -> SparkContext | None:
     require_local(str(running.master))
     if running not in _looked_at:
         _looked_at.add(running)
+        hush_py4j()
         _hush(running)
         hush_accumulators(running)
         _reap(running)
@@ -101,6 +103,13 @@ def _hush(running: SparkContext) -> None:
             bar.get().stop()
     except (Py4JError, TypeError):
         log.debug("Spark's log stays as it is: it is not log4j's", exc_info=True)
+
+
+def hush_py4j() -> None:
+    """Its gateway reports a call that an interrupt or the JVM's end cut off to the root logger, which that configures:
+    a traceback on the terminal for a Ctrl-C that is answered. It gets py4j's own logger. Idempotent."""
+    gateway: Any = java_gateway
+    gateway.logging = gateway.logger
 
 
 def hush_accumulators(context: SparkContext) -> None:

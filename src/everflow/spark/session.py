@@ -22,7 +22,16 @@ from everflow import logs
 from everflow.jvm.class_archive import start_options
 from everflow.jvm.java import find_java
 from everflow.sockets import remove_socket_folder, socket_folder
-from everflow.spark.foreign import adopt, differing, hush_accumulators, is_own, refuse_connect, require_local, wanted_settings
+from everflow.spark.foreign import (
+    adopt,
+    differing,
+    hush_accumulators,
+    hush_py4j,
+    is_own,
+    refuse_connect,
+    require_local,
+    wanted_settings,
+)
 from everflow.spark.jvm_launch import jvm_ends_with_failure
 from everflow.spark.later import real_one_starts, running_context, stand_in
 from everflow.waits import waiting
@@ -134,6 +143,7 @@ def _running() -> SparkContext | None:
 
 def _start(slots: int, wanted: Mapping[str, str], stop: threading.Event | None = None) -> SparkContext:
     logs.install()
+    hush_py4j()
     java = find_java()
     os.environ.setdefault("JAVA_HOME", str(java.resolve().parent.parent))
     # Workers must be the interpreter that runs the driver, also where `python3` on the PATH is another one.

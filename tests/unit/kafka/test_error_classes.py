@@ -64,7 +64,7 @@ def test_a_pending_error_that_quotes_a_too_large_record_is_told_as_one() -> None
     def flush() -> None:
         raise SystemError("<method 'partition'> returned a result with an exception set") from ended
 
-    with pytest.raises(RecordTooLargeError, match="flushing: .*size too large"):
+    with pytest.raises(RecordTooLargeError, match=r"flushing: .*size too large"):
         _writer()._call("flushing", flush)
 
 
