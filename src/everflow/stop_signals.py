@@ -89,6 +89,13 @@ class StopSignals:
         """From now on nothing is raised and nobody is told: the end is under way."""
         self._raising = False
 
+    def over(self) -> None:
+        """Nothing is left to be ended in order. While Python ends itself it gives a signal its default back, which would
+        end it without a word and with another exit code; what is ignored stays ignored."""
+        self.only_count()
+        for number in self._before:
+            signal.signal(number, signal.SIG_IGN)
+
     def check(self) -> None:
         """Raise StopRequestedError if a signal has come."""
         if self.first is not None:

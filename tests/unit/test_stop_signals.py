@@ -200,3 +200,25 @@ def test_on_another_thread_it_hears_nothing_and_does_no_harm() -> None:
     thread.join(WAIT_S)
     assert codes == [None]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+LATE = """
+import os, signal
+from everflow.stop_signals import StopSignals
+
+class Last:
+    kill, pid, number = os.kill, os.getpid(), int(signal.SIGINT)
+    def __del__(self):
+        Last.kill(self.pid, self.number)
+
+last = Last()
+signals = StopSignals().install()
+{over}
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("over", "code"), [("", -signal.SIGINT), ("signals.over()", 0)])
+def test_a_signal_while_python_ends_itself_changes_nothing_any_more(over: str, code: int) -> None:
+    done = subprocess.run([sys.executable, "-c", LATE.format(over=over)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (code, "done\n"), done.stderr

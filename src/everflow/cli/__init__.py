@@ -35,7 +35,7 @@ def main() -> None:
         # An interrupt that reached the library of commands, outside of all of them, ends there with 1.
         sys.exit(signals.exit_code if end.code == 1 and signals.interrupted else end.code)
     finally:
-        signals.only_count()
+        signals.over()
 
 
 def _require_text(arguments: list[str]) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from everflow.runtime.client_state import STATE
+from everflow.runtime.client_state import LAST_STATES, STATE
 from everflow.waits import telling
 
 PLAIN_INTERVAL_S = 5.0
@@ -91,7 +91,12 @@ class StatusLine:
 
     def line(self, text: str) -> None:
         """What an instance says (`everflow.logs.lines_to`): an `event`, or a `state`."""
-        if text.startswith(STATE):
+        if text.startswith(LAST_STATES):
+            with self._lock:  # the one who shows progress may be about to: nothing is drawn below the last state
+                self._ended = True
+                self.clear()
+                self.state(text)
+        elif text.startswith(STATE):
             self.state(text)
         else:
             self.event(text)
@@ -115,17 +120,16 @@ class StatusLine:
             below: more lines, on a terminal only: what is worth a glance, but not a log file.
             now: worth printing without a terminal although the interval is not over.
         """
-        if self._ended:
-            return
-        if self._console.is_terminal:
-            live = Text("\n".join((text, *below)), no_wrap=True, overflow="ellipsis")
-            with self._lock:
+        with self._lock:
+            if self._ended:
+                return
+            if self._console.is_terminal:
+                live = Text("\n".join((text, *below)), no_wrap=True, overflow="ellipsis")
                 if self._status is None:
                     self._status = self._console.status(live)
                     self._status.start()
                 self._status.update(live)
-            return
-        with self._lock:
+                return
             at = self._clock()
             due = now or self._printed_at is None or at - self._printed_at >= self._interval_s
             if due and text != self._printed:

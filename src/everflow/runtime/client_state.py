@@ -53,6 +53,8 @@ CLIENT_TRANSITIONS: Mapping[ClientState, frozenset[ClientState]] = {
 }
 STOPPING = frozenset({_S.PENDING_SHUTDOWN, _S.NOT_RUNNING, _S.PENDING_ERROR, _S.ERROR})
 ENDED = frozenset({_S.NOT_RUNNING, _S.ERROR})
+LAST_STATES = (f"{STATE}PENDING_SHUTDOWN -> ", f"{STATE}PENDING_ERROR -> ")
+"""How the line of the last change begins."""
 
 StateListener = Callable[[ClientState, ClientState], None]
 

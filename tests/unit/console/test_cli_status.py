@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from everflow.console.status import StatusLine
@@ -51,6 +52,20 @@ def test_a_wait_is_shown_at_once_and_then_with_its_seconds() -> None:
         now[0] = 5.0
         wait_until(lambda: "starting Spark, 5 s\n" in out.getvalue(), 10, "the line with the seconds")
     assert out.getvalue() == "starting Spark\nstarting Spark, 5 s\n"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_nothing_is_drawn_below_the_last_state(terminal: bool) -> None:
+    out = io.StringIO()
+    with StatusLine(Console(file=out, force_terminal=terminal, color_system=None)) as status:
+        status.line("state RUNNING -> PENDING_SHUTDOWN")
+        status.show("handing over")
+        status.line("state PENDING_SHUTDOWN -> NOT_RUNNING")
+        status.show("lag 3")
+        status.line("the log goes on")
+    assert "handing over" in out.getvalue()
+    assert "lag 3" not in out.getvalue()
+    assert out.getvalue().splitlines()[-1].endswith("the log goes on")
 
 
 def test_a_short_wait_is_not_worth_a_line() -> None:
