@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -37,6 +38,7 @@ from everflow.testing.simulation.scenario import Scenario, draw, run
 from everflow.testing.simulation.settings import SimulatedSubTopology, SimulationSettings, Timings
 from everflow.testing.simulation.simulation import Simulation
 from everflow.testing.simulation.worker import _Batch
+from everflow.waits import shown_by
 
 SEEDS = range(int(os.environ.get("EVERFLOW_SIMULATIONS", "10")))
 
@@ -206,6 +208,22 @@ def test_an_end_that_forgets_to_leave_costs_a_session(monkeypatch: pytest.Monkey
     assert taken_over_ms() < session_ms / 2
     monkeypatch.setattr(InstanceEnd, "_leave", lambda self: None)
     assert taken_over_ms() > session_ms / 2
+
+
+def test_each_step_of_an_end_is_a_wait_that_is_shown() -> None:
+    shown: list[str] = []
+
+    def show(what: str) -> AbstractContextManager[None]:
+        shown.append(what)
+        return nullcontext()
+
+    with Simulation(SMALL, seed=14) as group:
+        grown(group, 2)
+        with shown_by(show):
+            group.close_instance("i2")
+            group.settle(60_000)
+    assert shown[:3] == ["handing the tasks over", "waiting for what it does this moment", "waiting for the batches in flight"]
+    assert shown[-1] == "telling the group that it leaves"
 
 
 @pytest.mark.parametrize("after_ms", [0, 20, 1_000])

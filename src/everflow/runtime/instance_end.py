@@ -14,6 +14,7 @@ from everflow.retry import StoppedError, quietly
 from everflow.runtime.drain import DRAIN_WITHOUT_BROKER_MS, drain_limit, drained_or_ended
 from everflow.runtime.instance import Instance
 from everflow.runtime.thread.stream_thread import StreamThread
+from everflow.waits import waiting
 
 log = logging.getLogger("everflow")
 
@@ -54,7 +55,8 @@ class InstanceEnd:
         for name, step in steps.items():
             self.told(name)
             try:
-                step()
+                with waiting(name):
+                    step()
             except Exception as error:
                 log.error("A step of the shutdown failed: %s", error, exc_info=not isinstance(error, EverflowError))
                 failures.append(error)
