@@ -65,7 +65,6 @@ class Metrics:
             self._values[name] = self._values.get(name, 0.0) + amount
 
     def set(self, name: str, value: float) -> None:
-        """Set a gauge."""
         with self._lock:
             self._values[name] = value
 

@@ -40,7 +40,6 @@ class _Sessions(Generic[Layout]):
 
     @property
     def store(self) -> str:
-        """Name of its store."""
         return self.layout.store
 
     @property

@@ -72,7 +72,6 @@ class StateMachine:
 
     @property
     def state(self) -> ClientState:
-        """The state now."""
         with self._lock:
             return self._state
 

@@ -62,15 +62,12 @@ class QueueLoop:
         self._running: Running | None = None
 
     def post(self, event: Callable[[], None]) -> None:
-        """See `EventLoop`."""
         self._events.put(event)
 
     def start(self) -> None:
-        """See `EventLoop`."""
         self._running = on_thread("everflow-instance", self._run)
 
     def end(self) -> None:
-        """See `EventLoop`."""
         if self._running is not None:
             self._events.put(None)
             self._running.join()
@@ -191,7 +188,6 @@ class ClusterPorts:
         )
 
     def recovery(self, instance: Instance, stop: threading.Event, *, pauses: bool) -> Recovery:
-        """A recovery on the cluster."""
         ground, config = self._ground, self._ground.config
         ports = ClusterRecoveryPorts(
             admin=ground.admin,

@@ -202,7 +202,6 @@ class Instance:
         return {tp: offset for task in self.running_tasks() for tp, offset in dict(task.positions).items()}
 
     def running_ids(self) -> list[TaskId]:
-        """Their ids."""
         return [task.id for task in self.running_tasks()]
 
     def settled_tasks(self) -> list[Settled]:

@@ -28,7 +28,6 @@ class Pause:
 
     @property
     def paused(self) -> bool:
-        """Whether it is paused now."""
         return not self._resumed.is_set()
 
     def hold(self, stop: threading.Event) -> bool:

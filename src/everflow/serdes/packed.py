@@ -53,7 +53,6 @@ class PackedSerde:
 
     @property
     def null_bytes(self) -> int:
-        """Bytes of the null bits."""
         return (int(self.type.num_fields) + 7) // 8
 
     @property

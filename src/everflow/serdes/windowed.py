@@ -131,7 +131,6 @@ def window_store_keys(keys: pa.Array, starts: Int64) -> pa.Array:
 
 
 def window_store_key(key: bytes, start: int) -> bytes:
-    """One key of a window store."""
     return key + _time_bytes(start) + _SEQUENCE_ZERO
 
 

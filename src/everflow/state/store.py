@@ -73,7 +73,6 @@ class InMemoryStore:
         return len(self._entries)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """See `StoreView`."""
         return [self._entries.get(key) for key in keys]
 
     def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
@@ -85,7 +84,6 @@ class InMemoryStore:
         return iter([(key, self._entries[key]) for key in self._ordered[low:high]])
 
     def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
-        """See `StoreView`."""
         return [list(self.range(start, end)) for start, end in bounds]
 
     def apply(self, changes: StoreChanges, stream_time: int = -1) -> None:

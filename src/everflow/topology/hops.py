@@ -51,7 +51,6 @@ class HopSchema:
     """The hop from the log into step 0 has no order and no control text yet; two columns less for every record."""
 
     def meta(self) -> list[pa.Field]:
-        """Metadata columns."""
         fields = [
             pa.field("_src", pa.int32()),
             pa.field("_part", pa.int32()),
@@ -63,7 +62,6 @@ class HopSchema:
         return fields + ([pa.field("_hdr", HEADERS)] if self.headers else [])
 
     def slot_fields(self, slot: Slot) -> list[pa.Field]:
-        """Columns of one slot."""
         name = f"p{slot.id}"
         fields = [pa.field(name, pa.bool_()), pa.field(f"{name}_k", slot.type.key)]
         if pa.types.is_struct(slot.type.value):

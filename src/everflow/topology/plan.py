@@ -297,7 +297,6 @@ class _Planner:
     # -- result ------------------------------------------------------------------------------------------------
 
     def finish(self) -> PhysicalPlan:
-        """The plan of this pass."""
         last = max((level for _, level in self.step_ops), default=0)
         self._read_in_step(DEAD_LETTER_SLOT, last)
         changelogs: dict[str, int] = {}

@@ -62,11 +62,9 @@ class ClientTap:
 
     @property
     def positions(self) -> Mapping[TopicPartition, int]:
-        """See `Tap`."""
         return {log.tp: log.position for log in self._logs.values()}
 
     def go_to(self, starts: Mapping[TopicPartition, int], timeout_s: float = CONNECT_S) -> None:
-        """See `Tap`."""
         logs = self._logs
         kept = {tp: logs[tp] for tp, start in starts.items() if tp in logs and logs[tp].position == start}
         gone = [log for tp, log in logs.items() if tp not in kept]
@@ -124,7 +122,6 @@ class ClientTap:
             raise classify_exception(failure, "connecting the reader") from failure
 
     def close(self) -> None:
-        """See `Tap`."""
         self._logs, self._moved = {}, {}
         if "_consumer" in vars(self):
             self._consumer.close()

@@ -123,7 +123,6 @@ class FetchConnection:
         self._cluster = self._manager.cluster
 
     def close(self) -> None:
-        """Drop the connections."""
         self._consumer.close(autocommit=False, timeout_ms=1_000)
 
     def fetch(self, tp: TopicPartition, offset: int) -> Any:

@@ -64,11 +64,9 @@ class FetchTap:
 
     @property
     def positions(self) -> Mapping[TopicPartition, int]:
-        """See `Tap`."""
         return {tp: stream.position for tp, stream in self._streams.items()}
 
     def go_to(self, starts: Mapping[TopicPartition, int], timeout_s: float = CONNECT_S) -> None:
-        """See `Tap`."""
         if not starts:
             self._streams = {}
             return
@@ -84,7 +82,6 @@ class FetchTap:
         most_bytes: int = UNBOUNDED_BYTES,
         most_records: int = UNBOUNDED_RECORDS,
     ) -> dict[TopicPartition, LogChunk]:
-        """See `Tap`."""
         until_s = self._clock() + timeout_s
         wanted = [(tp, self._streams[tp], end) for tp, end in ends.items() if self._streams[tp].position < end]
         for _, stream, end in wanted:
@@ -106,12 +103,10 @@ class FetchTap:
         return found
 
     def warm_up(self, topics: Iterable[str], timeout_s: float) -> None:
-        """See `Tap`."""
         self._streams = {}
         self._connected(timeout_s)
 
     def close(self) -> None:
-        """See `Tap`."""
         self._streams = {}
         if self._connection is not None:
             self._connection.close()

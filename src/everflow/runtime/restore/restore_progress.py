@@ -54,13 +54,11 @@ class RestoreTracker:
         self._guard.tell("restore_start", lambda: self.listener.restore_start(progress))
 
     def batch_restored(self, progress: RestoreProgress, records: int) -> None:
-        """See `RestoreListener`."""
         self._metrics.add(names.RESTORED_RECORDS, records)
         self._note(progress)
         self._guard.tell("batch_restored", lambda: self.listener.batch_restored(progress, records))
 
     def restore_end(self, progress: RestoreProgress) -> None:
-        """See `RestoreListener`."""
         self._forget(progress)
         if progress.records:
             moves.info(
@@ -73,7 +71,6 @@ class RestoreTracker:
         self._guard.tell("restore_end", lambda: self.listener.restore_end(progress))
 
     def restore_suspended(self, progress: RestoreProgress, reason: str) -> None:
-        """See `RestoreListener`."""
         self._forget(progress)
         self._guard.tell("restore_suspended", lambda: self.listener.restore_suspended(progress, reason))
 

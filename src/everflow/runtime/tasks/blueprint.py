@@ -57,5 +57,4 @@ class Blueprint:
         return ActiveTask(id=task, inputs=inputs, stores=stores)
 
     def store_specs(self) -> dict[str, StoreSpec]:
-        """All stores by name."""
         return {spec.name: spec for specs in self.stores.values() for spec in specs}

@@ -60,11 +60,9 @@ class ClusterRecoveryPorts:
         return self.changelogs.stable_ends(partitions)
 
     def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Log starts."""
         return self.admin.list_offsets(partitions, "earliest", "read_uncommitted")
 
     def restore(self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]) -> tuple[TaskStore, ...]:
-        """See `RecoveryPorts`."""
         specs = {spec.name: spec for spec in self.specs(task.id.subtopology)}
         changelogs = [store.changelog for store in task.stores if store.changelog is not None]
         states = self.changelogs.states(changelogs, targets)

@@ -123,7 +123,6 @@ class StreamThread:
         return self._struggle.trouble
 
     def start(self) -> None:
-        """Start the Python thread."""
         self._running = self.services.spawn(self.name, self._run)
 
     def add(self, tasks: Sequence[ActiveTask]) -> None:

@@ -55,28 +55,23 @@ class WorkerPorts:
 
     @property
     def watched(self) -> bool:
-        """See `SinkPorts`."""
         return ENVIRONMENT_VARIABLE in os.environ
 
     def reached(self, point: str) -> None:
-        """See `SinkPorts`."""
         reached(point)
 
     def writer(self, request: BatchRequest) -> RecordWriter:
-        """See `SinkPorts`."""
         return RecordWriter.get(
             request.producer_config, request.transactional_id if request.guarantee == EXACTLY_ONCE_V2 else None
         )
 
     def ask(self, request: BatchRequest, offsets: Sequence[tuple[str, int, int, str]]) -> GateAnswer:
-        """See `SinkPorts`."""
         with GateClient(request.gate) as gate:
             return gate.commit(request.batch_id, offsets)
 
     def apply(
         self, path: str, changes: StoreChanges, position: int | None, expected: Owner, batch: str, stream_time: int
     ) -> None:
-        """See `SinkPorts`."""
         LmdbStore.open(path).apply(
             changes,
             position=position,
@@ -109,7 +104,6 @@ class WorkerPorts:
             timer.cancel()
 
     def topic_limit(self, request: BatchRequest, topic: str) -> int | None:
-        """See `SinkPorts`."""
         admin = ClusterAdmin.beside(request.producer_config)
         try:
             return int(admin.topic_configs([topic], CONFIG_TIMEOUT_S)[topic]["max.message.bytes"])

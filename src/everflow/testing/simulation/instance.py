@@ -134,7 +134,6 @@ class SimulatedInstance(Instance):
     # --- what the simulation looks at ------------------------------------------------------------------------------
 
     def on_member_event(self, event: MemberEvent) -> None:
-        """See `Instance`."""
         if isinstance(event, Assigned):
             self.assigned |= event.tasks
         elif isinstance(event, Revoked):

@@ -34,27 +34,22 @@ class SimulatedRecoveryPorts:
     restored: Callable[[ActiveTask, int], None] = lambda task, records: None
 
     def fence(self, transactional_ids: Collection[str]) -> None:
-        """See `RecoveryPorts`."""
         for transactional_id in sorted(transactional_ids):
             fence(self.log, self.clock, transactional_id)
 
     def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset]:
-        """See `RecoveryPorts`."""
         self._travel()
         return self.log.stable_committed(partitions)
 
     def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """See `RecoveryPorts`."""
         self._travel()
         return self.log.ends(partitions)
 
     def stable_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """See `RecoveryPorts`."""
         self._travel()
         return self.log.stable_ends(partitions)
 
     def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """See `RecoveryPorts`."""
         return dict.fromkeys(partitions, 0)
 
     def restore(self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]) -> tuple[TaskStore, ...]:
