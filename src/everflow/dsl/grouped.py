@@ -40,17 +40,62 @@ from everflow.windows import SessionWindows, TimeWindows
 Operator: TypeAlias = AggregateSpec | PythonAggregateSpec | SessionAggregateSpec | SessionFunctionSpec
 
 
-class KGroupedStream(Telling):
-    """Records grouped by key. ``name`` is that of the repartition topic, used where the key was changed; several aggregations
-    of one grouped stream share the topic."""
+class _Groups(Telling):
+    """What groups have in common, whole, in time windows and in sessions."""
 
-    def __init__(self, stream: KStream, name: str | None) -> None:
-        self._stream, self._name = stream, name
+    _group: KGroupedStream
+    _windows: TimeWindows | SessionWindows | None = None
 
     @property
     def graph(self) -> GraphBuilder:
         """The graph that is built."""
-        return self._stream.graph
+        return self._group.stream.graph
+
+    @builder_call
+    def count(self, *, store: str | None = None, name: str | None = None) -> KTable:
+        """Number of records per key (and window or session), ``bigint``. Records with a null key are skipped; those with a null
+        value where there are no windows."""
+        aggregation = _Aggregation(self._group, self._windows, "count", store, name, user_line())
+        return aggregation.built_in({"count": agg.count()}, bare=True)
+
+    @builder_call
+    def reduce(
+        self, reducer: Callable[[Any, Any], Any], *, store: str | None = None, name: str | None = None
+    ) -> KTable:
+        """``reducer(aggregate, value)`` over the values of each key (and window or session); the first value is taken as it is,
+        None deletes. Sessions that merge are reduced, too: ``reducer(earlier, later)``."""
+        return _Aggregation(self._group, self._windows, "reduce", store, name, user_line()).reduce(reducer)
+
+    @builder_call
+    def aggregate(
+        self,
+        *,
+        store: str | Aggregator | None = None,
+        initializer: Callable[[], Any] | Aggregator | None = None,
+        aggregator: Callable[..., Any] | Aggregator | None = None,
+        returns: object = None,
+        value: Serde | Aggregator | None = None,
+        name: str | Aggregator | None = None,
+        **aggregators: Aggregator,
+    ) -> KTable:
+        """Built-ins, ``aggregate(store="s", n=agg.count(), mean=agg.avg("value.delay"))``: the value is a struct of the names;
+        or Python functions, ``aggregate(initializer=..., aggregator=..., store="s", returns=type or value=serde)``, where
+        ``aggregator`` gets (key, value, aggregate) or (value, aggregate) and returns the next aggregate (None deletes).
+
+        Nulls are treated as by ``count``; the key of a windowed result is a `Windowed`. A field may be called like an option: it
+        is told by being an aggregate.
+        """
+        options: dict[str, Any] = {"store": store, "initializer": initializer, "aggregator": aggregator}
+        options |= {"returns": returns, "value": value, "name": name}
+        return _aggregate(self._group, self._windows, options, aggregators, user_line())
+
+
+class KGroupedStream(_Groups):
+    """Records grouped by key. ``name`` is that of the repartition topic, used where the key was changed; several aggregations
+    of one grouped stream share the topic."""
+
+    def __init__(self, stream: KStream, name: str | None) -> None:
+        self._group, self._stream, self._name = self, stream, name
 
     @overload
     def windowed_by(self, windows: TimeWindows) -> TimeWindowedKStream: ...
@@ -73,40 +118,6 @@ class KGroupedStream(Telling):
             where=user_line(),
         )
 
-    @builder_call
-    def count(self, *, store: str | None = None, name: str | None = None) -> KTable:
-        """Number of records per key, ``bigint``; records with a null key or value are skipped."""
-        return _Aggregation(self, None, "count", store, name, user_line()).built_in({"count": agg.count()}, bare=True)
-
-    @builder_call
-    def reduce(
-        self, reducer: Callable[[Any, Any], Any], *, store: str | None = None, name: str | None = None
-    ) -> KTable:
-        """``reducer(aggregate, value)`` over the values of each key; the first value is taken as it is, None deletes."""
-        return _Aggregation(self, None, "reduce", store, name, user_line()).reduce(reducer)
-
-    @builder_call
-    def aggregate(
-        self,
-        *,
-        store: str | Aggregator | None = None,
-        initializer: Callable[[], Any] | Aggregator | None = None,
-        aggregator: Callable[..., Any] | Aggregator | None = None,
-        returns: object = None,
-        value: Serde | Aggregator | None = None,
-        name: str | Aggregator | None = None,
-        **aggregators: Aggregator,
-    ) -> KTable:
-        """Built-ins, ``aggregate(store="s", n=agg.count(), mean=agg.avg("value.delay"))``: the value is a struct of the names;
-        or Python functions, ``aggregate(initializer=..., aggregator=..., store="s", returns=type or value=serde)``, where
-        ``aggregator`` gets (key, value, aggregate) or (value, aggregate) and returns the next aggregate (None deletes).
-
-        Records with a null key or value are skipped. A field may be called like an option: it is told by being an aggregate.
-        """
-        options: dict[str, Any] = {"store": store, "initializer": initializer, "aggregator": aggregator}
-        options |= {"returns": returns, "value": value, "name": name}
-        return _aggregate(self, None, options, aggregators, user_line())
-
     def grouped(self, operator: str, where: str | None) -> KStream:
         """The stream in which equal keys meet in one task."""
         if not self._stream.key_changed:
@@ -126,51 +137,14 @@ class KGroupedStream(Telling):
         return self._stream
 
 
-class _WindowedKStream(Telling):
-    """What groups in time windows and in sessions have in common."""
-
+class _WindowedKStream(_Groups):
     def __init__(self, group: KGroupedStream, windows: TimeWindows | SessionWindows) -> None:
         self._group, self._windows = group, windows
-
-    @property
-    def graph(self) -> GraphBuilder:
-        """The graph that is built."""
-        return self._group.graph
-
-    @builder_call
-    def count(self, *, store: str | None = None, name: str | None = None) -> KTable:
-        """Number of records per key and window or session, ``bigint``."""
-        aggregation = _Aggregation(self._group, self._windows, "count", store, name, user_line())
-        return aggregation.built_in({"count": agg.count()}, bare=True)
-
-    @builder_call
-    def reduce(
-        self, reducer: Callable[[Any, Any], Any], *, store: str | None = None, name: str | None = None
-    ) -> KTable:
-        """As `KGroupedStream.reduce`, per window or session; sessions that merge are reduced, too: ``reducer(earlier, later)``."""
-        return _Aggregation(self._group, self._windows, "reduce", store, name, user_line()).reduce(reducer)
 
 
 class TimeWindowedKStream(_WindowedKStream):
     """Groups cut into time windows. Only null keys are skipped: a null value reaches the aggregate, and ``count()``
     counts it, as in Kafka Streams. Late records, by the operator's own stream time and the window's grace, are dropped."""
-
-    @builder_call
-    def aggregate(
-        self,
-        *,
-        store: str | Aggregator | None = None,
-        initializer: Callable[[], Any] | Aggregator | None = None,
-        aggregator: Callable[..., Any] | Aggregator | None = None,
-        returns: object = None,
-        value: Serde | Aggregator | None = None,
-        name: str | Aggregator | None = None,
-        **aggregators: Aggregator,
-    ) -> KTable:
-        """As `KGroupedStream.aggregate`, per key and window; its key is a `Windowed`."""
-        options: dict[str, Any] = {"store": store, "initializer": initializer, "aggregator": aggregator}
-        options |= {"returns": returns, "value": value, "name": name}
-        return _aggregate(self._group, self._windows, options, aggregators, user_line())
 
 
 class SessionWindowedKStream(_WindowedKStream):
