@@ -14,16 +14,15 @@ from everflow import serdes
 from everflow.errors import TopologyError
 from everflow.operators.agg import Aggregator, result_type
 from everflow.operators.fold import ColumnFold, StateColumn
-from everflow.operators.grouping import Groups, Stored, group, read, result
+from everflow.operators.grouping import Groups, KeyedOperator, Stored, group, read, result
 from everflow.records import EdgeBatch, Int64, OperatorResult, StoreChanges
 from everflow.serdes import Serde
-from everflow.serdes.windowed import windowed_key_type
 from everflow.state.store import StoreView
 from everflow.windows import TimeWindows
 
 
 @dataclass(frozen=True, kw_only=True)
-class AggregateSpec:
+class AggregateSpec(KeyedOperator):
     """Built-in aggregates per key, or per key and window; make it with `of`.
 
     Input value: a struct that holds the aggregators' fields, or a boolean where records are only counted; null where the
@@ -82,16 +81,6 @@ class AggregateSpec:
             window=window,
             emit_every_update=emit_every_update,
         )
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the stores it reads."""
-        return (self.store,)
-
-    @property
-    def result_key(self) -> pa.DataType:
-        """Arrow type of the output's key."""
-        return self.key_serde.type if self.window is None else windowed_key_type(self.key_serde.type)
 
     def process(self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int) -> OperatorResult:
         """Folds one task's records into the stored aggregates; the last result per group, or every one."""

@@ -21,6 +21,24 @@ from everflow.windows import TimeWindows
 TIMESTAMP_BYTES = 8
 
 
+class KeyedOperator:
+    """What specs of keyed operators have in common: one store, whose keys are the records', or with a window."""
+
+    store: str
+    key_serde: Serde
+    window: TimeWindows | None = None
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the stores it reads."""
+        return (self.store,)
+
+    @property
+    def result_key(self) -> pa.DataType:
+        """Arrow type of the output's key."""
+        return self.key_serde.type if self.window is None else windowed_key_type(self.key_serde.type)
+
+
 @dataclass(kw_only=True)
 class Groups:
     """Contributions (a record, or a record and one of its windows) by store key.

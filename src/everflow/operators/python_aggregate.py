@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from everflow.operators.grouping import Groups, Stored, group, read, result
+from everflow.operators.grouping import Groups, KeyedOperator, Stored, group, read, result
 from everflow.operators.user_code import function_failure, require_users
 from everflow.records import EdgeBatch, OperatorResult, StoreChanges
 from everflow.serdes import Serde
-from everflow.serdes.windowed import python_keys, windowed_key_type
+from everflow.serdes.windowed import python_keys
 from everflow.state.store import StoreView
 from everflow.windows import TimeWindows
 
@@ -42,7 +42,7 @@ class PythonReducer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PythonAggregateSpec:
+class PythonAggregateSpec(KeyedOperator):
     """`PythonAggregator` or `PythonReducer` per key, or per key and window; null and time rules as in `AggregateSpec`.
 
     Functions get Python values (a dict for a struct, a `Windowed` for a windowed key) and may change and return the aggregate
@@ -57,19 +57,9 @@ class PythonAggregateSpec:
     emit_every_update: bool = False
 
     @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the stores it reads."""
-        return (self.store,)
-
-    @property
     def result(self) -> pa.DataType:
         """Arrow type of the output's value."""
         return self.value_serde.type
-
-    @property
-    def result_key(self) -> pa.DataType:
-        """Arrow type of the output's key."""
-        return self.key_serde.type if self.window is None else windowed_key_type(self.key_serde.type)
 
     def process(self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int) -> OperatorResult:
         """Calls the function for every record (and window); the last result per group, or every one."""

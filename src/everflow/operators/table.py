@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from everflow.operators.grouping import group, result
+from everflow.operators.grouping import KeyedOperator, group, result
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, OperatorResult, StoreChanges
 from everflow.serdes import Serde
@@ -16,7 +16,7 @@ from everflow.state.store import StoreView
 
 
 @dataclass(frozen=True)
-class TableSpec:
+class TableSpec(KeyedOperator):
     """Keeps the last value of each key; null keys are dropped, a null value deletes and is forwarded.
 
     An update older than the stored one is applied all the same, as in Kafka Streams without versioned stores. The store is
@@ -29,19 +29,9 @@ class TableSpec:
     emit_every_update: bool = False
 
     @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of its stores."""
-        return (self.store,)
-
-    @property
     def result(self) -> pa.DataType:
         """Arrow type of the output's value."""
         return self.value_serde.type
-
-    @property
-    def result_key(self) -> pa.DataType:
-        """Arrow type of the output's key."""
-        return self.key_serde.type
 
     def process(self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int) -> OperatorResult:
         """Upserts and deletes of one task's records."""
