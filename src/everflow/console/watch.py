@@ -10,18 +10,13 @@ from collections.abc import Sequence
 from everflow.console.terminal import Sample
 from everflow.kafka.admin import ClusterAdmin
 from everflow.records import TopicPartition
-from everflow.topology.graph import SourceNode
 from everflow.topology.program import Topology
+from everflow.topology.subtopologies import cut
 
 
 def input_topics(topology: Topology, application_id: str) -> list[str]:
     """Full names of all topics that the application reads, its repartition topics included."""
-    topics: dict[str, None] = {}
-    for node in topology.nodes:
-        if isinstance(node, SourceNode):
-            for topic in node.topics:
-                topics[f"{application_id}-{topic}" if node.kind == "repartition" else topic] = None
-    return list(topics)
+    return list(dict.fromkeys(topic for sub in cut(topology).subtopologies for topic in sub.inputs(application_id)))
 
 
 class LagReader:
