@@ -112,8 +112,6 @@ KSTREAM: Names = {
     **_all("applyInPandas applyInPandasWithState transformWithState transformWithStateInPandas", _STATE),
 }
 
-_TABLE_AS_STREAM = "table.to_stream()"
-
 KTABLE: Names = {
     "select": is_called("map_values", "table.map_values(F.col('value') * 2)"),
     "selectExpr": is_called("map_values", "table.map_values(F.expr('value * 2'))"),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from kafka.partitioner.default import murmur2
 
+from everflow.assignment.user_data import HostTasks
 from everflow.records import TaskId, TopicPartition
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import Node, SourceNode, StatefulNode
@@ -17,16 +18,7 @@ Partitioner = Callable[[bytes, int], int]
 """``(key bytes, partition count) -> partition``."""
 
 
-class TasksOfHost(Protocol):
-    """The tasks behind one end point (`assignment.user_data.HostTasks`)."""
-
-    @property
-    def active(self) -> frozenset[TaskId]: ...
-    @property
-    def standby(self) -> frozenset[TaskId]: ...
-
-
-Hosts = Mapping[str, TasksOfHost]
+Hosts = Mapping[str, HostTasks]
 """Tasks by ``application.server``; instances without one are not in it."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from everflow import KafkaStreams, Topology
+from everflow.assignment.user_data import HostTasks
 from everflow.errors import RetriableError
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
@@ -27,12 +28,9 @@ from everflow.serdes import SerdeError
 from unit.runtime.query.query_stores import COUNTS, WINDOWS, Instance, by_first_letter
 
 
-class Tasks:
-    """`HostTasks` of partitions of sub-topology 0."""
-
-    def __init__(self, active: set[int], standby: set[int] = frozenset()) -> None:  # type: ignore[assignment]
-        self.active = frozenset(TaskId(0, partition) for partition in active)
-        self.standby = frozenset(TaskId(0, partition) for partition in standby)
+def tasks(active: set[int], standby: Collection[int] = ()) -> HostTasks:
+    """Partitions of sub-topology 0."""
+    return HostTasks(frozenset(TaskId(0, one) for one in active), frozenset(TaskId(0, one) for one in standby))
 
 
 @pytest.fixture
@@ -41,7 +39,7 @@ def instance(tmp_path: Path) -> Iterator[Instance]:
     made = Instance(tmp_path, end=2)
     made.put(0, COUNTS, {b"a": 1})
     made.put(1, COUNTS, {b"b": 5, b"bb": 6}, active=False)
-    made.hosts = {"me:1": Tasks({0}, {1}), "other:1": Tasks({1, 2}, {0, 2}), "third:1": Tasks(set(), {2})}
+    made.hosts = {"me:1": tasks({0}, {1}), "other:1": tasks({1, 2}, {0, 2}), "third:1": tasks(set(), {2})}
     yield made
     made.close()
 
@@ -119,7 +117,7 @@ def test_while_it_drains_an_instance_answers_for_the_tasks_it_still_has(instance
     counts = instance.store("counts", partitioner=by_first_letter)
     instance.state, instance.draining = ClientState.PENDING_SHUTDOWN, True
     assert counts.get("a") == 1
-    instance.hosts = {"me:1": Tasks(set()), "other:1": Tasks({0, 1})}
+    instance.hosts = {"me:1": tasks(set()), "other:1": tasks({0, 1})}
     del instance.active[TaskId(0, 0)]  # handed over
     with pytest.raises(StateElsewhereError, match="other:1: ask there"):
         counts.get("a")
@@ -148,11 +146,11 @@ def test_options_that_cannot_be_are_refused_at_once(
 
 
 def test_what_moves_is_to_be_asked_again(instance: Instance) -> None:
-    instance.hosts = {"me:1": Tasks({0, 1})}
+    instance.hosts = {"me:1": tasks({0, 1})}
     counts = instance.store("counts", partitioner=by_first_letter)
     with pytest.raises(StateMovingError, match=r"is being restored or handed over: retry shortly\. A copy of it is here"):
         counts.get("b")
-    instance.hosts = {"other:1": Tasks(set())}
+    instance.hosts = {"other:1": tasks(set())}
     instance.state = ClientState.REBALANCING
     with pytest.raises(StateMovingError):
         counts.get("c")
@@ -229,7 +227,7 @@ def test_metadata_of_instances(instance: Instance) -> None:
     assert (other.host, other.standby_topic_partitions) == ("other:1", {TopicPartition("in", 0), TopicPartition("in", 2)})
     assert (third.host, third.store_names, third.standby_store_names) == ("third:1", frozenset(), both)
     assert instance.streams_metadata_for_store("counts") == (mine, other, third)
-    instance.hosts = {"idle:1": Tasks(set())}
+    instance.hosts = {"idle:1": tasks(set())}
     assert instance.streams_metadata_for_store("counts") == ()
     instance.hosts = None
     assert instance.metadata_for_all_streams_clients() == ()
