@@ -176,10 +176,7 @@ def check(spec: Spec, model: Model, split: Any, value_type: pa.DataType, decode:
 def test_built_in_aggregates(split: Any, window: TimeWindows | None, every: bool) -> None:
     spec = AggregateSpec.of("s", serdes.string(), AGGREGATORS, NAMES, INPUT, window=window, emit_every_update=every)
 
-    def decode(data: Any) -> Any:
-        return spec.decode_results(pa.array([data], pa.binary()))[0].as_py()
-
-    check(spec, Model(window, fold), split, INPUT, decode)
+    check(spec, Model(window, fold), split, INPUT, spec.decode_result)
 
 
 @settings(max_examples=100, deadline=None)
@@ -259,9 +256,7 @@ def test_tables_keep_the_last_value(split: Any, every: bool) -> None:
             updates = [u for u in updates if last[u[1]] == u[0]]
         result = spec.process(edge_batch(rows, pa.int64(), seq), {"s": store}, stream_time)
         output = result.output
-        shown = zip(
-            output.seq.tolist(), output.key.to_pylist(), output.value.to_pylist(), output.timestamp.tolist(), strict=True
-        )
+        shown = zip(output.seq.tolist(), output.key.to_pylist(), output.value.to_pylist(), output.timestamp.tolist(), strict=True)
         assert list(shown) == updates
         nulls = sum(row[0] is None for row in rows)
         assert result.dropped == ({"null-key": nulls} if nulls else {})

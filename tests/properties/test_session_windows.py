@@ -186,10 +186,7 @@ def test_built_in_aggregates(split: list[Any], windows: SessionWindows, every: b
     layout = AggregateSpec.of("s", serdes.string(), list(AGGREGATES.values()), list(AGGREGATES), INPUT)
     spec = SessionAggregateSpec(layout, windows, every)
 
-    def decode(data: bytes) -> Any:
-        return spec.decode_results(pa.array([data], pa.binary()))[0].as_py()
-
-    check(spec, Model(windows, add, merged), split, INPUT, decode)
+    check(spec, Model(windows, add, merged), split, INPUT, spec.decode_result)
 
 
 @settings(max_examples=150, deadline=None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeAlias, overload
+from typing import Any, overload
 
 import pyarrow as pa
 from pyspark.sql import Column
@@ -34,10 +34,8 @@ from everflow.operators.session_aggregate import ReducerMerger, SessionAggregate
 from everflow.serdes import Serde
 from everflow.spark.expressions import analyse
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import PREPARE, ArrowTwin, ColumnExpr, EdgeType, ProjectNode, StatefulNode
+from everflow.topology.graph import PREPARE, ArrowTwin, ColumnExpr, EdgeType, ProjectNode, StatefulNode, StatefulOperator
 from everflow.windows import SessionWindows, TimeWindows
-
-Operator: TypeAlias = AggregateSpec | PythonAggregateSpec | SessionAggregateSpec | SessionFunctionSpec
 
 
 class _Groups(Telling):
@@ -307,7 +305,7 @@ class _Aggregation:
 
     def _add(
         self,
-        spec: Operator,
+        spec: StatefulOperator,
         inputs: ColumnExpr | None,
         value_serde: Serde | None,
         twin: ArrowTwin | None = None,
@@ -333,7 +331,7 @@ class _Aggregation:
             return serdes.session_windowed(inner)
         return inner if self.windows is None else serdes.time_windowed(inner, self.windows.size_ms)
 
-    def _store_spec(self, spec: Operator, folds: tuple[str, ...]) -> StoreSpec:
+    def _store_spec(self, spec: StatefulOperator, folds: tuple[str, ...]) -> StoreSpec:
         kind, retention_ms, size_ms = "key_value", None, None
         if self.windows is not None:
             kind, retention_ms, size_ms = "window", self.windows.retention_ms, self.windows.size_ms

@@ -104,9 +104,10 @@ class AggregateSpec(KeyedOperator):
             batch, groups, changes, at=groups.last[order], values=shown, timestamps=timestamps[order], window=self.window
         )
 
-    def decode_results(self, data: pa.Array) -> pa.Array:
-        """Results (type ``result``) of stored or changelog value bytes, without the 8-byte timestamp."""
-        return self.finish(self.state_columns_of(self.value_serde.decode_array(data)))
+    def decode_result(self, data: bytes) -> Any:
+        """The result (type ``result``), not the state that is kept for it."""
+        state = self.value_serde.decode_array(pa.array([data], pa.binary()))
+        return self.finish(self.state_columns_of(state))[0].as_py()
 
     def state_columns_of(self, state: pa.Array) -> list[pa.Array]:
         """The columns of decoded states, in the order of ``columns``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,17 +27,17 @@ class KeyedOperator:
 
     store: str
     key_serde: Serde
+    value_serde: Serde
     window: TimeWindows | None = None
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the stores it reads."""
-        return (self.store,)
 
     @property
     def result_key(self) -> pa.DataType:
         """Arrow type of the output's key."""
         return self.key_serde.type if self.window is None else windowed_key_type(self.key_serde.type)
+
+    def decode_result(self, data: bytes) -> Any:
+        """What the table shows for stored value bytes (without the 8-byte timestamp): here the value itself."""
+        return self.value_serde.decode(data)
 
 
 @dataclass(kw_only=True)

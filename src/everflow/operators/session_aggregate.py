@@ -43,11 +43,6 @@ class _Sessions(Generic[Layout]):
         return self.layout.store
 
     @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the stores it reads."""
-        return self.layout.inputs
-
-    @property
     def key_serde(self) -> Serde:
         """Of the keys without their sessions."""
         return self.layout.key_serde
@@ -67,6 +62,10 @@ class _Sessions(Generic[Layout]):
         """Arrow type of the output's key."""
         return windowed_key_type(self.key_serde.type)
 
+    def decode_result(self, data: bytes) -> Any:
+        """What the table shows for stored bytes."""
+        return self.layout.decode_result(data)
+
 
 @dataclass(frozen=True)
 class SessionAggregateSpec(_Sessions[AggregateSpec]):
@@ -74,10 +73,6 @@ class SessionAggregateSpec(_Sessions[AggregateSpec]):
     merge, their states are folded in order of time: ``first`` is the earliest one's."""
 
     emit_every_update: bool = False
-
-    def decode_results(self, data: pa.Array) -> pa.Array:
-        """See `AggregateSpec.decode_results`."""
-        return self.layout.decode_results(data)
 
     def process(self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int) -> OperatorResult:
         """Folds one task's records into the stored sessions; the last result per window, or every one."""
@@ -190,9 +185,7 @@ class _Run:
     dropped: dict[str, int]
 
     @staticmethod
-    def begin(
-        batch: EdgeBatch, spec: _Sessions[Any], store: StoreView, stream_time: int, every: bool
-    ) -> _Run:
+    def begin(batch: EdgeBatch, spec: _Sessions[Any], store: StoreView, stream_time: int, every: bool) -> _Run:
         """Tell the keys apart and read what is stored of them."""
         encoded = written_bytes(spec.key_serde, batch.key, spec.store, batch).dictionary_encode()
         keys = encoded.dictionary.to_pylist()

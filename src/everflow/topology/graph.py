@@ -7,14 +7,15 @@ Columns and operators are opaque here: this layer knows neither Spark nor stores
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
+from everflow.records import EdgeBatch, OperatorResult
 from everflow.serdes import Serde
-from everflow.state.store import StoreSpec
+from everflow.state.store import StoreSpec, StoreView
 
 PREPARE = "PREPARE"
 """Label of a projection that only prepares the value for the node behind it (inputs of an aggregate, elements to unnest):
@@ -120,12 +121,49 @@ class MergeNode(Node):
     """All records of all inputs, in merge order. The planner dissolves it."""
 
 
+class StatefulOperator(Protocol):
+    """What a `StatefulNode` runs: a frozen dataclass without state of its own, which travels to the workers by pickle.
+    Those there are: `everflow.operators`."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def key_serde(self) -> Serde:
+        """Of the stored keys, without their windows or sessions."""
+
+    @property
+    def value_serde(self) -> Serde:
+        """Of the stored values, which are also the changelog's."""
+
+    @property
+    def result_key(self) -> pa.DataType:
+        """Arrow type of the output's key."""
+
+    @property
+    def result(self) -> pa.DataType:
+        """Arrow type of the output's value."""
+
+    @property
+    def emit_every_update(self) -> bool:
+        """Whether `process` gives every intermediate result, instead of the last one per key (and window) of a batch."""
+
+    def process(self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int) -> OperatorResult:
+        """Results and changes of one task's records, which come in merge order; writes nothing.
+
+        ``stores`` by name: committed content and the batch's earlier changes. ``stream_time``: the highest record time (ms) that
+        this operator has seen, -1 = none yet; the result carries the new one. Raises UserFunctionError, SerdeError.
+        """
+
+    def decode_result(self, data: bytes) -> Any:
+        """What the table shows for stored value bytes (without the 8-byte timestamp), as a Python value."""
+
+
 @dataclass(frozen=True)
 class StatefulNode(Node):
-    """A stateful operator, runs in a step. ``operator`` is an `everflow.operators` spec with ``process`` (see contracts)."""
+    """A stateful operator, runs in a step."""
 
     label: str  # AGGREGATE, REDUCE, TOTABLE, SOURCE (table) ...
-    operator: Any
+    operator: StatefulOperator
     stores: tuple[StoreSpec, ...] = ()
 
 

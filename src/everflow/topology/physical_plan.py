@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import ColumnExpr, EdgeType, ProjectNode
+from everflow.topology.graph import ColumnExpr, EdgeType, ProjectNode, StatefulOperator
 
 CATALYST_SERDES = frozenset({"bytes", "string", "json"})
 """Serde kinds that the JVM decodes and encodes; the others are faster in numpy inside a step (design section 7)."""
@@ -162,7 +162,7 @@ class StatefulOp:
     """A StatefulNode: runs per task of ``subtopology``."""
 
     name: str
-    operator: Any
+    operator: StatefulOperator
     stores: tuple[StoreSpec, ...]
     subtopology: int
     type: EdgeType
@@ -240,18 +240,6 @@ class PhysicalPlan:
         not the state that is kept for them. KeyError for an unknown store."""
         for step in self.steps:
             for op in step.ops:
-                spec = next((spec for spec in op.stores if spec.name == store), None) if isinstance(op, StatefulOp) else None
-                if spec is not None and isinstance(op, StatefulOp):
-                    results = getattr(op.operator, "decode_results", None)
-                    return spec.value_serde.decode if results is None else _One(results)
+                if isinstance(op, StatefulOp) and any(spec.name == store for spec in op.stores):
+                    return op.operator.decode_result
         raise KeyError(store)
-
-
-@dataclass(frozen=True)
-class _One:
-    """A decoder of columns applied to one value."""
-
-    column: Callable[[pa.Array], pa.Array]
-
-    def __call__(self, data: bytes) -> Any:
-        return self.column(pa.array([data], pa.binary()))[0].as_py()

@@ -74,7 +74,7 @@ def emitting_every_update(topology: Graph) -> Graph:
     its record cache, instead of the last one per key (and window) of a micro-batch."""
 
     def changed(node: Node) -> Node:
-        if isinstance(node, StatefulNode) and hasattr(node.operator, "emit_every_update"):
+        if isinstance(node, StatefulNode):
             return replace(node, operator=replace(node.operator, emit_every_update=True))
         return node
 
@@ -272,9 +272,7 @@ class _Planner:
         )
         return out
 
-    def _add_sink_op(
-        self, node: SinkNode, column: ColumnExpr | None, inputs: tuple[int, ...], encoded: bool, suffix: str
-    ) -> None:
+    def _add_sink_op(self, node: SinkNode, column: ColumnExpr | None, inputs: tuple[int, ...], encoded: bool, suffix: str) -> None:
         topic: str | Callable[..., Any] | None
         if isinstance(node.topic, FunctionExpr):
             topic = node.topic.fn

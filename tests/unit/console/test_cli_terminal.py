@@ -14,6 +14,7 @@ from everflow.console.terminal import (
     merge_settings,
     parse_settings,
 )
+from everflow.operators.table import TableSpec
 from everflow.runtime.banner import Banner, topology_lines
 from everflow.runtime.client_state import ClientState
 from everflow.state.store import StoreSpec
@@ -34,7 +35,13 @@ def sink(name: str, topic: str, kind: str = "sink") -> SinkNode:
 
 def counted(name: str, store: str) -> StatefulNode:
     return StatefulNode(
-        name, ("a",), EDGE, None, "AGGREGATE", None, (StoreSpec(name=store, kind="key_value", key_serde=TEXT, value_serde=NUMBER),)
+        name,
+        ("a",),
+        EDGE,
+        None,
+        "AGGREGATE",
+        TableSpec(store, TEXT, NUMBER),
+        (StoreSpec(name=store, kind="key_value", key_serde=TEXT, value_serde=NUMBER),),
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 from everflow import KafkaStreams, serdes
 from everflow.errors import EverflowError
 from everflow.metrics import RECORDS_CONSUMED
+from everflow.operators.table import TableSpec
 from everflow.records import TaskId
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.task_status import TaskStatus
@@ -32,7 +33,15 @@ def topology() -> Topology:
         (
             SourceNode("source", (), TEXTS, "a.py:1", ("orders", "returns"), S, S),
             FunctionNode("<b>large & small</b>", ("source",), TEXTS, "a.py:2", "FILTER", "filter", len),
-            StatefulNode("count", ("<b>large & small</b>",), TEXTS, "a.py:3", "AGGREGATE", None, (store,)),
+            StatefulNode(
+                "count",
+                ("<b>large & small</b>",),
+                TEXTS,
+                "a.py:3",
+                "AGGREGATE",
+                TableSpec("large", store.key_serde, store.value_serde),
+                (store,),
+            ),
             SinkNode("sink", ("count",), TEXTS, "a.py:4", "totals", S, S),
         )
     )

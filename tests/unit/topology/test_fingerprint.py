@@ -7,6 +7,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from everflow import serdes
+from everflow.operators.table import TableSpec
 from everflow.state.store import StoreSpec
 from everflow.topology.fingerprint import difference, fingerprint
 from everflow.topology.graph import EdgeType, ProjectNode, RepartitionTopic, SinkNode, SourceNode, StatefulNode
@@ -26,7 +27,7 @@ def program(store: StoreSpec = STORE, topic: str = "flights", stateless: bool = 
     middle = (ProjectNode(name="MAP", inputs=("SRC",), out=EDGE, where="app.py:2", label="MAPVALUES"),) if stateless else ()
     sink = SinkNode("OUT", ("MAP" if stateless else "SRC",), EDGE, None, "by-carrier-repartition", BYTES, BYTES, "repartition")
     again = SourceNode("SRC2", (), EDGE, None, ("by-carrier-repartition",), BYTES, BYTES, "repartition")
-    count = StatefulNode("COUNT", ("SRC2",), EDGE, "app.py:3", "AGGREGATE", None, (store,))
+    count = StatefulNode("COUNT", ("SRC2",), EDGE, "app.py:3", "AGGREGATE", TableSpec(store.name, BYTES, BYTES), (store,))
     return fingerprint(cut(Topology((source, *middle, sink, again, count), (RepartitionTopic("by-carrier-repartition"),))))
 
 

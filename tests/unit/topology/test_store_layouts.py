@@ -13,6 +13,7 @@ from everflow import StreamsBuilder, TimeWindows, agg, serdes
 from everflow.errors import StoreLayoutError
 from everflow.operators.agg import Aggregator
 from everflow.operators.aggregate import AggregateSpec
+from everflow.operators.table import TableSpec
 from everflow.serdes import Serde
 from everflow.serdes.by_record import adopted
 from everflow.state.store import StoreSpec
@@ -37,7 +38,12 @@ def struct(schema: str) -> pa.DataType:
 
 
 def program(*stores: StoreSpec) -> Topology:
-    return Topology(tuple(StatefulNode(f"AGG-{at}", (), EDGE, None, "AGGREGATE", None, (one,)) for at, one in enumerate(stores)))
+    return Topology(
+        tuple(
+            StatefulNode(f"AGG-{at}", (), EDGE, None, "AGGREGATE", TableSpec(one.name, one.key_serde, one.value_serde), (one,))
+            for at, one in enumerate(stores)
+        )
+    )
 
 
 def restarted(before: StoreSpec, after: StoreSpec) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from everflow import serdes
 from everflow.errors import TopologyError
+from everflow.operators.table import TableSpec
 from everflow.records import TaskId
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import EdgeType, MergeNode, Node, RepartitionTopic, SinkNode, SourceNode, StatefulNode
@@ -30,7 +31,7 @@ def through(topic: str, *inputs: str) -> tuple[Node, Node]:
 
 def stateful(name: str, *inputs: str, store: StoreSpec | None = None) -> StatefulNode:
     spec = store or StoreSpec(name=f"{name}-store", kind="key_value", key_serde=BYTES, value_serde=BYTES)
-    return StatefulNode(name, inputs, EDGE, "app.py:9", "AGGREGATE", None, (spec,))
+    return StatefulNode(name, inputs, EDGE, "app.py:9", "AGGREGATE", TableSpec(name, BYTES, BYTES), (spec,))
 
 
 def test_numbers_follow_the_names_of_the_sources() -> None:

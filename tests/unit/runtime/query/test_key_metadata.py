@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 from everflow import serdes
+from everflow.operators.table import TableSpec
 from everflow.runtime.query.key_metadata import default_partitioner, topics_into_stores
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import EdgeType, MergeNode, SinkNode, SourceNode, StatefulNode
@@ -41,7 +42,7 @@ def test_a_store_holds_the_keys_of_the_topics_that_reach_it() -> None:
                 edge,
                 None,
                 "AGGREGATE",
-                None,
+                TableSpec("counts", data, data),
                 (StoreSpec(name="counts", kind="key_value", key_serde=data, value_serde=data),),
             ),
             MergeNode("M", ("counts", "S2"), edge, None),
@@ -53,7 +54,7 @@ def test_a_store_holds_the_keys_of_the_topics_that_reach_it() -> None:
                 edge,
                 None,
                 "AGGREGATE",
-                None,
+                TableSpec("counts", data, data),
                 (StoreSpec(name="by-value", kind="key_value", key_serde=data, value_serde=data),),
             ),
         )
