@@ -11,7 +11,7 @@ import dataclasses
 import difflib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +19,20 @@ from typing import Any
 
 from everflow.errors import ConfigError
 from everflow.foreign_names import entry_of
+from everflow.setting_checks import (
+    INT64,
+    Between,
+    Check,
+    OneOf,
+    Replicas,
+    broker_addresses,
+    host_and_port,
+    int32,
+    kafka_name,
+    path,
+    printable,
+    time_ms,
+)
 
 AT_LEAST_ONCE = "at_least_once"
 EXACTLY_ONCE_V2 = "exactly_once_v2"
@@ -73,107 +87,6 @@ MAX_TAG_VALUE = 30
 # Readers of exact ranges must see a log's end and an offset that is gone; `auto.offset.reset` would skip records in silence.
 READERS_OWN = frozenset({"auto.offset.reset", "enable.partition.eof"})
 
-Check = Callable[[Any], str | None]
-
-INT32, INT64 = 2**31 - 1, 2**63 - 1
-LONGEST_MS = 10 * 365 * 86_400_000
-"""Ten years. Python cannot wait for longer than `threading.TIMEOUT_MAX`, some 292 years, and times are added up."""
-
-
-@dataclass(frozen=True)
-class Between:
-    """A check: a number from ``minimum`` to ``maximum``, both included."""
-
-    minimum: int
-    maximum: int
-
-    def __call__(self, value: Any) -> str | None:
-        if value < self.minimum:
-            return f"must be at least {self.minimum}"
-        return None if value <= self.maximum else f"must be at most {self.maximum}"
-
-
-class Replicas(Between):
-    """A check: how often a partition is there, or -1 for the broker's default."""
-
-    def __call__(self, value: Any) -> str | None:
-        return "must be at least 1, or -1 for the broker's default" if value == 0 else super().__call__(value)
-
-
-@dataclass(frozen=True)
-class OneOf:
-    """A check: one of ``choices``."""
-
-    choices: tuple[str, ...]
-
-    def __call__(self, value: Any) -> str | None:
-        return None if value in self.choices else f"must be one of {', '.join(self.choices)}"
-
-
-def _int32(minimum: int) -> Check:
-    """For what is 32 bits wide in Kafka's protocol or configuration."""
-    return Between(minimum, INT32)
-
-
-def _time(minimum: int) -> Check:
-    """For ms that only we wait for."""
-    return Between(minimum, LONGEST_MS)
-
-
-def _printable(value: Any) -> str | None:
-    return None if value.isprintable() else "must hold no control characters"
-
-
-def _kafka_name(longest: int, why: str = "") -> Check:
-    """Kafka's rule for names of topics (`Topic.validate`), which is its rule for ``group.instance.id`` too."""
-
-    def check(value: Any) -> str | None:
-        if value in (".", ".."):
-            return "must be a name: '.' and '..' are folders"
-        legal = re.fullmatch(rf"[A-Za-z0-9._-]{{1,{longest}}}", value)
-        return None if legal else f"may hold letters, digits, '.', '_' and '-' only, at least 1 and at most {longest}{why}"
-
-    return check
-
-
-def _wrong_address(address: str) -> str | None:
-    """What is wrong with ``host:port``; IPv6 is in brackets."""
-    scheme, separator, rest = address.partition("://")
-    host, _, port = address.rpartition(":")
-    if not address:
-        return "one of them is empty"
-    if separator:
-        return f"leave {scheme}:// out and write {rest!r} (how to talk to a broker is security.protocol)"
-    if re.fullmatch(r"[0-9A-Fa-f.]*(?::[0-9A-Fa-f.]*){2,}", address):
-        return f"{address!r} is IPv6, which takes brackets: '[::1]:9092'"
-    if not host or not port:
-        return f"{address!r} has no {'host' if port and ':' in address else 'port'}: write '{(host or address).rstrip(':')}:9092'"
-    if not re.fullmatch(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+", host):
-        return f"{host!r} is no host"
-    if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65_535:
-        return f"the port of {address!r} is not a number from 1 to 65535"
-    return None
-
-
-def _broker_addresses(value: Any) -> str | None:
-    if not value:
-        return "must not be empty"
-    problem = next((found for address in value.split(",") if (found := _wrong_address(address))), None)
-    return problem and f"must be host:port of each broker, separated by commas: {problem}"
-
-
-def _host_and_port(value: Any) -> str | None:
-    """Empty, or an address as others can reach it."""
-    if not value or not _wrong_address(value):
-        return None
-    return "must be host:port, at which the other instances reach this one's own service (empty: none)"
-
-
-def _path(value: Any) -> str | None:
-    if not value:
-        return "must not be empty (left out, it is a folder of your home)"
-    return "cannot be a path: it holds a NUL" if "\0" in value else None
-
 
 def _key(default: Any, check: Check | None = None) -> Any:
     return field(default=default, metadata={"check": check})
@@ -221,55 +134,55 @@ class StreamsConfig:
     Durations are in ms, sizes in bytes. Our own keys stand last, below the marker.
     """
 
-    application_id: str = _key("", _kafka_name(200, " (it names topics)"))
-    bootstrap_servers: str = _key("", _broker_addresses)
+    application_id: str = _key("", kafka_name(200, " (it names topics)"))
+    bootstrap_servers: str = _key("", broker_addresses)
     processing_guarantee: str = _key(AT_LEAST_ONCE, OneOf((AT_LEAST_ONCE, EXACTLY_ONCE_V2)))
-    num_stream_threads: int = _key(0, _int32(1))  # left out: one per core (ours; Kafka Streams: 1)
-    state_dir: str = _key("", _path)
-    application_server: str = _key("", _host_and_port)
-    client_id: str = _key("", _printable)
-    client_rack: str = _key("", _printable)
-    group_instance_id: str | None = _key(None, _kafka_name(249))
+    num_stream_threads: int = _key(0, int32(1))  # left out: one per core (ours; Kafka Streams: 1)
+    state_dir: str = _key("", path)
+    application_server: str = _key("", host_and_port)
+    client_id: str = _key("", printable)
+    client_rack: str = _key("", printable)
+    group_instance_id: str | None = _key(None, kafka_name(249))
     group_protocol: str = _key("classic", OneOf(("classic",)))
-    commit_interval_ms: int = _key(100, _time(0))
+    commit_interval_ms: int = _key(100, time_ms(0))
     replication_factor: int = _key(-1, Replicas(-1, 2**15 - 1))
-    task_timeout_ms: int = _key(300_000, _time(0))
-    max_poll_interval_ms: int = _key(300_000, _int32(1_000))
-    session_timeout_ms: int = _key(45_000, _int32(1_000))
-    heartbeat_interval_ms: int = _key(500, _int32(50))
-    request_timeout_ms: int = _key(40_000, _int32(1_000))
-    retry_backoff_ms: int = _key(100, _time(1))
-    transaction_timeout_ms: int = _key(10_000, _int32(1_000))
+    task_timeout_ms: int = _key(300_000, time_ms(0))
+    max_poll_interval_ms: int = _key(300_000, int32(1_000))
+    session_timeout_ms: int = _key(45_000, int32(1_000))
+    heartbeat_interval_ms: int = _key(500, int32(50))
+    request_timeout_ms: int = _key(40_000, int32(1_000))
+    retry_backoff_ms: int = _key(100, time_ms(1))
+    transaction_timeout_ms: int = _key(10_000, int32(1_000))
     auto_offset_reset: str = _key("earliest", OneOf(("earliest", "latest", "none")))
-    max_task_idle_ms: int = _key(0, _time(-1))
+    max_task_idle_ms: int = _key(0, time_ms(-1))
     acceptable_recovery_lag: int = _key(10_000, Between(0, INT64))
-    max_warmup_replicas: int = _key(2, _int32(1))
-    num_standby_replicas: int = _key(0, _int32(0))
-    probing_rebalance_interval_ms: int = _key(600_000, _time(60_000))
-    scheduled_rebalance_max_delay_ms: int = _key(0, _time(0))  # Connect's (KIP-415), off
+    max_warmup_replicas: int = _key(2, int32(1))
+    num_standby_replicas: int = _key(0, int32(0))
+    probing_rebalance_interval_ms: int = _key(600_000, time_ms(60_000))
+    scheduled_rebalance_max_delay_ms: int = _key(0, time_ms(0))  # Connect's (KIP-415), off
     rack_aware_assignment_tags: str = _key("")
     task_assignor_class: str = _key("")  # module:Class of an own assignor (KIP-924)
     rack_aware_assignment_strategy: str = _key("none", OneOf(("none", "min_traffic", "balance_subtopology")))
-    rack_aware_assignment_traffic_cost: int | None = _key(None, _int32(0))
-    rack_aware_assignment_non_overlap_cost: int | None = _key(None, _int32(0))
+    rack_aware_assignment_traffic_cost: int | None = _key(None, int32(0))
+    rack_aware_assignment_non_overlap_cost: int | None = _key(None, int32(0))
     deserialization_exception_handler: str = _key("fail", OneOf(("fail", "continue")))
     processing_exception_handler: str = _key("fail", OneOf(("fail", "continue")))
     production_exception_handler: str = _key("fail", OneOf(("fail", "continue")))
-    errors_dead_letter_queue_topic_name: str | None = _key(None, _kafka_name(249))
+    errors_dead_letter_queue_topic_name: str | None = _key(None, kafka_name(249))
     statestore_cache_max_bytes: int = _key(10 << 20, Between(0, INT64))
-    state_cleanup_delay_ms: int = _key(600_000, _time(0))
-    repartition_purge_interval_ms: int = _key(30_000, _time(100))
+    state_cleanup_delay_ms: int = _key(600_000, time_ms(0))
+    repartition_purge_interval_ms: int = _key(30_000, time_ms(100))
     windowstore_changelog_additional_retention_ms: int = _key(86_400_000, Between(0, 2**62))  # nobody waits for it
     topology_optimization: str = _key("none", OneOf(("none",)))
     ensure_explicit_internal_resource_naming: bool = _key(True)
     # --- keys of our own -------------------------------------------------------------------------
     max_batch_records: int = _key(500_000, Between(1, INT64))
     max_batch_bytes: int = _key(256 << 20, Between(1_024, INT64))
-    max_batch_ms: int = _key(3_000, _time(10))
-    poll_interval_ms: int = _key(15, _time(1))  # how often ends of topics are asked for when idle
-    keep_alive_ms: int = _key(30_000, _time(1_000))
-    rebalance_timeout_ms: int = _key(30_000, _int32(1_000))
-    drain_timeout_ms: int = _key(60_000, _time(0))
+    max_batch_ms: int = _key(3_000, time_ms(10))
+    poll_interval_ms: int = _key(15, time_ms(1))  # how often ends of topics are asked for when idle
+    keep_alive_ms: int = _key(30_000, time_ms(1_000))
+    rebalance_timeout_ms: int = _key(30_000, int32(1_000))
+    drain_timeout_ms: int = _key(60_000, time_ms(0))
     emit_every_update: bool = _key(False)
     state_sync: str = _key("none", OneOf(("none", "commit")))
     resident_max_records: int = _key(10_000_000, Between(0, INT64))  # batches up to this size need no Spark job each (0: never)

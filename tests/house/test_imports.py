@@ -17,7 +17,7 @@ SRC = Path(__file__).parents[2] / "src"
 ARROW = frozenset({"pyarrow", "numpy"})
 KAFKA = frozenset({"confluent_kafka", "kafka"})
 
-VALUES = ("errors", "config", "config_texts", "records", "serdes", "windows", "clock", "metrics", "moves")
+VALUES = ("errors", "config", "config_texts", "setting_checks", "records", "serdes", "windows", "clock", "metrics", "moves")
 USER_SIDE = ("user_texts", "user_listener", "hidden_modules", "waits")
 LAYER_0 = (*VALUES, "jvm", "sockets", "location", "foreign_names", "logs", "stop_signals", "retry", "threads", *USER_SIDE)
 BASE = frozenset(f"everflow.{name}" for name in LAYER_0)

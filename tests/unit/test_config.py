@@ -13,14 +13,9 @@ import pytest
 
 import everflow
 from everflow import KafkaStreams
-from everflow.config import (
-    LONGEST_MS,
-    WITHOUT_EFFECT,
-    AssignmentRules,
-    BatchLimits,
-    StreamsConfig,
-)
+from everflow.config import WITHOUT_EFFECT, AssignmentRules, BatchLimits, StreamsConfig
 from everflow.errors import ConfigError
+from everflow.setting_checks import LONGEST_MS
 from everflow.topology.program import Topology
 
 BASE = {"application_id": "app", "bootstrap_servers": "broker:9092"}

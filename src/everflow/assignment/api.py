@@ -19,9 +19,9 @@ from everflow.assignment.prior import prior_placement
 from everflow.assignment.refine import Placement
 from everflow.assignment.standbys import exchanged_standbys, place_standbys
 from everflow.assignment.target import Ideal, eligible, exchanged_actives
-from everflow.config import LONGEST_MS
 from everflow.errors import FatalError
 from everflow.records import TaskId
+from everflow.setting_checks import LONGEST_MS
 
 log = logging.getLogger("everflow.assignment")
 

@@ -1,0 +1,109 @@
+"""Checks of settings: each says of a value what is wrong with it, None where nothing is. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Check = Callable[[Any], str | None]
+
+INT32, INT64 = 2**31 - 1, 2**63 - 1
+LONGEST_MS = 10 * 365 * 86_400_000
+"""Ten years. Python cannot wait for longer than `threading.TIMEOUT_MAX`, some 292 years, and times are added up."""
+
+
+@dataclass(frozen=True)
+class Between:
+    """A check: a number from ``minimum`` to ``maximum``, both included."""
+
+    minimum: int
+    maximum: int
+
+    def __call__(self, value: Any) -> str | None:
+        if value < self.minimum:
+            return f"must be at least {self.minimum}"
+        return None if value <= self.maximum else f"must be at most {self.maximum}"
+
+
+class Replicas(Between):
+    """A check: how often a partition is there, or -1 for the broker's default."""
+
+    def __call__(self, value: Any) -> str | None:
+        return "must be at least 1, or -1 for the broker's default" if value == 0 else super().__call__(value)
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """A check: one of ``choices``."""
+
+    choices: tuple[str, ...]
+
+    def __call__(self, value: Any) -> str | None:
+        return None if value in self.choices else f"must be one of {', '.join(self.choices)}"
+
+
+def int32(minimum: int) -> Check:
+    """For what is 32 bits wide in Kafka's protocol or configuration."""
+    return Between(minimum, INT32)
+
+
+def time_ms(minimum: int) -> Check:
+    """For ms that only we wait for."""
+    return Between(minimum, LONGEST_MS)
+
+
+def printable(value: Any) -> str | None:
+    return None if value.isprintable() else "must hold no control characters"
+
+
+def kafka_name(longest: int, why: str = "") -> Check:
+    """Kafka's rule for names of topics (`Topic.validate`), which is its rule for ``group.instance.id`` too."""
+
+    def check(value: Any) -> str | None:
+        if value in (".", ".."):
+            return "must be a name: '.' and '..' are folders"
+        legal = re.fullmatch(rf"[A-Za-z0-9._-]{{1,{longest}}}", value)
+        return None if legal else f"may hold letters, digits, '.', '_' and '-' only, at least 1 and at most {longest}{why}"
+
+    return check
+
+
+def _wrong_address(address: str) -> str | None:
+    """What is wrong with ``host:port``; IPv6 is in brackets."""
+    scheme, separator, rest = address.partition("://")
+    host, _, port = address.rpartition(":")
+    if not address:
+        return "one of them is empty"
+    if separator:
+        return f"leave {scheme}:// out and write {rest!r} (how to talk to a broker is security.protocol)"
+    if re.fullmatch(r"[0-9A-Fa-f.]*(?::[0-9A-Fa-f.]*){2,}", address):
+        return f"{address!r} is IPv6, which takes brackets: '[::1]:9092'"
+    if not host or not port:
+        return f"{address!r} has no {'host' if port and ':' in address else 'port'}: write '{(host or address).rstrip(':')}:9092'"
+    if not re.fullmatch(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+", host):
+        return f"{host!r} is no host"
+    if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65_535:
+        return f"the port of {address!r} is not a number from 1 to 65535"
+    return None
+
+
+def broker_addresses(value: Any) -> str | None:
+    if not value:
+        return "must not be empty"
+    problem = next((found for address in value.split(",") if (found := _wrong_address(address))), None)
+    return problem and f"must be host:port of each broker, separated by commas: {problem}"
+
+
+def host_and_port(value: Any) -> str | None:
+    """Empty, or an address as others can reach it."""
+    if not value or not _wrong_address(value):
+        return None
+    return "must be host:port, at which the other instances reach this one's own service (empty: none)"
+
+
+def path(value: Any) -> str | None:
+    if not value:
+        return "must not be empty (left out, it is a folder of your home)"
+    return "cannot be a path: it holds a NUL" if "\0" in value else None
