@@ -1,4 +1,4 @@
-"""Instances come and go under load, cleanly and not; then the books, the stores and the assignment log are checked (issue 4).
+"""Instances come and go under load, cleanly and not; then the books, the stores and the assignment log are checked.
 
 ``./run chaos elastic [--keys N] [--rate R] [--scale 1,2,3,1] [--bounces N] [--kills N] [--seed N] [--json FILE]``. Three parts, one
 load through all of them: the group grows and shrinks step by step; static members are bounced one after the other; then random

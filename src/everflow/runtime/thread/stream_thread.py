@@ -1,4 +1,4 @@
-"""A stream thread: one job per micro-batch for its tasks. `run_once` is the loop's body (design 2).
+"""A stream thread: one job per micro-batch for its tasks. `run_once` is the loop's body (D1).
 
 Owned by its Python thread, which also owns the `Job`; other threads talk to it through commands and read its public attributes.
 """
