@@ -308,6 +308,12 @@ def test_a_circle_is_seen_and_the_type_checkers_imports_make_none() -> None:
     assert circles({"p.a": typing, "p.b": "import p.a"}) == []
 
 
+def test_the_architecture_page_has_all_of_layer_0() -> None:
+    page = (SRC.parent / "docs" / "ARCHITECTURE.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| 0 |"))
+    assert set(row.split("|")[2].strip().split(", ")) == set(LAYER_0)
+
+
 def test_every_room_has_a_row_of_its_own() -> None:
     rooms = {_module_name(path) for path in SRC.glob("everflow/runtime/*/__init__.py")}
     assert rooms - {row[0] for row in TABLE} == set(), "its neighbours' row would let it import whatever they may"

@@ -8,10 +8,10 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everflow.assignment.flow import Placed, Room, Wish, cheapest
+from everflow.assignment.flow import Placed, Seats, Wish, cheapest
 
 
-def random_problem(rng: random.Random) -> tuple[list[Wish], Room]:
+def random_problem(rng: random.Random) -> tuple[list[Wish], Seats]:
     members = rng.randint(1, 4)
     racks = rng.randint(1, min(3, members))
     rack = [*range(racks), *(rng.randrange(racks) for _ in range(members - racks))]
@@ -24,24 +24,24 @@ def random_problem(rng: random.Random) -> tuple[list[Wish], Room]:
         known = rng.sample(range(members), rng.randint(0, members))
         near = tuple((place, rng.randint(0, away[rack[place]])) for place in known)
         wishes.append(Wish(away, near, rng.randint(0, 1)))
-    return wishes, Room(rack, least, open_, extra)
+    return wishes, Seats(rack, least, open_, extra)
 
 
-def costs(wish: Wish, room: Room) -> list[int]:
-    return [dict(wish.near).get(place, wish.away[rack]) for place, rack in enumerate(room.rack)]
+def costs(wish: Wish, seats: Seats) -> list[int]:
+    return [dict(wish.near).get(place, wish.away[rack]) for place, rack in enumerate(seats.rack)]
 
 
-def least_sum(wishes: list[Wish], room: Room) -> int:
+def least_sum(wishes: list[Wish], seats: Seats) -> int:
     """By trying who gets one more, and then all that is left over after each task."""
     best = []
-    for more in product(*([0, 1] if may else [0] for may in room.open)):
-        if sum(more) != room.extra:
+    for more in product(*([0, 1] if may else [0] for may in seats.open)):
+        if sum(more) != seats.extra:
             continue
-        sums = {tuple(least + one for least, one in zip(room.least, more, strict=True)): 0}
+        sums = {tuple(least + one for least, one in zip(seats.least, more, strict=True)): 0}
         for wish in wishes:
             after: dict[tuple[int, ...], int] = {}
             for left, total in sums.items():
-                for place, cost in enumerate(costs(wish, room)):
+                for place, cost in enumerate(costs(wish, seats)):
                     if left[place]:
                         rest = (*left[:place], left[place] - 1, *left[place + 1 :])
                         after[rest] = min(after.get(rest, total + cost), total + cost)
@@ -50,24 +50,24 @@ def least_sum(wishes: list[Wish], room: Room) -> int:
     return min(best)
 
 
-def check_places(placed: Placed, wishes: list[Wish], room: Room) -> None:
+def check_places(placed: Placed, wishes: list[Wish], seats: Seats) -> None:
     numbers = list(placed.left)
     for place in placed.member.values():
         numbers[place] += 1
-    for number, least, may in zip(numbers, room.least, room.open, strict=True):
-        assert number - least in ((0, 1) if may else (0,)), (numbers, wishes, room)
-    assert sum(numbers) == len(wishes) == len(placed.member) + len(placed.rack), (placed, wishes, room)
-    for rack in set(room.rack):
-        there = sum(left for left, at in zip(placed.left, room.rack, strict=True) if at == rack)
-        assert there == list(placed.rack.values()).count(rack), (placed, wishes, room)
+    for number, least, may in zip(numbers, seats.least, seats.open, strict=True):
+        assert number - least in ((0, 1) if may else (0,)), (numbers, wishes, seats)
+    assert sum(numbers) == len(wishes) == len(placed.member) + len(placed.rack), (placed, wishes, seats)
+    for rack in set(seats.rack):
+        there = sum(left for left, at in zip(placed.left, seats.rack, strict=True) if at == rack)
+        assert there == list(placed.rack.values()).count(rack), (placed, wishes, seats)
 
 
 @settings(max_examples=1_500)
 @given(st.integers(0, 2**48))
 def test_no_placement_costs_less(seed: int) -> None:
-    wishes, room = random_problem(random.Random(seed))
-    placed = cheapest(wishes, room)
-    check_places(placed, wishes, room)
-    total = sum(costs(wishes[task], room)[place] for task, place in placed.member.items())
+    wishes, seats = random_problem(random.Random(seed))
+    placed = cheapest(wishes, seats)
+    check_places(placed, wishes, seats)
+    total = sum(costs(wishes[task], seats)[place] for task, place in placed.member.items())
     total += sum(wishes[task].away[rack] for task, rack in placed.rack.items())
-    assert total == least_sum(wishes, room), (placed, wishes, room)
+    assert total == least_sum(wishes, seats), (placed, wishes, seats)

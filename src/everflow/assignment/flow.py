@@ -31,7 +31,7 @@ class Wish(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Room:
+class Seats:
     """How many tasks each member gets, by place: ``least``, and one more for ``extra`` of those that are ``open``."""
 
     rack: Sequence[int]
@@ -59,9 +59,9 @@ class Placed:
     left: Sequence[int]
 
 
-def cheapest(wishes: Sequence[Wish], room: Room) -> Placed:
+def cheapest(wishes: Sequence[Wish], seats: Seats) -> Placed:
     """The placement with the least sum of costs; ValueError if there are fewer places than tasks."""
-    flow = _Flow(wishes, room)
+    flow = _Flow(wishes, seats)
     while sources := flow.sources():
         flow.measure(sources)
         for source in sources:
@@ -76,14 +76,14 @@ class _Flow:
     and paths use arcs where it equals that.
     """
 
-    def __init__(self, wishes: Sequence[Wish], room: Room) -> None:
+    def __init__(self, wishes: Sequence[Wish], seats: Seats) -> None:
         self._wishes = wishes
-        self._room = room
-        self._members = len(room.least)
-        self._racks = max(room.rack, default=-1) + 1
+        self._seats = seats
+        self._members = len(seats.least)
+        self._racks = max(seats.rack, default=-1) + 1
         self._extra = self._members + self._racks
         self._in_rack: list[list[int]] = [[] for _ in range(self._racks)]
-        for place, rack in enumerate(room.rack):
+        for place, rack in enumerate(seats.rack):
             self._in_rack[rack].append(place)
         self._height = [0] * (self._extra + 1)
         self._held: list[dict[int, None]] = [{} for _ in self._height]  # a dict as an ordered set
@@ -92,9 +92,9 @@ class _Flow:
         for task, wish in enumerate(wishes):
             self._begin(task, wish)
         self._more = [False] * self._members
-        self._left = room.extra
+        self._left = seats.extra
         for place in range(self._members):
-            self._more[place] = self._left > 0 and room.open[place] and len(self._held[place]) > room.least[place]
+            self._more[place] = self._left > 0 and seats.open[place] and len(self._held[place]) > seats.least[place]
             self._left -= self._more[place]
         self._out: dict[int, dict[int, int]] = {}
         self._usable: dict[int, Iterator[Arc]] = {}
@@ -117,7 +117,7 @@ class _Flow:
             return -self._left
         if node >= self._members:
             return len(self._held[node])
-        over = len(self._held[node]) - self._room.least[node]
+        over = len(self._held[node]) - self._seats.least[node]
         return over - self._more[node]
 
     def sources(self) -> list[int]:
@@ -131,7 +131,7 @@ class _Flow:
             if any(place == near for near, _ in wish.near):
                 member[task] = place
             else:
-                rack[task] = self._room.rack[place]
+                rack[task] = self._seats.rack[place]
                 left[place] += 1
         return Placed(member, rack, left)
 
@@ -161,7 +161,7 @@ class _Flow:
                     distance[to] = there
                     heapq.heappush(heap, (there, to))
         if nearest == far:
-            raise ValueError(f"{len(self._wishes)} tasks for {sum(self._room.least) + self._room.extra} places")
+            raise ValueError(f"{len(self._wishes)} tasks for {sum(self._seats.least) + self._seats.extra} places")
         self._height = [old + min(nearest, more) for old, more in zip(height, distance, strict=True)]
         self._usable.clear()
         self._next.clear()
@@ -181,7 +181,7 @@ class _Flow:
         if node >= self._members:
             for place in self._in_rack[node - self._members]:
                 yield place, 0
-        elif self._room.open[node] and not self._more[node]:
+        elif self._seats.open[node] and not self._more[node]:
             yield self._extra, 0
 
     def _cheapest_out(self, node: int) -> dict[int, int]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from everflow.assignment.cluster_state import ClusterState, Member
-from everflow.assignment.flow import Room, cheapest
+from everflow.assignment.flow import Seats, cheapest
 from everflow.assignment.lags import Lags
 from everflow.assignment.places import Share, in_turn
 from everflow.assignment.racks import RackCosts
@@ -128,8 +128,8 @@ def _deal(
     racks = RackCosts.of(cluster, members) or RackCosts.none(members)
     rack_of = [racks.rack_of[member.member_id] for member in members]
     least = [share.least[member.member_id] for member in members]
-    room = Room(rack_of, least, [member.member_id in share.open for member in members], share.extra)
-    placed = cheapest(wishes(cluster, tasks, members, racks, lags), room)
+    seats = Seats(rack_of, least, [member.member_id in share.open for member in members], share.extra)
+    placed = cheapest(wishes(cluster, tasks, members, racks, lags), seats)
     dealt = {tasks[at]: members[place].member_id for at, place in placed.member.items()}
     for rack in range(len(racks.racks)):
         left = {place: number for place, number in enumerate(placed.left) if number and rack_of[place] == rack}
