@@ -1,7 +1,9 @@
-"""Assignor: how long one decision takes, for groups of several sizes. No broker: the decision is a pure function.
+"""Assignor: how long one decision takes, for groups of several sizes. No broker: the decision is a
+pure function.
 
-Each case is a group at rest into which a tenth more members come while a twentieth is gone, so that there are tasks without an
-owner, surplus, cold newcomers and standbys to move: what a leader meets when it matters.
+Each case is a group at rest into which a tenth more members come while a twentieth is gone, so that
+there are tasks without an owner, surplus, cold newcomers and standbys to move: what a leader meets
+when it matters.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class SlowError(RuntimeError):
 class Case:
     """A group: half of the tasks have state, ``standbys`` copies each.
 
-    ``bound_s``: what the fastest decision may take, in CPU time: it never waits, and what else the machine does must not fail it.
+    ``bound_s``: what the fastest decision may take, in CPU time: it never waits, and what else the
+    machine does must not fail it.
     """
 
     name: str
@@ -51,16 +54,68 @@ CASES = (
     Case("10 members, 100 tasks", 10, 100),
     Case("100 members, 1000 tasks", 100, 1_000),
     Case("100 members, 1000 tasks, min_traffic", 100, 1_000, strategy="min_traffic"),
-    Case("100 members, 1000 tasks, balance_subtopology", 100, 1_000, strategy="balance_subtopology"),
+    Case(
+        "100 members, 1000 tasks, balance_subtopology", 100, 1_000, strategy="balance_subtopology"
+    ),
     Case("100 members, 1000 tasks, tags", 100, 1_000, tags=("zone",)),
     Case("1000 members, 10000 tasks", 1_000, 10_000, bound_s=BOUND_S),
-    Case("1000 members, 10000 tasks, no standbys, tags", 1_000, 10_000, 0, tags=("zone",), bound_s=BOUND_S),
-    Case("1000 members, 10000 tasks, 2 standbys, tags", 1_000, 10_000, 2, tags=("zone",), bound_s=BOUND_S),
-    Case("1000 members, 10000 tasks, min_traffic", 1_000, 10_000, strategy="min_traffic", bound_s=BOUND_S),
-    Case("1000 members, 10000 tasks, min_traffic, tags", 1_000, 10_000, 1, "min_traffic", ("zone",), BOUND_S),
-    Case("1000 members, 10000 tasks, min_traffic, 2 standbys, tags", 1_000, 10_000, 2, "min_traffic", ("zone",), BOUND_S),
-    Case("1000 members, 10000 tasks, min_traffic, 2 standbys, two tags", 1_000, 10_000, 2, "min_traffic", ZONE_AND_HOST, BOUND_S),
-    Case("1000 members, 10000 tasks, balance_subtopology", 1_000, 10_000, strategy="balance_subtopology", bound_s=BOUND_S),
+    Case(
+        "1000 members, 10000 tasks, no standbys, tags",
+        1_000,
+        10_000,
+        0,
+        tags=("zone",),
+        bound_s=BOUND_S,
+    ),
+    Case(
+        "1000 members, 10000 tasks, 2 standbys, tags",
+        1_000,
+        10_000,
+        2,
+        tags=("zone",),
+        bound_s=BOUND_S,
+    ),
+    Case(
+        "1000 members, 10000 tasks, min_traffic",
+        1_000,
+        10_000,
+        strategy="min_traffic",
+        bound_s=BOUND_S,
+    ),
+    Case(
+        "1000 members, 10000 tasks, min_traffic, tags",
+        1_000,
+        10_000,
+        1,
+        "min_traffic",
+        ("zone",),
+        BOUND_S,
+    ),
+    Case(
+        "1000 members, 10000 tasks, min_traffic, 2 standbys, tags",
+        1_000,
+        10_000,
+        2,
+        "min_traffic",
+        ("zone",),
+        BOUND_S,
+    ),
+    Case(
+        "1000 members, 10000 tasks, min_traffic, 2 standbys, two tags",
+        1_000,
+        10_000,
+        2,
+        "min_traffic",
+        ZONE_AND_HOST,
+        BOUND_S,
+    ),
+    Case(
+        "1000 members, 10000 tasks, balance_subtopology",
+        1_000,
+        10_000,
+        strategy="balance_subtopology",
+        bound_s=BOUND_S,
+    ),
     Case(
         "1000 members, 10000 tasks, balance_subtopology, 2 standbys, tags",
         1_000,
@@ -82,7 +137,8 @@ class AssignorPlan:
 
 
 def measure(plan: AssignorPlan) -> Iterator[Measurement]:
-    """Seconds of each decision. SlowError after the last run of a case whose fastest decision is beyond its bound."""
+    """Seconds of each decision. SlowError after the last run of a case whose fastest decision is
+    beyond its bound."""
     for case in plan.cases:
         cluster = disturbed(case)
         spent = []
@@ -105,14 +161,25 @@ def disturbed(case: Case) -> ClusterState:
         task = TaskId(*divmod(number, max(1, case.tasks // 10)))
         inputs = (TopicPartition(f"input-{task.subtopology}", task.partition),)
         stateful = task.subtopology % 2 == 0
-        changelogs = (TopicPartition(f"changelog-{task.subtopology}", task.partition),) if stateful else ()
+        changelogs = (
+            (TopicPartition(f"changelog-{task.subtopology}", task.partition),) if stateful else ()
+        )
         tasks[task] = TaskInfo(task, inputs, changelogs, stateful)
-    partitions = [partition for info in tasks.values() for partition in (*info.inputs, *info.changelogs)]
-    racks = {partition: frozenset({RACKS[number % 3], RACKS[number // 3 % 3]}) for number, partition in enumerate(partitions)}
-    rules = AssignmentRules(num_standbys=case.standbys, rack_strategy=case.strategy, rack_tags=case.tags, max_warmups=20)
+    partitions = [
+        partition for info in tasks.values() for partition in (*info.inputs, *info.changelogs)
+    ]
+    racks = {
+        partition: frozenset({RACKS[number % 3], RACKS[number // 3 % 3]})
+        for number, partition in enumerate(partitions)
+    }
+    rules = AssignmentRules(
+        num_standbys=case.standbys, rack_strategy=case.strategy, rack_tags=case.tags, max_warmups=20
+    )
     members = [_member(number) for number in range(case.members)]
     ends = {task: END for task, info in tasks.items() if info.stateful}
-    fresh = ClusterState(members=tuple(members), tasks=tasks, end_sums=ends, racks=racks, rules=rules)
+    fresh = ClusterState(
+        members=tuple(members), tasks=tasks, end_sums=ends, racks=racks, rules=rules
+    )
     settled = assign(fresh)
     at_rest = [
         replace(
@@ -131,4 +198,10 @@ def disturbed(case: Case) -> ClusterState:
 def _member(number: int) -> Member:
     rack = RACKS[number % 3]
     tags = {"zone": rack, "host": f"{rack}-{number // 6}"}
-    return Member(member_id=f"member-{number:05}", process_id=f"process-{number:05}", threads=2, rack=rack, tags=tags)
+    return Member(
+        member_id=f"member-{number:05}",
+        process_id=f"process-{number:05}",
+        threads=2,
+        rack=rack,
+        tags=tags,
+    )

@@ -1,7 +1,9 @@
-"""One application of several instances under a steady load, for the benches that let instances come and go.
+"""One application of several instances under a steady load, for the benches that let instances come
+and go.
 
-The input first holds every key once, so that the state has so many keys; then a sender keeps one pace and a probe notes when each
-output partition shows a committed count. All times are seconds since the epoch, the clock that all processes share.
+The input first holds every key once, so that the state has so many keys; then a sender keeps one
+pace and a probe notes when each output partition shows a committed count. All times are seconds
+since the epoch, the clock that all processes share.
 """
 
 from __future__ import annotations
@@ -25,7 +27,14 @@ from bench.events import EventFile, balanced_since
 from bench.gaps import OutputProbe
 from bench.steady_sender import times_sent
 from bench.systems import ROOT, CountJob, Launcher, RunningSystem
-from bench.topics import GroupProgress, create_topics, delete_topics, end_offsets, key_of, produce_all
+from bench.topics import (
+    GroupProgress,
+    create_topics,
+    delete_topics,
+    end_offsets,
+    key_of,
+    produce_all,
+)
 from bench.verify import WrongOutputError
 
 POLL_INTERVAL_S = 0.05
@@ -34,13 +43,15 @@ LOAD_TIMEOUT_S = 900.0
 DRAIN_TIMEOUT_S = 120.0
 OUTPUT_TIMEOUT_S = 120.0
 SETTLED_S = 2.0
-"""The group counts as balanced once it has been so for this long; the time is that of the first moment."""
+"""The group counts as balanced once it has been so for this long; the time is that of the first
+moment."""
 EXACTLY_ONCE = "exactly_once_v2"
 
 
 @dataclass(frozen=True)
 class Load:
-    """Sizes: `partitions` tasks with `keys_per_task` keys each, `rate` records/s over all of them while it is measured."""
+    """Sizes: `partitions` tasks with `keys_per_task` keys each, `rate` records/s over all of them
+    while it is measured."""
 
     partitions: int = 4
     keys_per_task: int = 1_000_000
@@ -93,16 +104,24 @@ class Application:
         job = CountJob(**{**vars(self.job), "state_dir": state, "events": events})
         started_s = time.time()
         name = f"{self.trial.system}, instance {number}"
-        process = RunningSystem(name, self.trial.launcher(job), self.folder / f"instance-{number}.log")
+        process = RunningSystem(
+            name, self.trial.launcher(job), self.folder / f"instance-{number}.log"
+        )
         # Nothing is measured any more when the run ends: killing is quicker than two clean stops.
         self.stack.callback(process.kill)
         self.instances.append(Instance(process, EventFile(events), started_s))
         return self.instances[-1]
 
     def wait(
-        self, what: str, reached: Callable[[], bool], timeout_s: float, *, survivors: Sequence[Instance] | None = None
+        self,
+        what: str,
+        reached: Callable[[], bool],
+        timeout_s: float,
+        *,
+        survivors: Sequence[Instance] | None = None,
     ) -> None:
-        """Poll until `reached`; SystemFailedError when the time is over, or when an instance ends that should not."""
+        """Poll until `reached`; SystemFailedError when the time is over, or when an instance ends
+        that should not."""
         deadline = time.monotonic() + timeout_s
         while not reached():
             for instance in self.instances if survivors is None else survivors:
@@ -117,21 +136,40 @@ class Application:
         rows = ((key_of(index).encode(), b"{}") for index in range(self.trial.load.keys))
         produce_all(self.job.bootstrap_servers, self.job.input_topic, rows)
         self.wait_committed(LOAD_TIMEOUT_S)
-        print(f"{self.trial.system}: state of {self.trial.load.keys:,} keys in {time.monotonic() - began:.0f} s", flush=True)
+        print(
+            (
+                f"{self.trial.system}: state of {self.trial.load.keys:,} keys in "
+                f"{time.monotonic() - began:.0f} s"
+            ),
+            flush=True,
+        )
 
-    def wait_committed(self, timeout_s: float, *, survivors: Sequence[Instance] | None = None) -> None:
+    def wait_committed(
+        self, timeout_s: float, *, survivors: Sequence[Instance] | None = None
+    ) -> None:
         """Until the group has committed all that the input holds now."""
         ends = end_offsets(self.job.bootstrap_servers, self.job.input_topic)
-        progress = GroupProgress(self.job.bootstrap_servers, self.job.application_id, self.job.input_topic, ends)
+        progress = GroupProgress(
+            self.job.bootstrap_servers, self.job.application_id, self.job.input_topic, ends
+        )
         try:
             total = progress.total_records()
-            self.wait("all input committed", lambda: progress.committed_records() >= total, timeout_s, survivors=survivors)
+            self.wait(
+                "all input committed",
+                lambda: progress.committed_records() >= total,
+                timeout_s,
+                survivors=survivors,
+            )
         finally:
             progress.close()
 
     def balanced_since(self, standbys: int) -> float | None:
         """When the group became balanced; None while it is not, or not for long enough."""
-        since = balanced_since([instance.events.read() for instance in self.instances], self.trial.load.partitions, standbys)
+        since = balanced_since(
+            [instance.events.read() for instance in self.instances],
+            self.trial.load.partitions,
+            standbys,
+        )
         return since if since is not None and time.time() - since >= SETTLED_S else None
 
     def watch(self, seconds: float, *, survivors: Sequence[Instance] | None = None) -> None:
@@ -139,7 +177,9 @@ class Application:
         until = time.monotonic() + seconds
         self.wait("", lambda: time.monotonic() >= until, seconds + 60.0, survivors=survivors)
 
-    def wait_output(self, probe: OutputProbe, since_s: float, *, survivors: Sequence[Instance] | None = None) -> None:
+    def wait_output(
+        self, probe: OutputProbe, since_s: float, *, survivors: Sequence[Instance] | None = None
+    ) -> None:
         """Until every partition has shown an output after a moment."""
 
         def reached() -> bool:
@@ -149,10 +189,24 @@ class Application:
 
     @contextmanager
     def under_load(self) -> Iterator[OutputProbe]:
-        """Send while the block runs, then check that every count is right; SystemFailedError, WrongOutputError."""
+        """Send while the block runs, then check that every count is right; SystemFailedError,
+        WrongOutputError."""
         sent_file = self.folder / "sent.json"
-        command = [sys.executable, "-m", "bench.steady_sender", "--bootstrap-servers", self.job.bootstrap_servers]
-        command += ["--topic", self.job.input_topic, "--keys", str(self.trial.load.keys), "--rate", str(self.trial.load.rate)]
+        command = [
+            sys.executable,
+            "-m",
+            "bench.steady_sender",
+            "--bootstrap-servers",
+            self.job.bootstrap_servers,
+        ]
+        command += [
+            "--topic",
+            self.job.input_topic,
+            "--keys",
+            str(self.trial.load.keys),
+            "--rate",
+            str(self.trial.load.rate),
+        ]
         command += ["--sent-file", str(sent_file)]
         with OutputProbe(self.job.bootstrap_servers, self.job.output_topic) as probe:
             with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE) as sender:
@@ -167,14 +221,25 @@ class Application:
             self.wait_committed(DRAIN_TIMEOUT_S, survivors=survivors)
             time.sleep(SETTLED_S)  # the last commit's counts are on their way to the probe
         sent = json.loads(sent_file.read_text())
-        print(f"sent {sent['records']:,} records, longest pause between two {sent['longest_pause_s'] * 1000:.0f} ms", flush=True)
+        print(
+            (
+                f"sent {sent['records']:,} records, longest pause between two "
+                f"{sent['longest_pause_s'] * 1000:.0f} ms"
+            ),
+            flush=True,
+        )
         exactly = self.trial.guarantee == EXACTLY_ONCE
-        check_counts(probe.counts(), probe.fallen(), sent["records"], self.trial.load.keys, exactly=exactly)
+        check_counts(
+            probe.counts(), probe.fallen(), sent["records"], self.trial.load.keys, exactly=exactly
+        )
 
 
 @contextmanager
-def application(trial: Trial, admin: AdminClient, bootstrap_servers: str, log_folder: Path) -> Iterator[Application]:
-    """New topics and folders for one run; at the end its processes are killed, its topics and state deleted."""
+def application(
+    trial: Trial, admin: AdminClient, bootstrap_servers: str, log_folder: Path
+) -> Iterator[Application]:
+    """New topics and folders for one run; at the end its processes are killed, its topics and state
+    deleted."""
     application_id = f"bench-{trial.bench}-{trial.system}-{uuid.uuid4().hex[:8]}"
     folder = log_folder / application_id
     folder.mkdir()
@@ -194,8 +259,11 @@ def application(trial: Trial, admin: AdminClient, bootstrap_servers: str, log_fo
         yield Application(trial, job, folder, stack)
 
 
-def check_counts(counts: Mapping[str, int], fallen: Sequence[str], sent: int, keys: int, *, exactly: bool) -> None:
-    """WrongOutputError unless each key that was sent ends with its count: once when the state was filled, then as often as sent.
+def check_counts(
+    counts: Mapping[str, int], fallen: Sequence[str], sent: int, keys: int, *, exactly: bool
+) -> None:
+    """WrongOutputError unless each key that was sent ends with its count: once when the state was
+    filled, then as often as sent.
 
     Without `exactly` (at-least-once) a count may be higher, and fall back after a crash.
     """

@@ -1,9 +1,11 @@
-"""What an instance notes about itself while it runs, and what follows from it: is the group balanced, how long did a restore take.
+"""What an instance notes about itself while it runs, and what follows from it: is the group
+balanced, how long did a restore take.
 
-Each instance appends lines of JSON to a file of its own: `at_ms` (wall clock, ms since the epoch), `event`, and
-`state` (`state`), `joined` (the first rebalance with it has ended), `tasks` (`active`, `standby`, `warmup`), `lag` (`records`, of
-its copy that is furthest behind), `restore_start`, `restore_end` (`partition`, `records`), and of everflow `restore_progress`
-(`partition`, `fraction`, `rate` in records/s, `remaining_s`).
+Each instance appends lines of JSON to a file of its own: `at_ms` (wall clock, ms since the epoch),
+`event`, and `state` (`state`), `joined` (the first rebalance with it has ended), `tasks` (`active`,
+`standby`, `warmup`), `lag` (`records`, of its copy that is furthest behind), `restore_start`,
+`restore_end` (`partition`, `records`), and of everflow `restore_progress` (`partition`, `fraction`,
+`rate` in records/s, `remaining_s`).
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class EventFile:
         self._events: list[Event] = []
 
     def read(self) -> Sequence[Event]:
-        """All events up to now, in the order they were written; a line that is being written counts next time."""
+        """All events up to now, in the order they were written; a line that is being written counts
+        next time."""
         if not self._path.exists():
             return self._events
         with self._path.open("rb") as file:
@@ -71,14 +74,16 @@ class View:
         if event.kind == "state":
             return replace(self, running=event.fields["state"] == RUNNING)
         if event.kind == "tasks":
-            roles: dict[str, Any] = {role: frozenset(event.fields[role]) for role in ("active", "standby", "warmup")}
+            roles: dict[str, Any] = {
+                role: frozenset(event.fields[role]) for role in ("active", "standby", "warmup")
+            }
             return replace(self, **roles)
         return self
 
 
 def balanced(views: Sequence[View], tasks: int, standbys: int) -> bool:
-    """Whether each of so many tasks is active once, spread evenly, with its standbys elsewhere and no copy more: then no warm-up is
-    pending (Kafka Streams shows warm-ups as standbys)."""
+    """Whether each of so many tasks is active once, spread evenly, with its standbys elsewhere and
+    no copy more: then no warm-up is pending (Kafka Streams shows warm-ups as standbys)."""
     if not all(view.running and not view.warmup for view in views):
         return False
     active = [task for view in views for task in view.active]
@@ -89,14 +94,21 @@ def balanced(views: Sequence[View], tasks: int, standbys: int) -> bool:
         return False
     copies = [task for view in views for task in view.standby]
     apart = not any(view.standby & view.active for view in views)
-    return apart and all(copies.count(task) == standbys for task in active) and len(copies) == tasks * standbys
+    return (
+        apart
+        and all(copies.count(task) == standbys for task in active)
+        and len(copies) == tasks * standbys
+    )
 
 
 def balanced_since(histories: Sequence[Sequence[Event]], tasks: int, standbys: int) -> float | None:
-    """Since when (s since the epoch) the group has been `balanced` without a break; None if it is not now."""
+    """Since when (s since the epoch) the group has been `balanced` without a break; None if it is
+    not now."""
     views = [View()] * len(histories)
     since: float | None = None
-    moments = [(event.at_s, number, event) for number, events in enumerate(histories) for event in events]
+    moments = [
+        (event.at_s, number, event) for number, events in enumerate(histories) for event in events
+    ]
     for at_s, number, event in sorted(moments, key=lambda moment: moment[0]):
         views[number] = views[number].after(event)
         if not balanced(views, tasks, standbys):
@@ -107,8 +119,8 @@ def balanced_since(histories: Sequence[Sequence[Event]], tasks: int, standbys: i
 
 
 def first_restores(events: Sequence[Event]) -> list[Event]:
-    """The events up to the first end of each partition's restores: of a task that is warmed up and then becomes active here, the
-    warm-up."""
+    """The events up to the first end of each partition's restores: of a task that is warmed up and
+    then becomes active here, the warm-up."""
     ended: set[int] = set()
     found = []
     for event in events:
@@ -121,9 +133,12 @@ def first_restores(events: Sequence[Event]) -> list[Event]:
 
 
 def restored(events: Sequence[Event], stores: int) -> tuple[int, float] | None:
-    """Records restored and seconds from the first start to the last end; None until so many stores have been restored."""
+    """Records restored and seconds from the first start to the last end; None until so many stores
+    have been restored."""
     starts = [event.at_s for event in events if event.kind == "restore_start"]
     ends = [event for event in events if event.kind == "restore_end"]
     if len({event.fields["partition"] for event in ends}) < stores:
         return None
-    return sum(event.fields["records"] for event in ends), max(event.at_s for event in ends) - min(starts)
+    return sum(event.fields["records"] for event in ends), max(event.at_s for event in ends) - min(
+        starts
+    )

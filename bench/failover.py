@@ -1,7 +1,8 @@
-"""Failover: what the readers of the output notice when one of two instances, with one standby for each task, ends.
+"""Failover: what the readers of the output notice when one of two instances, with one standby for
+each task, ends.
 
-Once by SIGKILL to its whole process tree, once by SIGTERM; both systems with the same short session time-out, and on the clean
-stop both leave the group.
+Once by SIGKILL to its whole process tree, once by SIGTERM; both systems with the same short session
+time-out, and on the clean stop both leave the group.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from pathlib import Path
 
 from confluent_kafka.admin import AdminClient
 
-from bench.elastic import RUNNING_TIMEOUT_S, SETTLED_S, Application, Instance, Load, Trial, application
+from bench.elastic import (
+    RUNNING_TIMEOUT_S,
+    SETTLED_S,
+    Application,
+    Instance,
+    Load,
+    Trial,
+    application,
+)
 from bench.gaps import OutputProbe, gap_lines, worst
 from bench.results import Measurement
 from bench.systems import KAFKA_STREAMS, Launcher
@@ -26,7 +35,8 @@ CASES = (KILLED, STOPPED)
 HOT_LAG = 10_000
 """`acceptable.recovery.lag` of both systems: a copy that lacks no more may take over."""
 AFTERMATH_S = 10.0
-"""How much longer than the session time-out it is watched, at least: follow-up rebalances come within it."""
+"""How much longer than the session time-out it is watched, at least: follow-up rebalances come
+within it."""
 RESUME_TIMEOUT_S = 120.0
 FLOWING_S = 1.0
 
@@ -44,10 +54,15 @@ class FailoverPlan:
     cases: Sequence[str] = CASES
 
     def settings(self, system: str) -> dict[str, str]:
-        """The same for both, but Kafka Streams' heartbeat, 3 s, must be at most a third of the session time-out."""
+        """The same for both, but Kafka Streams' heartbeat, 3 s, must be at most a third of the
+        session time-out."""
         timeout_ms = round(self.session_timeout_s * 1000)
         settings = {"num.standby.replicas": "1", "session.timeout.ms": str(timeout_ms)}
-        return {**settings, "heartbeat.interval.ms": str(timeout_ms // 3)} if system == KAFKA_STREAMS else settings
+        return (
+            {**settings, "heartbeat.interval.ms": str(timeout_ms // 3)}
+            if system == KAFKA_STREAMS
+            else settings
+        )
 
 
 def measure(
@@ -58,19 +73,30 @@ def measure(
     warm_broker(admin, bootstrap_servers)
     turns = product(plan.guarantees, range(plan.runs), plan.cases, launchers.items())
     for guarantee, run, case, (system, launcher) in turns:
-        trial = Trial("failover", system, launcher, guarantee, plan.threads, plan.load, plan.settings(system))
+        trial = Trial(
+            "failover", system, launcher, guarantee, plan.threads, plan.load, plan.settings(system)
+        )
         with application(trial, admin, bootstrap_servers, log_folder) as app:
             yield from _run_once(plan, app, case, run)
 
 
 def _run_once(plan: FailoverPlan, app: Application, case: str, run: int) -> Iterator[Measurement]:
-    # Both before there is any state: so each gets its half at once, and nobody waits for Kafka Streams' probing.
+    # Both before there is any state: so each gets its half at once, and nobody waits for Kafka
+    # Streams' probing.
     first, second = app.start(), app.start()
-    app.wait("two instances with a standby each", lambda: app.balanced_since(standbys=1) is not None, RUNNING_TIMEOUT_S)
+    app.wait(
+        "two instances with a standby each",
+        lambda: app.balanced_since(standbys=1) is not None,
+        RUNNING_TIMEOUT_S,
+    )
     app.fill()
     filled_s = time.time()
     with app.under_load() as probe:
-        app.wait("hot standbys", lambda: all(_hot(instance, filled_s) for instance in (first, second)), RUNNING_TIMEOUT_S)
+        app.wait(
+            "hot standbys",
+            lambda: all(_hot(instance, filled_s) for instance in (first, second)),
+            RUNNING_TIMEOUT_S,
+        )
         app.wait_output(probe, 0.0)
         load_s = time.time()
         app.watch(plan.settle_s)
@@ -85,12 +111,15 @@ def _run_once(plan: FailoverPlan, app: Application, case: str, run: int) -> Iter
         gaps = probe.longest_gaps(ended_s, time.time())
         steady = probe.longest_gaps(load_s, ended_s)
     print(
-        f"{app.trial.guarantee}, run {run + 1}, {case}: {app.trial.system}: longest time without a committed output, by partition "
+        f"{app.trial.guarantee}, run {run + 1}, {case}: {app.trial.system}: longest time without a "
+        f"committed output, by partition "
         f"(session time-out {plan.session_timeout_s:.1f} s):"
     )
     print("\n".join(gap_lines(gaps, ended_s, steady)), flush=True)
     for metric, values in (("gap_max", gaps), ("gap_steady", steady)):
-        yield Measurement("failover", case, app.trial.system, app.trial.guarantee, metric, "s", worst(values))
+        yield Measurement(
+            "failover", case, app.trial.system, app.trial.guarantee, metric, "s", worst(values)
+        )
 
 
 def _hot(instance: Instance, since_s: float) -> bool:
@@ -100,14 +129,23 @@ def _hot(instance: Instance, since_s: float) -> bool:
 
 
 def _wait_resumed(
-    plan: FailoverPlan, app: Application, first: Instance, second: Instance, probe: OutputProbe, ended_s: float
+    plan: FailoverPlan,
+    app: Application,
+    first: Instance,
+    second: Instance,
+    probe: OutputProbe,
+    ended_s: float,
 ) -> None:
     """Until the instance is gone and every partition flows again, and some time longer."""
     watched_s = ended_s + plan.session_timeout_s + AFTERMATH_S
 
     def resumed() -> bool:
         now = time.time()
-        return now >= watched_s and second.process.ended and now - min(probe.latest().values()) < FLOWING_S
+        return (
+            now >= watched_s
+            and second.process.ended
+            and now - min(probe.latest().values()) < FLOWING_S
+        )
 
     app.wait("outputs on every partition again", resumed, RESUME_TIMEOUT_S, survivors=[first])
     app.watch(SETTLED_S, survivors=[first])

@@ -1,8 +1,9 @@
-"""Fairness: how long a small job's micro-batches take while every other stream thread runs full ones.
+"""Fairness: how long a small job's micro-batches take while every other stream thread runs full
+ones.
 
-One instance, one thread with a task that gets a record now and then, the others with a backlog each. A record is sent some
-milliseconds after the micro-batch of the one before has ended, so each has a micro-batch of its own; measured while every
-backlog lasts, and once more when all are done.
+One instance, one thread with a task that gets a record now and then, the others with a backlog
+each. A record is sent some milliseconds after the micro-batch of the one before has ended, so each
+has a micro-batch of its own; measured while every backlog lasts, and once more when all are done.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ WARM_UP_SAMPLES = 10
 MINIMUM_SAMPLES = 20
 SAMPLES_ALONE = 20
 MEASURED_SHARE = 0.8
-"""Measured until the slowest backlog is down to the rest of this: beyond it the others may have ended."""
+"""Measured until the slowest backlog is down to the rest of this: beyond it the others may have
+ended."""
 BOUND_MS = 200.0
 
 
@@ -50,7 +52,8 @@ class FairnessPlan:
 
 
 def topology(small: str, big: str, output: str) -> Topology:
-    """Two sub-topologies that count; the small one is number 0, and its task the first stream thread's."""
+    """Two sub-topologies that count; the small one is number 0, and its task the first stream
+    thread's."""
     builder = StreamsBuilder()
     for topic, store in ((small, "small"), (big, "big")):
         stream = builder.stream(topic, key=serdes.string(), value=serdes.string())
@@ -86,7 +89,8 @@ def measure(plan: FairnessPlan, bootstrap_servers: str, folder: Path) -> Iterato
 def _run(
     streams: KafkaStreams, plan: FairnessPlan, bootstrap_servers: str, small: str
 ) -> tuple[list[float], list[_Batch]]:
-    """Times (ms) of the small thread's micro-batches when it is alone, and all micro-batches while the backlogs last."""
+    """Times (ms) of the small thread's micro-batches when it is alone, and all micro-batches while
+    the backlogs last."""
     batches = _Batches()
     producer = Producer({"bootstrap.servers": bootstrap_servers, "linger.ms": 0})
     pause = threading.Event()
@@ -97,7 +101,11 @@ def _run(
         before = batches.count(0)
         producer.produce(small, "x", "key")
         producer.flush()
-        wait_until(lambda: streams.error or batches.count(0) > before, TIMEOUT_S, "the small job's micro-batch")
+        wait_until(
+            lambda: streams.error or batches.count(0) > before,
+            TIMEOUT_S,
+            "the small job's micro-batch",
+        )
         if streams.error is not None:
             raise streams.error
         return batches.last_ms(0)
@@ -108,12 +116,21 @@ def _run(
     logger.setLevel(logging.DEBUG)
     try:
         streams.start()
-        wait_until(lambda: streams.error or streams.state is ClientState.RUNNING, TIMEOUT_S, "RUNNING")
+        wait_until(
+            lambda: streams.error or streams.state is ClientState.RUNNING, TIMEOUT_S, "RUNNING"
+        )
         total = plan.records * plan.threads
-        while min(batches.records(n + 1) for n in range(plan.threads)) < total / plan.threads * MEASURED_SHARE:
+        while (
+            min(batches.records(n + 1) for n in range(plan.threads))
+            < total / plan.threads * MEASURED_SHARE
+        ):
             send_one()
         beside = list(batches.all)
-        wait_until(lambda: streams.error or not streams.metrics()[metrics.LAG], TIMEOUT_S, "the end of the backlogs")
+        wait_until(
+            lambda: streams.error or not streams.metrics()[metrics.LAG],
+            TIMEOUT_S,
+            "the end of the backlogs",
+        )
         return [send_one() for _ in range(SAMPLES_ALONE)], beside
     finally:
         streams.close()
@@ -135,8 +152,13 @@ class _Batches(logging.Handler):
         self.all: list[_Batch] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take the line that a stream thread writes at the end of a micro-batch; its arguments, not its text."""
-        if record.levelno == logging.DEBUG and "records in" in record.msg and isinstance(record.args, tuple):
+        """Take the line that a stream thread writes at the end of a micro-batch; its arguments, not
+        its text."""
+        if (
+            record.levelno == logging.DEBUG
+            and "records in" in record.msg
+            and isinstance(record.args, tuple)
+        ):
             thread, _, records, took_ms, *_ = record.args
             self.all.append(_Batch(int(str(thread)), int(str(records)), float(str(took_ms))))
 
@@ -153,15 +175,23 @@ class _Batches(logging.Handler):
         return [batch.took_ms for batch in self.all if batch.thread == thread and batch.records][-1]
 
 
-def _figures(plan: FairnessPlan, guarantee: str, alone: Sequence[float], beside: Sequence[_Batch]) -> Iterator[Measurement]:
-    small = [batch.took_ms for batch in beside if batch.thread == 0 and batch.records][WARM_UP_SAMPLES:]
+def _figures(
+    plan: FairnessPlan, guarantee: str, alone: Sequence[float], beside: Sequence[_Batch]
+) -> Iterator[Measurement]:
+    small = [batch.took_ms for batch in beside if batch.thread == 0 and batch.records][
+        WARM_UP_SAMPLES:
+    ]
     full = [batch for batch in beside if batch.thread > 0 and batch.records]
     if len(small) < MINIMUM_SAMPLES:
-        raise UnfairError(f"only {len(small)} micro-batches of the small job beside full ones; take more --records")
+        raise UnfairError(
+            f"only {len(small)} micro-batches of the small job beside full ones; take more "
+            f"--records"
+        )
     largest = max(batch.records for batch in full)
     median = statistics.median(small)
     print(
-        f"{guarantee}: small job's micro-batch {median:,.0f} ms (median of {len(small)}, longest {max(small):,.0f} ms) beside "
+        f"{guarantee}: small job's micro-batch {median:,.0f} ms (median of {len(small)}, longest "
+        f"{max(small):,.0f} ms) beside "
         f"{plan.threads} threads with micro-batches of up to {largest:,} records and "
         f"{max(batch.took_ms for batch in full):,.0f} ms; alone {statistics.median(alone):,.0f} ms",
         flush=True,
@@ -169,7 +199,14 @@ def _figures(plan: FairnessPlan, guarantee: str, alone: Sequence[float], beside:
     cases = {"beside full threads": median, "alone": statistics.median(alone)}
     for case, value in cases.items():
         yield Measurement("fairness", case, "everflow", guarantee, "batch_time_median", "ms", value)
-    yield Measurement("fairness", "beside full threads", "everflow", guarantee, "batch_time_max", "ms", max(small))
-    yield Measurement("fairness", "full threads", "everflow", guarantee, "batch_records_max", "records", largest)
+    yield Measurement(
+        "fairness", "beside full threads", "everflow", guarantee, "batch_time_max", "ms", max(small)
+    )
+    yield Measurement(
+        "fairness", "full threads", "everflow", guarantee, "batch_records_max", "records", largest
+    )
     if median > plan.bound_ms:
-        raise UnfairError(f"{guarantee}: the small job's median of {median:.0f} ms is above {plan.bound_ms:.0f} ms")
+        raise UnfairError(
+            f"{guarantee}: the small job's median of {median:.0f} ms is above {plan.bound_ms:.0f} "
+            f"ms"
+        )

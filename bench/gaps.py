@@ -26,14 +26,17 @@ class Gap(NamedTuple):
 
 
 def longest_gap(arrivals_s: Sequence[float], start_s: float, end_s: float) -> Gap:
-    """The longest time between two neighbouring arrivals that reaches into [start, end], as far as it lies before the end.
+    """The longest time between two neighbouring arrivals that reaches into [start, end], as far as
+    it lies before the end.
 
     `arrivals_s` ascend. Without an arrival before the start, time counts from there.
     """
     longest, before = Gap(0.0, start_s), start_s
     for at_s in (*arrivals_s, end_s):
         if at_s >= start_s:
-            longest = max(longest, Gap(min(at_s, end_s) - before, before), key=lambda gap: gap.seconds)
+            longest = max(
+                longest, Gap(min(at_s, end_s) - before, before), key=lambda gap: gap.seconds
+            )
         if at_s >= end_s:
             break
         before = at_s
@@ -41,9 +44,13 @@ def longest_gap(arrivals_s: Sequence[float], start_s: float, end_s: float) -> Ga
 
 
 def gap_lines(gaps: Mapping[int, Gap], since_s: float, steady: Mapping[int, Gap]) -> list[str]:
-    """For people: each partition's longest gap, when it began, and its longest one before anything happened."""
+    """For people: each partition's longest gap, when it began, and its longest one before anything
+    happened."""
     return [
-        f"  {partition}: {gap.seconds:.2f} s, from {gap.began_s - since_s:+.1f} s on (before {steady[partition].seconds:.2f} s)"
+        (
+            f"  {partition}: {gap.seconds:.2f} s, from {gap.began_s - since_s:+.1f} s on (before "
+            f"{steady[partition].seconds:.2f} s)"
+        )
         for partition, gap in sorted(gaps.items())
     ]
 
@@ -54,7 +61,8 @@ def worst(gaps: Mapping[int, Gap]) -> float:
 
 
 class OutputProbe:
-    """Reads the counts of a topic as a read_committed consumer, on a thread of its own, from the present end on.
+    """Reads the counts of a topic as a read_committed consumer, on a thread of its own, from the
+    present end on.
 
     Times are seconds since the epoch. Use as a context manager.
     """
@@ -75,7 +83,9 @@ class OutputProbe:
         self._fallen: list[str] = []
         self._error: str | None = None
         self._stopped = threading.Event()
-        self._consumer.assign([TopicPartition(topic, partition, end) for partition, end in ends.items()])
+        self._consumer.assign(
+            [TopicPartition(topic, partition, end) for partition, end in ends.items()]
+        )
         self._thread = threading.Thread(target=self._read, name="output-probe", daemon=True)
 
     def __enter__(self) -> OutputProbe:
@@ -89,13 +99,20 @@ class OutputProbe:
 
     def longest_gaps(self, start_s: float, end_s: float) -> dict[int, Gap]:
         """`longest_gap` of every partition."""
-        return {partition: longest_gap(arrivals.tolist(), start_s, end_s) for partition, arrivals in self._arrivals.items()}
+        return {
+            partition: longest_gap(arrivals.tolist(), start_s, end_s)
+            for partition, arrivals in self._arrivals.items()
+        }
 
     def latest(self) -> dict[int, float]:
-        """When each partition's latest output came; 0.0 for none. RuntimeError if the topic could not be read."""
+        """When each partition's latest output came; 0.0 for none. RuntimeError if the topic could
+        not be read."""
         if self._error is not None:
             raise RuntimeError(self._error)
-        return {partition: arrivals[-1] if arrivals else 0.0 for partition, arrivals in self._arrivals.items()}
+        return {
+            partition: arrivals[-1] if arrivals else 0.0
+            for partition, arrivals in self._arrivals.items()
+        }
 
     def counts(self) -> Mapping[str, int]:
         """Key -> its last count so far. The thread goes on writing until the context is left."""

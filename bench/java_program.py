@@ -21,9 +21,10 @@ class NoJavaCompilerError(RuntimeError):
 def java_command(jars: Sequence[Path], class_folder: Path) -> list[str]:
     """The command, without arguments, that starts `CountBench`.
 
-    Compiles into `class_folder` with the `javac` beside `java` where there is one; else `java` compiles the
-    source as it launches it, which costs about a second before `main` and needs the module jdk.compiler.
-    Raises `NoJavaCompilerError` where a JRE has neither, `everflow.errors.SetupError` where there is no Java.
+    Compiles into `class_folder` with the `javac` beside `java` where there is one; else `java`
+    compiles the source as it launches it, which costs about a second before `main` and needs the
+    module jdk.compiler. Raises `NoJavaCompilerError` where a JRE has neither,
+    `everflow.errors.SetupError` where there is no Java.
     """
     java = find_java().resolve()
     javac = java.with_name("javac")
@@ -34,14 +35,18 @@ def java_command(jars: Sequence[Path], class_folder: Path) -> list[str]:
         return [str(java), "-cp", class_path, MAIN_CLASS]
     if "jdk.compiler" not in _run([str(java), "--list-modules"]):
         raise NoJavaCompilerError(
-            f"The Kafka Streams side of the bench must be compiled, and {java} has no compiler. Install a "
-            "JDK (Debian, Ubuntu: openjdk-17-jdk-headless), or measure everflow alone: --systems everflow."
+            f"The Kafka Streams side of the bench must be compiled, and {java} has no compiler. "
+            f"Install a "
+            "JDK (Debian, Ubuntu: openjdk-17-jdk-headless), or measure everflow alone: --systems "
+            "everflow."
         )
     return [str(java), "-cp", class_path, str(SOURCE)]
 
 
 def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False
+    )
     if done.returncode != 0:
         raise RuntimeError(f"{command[0]} failed:\n{done.stdout}{done.stderr}")
     return done.stdout

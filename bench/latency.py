@@ -1,8 +1,8 @@
 """Latency: from sending a record to reading its committed count, live at the tail of the topic.
 
-A sender process keeps the pace and notes send times, a probe process reads the output as a read_committed
-consumer and notes arrival times; both use the machine's monotonic clock. One start of the application serves
-all rates.
+A sender process keeps the pace and notes send times, a probe process reads the output as a
+read_committed consumer and notes arrival times; both use the machine's monotonic clock. One start
+of the application serves all rates.
 """
 
 from __future__ import annotations
@@ -55,8 +55,12 @@ def measure(
     """One start per system, guarantee and run; yields all its cases when it has ended."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     warm_broker(admin, bootstrap_servers)
-    for guarantee, run, (system, launcher) in product(plan.guarantees, range(plan.runs), launchers.items()):
-        yield from _run_once(plan, admin, bootstrap_servers, system, launcher, guarantee, run, log_folder)
+    for guarantee, run, (system, launcher) in product(
+        plan.guarantees, range(plan.runs), launchers.items()
+    ):
+        yield from _run_once(
+            plan, admin, bootstrap_servers, system, launcher, guarantee, run, log_folder
+        )
 
 
 def _run_once(
@@ -108,11 +112,32 @@ def _run_once(
 def _send_and_probe(job: CountJob, process: RunningSystem, keys: int, files: Path) -> None:
     """Run sender and probe to the end of the schedule, until every record is committed."""
     common = ["--bootstrap-servers", job.bootstrap_servers, "--keys", str(keys)]
-    probe_command = [sys.executable, "-m", "bench.latency_probe", *common, "--topic", job.output_topic]
+    probe_command = [
+        sys.executable,
+        "-m",
+        "bench.latency_probe",
+        *common,
+        "--topic",
+        job.output_topic,
+    ]
     probe_command += ["--partitions", str(PARTITIONS), "--seen-file", str(files / "seen")]
-    sender_command = [sys.executable, "-m", "bench.latency_sender", *common, "--topic", job.input_topic]
-    sender_command += ["--schedule", str(files / "schedule.json"), "--sent-file", str(files / "sent")]
-    with subprocess.Popen(probe_command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as probe:
+    sender_command = [
+        sys.executable,
+        "-m",
+        "bench.latency_sender",
+        *common,
+        "--topic",
+        job.input_topic,
+    ]
+    sender_command += [
+        "--schedule",
+        str(files / "schedule.json"),
+        "--sent-file",
+        str(files / "sent"),
+    ]
+    with subprocess.Popen(
+        probe_command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as probe:
         try:
             assert probe.stdout is not None
             if probe.stdout.readline() != "READY\n":
@@ -133,7 +158,9 @@ def _send_and_probe(job: CountJob, process: RunningSystem, keys: int, files: Pat
             raise RuntimeError(f"the latency probe ended with exit code {probe.returncode}")
 
 
-def _wait_for_sender(sender: subprocess.Popen[bytes], probe: subprocess.Popen[str], process: RunningSystem) -> None:
+def _wait_for_sender(
+    sender: subprocess.Popen[bytes], probe: subprocess.Popen[str], process: RunningSystem
+) -> None:
     while sender.poll() is None:
         process.check_alive()
         if probe.poll() is not None:
@@ -151,14 +178,19 @@ def _wait_until_committed(job: CountJob, process: RunningSystem) -> None:
         while (committed := progress.committed_records()) < progress.total_records():
             process.check_alive()
             if time.monotonic() > deadline:
-                raise process.failure(f"committed {committed:,} of {progress.total_records():,} records sent")
+                raise process.failure(
+                    f"committed {committed:,} of {progress.total_records():,} records sent"
+                )
             time.sleep(POLL_INTERVAL_S)
     finally:
         progress.close()
 
 
-def _latencies(phases: Sequence[Phase], sent_ns: Int64Array, seen: Int64Array) -> Iterator[tuple[str, npt.NDArray[np.float64]]]:
-    """Each case with its latencies in ms; raises `WrongOutputError` if an output is missing or came twice."""
+def _latencies(
+    phases: Sequence[Phase], sent_ns: Int64Array, seen: Int64Array
+) -> Iterator[tuple[str, npt.NDArray[np.float64]]]:
+    """Each case with its latencies in ms; raises `WrongOutputError` if an output is missing or came
+    twice."""
     seen_ns = np.zeros(len(sent_ns), dtype=np.int64)
     numbers = seen[:, 0]
     if len(np.unique(numbers)) != len(numbers):
@@ -171,7 +203,8 @@ def _latencies(phases: Sequence[Phase], sent_ns: Int64Array, seen: Int64Array) -
             missing = int(np.count_nonzero(seen_ns[first:last] == 0))
             if missing:
                 raise WrongOutputError(
-                    f"case {phase.case}: {missing:,} of {phase.records:,} records have no own count; "
+                    f"case {phase.case}: {missing:,} of {phase.records:,} records have no own "
+                    f"count; "
                     "if a key came twice in one commit, use more --keys"
                 )
             yield phase.case, (seen_ns[first:last] - sent_ns[first:last]) / 1e6

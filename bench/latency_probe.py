@@ -1,4 +1,5 @@
-"""A process that reads the committed counts and notes when they appear: `python -m bench.latency_probe ...`.
+"""A process that reads the committed counts and notes when they appear:
+`python -m bench.latency_probe ...`.
 
 It prints READY when it reads from every partition, and ends at the end of standard input.
 """
@@ -23,7 +24,8 @@ POLL_TIMEOUT_S = 0.1
 
 
 def main() -> None:
-    """Writes pairs (record number, monotonic ns at which it was seen), 8-byte integers, when it ends."""
+    """Writes pairs (record number, monotonic ns at which it was seen), 8-byte integers, when it
+    ends."""
     parser = argparse.ArgumentParser()
     for name in ("--bootstrap-servers", "--topic"):
         parser.add_argument(name, required=True)
@@ -40,7 +42,9 @@ def main() -> None:
             "fetch.wait.max.ms": FETCH_WAIT_MAX_MS,
         }
     )
-    consumer.assign([TopicPartition(options.topic, p, OFFSET_BEGINNING) for p in range(options.partitions)])
+    consumer.assign(
+        [TopicPartition(options.topic, p, OFFSET_BEGINNING) for p in range(options.partitions)]
+    )
     stopped = threading.Event()
     threading.Thread(target=_stop_at_end_of_input, args=(stopped,), daemon=True).start()
     seen = array("q")

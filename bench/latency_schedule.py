@@ -1,8 +1,8 @@
 """What the latency bench sends, and how an output is matched with the record that caused it.
 
-Record number `i` carries key `i % keys`, so its count is `i // keys + 1`: key and count of an output name the
-record, and with many keys no two records of one commit share a key (both systems emit the last count per key
-and commit).
+Record number `i` carries key `i % keys`, so its count is `i // keys + 1`: key and count of an
+output name the record, and with many keys no two records of one commit share a key (both systems
+emit the last count per key and commit).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from bench.topics import key_of
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch at a constant rate. Phases without a case warm up; a pause is a phase of no records."""
+    """A stretch at a constant rate. Phases without a case warm up; a pause is a phase of no
+    records."""
 
     case: str | None
     records: int
@@ -25,7 +26,9 @@ class Phase:
     pause_before_s: float = 0.0
 
 
-def schedule(rates: Sequence[int], warm_up_s: float, measured_s: float, idle_s: float) -> list[Phase]:
+def schedule(
+    rates: Sequence[int], warm_up_s: float, measured_s: float, idle_s: float
+) -> list[Phase]:
     """Every rate warmed up, then measured; at last the first ten records after an idle stretch."""
     phases: list[Phase] = []
     for rate in rates:

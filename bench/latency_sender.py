@@ -1,4 +1,5 @@
-"""A process that sends records at a set pace and notes when: `python -m bench.latency_sender ...`."""
+"""A process that sends records at a set pace and notes when:
+`python -m bench.latency_sender ...`."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ TICK_S = 0.001
 
 
 def main() -> None:
-    """Send the schedule; at the end write the send times (monotonic ns as 8-byte integers, by number)."""
+    """Send the schedule; at the end write the send times (monotonic ns as 8-byte integers, by
+    number)."""
     parser = argparse.ArgumentParser()
     for name in ("--bootstrap-servers", "--topic"):
         parser.add_argument(name, required=True)
@@ -55,7 +57,9 @@ def _send(producer: Producer, topic: str, keys: int, phase: Phase, sent_ns: arra
             number = len(sent_ns)
             now = time.monotonic_ns()
             value = json.dumps({"number": number, "sent_ns": now})
-            producer.produce(topic, value.encode(), key_at(number, keys).encode(), on_delivery=_check)
+            producer.produce(
+                topic, value.encode(), key_at(number, keys).encode(), on_delivery=_check
+            )
             sent_ns.append(now)
             sent += 1
         producer.poll(0)

@@ -16,7 +16,8 @@ _PSS_LINE = re.compile(rb"^Pss:\s+(\d+) kB", re.MULTILINE)
 def tree_memory_mib(pid: int) -> float:
     """MiB resident in the process and all its descendants.
 
-    Proportional set size where Linux gives it, so that pages shared by forked workers count once; else RSS.
+    Proportional set size where Linux gives it, so that pages shared by forked workers count once;
+    else RSS.
     """
     try:
         root = psutil.Process(pid)
@@ -27,8 +28,9 @@ def tree_memory_mib(pid: int) -> float:
 
 
 def process_memory_bytes(process: psutil.Process, *, own: bool = False) -> int:
-    """Bytes resident in one process (see `tree_memory_mib`); 0 if it has ended. With ``own`` without mapped files: a library's
-    share grows when another process on the machine that has it loaded ends."""
+    """Bytes resident in one process (see `tree_memory_mib`); 0 if it has ended. With ``own``
+    without mapped files: a library's share grows when another process on the machine that has it
+    loaded ends."""
     try:
         rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_bytes()
     except OSError:
@@ -43,7 +45,8 @@ def process_memory_bytes(process: psutil.Process, *, own: bool = False) -> int:
 
 
 class MemoryPeak:
-    """Samples one process tree every half second on a thread of its own, from construction to `stop()`."""
+    """Samples one process tree every half second on a thread of its own, from construction to
+    `stop()`."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid

@@ -1,10 +1,13 @@
-"""Memory: what an instance's processes hold over thousands of small micro-batches, driver, JVM and Python workers apart.
+"""Memory: what an instance's processes hold over thousands of small micro-batches, driver, JVM and
+Python workers apart.
 
-The instance runs in this process, over keys that do not grow in number: first a plain count, whose small micro-batches are served
-by a resident step, then a topology with Columns, a Python function, a repartition topic and a window, a Spark job each. One record
-a partition is sent and waited for, again and again. At regular intervals both garbage collectors run and the proportional set size
-of every process is taken, mapped files left out, and of the JVM also what is live in it; growth is the straight line through those
-after the warm-up, over the rest of the run. Collected first, so that what is found is held and not merely garbage.
+The instance runs in this process, over keys that do not grow in number: first a plain count, whose
+small micro-batches are served by a resident step, then a topology with Columns, a Python function,
+a repartition topic and a window, a Spark job each. One record a partition is sent and waited for,
+again and again. At regular intervals both garbage collectors run and the proportional set size of
+every process is taken, mapped files left out, and of the JVM also what is live in it; growth is the
+straight line through those after the warm-up, over the rest of the run. Collected first, so that
+what is found is held and not merely garbage.
 """
 
 from __future__ import annotations
@@ -38,8 +41,9 @@ COLLECTIONS = 3
 VALUE = "n bigint, word string"
 ROUND_TIMEOUT_S = 60.0
 BOUNDS_MIB_PER_1000 = {"driver": 4.0, "jvm": 16.0, "jvm live": 8.0, "workers": 6.0}
-"""Growth in MiB per 1,000 micro-batches above which the bench fails: a kilobyte kept per batch is 1 MiB. For long the JVM touches
-ever more of the heap that it has reserved (at most 1 GiB), which says little; what is live there says if it keeps something."""
+"""Growth in MiB per 1,000 micro-batches above which the bench fails: a kilobyte kept per batch is 1
+MiB. For long the JVM touches ever more of the heap that it has reserved (at most 1 GiB), which says
+little; what is live there says if it keeps something."""
 
 
 class MemoryGrowsError(RuntimeError):
@@ -48,7 +52,8 @@ class MemoryGrowsError(RuntimeError):
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What to run. ``warm_up`` is the share of the micro-batches before growth counts, ``samples`` how often is measured."""
+    """What to run. ``warm_up`` is the share of the micro-batches before growth counts, ``samples``
+    how often is measured."""
 
     guarantees: Sequence[str] = ("exactly_once_v2",)
     batches: int = 2_000
@@ -74,12 +79,15 @@ def count(source: str, output: str) -> Topology:
 
 
 def every_part(source: str, output: str) -> Topology:
-    """Every way through the engine: Catalyst, a Python function, a repartition, a plain and a windowed store."""
+    """Every way through the engine: Catalyst, a Python function, a repartition, a plain and a
+    windowed store."""
     from pyspark.sql import functions as F
 
     builder = StreamsBuilder()
     stream = builder.stream(source, key=serdes.string(), value=serdes.json(VALUE))
-    mapped = stream.filter(F.col("value.n") >= 0).map_values(lambda value: value["word"].upper(), returns="string")
+    mapped = stream.filter(F.col("value.n") >= 0).map_values(
+        lambda value: value["word"].upper(), returns="string"
+    )
     mapped.group_by_key().count(store="by-key").to_stream().to(output)
     grouped = mapped.group_by(F.col("value"), name="by-word")
     grouped.windowed_by(TimeWindows.of_size("1 hour")).count(store="by-word").to_stream().to(output)
@@ -87,7 +95,8 @@ def every_part(source: str, output: str) -> Topology:
 
 
 TOPOLOGIES = (("count", count, 1), ("every part", every_part, 2))
-"""Name, topology, and how often each record is read (from the source, and once more from a repartition topic)."""
+"""Name, topology, and how often each record is read (from the source, and once more from a
+repartition topic)."""
 
 
 def measure(plan: MemoryPlan, bootstrap_servers: str, folder: Path) -> Iterator[Measurement]:
@@ -117,12 +126,18 @@ def measure(plan: MemoryPlan, bootstrap_servers: str, folder: Path) -> Iterator[
         raise MemoryGrowsError(f"memory grew after the warm-up: {'; '.join(grown)}")
 
 
-def _run(streams: KafkaStreams, plan: MemoryPlan, bootstrap_servers: str, source: str, reads: int) -> list[Sample]:
+def _run(
+    streams: KafkaStreams, plan: MemoryPlan, bootstrap_servers: str, source: str, reads: int
+) -> list[Sample]:
     producer = Producer({"bootstrap.servers": bootstrap_servers, "linger.ms": 0})
     samples: list[Sample] = []
     try:
         streams.start()
-        wait_until(lambda: streams.error or streams.state is ClientState.RUNNING, ROUND_TIMEOUT_S, "RUNNING")
+        wait_until(
+            lambda: streams.error or streams.state is ClientState.RUNNING,
+            ROUND_TIMEOUT_S,
+            "RUNNING",
+        )
         sent, every = 0, max(1, plan.batches // plan.samples)
         while (done := _committed(streams)) < plan.batches:
             if done >= every * len(samples):
@@ -148,7 +163,10 @@ def _committed(streams: KafkaStreams) -> int:
 
 def _has_consumed(streams: KafkaStreams, records: int) -> bool:
     """Or has failed."""
-    return streams.error is not None or int(streams.metrics().get(metrics.RECORDS_CONSUMED, 0)) >= records
+    return (
+        streams.error is not None
+        or int(streams.metrics().get(metrics.RECORDS_CONSUMED, 0)) >= records
+    )
 
 
 def _settled() -> dict[str, float]:
@@ -167,8 +185,8 @@ def _settled() -> dict[str, float]:
 
 
 def _live_in_jvm_mib(jvm: Any) -> float:
-    """MiB of heap that a full collection leaves, and of classes. Compiled code is left out: the compilers go on for thousands of
-    micro-batches, up to a bound of their own."""
+    """MiB of heap that a full collection leaves, and of classes. Compiled code is left out: the
+    compilers go on for thousands of micro-batches, up to a bound of their own."""
     jvm.java.lang.System.gc()
     used = 0
     for pool in jvm.java.lang.management.ManagementFactory.getMemoryPoolMXBeans():
@@ -206,7 +224,12 @@ def slope(samples: Sequence[Sample], kind: str) -> float:
 
 
 def _figures(
-    plan: MemoryPlan, guarantee: str, name: str, samples: Sequence[Sample], peak_mib: float, grown: list[str]
+    plan: MemoryPlan,
+    guarantee: str,
+    name: str,
+    samples: Sequence[Sample],
+    peak_mib: float,
+    grown: list[str],
 ) -> Iterator[Measurement]:
     """The figures; what grows beyond its bound is added to ``grown``."""
     warm = [sample for sample in samples if sample.batches >= plan.warm_up * plan.batches]
@@ -217,10 +240,16 @@ def _figures(
         per_thousand = slope(warm, kind)
         growth = per_thousand * (warm[-1].batches - warm[0].batches) / 1_000
         print(
-            f"{guarantee}, {name}, {kind}: start {start:,.1f} MiB, after warm-up {after:,.1f}, end {end:,.1f}; "
-            f"{per_thousand:+.2f} MiB per 1,000 micro-batches (bound {BOUNDS_MIB_PER_1000[kind]:.0f})",
+            f"{guarantee}, {name}, {kind}: start {start:,.1f} MiB, after warm-up {after:,.1f}, end "
+            f"{end:,.1f}; "
+            f"{per_thousand:+.2f} MiB per 1,000 micro-batches (bound "
+            f"{BOUNDS_MIB_PER_1000[kind]:.0f})",
             flush=True,
         )
         if per_thousand > BOUNDS_MIB_PER_1000[kind]:
-            grown.append(f"{guarantee}, {name}, {kind} by {per_thousand:.1f} MiB per 1,000 micro-batches")
-        yield Measurement("memory", f"{case}, {kind}", "everflow", guarantee, "memory_growth", "MiB", growth)
+            grown.append(
+                f"{guarantee}, {name}, {kind} by {per_thousand:.1f} MiB per 1,000 micro-batches"
+            )
+        yield Measurement(
+            "memory", f"{case}, {kind}", "everflow", guarantee, "memory_growth", "MiB", growth
+        )

@@ -1,8 +1,9 @@
 """Restore: how fast an instance with an empty folder reads a changelog into its stores.
 
-Both systems restore the very same topic, one after the other: they share application id, store name and format. Measured by
-their restore listeners, from the first start to the last end. Beside everflow's instance a second one joins with an empty folder
-and warms half of the tasks up: how fast it does is measured in the same way (`follow`; `everflow simulate --measured` wants both).
+Both systems restore the very same topic, one after the other: they share application id, store name
+and format. Measured by their restore listeners, from the first start to the last end. Beside
+everflow's instance a second one joins with an empty folder and warms half of the tasks up: how fast
+it does is measured in the same way (`follow`; `everflow simulate --measured` wants both).
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ from bench.verify import WrongOutputError
 
 POLL_INTERVAL_S = 0.05
 STORE = "counts"
-# All that moves is warmed up at once, and from its first record on; whichever instance leads the group decides.
+# All that moves is warmed up at once, and from its first record on; whichever instance leads the
+# group decides.
 WARM_UP_ALL = {"max.warmup.replicas": "100", "acceptable.recovery.lag": "100"}
-# Compacted, as changelogs are, but not while the bench runs: both systems must find the same records.
+# Compacted, as changelogs are, but not while the bench runs: both systems must find the same
+# records.
 CHANGELOG_CONFIG = {"cleanup.policy": "compact", "min.compaction.lag.ms": str(24 * 3_600_000)}
 
 
@@ -52,7 +55,8 @@ class RestorePlan:
 def measure(
     plan: RestorePlan, bootstrap_servers: str, launchers: Mapping[str, Launcher], log_folder: Path
 ) -> Iterator[Measurement]:
-    """Fill the changelog once, then let the systems take turns; yields the figure of each run as it ends."""
+    """Fill the changelog once, then let the systems take turns; yields the figure of each run as it
+    ends."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     warm_broker(admin, bootstrap_servers)
     application_id = f"bench-restore-{uuid.uuid4().hex[:8]}"
@@ -66,10 +70,14 @@ def measure(
         state_dir=log_folder,
     )
     _fill(plan, admin, job)
-    for guarantee, run, (system, launcher) in product(plan.guarantees, range(plan.runs), launchers.items()):
+    for guarantee, run, (system, launcher) in product(
+        plan.guarantees, range(plan.runs), launchers.items()
+    ):
         files = log_folder / f"{system}-{guarantee}-{run + 1}"
         files.mkdir()
-        yield from _run_once(plan, replace(job, guarantee=guarantee), Turn(system, launcher, run, files))
+        yield from _run_once(
+            plan, replace(job, guarantee=guarantee), Turn(system, launcher, run, files)
+        )
     delete_topics(admin, application_id)
 
 
@@ -81,14 +89,23 @@ def _fill(plan: RestorePlan, admin: AdminClient, job: CountJob) -> None:
     produce_all(job.bootstrap_servers, changelog, _counts(plan.records, plan.keys))
     # A changelog without committed offsets would be that of an application whose offsets expired.
     group = Consumer({"bootstrap.servers": job.bootstrap_servers, "group.id": job.application_id})
-    offsets = [TopicPartition(job.input_topic, partition, 0) for partition in range(plan.partitions)]
+    offsets = [
+        TopicPartition(job.input_topic, partition, 0) for partition in range(plan.partitions)
+    ]
     group.commit(offsets=offsets, asynchronous=False)
     group.close()
-    print(f"changelog of {plan.records:,} records, {plan.keys:,} keys in {time.monotonic() - began:.0f} s", flush=True)
+    print(
+        (
+            f"changelog of {plan.records:,} records, {plan.keys:,} keys in "
+            f"{time.monotonic() - began:.0f} s"
+        ),
+        flush=True,
+    )
 
 
 def _counts(records: int, keys: int) -> Iterator[tuple[bytes, bytes]]:
-    """What a count would have written: keys drawn as for the other benches, each with its next count."""
+    """What a count would have written: keys drawn as for the other benches, each with its next
+    count."""
     counts: Counter[int] = Counter()
     encoded_keys = [key_of(index).encode() for index in range(keys)]
     for index in draw_keys(records, keys):
@@ -117,7 +134,9 @@ def _run_once(plan: RestorePlan, job: CountJob, turn: Turn) -> Iterator[Measurem
             yield _warm_up(plan, job, turn, _records_of(events))
 
 
-def _warm_up(plan: RestorePlan, job: CountJob, turn: Turn, records: Mapping[int, int]) -> Measurement:
+def _warm_up(
+    plan: RestorePlan, job: CountJob, turn: Turn, records: Mapping[int, int]
+) -> Measurement:
     """A second instance joins with an empty folder; `records` are those of each partition."""
     with _instance(job, turn, "warm-up") as (process, events):
         _wait_restored(plan, process, events, plan.partitions // 2)
@@ -138,7 +157,9 @@ def _instance(job: CountJob, turn: Turn, name: str) -> Iterator[tuple[RunningSys
         shutil.rmtree(state_dir, ignore_errors=True)
 
 
-def _wait_restored(plan: RestorePlan, process: RunningSystem, events: EventFile, stores: int) -> None:
+def _wait_restored(
+    plan: RestorePlan, process: RunningSystem, events: EventFile, stores: int
+) -> None:
     """Shows what the restore listener says meanwhile, the longer it takes the more seldom."""
     shown: Event | None = None
     show_at = began = time.monotonic()
@@ -160,23 +181,43 @@ def progress_line(event: Event) -> str:
     """What a restore listener was told, for people."""
     fields = event.fields
     left = "" if fields["remaining_s"] is None else f", {fields['remaining_s']:.1f} s left"
-    return f"partition {fields['partition']} at {fields['fraction']:.0%}, {fields['rate']:,.0f} records/s{left}"
+    return (
+        f"partition {fields['partition']} at {fields['fraction']:.0%}, {fields['rate']:,.0f} "
+        f"records/s{left}"
+    )
 
 
 def _records_of(events: EventFile) -> dict[int, int]:
     found = first_restores(events.read())
-    return {event.fields["partition"]: event.fields["records"] for event in found if event.kind == "restore_end"}
+    return {
+        event.fields["partition"]: event.fields["records"]
+        for event in found
+        if event.kind == "restore_end"
+    }
 
 
 def _measured(
-    plan: RestorePlan, job: CountJob, turn: Turn, metric: str, events: Sequence[Event], expected: int
+    plan: RestorePlan,
+    job: CountJob,
+    turn: Turn,
+    metric: str,
+    events: Sequence[Event],
+    expected: int,
 ) -> Measurement:
     done = restored(first_restores(events), 1)
     assert done is not None
     records, seconds = done
     if records != expected:
-        raise WrongOutputError(f"{turn.system} restored {records:,} records of {expected:,} ({metric})")
+        raise WrongOutputError(
+            f"{turn.system} restored {records:,} records of {expected:,} ({metric})"
+        )
     rate = records / seconds
-    print(f"{job.guarantee}, run {turn.run + 1}: {turn.system} {metric} {rate:,.0f} records/s ({seconds:.2f} s)", flush=True)
+    print(
+        (
+            f"{job.guarantee}, run {turn.run + 1}: {turn.system} {metric} {rate:,.0f} records/s "
+            f"({seconds:.2f} s)"
+        ),
+        flush=True,
+    )
     case = f"{plan.records:,} records, {plan.keys:,} keys"
     return Measurement("restore", case, turn.system, job.guarantee, metric, "records/s", rate)

@@ -11,8 +11,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Row:
-    """One figure: `value` is the median of `runs`, the values of the single runs in the order they ran. `note` says what the value
-    alone would hide, e.g. that it is a lower bound; it is not written where it is empty."""
+    """One figure: `value` is the median of `runs`, the values of the single runs in the order they
+    ran. `note` says what the value alone would hide, e.g. that it is a lower bound; it is not
+    written where it is empty."""
 
     bench: str
     case: str
@@ -52,13 +53,28 @@ def summarise(measurements: Iterable[Measurement]) -> list[Row]:
     for key, runs in grouped.items():
         bench, case, system, guarantee, metric, unit = key
         value = round(statistics.median(runs), 3)
-        rows.append(Row(bench, case, system, guarantee, metric, value, unit, tuple(runs), "; ".join(notes.get(key, ()))))
+        rows.append(
+            Row(
+                bench,
+                case,
+                system,
+                guarantee,
+                metric,
+                value,
+                unit,
+                tuple(runs),
+                "; ".join(notes.get(key, ())),
+            )
+        )
     return rows
 
 
 def write_json(rows: Sequence[Row], path: Path) -> None:
     """Write the rows as one JSON list."""
-    written = [{name: value for name, value in asdict(row).items() if name != "note" or value} for row in rows]
+    written = [
+        {name: value for name, value in asdict(row).items() if name != "note" or value}
+        for row in rows
+    ]
     path.write_text(json.dumps(written, indent=1) + "\n")
 
 
@@ -67,7 +83,9 @@ def print_rows(rows: Sequence[Row], system: str, reference: str) -> None:
     cells = [("case", "guarantee", "metric", "system", "median", "unit", "runs")]
     for row in rows:
         runs = " ".join(_number(value) for value in row.runs)
-        cells.append((row.case, row.guarantee, row.metric, row.system, _number(row.value), row.unit, runs))
+        cells.append(
+            (row.case, row.guarantee, row.metric, row.system, _number(row.value), row.unit, runs)
+        )
     _print_table(cells)
     for row in rows:
         if row.note:
@@ -85,7 +103,13 @@ def print_rows(rows: Sequence[Row], system: str, reference: str) -> None:
 
 def _number(value: float) -> str:
     """Three digits at least where it is small, such as seconds without an output."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.1f}" if abs(value) >= 10 else f"{value:,.2f}"
+    return (
+        f"{value:,.0f}"
+        if abs(value) >= 1000
+        else f"{value:,.1f}"
+        if abs(value) >= 10
+        else f"{value:,.2f}"
+    )
 
 
 def _print_table(cells: Sequence[tuple[str, ...]]) -> None:

@@ -1,4 +1,5 @@
-"""`python -m bench.run NAME`: runs one bench on a broker of its own and prints, or writes, its figures."""
+"""`python -m bench.run NAME`: runs one bench on a broker of its own and prints, or writes, its
+figures."""
 
 from __future__ import annotations
 
@@ -12,7 +13,16 @@ from pathlib import Path
 # Started by its path, Python puts this folder, not its parent, on the import path.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench import assignor, failover, fairness, latency, memory_growth, restore, scaleout, throughput
+from bench import (
+    assignor,
+    failover,
+    fairness,
+    latency,
+    memory_growth,
+    restore,
+    scaleout,
+    throughput,
+)
 from bench.elastic import Load
 from bench.java_program import NoJavaCompilerError, java_command
 from bench.results import Measurement, print_rows, summarise, write_json
@@ -35,16 +45,21 @@ BROKER_HEAP = "1g"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0 when every run ended with right output; 1 otherwise, with the reason on stderr."""
+    """Exit code 0 when every run ended with right output; 1 otherwise, with the reason on
+    stderr."""
     options = _parser().parse_args(arguments)
     measurements: list[Measurement] = []
     failure: str | None = None
     folder = Path(tempfile.mkdtemp(prefix=f"everflow-bench-{options.bench}-"))
     print(f"logs: {folder}", flush=True)
     try:
-        launchers = _launchers(options.systems, folder) if options.bench in BESIDE_KAFKA_STREAMS else {}
+        launchers = (
+            _launchers(options.systems, folder) if options.bench in BESIDE_KAFKA_STREAMS else {}
+        )
         # The assignor is a pure decision: it needs no broker.
-        with _broker("" if options.bench == "assignor" else options.bootstrap_servers, folder) as bootstrap_servers:
+        with _broker(
+            "" if options.bench == "assignor" else options.bootstrap_servers, folder
+        ) as bootstrap_servers:
             for measurement in _measure(options, bootstrap_servers, launchers, folder):
                 measurements.append(measurement)
     except (
@@ -72,22 +87,46 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("bench", choices=BENCHES, metavar="NAME", help=" | ".join(BENCHES))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON")
-    parser.add_argument("--runs", type=_positive, help="runs of each case (throughput, failover, restore: 3; latency, scaleout: 1)")
-    parser.add_argument("--systems", type=_one_of(SYSTEMS), default=SYSTEMS, help=f"default {','.join(SYSTEMS)}")
+    parser.add_argument(
+        "--runs",
+        type=_positive,
+        help="runs of each case (throughput, failover, restore: 3; latency, scaleout: 1)",
+    )
+    parser.add_argument(
+        "--systems", type=_one_of(SYSTEMS), default=SYSTEMS, help=f"default {','.join(SYSTEMS)}"
+    )
     parser.add_argument(
         "--guarantee",
         type=_one_of(GUARANTEES),
         help=f"throughput: {','.join(GUARANTEES)}; else {GUARANTEES[0]}",
     )
-    parser.add_argument("--keys", type=_positive, default=100_000, help="distinct keys (default %(default)s)")
-    parser.add_argument("--threads", type=_positive, default=2, help="stream threads (default %(default)s)")
+    parser.add_argument(
+        "--keys", type=_positive, default=100_000, help="distinct keys (default %(default)s)"
+    )
+    parser.add_argument(
+        "--threads", type=_positive, default=2, help="stream threads (default %(default)s)"
+    )
     parser.add_argument(
         "--bootstrap-servers",
         help="use this broker; default: an embedded one, started and deleted by the bench",
     )
-    parser.add_argument("--records", type=_positive, help="throughput: 2,000,000; fairness: the same, a thread; restore: 3,000,000")
-    parser.add_argument("--timeout", type=float, default=600.0, help="throughput, restore: s per run (default %(default)s)")
-    parser.add_argument("--batches", type=_positive, default=2_000, help="memory: micro-batches (default %(default)s)")
+    parser.add_argument(
+        "--records",
+        type=_positive,
+        help="throughput: 2,000,000; fairness: the same, a thread; restore: 3,000,000",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=600.0,
+        help="throughput, restore: s per run (default %(default)s)",
+    )
+    parser.add_argument(
+        "--batches",
+        type=_positive,
+        default=2_000,
+        help="memory: micro-batches (default %(default)s)",
+    )
     _add_latency(parser)
     _add_elastic(parser)
     return parser
@@ -95,20 +134,53 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_latency(parser: argparse.ArgumentParser) -> None:
     only_latency = parser.add_argument_group("latency")
-    only_latency.add_argument("--rates", type=_rates, default=(100, 1_000, 10_000), help="records/s, comma-separated")
-    only_latency.add_argument("--warm-up", type=float, default=20.0, help="s per rate, not measured")
+    only_latency.add_argument(
+        "--rates", type=_rates, default=(100, 1_000, 10_000), help="records/s, comma-separated"
+    )
+    only_latency.add_argument(
+        "--warm-up", type=float, default=20.0, help="s per rate, not measured"
+    )
     only_latency.add_argument("--seconds", type=float, default=30.0, help="s per rate, measured")
-    only_latency.add_argument("--idle", type=float, default=70.0, help="s without records before the last case")
+    only_latency.add_argument(
+        "--idle", type=float, default=70.0, help="s without records before the last case"
+    )
 
 
 def _add_elastic(parser: argparse.ArgumentParser) -> None:
     elastic = parser.add_argument_group("scaleout, failover")
-    elastic.add_argument("--keys-per-task", type=_positive, help="state (scaleout: 1,000,000, failover: 100,000)")
-    elastic.add_argument("--rate", type=_positive, default=1_000, help="records/s over all tasks (default %(default)s)")
-    elastic.add_argument("--settle", type=float, default=10.0, help="s under load before anything happens (default %(default)s)")
-    elastic.add_argument("--cut-off", type=float, default=660.0, help="scaleout: s to wait for balance (default %(default)s)")
-    elastic.add_argument("--session-timeout", type=float, default=6.0, help="failover: s, of both systems (default %(default)s)")
-    elastic.add_argument("--cases", type=_one_of(failover.CASES), default=failover.CASES, help="failover: default both")
+    elastic.add_argument(
+        "--keys-per-task", type=_positive, help="state (scaleout: 1,000,000, failover: 100,000)"
+    )
+    elastic.add_argument(
+        "--rate",
+        type=_positive,
+        default=1_000,
+        help="records/s over all tasks (default %(default)s)",
+    )
+    elastic.add_argument(
+        "--settle",
+        type=float,
+        default=10.0,
+        help="s under load before anything happens (default %(default)s)",
+    )
+    elastic.add_argument(
+        "--cut-off",
+        type=float,
+        default=660.0,
+        help="scaleout: s to wait for balance (default %(default)s)",
+    )
+    elastic.add_argument(
+        "--session-timeout",
+        type=float,
+        default=6.0,
+        help="failover: s, of both systems (default %(default)s)",
+    )
+    elastic.add_argument(
+        "--cases",
+        type=_one_of(failover.CASES),
+        default=failover.CASES,
+        help="failover: default both",
+    )
 
 
 def _positive(text: str) -> int:
@@ -134,13 +206,18 @@ def _one_of(allowed: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
 
 
 def _measure(
-    options: argparse.Namespace, bootstrap_servers: str, launchers: Mapping[str, Launcher], folder: Path
+    options: argparse.Namespace,
+    bootstrap_servers: str,
+    launchers: Mapping[str, Launcher],
+    folder: Path,
 ) -> Iterator[Measurement]:
     if options.bench == "assignor":
         return assignor.measure(assignor.AssignorPlan(options.runs or 5))
     common = {"guarantees": options.guarantee or GUARANTEES[:1], "threads": options.threads}
     if options.bench == "memory":
-        return memory_growth.measure(memory_growth.MemoryPlan(batches=options.batches, **common), bootstrap_servers, folder)
+        return memory_growth.measure(
+            memory_growth.MemoryPlan(batches=options.batches, **common), bootstrap_servers, folder
+        )
     if options.bench == "fairness":
         beside = fairness.FairnessPlan(records=options.records or 2_000_000, **common)
         return fairness.measure(beside, bootstrap_servers, folder)
@@ -150,13 +227,23 @@ def _measure(
         return latency.measure(_latency(options), bootstrap_servers, launchers, folder)
     if options.bench == "restore":
         restoring = restore.RestorePlan(
-            records=options.records or 3_000_000, keys=options.keys, runs=options.runs or 3, timeout_s=options.timeout, **common
+            records=options.records or 3_000_000,
+            keys=options.keys,
+            runs=options.runs or 3,
+            timeout_s=options.timeout,
+            **common,
         )
         return restore.measure(restoring, bootstrap_servers, launchers, folder)
-    load = Load(keys_per_task=options.keys_per_task or KEYS_PER_TASK[options.bench], rate=options.rate)
+    load = Load(
+        keys_per_task=options.keys_per_task or KEYS_PER_TASK[options.bench], rate=options.rate
+    )
     if options.bench == "scaleout":
         growing = scaleout.ScaleoutPlan(
-            load=load, runs=options.runs or 1, settle_s=options.settle, cut_off_s=options.cut_off, **common
+            load=load,
+            runs=options.runs or 1,
+            settle_s=options.settle,
+            cut_off_s=options.cut_off,
+            **common,
         )
         return scaleout.measure(growing, bootstrap_servers, launchers, folder)
     losing = failover.FailoverPlan(
@@ -200,7 +287,9 @@ def _launchers(systems: tuple[str, ...], folder: Path) -> dict[str, Launcher]:
         if system == KAFKA_STREAMS:
             from everflow.jvm.jars import resolve_jars
 
-            launchers[system] = kafka_streams_launcher(java_command(resolve_jars("streams"), folder / "classes"))
+            launchers[system] = kafka_streams_launcher(
+                java_command(resolve_jars("streams"), folder / "classes")
+            )
         else:
             launchers[system] = everflow_launch
     return launchers

@@ -1,8 +1,10 @@
-"""Scale-out: what the readers of the output notice while a second instance joins, and how long until both do their share.
+"""Scale-out: what the readers of the output notice while a second instance joins, and how long
+until both do their share.
 
-Instance 1 holds the state of all tasks and works under a steady load; instance 2 starts with an empty folder. Balanced: the
-actives are spread evenly over both and no copy is being built. Kafka Streams looks after its warm-ups every 10 minutes
-(`probing.rebalance.interval.ms`), hence the long default for `cut_off_s`.
+Instance 1 holds the state of all tasks and works under a steady load; instance 2 starts with an
+empty folder. Balanced: the actives are spread evenly over both and no copy is being built. Kafka
+Streams looks after its warm-ups every 10 minutes (`probing.rebalance.interval.ms`), hence the long
+default for `cut_off_s`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ CUT_OFF_NOTES = {
 
 @dataclass(frozen=True)
 class ScaleoutPlan:
-    """What to measure; times in s. A group that is not balanced after `cut_off_s` is reported with that time, as a lower bound."""
+    """What to measure; times in s. A group that is not balanced after `cut_off_s` is reported with
+    that time, as a lower bound."""
 
     guarantees: Sequence[str]
     load: Load = field(default_factory=Load)
@@ -46,7 +49,9 @@ def measure(
     """Let the systems take turns; yields the figures of each run as it ends."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     warm_broker(admin, bootstrap_servers)
-    for guarantee, run, (system, launcher) in product(plan.guarantees, range(plan.runs), launchers.items()):
+    for guarantee, run, (system, launcher) in product(
+        plan.guarantees, range(plan.runs), launchers.items()
+    ):
         trial = Trial("scaleout", system, launcher, guarantee, plan.threads, plan.load)
         with application(trial, admin, bootstrap_servers, log_folder) as app:
             yield from _run_once(plan, app, run)
@@ -70,17 +75,28 @@ def _run_once(plan: ScaleoutPlan, app: Application, run: int) -> Iterator[Measur
     joined = second.events.first("joined")
     to_balance_s = end_s - second.started_s
     at_least = "" if balanced_s is not None else "> "
-    print(f"{app.trial.guarantee}, run {run + 1}: {app.trial.system}: longest time without a committed output, by partition:")
+    print(
+        f"{app.trial.guarantee}, run {run + 1}: {app.trial.system}: longest time without a "
+        f"committed output, by partition:"
+    )
     print("\n".join(gap_lines(gaps, second.started_s, steady)))
     joined_s = "" if joined is None else f", which joined at {joined.at_s - second.started_s:.1f} s"
-    print(f"  balanced {at_least}{to_balance_s:.1f} s after the start of the second process{joined_s}", flush=True)
+    print(
+        (
+            f"  balanced {at_least}{to_balance_s:.1f} s after the start of the second "
+            f"process{joined_s}"
+        ),
+        flush=True,
+    )
     case = f"{plan.load.keys_per_task:,} keys a task, 1 to 2 instances"
     figures = {"gap_max": worst(gaps), "gap_steady": worst(steady), "time_to_balance": to_balance_s}
     if joined is not None:
         figures["time_to_balance_from_join"] = end_s - joined.at_s
     for metric, value in figures.items():
         note = "" if balanced_s is not None else CUT_OFF_NOTES.get(metric, "")
-        yield Measurement("scaleout", case, app.trial.system, app.trial.guarantee, metric, "s", value, note)
+        yield Measurement(
+            "scaleout", case, app.trial.system, app.trial.guarantee, metric, "s", value, note
+        )
 
 
 def _wait_balanced(app: Application, until_s: float) -> float | None:

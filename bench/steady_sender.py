@@ -1,4 +1,5 @@
-"""A process that sends records at one pace until its standard input ends: `python -m bench.steady_sender ...`."""
+"""A process that sends records at one pace until its standard input ends:
+`python -m bench.steady_sender ...`."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from bench.topics import JAVA_PARTITIONER, key_of
 
 FLUSH_TIMEOUT_S = 30.0
 TICK_S = 0.001
-# A large prime: the keys of successive records lie far apart, and every key comes once before one comes again.
+# A large prime: the keys of successive records lie far apart, and every key comes once before one
+# comes again.
 STRIDE = 2_654_435_761
 
 
@@ -34,7 +36,8 @@ def times_sent(records: int, keys: int) -> npt.NDArray[np.int64]:
 
 
 def main() -> None:
-    """At the end write `records` and `longest_pause_s` (between two sends that were due) as JSON."""
+    """At the end write `records` and `longest_pause_s` (between two sends that were due) as
+    JSON."""
     parser = argparse.ArgumentParser()
     for name in ("--bootstrap-servers", "--topic"):
         parser.add_argument(name, required=True)
@@ -58,7 +61,9 @@ def main() -> None:
     options.sent_file.write_text(json.dumps({"records": sent, "longest_pause_s": longest_pause_s}))
 
 
-def _send(producer: Producer, topic: str, keys: int, rate: float, stopped: threading.Event) -> tuple[int, float]:
+def _send(
+    producer: Producer, topic: str, keys: int, rate: float, stopped: threading.Event
+) -> tuple[int, float]:
     started = before = time.monotonic()
     sent, longest = 0, 0.0
     while not stopped.is_set():
@@ -67,7 +72,9 @@ def _send(producer: Producer, topic: str, keys: int, rate: float, stopped: threa
         if due > sent:
             longest, before = max(longest, now - before), now
         while sent < due:
-            producer.produce(topic, b"{}", key_of(key_index(sent, keys)).encode(), on_delivery=_check)
+            producer.produce(
+                topic, b"{}", key_of(key_index(sent, keys)).encode(), on_delivery=_check
+            )
             sent += 1
         producer.poll(0)
         time.sleep(TICK_S)

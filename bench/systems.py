@@ -32,7 +32,8 @@ _RUNNING = re.compile(r"\bRUNNING\b")
 
 
 class SystemFailedError(RuntimeError):
-    """A system under test ended, or did not get ready or done in time; carries the end of what it printed."""
+    """A system under test ended, or did not get ready or done in time; carries the end of what it
+    printed."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class CountJob:
     state_dir: Path
     # Kafka Streams closes after so many records (CountBench.java tells why); 0: runs until stopped.
     stop_after: int = 0
-    # Where the instance notes changes of state, tasks and restores (bench/events.py); SIGTERM then makes it leave the group.
+    # Where the instance notes changes of state, tasks and restores (bench/events.py); SIGTERM then
+    # makes it leave the group.
     events: Path | None = None
     # Any other setting, by its dotted key.
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -90,7 +92,8 @@ def kafka_streams_launcher(java: list[str]) -> Launcher:
 
 
 def everflow_launch(job: CountJob) -> Launch:
-    """everflow through its own command, as a user starts it; with events, through the program that notes them."""
+    """everflow through its own command, as a user starts it; with events, through the program that
+    notes them."""
     settings = {
         "processing.guarantee": job.guarantee,
         "num.stream.threads": str(job.threads),
@@ -98,10 +101,21 @@ def everflow_launch(job: CountJob) -> Launch:
         **job.settings,
     }
     if job.events is None:
-        command = [sys.executable, "-c", "from everflow.cli import main; main()", "run", "bench.apps.count_app:builder"]
+        command = [
+            sys.executable,
+            "-c",
+            "from everflow.cli import main; main()",
+            "run",
+            "bench.apps.count_app:builder",
+        ]
     else:
         command = [sys.executable, "-m", "bench.apps.instance_app", "--events", str(job.events)]
-    command += ["--application-id", job.application_id, "--bootstrap-servers", job.bootstrap_servers]
+    command += [
+        "--application-id",
+        job.application_id,
+        "--bootstrap-servers",
+        job.bootstrap_servers,
+    ]
     command += [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
     python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     environment = {
@@ -114,9 +128,11 @@ def everflow_launch(job: CountJob) -> Launch:
 
 
 class RunningSystem:
-    """One child process. Use as a context manager: leaving it stops the process and whatever it started.
+    """One child process. Use as a context manager: leaving it stops the process and whatever it
+    started.
 
-    A thread of its own copies what the process prints to `log_path` and notes the first line with RUNNING.
+    A thread of its own copies what the process prints to `log_path` and notes the first line with
+    RUNNING.
     """
 
     def __init__(self, name: str, launch: Launch, log_path: Path) -> None:
@@ -136,7 +152,9 @@ class RunningSystem:
             text=True,
             errors="replace",
         )
-        self._reader = threading.Thread(target=self._read_output, name=f"{name}-output", daemon=True)
+        self._reader = threading.Thread(
+            target=self._read_output, name=f"{name}-output", daemon=True
+        )
         self._reader.start()
 
     def __enter__(self) -> RunningSystem:
@@ -156,7 +174,8 @@ class RunningSystem:
         return self._running_at if self._running.is_set() else None
 
     def wait_running(self, timeout_s: float) -> float:
-        """Monotonic time of RUNNING; raises `SystemFailedError` if it ends before or takes longer."""
+        """Monotonic time of RUNNING; raises `SystemFailedError` if it ends before or takes
+        longer."""
         deadline = time.monotonic() + timeout_s
         while not self._running.wait(0.05):
             self.check_alive()
@@ -165,14 +184,17 @@ class RunningSystem:
         return self._running_at
 
     def check_alive(self) -> None:
-        """Raise `SystemFailedError` if the process ended with an error, or before it was RUNNING."""
+        """Raise `SystemFailedError` if the process ended with an error, or before it was
+        RUNNING."""
         code = self._process.poll()
         if code is not None and (code != 0 or not self._running.is_set()):
             raise self.failure(f"ended with exit code {code}")
 
     def failure(self, what: str) -> SystemFailedError:
         """An error that shows the end of the log."""
-        tail = "".join(self._log_path.read_text(errors="replace").splitlines(keepends=True)[-LOG_TAIL_LINES:])
+        tail = "".join(
+            self._log_path.read_text(errors="replace").splitlines(keepends=True)[-LOG_TAIL_LINES:]
+        )
         return SystemFailedError(f"{self.name}: {what}. The end of what it printed:\n{tail}")
 
     @property

@@ -1,9 +1,9 @@
 """Throughput: how fast each system counts a topic that is already full.
 
-The clock starts when the application has joined (it prints RUNNING, or its group commits its first offset,
-whichever is first) and stops when the committed input offsets reach the end of the topic, polled every 50 ms
-from outside; so the warm-up of JVM, Spark and workers on the first records is inside. `throughput_from_start`
-starts the clock at the start of the process instead.
+The clock starts when the application has joined (it prints RUNNING, or its group commits its first
+offset, whichever is first) and stops when the committed input offsets reach the end of the topic,
+polled every 50 ms from outside; so the warm-up of JVM, Spark and workers on the first records is
+inside. `throughput_from_start` starts the clock at the start of the process instead.
 """
 
 from __future__ import annotations
@@ -49,17 +49,28 @@ class _Timing:
 
 
 def measure(
-    plan: ThroughputPlan, bootstrap_servers: str, launchers: Mapping[str, Launcher], log_folder: Path
+    plan: ThroughputPlan,
+    bootstrap_servers: str,
+    launchers: Mapping[str, Launcher],
+    log_folder: Path,
 ) -> Iterator[Measurement]:
-    """Load the input once, then let the systems take turns; yields the figures of each run as it ends."""
+    """Load the input once, then let the systems take turns; yields the figures of each run as it
+    ends."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     warm_broker(admin, bootstrap_servers)
     create_topics(admin, [INPUT_TOPIC], plan.partitions)
     began = time.monotonic()
     load(bootstrap_servers, INPUT_TOPIC, plan.records, plan.keys)
-    print(f"loaded {plan.records:,} records, {plan.keys:,} keys in {time.monotonic() - began:.1f} s", flush=True)
-    for guarantee, run, (system, launcher) in product(plan.guarantees, range(plan.runs), launchers.items()):
-        yield from _run_once(plan, admin, bootstrap_servers, system, launcher, guarantee, run, log_folder)
+    print(
+        f"loaded {plan.records:,} records, {plan.keys:,} keys in {time.monotonic() - began:.1f} s",
+        flush=True,
+    )
+    for guarantee, run, (system, launcher) in product(
+        plan.guarantees, range(plan.runs), launchers.items()
+    ):
+        yield from _run_once(
+            plan, admin, bootstrap_servers, system, launcher, guarantee, run, log_folder
+        )
 
 
 def _run_once(
@@ -86,7 +97,9 @@ def _run_once(
         state_dir=state_dir,
         stop_after=plan.records,
     )
-    progress = GroupProgress(bootstrap_servers, application_id, INPUT_TOPIC, end_offsets(bootstrap_servers, INPUT_TOPIC))
+    progress = GroupProgress(
+        bootstrap_servers, application_id, INPUT_TOPIC, end_offsets(bootstrap_servers, INPUT_TOPIC)
+    )
     try:
         with RunningSystem(system, launcher(job), log_folder / f"{application_id}.log") as process:
             memory = MemoryPeak(process.pid)
@@ -127,7 +140,9 @@ def _time(process: RunningSystem, progress: GroupProgress, timeout_s: float) -> 
             break
         process.check_alive()
         if now - process.started_at > timeout_s:
-            raise process.failure(f"committed {committed:,} of {total:,} records in {timeout_s:.0f} s")
+            raise process.failure(
+                f"committed {committed:,} of {total:,} records in {timeout_s:.0f} s"
+            )
         time.sleep(POLL_INTERVAL_S)
     joined_at = min(at for at in (process.running_at, first_commit_at, now) if at is not None)
     return _Timing(process.started_at, joined_at, now)

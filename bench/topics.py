@@ -18,7 +18,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 REQUEST_TIMEOUT_S = 30.0
 VALUE_BYTES = 100
 LOAD_SEED = 20_24
-# Java's default placement of a keyed record, so both systems see the partitions a Java producer would fill.
+# Java's default placement of a keyed record, so both systems see the partitions a Java producer
+# would fill.
 JAVA_PARTITIONER = "murmur2_random"
 
 
@@ -28,15 +29,27 @@ def key_of(index: int) -> str:
 
 
 def create_topics(
-    admin: AdminClient, names: Sequence[str], partitions: int, config: Mapping[str, str] | None = None
+    admin: AdminClient,
+    names: Sequence[str],
+    partitions: int,
+    config: Mapping[str, str] | None = None,
 ) -> None:
     """Create the topics, unreplicated; raises KafkaException if one exists."""
-    _await_all(admin.create_topics([NewTopic(name, partitions, 1, config=dict(config or {})) for name in names]))
+    _await_all(
+        admin.create_topics(
+            [NewTopic(name, partitions, 1, config=dict(config or {})) for name in names]
+        )
+    )
 
 
 def delete_topics(admin: AdminClient, prefix: str) -> None:
-    """Delete every topic whose name starts with `prefix`, the internal ones of an application included."""
-    names = [name for name in admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics if name.startswith(prefix)]
+    """Delete every topic whose name starts with `prefix`, the internal ones of an application
+    included."""
+    names = [
+        name
+        for name in admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
+        if name.startswith(prefix)
+    ]
     if names:
         _await_all(admin.delete_topics(names))
 
@@ -47,7 +60,8 @@ def _await_all(futures: dict[Any, Future[Any]]) -> None:
 
 
 def warm_broker(admin: AdminClient, bootstrap_servers: str) -> None:
-    """Let a young broker create its offsets and transaction topics, or the first system would pay for it."""
+    """Let a young broker create its offsets and transaction topics, or the first system would pay
+    for it."""
     topic = "bench-warm-up"
     create_topics(admin, [topic], 1)
     consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": topic})
@@ -63,7 +77,8 @@ def warm_broker(admin: AdminClient, bootstrap_servers: str) -> None:
 
 
 def load(bootstrap_servers: str, topic: str, records: int, keys: int) -> None:
-    """Produce `records` JSON values of 100 bytes; the keys are drawn evenly, the same ones in every run."""
+    """Produce `records` JSON values of 100 bytes; the keys are drawn evenly, the same ones in every
+    run."""
     drawn = draw_keys(records, keys)
     encoded_keys = [key_of(index).encode() for index in range(keys)]
     rows = ((encoded_keys[key_index], json_value(number)) for number, key_index in enumerate(drawn))
@@ -77,8 +92,8 @@ def draw_keys(records: int, keys: int) -> list[int]:
 
 
 def produce_all(bootstrap_servers: str, topic: str, rows: Iterable[tuple[bytes, bytes]]) -> None:
-    """Produce keys and values as fast as the broker takes them, placed as a Java producer would; RuntimeError if one was
-    refused."""
+    """Produce keys and values as fast as the broker takes them, placed as a Java producer would;
+    RuntimeError if one was refused."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap_servers,
@@ -106,7 +121,9 @@ def produce_all(bootstrap_servers: str, topic: str, rows: Iterable[tuple[bytes, 
             producer.poll(0)
     left = producer.flush(REQUEST_TIMEOUT_S)
     if left or failures:
-        raise RuntimeError(f"Loading {topic} failed: {left} records unsent, {len(failures)} refused {failures[:1]}")
+        raise RuntimeError(
+            f"Loading {topic} failed: {left} records unsent, {len(failures)} refused {failures[:1]}"
+        )
 
 
 def json_value(number: int) -> bytes:
@@ -127,7 +144,9 @@ def end_offsets(bootstrap_servers: str, topic: str) -> dict[int, int]:
     try:
         partitions = consumer.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic].partitions
         return {
-            partition: consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=REQUEST_TIMEOUT_S)[1]
+            partition: consumer.get_watermark_offsets(
+                TopicPartition(topic, partition), timeout=REQUEST_TIMEOUT_S
+            )[1]
             for partition in sorted(partitions)
         }
     finally:
@@ -137,17 +156,20 @@ def end_offsets(bootstrap_servers: str, topic: str) -> dict[int, int]:
 class GroupProgress:
     """How far a consumer group committed one topic whose end offsets no longer move.
 
-    Asks through a consumer that never joins the group: the admin client of librdkafka fails, or even crashes, while a
-    young broker still loads its offsets topic. Used by one thread.
+    Asks through a consumer that never joins the group: the admin client of librdkafka fails, or
+    even crashes, while a young broker still loads its offsets topic. Used by one thread.
     """
 
-    def __init__(self, bootstrap_servers: str, group: str, topic: str, ends: dict[int, int]) -> None:
+    def __init__(
+        self, bootstrap_servers: str, group: str, topic: str, ends: dict[int, int]
+    ) -> None:
         self._reader = Consumer(
             {
                 "bootstrap.servers": bootstrap_servers,
                 "group.id": group,
                 "enable.auto.commit": False,
-                # read_committed would wait for open transactions to end, instead of giving the last stable offsets.
+                # read_committed would wait for open transactions to end, instead of giving the last
+                # stable offsets.
                 "isolation.level": "read_uncommitted",
             }
         )

@@ -19,17 +19,22 @@ class WrongOutputError(RuntimeError):
 
 
 def verify_counts(bootstrap_servers: str, topic: str, records: int) -> None:
-    """Raise `WrongOutputError` unless the last counts sum up to `records` and each key's count only rises."""
+    """Raise `WrongOutputError` unless the last counts sum up to `records` and each key's count only
+    rises."""
     counts: dict[bytes, int] = {}
     for key, value in _read_all(bootstrap_servers, topic):
         (count,) = struct.unpack(">q", value)
         before = counts.get(key, 0)
         if count <= before:
-            raise WrongOutputError(f"{topic}: key {key!r} went from {before} to {count}; a count must only rise")
+            raise WrongOutputError(
+                f"{topic}: key {key!r} went from {before} to {count}; a count must only rise"
+            )
         counts[key] = count
     total = sum(counts.values())
     if total != records:
-        raise WrongOutputError(f"{topic}: the counts of {len(counts)} keys sum up to {total}, expected {records}")
+        raise WrongOutputError(
+            f"{topic}: the counts of {len(counts)} keys sum up to {total}, expected {records}"
+        )
 
 
 def _read_all(bootstrap_servers: str, topic: str) -> list[tuple[bytes, bytes]]:
@@ -48,11 +53,15 @@ def _read_all(bootstrap_servers: str, topic: str) -> list[tuple[bytes, bytes]]:
     rows: list[tuple[bytes, bytes]] = []
     open_partitions = {partition for partition, end in ends.items() if end > 0}
     try:
-        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in open_partitions])
+        consumer.assign(
+            [TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in open_partitions]
+        )
         deadline = time.monotonic() + READ_TIMEOUT_S
         while open_partitions:
             if time.monotonic() > deadline:
-                raise WrongOutputError(f"{topic}: partitions {sorted(open_partitions)} not read to their end in time")
+                raise WrongOutputError(
+                    f"{topic}: partitions {sorted(open_partitions)} not read to their end in time"
+                )
             for message in consumer.consume(FETCH_RECORDS, FETCH_TIMEOUT_S):
                 error = message.error()
                 if error is None:

@@ -1,10 +1,11 @@
 """What the logs of all instances together say of I1, I4 and I5. Pure: histories in, a verdict out.
 
-An instance (`chaos.elastic_instance`) notes: ``assigned`` (`generation`, `tasks`, `sums`: the offset sum of every copy here at that
-moment), ``revoked`` and ``lost`` (`tasks`), ``roles`` (`generation`, `owned`, `standby`, `warmup`: after every completed
-rebalance), ``copies`` (`running`, `sums`: twice a second) and ``batch`` (`tasks`, `began_ms`, `committed`: when a micro-batch has
-ended).
-The end sums of the changelogs come from an observer outside, so that no figure is the judged program's own.
+An instance (`chaos.elastic_instance`) notes: ``assigned`` (`generation`, `tasks`, `sums`: the
+offset sum of every copy here at that moment), ``revoked`` and ``lost`` (`tasks`), ``roles``
+(`generation`, `owned`, `standby`, `warmup`: after every completed rebalance), ``copies``
+(`running`, `sums`: twice a second) and ``batch`` (`tasks`, `began_ms`, `committed`: when a
+micro-batch has ended). The end sums of the changelogs come from an observer outside, so that no
+figure is the judged program's own.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from bench.events import Event
 
 HANDED_ON = ("assigned", "revoked", "lost")
 SNAPSHOT_AGE_S = 3.0
-"""A look at the copies of another instance counts for so long (it looks twice a second; a busy machine may hold it up)."""
+"""A look at the copies of another instance counts for so long (it looks twice a second; a busy
+machine may hold it up)."""
 
 
 @dataclass(frozen=True)
 class Life:
-    """One process of an instance, from its start to its end (None: it lives); times in s since the epoch."""
+    """One process of an instance, from its start to its end (None: it lives); times in s since the
+    epoch."""
 
     instance: str
     number: int
@@ -47,10 +50,12 @@ class Life:
 
 @dataclass(frozen=True)
 class Rules:
-    """``hot_lag``: a copy with so many offsets to go is hot; ``slack``: offsets that may have come since the figures were taken.
+    """``hot_lag``: a copy with so many offsets to go is hot; ``slack``: offsets that may have come
+    since the figures were taken.
 
-    A task that stays may pause for two micro-batches: of its next ``batches`` one commits, ``idle_s`` pass between them, and the
-    whole takes no longer than ``pause_s`` (a batch that takes longer hangs).
+    A task that stays may pause for two micro-batches: of its next ``batches`` one commits,
+    ``idle_s`` pass between them, and the whole takes no longer than ``pause_s`` (a batch that takes
+    longer hangs).
     """
 
     hot_lag: int
@@ -61,8 +66,8 @@ class Rules:
 
 
 class Pause(NamedTuple):
-    """A task that stayed on an instance went without a commit; ``batches`` ran for it meanwhile, the committing one included, and
-    none for ``idle_s``."""
+    """A task that stayed on an instance went without a commit; ``batches`` ran for it meanwhile,
+    the committing one included, and none for ``idle_s``."""
 
     seconds: float
     task: str
@@ -77,8 +82,9 @@ NO_PAUSE = Pause(0.0, "", "", 0.0, 0, 0.0)
 
 @dataclass
 class Verdict:
-    """One text for each breach; ``pauses`` beyond the rules, ``longest`` whatever its length; ``most_batches`` that a task which
-    stayed needed for one commit (2: one was aborted because the group moved on)."""
+    """One text for each breach; ``pauses`` beyond the rules, ``longest`` whatever its length;
+    ``most_batches`` that a task which stayed needed for one commit (2: one was aborted because the
+    group moved on)."""
 
     two_actives: list[str] = field(default_factory=list)
     cold_handovers: list[str] = field(default_factory=list)
@@ -88,7 +94,8 @@ class Verdict:
 
 
 class EndSums:
-    """End sums of the changelogs as an observer read them: (s since the epoch, task -> sum), ascending."""
+    """End sums of the changelogs as an observer read them: (s since the epoch, task -> sum),
+    ascending."""
 
     def __init__(self, samples: Sequence[tuple[float, Mapping[str, int]]]) -> None:
         self._times = [at_s for at_s, _ in samples]
@@ -108,7 +115,8 @@ def judge(lives: Sequence[Life], ends: EndSums, rules: Rules, load: tuple[float,
         verdict.longest = found[0]
         verdict.most_batches = max(pause.batches for pause in found)
     verdict.pauses = [
-        f"{at.task} stayed on {at.life}, no commit for {at.seconds:.2f} s from {at.began_s:.1f} on: {at.batches} batches, none for "
+        f"{at.task} stayed on {at.life}, no commit for {at.seconds:.2f} s from {at.began_s:.1f} "
+        f"on: {at.batches} batches, none for "
         f"{at.idle_s:.2f} s"
         for at in found
         if at.batches > rules.batches or at.idle_s > rules.idle_s or at.seconds > rules.pause_s
@@ -131,24 +139,31 @@ def two_owners(lives: Sequence[Life]) -> list[str]:
 
 
 def overlaps(lives: Sequence[Life]) -> list[str]:
-    """I1 by what was done: micro-batches of one task that committed on two instances at overlapping times."""
+    """I1 by what was done: micro-batches of one task that committed on two instances at overlapping
+    times."""
     spans: dict[str, list[tuple[float, float, str]]] = {}
     for life in lives:
         for event in _committed(life):
             for task in event.fields["tasks"]:
-                spans.setdefault(task, []).append((event.fields["began_ms"] / 1000, event.at_s, life.name))
+                spans.setdefault(task, []).append(
+                    (event.fields["began_ms"] / 1000, event.at_s, life.name)
+                )
     found = []
     for task, listed in sorted(spans.items()):
         longest = (0.0, 0.0, "")  # the one that ended last so far
         for span in sorted(listed):
             if span[0] < longest[1] and span[2] != longest[2]:
-                found.append(f"task {task}: a batch of {longest[2]} until {longest[1]:.3f}, one of {span[2]} from {span[0]:.3f}")
+                found.append(
+                    f"task {task}: a batch of {longest[2]} until {longest[1]:.3f}, one of "
+                    f"{span[2]} from {span[0]:.3f}"
+                )
             longest = max(longest, span, key=lambda each: each[1])
     return found
 
 
 def cold_handovers(lives: Sequence[Life], ends: EndSums, rules: Rules) -> list[str]:
-    """I5: a task was given to an instance whose copy was far behind, while a member of that generation had a hot one."""
+    """I5: a task was given to an instance whose copy was far behind, while a member of that
+    generation had a hot one."""
     found = []
     for life in lives:
         for event in life.of("assigned"):
@@ -166,13 +181,15 @@ def cold_handovers(lives: Sequence[Life], ends: EndSums, rules: Rules) -> list[s
                 ]
                 if hot:
                     found.append(
-                        f"generation {generation}: task {task} went to {life.name}, {lag} behind, while {', '.join(hot)} had it hot"
+                        f"generation {generation}: task {task} went to {life.name}, {lag} behind, "
+                        f"while {', '.join(hot)} had it hot"
                     )
     return found
 
 
 def pauses(life: Life, from_s: float, to_s: float) -> Iterator[Pause]:
-    """The time between two commits of a task that stayed here, for every two that follow one another."""
+    """The time between two commits of a task that stayed here, for every two that follow one
+    another."""
     last: dict[str, float] = {}
     batches: dict[str, int] = {}
     busy_s: dict[str, float] = {}
@@ -190,7 +207,14 @@ def pauses(life: Life, from_s: float, to_s: float) -> Iterator[Pause]:
             began_s = last.get(task)
             if began_s is not None and began_s >= from_s and event.at_s <= to_s:
                 seconds = event.at_s - began_s
-                yield Pause(seconds, task, life.name, began_s, batches[task], max(0.0, seconds - busy_s[task]))
+                yield Pause(
+                    seconds,
+                    task,
+                    life.name,
+                    began_s,
+                    batches[task],
+                    max(0.0, seconds - busy_s[task]),
+                )
             last[task], batches[task], busy_s[task] = event.at_s, 0, 0.0
 
 
@@ -199,7 +223,9 @@ def _committed(life: Life) -> Iterator[Event]:
 
 
 def _took_part(life: Life, generation: int, at_s: float) -> bool:
-    return life.alive(at_s) and any(event.fields["generation"] == generation for event in life.of("roles"))
+    return life.alive(at_s) and any(
+        event.fields["generation"] == generation for event in life.of("roles")
+    )
 
 
 def _has_hot(life: Life, task: str, at_s: float, ends: EndSums, rules: Rules) -> bool:

@@ -1,9 +1,12 @@
-"""Instances come and go under load, cleanly and not; then the books, the stores and the assignment log are checked.
+"""Instances come and go under load, cleanly and not; then the books, the stores and the assignment
+log are checked.
 
-``./run chaos elastic [--keys N] [--rate R] [--scale 1,2,3,1] [--bounces N] [--kills N] [--seed N] [--json FILE]``. Three parts, one
-load through all of them: the group grows and shrinks step by step; static members are bounced one after the other; then random
-instances are killed (-9), with their whole tree of processes or the driver alone, and come back on their own disk, soon or late.
-Everything random is drawn from the seed before anything runs. Ends with 1 unless all of it is clean.
+``./run chaos elastic [--keys N] [--rate R] [--scale 1,2,3,1] [--bounces N] [--kills N] [--seed N]
+[--json FILE]``. Three parts, one load through all of them: the group grows and shrinks step by
+step; static members are bounced one after the other; then random instances are killed (-9), with
+their whole tree of processes or the driver alone, and come back on their own disk, soon or late.
+Everything random is drawn from the seed before anything runs. Ends with 1 unless all of it is
+clean.
 """
 
 from __future__ import annotations
@@ -27,14 +30,16 @@ from everflow.testing.broker import EmbeddedBroker
 APPLICATION = "elastic"
 LONGEST_AWAY_S = 15.0
 STATIC_SESSION_MS = 300_000
-"""A static member's tasks wait for it: longer than a restart takes on a machine that runs everything at once."""
+"""A static member's tasks wait for it: longer than a restart takes on a machine that runs
+everything at once."""
 DYNAMIC_SESSION_MS = 10_000
 REMARKS_SHOWN = 40
 
 
 @dataclass(frozen=True)
 class Kill:
-    """SIGKILL of an instance: the whole tree of processes, or the driver alone; it comes back ``away_s`` later."""
+    """SIGKILL of an instance: the whole tree of processes, or the driver alone; it comes back
+    ``away_s`` later."""
 
     instance: int
     whole: bool
@@ -43,8 +48,9 @@ class Kill:
 
 @dataclass(frozen=True)
 class Plan:
-    """``scale``: sizes of the group in the first part. ``members``: instances in the two other parts. ``static`` members from the
-    first moment to the last, otherwise dynamic ones grow, shrink and are killed. ``rate`` in records/s."""
+    """``scale``: sizes of the group in the first part. ``members``: instances in the two other
+    parts. ``static`` members from the first moment to the last, otherwise dynamic ones grow, shrink
+    and are killed. ``rate`` in records/s."""
 
     keys: int = 1_000_000
     rate: float = 200.0
@@ -60,7 +66,11 @@ class Plan:
         """From the seed."""
         chance = random.Random(self.seed)
         return [
-            Kill(chance.randint(1, self.members), chance.random() < 0.5, round(chance.uniform(0.0, LONGEST_AWAY_S), 1))
+            Kill(
+                chance.randint(1, self.members),
+                chance.random() < 0.5,
+                round(chance.uniform(0.0, LONGEST_AWAY_S), 1),
+            )
             for _ in range(self.kills)
         ]
 
@@ -72,7 +82,9 @@ class Plan:
 class ElasticRun:
     """One run of a plan; `run` once."""
 
-    def __init__(self, plan: Plan, broker: EmbeddedBroker, folder: Path, name: str = APPLICATION) -> None:
+    def __init__(
+        self, plan: Plan, broker: EmbeddedBroker, folder: Path, name: str = APPLICATION
+    ) -> None:
         self.plan = plan
         self.stage = Stage(name, broker, folder, Sizes(plan.keys, plan.rate, plan.partitions))
         self.group, self.report = self.stage.group, self.stage.report
@@ -101,7 +113,9 @@ class ElasticRun:
         print(f"{self.plan.keys:,} keys counted in {time.monotonic() - began:.0f} s", flush=True)
         for before, after in pairwise(self.plan.scale):
             while len(self.group.living()) < after:
-                new = min({*range(1, after + 1)} - {process.instance for process in self.group.living()})
+                new = min(
+                    {*range(1, after + 1)} - {process.instance for process in self.group.living()}
+                )
                 with self._round("scale-out", f"instance {new} joins"):
                     self._start(new, self.plan.static, standbys=0)
                     self.group.wait_balanced(0)
@@ -113,10 +127,14 @@ class ElasticRun:
                     self.group.wait_balanced(0)
 
     def _become(self, static: bool) -> None:
-        """The members of the next part, one after the other: further steps out and in, with standbys from here on."""
+        """The members of the next part, one after the other: further steps out and in, with
+        standbys from here on."""
         running = {process.instance for process in self.group.living()}
-        # Those that are away come first: somebody must be there to take over from those that are replaced.
-        for instance in sorted(range(1, self.plan.members + 1), key=lambda number: (number in running, number)):
+        # Those that are away come first: somebody must be there to take over from those that are
+        # replaced.
+        for instance in sorted(
+            range(1, self.plan.members + 1), key=lambda number: (number in running, number)
+        ):
             here = [process for process in self.group.living() if process.instance == instance]
             if here and self.plan.static:
                 continue
@@ -125,7 +143,10 @@ class ElasticRun:
                     self.group.leave(instance)
                     self.stage.note_files()
                     self.group.wait_spread()
-            with self._round("scale-out", f"instance {instance} joins as a {'static' if static else 'dynamic'} member"):
+            with self._round(
+                "scale-out",
+                f"instance {instance} joins as a {'static' if static else 'dynamic'} member",
+            ):
                 self._start(instance, static, standbys=1)
                 self.group.wait_spread()
         for process in self.group.living():
@@ -147,7 +168,10 @@ class ElasticRun:
             after = self.group.generation()
             if after != before:
                 self.report.generations_changed_in_bounces += 1
-                self.report.remarks.append(f"bounce {number + 1} of instance {instance}: generation {before} became {after}")
+                self.report.remarks.append(
+                    f"bounce {number + 1} of instance {instance}: generation {before} became "
+                    f"{after}"
+                )
 
     def _kill(self) -> None:
         for kill in self.plan.draw_kills():
@@ -157,7 +181,11 @@ class ElasticRun:
                 self.group.kill(kill.instance, kill.whole)
                 self.stage.note_files()
                 back_s = time.monotonic() + kill.away_s
-                self.group.wait("its return", partial(lambda until: time.monotonic() >= until, back_s), LONGEST_AWAY_S + 60)
+                self.group.wait(
+                    "its return",
+                    partial(lambda until: time.monotonic() >= until, back_s),
+                    LONGEST_AWAY_S + 60,
+                )
                 self.group.start(kill.instance, **settings)
                 self.group.wait_balanced(0 if self.plan.static else 1)
 
@@ -166,7 +194,10 @@ class ElasticRun:
     def _start(self, instance: int, static: bool, standbys: int) -> None:
         settings: dict[str, Any] = {"num.standby.replicas": 0 if self.plan.static else standbys}
         if static:
-            settings |= {"group.instance.id": f"static-{instance}", "session.timeout.ms": STATIC_SESSION_MS}
+            settings |= {
+                "group.instance.id": f"static-{instance}",
+                "session.timeout.ms": STATIC_SESSION_MS,
+            }
         else:
             settings |= {"session.timeout.ms": DYNAMIC_SESSION_MS}
         self.group.start(instance, **settings)
@@ -191,29 +222,56 @@ class _Round:
         if kind is None:
             took, sent = time.monotonic() - self._since, self._run.stage.load.sent
             number = self._run.report.rounds
-            print(f"round {number}: {self._kind}, {self._what}: {sent:,} records under way, {took:.0f} s", flush=True)
+            print(
+                (
+                    f"round {number}: {self._kind}, {self._what}: {sent:,} records under way, "
+                    f"{took:.0f} s"
+                ),
+                flush=True,
+            )
 
 
 def main(arguments: Sequence[str]) -> int:
     """0 if everything is clean."""
-    parser = argparse.ArgumentParser(prog="./run chaos elastic", description="instances come and go under load")
+    parser = argparse.ArgumentParser(
+        prog="./run chaos elastic", description="instances come and go under load"
+    )
     parser.add_argument("--keys", type=int, default=Plan.keys)
     parser.add_argument("--rate", type=float, default=Plan.rate, help="records/s")
-    parser.add_argument("--scale", default=",".join(map(str, Plan.scale)), help="sizes of the group, e.g. 1,2,3,1")
+    parser.add_argument(
+        "--scale", default=",".join(map(str, Plan.scale)), help="sizes of the group, e.g. 1,2,3,1"
+    )
     parser.add_argument("--bounces", type=int, default=Plan.bounces)
     parser.add_argument("--kills", type=int, default=Plan.kills)
-    parser.add_argument("--members", type=int, default=Plan.members, help="instances that are bounced and killed")
+    parser.add_argument(
+        "--members", type=int, default=Plan.members, help="instances that are bounced and killed"
+    )
     parser.add_argument("--partitions", type=int, default=Plan.partitions)
     parser.add_argument("--seed", type=int, default=None, help="default: drawn, and printed")
-    parser.add_argument("--static", action="store_true", help="static members throughout, no standbys")
+    parser.add_argument(
+        "--static", action="store_true", help="static members throughout, no standbys"
+    )
     parser.add_argument("--json", type=Path, default=None, metavar="FILE")
-    parser.add_argument("--keep", type=Path, default=None, help="where logs and state stay; default: a temporary one")
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        default=None,
+        help="where logs and state stay; default: a temporary one",
+    )
     options = parser.parse_args(arguments)
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}", flush=True)
     scale = tuple(int(size) for size in options.scale.split(","))
     plan = Plan(
-        options.keys, options.rate, scale, options.bounces, options.kills, options.members, options.partitions, seed, options.static
+        options.keys,
+        options.rate,
+        scale,
+        options.bounces,
+        options.kills,
+        options.members,
+        options.partitions,
+        seed,
+        options.static,
     )
     with tempfile.TemporaryDirectory(prefix="ef-elastic-") as temporary:
         folder = options.keep or Path(temporary)
@@ -221,7 +279,9 @@ def main(arguments: Sequence[str]) -> int:
         with EmbeddedBroker(folder / "broker", heap="768m") as broker:
             report = ElasticRun(plan, broker, folder).run()
     print("\n".join(report.remarks[:REMARKS_SHOWN]))
-    text = json.dumps({key: value for key, value in asdict(report).items() if key != "remarks"}, indent=1)
+    text = json.dumps(
+        {key: value for key, value in asdict(report).items() if key != "remarks"}, indent=1
+    )
     print(text)
     if options.json is not None:
         options.json.write_text(text + "\n")

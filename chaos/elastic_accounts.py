@@ -1,7 +1,8 @@
-"""The input of an elastic run, and its books: outputs and stores held against an undisturbed run over the same input.
+"""The input of an elastic run, and its books: outputs and stores held against an undisturbed run
+over the same input.
 
-Record ``n`` carries the number ``n`` as its value. The first ``keys`` records bring every key once, those behind them come at one
-pace and in the order of `bench.steady_sender`.
+Record ``n`` carries the number ``n`` as its value. The first ``keys`` records bring every key once,
+those behind them come at one pace and in the order of `bench.steady_sender`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ READ_TIMEOUT_S = 300.0
 
 
 class Load(threading.Thread):
-    """Sends at one pace until it is stopped. ``sent`` counts what came after the first ``keys`` records."""
+    """Sends at one pace until it is stopped. ``sent`` counts what came after the first ``keys``
+    records."""
 
     def __init__(self, bootstrap: str, application: str, keys: int, rate: float) -> None:
         super().__init__(daemon=True)
@@ -50,7 +52,9 @@ class Load(threading.Thread):
             due = int((time.monotonic() - started) * self._rate)
             while self.sent < due:
                 key = key_of(key_index(self.sent, self._keys)).encode()
-                producer.produce(self._topic, str(self._keys + self.sent).encode(), key, on_delivery=self._check)
+                producer.produce(
+                    self._topic, str(self._keys + self.sent).encode(), key, on_delivery=self._check
+                )
                 self.sent += 1
             producer.poll(0)
         self.ended_s = time.time()
@@ -80,7 +84,8 @@ class Books:
 
 
 def check_outputs(bootstrap: str, application: str, keys: int, sent: int, books: Books) -> None:
-    """Every record was copied once, under its key; the counts of each key rise and end with the truth."""
+    """Every record was copied once, under its key; the counts of each key rise and end with the
+    truth."""
     copied = np.zeros(keys + sent, dtype=np.int64)
     for _, key, value, _ in read_topic(bootstrap, copies_topic(application)):
         number = int(value)
@@ -91,7 +96,10 @@ def check_outputs(bootstrap: str, application: str, keys: int, sent: int, books:
             books.lost += 1
     books.lost += int((copied == 0).sum())
     books.duplicated += int(np.maximum(copied - 1, 0).sum())
-    books.remarks += [f"record {number} was copied {copied[number]} times" for number in np.flatnonzero(copied != 1)[:10].tolist()]
+    books.remarks += [
+        f"record {number} was copied {copied[number]} times"
+        for number in np.flatnonzero(copied != 1)[:10].tolist()
+    ]
     counts: dict[bytes, int] = {}
     for _, key, value, _ in read_topic(bootstrap, counts_topic(application)):
         count, before = int.from_bytes(value, "big"), counts.get(key, 0)
@@ -116,11 +124,16 @@ def check_stores(
     owners: Mapping[int, int],
     books: Books,
 ) -> None:
-    """Every copy on every disk ((instance, partition) -> folder) is the fold of the changelog up to its own position (I2); those of
-    the owners (partition -> instance) are at its end, and all of them together are the true counts."""
+    """Every copy on every disk ((instance, partition) -> folder) is the fold of the changelog up to
+    its own position (I2); those of the owners (partition -> instance) are at its end, and all of
+    them together are the true counts."""
     total: dict[bytes, int] = {}
     for partition, owner in sorted(owners.items()):
-        here = {instance: LmdbStore.open(folder) for (instance, place), folder in copies.items() if place == partition}
+        here = {
+            instance: LmdbStore.open(folder)
+            for (instance, place), folder in copies.items()
+            if place == partition
+        }
         order = sorted(here, key=lambda instance: here[instance].meta().position or 0)
         records = read_topic(bootstrap, f"{application}-{COUNTS}-changelog", partition)
         folded: dict[bytes, bytes] = {}
@@ -136,17 +149,31 @@ def check_stores(
             if content != folded:
                 books.stores_wrong += 1
                 wrong = [key for key in {*content, *folded} if content.get(key) != folded.get(key)]
-                books.remarks.append(f"instance {instance}, task 0_{partition}: {len(wrong)} of {len(folded)} keys differ")
+                books.remarks.append(
+                    f"instance {instance}, task 0_{partition}: {len(wrong)} of {len(folded)} keys "
+                    f"differ"
+                )
             if instance == owner:
                 if ahead is not None:
                     books.stores_wrong += 1
-                    books.remarks.append(f"the owner of 0_{partition} is at {position}, records follow from {ahead[0]}")
-                total |= {key: int.from_bytes(unpack_value(stored)[1], "big") for key, stored in content.items()}
-    expected = {key_of(number).encode(): count for number, count in enumerate(true_counts(keys, sent).tolist())}
+                    books.remarks.append(
+                        f"the owner of 0_{partition} is at {position}, records follow from "
+                        f"{ahead[0]}"
+                    )
+                total |= {
+                    key: int.from_bytes(unpack_value(stored)[1], "big")
+                    for key, stored in content.items()
+                }
+    expected = {
+        key_of(number).encode(): count
+        for number, count in enumerate(true_counts(keys, sent).tolist())
+    }
     if total != expected:
         books.stores_wrong += 1
         wrong = [key for key in {*total, *expected} if total.get(key) != expected.get(key)]
-        books.remarks.append(f"{len(wrong)} counts in the stores are wrong, one of them of {wrong[0].decode()}")
+        books.remarks.append(
+            f"{len(wrong)} counts in the stores are wrong, one of them of {wrong[0].decode()}"
+        )
 
 
 def true_counts(keys: int, sent: int) -> np.ndarray:
@@ -154,8 +181,11 @@ def true_counts(keys: int, sent: int) -> np.ndarray:
     return times_sent(sent, keys) + 1
 
 
-def read_topic(bootstrap: str, topic: str, partition: int | None = None) -> Iterator[tuple[int, bytes, bytes, int]]:
-    """(offset, key, value, timestamp in ms) of every committed record of one partition, or of all, up to the present end."""
+def read_topic(
+    bootstrap: str, topic: str, partition: int | None = None
+) -> Iterator[tuple[int, bytes, bytes, int]]:
+    """(offset, key, value, timestamp in ms) of every committed record of one partition, or of all,
+    up to the present end."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -173,12 +203,21 @@ def read_topic(bootstrap: str, topic: str, partition: int | None = None) -> Iter
             position, deadline = 0, time.monotonic() + READ_TIMEOUT_S
             while position < end:
                 if time.monotonic() > deadline:
-                    raise RuntimeError(f"{topic}-{number} could not be read beyond {position} of {end}")
+                    raise RuntimeError(
+                        f"{topic}-{number} could not be read beyond {position} of {end}"
+                    )
                 for message in consumer.consume(READ_AT_ONCE, timeout=0.2):
                     if message.error() is not None:
                         raise RuntimeError(f"{topic}-{number}: {message.error()}")
                     if (message.offset() or 0) < end:
-                        yield message.offset() or 0, message.key() or b"", message.value() or b"", message.timestamp()[1]
-                position = max(position, consumer.position([TopicPartition(topic, number)])[0].offset)
+                        yield (
+                            message.offset() or 0,
+                            message.key() or b"",
+                            message.value() or b"",
+                            message.timestamp()[1],
+                        )
+                position = max(
+                    position, consumer.position([TopicPartition(topic, number)])[0].offset
+                )
     finally:
         consumer.close()

@@ -1,4 +1,5 @@
-"""The instances of one application as processes of their own, and an observer of their changelogs."""
+"""The instances of one application as processes of their own, and an observer of their
+changelogs."""
 
 from __future__ import annotations
 
@@ -32,13 +33,21 @@ SAMPLE_S = 0.5
 
 
 class GroupFailedError(RuntimeError):
-    """An instance ended that should not, or something did not come in time; carries what the instances said."""
+    """An instance ended that should not, or something did not come in time; carries what the
+    instances said."""
 
 
 class Process:
     """One life of an instance. ``settings`` are those it was started with."""
 
-    def __init__(self, instance: int, number: int, folder: Path, command: Sequence[str], settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        instance: int,
+        number: int,
+        folder: Path,
+        command: Sequence[str],
+        settings: Mapping[str, Any],
+    ) -> None:
         self.instance, self.number, self.settings = instance, number, settings
         self._points = folder / f"points-{instance}"
         self._points.mkdir(exist_ok=True)
@@ -50,7 +59,12 @@ class Process:
         with self.log.open("wb") as log:
             environment = {**os.environ, ENVIRONMENT_VARIABLE: str(self._points)}
             self.process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
 
     @property
@@ -80,7 +94,8 @@ class Process:
         return []
 
     def arm(self, point: str) -> None:
-        """The next of its processes that comes to a point of `everflow.runtime.worker.crash_points` stops there."""
+        """The next of its processes that comes to a point of `everflow.runtime.worker.crash_points`
+        stops there."""
         (self._points / f"{point}.reached").unlink(missing_ok=True)
         (self._points / point).touch()
 
@@ -94,7 +109,9 @@ class Process:
 
     def life(self) -> Life:
         """For the checker."""
-        return Life(str(self.instance), self.number, self.started_s, self.gone_s, self.events.read())
+        return Life(
+            str(self.instance), self.number, self.started_s, self.gone_s, self.events.read()
+        )
 
     def history(self) -> list[str]:
         """The last lines it wrote."""
@@ -104,7 +121,8 @@ class Process:
 
 @dataclass
 class Group:
-    """The instances of ``name``; owned by one thread. `close` ends all of them. ``folder`` holds logs and one state folder each."""
+    """The instances of ``name``; owned by one thread. `close` ends all of them. ``folder`` holds
+    logs and one state folder each."""
 
     name: str
     bootstrap: str
@@ -149,7 +167,8 @@ class Group:
         self._end(self.of(instance), BOUNCE)
 
     def kill(self, instance: int, whole: bool) -> None:
-        """SIGKILL: the whole tree of processes at once, as if the host had gone, or the driver alone."""
+        """SIGKILL: the whole tree of processes at once, as if the host had gone, or the driver
+        alone."""
         process = self.of(instance)
         family = process.family()
         process.gone_s = time.time()
@@ -157,12 +176,18 @@ class Group:
             with suppress(psutil.NoSuchProcess):
                 member.kill()
         process.process.wait(30)
-        # The state folder's lock went with the driver, but its successor must not meet what is left of the tree by chance only.
+        # The state folder's lock went with the driver, but its successor must not meet what is left
+        # of the tree by chance only.
         psutil.wait_procs(family[1:], timeout=30)
 
     def _end(self, process: Process, word: str) -> None:
         process.tell(word)
-        self.wait(f"the end of {process.name}", lambda: process.process.poll() is not None, END_S, but=process)
+        self.wait(
+            f"the end of {process.name}",
+            lambda: process.process.poll() is not None,
+            END_S,
+            but=process,
+        )
         process.gone_s = time.time()
         if process.process.returncode != 0:
             raise self.failure(f"{process.name} ended with {process.process.returncode}")
@@ -181,7 +206,8 @@ class Group:
     # --- what they are doing ---------------------------------------------------------------------
 
     def wait_balanced(self, standbys: int, timeout_s: float = BALANCE_S) -> None:
-        """Until every task runs once, evenly spread, with its standbys, and has done so for two seconds."""
+        """Until every task runs once, evenly spread, with its standbys, and has done so for two
+        seconds."""
         since: list[float] = []
 
         def reached() -> bool:
@@ -200,23 +226,41 @@ class Group:
         def reached() -> bool:
             views = [process.view() for process in self.living()]
             active = [task for view in views for task in view.active]
-            return all(view.running for view in views) and len(active) == len(set(active)) == self.partitions
+            return (
+                all(view.running for view in views)
+                and len(active) == len(set(active)) == self.partitions
+            )
 
         self.wait("every task to run", reached, timeout_s)
 
     def generation(self) -> int:
         """The latest that a living instance has completed."""
-        completed = [event.fields["generation"] for p in self.living() for event in p.events.read() if event.kind == "roles"]
+        completed = [
+            event.fields["generation"]
+            for p in self.living()
+            for event in p.events.read()
+            if event.kind == "roles"
+        ]
         return max(completed, default=-1)
 
-    def wait(self, what: str, reached: Callable[[], bool], timeout_s: float, *, but: Process | None = None) -> None:
+    def wait(
+        self,
+        what: str,
+        reached: Callable[[], bool],
+        timeout_s: float,
+        *,
+        but: Process | None = None,
+    ) -> None:
         """Poll; GroupFailedError when the time is over or an instance has ended, except ``but``."""
         deadline = time.monotonic() + timeout_s
         pause = threading.Event()
         while not reached():
             for process in self.living():
                 if process is not but and process.process.poll() is not None:
-                    raise self.failure(f"{process.name} ended with {process.process.returncode} while waiting for {what}")
+                    raise self.failure(
+                        f"{process.name} ended with {process.process.returncode} while waiting for "
+                        f"{what}"
+                    )
             if time.monotonic() > deadline:
                 raise self.failure(f"waited {timeout_s:.0f} s for {what}")
             pause.wait(POLL_S)
@@ -224,7 +268,9 @@ class Group:
     def failure(self, what: str) -> GroupFailedError:
         """An error with the views and the ends of the logs."""
         views = [f"{process.name}: {process.view()}" for process in self.living()]
-        return GroupFailedError("\n".join([what, *views, *(line for p in self.processes[-4:] for line in p.history())]))
+        return GroupFailedError(
+            "\n".join([what, *views, *(line for p in self.processes[-4:] for line in p.history())])
+        )
 
     def lives(self) -> list[Life]:
         """All of them, for the checker."""
@@ -237,7 +283,8 @@ class Group:
         return self.folder / f"disk-{instance}" / self.name
 
     def store_files(self, store: str) -> dict[tuple[int, int], tuple[Path, int]]:
-        """(instance, partition) -> (folder, inode of the data file) of every copy on a disk: a wiped one has another."""
+        """(instance, partition) -> (folder, inode of the data file) of every copy on a disk: a
+        wiped one has another."""
         found: dict[tuple[int, int], tuple[Path, int]] = {}
         for instance in {process.instance for process in self.processes}:
             for data in sorted(self.state(instance).glob(f"0_*/{store}-*/data.mdb")):
@@ -252,7 +299,10 @@ class Observer(threading.Thread):
     def __init__(self, bootstrap: str, changelog: str, partitions: int) -> None:
         super().__init__(daemon=True)
         self._servers = bootstrap
-        self._asked = {TopicPartition(changelog, partition): f"0_{partition}" for partition in range(partitions)}
+        self._asked = {
+            TopicPartition(changelog, partition): f"0_{partition}"
+            for partition in range(partitions)
+        }
         self._samples: list[tuple[float, Mapping[str, int]]] = []
         self._stop_asked = threading.Event()
 

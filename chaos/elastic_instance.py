@@ -1,7 +1,8 @@
 """One instance of the counts and copies that keeps an assignment log (`chaos.assignment_log`).
 
-``python -m chaos.elastic_instance EVENTS SETTINGS``. Standard input takes one line: ``leave`` (drain, leave the group, end) or
-``bounce`` (end silently, the tasks wait for the return). At its end the instance ends silently too: nothing outlives the harness.
+``python -m chaos.elastic_instance EVENTS SETTINGS``. Standard input takes one line: ``leave``
+(drain, leave the group, end) or ``bounce`` (end silently, the tasks wait for the return). At its
+end the instance ends silently too: nothing outlives the harness.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ LEAVE, BOUNCE = "leave", "bounce"
 
 
 class LoggedJob:
-    """A job that notes when each micro-batch began and ended, whose it was and what became of it."""
+    """A job that notes when each micro-batch began and ended, whose it was and what became of
+    it."""
 
     def __init__(self, job: Job, events: Events) -> None:
         self._job, self._events = job, events
@@ -49,7 +51,11 @@ class LoggedJob:
         outcome = {"committed": False, "reason": "failed", "records": 0}
         try:
             result = self._job.run(request)
-            outcome = {"committed": result.committed, "reason": result.reason, "records": result.counts.get("in", 0)}
+            outcome = {
+                "committed": result.committed,
+                "reason": result.reason,
+                "records": result.counts.get("in", 0),
+            }
             return result
         finally:
             self._events.write("batch", tasks=tasks, began_ms=began_ms, **outcome)
@@ -69,12 +75,19 @@ class LoggedInstance(Instance):
     def on_member_event(self, event: MemberEvent) -> None:
         """See `Instance`."""
         if isinstance(event, Assigned):
-            self._log.write("assigned", generation=event.generation, tasks=_names(event.tasks), sums=_sums(self.copies))
+            self._log.write(
+                "assigned",
+                generation=event.generation,
+                tasks=_names(event.tasks),
+                sums=_sums(self.copies),
+            )
         elif isinstance(event, (Revoked, Lost)):
             self._log.write(type(event).__name__.lower(), tasks=_names(event.tasks))
         elif isinstance(event, Roles):
             roles = {"standby": _names(event.standby), "warmup": _names(event.warmup)}
-            self._log.write("roles", generation=event.generation, owned=_names(self.member.owned()), **roles)
+            self._log.write(
+                "roles", generation=event.generation, owned=_names(self.member.owned()), **roles
+            )
         super().on_member_event(event)
 
 
@@ -85,7 +98,9 @@ class LoggedStreams(KafkaStreams):
         super().__init__(*arguments, **settings)
         self._log = events
 
-    def _wired(self, ports: ClusterPorts, kind: Callable[..., Instance] = LoggedInstance) -> Instance:
+    def _wired(
+        self, ports: ClusterPorts, kind: Callable[..., Instance] = LoggedInstance
+    ) -> Instance:
         open_job = ports.open_job
 
         def logged(thread: int, partitions: Sequence[TopicPartition]) -> Job:
@@ -99,7 +114,11 @@ class LoggedStreams(KafkaStreams):
         pause = threading.Event()
         while not pause.wait(COPIES_EVERY_S):
             if self._life.instance is not None:
-                self._log.write("copies", running=_names(self._life.instance.running_ids()), sums=_sums(self._life.instance.copies))
+                self._log.write(
+                    "copies",
+                    running=_names(self._life.instance.running_ids()),
+                    sums=_sums(self._life.instance.copies),
+                )
 
 
 def _sums(copies: Copies) -> Mapping[str, int]:
@@ -117,7 +136,9 @@ def main(path: Path, settings: dict[str, Any]) -> int:
     logging.getLogger("py4j").setLevel(logging.ERROR)
     logging.getLogger("kafka").setLevel(logging.WARNING)
     events = Events(path)
-    streams = LoggedStreams(events, counts_and_copies(settings["application.id"]).build(), **settings)
+    streams = LoggedStreams(
+        events, counts_and_copies(settings["application.id"]).build(), **settings
+    )
     streams.set_state_listener(events.state)
     streams.set_global_state_restore_listener(events)
     for follow in (lambda: events.follow_tasks(streams), streams.follow_copies):

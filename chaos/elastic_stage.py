@@ -1,4 +1,5 @@
-"""Everything around a group of instances under load: topics, input, observer; and the checks at the end."""
+"""Everything around a group of instances under load: topics, input, observer; and the checks at the
+end."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ class Report:
     def right(self) -> bool:
         """Outputs, stores and assignments; pauses depend on the machine too."""
         wrong = self.lost or self.duplicated or self.stores_wrong or self.stores_wiped
-        return not (wrong or self.cold_handovers or self.two_actives or self.generations_changed_in_bounces)
+        return not (
+            wrong or self.cold_handovers or self.two_actives or self.generations_changed_in_bounces
+        )
 
     @property
     def clean(self) -> bool:
@@ -55,7 +58,8 @@ class Report:
 
 @dataclass(frozen=True)
 class Sizes:
-    """``keys`` that are counted before the load begins, ``rate`` of the load in records/s, ``partitions`` = tasks."""
+    """``keys`` that are counted before the load begins, ``rate`` of the load in records/s,
+    ``partitions`` = tasks."""
 
     keys: int
     rate: float
@@ -68,11 +72,16 @@ class Sizes:
 
 
 class Stage:
-    """Use as a context manager, in one thread: ``start`` the first instance, ``fill``, do what is to be done with ``group``,
-    ``finish``. Leaving the block ends everything."""
+    """Use as a context manager, in one thread: ``start`` the first instance, ``fill``, do what is
+    to be done with ``group``, ``finish``. Leaving the block ends everything."""
 
     def __init__(
-        self, name: str, broker: EmbeddedBroker, folder: Path, sizes: Sizes, settings: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        broker: EmbeddedBroker,
+        folder: Path,
+        sizes: Sizes,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.name, self.sizes = name, sizes
         self.report = Report()
@@ -87,7 +96,9 @@ class Stage:
         self.group = Group(name, broker.bootstrap_servers, folder, sizes.partitions, merged)
         self.load = Load(broker.bootstrap_servers, name, sizes.keys, sizes.rate)
         self._broker = broker
-        self._observer = Observer(broker.bootstrap_servers, f"{name}-{COUNTS}-changelog", sizes.partitions)
+        self._observer = Observer(
+            broker.bootstrap_servers, f"{name}-{COUNTS}-changelog", sizes.partitions
+        )
         self._files: dict[tuple[int, int], tuple[Path, int]] = {}
 
     def __enter__(self) -> Stage:
@@ -96,7 +107,12 @@ class Stage:
         self._observer.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.group.close()
         self._observer.stop()
 
@@ -109,10 +125,16 @@ class Stage:
     def wait_committed(self, timeout_s: float = DRAIN_S) -> None:
         """Until the group has committed all that the input holds now."""
         ends = end_offsets(self._broker.bootstrap_servers, input_topic(self.name))
-        progress = GroupProgress(self._broker.bootstrap_servers, self.name, input_topic(self.name), ends)
+        progress = GroupProgress(
+            self._broker.bootstrap_servers, self.name, input_topic(self.name), ends
+        )
         try:
             total = progress.total_records()
-            self.group.wait("all input to be committed", lambda: progress.committed_records() >= total, timeout_s)
+            self.group.wait(
+                "all input to be committed",
+                lambda: progress.committed_records() >= total,
+                timeout_s,
+            )
         finally:
             progress.close()
 
@@ -122,7 +144,9 @@ class Stage:
         for place, file in self._files.items():
             if found.get(place) != file:
                 self.report.stores_wiped += 1
-                self.report.remarks.append(f"instance {place[0]}, task 0_{place[1]}: {file} became {found.get(place)}")
+                self.report.remarks.append(
+                    f"instance {place[0]}, task 0_{place[1]}: {file} became {found.get(place)}"
+                )
         self._files = found
 
     def forget_files(self, instance: int) -> None:
@@ -130,23 +154,50 @@ class Stage:
         self._files = {place: file for place, file in self._files.items() if place[0] != instance}
 
     def finish(self) -> Report:
-        """End the load, let everything be processed, stop the instances, check outputs, stores and the assignment log."""
+        """End the load, let everything be processed, stop the instances, check outputs, stores and
+        the assignment log."""
         self.load.stop()
         self.wait_committed()
-        owners = {int(task.split("_")[1]): process.instance for process in self.group.living() for task in process.view().active}
+        owners = {
+            int(task.split("_")[1]): process.instance
+            for process in self.group.living()
+            for task in process.view().active
+        }
         for process in self.group.living():
             self.group.stop(process.instance)
         self.note_files()
-        bootstrap, sizes, books, report = self._broker.bootstrap_servers, self.sizes, Books(), self.report
+        bootstrap, sizes, books, report = (
+            self._broker.bootstrap_servers,
+            self.sizes,
+            Books(),
+            self.report,
+        )
         check_outputs(bootstrap, self.name, sizes.keys, self.load.sent, books)
         copies = {place: folder for place, (folder, _) in self._files.items()}
         check_stores(bootstrap, self.name, sizes.keys, self.load.sent, copies, owners, books)
         slack = int((sizes.rate / sizes.partitions + MARKERS_PER_S) * SLACK_S)
         rules = Rules(sizes.hot_lag, slack)
-        verdict = judge(self.group.lives(), self._observer.ends(), rules, (self.load.began_s, self.load.ended_s))
-        report.lost, report.duplicated, report.stores_wrong = books.lost, books.duplicated, books.stores_wrong
-        report.longest_pause_s, report.batches_for_one_commit = round(verdict.longest.seconds, 3), verdict.most_batches
-        report.pauses_too_long, report.cold_handovers = len(verdict.pauses), len(verdict.cold_handovers)
+        verdict = judge(
+            self.group.lives(), self._observer.ends(), rules, (self.load.began_s, self.load.ended_s)
+        )
+        report.lost, report.duplicated, report.stores_wrong = (
+            books.lost,
+            books.duplicated,
+            books.stores_wrong,
+        )
+        report.longest_pause_s, report.batches_for_one_commit = (
+            round(verdict.longest.seconds, 3),
+            verdict.most_batches,
+        )
+        report.pauses_too_long, report.cold_handovers = (
+            len(verdict.pauses),
+            len(verdict.cold_handovers),
+        )
         report.two_actives = len(verdict.two_actives)
-        report.remarks += [*books.remarks, *verdict.two_actives, *verdict.cold_handovers, *verdict.pauses]
+        report.remarks += [
+            *books.remarks,
+            *verdict.two_actives,
+            *verdict.cold_handovers,
+            *verdict.pauses,
+        ]
         return report

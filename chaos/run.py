@@ -1,9 +1,11 @@
-"""Rounds of kill -9 against a real instance on a real broker, with input all the while; then the books are checked.
+"""Rounds of kill -9 against a real instance on a real broker, with input all the while; then the
+books are checked.
 
-Usage: ``chaos/run.py [--rounds N] [--seed N] [--matrix] [--json FILE]``. The faults are drawn from the seed before anything runs:
-who is killed (a Python worker, the driver, Spark's JVM, the broker), and when (at a named point of a micro-batch, or at a random
-moment). ``--matrix`` takes every process at every named point once instead.
-Ends with 1 if anything was lost, doubled, wrong or wiped. ``chaos/run.py elastic`` lets instances come and go: `chaos.elastic`.
+Usage: ``chaos/run.py [--rounds N] [--seed N] [--matrix] [--json FILE]``. The faults are drawn from
+the seed before anything runs: who is killed (a Python worker, the driver, Spark's JVM, the broker),
+and when (at a named point of a micro-batch, or at a random moment). ``--matrix`` takes every
+process at every named point once instead. Ends with 1 if anything was lost, doubled, wrong or
+wiped. ``chaos/run.py elastic`` lets instances come and go: `chaos.elastic`.
 """
 
 from __future__ import annotations
@@ -79,7 +81,8 @@ def matrix() -> list[Fault]:
 
 
 class Input(threading.Thread):
-    """Bursts of records until it is stopped; a broker that is away is waited for by the producer."""
+    """Bursts of records until it is stopped; a broker that is away is waited for by the
+    producer."""
 
     def __init__(self, app: Application, tag: str) -> None:
         super().__init__(daemon=True)
@@ -114,7 +117,10 @@ def run_round(app: Application, fault: Fault, tag: str) -> None:
     try:
         if fault.point == ANY_TIME:
             threading.Event().wait(fault.wait_s)
-            worker = next((p.pid for p in app.family() if "python" in p.name() and not p.children()), app.driver)
+            worker = next(
+                (p.pid for p in app.family() if "python" in p.name() and not p.children()),
+                app.driver,
+            )
         else:
             worker = app.wait_reached(fault.point)
         strike(app, fault.victim, worker)
@@ -142,22 +148,31 @@ def strike(app: Application, victim: str, worker: int) -> None:
 
 def account(app: Application, stores: dict[int, tuple[str, int]], report: Report) -> None:
     """Compare everything that was written with everything that was sent."""
-    copies = Counter[Pair]((record.key, record.value) for record in app.read_all(copies_topic(app.name)))
+    copies = Counter[Pair](
+        (record.key, record.value) for record in app.read_all(copies_topic(app.name))
+    )
     expected = Counter[Pair]((key.encode(), value.encode()) for key, value in app.sent)
     report.lost += (expected - copies).total()
     report.duplicated += (copies - expected).total()
     truth = Counter(key for key, _ in app.sent)
     updates: dict[str, list[int]] = {}
     for record in app.read_all(counts_topic(app.name)):
-        updates.setdefault((record.key or b"").decode(), []).append(int.from_bytes(record.value or b"", "big"))
+        updates.setdefault((record.key or b"").decode(), []).append(
+            int.from_bytes(record.value or b"", "big")
+        )
     for key, count in truth.items():
         seen = updates.get(key, [0])
         report.lost += max(0, count - seen[-1])
         report.duplicated += max(0, seen[-1] - count) + (len(seen) - len(set(seen)))
     for partition in range(PARTITIONS):
         content = app.store_content(partition)
-        counts = {key.decode(): int.from_bytes(unpack_value(stored)[1], "big") for key, stored in content.items()}
-        right = content == app.changelog_fold(partition) and all(truth[key] == count for key, count in counts.items())
+        counts = {
+            key.decode(): int.from_bytes(unpack_value(stored)[1], "big")
+            for key, stored in content.items()
+        }
+        right = content == app.changelog_fold(partition) and all(
+            truth[key] == count for key, count in counts.items()
+        )
         report.stores_wrong += not right
         report.stores_wiped += app.store_paths()[partition] != stores[partition]
 
@@ -165,7 +180,10 @@ def account(app: Application, stores: dict[int, tuple[str, int]], report: Report
 def run(faults: list[Fault], seed: int) -> Report:
     """All rounds on one application, one line each."""
     report = Report(len(faults), seed)
-    with tempfile.TemporaryDirectory(prefix="ef-chaos-") as folder, EmbeddedBroker(Path(folder) / "broker") as broker:
+    with (
+        tempfile.TemporaryDirectory(prefix="ef-chaos-") as folder,
+        EmbeddedBroker(Path(folder) / "broker") as broker,
+    ):
         app = Application("chaos", broker, Path(folder) / "chaos")
         try:
             app.start()
@@ -178,7 +196,14 @@ def run(faults: list[Fault], seed: int) -> Report:
                 report.faults[fault.victim] = report.faults.get(fault.victim, 0) + 1
                 moment = fault.point if fault.point != ANY_TIME else f"after {fault.wait_s} s"
                 took = f"{time.monotonic() - since:.0f} s"
-                print(f"round {number + 1}/{len(faults)}: {fault.victim}, {moment}: {len(app.sent)} records, {took}", flush=True)
+                print(
+                    (
+                        f"round {number + 1}/{len(faults)}: {fault.victim}, {moment}: "
+                        f"{len(app.sent)} "
+                        f"records, {took}"
+                    ),
+                    flush=True,
+                )
             account(app, stores, report)
         except BaseException:
             print("\n".join(app.history()), file=sys.stderr)
@@ -193,10 +218,16 @@ def main() -> int:
         from chaos import elastic
 
         return elastic.main(sys.argv[2:])
-    parser = argparse.ArgumentParser(prog="./run chaos", description="kill -9 under load, then check the books")
+    parser = argparse.ArgumentParser(
+        prog="./run chaos", description="kill -9 under load, then check the books"
+    )
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=None, help="default: drawn, and printed")
-    parser.add_argument("--matrix", action="store_true", help="every process at every named point, instead of random rounds")
+    parser.add_argument(
+        "--matrix",
+        action="store_true",
+        help="every process at every named point, instead of random rounds",
+    )
     parser.add_argument("--json", type=Path, default=None, metavar="FILE")
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)

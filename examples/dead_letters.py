@@ -1,11 +1,14 @@
-"""Payments that cannot be booked go to a topic of their own, with the reason and the place they came from, and can come again.
+"""Payments that cannot be booked go to a topic of their own, with the reason and the place they
+came from, and can come again.
 
-    everflow broker --port 9092 --topic payments:4 --topic payments-corrected:4 --topic booked:4 --topic payments-dead:4
-    everflow run dead_letters:builder --application-id booking --bootstrap-servers 127.0.0.1:9092
+    everflow broker --port 9092 --topic payments:4 --topic payments-corrected:4 --topic booked:4
+    --topic payments-dead:4 everflow run dead_letters:builder --application-id booking
+    --bootstrap-servers 127.0.0.1:9092
 
-Payments are read as text, so whatever comes in can be read; `checked` answers instead of raising, and `split` sends each answer its
-way. Who mends a dead payment writes it to `payments-corrected`. (For bytes that a serde cannot decode there is a setting,
-`errors.dead.letter.queue.topic.name`; it needs no program.)
+Payments are read as text, so whatever comes in can be read; `checked` answers instead of raising,
+and `split` sends each answer its way. Who mends a dead payment writes it to `payments-corrected`.
+(For bytes that a serde cannot decode there is a setting, `errors.dead.letter.queue.topic.name`; it
+needs no program.)
 """
 
 from __future__ import annotations
@@ -36,9 +39,13 @@ def checked(text: str) -> dict[str, Any]:
 
 
 builder = StreamsBuilder()
-payments = builder.stream("payments", key=TEXT, value=TEXT).merge(builder.stream("payments-corrected", key=TEXT, value=TEXT))
+payments = builder.stream("payments", key=TEXT, value=TEXT).merge(
+    builder.stream("payments-corrected", key=TEXT, value=TEXT)
+)
 ways = (
-    payments.map_values(checked, returns="amount double, currency string, text string, reason string")
+    payments.map_values(
+        checked, returns="amount double, currency string, text string, reason string"
+    )
     .split()
     .branch(F.col("value.reason").isNull(), name="good")
     .default_branch(name="bad")

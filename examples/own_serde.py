@@ -1,11 +1,12 @@
-"""A serde of one's own: readings of sensors as packets of ten bytes, decoded a column at a time with NumPy.
+"""A serde of one's own: readings of sensors as packets of ten bytes, decoded a column at a time
+with NumPy.
 
     everflow broker --port 9092 --topic readings:4 --topic hot:4
     everflow run own_serde:builder --application-id hot-sensors --bootstrap-servers 127.0.0.1:9092
 
 A type, `encode` and `decode` would be enough; with methods for a whole column, as here, a batch is
-decoded at once. A serde is compared and copied to the workers, so it is frozen. A packet that is none
-is refused with its row, so that the error, or the dead letter, names that record and no other.
+decoded at once. A serde is compared and copied to the workers, so it is frozen. A packet that is
+none is refused with its row, so that the error, or the dead letter, names that record and no other.
 """
 
 from __future__ import annotations
@@ -32,7 +33,12 @@ class ReadingSerde:
 
     @property
     def type(self) -> pa.DataType:
-        fields = {"sensor": pa.int32(), "celsius": pa.float64(), "second": pa.int64(), "battery": pa.int32()}
+        fields = {
+            "sensor": pa.int32(),
+            "celsius": pa.float64(),
+            "second": pa.int64(),
+            "battery": pa.int32(),
+        }
         return pa.struct(list(fields.items()))
 
     def encode(self, value: dict[str, Any] | None) -> bytes | None:
@@ -54,9 +60,13 @@ class ReadingSerde:
         packets = data.to_pylist()
         for row, packet in enumerate(packets):
             if packet is not None and len(packet) != PACKET.itemsize:
-                raise SerdeError(f"a reading takes {PACKET.itemsize} bytes, found {len(packet)}", index=row)
+                raise SerdeError(
+                    f"a reading takes {PACKET.itemsize} bytes, found {len(packet)}", index=row
+                )
         missing = np.array([packet is None for packet in packets], bool)
-        found = np.frombuffer(b"".join(packet or bytes(PACKET.itemsize) for packet in packets), PACKET)
+        found = np.frombuffer(
+            b"".join(packet or bytes(PACKET.itemsize) for packet in packets), PACKET
+        )
         columns = [
             pa.array(found["sensor"].astype(np.int32)),
             pa.array(found["celsius"] / 100.0),

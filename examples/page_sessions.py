@@ -3,9 +3,10 @@
     everflow broker --port 9092 --topic page-views:4 --topic visits:4
     everflow run page_sessions:builder --application-id visits --bootstrap-servers 127.0.0.1:9092
 
-A session grows with each view and may swallow another one: a late view that lies between two sessions makes them one. The session
-that it replaces gets a null then, and the new one its result; here nulls are passed on as what they are, deletions, so that
-whoever reads `visits` as a table by visitor and begin has every visit once.
+A session grows with each view and may swallow another one: a late view that lies between two
+sessions makes them one. The session that it replaces gets a null then, and the new one its result;
+here nulls are passed on as what they are, deletions, so that whoever reads `visits` as a table by
+visitor and begin has every visit once.
 """
 
 from __future__ import annotations
@@ -30,8 +31,16 @@ visit = F.struct(
     builder.stream("page-views", key=serdes.string(), value=VIEW)
     .group_by_key()
     .windowed_by(SessionWindows.of_inactivity_gap("30 minutes").grace("5 minutes"))
-    .aggregate(pages=agg.count(), entered=agg.first("value.page"), left=agg.last("value.page"), store="visits-by-visitor")
+    .aggregate(
+        pages=agg.count(),
+        entered=agg.first("value.page"),
+        left=agg.last("value.page"),
+        store="visits-by-visitor",
+    )
     .to_stream()
-    .map(key=F.concat_ws("@", session["key"], session["start"]), value=F.when(value.isNotNull(), visit))
+    .map(
+        key=F.concat_ws("@", session["key"], session["start"]),
+        value=F.when(value.isNotNull(), visit),
+    )
     .to("visits", value=VISIT)
 )

@@ -1,12 +1,14 @@
 """The average price of each stock, minute by minute: JSON, Columns, a new key, windows.
 
     everflow broker --port 9092 --topic stock-trades:4 --topic average-prices:4
-    everflow run stock_trades:builder --application-id stock-averages --bootstrap-servers 127.0.0.1:9092
+    everflow run stock_trades:builder --application-id stock-averages --bootstrap-servers
+    127.0.0.1:9092
 
-(in this folder; topics that are read or written must exist). Trades arrive under the key of their exchange, so `group_by` sends
-them through a repartition topic first: all trades of a symbol meet in one task. The results carry a windowed key, the symbol and
-its minute, and come again with every change. A trade that is more than ten seconds late for its minute, in record time, is
-dropped and counted. `test_stock_trades.py` is its test.
+(in this folder; topics that are read or written must exist). Trades arrive under the key of their
+exchange, so `group_by` sends them through a repartition topic first: all trades of a symbol meet in
+one task. The results carry a windowed key, the symbol and its minute, and come again with every
+change. A trade that is more than ten seconds late for its minute, in record time, is dropped and
+counted. `test_stock_trades.py` is its test.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The test of a topology: `pytest test_stock_trades.py`, without a broker. Records go in with their times, results come out."""
+"""The test of a topology: `pytest test_stock_trades.py`, without a broker. Records go in with their
+times, results come out."""
 
 from __future__ import annotations
 
@@ -28,15 +29,25 @@ def trades(driver: TopologyTestDriver) -> InputTopic:
 
 @pytest.fixture
 def averages(driver: TopologyTestDriver) -> OutputTopic:
-    return driver.create_output_topic("average-prices", serdes.time_windowed(serdes.string(), MINUTE_MS), AVERAGE)
+    return driver.create_output_topic(
+        "average-prices", serdes.time_windowed(serdes.string(), MINUTE_MS), AVERAGE
+    )
 
 
 def trade(price: float, symbol: str = "EF", size: int = 1) -> dict[str, object]:
     return {"symbol": symbol, "price": price, "size": size}
 
 
-def test_a_minute_ends_before_the_next_one_begins(trades: InputTopic, averages: OutputTopic) -> None:
-    trades.pipe_each([("NYSE", trade(10.0), 1_000), ("LSE", trade(20.0, "ef"), 59_999), ("NYSE", trade(7.0), 60_000)])
+def test_a_minute_ends_before_the_next_one_begins(
+    trades: InputTopic, averages: OutputTopic
+) -> None:
+    trades.pipe_each(
+        [
+            ("NYSE", trade(10.0), 1_000),
+            ("LSE", trade(20.0, "ef"), 59_999),
+            ("NYSE", trade(7.0), 60_000),
+        ]
+    )
     first, second = Windowed("EF", 0, MINUTE_MS), Windowed("EF", MINUTE_MS, 2 * MINUTE_MS)
     assert averages.read_key_values() == [
         (first, {"mean_price": 10.0, "trades": 1}),
@@ -45,7 +56,9 @@ def test_a_minute_ends_before_the_next_one_begins(trades: InputTopic, averages: 
     ]
 
 
-def test_ten_seconds_late_is_in_time_and_more_is_not(trades: InputTopic, averages: OutputTopic) -> None:
+def test_ten_seconds_late_is_in_time_and_more_is_not(
+    trades: InputTopic, averages: OutputTopic
+) -> None:
     trades.pipe_each([("NYSE", trade(1.0), 69_999), ("NYSE", trade(10.0), 0)])
     trades.pipe_each([("NYSE", trade(1.0), 70_000), ("NYSE", trade(90.0), 0)])
     found = [value for key, value in averages.read_key_values() if key.start == 0]
@@ -55,7 +68,9 @@ def test_ten_seconds_late_is_in_time_and_more_is_not(trades: InputTopic, average
 def test_a_micro_batch_of_many_trades_gives_one_result_for_each_window(
     trades: InputTopic, averages: OutputTopic
 ) -> None:
-    trades.pipe_batch([("NYSE", trade(price), 0) for price in (1.0, 2.0, 6.0)] + [("LSE", trade(5.0, "XY"), 0)])
+    trades.pipe_batch(
+        [("NYSE", trade(price), 0) for price in (1.0, 2.0, 6.0)] + [("LSE", trade(5.0, "XY"), 0)]
+    )
     found = {key.key: value for key, value in averages.read_key_values()}
     assert found == {"EF": {"mean_price": 3.0, "trades": 3}, "XY": {"mean_price": 5.0, "trades": 1}}
 

@@ -1,11 +1,13 @@
-"""Counts of words, and a web service that answers with them: queries of the stores while they are written.
+"""Counts of words, and a web service that answers with them: queries of the stores while they are
+written.
 
     everflow broker --port 9092 --topic words:4
     python word_service.py localhost:9092 8001 first
     echo tea | everflow produce words; curl -L localhost:8001/counts/tea
 
-A second instance is the same line with another port and another state folder. Each answers what it has and sends the client on to
-the owner of any other key. docs/QUERIES.md says what an answer means, and what happens while tasks move.
+A second instance is the same line with another port and another state folder. Each answers what it
+has and sends the client on to the owner of any other key. docs/QUERIES.md says what an answer
+means, and what happens while tasks move.
 """
 
 from __future__ import annotations
@@ -20,7 +22,14 @@ from urllib.parse import unquote
 
 from pyspark.sql import functions as F
 
-from everflow import InvalidStateStoreError, KafkaStreams, StateElsewhereError, StateMovingError, StreamsBuilder, serdes
+from everflow import (
+    InvalidStateStoreError,
+    KafkaStreams,
+    StateElsewhereError,
+    StateMovingError,
+    StreamsBuilder,
+    serdes,
+)
 
 builder = StreamsBuilder()
 (
@@ -43,7 +52,9 @@ def serve(streams: KafkaStreams, host: str, port: int) -> ThreadingHTTPServer:
                 if elsewhere.host is None:
                     self.answer(503, str(elsewhere), {"Retry-After": "1"})
                 else:
-                    self.answer(307, str(elsewhere), {"Location": f"http://{elsewhere.host}{self.path}"})
+                    self.answer(
+                        307, str(elsewhere), {"Location": f"http://{elsewhere.host}{self.path}"}
+                    )
             except InvalidStateStoreError as error:
                 self.answer(503, str(error), {"Retry-After": "1"})
 
@@ -53,7 +64,9 @@ def serve(streams: KafkaStreams, host: str, port: int) -> ThreadingHTTPServer:
             except StateMovingError:
                 return streams.store(name, stale=True, max_lag=1_000).get(key)
 
-        def answer(self, status: int, content: Any, headers: Mapping[str, str] | None = None) -> None:
+        def answer(
+            self, status: int, content: Any, headers: Mapping[str, str] | None = None
+        ) -> None:
             self.send_response(status)
             for header, value in (headers or {}).items():
                 self.send_header(header, value)

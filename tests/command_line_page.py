@@ -1,4 +1,5 @@
-"""The tables of docs/guide/command-line.md, made of the commands themselves; `made_pages` puts them in."""
+"""The tables of docs/guide/command-line.md, made of the commands themselves; `made_pages` puts them
+in."""
 
 from __future__ import annotations
 
@@ -26,9 +27,12 @@ def commands(group: Any = ROOT, names: tuple[str, ...] = ()) -> Iterator[tuple[s
 
 
 def rows(command: Any) -> Iterator[tuple[str, str]]:
-    """Argument or option as it is typed, and what it means: from the signature of the command's function."""
+    """Argument or option as it is typed, and what it means: from the signature of the command's
+    function."""
     function = inspect.unwrap(command.callback)
-    options = {parameter.name: [*parameter.opts, *parameter.secondary_opts] for parameter in command.params}
+    options = {
+        parameter.name: [*parameter.opts, *parameter.secondary_opts] for parameter in command.params
+    }
     hints = get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
         for info in getattr(hints[name], "__metadata__", ()):
@@ -73,5 +77,7 @@ def tables() -> str:
         said = " ".join((inspect.getdoc(command.callback) or "").split()).replace("<", "\\<")
         parts.append(f"### everflow {name}\n\n{said}\n\n")
         listed = [f"| `{typed}` | {meaning} |\n" for typed, meaning in rows(command)]
-        parts += ["| argument or option | meaning |\n| --- | --- |\n", *listed, "\n"] if listed else []
+        parts += (
+            ["| argument or option | meaning |\n| --- | --- |\n", *listed, "\n"] if listed else []
+        )
     return "".join(parts)

@@ -11,7 +11,11 @@ from everflow.setting_checks import INT32, INT64, LONGEST_MS, Between, OneOf
 
 UNBOUNDED = (INT32, INT64, LONGEST_MS, 2**62)
 """Bounds that are only those of a number's width."""
-FIELDS = {field.name: field for field in dataclasses.fields(StreamsConfig) if field.metadata.get("key", True)}
+FIELDS = {
+    field.name: field
+    for field in dataclasses.fields(StreamsConfig)
+    if field.metadata.get("key", True)
+}
 MADE_UP = {
     "application_id": "must be set",
     "bootstrap_servers": "must be set",
@@ -19,6 +23,7 @@ MADE_UP = {
     "state_dir": "(see right)",
 }
 """Defaults that are no constants."""
+
 
 def values(name: str) -> str:
     """What a key takes."""
@@ -54,10 +59,20 @@ def meaning(name: str, text: KeyText) -> str:
 
 def table(group: Group) -> str:
     """One group's heading and table."""
-    lines = [f"\n## {group.title}\n", "| key | default | values | meaning | Kafka Streams |", "| --- | --- | --- | --- | --- |"]
+    lines = [
+        f"\n## {group.title}\n",
+        "| key | default | values | meaning | Kafka Streams |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for name, text in group.keys.items():
         own = " *(ours)*" if text.kafka_streams.startswith(OURS) else ""
-        cells = (f"`{dotted_name(name)}`{own}", default(name), values(name), meaning(name, text), text.kafka_streams)
+        cells = (
+            f"`{dotted_name(name)}`{own}",
+            default(name),
+            values(name),
+            meaning(name, text),
+            text.kafka_streams,
+        )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -71,6 +86,8 @@ def prefixes() -> str:
     """The table of the clients' settings, and what cannot be set."""
     rows = "".join(f"| `{prefix}` | {to} |\n" for prefix, to in PREFIXES.items())
     fixed = ", ".join(f"`{key}`" for key in sorted(FIXED_BY_EVERFLOW))
-    text = f"everflow's guarantees stand on some client settings, so these are refused with any prefix: {fixed}."
+    text = (
+        f"everflow's guarantees stand on some client settings, so these are refused with any "
+        f"prefix: {fixed}."
+    )
     return f"| beginning | goes to |\n| --- | --- |\n{rows}\n{text}\n"
-

@@ -1,5 +1,5 @@
-"""One Spark session and one broker for a test run: starting them takes longer than most tests. Topics and groups have names of
-their own."""
+"""One Spark session and one broker for a test run: starting them takes longer than most tests.
+Topics and groups have names of their own."""
 
 from __future__ import annotations
 
@@ -18,24 +18,30 @@ from everflow.spark.session import get_session
 from everflow.testing.broker import EmbeddedBroker
 
 # Time is no property: on a busy machine an example may take any time (speed lives in benches).
-# A change must pass or fail for its own sake: the same examples each time, new ones with `./run test --all`.
+# A change must pass or fail for its own sake: the same examples each time, new ones with
+# `./run test --all`.
 explore = os.environ.get("EVERFLOW_EXPLORE") == "1"
-hypothesis.settings.register_profile("everflow", deadline=None, print_blob=True, derandomize=not explore)
+hypothesis.settings.register_profile(
+    "everflow", deadline=None, print_blob=True, derandomize=not explore
+)
 hypothesis.settings.load_profile("everflow")
 
 
-# A JVM of a test lives for seconds: what its second compiler does takes a third of the suite's time and never pays. Both names are
-# inherited by what a test starts: the first is of Spark's own scripts, the second of Kafka's.
+# A JVM of a test lives for seconds: what its second compiler does takes a third of the suite's time
+# and never pays. Both names are inherited by what a test starts: the first is of Spark's own
+# scripts, the second of Kafka's.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 os.environ.setdefault("KAFKA_OPTS", "-XX:TieredStopAtLevel=1")
 
-# A shell starts what runs in its background with SIGINT ignored, for all its children; tests of Ctrl-C would wait for ever.
+# A shell starts what runs in its background with SIGINT ignored, for all its children; tests of
+# Ctrl-C would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
 def log_level() -> Iterator[None]:
-    """A command that a test runs in this process may turn the log down; the next test hears it again."""
+    """A command that a test runs in this process may turn the log down; the next test hears it
+    again."""
     logger = logging.getLogger("everflow")
     level = logger.level
     yield
@@ -77,7 +83,9 @@ def topic(admin: ClusterAdmin, name: str) -> Callable[[int], str]:
 
     def create(partitions: int = 1, **config: str) -> str:
         made.append(f"{name}-{len(made)}")
-        admin.create_topics({made[-1]: (partitions, {k.replace("_", "."): v for k, v in config.items()})})
+        admin.create_topics(
+            {made[-1]: (partitions, {k.replace("_", "."): v for k, v in config.items()})}
+        )
         return made[-1]
 
     return create

@@ -1,4 +1,5 @@
-"""Writes tests/house/error_texts.json: the first line of every error's text, by code, as it stands in the source.
+"""Writes tests/house/error_texts.json: the first line of every error's text, by code, as it stands
+in the source.
 
 Run it when an error's text was changed on purpose; the difference then shows in the commit.
 """
@@ -23,7 +24,9 @@ def first_line(text: ast.expr) -> str | None:
         case ast.Constant(value=str(whole)):
             return whole.split("\n")[0]
         case ast.JoinedStr(values=parts):
-            whole = "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in parts)
+            whole = "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "{}" for part in parts
+            )
             return whole.split("\n")[0]
     return None
 
@@ -55,8 +58,17 @@ def found() -> dict[str, list[str]]:
     trees = [ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")]
     codes = own_codes(trees)
     texts: dict[str, set[str]] = {code: set() for code in codes.values()}
-    for call in (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args):
-        given = [one.value.value for one in call.keywords if one.arg == "code" and isinstance(one.value, ast.Constant)]
+    for call in (
+        node
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and node.args
+    ):
+        given = [
+            one.value.value
+            for one in call.keywords
+            if one.arg == "code" and isinstance(one.value, ast.Constant)
+        ]
         code = next((str(one) for one in given), codes.get(ast.unparse(call.func).split(".")[-1]))
         text = first_line(call.args[0])
         if code is not None and text is not None:

@@ -1,5 +1,6 @@
-"""The tables of the pages for who comes from Kafka Streams and from Structured Streaming, made of `everflow.foreign_names`: what
-an error tells and what the page says is one text. `made_pages` puts them in."""
+"""The tables of the pages for who comes from Kafka Streams and from Structured Streaming, made of
+`everflow.foreign_names`: what an error tells and what the page says is one text. `made_pages` puts
+them in."""
 
 from __future__ import annotations
 

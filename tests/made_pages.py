@@ -1,4 +1,5 @@
-"""Pages of the guide with tables that are made of the code. After a change of a setting's text or of a foreign name, run it:
+"""Pages of the guide with tables that are made of the code. After a change of a setting's text or
+of a foreign name, run it:
 
 .venv/bin/python tests/made_pages.py
 """
@@ -21,14 +22,17 @@ PAGES: Mapping[str, Mapping[str, str]] = {
     "coming-from-kafka-streams.md": tables(KAFKA_STREAMS, "Kafka Streams"),
     "coming-from-structured-streaming.md": tables(PYSPARK, "PySpark"),
 }
-"""Page -> name of a part -> its text. The page has the part between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``."""
+"""Page -> name of a part -> its text. The page has the part between ``<!-- begin NAME -->`` and
+``<!-- end NAME -->``."""
 
 
 def made(page: str, parts: Mapping[str, str]) -> str:
     """``page`` with its marked parts made anew."""
     for name, part in parts.items():
         begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->\n"
-        assert page.count(begin) == page.count(end) == 1, f"the page needs one {begin.strip()} and one {end.strip()}"
+        assert page.count(begin) == page.count(end) == 1, (
+            f"the page needs one {begin.strip()} and one {end.strip()}"
+        )
         before, _, rest = page.partition(begin)
         page = before + begin + part + end + rest.partition(end)[2]
     return page

@@ -1,4 +1,5 @@
-"""Reads the code blocks of a Markdown page and what its invisible comments say about them. docs/WRITING.md is the manual."""
+"""Reads the code blocks of a Markdown page and what its invisible comments say about them.
+docs/WRITING.md is the manual."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ _LIST_ITEM = re.compile(r"^ *(?:[-*+]|\d+[.)])\s")
 
 
 class PageError(Exception):
-    """A page that says something its reader cannot follow; the message begins with ``page:line``."""
+    """A page that says something its reader cannot follow; the message begins with
+    ``page:line``."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,10 @@ class Block:
     Attributes:
         page: path below the checkout.
         line: number of the first line of ``text`` in the page.
-        options: what ``<!-- test: ... -->`` in front of it says; an option without a value has the empty text.
-        output: what the page shows as printed by the block, from the block marked ``<!-- output -->`` behind it.
+        options: what ``<!-- test: ... -->`` in front of it says; an option without a value has the
+        empty text.
+        output: what the page shows as printed by the block, from the block marked ``<!-- output
+        -->`` behind it.
     """
 
     page: str
@@ -47,8 +51,12 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """README.md and all pages of docs/, but for the design notes: those are decisions of their day, kept as they were taken."""
-    return [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "design")]
+    """README.md and all pages of docs/, but for the design notes: those are decisions of their day,
+    kept as they were taken."""
+    return [
+        ROOT / "README.md",
+        *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "design"),
+    ]
 
 
 def page_id(path: Path) -> str:
@@ -66,7 +74,9 @@ def blocks(text: str, page: str) -> list[Block]:
         comment = reader.comment(line)
         fence = _FENCE.match(line)
         if comment is not None:
-            word, _, rest = comment.partition("\n") if comment.startswith("setup") else comment.partition(":")
+            word, _, rest = (
+                comment.partition("\n") if comment.startswith("setup") else comment.partition(":")
+            )
             if word.strip() == "setup":
                 found.append(Block(page, number + 1, "python", rest, hidden=True))
             elif word.strip() == "output":
@@ -77,7 +87,9 @@ def blocks(text: str, page: str) -> list[Block]:
             inner = reader.until_closed(fence)
             if is_output:
                 if not found or found[-1].hidden or found[-1].output is not None:
-                    raise PageError(f"{page}:{number}: an output without a block that could have printed it")
+                    raise PageError(
+                        f"{page}:{number}: an output without a block that could have printed it"
+                    )
                 found[-1] = _with_output(found[-1], inner)
             else:
                 found.append(Block(page, number + 1, fence["language"], inner, options or {}))
@@ -85,12 +97,16 @@ def blocks(text: str, page: str) -> list[Block]:
         elif line.strip() and (options is not None or is_output):
             raise PageError(f"{page}:{number}: a comment for a code block, and none follows")
         elif reader.begins_indented_code(number, line):
-            raise PageError(f"{page}:{number}: a code block by indentation; write a fence, which can say what it is")
+            raise PageError(
+                f"{page}:{number}: a code block by indentation; write a fence, which can say what "
+                f"it is"
+            )
     return found
 
 
 def shell_commands(block: Block) -> list[str]:
-    """The commands of a shell block: of ``console`` the lines behind ``$``, else all of it, with continued lines joined."""
+    """The commands of a shell block: of ``console`` the lines behind ``$``, else all of it, with
+    continued lines joined."""
     text = block.text.replace("\\\n", " ")
     lines = text.splitlines()
     if block.language == "console":
@@ -100,7 +116,10 @@ def shell_commands(block: Block) -> list[str]:
 
 def shown_output(block: Block) -> bool:
     """Whether a console block shows what its commands print."""
-    return any(line.strip() and not line.startswith("$ ") for line in block.text.replace("\\\n", " ").splitlines())
+    return any(
+        line.strip() and not line.startswith("$ ")
+        for line in block.text.replace("\\\n", " ").splitlines()
+    )
 
 
 class _Lines:
@@ -134,7 +153,9 @@ class _Lines:
             line = self._lines[self._at]
             self._at += 1
             if line.strip().startswith(fence["mark"]) and not line.strip().strip(fence["mark"][0]):
-                return "".join(f"{one[min(indent, len(one) - len(one.lstrip())) :]}\n" for one in inner)
+                return "".join(
+                    f"{one[min(indent, len(one) - len(one.lstrip())) :]}\n" for one in inner
+                )
             inner.append(line)
         raise PageError(f"{self._page}:{begin}: a code block that does not end")
 
@@ -142,7 +163,9 @@ class _Lines:
         before = self._lines[: number - 1]
         if not line.startswith("    ") or not line.strip() or (before and before[-1].strip()):
             return False
-        outer = next((one for one in reversed(before) if one.strip() and not one.startswith("  ")), "")
+        outer = next(
+            (one for one in reversed(before) if one.strip() and not one.startswith("  ")), ""
+        )
         return not _LIST_ITEM.match(outer)
 
 
@@ -151,7 +174,9 @@ def _options(text: str, where: str) -> dict[str, str]:
     for word in shlex.split(text):
         name, _, value = word.partition("=")
         if name not in OPTIONS:
-            raise PageError(f"{where}: unknown option {name!r}; there are {', '.join(sorted(OPTIONS))}")
+            raise PageError(
+                f"{where}: unknown option {name!r}; there are {', '.join(sorted(OPTIONS))}"
+            )
         options[name] = value
     return options
 

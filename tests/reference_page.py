@@ -1,4 +1,5 @@
-"""Makes docs/guide/reference.md of the docstrings of all public names. Run it after a change of one:
+"""Makes docs/guide/reference.md of the docstrings of all public names. Run it after a change of
+one:
 
 .venv/bin/python tests/reference_page.py
 """
@@ -23,14 +24,16 @@ from everflow.foreign_names import OWN
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "guide" / "reference.md"
 
 WITHOUT_DOCSTRING = {
-    "StateListener": "A function `(new, old)` of two `ClientState`, for `KafkaStreams.set_state_listener`.",
+    "StateListener": (
+        "A function `(new, old)` of two `ClientState`, for `KafkaStreams.set_state_listener`."
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Section:
-    """Names that belong together, and the page (with anchor) that explains them. A name is ``Class``, ``module.function`` or one of
-    `PLACES`."""
+    """Names that belong together, and the page (with anchor) that explains them. A name is
+    ``Class``, ``module.function`` or one of `PLACES`."""
 
     title: str
     page: str
@@ -38,24 +41,49 @@ class Section:
 
 
 SECTIONS = (
-    Section("Streams and tables", "operators.md", "StreamsBuilder KStream BranchedKStream KTable Topology"),
+    Section(
+        "Streams and tables",
+        "operators.md",
+        "StreamsBuilder KStream BranchedKStream KTable Topology",
+    ),
     Section("Groups and aggregations", "aggregations.md", "KGroupedStream"),
     Section("Built-in aggregates", "aggregations.md#aggregate-with-built-ins", "agg"),
-    Section("Windows", "time.md", "TimeWindows SessionWindows TimeWindowedKStream SessionWindowedKStream Windowed"),
+    Section(
+        "Windows",
+        "time.md",
+        "TimeWindows SessionWindows TimeWindowedKStream SessionWindowedKStream Windowed",
+    ),
     Section("Serdes", "serdes.md", "serdes"),
     Section("Running", "../SCALING.md", "KafkaStreams ClientState StateListener"),
     Section("Settings", "configuration.md", "StreamsConfig"),
     Section("Spark", "functions.md", "session"),
-    Section("Tests", "testing.md", "TopologyTestDriver InputTopic OutputTopic TestRecord KeyValueView WindowView SessionView "
-            "ValueAndTimestamp"),
+    Section(
+        "Tests",
+        "testing.md",
+        "TopologyTestDriver InputTopic OutputTopic TestRecord KeyValueView WindowView SessionView "
+        "ValueAndTimestamp",
+    ),
     Section("Tests with a broker", "testing.md#what-it-does-not-show", "EmbeddedBroker wait_until"),
-    Section("Queries", "../QUERIES.md", "ReadOnlyKeyValueStore ReadOnlyWindowStore ReadOnlySessionStore"),
-    Section("Who has what", "../QUERIES.md#who-has-what", "KeyQueryMetadata StreamsMetadata LagInfo"),
-    Section("Tasks and listeners", "../SCALING.md#listeners", "TaskId TaskRole TaskState TaskStatus TopicPartition RestoreListener "
-            "RestoreProgress StandbyUpdateListener SuspendReason"),
-    Section("An assignor of your own", "../SCALING.md#an-assignor-of-your-own", "TaskAssignor ApplicationState KafkaStreamsState "
-            "TaskAssignment KafkaStreamsAssignment AssignmentError identity_assignment default_standby_assignment "
-            "optimize_rack_aware_active_tasks optimize_rack_aware_standby_tasks"),
+    Section(
+        "Queries", "../QUERIES.md", "ReadOnlyKeyValueStore ReadOnlyWindowStore ReadOnlySessionStore"
+    ),
+    Section(
+        "Who has what", "../QUERIES.md#who-has-what", "KeyQueryMetadata StreamsMetadata LagInfo"
+    ),
+    Section(
+        "Tasks and listeners",
+        "../SCALING.md#listeners",
+        "TaskId TaskRole TaskState TaskStatus TopicPartition RestoreListener "
+        "RestoreProgress StandbyUpdateListener SuspendReason",
+    ),
+    Section(
+        "An assignor of your own",
+        "../SCALING.md#an-assignor-of-your-own",
+        "TaskAssignor ApplicationState KafkaStreamsState "
+        "TaskAssignment KafkaStreamsAssignment AssignmentError identity_assignment "
+        "default_standby_assignment "
+        "optimize_rack_aware_active_tasks optimize_rack_aware_standby_tasks",
+    ),
     Section("Metrics", "../SCALING.md", "metrics"),
     Section("Errors", "errors.md", "errors"),
 )
@@ -67,9 +95,21 @@ PLACES = {
 """Name -> the module it is imported from."""
 RETURNED = frozenset(
     {
-        "KStream", "KTable", "BranchedKStream", "Topology", "KGroupedStream", "TimeWindowedKStream",
-        "SessionWindowedKStream", "ReadOnlyKeyValueStore", "ReadOnlyWindowStore", "ReadOnlySessionStore", "InputTopic",
-        "OutputTopic", "KeyValueView", "WindowView", "SessionView",
+        "KStream",
+        "KTable",
+        "BranchedKStream",
+        "Topology",
+        "KGroupedStream",
+        "TimeWindowedKStream",
+        "SessionWindowedKStream",
+        "ReadOnlyKeyValueStore",
+        "ReadOnlyWindowStore",
+        "ReadOnlySessionStore",
+        "InputTopic",
+        "OutputTopic",
+        "KeyValueView",
+        "WindowView",
+        "SessionView",
     }
 )
 """Classes that programs get from calls and never make: how they are made is not on the page."""
@@ -82,13 +122,18 @@ def found(name: str) -> Any:
 
 
 def members(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
-    """Public methods and properties of a class, public functions and classes of a module; without `OWN`."""
+    """Public methods and properties of a class, public functions and classes of a module; without
+    `OWN`."""
     if inspect.ismodule(thing):
         listed = getattr(thing, "__all__", None) or [
-            member for member, value in vars(thing).items() if getattr(value, "__module__", None) == thing.__name__
+            member
+            for member, value in vars(thing).items()
+            if getattr(value, "__module__", None) == thing.__name__
         ]
     elif isinstance(thing, type) and not issubclass(thing, enum.Enum | Exception | tuple):
-        listed = [member for member in dir(thing) if _is_member(inspect.getattr_static(thing, member))]
+        listed = [
+            member for member in dir(thing) if _is_member(inspect.getattr_static(thing, member))
+        ]
     else:
         listed = []
     for member in listed:
@@ -106,15 +151,23 @@ def public_names() -> frozenset[str]:
 
 
 def entries() -> list[str]:
-    """Every name on the page, with its members: ``KStream``, ``KStream.filter``, ``errors.ConfigError``."""
+    """Every name on the page, with its members: ``KStream``, ``KStream.filter``,
+    ``errors.ConfigError``."""
     names = [name for section in SECTIONS for name in section.names.split()]
-    return [*names, *(f"{name}.{member}" for name in names for member, _ in members(name, found(name)))]
+    return [
+        *names,
+        *(f"{name}.{member}" for name in names for member, _ in members(name, found(name))),
+    ]
 
 
 def made() -> str:
     """The whole page."""
     sections = "\n".join(_section(section) for section in SECTIONS)
-    errors = [name for name in everflow.__all__ if isinstance(found(name), type) and issubclass(found(name), Exception)]
+    errors = [
+        name
+        for name in everflow.__all__
+        if isinstance(found(name), type) and issubclass(found(name), Exception)
+    ]
     return HEAD + sections + _errors(errors)
 
 
@@ -125,17 +178,25 @@ Every public name, in a sentence; the page behind each heading explains it with 
 
 Behind each name stands the module that it is imported from. A `*` in front of parameters means that those behind it are given
 by name.
-"""
+"""  # noqa: E501
 
 
 def _section(section: Section) -> str:
-    lines = ["", f"## {section.title}", "", f"Explained in [{_page_name(section.page)}]({section.page})."]
+    lines = [
+        "",
+        f"## {section.title}",
+        "",
+        f"Explained in [{_page_name(section.page)}]({section.page}).",
+    ]
     for name in section.names.split():
         if name == "errors":
             continue
         thing = found(name)
         lines += ["", f"### {name}", "", _entry(name, thing, _place(name))]
-        rows = [f"- `{_written(name, one, value)}`: {_text(f'{name}.{one}', value)}" for one, value in members(name, thing)]
+        rows = [
+            f"- `{_written(name, one, value)}`: {_text(f'{name}.{one}', value)}"
+            for one, value in members(name, thing)
+        ]
         rows = _metrics() if name == "metrics" else rows
         lines += ["", *rows] if rows else []
     return "\n".join(lines)
@@ -143,9 +204,16 @@ def _section(section: Section) -> str:
 
 def _metrics() -> list[str]:
     """The names that `KafkaStreams.metrics` may have, and what each is counted in."""
-    named = {name: value for name, value in vars(everflow.metrics).items() if name.isupper() and isinstance(value, str)}
+    named = {
+        name: value
+        for name, value in vars(everflow.metrics).items()
+        if name.isupper() and isinstance(value, str)
+    }
     units = everflow.metrics.UNITS
-    return [f"- `metrics.{name}`: `{value}`, {units.get(value, 'the state')}." for name, value in named.items()]
+    return [
+        f"- `metrics.{name}`: `{value}`, {units.get(value, 'the state')}."
+        for name, value in named.items()
+    ]
 
 
 def _page_name(link: str) -> str:
@@ -153,11 +221,16 @@ def _page_name(link: str) -> str:
 
 
 def _entry(name: str, thing: Any, place: str) -> str:
-    return f"`{name if inspect.ismodule(thing) else _signature(name, thing)}`{place}: {_text(name, thing)}"
+    return (
+        f"`{name if inspect.ismodule(thing) else _signature(name, thing)}`{place}: "
+        f"{_text(name, thing)}"
+    )
 
 
 def _errors(of_the_package: list[str]) -> str:
-    classes = {name: value for name, value in members("errors", everflow.errors) if isinstance(value, type)}
+    classes = {
+        name: value for name, value in members("errors", everflow.errors) if isinstance(value, type)
+    }
     classes |= {name: found(name) for name in of_the_package}
     rows = []
     for name, value in sorted(classes.items()):
@@ -172,7 +245,8 @@ def _place(name: str) -> str:
 
 
 def _written(name: str, member: str, value: Any) -> str:
-    """A member as one writes it: with its parameters, their defaults, and a module's name in front."""
+    """A member as one writes it: with its parameters, their defaults, and a module's name in
+    front."""
     called = f"{name}.{member}" if inspect.ismodule(found(name)) else member
     return called if isinstance(value, property) else _signature(called, value)
 
@@ -180,7 +254,11 @@ def _written(name: str, member: str, value: Any) -> str:
 def _signature(name: str, thing: Any) -> str:
     if isinstance(thing, type) and issubclass(thing, enum.Enum):
         return f"{name}: {', '.join(thing.__members__)}"
-    if not callable(thing) or getattr(thing, "_is_protocol", False) or name in {*RETURNED, "StateListener", "StreamsConfig"}:
+    if (
+        not callable(thing)
+        or getattr(thing, "_is_protocol", False)
+        or name in {*RETURNED, "StateListener", "StreamsConfig"}
+    ):
         return name
     called = getattr(thing, "__init__", None)
     called = called if isinstance(thing, type) and inspect.isfunction(called) else thing
@@ -194,7 +272,8 @@ def _signature(name: str, thing: Any) -> str:
 
 @dataclass(frozen=True)
 class _Shown:
-    """A default as one would write it: functions by their name, what is made anew each time as dots."""
+    """A default as one would write it: functions by their name, what is made anew each time as
+    dots."""
 
     text: str
 
@@ -211,7 +290,9 @@ class _Shown:
 def _text(name: str, thing: Any) -> str:
     """The first paragraph of a docstring, as Markdown. Raises LookupError where there is none."""
     text = WITHOUT_DOCSTRING.get(name) or inspect.getdoc(thing)
-    if not text or text.startswith(("Built-in immutable", "An enumeration", f"{name.rpartition('.')[2]}(")):
+    if not text or text.startswith(
+        ("Built-in immutable", "An enumeration", f"{name.rpartition('.')[2]}(")
+    ):
         raise LookupError(f"{name} has no docstring")
     paragraph = " ".join(text.partition("\n\n")[0].split())
     paragraph = _NOT_FOR_READERS.sub("", re.sub(r"``(.+?)``", r"`\1`", paragraph))

@@ -1,4 +1,5 @@
-"""The count of the benchmarks, in everflow's DSL; its twin for Kafka Streams is `java/CountBench.java`."""
+"""The count of the benchmarks, in everflow's DSL; its twin for Kafka Streams is
+`java/CountBench.java`."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from everflow import StreamsBuilder, serdes
 def builder() -> StreamsBuilder:
     """Count the records of every key; the topics come from the environment."""
     streams_builder = StreamsBuilder()
-    records = streams_builder.stream(os.environ[INPUT_TOPIC_VARIABLE], key=serdes.string(), value=serdes.string())
+    records = streams_builder.stream(
+        os.environ[INPUT_TOPIC_VARIABLE], key=serdes.string(), value=serdes.string()
+    )
     counts = records.group_by_key().count(store="counts")
     counts.to_stream().to(os.environ[OUTPUT_TOPIC_VARIABLE])
     return streams_builder

@@ -1,4 +1,5 @@
-"""One instance of the count that notes what it does (`bench.events`); its twin is `java/CountBench.java` with `--events`.
+"""One instance of the count that notes what it does (`bench.events`); its twin is
+`java/CountBench.java` with `--events`.
 
 `python -m bench.apps.instance_app --events FILE --application-id ID --bootstrap-servers SERVERS`,
 and `--set KEY=VALUE` as often as wanted.
@@ -37,7 +38,9 @@ class Events:
     def write(self, event: str, **fields: Any) -> None:
         """One line with the present time."""
         with self._lock:
-            self._file.write(json.dumps({"at_ms": time.time_ns() / 1e6, "event": event, **fields}) + "\n")
+            self._file.write(
+                json.dumps({"at_ms": time.time_ns() / 1e6, "event": event, **fields}) + "\n"
+            )
             self._file.flush()
 
     def state(self, new: ClientState, old: ClientState) -> None:
@@ -105,7 +108,9 @@ def _tasks_of(streams: KafkaStreams) -> dict[str, list[str]]:
 
 def _lag_of(streams: KafkaStreams) -> int | None:
     """Records that the copy furthest behind lacks; None while that is not known of all."""
-    lags = [status.lag for status in streams.all_tasks().values() if status.role is not TaskRole.ACTIVE]
+    lags = [
+        status.lag for status in streams.all_tasks().values() if status.role is not TaskRole.ACTIVE
+    ]
     return None if None in lags else max((lag for lag in lags if lag is not None), default=0)
 
 
@@ -121,11 +126,17 @@ def main() -> None:
     events = Events(options.events)
     streams = KafkaStreams(
         builder().build(),
-        **{"application.id": options.application_id, "bootstrap.servers": options.bootstrap_servers, **settings},
+        **{
+            "application.id": options.application_id,
+            "bootstrap.servers": options.bootstrap_servers,
+            **settings,
+        },
     )
     streams.set_state_listener(events.state)
     streams.set_global_state_restore_listener(events)
-    threading.Thread(target=events.follow_tasks, args=(streams,), name="bench-tasks", daemon=True).start()
+    threading.Thread(
+        target=events.follow_tasks, args=(streams,), name="bench-tasks", daemon=True
+    ).start()
     streams.run()
 
 

@@ -2,8 +2,9 @@
 
     from everflow import StreamsBuilder, KafkaStreams, TimeWindows, agg, serdes
 
-Public is what is here (`agg` is a module), and in `everflow.assignment`, `everflow.errors`, `everflow.metrics`,
-`everflow.serdes` and `everflow.testing`; `tests/house/test_public_face.py` has the list.
+Public is what is here (`agg` is a module), and in `everflow.assignment`, `everflow.errors`,
+`everflow.metrics`, `everflow.serdes` and `everflow.testing`; `tests/house/test_public_face.py` has
+the list.
 """
 
 from __future__ import annotations
@@ -110,7 +111,10 @@ __all__ = [
 ]
 
 _NAMES = {
-    "assignment.api": "ApplicationState AssignmentError KafkaStreamsAssignment KafkaStreamsState TaskAssignment TaskAssignor",
+    "assignment.api": (
+        "ApplicationState AssignmentError KafkaStreamsAssignment KafkaStreamsState "
+        "TaskAssignment TaskAssignor"
+    ),
     "config": "StreamsConfig",
     "dsl.branched": "BranchedKStream",
     "dsl.grouped": "KGroupedStream SessionWindowedKStream TimeWindowedKStream",
@@ -123,7 +127,8 @@ _NAMES = {
     "runtime.kafka_streams": "KafkaStreams",
     "runtime.query.key_metadata": "KeyQueryMetadata StreamsMetadata",
     "runtime.query.queries": "LagInfo",
-    "runtime.query.query_errors": "InvalidStateStoreError StaleStateError StateElsewhereError StateMovingError StoreKindError "
+    "runtime.query.query_errors": "InvalidStateStoreError StaleStateError StateElsewhereError "
+    "StateMovingError StoreKindError "
     "StoreNotFoundError",
     "runtime.restore.restore_listener": "RestoreListener RestoreProgress",
     "runtime.query.session_query": "ReadOnlySessionStore",
@@ -136,8 +141,14 @@ _NAMES = {
     "topology.program": "Topology",
     "windows": "SessionWindows TimeWindows Windowed",
 }
-_MODULE_OF = {name: f"everflow.{module}" for module, names in _NAMES.items() for name in names.split()}
-_MODULES = {"agg": "everflow.operators.agg", "errors": "everflow.errors", "serdes": "everflow.serdes"}
+_MODULE_OF = {
+    name: f"everflow.{module}" for module, names in _NAMES.items() for name in names.split()
+}
+_MODULES = {
+    "agg": "everflow.operators.agg",
+    "errors": "everflow.errors",
+    "serdes": "everflow.serdes",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -36,7 +36,8 @@ class SystemClock:
 class ManualClock:
     """A clock that moves only when told to, for tests and for the test driver.
 
-    ``wait`` never blocks: it moves the clock on by the time-out, so that a loop with a deadline ends.
+    ``wait`` never blocks: it moves the clock on by the time-out, so that a loop with a deadline
+    ends.
     """
 
     def __init__(self, start_ms: int = 0) -> None:

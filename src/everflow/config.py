@@ -1,8 +1,8 @@
 """`StreamsConfig` holds every setting, checked and frozen; folders get small records of it.
 
-Names and defaults are Kafka Streams' where it has the key (D11); keys of our own are marked. Keys may be
-written dotted (``{"commit.interval.ms": 100}``) or in snake_case (``commit_interval_ms=100``); a key with a
-client prefix goes to that client as it is.
+Names and defaults are Kafka Streams' where it has the key (D11); keys of our own are marked. Keys
+may be written dotted (``{"commit.interval.ms": 100}``) or in snake_case
+(``commit_interval_ms=100``); a key with a client prefix goes to that client as it is.
 """
 
 from __future__ import annotations
@@ -37,7 +37,14 @@ from everflow.setting_checks import (
 AT_LEAST_ONCE = "at_least_once"
 EXACTLY_ONCE_V2 = "exactly_once_v2"
 
-CLIENT_PREFIXES = ("main.consumer.", "restore.consumer.", "consumer.", "producer.", "admin.", "topic.")
+CLIENT_PREFIXES = (
+    "main.consumer.",
+    "restore.consumer.",
+    "consumer.",
+    "producer.",
+    "admin.",
+    "topic.",
+)
 SHARED_PREFIXES = ("security.", "sasl.", "ssl.")
 TAG_PREFIX = "client.tag."
 
@@ -61,20 +68,34 @@ _SET_INSTEAD = {
     "partition.assignment.strategy": "task.assignor.class",
 }
 
-# What an own key decides: with a consumer's prefix it would reach our readers only, which are in no group, and never the member.
-_MEMBERS_OWN = ("session.timeout.ms", "heartbeat.interval.ms", "max.poll.interval.ms", "group.instance.id", "client.rack")
+# What an own key decides: with a consumer's prefix it would reach our readers only, which are in no
+# group, and never the member.
+_MEMBERS_OWN = (
+    "session.timeout.ms",
+    "heartbeat.interval.ms",
+    "max.poll.interval.ms",
+    "group.instance.id",
+    "client.rack",
+)
 
-# Kafka Streams' keys that are read, so that a program can come over, and have no effect yet; and what holds instead.
+# Kafka Streams' keys that are read, so that a program can come over, and have no effect yet; and
+# what holds instead.
 WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
     {
-        "commit_interval_ms": "every micro-batch commits, and max.batch.ms bounds how long it takes",
+        "commit_interval_ms": (
+            "every micro-batch commits, and max.batch.ms bounds how long it takes"
+        ),
         "max_task_idle_ms": "a task does not wait for an input that has nothing to read",
         "request_timeout_ms": "a client is told with its prefix, as in producer.request.timeout.ms",
         "retry_backoff_ms": "a client is told with its prefix, as in producer.retry.backoff.ms",
-        "deserialization_exception_handler": "a record that cannot be decoded stops the application, or goes to the dead letters",
+        "deserialization_exception_handler": (
+            "a record that cannot be decoded stops the application, or goes to the dead letters"
+        ),
         "processing_exception_handler": "a record that cannot be processed stops the application",
         "production_exception_handler": "a record that cannot be written stops the application",
-        "statestore_cache_max_bytes": "the updates of a key within one micro-batch are one, unless emit.every.update is set",
+        "statestore_cache_max_bytes": (
+            "the updates of a key within one micro-batch are one, unless emit.every.update is set"
+        ),
         "ensure_explicit_internal_resource_naming": "what is asked of names does not depend on it",
     }
 )
@@ -84,7 +105,8 @@ MAX_TAGS = 5
 MAX_TAG_KEY = 20
 MAX_TAG_VALUE = 30
 
-# Readers of exact ranges must see a log's end and an offset that is gone; `auto.offset.reset` would skip records in silence.
+# Readers of exact ranges must see a log's end and an offset that is gone; `auto.offset.reset` would
+# skip records in silence.
 READERS_OWN = frozenset({"auto.offset.reset", "enable.partition.eof"})
 
 
@@ -93,8 +115,8 @@ def _key(default: Any, check: Check | None = None) -> Any:
 
 
 def default_state_dir() -> str:
-    """``$XDG_STATE_HOME/everflow`` or ``~/.local/state/everflow``: a folder that survives reboots, never a
-    temp folder."""
+    """``$XDG_STATE_HOME/everflow`` or ``~/.local/state/everflow``: a folder that survives reboots,
+    never a temp folder."""
     base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return str(Path(base) / "everflow")
 
@@ -112,8 +134,9 @@ class BatchLimits:
 class AssignmentRules:
     """What the assignor goes by (note 005): lags in records, times in ms.
 
-    ``rack_strategy`` is ``none``, ``min_traffic`` or ``balance_subtopology`` (KIP-925); a cost of None is the assignor's
-    default. ``rack_tags`` are the tag keys over which standbys are spread (KIP-708).
+    ``rack_strategy`` is ``none``, ``min_traffic`` or ``balance_subtopology`` (KIP-925); a cost of
+    None is the assignor's default. ``rack_tags`` are the tag keys over which standbys are spread
+    (KIP-708).
     """
 
     acceptable_lag: int = 10_000
@@ -128,10 +151,12 @@ class AssignmentRules:
 
 @dataclass(frozen=True, init=False)
 class StreamsConfig:
-    """All settings of an application; ConfigError for an unknown key (with the nearest right name) or a wrong value.
+    """All settings of an application; ConfigError for an unknown key (with the nearest right name)
+    or a wrong value.
 
-    The keys are keywords, or a mapping, or both: ``StreamsConfig({"application.id": "delays"}, num_stream_threads=2)``.
-    Durations are in ms, sizes in bytes. Our own keys stand last, below the marker.
+    The keys are keywords, or a mapping, or both: ``StreamsConfig({"application.id": "delays"},
+    num_stream_threads=2)``. Durations are in ms, sizes in bytes. Our own keys stand last, below the
+    marker.
     """
 
     application_id: str = _key("", kafka_name(200, " (it names topics)"))
@@ -162,7 +187,9 @@ class StreamsConfig:
     scheduled_rebalance_max_delay_ms: int = _key(0, time_ms(0))  # Connect's (KIP-415), off
     rack_aware_assignment_tags: str = _key("")
     task_assignor_class: str = _key("")  # module:Class of an own assignor (KIP-924)
-    rack_aware_assignment_strategy: str = _key("none", OneOf(("none", "min_traffic", "balance_subtopology")))
+    rack_aware_assignment_strategy: str = _key(
+        "none", OneOf(("none", "min_traffic", "balance_subtopology"))
+    )
     rack_aware_assignment_traffic_cost: int | None = _key(None, int32(0))
     rack_aware_assignment_non_overlap_cost: int | None = _key(None, int32(0))
     deserialization_exception_handler: str = _key("fail", OneOf(("fail", "continue")))
@@ -172,7 +199,9 @@ class StreamsConfig:
     statestore_cache_max_bytes: int = _key(10 << 20, Between(0, INT64))
     state_cleanup_delay_ms: int = _key(600_000, time_ms(0))
     repartition_purge_interval_ms: int = _key(30_000, time_ms(100))
-    windowstore_changelog_additional_retention_ms: int = _key(86_400_000, Between(0, 2**62))  # nobody waits for it
+    windowstore_changelog_additional_retention_ms: int = _key(
+        86_400_000, Between(0, 2**62)
+    )  # nobody waits for it
     topology_optimization: str = _key("none", OneOf(("none",)))
     ensure_explicit_internal_resource_naming: bool = _key(True)
     # --- keys of our own -------------------------------------------------------------------------
@@ -185,13 +214,19 @@ class StreamsConfig:
     drain_timeout_ms: int = _key(60_000, time_ms(0))
     emit_every_update: bool = _key(False)
     state_sync: str = _key("none", OneOf(("none", "commit")))
-    resident_max_records: int = _key(10_000_000, Between(0, INT64))  # batches up to this size need no Spark job each (0: never)
+    resident_max_records: int = _key(
+        10_000_000, Between(0, INT64)
+    )  # batches up to this size need no Spark job each (0: never)
     prepared_source: bool = _key(True)  # False: Spark's public reader (D1's fallback)
     clients: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata={"key": False})
-    given: frozenset[str] = field(default=frozenset(), metadata={"key": False}, compare=False, repr=False)
+    given: frozenset[str] = field(
+        default=frozenset(), metadata={"key": False}, compare=False, repr=False
+    )
     """Names of the fields that were set, rather than left at their default."""
 
-    def __init__(self, settings: Mapping[str, object] | StreamsConfig | None = None, /, **keys: Any) -> None:
+    def __init__(
+        self, settings: Mapping[str, object] | StreamsConfig | None = None, /, **keys: Any
+    ) -> None:
         fields = {f.name: f for f in dataclasses.fields(self) if f.metadata.get("key", True)}
         clients: dict[str, dict[str, Any]] = {}
         values: dict[str, Any] = {}
@@ -207,7 +242,11 @@ class StreamsConfig:
                 raise ConfigError(_unknown(given, [*fields]))
             clients.setdefault(client, {})[key] = raw
         for name, spec in fields.items():
-            value = _typed(name, values[name], str(spec.type)) if name in values else _default(name, spec.default)
+            value = (
+                _typed(name, values[name], str(spec.type))
+                if name in values
+                else _default(name, spec.default)
+            )
             object.__setattr__(self, name, value)
         frozen = {client: MappingProxyType(settings) for client, settings in clients.items()}
         object.__setattr__(self, "clients", MappingProxyType(frozen))
@@ -216,7 +255,8 @@ class StreamsConfig:
             self._check(name, spec.metadata["check"])
         if self.heartbeat_interval_ms * 3 > self.session_timeout_ms:
             raise ConfigError(
-                f"heartbeat.interval.ms ({self.heartbeat_interval_ms}) must be at most a third of session.timeout.ms "
+                f"heartbeat.interval.ms ({self.heartbeat_interval_ms}) must be at most a third of "
+                f"session.timeout.ms "
                 f"({self.session_timeout_ms}): one lost heartbeat must not end the membership."
             )
         _check_tags(self.assignment().rack_tags, self.tags())
@@ -227,7 +267,9 @@ class StreamsConfig:
         if problem is None:
             return
         if value == "" and name in ("application_id", "bootstrap_servers"):
-            raise ConfigError(f"{dotted_name(name)} is missing: pass {name}=... (it has no default).")
+            raise ConfigError(
+                f"{dotted_name(name)} is missing: pass {name}=... (it has no default)."
+            )
         left_out = " Left out, it is one per core." if name == "num_stream_threads" else ""
         raise ConfigError(f"{dotted_name(name)} = {value!r} {problem}.{left_out}")
 
@@ -249,8 +291,8 @@ class StreamsConfig:
         return {"bootstrap.servers": self.bootstrap_servers, **self.clients.get("shared", {})}
 
     def producer(self) -> dict[str, Any]:
-        """librdkafka settings of the sink's producer, JSON-able. D6: a short transaction time-out, so that an
-        orphaned transaction blocks readers for seconds only."""
+        """librdkafka settings of the sink's producer, JSON-able. D6: a short transaction time-out,
+        so that an orphaned transaction blocks readers for seconds only."""
         settings = {**self.shared_client(), **self.clients.get("producer", {})}
         if self.exactly_once:
             settings["transaction.timeout.ms"] = self.transaction_timeout_ms
@@ -265,7 +307,11 @@ class StreamsConfig:
         return self._reader("main.consumer")
 
     def _reader(self, kind: str) -> dict[str, Any]:
-        settings = {**self.shared_client(), **self.clients.get("consumer", {}), **self.clients.get(kind, {})}
+        settings = {
+            **self.shared_client(),
+            **self.clients.get("consumer", {}),
+            **self.clients.get(kind, {}),
+        }
         return {key: value for key, value in settings.items() if key not in READERS_OWN}
 
     def admin(self) -> dict[str, Any]:
@@ -298,8 +344,11 @@ class StreamsConfig:
         )
 
     def tags(self) -> Mapping[str, str]:
-        """This instance's tags (``client.tag.zone=...``, KIP-708), told to the group; by tag key."""
-        return MappingProxyType({key: str(value) for key, value in self.clients.get("client.tag", {}).items()})
+        """This instance's tags (``client.tag.zone=...``, KIP-708), told to the group; by tag
+        key."""
+        return MappingProxyType(
+            {key: str(value) for key, value in self.clients.get("client.tag", {}).items()}
+        )
 
 
 def _mapped(settings: object) -> Mapping[str, object]:
@@ -307,10 +356,14 @@ def _mapped(settings: object) -> Mapping[str, object]:
     if settings is None:
         return {}
     if isinstance(settings, StreamsConfig):
-        raise ConfigError("Settings are a StreamsConfig or keywords, not both: give all of them to StreamsConfig(...).")
+        raise ConfigError(
+            "Settings are a StreamsConfig or keywords, not both: give all of them to "
+            "StreamsConfig(...)."
+        )
     if not isinstance(settings, Mapping) or not all(isinstance(key, str) for key in settings):
         raise ConfigError(
-            f"Settings are keywords, a StreamsConfig or a mapping of names, as in {{'application.id': 'orders'}}, "
+            f"Settings are keywords, a StreamsConfig or a mapping of names, as in "
+            f"{{'application.id': 'orders'}}, "
             f"found {settings!r:.100} ({type(settings).__name__})."
         )
     return settings
@@ -329,19 +382,30 @@ def _check_tags(used: Sequence[str], tags: Mapping[str, str]) -> None:
     for key in used:
         if key not in tags:
             raise ConfigError(
-                f"rack.aware.assignment.tags names {key!r}, which this instance lacks: set {TAG_PREFIX}{key}, on every instance."
+                f"rack.aware.assignment.tags names {key!r}, which this instance lacks: set "
+                f"{TAG_PREFIX}{key}, on every instance."
             )
     if len(tags) > MAX_TAGS:
-        raise ConfigError(f"{len(tags)} tags are set ({TAG_PREFIX}{', '.join(sorted(tags))}); at most {MAX_TAGS} can be.")
+        raise ConfigError(
+            f"{len(tags)} tags are set ({TAG_PREFIX}{', '.join(sorted(tags))}); at most {MAX_TAGS} "
+            f"can be."
+        )
     for key, value in tags.items():
         if len(key) > MAX_TAG_KEY:
-            raise ConfigError(f"{TAG_PREFIX}{key}: the tag's key has {len(key)} characters; at most {MAX_TAG_KEY} are allowed.")
+            raise ConfigError(
+                f"{TAG_PREFIX}{key}: the tag's key has {len(key)} characters; at most "
+                f"{MAX_TAG_KEY} are allowed."
+            )
         if len(value) > MAX_TAG_VALUE:
-            raise ConfigError(f"{TAG_PREFIX}{key} = {value!r} has {len(value)} characters; at most {MAX_TAG_VALUE} are allowed.")
+            raise ConfigError(
+                f"{TAG_PREFIX}{key} = {value!r} has {len(value)} characters; at most "
+                f"{MAX_TAG_VALUE} are allowed."
+            )
 
 
 def _client_key(given: str) -> tuple[str | None, str]:
-    """Client and key of ``consumer.fetch.min.bytes`` or ``consumer_fetch_min_bytes``, else (None, "")."""
+    """Client and key of ``consumer.fetch.min.bytes`` or ``consumer_fetch_min_bytes``, else (None,
+    "")."""
     dotted = given if "." in given else dotted_name(given)
     for prefix in CLIENT_PREFIXES:
         if dotted.startswith(prefix) and len(dotted) > len(prefix):
@@ -349,7 +413,9 @@ def _client_key(given: str) -> tuple[str | None, str]:
             if prefix != "topic." and key in FIXED_BY_EVERFLOW:
                 raise ConfigError(_fixed(dotted, key))
             if prefix in ("consumer.", "main.consumer.") and key in _MEMBERS_OWN:
-                raise ConfigError(f"{dotted} would never reach the group's member. Set {key} instead.")
+                raise ConfigError(
+                    f"{dotted} would never reach the group's member. Set {key} instead."
+                )
             return prefix[:-1], key
     if dotted.startswith(SHARED_PREFIXES):
         return "shared", dotted
@@ -360,9 +426,15 @@ def _client_key(given: str) -> tuple[str | None, str]:
 
 def _fixed(dotted: str, key: str) -> str:
     if key == "allow.auto.create.topics":
-        return f"{dotted} cannot be set: topics that are read must be there; internal topics are created at the start."
+        return (
+            f"{dotted} cannot be set: topics that are read must be there; internal topics are "
+            f"created at the start."
+        )
     instead = _SET_INSTEAD.get(key, "processing.guarantee")
-    return f"{dotted} cannot be set: everflow's guarantees stand on its value, which follows {instead}. Set {instead} instead."
+    return (
+        f"{dotted} cannot be set: everflow's guarantees stand on its value, which follows "
+        f"{instead}. Set {instead} instead."
+    )
 
 
 def _unknown(given: str, known: list[str]) -> str:
@@ -373,7 +445,11 @@ def _unknown(given: str, known: list[str]) -> str:
     if theirs is not None:
         return f"{dotted} is no setting here: {theirs}."
     near = difflib.get_close_matches(dotted, [dotted_name(name) for name in known], n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]} ({near[0].replace('.', '_')}=...)?" if near else "no known key is near."
+    hint = (
+        f"did you mean {near[0]} ({near[0].replace('.', '_')}=...)?"
+        if near
+        else "no known key is near."
+    )
     prefixes = "Client settings take a prefix: consumer., producer., admin., topic."
     return f"Unknown configuration key {given!r}: {hint} {prefixes}"
 
@@ -386,7 +462,8 @@ def _default(name: str, value: Any) -> Any:
 
 
 def _typed(name: str, raw: Any, annotation: str) -> Any:
-    """``raw`` as the field's type; text (from a file or the shell) is parsed. ConfigError names the right type."""
+    """``raw`` as the field's type; text (from a file or the shell) is parsed. ConfigError names the
+    right type."""
     base, _, optional = annotation.partition(" | ")
     if raw is None and optional == "None":
         return None
@@ -402,7 +479,9 @@ def _typed(name: str, raw: Any, annotation: str) -> Any:
             return int(raw)
     elif base == "str":
         if name == "bootstrap_servers" and isinstance(raw, (str, list, tuple)):
-            return ",".join(str(server).strip() for server in (raw.split(",") if isinstance(raw, str) else raw))
+            return ",".join(
+                str(server).strip() for server in (raw.split(",") if isinstance(raw, str) else raw)
+            )
         if isinstance(raw, type) and name.endswith("_class"):
             return f"{raw.__module__}:{raw.__qualname__}"
         if isinstance(raw, (str, os.PathLike)):

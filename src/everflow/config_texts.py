@@ -15,7 +15,8 @@ OURS = "no such key"
 
 @dataclass(frozen=True)
 class KeyText:
-    """``meaning``: what it does here, now. ``kafka_streams``: what differs there; `SAME`, or `OURS` for a key of our own."""
+    """``meaning``: what it does here, now. ``kafka_streams``: what differs there; `SAME`, or `OURS`
+    for a key of our own."""
 
     meaning: str
     kafka_streams: str = SAME
@@ -37,30 +38,36 @@ _APPLICATION = _group(
     "The application",
     application_id=KeyText(
         "Names the application: its consumer group, its internal topics "
-        "(`<application.id>-<store>-changelog`, `<application.id>-<name>-repartition`), its folder under "
+        "(`<application.id>-<store>-changelog`, `<application.id>-<name>-repartition`), its folder "
+        "under "
         "`state.dir`. Equal on all instances; another one starts from nothing",
     ),
     bootstrap_servers=KeyText(
         "`host:port` of one or more brokers, separated by commas (or a list, from Python)",
     ),
     processing_guarantee=KeyText(
-        "`exactly_once_v2`: outputs, changelogs and input offsets of a micro-batch are one Kafka transaction. "
-        "`at_least_once`: offsets follow the outputs; what lay between is written again after a crash. Give "
+        "`exactly_once_v2`: outputs, changelogs and input offsets of a micro-batch are one Kafka "
+        "transaction. "
+        "`at_least_once`: offsets follow the outputs; what lay between is written again after a "
+        "crash. Give "
         "all instances the same",
     ),
     num_stream_threads=KeyText(
-        "Threads of this instance; each has its own tasks, micro-batches and transaction. Left out: one per "
+        "Threads of this instance; each has its own tasks, micro-batches and transaction. Left "
+        "out: one per "
         "core of the machine",
         "default 1",
     ),
     state_dir=KeyText(
         "Folder of the stores, with one folder per `application.id` inside. Left out: "
-        "`$XDG_STATE_HOME/everflow` or `~/.local/state/everflow`. It should survive restarts; what is lost is "
+        "`$XDG_STATE_HOME/everflow` or `~/.local/state/everflow`. It should survive restarts; what "
+        "is lost is "
         "restored from the changelogs. Two instances on one host need two",
         "default in the temporary folder, which a reboot empties",
     ),
     client_id=KeyText(
-        "Begins the client id of the group's member. Left out: `application.id`; a process id is always "
+        "Begins the client id of the group's member. Left out: `application.id`; a process id is "
+        "always "
         "appended",
     ),
 )
@@ -68,8 +75,10 @@ _APPLICATION = _group(
 _READING = _group(
     "Reading and micro-batches",
     auto_offset_reset=KeyText(
-        "Where an input begins that has no committed offset, or whose committed offset is no longer in the "
-        "log. `none`: the instance stops instead. `offset_reset=` of a `stream` or `table` goes before it",
+        "Where an input begins that has no committed offset, or whose committed offset is no "
+        "longer in the "
+        "log. `none`: the instance stops instead. `offset_reset=` of a `stream` or `table` goes "
+        "before it",
         "the consumer's setting; also `by_duration`",
     ),
     max_batch_records=KeyText("The most records that a micro-batch takes", OURS),
@@ -78,33 +87,45 @@ _READING = _group(
         OURS,
     ),
     max_batch_ms=KeyText(
-        "How long a micro-batch should take: while one takes longer, the next take fewer records, down to "
+        "How long a micro-batch should take: while one takes longer, the next take fewer records, "
+        "down to "
         "1,000. Exactly once it is at most half of `transaction.timeout.ms`",
         OURS,
     ),
-    poll_interval_ms=KeyText("How often an idle thread asks for new records: part of the latency", OURS),
+    poll_interval_ms=KeyText(
+        "How often an idle thread asks for new records: part of the latency", OURS
+    ),
     keep_alive_ms=KeyText(
-        "How often a thread without records runs an empty micro-batch, so that Spark does not end its Python "
+        "How often a thread without records runs an empty micro-batch, so that Spark does not end "
+        "its Python "
         "workers (after 60 s)",
         OURS,
     ),
     emit_every_update=KeyText(
-        "Whether an aggregation writes each intermediate result. Otherwise it writes one per key (and window) "
+        "Whether an aggregation writes each intermediate result. Otherwise it writes one per key "
+        "(and window) "
         "and micro-batch, the last",
         OURS + "; there `statestore.cache.max.bytes=0` does it",
     ),
     resident_max_records=KeyText(
-        "Micro-batches up to this size are read and run by a Python process that stays, where the program "
-        "allows it (its Columns are plain fields); larger ones, and all with 0, are a Spark job each",
+        "Micro-batches up to this size are read and run by a Python process that stays, where the "
+        "program "
+        "allows it (its Columns are plain fields); larger ones, and all with 0, are a Spark job "
+        "each",
         OURS,
     ),
     prepared_source=KeyText(
-        "Whether Spark's Kafka reader is opened once and given its ranges from then on. `false`: opened for "
+        "Whether Spark's Kafka reader is opened once and given its ranges from then on. `false`: "
+        "opened for "
         "each micro-batch, by public API only; slower",
         OURS,
     ),
-    commit_interval_ms=KeyText("How often positions are committed", "30,000 at least once, 100 exactly once"),
-    max_task_idle_ms=KeyText("How long a task waits for an input that has nothing, to read in order of time"),
+    commit_interval_ms=KeyText(
+        "How often positions are committed", "30,000 at least once, 100 exactly once"
+    ),
+    max_task_idle_ms=KeyText(
+        "How long a task waits for an input that has nothing, to read in order of time"
+    ),
     statestore_cache_max_bytes=KeyText(
         "Size of the cache that joins updates of a key before they are forwarded",
     ),
@@ -113,18 +134,23 @@ _READING = _group(
 _STATE = _group(
     "State and internal topics",
     state_sync=KeyText(
-        "`commit`: each commit of a store is flushed to the disk. `none`: the operating system does that when "
-        "it likes; after a crash of the whole machine (not of the process) the stores are restored from their "
+        "`commit`: each commit of a store is flushed to the disk. `none`: the operating system "
+        "does that when "
+        "it likes; after a crash of the whole machine (not of the process) the stores are restored "
+        "from their "
         "changelogs",
         OURS,
     ),
-    state_cleanup_delay_ms=KeyText("A copy that has no role here any more is deleted after this time"),
+    state_cleanup_delay_ms=KeyText(
+        "A copy that has no role here any more is deleted after this time"
+    ),
     replication_factor=KeyText("Of internal topics; -1: the brokers' default"),
     repartition_purge_interval_ms=KeyText(
         "How often records that were read are deleted from repartition topics",
     ),
     windowstore_changelog_additional_retention_ms=KeyText(
-        "Added to the retention of changelogs of windows and sessions (size or gap, plus grace). The broker "
+        "Added to the retention of changelogs of windows and sessions (size or gap, plus grace). "
+        "The broker "
         "deletes by record time: raise it before you reprocess old records",
     ),
     topology_optimization=KeyText("No optimisation is offered", "also `all` and three by name"),
@@ -137,27 +163,37 @@ _STATE = _group(
 _ERRORS = _group(
     "Errors and patience",
     task_timeout_ms=KeyText(
-        "How long an operation is retried while brokers or disks do not do their part; then the instance "
+        "How long an operation is retried while brokers or disks do not do their part; then the "
+        "instance "
         "stops with `EF-TASK-TIMEOUT`. 0: at the first failure",
     ),
     max_poll_interval_ms=KeyText(
-        "A micro-batch that runs for longer is taken for hanging: its worker processes are ended and it runs "
+        "A micro-batch that runs for longer is taken for hanging: its worker processes are ended "
+        "and it runs "
         "again",
         "the longest time between two polls; a thread that takes longer leaves the group",
     ),
     transaction_timeout_ms=KeyText(
-        "Exactly once: the broker ends a transaction that is open for longer. A micro-batch must fit; it also "
+        "Exactly once: the broker ends a transaction that is open for longer. A micro-batch must "
+        "fit; it also "
         "bounds how long a crash hides outputs from readers",
         "the producer's setting, with the same default there",
     ),
     errors_dead_letter_queue_topic_name=KeyText(
         "A topic of yours: records that cannot be decoded go there, with the error in the header "
-        "`__streams.errors.message`, and the rest goes on. Left out: such a record stops the application with "
+        "`__streams.errors.message`, and the rest goes on. Left out: such a record stops the "
+        "application with "
         "`EF-RECORD`",
     ),
-    deserialization_exception_handler=KeyText("What happens to a record that cannot be decoded", "a class"),
-    processing_exception_handler=KeyText("What happens to a record on which the program fails", "a class"),
-    production_exception_handler=KeyText("What happens to a record that the broker refuses", "a class"),
+    deserialization_exception_handler=KeyText(
+        "What happens to a record that cannot be decoded", "a class"
+    ),
+    processing_exception_handler=KeyText(
+        "What happens to a record on which the program fails", "a class"
+    ),
+    production_exception_handler=KeyText(
+        "What happens to a record that the broker refuses", "a class"
+    ),
     request_timeout_ms=KeyText("How long a client waits for an answer"),
     retry_backoff_ms=KeyText("How long a client waits before it asks again"),
 )
@@ -165,7 +201,8 @@ _ERRORS = _group(
 _GROUP = _group(
     "The group",
     group_instance_id=KeyText(
-        "Makes the instance a static member (KIP-345): a restart within `session.timeout.ms` moves nothing. "
+        "Makes the instance a static member (KIP-345): a restart within `session.timeout.ms` moves "
+        "nothing. "
         "One per instance",
         "the consumer's setting; a suffix per thread",
     ),
@@ -174,7 +211,10 @@ _GROUP = _group(
         "also `streams` (KIP-1071)",
     ),
     session_timeout_ms=KeyText(
-        "An instance that is silent for so long is out, and its tasks go to others. The broker bounds it",
+        (
+            "An instance that is silent for so long is out, and its tasks go to others. The broker "
+            "bounds it"
+        ),
         "the consumer's setting",
     ),
     heartbeat_interval_ms=KeyText(
@@ -183,14 +223,19 @@ _GROUP = _group(
         "the consumer's setting, 3,000",
     ),
     rebalance_timeout_ms=KeyText(
-        "How long a rebalance waits for a member that does not join: longer than your longest micro-batch",
+        (
+            "How long a rebalance waits for a member that does not join: longer than your longest "
+            "micro-batch"
+        ),
         OURS + "; `max.poll.interval.ms` does it",
     ),
     drain_timeout_ms=KeyText(
         "How long an instance that leaves hands its tasks over to copies that are up to date",
         OURS,
     ),
-    application_server=KeyText("`host:port` at which *your* service answers queries; told to all instances"),
+    application_server=KeyText(
+        "`host:port` at which *your* service answers queries; told to all instances"
+    ),
 )
 
 _ASSIGNMENT = _group(
@@ -199,14 +244,21 @@ _ASSIGNMENT = _group(
         "Copies of each task with state that follow on other instances, ready to take over",
     ),
     acceptable_recovery_lag=KeyText("A copy at most so many records behind may take over"),
-    max_warmup_replicas=KeyText("Copies that are made in the whole group at a time, before a task moves"),
+    max_warmup_replicas=KeyText(
+        "Copies that are made in the whole group at a time, before a task moves"
+    ),
     probing_rebalance_interval_ms=KeyText(
-        "How often the leader looks again while something is left to move; a copy that is ready asks by "
+        "How often the leader looks again while something is left to move; a copy that is ready "
+        "asks by "
         "itself, so this is a safety net",
         "the only way to notice that a copy is ready",
     ),
     scheduled_rebalance_max_delay_ms=KeyText(
-        "Tasks of a lost instance wait so long for it, where they would have to start without a copy",
+        (
+            "Tasks of a lost instance wait so long for it, where they would have to start without "
+            "a "
+            "copy"
+        ),
         OURS + "; Connect's (KIP-415)",
     ),
     client_rack=KeyText(
@@ -214,7 +266,11 @@ _ASSIGNMENT = _group(
         "the consumer's setting",
     ),
     rack_aware_assignment_tags=KeyText(
-        "Keys of `client.tag.` over which the copies of a task are spread (KIP-708), separated by commas",
+        (
+            "Keys of `client.tag.` over which the copies of a task are spread (KIP-708), separated "
+            "by "
+            "commas"
+        ),
     ),
     rack_aware_assignment_strategy=KeyText(
         "Tasks go near the replicas of their partitions (KIP-925); needs `client.rack`",
@@ -224,7 +280,10 @@ _ASSIGNMENT = _group(
     ),
     rack_aware_assignment_non_overlap_cost=KeyText("Cost of a task that moves; left out: 1"),
     task_assignor_class=KeyText(
-        "`module:Class` (or the class) of [an assignor of your own](../SCALING.md#an-assignor-of-your-own)",
+        (
+            "`module:Class` (or the class) of [an assignor of your "
+            "own](../SCALING.md#an-assignor-of-your-own)"
+        ),
         "a Java class",
     ),
 )
@@ -233,9 +292,13 @@ GROUPS = (_APPLICATION, _READING, _STATE, _ERRORS, _GROUP, _ASSIGNMENT)
 
 PREFIXES: Mapping[str, str] = MappingProxyType(
     {
-        "consumer.": "everything that reads: our own readers, which are librdkafka's, and Spark's reader, which is Java's client",
+        "consumer.": (
+            "everything that reads: our own readers, which are librdkafka's, and Spark's "
+            "reader, which is Java's client"
+        ),
         "main.consumer.": "Spark's reader only, before `consumer.`; the Java client's names",
-        "restore.consumer.": "our own readers only (changelogs; inputs where a Python process stays), before `consumer.`; "
+        "restore.consumer.": "our own readers only (changelogs; inputs where a Python process "
+        "stays), before `consumer.`; "
         "librdkafka's names",
         "producer.": "the producer of outputs and changelogs: librdkafka's names",
         "admin.": "the admin client: librdkafka's names",

@@ -1,6 +1,7 @@
 """One tree of errors, grouped by what the handler does with them (retry, revive a task, stop).
 
-Every error carries a stable ``code`` (``EF-...``) and a message for people: what happened, where, what to do.
+Every error carries a stable ``code`` (``EF-...``) and a message for people: what happened, where,
+what to do.
 """
 
 from __future__ import annotations
@@ -29,17 +30,18 @@ class EverflowError(Exception):
 
 
 def without_history(error: EverflowError) -> EverflowError:
-    """``error`` without traceback, cause and context: how the runtime came to know (py4j, Spark, its threads) is for its log, and
-    whoever raises it sees only what it says."""
+    """``error`` without traceback, cause and context: how the runtime came to know (py4j, Spark,
+    its threads) is for its log, and whoever raises it sees only what it says."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
 
 
-# --- wrong before anything runs: the user mends the program or the set-up -----------------------------------
+# --- wrong before anything runs: the user mends the program or the set-up -------------------------
 
 
 class SetupError(EverflowError):
-    """The machine lacks something (Java, jars, a free port); the message holds the command that cures it."""
+    """The machine lacks something (Java, jars, a free port); the message holds the command that
+    cures it."""
 
     code = "EF-SETUP"
 
@@ -64,7 +66,8 @@ class TopologyError(EverflowError):
 
 
 class UnknownNameError(TopologyError, AttributeError):
-    """A name that this class or module does not have; the message says what it is called here, or what to do instead.
+    """A name that this class or module does not have; the message says what it is called here, or
+    what to do instead.
 
     An AttributeError too, so that ``hasattr`` and Python's own lookups work.
     """
@@ -92,7 +95,7 @@ class UnknownBranchError(TopologyError, KeyError):
         return str(self.args[0])  # a KeyError shows its repr
 
 
-# --- fatal for the instance: stop, say why -------------------------------------------------------------------
+# --- fatal for the instance: stop, say why --------------------------------------------------------
 
 
 class FatalError(EverflowError):
@@ -126,18 +129,21 @@ class StateFormatError(FatalError):
 
 
 class StateDiskError(FatalError):
-    """The disk refused a write of state (full, read-only, broken); nothing is lost: see the message."""
+    """The disk refused a write of state (full, read-only, broken); nothing is lost: see the
+    message."""
 
     code = "EF-STATE-DISK"
 
 
 class RecordError(FatalError):
-    """One record cannot be processed: a Python function, aggregator, merger or serde of the program raised an error on it (or its
-    result does not fit the declared type), or its bytes are not what the serde of its source reads.
+    """One record cannot be processed: a Python function, aggregator, merger or serde of the program
+    raised an error on it (or its result does not fit the declared type), or its bytes are not what
+    the serde of its source reads.
 
-    The message names the record (``topic-partition@offset``), the node, the innermost line of the program that was running and the
-    line that added the operator. Nothing of the record's micro-batch was written. Cure: correct the function, or let it handle such
-    records, and start again: processing goes on at this record. For undecodable records, name a topic in
+    The message names the record (``topic-partition@offset``), the node, the innermost line of the
+    program that was running and the line that added the operator. Nothing of the record's
+    micro-batch was written. Cure: correct the function, or let it handle such records, and start
+    again: processing goes on at this record. For undecodable records, name a topic in
     ``errors.dead.letter.queue.topic.name``: they are written there instead.
 
     Attributes: topic, partition, offset of the record; node that failed.
@@ -146,7 +152,14 @@ class RecordError(FatalError):
     code = "EF-RECORD"
 
     def __init__(
-        self, message: str, *, topic: str, partition: int, offset: int, node: str | None = None, told: tuple[str, ...] = ()
+        self,
+        message: str,
+        *,
+        topic: str,
+        partition: int,
+        offset: int,
+        node: str | None = None,
+        told: tuple[str, ...] = (),
     ) -> None:
         at = f"{topic}-{partition}@{offset}" + (f", node {node}" if node else "")
         super().__init__("\n  ".join([f"{message} (record {at})", *told]))
@@ -154,64 +167,76 @@ class RecordError(FatalError):
 
 
 class RecordTimeError(FatalError):
-    """A record carries a time that Spark cannot hold: beyond the year 294247, because some producer wrote micro- or nanoseconds
-    where Kafka expects milliseconds. Cure: mend the producer; delete the record (``kafka-delete-records``) or move the group's
-    offset past it while the application is stopped."""
+    """A record carries a time that Spark cannot hold: beyond the year 294247, because some producer
+    wrote micro- or nanoseconds where Kafka expects milliseconds. Cure: mend the producer; delete
+    the record (``kafka-delete-records``) or move the group's offset past it while the application
+    is stopped."""
 
     code = "EF-RECORD-TIME"
 
 
 class RecordTooLargeError(FatalError):
-    """A result or a changelog record is larger than the producer or its topic takes. The message names the topic, the size, the
-    limit and the record that it was made of. Cure: raise ``producer.message.max.bytes`` (what the producer sends) or
-    ``max.message.bytes`` of the topic (what the broker takes), or make the value smaller.
+    """A result or a changelog record is larger than the producer or its topic takes. The message
+    names the topic, the size, the limit and the record that it was made of. Cure: raise
+    ``producer.message.max.bytes`` (what the producer sends) or ``max.message.bytes`` of the topic
+    (what the broker takes), or make the value smaller.
 
-    Attributes: topics it may have been for; limit in bytes that it exceeds, None where it is not known.
+    Attributes: topics it may have been for; limit in bytes that it exceeds, None where it is not
+    known.
     """
 
     code = "EF-RECORD-TOO-LARGE"
 
     def __init__(
-        self, message: str, *, code: str | None = None, topics: tuple[str, ...] = (), limit: int | None = None
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        topics: tuple[str, ...] = (),
+        limit: int | None = None,
     ) -> None:
         super().__init__(message, code=code)
         self.topics, self.limit = topics, limit
 
 
 class ColumnError(FatalError):
-    """A Column cannot be computed for a record (a cast, a division by zero, an overflow: Spark's ANSI rules). Batches were made
-    smaller to find it: the message names it (where a task reads several topics, one record of each), and what is before it was
-    processed. Cure: use the ``try_`` variant of the function (``F.try_divide``, ``.try_cast``), or filter such records out before
-    the Column, and start again."""
+    """A Column cannot be computed for a record (a cast, a division by zero, an overflow: Spark's
+    ANSI rules). Batches were made smaller to find it: the message names it (where a task reads
+    several topics, one record of each), and what is before it was processed. Cure: use the ``try_``
+    variant of the function (``F.try_divide``, ``.try_cast``), or filter such records out before the
+    Column, and start again."""
 
     code = "EF-COLUMN"
 
 
 class WorkerDiedError(FatalError):
-    """The Python worker process died again and again on the same records: a crash in native code, ``os._exit``, or no memory.
-    Batches were made smaller first, down to one record where that did not help. Cure: see the record and the line that the message
-    names; for lack of memory, give the machine more or set a smaller ``max.batch.bytes``."""
+    """The Python worker process died again and again on the same records: a crash in native code,
+    ``os._exit``, or no memory.
+    Batches were made smaller first, down to one record where that did not help. Cure: see the
+    record and the line that the message names; for lack of memory, give the machine more or set a
+    smaller ``max.batch.bytes``."""
 
     code = "EF-WORKER-DIED"
 
 
 class BatchTimeoutError(FatalError):
-    """A micro-batch did not end within ``max.poll.interval.ms``, and did not with one record of each input either. Cure: see the
-    line that was running: a loop without end, or a call without a time-out; where such a record just takes that long, raise
-    ``max.poll.interval.ms``."""
+    """A micro-batch did not end within ``max.poll.interval.ms``, and did not with one record of
+    each input either. Cure: see the line that was running: a loop without end, or a call without a
+    time-out; where such a record just takes that long, raise ``max.poll.interval.ms``."""
 
     code = "EF-BATCH-TIMEOUT"
 
 
 class RepeatedFailureError(FatalError):
-    """A micro-batch failed in the same way three times, and its cause is none that may pass: trying on would not help. Cure: as the
-    message says; the whole stack is in the log at level DEBUG."""
+    """A micro-batch failed in the same way three times, and its cause is none that may pass: trying
+    on would not help. Cure: as the message says; the whole stack is in the log at level DEBUG."""
 
     code = "EF-REPEATED-FAILURE"
 
 
 class IncompatibleTopologyError(FatalError):
-    """This instance's program does not fit the one that the group runs; the others go on. ``difference``: a line each."""
+    """This instance's program does not fit the one that the group runs; the others go on.
+    ``difference``: a line each."""
 
     code = "EF-INCOMPATIBLE-TOPOLOGY"
 
@@ -221,9 +246,9 @@ class IncompatibleTopologyError(FatalError):
 
 
 class StoreLayoutError(FatalError):
-    """The values of a store were written by a program that had other fields, types or aggregates there; read as this program's,
-    they would be wrong figures. Nothing was read or changed. ``difference``: store, node, line, and what was stored and is
-    declared now."""
+    """The values of a store were written by a program that had other fields, types or aggregates
+    there; read as this program's, they would be wrong figures. Nothing was read or changed.
+    ``difference``: store, node, line, and what was stored and is declared now."""
 
     code = "EF-STORE-LAYOUT"
 
@@ -257,7 +282,8 @@ class ShutdownRequestedError(FatalError):
 
 
 class TaskTimeoutError(FatalError):
-    """An operation was retried until ``task.timeout.ms`` ran out (KIP-572); the cause is chained."""
+    """An operation was retried until ``task.timeout.ms`` ran out (KIP-572); the cause is
+    chained."""
 
     code = "EF-TASK-TIMEOUT"
 
@@ -268,17 +294,19 @@ class IllegalTransitionError(EverflowError):
     code = "EF-ILLEGAL-TRANSITION"
 
 
-# --- recoverable: the runtime reacts, the user sees a log line ----------------------------------------------
+# --- recoverable: the runtime reacts, the user sees a log line ------------------------------------
 
 
 class RetriableError(EverflowError):
-    """A passing fault (broker away, time-out): the same operation is retried under ``task.timeout.ms``."""
+    """A passing fault (broker away, time-out): the same operation is retried under
+    ``task.timeout.ms``."""
 
     code = "EF-RETRIABLE"
 
 
 class GenerationChanged(RetriableError):
-    """The group's generation moved on under a commit: abort, ask the gate again, run the same batch at once (D6).
+    """The group's generation moved on under a commit: abort, ask the gate again, run the same batch
+    at once (D6).
 
     The tasks may well still be this instance's; only the metadata was old. KIP-447.
     """
@@ -287,7 +315,8 @@ class GenerationChanged(RetriableError):
 
 
 class LogStartMovedError(RetriableError):
-    """Records before the log's start were asked for (deleted or compacted away): the store must be rebuilt (D5).
+    """Records before the log's start were asked for (deleted or compacted away): the store must be
+    rebuilt (D5).
 
     ``partition``: the log, where a reader raises it.
     """
@@ -306,26 +335,33 @@ class TaskMigratedError(EverflowError):
 
 
 class UnknownOutcomeError(EverflowError):
-    """A commit was sent and its answer lost: neither success nor failure until the log has been read (D6)."""
+    """A commit was sent and its answer lost: neither success nor failure until the log has been
+    read (D6)."""
 
     code = "EF-UNKNOWN-OUTCOME"
 
 
 class StoreMismatchError(EverflowError):
-    """A conditional apply found another owner incarnation or batch than expected; nothing was written (D5)."""
+    """A conditional apply found another owner incarnation or batch than expected; nothing was
+    written (D5)."""
 
     code = "EF-STORE-MISMATCH"
 
 
-# --- what a user can do when offsets and topics no longer belong together: one text for all errors that say so ----
+# --- what a user can do when offsets and topics no longer belong together: one text for all errors
+# that say so ----
 
 
 def start_over(application_id: str) -> str:
-    """The steps, as a sentence that follows a full stop. What they delete cannot be brought back: say the likely cause first."""
+    """The steps, as a sentence that follows a full stop. What they delete cannot be brought back:
+    say the likely cause first."""
     return (
-        f"To start {application_id} over from its input: stop all its instances; delete its internal topics "
-        f"({application_id}-...-changelog and {application_id}-...-repartition, with kafka-topics --delete --topic NAME), its "
-        f"committed offsets (kafka-consumer-groups --delete --group {application_id}) and, on every machine, its folder "
+        f"To start {application_id} over from its input: stop all its instances; delete its "
+        f"internal topics "
+        f"({application_id}-...-changelog and {application_id}-...-repartition, with kafka-topics "
+        f"--delete --topic NAME), its "
+        f"committed offsets (kafka-consumer-groups --delete --group {application_id}) and, on "
+        f"every machine, its folder "
         f"{application_id} in state.dir; then start the instances again."
     )
 
@@ -333,6 +369,8 @@ def start_over(application_id: str) -> str:
 def read_again(application_id: str, topic: str) -> str:
     """How to go on, state kept, with an input topic that has lost what was read of it."""
     return (
-        f"To keep the state and read {topic} as it is now from its beginning: stop all instances, then kafka-consumer-groups "
-        f"--reset-offsets --to-earliest --execute --group {application_id} --topic {topic}, and start them again."
+        f"To keep the state and read {topic} as it is now from its beginning: stop all instances, "
+        f"then kafka-consumer-groups "
+        f"--reset-offsets --to-earliest --execute --group {application_id} --topic {topic}, and "
+        f"start them again."
     )

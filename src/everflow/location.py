@@ -12,12 +12,14 @@ _USER_SIDE = tuple(_PACKAGE + name for name in ("demo", "cli"))
 
 
 def is_everflow(file: str) -> bool:
-    """Whether a source file is the library's; its demo, test and command parts count as the user's side."""
+    """Whether a source file is the library's; its demo, test and command parts count as the user's
+    side."""
     return file.startswith(_PACKAGE) and not file.startswith(_USER_SIDE)
 
 
 def user_line() -> str | None:
-    """``file:line`` of the innermost frame outside the library; None where there is none (an interactive C caller)."""
+    """``file:line`` of the innermost frame outside the library; None where there is none (an
+    interactive C caller)."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -28,7 +30,8 @@ def user_line() -> str | None:
 
 
 def place(where: str) -> str:
-    """``file:line`` as its reader knows it: in a notebook ``Cell In[4]:7``, where Jupyter's kernel has a file of its own."""
+    """``file:line`` as its reader knows it: in a notebook ``Cell In[4]:7``, where Jupyter's kernel
+    has a file of its own."""
     file, _, line = where.rpartition(":")
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     named = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)(file)

@@ -1,19 +1,22 @@
 """Sends everflow's own lines to people, each once, with the time; clients' noise goes to a file.
 
-How it is used. `install` (the first Spark session and every instance call it; idempotent) takes over the logger ``everflow`` and
-the clients' loggers, and nothing else. An instance opens its file with `LogFile` when it has locked its state folder, and closes it
-at its end. Whoever owns the screen (`everflow run`'s status line, a notebook's view) takes people's lines with `lines_to`.
+How it is used. `install` (the first Spark session and every instance call it; idempotent) takes
+over the logger ``everflow`` and the clients' loggers, and nothing else. An instance opens its file
+with `LogFile` when it has locked its state folder, and closes it at its end. Whoever owns the
+screen (`everflow run`'s status line, a notebook's view) takes people's lines with `lines_to`.
 
 What a program sees that only calls `KafkaStreams`:
 
-- It has configured logging (the root logger has handlers): everflow's records reach them as any library's do, each of them, by the
-  levels that the program set.
-- It has not: what an operator must know comes on standard error with the time: warnings, errors, and INFO of ``everflow.moves``.
-- Either way the clients' loggers (``kafka``, ``py4j``) write to the file only, unless the program has set them up itself; and the
-  file has all that everflow's loggers say, DEBUG and tracebacks included.
+- It has configured logging (the root logger has handlers): everflow's records reach them as any
+  library's do, each of them, by the levels that the program set.
+- It has not: what an operator must know comes on standard error with the time: warnings, errors,
+  and INFO of ``everflow.moves``.
+- Either way the clients' loggers (``kafka``, ``py4j``) write to the file only, unless the program
+  has set them up itself; and the file has all that everflow's loggers say, DEBUG and tracebacks
+  included.
 
-Two things hold for lines on a screen: a text that repeats comes at growing intervals with the seconds since its first time
-(`Repeats`), and a traceback stays in the file.
+Two things hold for lines on a screen: a text that repeats comes at growing intervals with the
+seconds since its first time (`Repeats`), and a traceback stays in the file.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ FILES = 4
 BACKLOG_LINES = 1_000
 """Kept for the first file: Spark often starts before an instance has one."""
 EVERYTHING = logging.DEBUG - 1
-"""The level of the logger ``everflow`` while nobody chose one: the file gets all; the exits to people ask the loggers above."""
+"""The level of the logger ``everflow`` while nobody chose one: the file gets all; the exits to
+people ask the loggers above."""
 _FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(threadName)s %(name)s: %(message)s"
 _TIME = "%Y-%m-%d %H:%M:%S"
 
@@ -58,7 +62,8 @@ def time_of_day() -> str:
 
 
 class LogFile(RotatingFileHandler):
-    """The log file of one instance, open from its creation until `close`: readable for this user only, bounded in size.
+    """The log file of one instance, open from its creation until `close`: readable for this user
+    only, bounded in size.
 
     It gets what every everflow instance of this process says; a fault of the disk ends it silently.
     """
@@ -66,7 +71,9 @@ class LogFile(RotatingFileHandler):
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        super().__init__(path, maxBytes=FILE_BYTES, backupCount=FILES - 1, encoding="utf-8", errors="replace")
+        super().__init__(
+            path, maxBytes=FILE_BYTES, backupCount=FILES - 1, encoding="utf-8", errors="replace"
+        )
         self.path = path
         self.setFormatter(logging.Formatter(_FORMAT, _TIME))
         install()
@@ -74,7 +81,13 @@ class LogFile(RotatingFileHandler):
         _people.begin()
 
     def _open(self) -> Any:
-        return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=_private)
+        return open(
+            self.baseFilename,
+            self.mode,
+            encoding=self.encoding,
+            errors=self.errors,
+            opener=_private,
+        )
 
     def write(self, line: str) -> None:
         """A line that has its form already."""
@@ -82,7 +95,8 @@ class LogFile(RotatingFileHandler):
             self.stream.write(line + "\n")
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """A full disk is told by the stores; a log that cannot be written is no reason to say more."""
+        """A full disk is told by the stores; a log that cannot be written is no reason to say
+        more."""
         _files.remove(self)
 
     def close(self) -> None:
@@ -96,7 +110,8 @@ def _private(path: str, flags: int) -> int:
 
 
 class _Files(logging.Handler):
-    """Every record to every open file; while there is none, the last lines are kept for the next one."""
+    """Every record to every open file; while there is none, the last lines are kept for the next
+    one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +157,8 @@ class _Said:
 
 
 class Repeats:
-    """Which texts are worth saying again. Pure: times are passed in, in seconds; one caller at a time."""
+    """Which texts are worth saying again. Pure: times are passed in, in seconds; one caller at a
+    time."""
 
     SOON_S, SELDOM_S, FORGOTTEN_S, KEPT = 10.0, 300.0, 120.0, 100
     _DURATION = re.compile(r"[\d.,]+(?= m?s\b)")
@@ -151,8 +167,8 @@ class Repeats:
         self._said: dict[str, _Said] = {}
 
     def again(self, text: str, now_s: float) -> str | None:
-        """``text`` as it is to be said now, None if it is not: it was said a while ago. Durations in it do not make it another
-        text. After two minutes without it, it is new."""
+        """``text`` as it is to be said now, None if it is not: it was said a while ago. Durations
+        in it do not make it another text. After two minutes without it, it is new."""
         key = self._DURATION.sub("#", text)
         before = self._said.get(key)
         if before is None or now_s - before.seen_s > self.FORGOTTEN_S:
@@ -168,11 +184,16 @@ class Repeats:
 
     def _forget(self, now_s: float) -> None:
         if len(self._said) >= self.KEPT:
-            self._said = {key: said for key, said in self._said.items() if now_s - said.seen_s <= self.FORGOTTEN_S}
+            self._said = {
+                key: said
+                for key, said in self._said.items()
+                if now_s - said.seen_s <= self.FORGOTTEN_S
+            }
 
 
 class _People(logging.Handler):
-    """The exit to people: to whoever took the lines, to the program's own handlers, or to standard error."""
+    """The exit to people: to whoever took the lines, to the program's own handlers, or to standard
+    error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -226,7 +247,8 @@ def _on_screen(handler: logging.Handler) -> bool:
 
 
 def _level_asked(name: str) -> int:
-    """The level that a program gave this logger or one above it, as if everflow's own had never been changed."""
+    """The level that a program gave this logger or one above it, as if everflow's own had never
+    been changed."""
     logger: logging.Logger | None = logging.getLogger(name)
     while logger is not None:
         if logger.level not in (logging.NOTSET, EVERYTHING):
@@ -243,7 +265,8 @@ _installing = threading.Lock()
 
 
 def install() -> None:
-    """Take the loggers over; see the module. Idempotent, any thread. What the program has set up for itself stays as it is."""
+    """Take the loggers over; see the module. Idempotent, any thread. What the program has set up
+    for itself stays as it is."""
     with _installing:
         own = logging.getLogger(OWN)
         if _files not in own.handlers:
@@ -254,7 +277,9 @@ def install() -> None:
             own.setLevel(EVERYTHING)
         for name in CLIENTS:
             client = logging.getLogger(name)
-            handled = any(not isinstance(found, logging.NullHandler) for found in client.handlers)  # libraries add that one
+            handled = any(
+                not isinstance(found, logging.NullHandler) for found in client.handlers
+            )  # libraries add that one
             if client.level == logging.NOTSET and not handled and client.propagate:
                 client.addHandler(_files)
                 client.propagate = False
@@ -262,9 +287,10 @@ def install() -> None:
 
 @contextmanager
 def lines_to(write: Callable[[str], None], *, verbose: bool = False) -> Iterator[None]:
-    """People's lines, without the time, go to ``write`` while the block runs (any thread calls it, one at a time); handlers of the
-    program that would show them on the same screen once more do not get them. ``verbose``: also INFO of all of everflow's loggers,
-    Spark's output, and tracebacks."""
+    """People's lines, without the time, go to ``write`` while the block runs (any thread calls it,
+    one at a time); handlers of the program that would show them on the same screen once more do not
+    get them. ``verbose``: also INFO of all of everflow's loggers, Spark's output, and
+    tracebacks."""
     install()
     before = _people.write, _people.verbose
     _people.write, _people.verbose = write, verbose

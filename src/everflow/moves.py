@@ -1,6 +1,7 @@
 """The logger of tasks that come and go, which `everflow run` always shows, and its short lists.
 
-Layers from the assignment to the runtime report to it: who came and went, what moves where and why, what is waited for.
+Layers from the assignment to the runtime report to it: who came and went, what moves where and why,
+what is waited for.
 """
 
 from __future__ import annotations

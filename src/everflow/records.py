@@ -58,14 +58,16 @@ class OffsetRange(NamedTuple):
 
 
 class CommittedOffset(NamedTuple):
-    """What a group has committed of one partition: the next offset to read, and the text written with it."""
+    """What a group has committed of one partition: the next offset to read, and the text written
+    with it."""
 
     offset: int
     metadata: str
 
 
 class MemberMetadata(NamedTuple):
-    """A member's identity in its group at one moment: (-1, "") when it has none (never joined, or evicted)."""
+    """A member's identity in its group at one moment: (-1, "") when it has none (never joined, or
+    evicted)."""
 
     generation: int
     member_id: str
@@ -77,10 +79,11 @@ class EdgeBatch:
     """Records on one edge of the topology, column by column; all columns have the same length.
 
     ``key`` and ``value`` hold decoded values in the edge's Arrow types (a struct for JSON values).
-    ``timestamp`` is the record's time in ms; ``seq`` the position of the originating input record in the task's
-    merge order (D3), never decreasing inside an ``EdgeBatch`` that enters an operator. ``source`` is the index of the
-    input topic in the plan, ``partition`` and ``offset`` those of the originating input record. ``headers`` is
-    of type `HEADERS`, or None where the plan carries no headers.
+    ``timestamp`` is the record's time in ms; ``seq`` the position of the originating input record
+    in the task's merge order (D3), never decreasing inside an ``EdgeBatch`` that enters an
+    operator. ``source`` is the index of the input topic in the plan, ``partition`` and ``offset``
+    those of the originating input record. ``headers`` is of type `HEADERS`, or None where the plan
+    carries no headers.
     """
 
     key: pa.Array
@@ -125,10 +128,12 @@ class EdgeBatch:
 
 @dataclass
 class StoreChanges:
-    """Changes of one store in one task, in the order they were made (a key may appear more than once).
+    """Changes of one store in one task, in the order they were made (a key may appear more than
+    once).
 
-    ``keys`` are the store's key bytes as in the changelog; ``values`` the changelog's value bytes, None = delete;
-    ``timestamps`` in ms, the record time of the changelog record (and the 8-byte prefix of the stored value).
+    ``keys`` are the store's key bytes as in the changelog; ``values`` the changelog's value bytes,
+    None = delete; ``timestamps`` in ms, the record time of the changelog record (and the 8-byte
+    prefix of the stored value).
     """
 
     store: str
@@ -148,4 +153,5 @@ class OperatorResult:
     changes: list[StoreChanges] = field(default_factory=list)
     stream_time: int = -1
     dropped: dict[str, int] = field(default_factory=dict)
-    """Records left out, by reason (``null-key``, ``null-value``, ``late``): the ``dropped-records`` metric."""
+    """Records left out, by reason (``null-key``, ``null-value``, ``late``): the ``dropped-records``
+    metric."""

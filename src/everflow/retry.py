@@ -21,7 +21,8 @@ SAY_FIRST_MS, SAY_SELDOM_MS = 5_000.0, 300_000.0
 
 
 class StoppedError(EverflowError):
-    """The instance is shutting down; what was being waited for is given up. Never shown to users."""
+    """The instance is shutting down; what was being waited for is given up. Never shown to
+    users."""
 
     code = "EF-STOPPED"
 
@@ -36,9 +37,9 @@ def retrying(
 ) -> T:
     """Run ``operation`` until it does not raise RetriableError.
 
-    ``what`` names it for people (``"reading committed offsets"``). Pauses double from 0.1 to 5 s. Raises
-    TaskTimeoutError when ``deadline`` is over (with time-out 0 at the first fault), StoppedError when
-    ``stop`` is set; any other error at once.
+    ``what`` names it for people (``"reading committed offsets"``). Pauses double from 0.1 to 5 s.
+    Raises TaskTimeoutError when ``deadline`` is over (with time-out 0 at the first fault),
+    StoppedError when ``stop`` is set; any other error at once.
     """
     pause_ms = FIRST_PAUSE_MS
     say_ms, say_again_ms = clock.monotonic_ms(), SAY_FIRST_MS
@@ -52,11 +53,17 @@ def retrying(
                 raise StoppedError(f"stopped while {what}") from error
             if deadline.expired():
                 raise TaskTimeoutError(
-                    f"Gave up {what} after {deadline.timeout_ms / 1000:g} s (task.timeout.ms): {error}"
+                    f"Gave up {what} after {deadline.timeout_ms / 1000:g} s (task.timeout.ms): "
+                    f"{error}"
                 ) from error
             now_ms = clock.monotonic_ms()
             if now_ms >= say_ms:
-                log.warning("Still %s: %s (giving up in %.0f s)", what, error, deadline.remaining_ms() / 1000)
+                log.warning(
+                    "Still %s: %s (giving up in %.0f s)",
+                    what,
+                    error,
+                    deadline.remaining_ms() / 1000,
+                )
                 say_ms, say_again_ms = now_ms + say_again_ms, min(2 * say_again_ms, SAY_SELDOM_MS)
             clock.wait(stop, min(pause_ms, deadline.remaining_ms()))
             pause_ms = min(pause_ms * 2, LONGEST_PAUSE_MS)

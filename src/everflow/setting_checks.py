@@ -11,7 +11,8 @@ Check = Callable[[Any], str | None]
 
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 LONGEST_MS = 10 * 365 * 86_400_000
-"""Ten years. Python cannot wait for longer than `threading.TIMEOUT_MAX`, some 292 years, and times are added up."""
+"""Ten years. Python cannot wait for longer than `threading.TIMEOUT_MAX`, some 292 years, and times
+are added up."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,11 @@ class Replicas(Between):
     """A check: how often a partition is there, or -1 for the broker's default."""
 
     def __call__(self, value: Any) -> str | None:
-        return "must be at least 1, or -1 for the broker's default" if value == 0 else super().__call__(value)
+        return (
+            "must be at least 1, or -1 for the broker's default"
+            if value == 0
+            else super().__call__(value)
+        )
 
 
 @dataclass(frozen=True)
@@ -59,13 +64,21 @@ def printable(value: Any) -> str | None:
 
 
 def kafka_name(longest: int, why: str = "") -> Check:
-    """Kafka's rule for names of topics (`Topic.validate`), which is its rule for ``group.instance.id`` too."""
+    """Kafka's rule for names of topics (`Topic.validate`), which is its rule for
+    ``group.instance.id`` too."""
 
     def check(value: Any) -> str | None:
         if value in (".", ".."):
             return "must be a name: '.' and '..' are folders"
         legal = re.fullmatch(rf"[A-Za-z0-9._-]{{1,{longest}}}", value)
-        return None if legal else f"may hold letters, digits, '.', '_' and '-' only, at least 1 and at most {longest}{why}"
+        return (
+            None
+            if legal
+            else (
+                f"may hold letters, digits, '.', '_' and '-' only, at least 1 and at most "
+                f"{longest}{why}"
+            )
+        )
 
     return check
 
@@ -77,11 +90,17 @@ def _wrong_address(address: str) -> str | None:
     if not address:
         return "one of them is empty"
     if separator:
-        return f"leave {scheme}:// out and write {rest!r} (how to talk to a broker is security.protocol)"
+        return (
+            f"leave {scheme}:// out and write {rest!r} (how to talk to a broker is "
+            f"security.protocol)"
+        )
     if re.fullmatch(r"[0-9A-Fa-f.]*(?::[0-9A-Fa-f.]*){2,}", address):
         return f"{address!r} is IPv6, which takes brackets: '[::1]:9092'"
     if not host or not port:
-        return f"{address!r} has no {'host' if port and ':' in address else 'port'}: write '{(host or address).rstrip(':')}:9092'"
+        return (
+            f"{address!r} has no {'host' if port and ':' in address else 'port'}: write "
+            f"'{(host or address).rstrip(':')}:9092'"
+        )
     if not re.fullmatch(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+", host):
         return f"{host!r} is no host"
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65_535:
@@ -92,7 +111,9 @@ def _wrong_address(address: str) -> str | None:
 def broker_addresses(value: Any) -> str | None:
     if not value:
         return "must not be empty"
-    problem = next((found for address in value.split(",") if (found := _wrong_address(address))), None)
+    problem = next(
+        (found for address in value.split(",") if (found := _wrong_address(address))), None
+    )
     return problem and f"must be host:port of each broker, separated by commas: {problem}"
 
 
@@ -100,7 +121,9 @@ def host_and_port(value: Any) -> str | None:
     """Empty, or an address as others can reach it."""
     if not value or not _wrong_address(value):
         return None
-    return "must be host:port, at which the other instances reach this one's own service (empty: none)"
+    return (
+        "must be host:port, at which the other instances reach this one's own service (empty: none)"
+    )
 
 
 def path(value: Any) -> str | None:

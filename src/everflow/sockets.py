@@ -1,6 +1,7 @@
 """Makes folders for Unix sockets, private to the user and locked by the process that made them.
 
-Their paths are short, as a socket's path ends at 108 bytes. By the lock a later process tells which a killed one has left."""
+Their paths are short, as a socket's path ends at 108 bytes. By the lock a later process tells which
+a killed one has left."""
 
 from __future__ import annotations
 
@@ -25,8 +26,9 @@ _locks: dict[Path, int] = {}
 
 
 def socket_folder() -> Path:
-    """A new folder, mode 0700, in the temporary folder, or in the system's short one where that path is too long for sockets. For
-    `remove_socket_folder`, at the end of the process at the latest."""
+    """A new folder, mode 0700, in the temporary folder, or in the system's short one where that
+    path is too long for sockets. For `remove_socket_folder`, at the end of the process at the
+    latest."""
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_base()))
     lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -43,14 +45,18 @@ def remove_socket_folder(folder: Path) -> None:
 
 
 def remove_abandoned(now_s: float | None = None) -> list[Path]:
-    """Remove the socket folders that killed processes of this user have left: nobody holds their lock, and there is nothing but
-    sockets in them. Gives those it removed; never raises."""
+    """Remove the socket folders that killed processes of this user have left: nobody holds their
+    lock, and there is nothing but sockets in them. Gives those it removed; never raises."""
     before = (time.time() if now_s is None else now_s) - ABANDONED_AFTER_S
     removed = []
     for folder in Path(_base()).glob(f"{PREFIX}*"):
         with suppress(OSError):
             found = folder.lstat()
-            ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and found.st_mtime <= before
+            ours = (
+                stat.S_ISDIR(found.st_mode)
+                and found.st_uid == os.geteuid()
+                and found.st_mtime <= before
+            )
             if ours and _only_sockets(folder) and not _held(folder / LOCK):
                 shutil.rmtree(folder)
                 removed.append(folder)
@@ -63,11 +69,14 @@ def _base() -> str:
 
 
 def _only_sockets(folder: Path) -> bool:
-    return all(entry.name == LOCK or stat.S_ISSOCK(entry.lstat().st_mode) for entry in folder.iterdir())
+    return all(
+        entry.name == LOCK or stat.S_ISSOCK(entry.lstat().st_mode) for entry in folder.iterdir()
+    )
 
 
 def _held(path: Path) -> bool:
-    """FileNotFoundError where there is no lock: then it is no folder of ours, as far as can be told."""
+    """FileNotFoundError where there is no lock: then it is no folder of ours, as far as can be
+    told."""
     lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -2,15 +2,18 @@
 
 Two ways to hear of a signal, for two kinds of moments:
 
-- Nothing runs yet that has to end in order (imports, a program being loaded, Spark being launched): the first signal raises
-  `StopRequestedError` in the main thread, once; what was begun unwinds. Where Python swallows it (a fork's hooks, a finaliser) it
-  comes again a moment later, and `StopSignals.check` raises it where a library has caught it.
-- Something runs: inside `StopSignals.told_to` nothing is raised. Signals are counted, and a thread tells the listener of each.
+- Nothing runs yet that has to end in order (imports, a program being loaded, Spark being launched):
+  the first signal raises `StopRequestedError` in the main thread, once; what was begun unwinds.
+  Where Python swallows it (a fork's hooks, a finaliser) it comes again a moment later, and
+  `StopSignals.check` raises it where a library has caught it.
+- Something runs: inside `StopSignals.told_to` nothing is raised. Signals are counted, and a thread
+  tells the listener of each.
 
 After that, and once the first has been raised, a signal is only counted: the end is under way.
 
-SIGHUP says that the terminal is gone. Where the process was started to outlive it (``nohup``), or its program has a handler of its
-own, it stays theirs. A shell that ends sends it several times: only as the first signal does it say anything.
+SIGHUP says that the terminal is gone. Where the process was started to outlive it (``nohup``), or
+its program has a handler of its own, it stays theirs. A shell that ends sends it several times:
+only as the first signal does it say anything.
 """
 
 from __future__ import annotations
@@ -42,8 +45,8 @@ class StopRequestedError(KeyboardInterrupt):
 
 
 class StopSignals:
-    """The owner while entered, or from `install` to the end of the process. Create and enter it in the main thread; elsewhere it
-    hears nothing."""
+    """The owner while entered, or from `install` to the end of the process. Create and enter it in
+    the main thread; elsewhere it hears nothing."""
 
     current: StopSignals | None = None
 
@@ -59,7 +62,11 @@ class StopSignals:
     def install(self) -> StopSignals:
         """Own the signals from now on."""
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._on_signal) for number in NUMBERS if _is_ours(number)}
+            self._before = {
+                number: signal.signal(number, self._on_signal)
+                for number in NUMBERS
+                if _is_ours(number)
+            }
             self._unraisable, sys.unraisablehook = sys.unraisablehook, self._on_swallowed
             StopSignals.current = self
         return self
@@ -90,8 +97,9 @@ class StopSignals:
         self._raising = False
 
     def over(self) -> None:
-        """Nothing is left to be ended in order. While Python ends itself it gives a signal its default back, which would
-        end it without a word and with another exit code; what is ignored stays ignored."""
+        """Nothing is left to be ended in order. While Python ends itself it gives a signal its
+        default back, which would end it without a word and with another exit code; what is ignored
+        stays ignored."""
         self.only_count()
         for number in self._before:
             signal.signal(number, signal.SIG_IGN)
@@ -103,11 +111,14 @@ class StopSignals:
 
     @contextmanager
     def told_to(self, listener: Callable[[int, int], None]) -> Iterator[None]:
-        """While in the block each signal is told as ``listener(how many there were, number)``, on a thread of its own; behind it
-        signals are only counted. Raises StopRequestedError for one that came before."""
+        """While in the block each signal is told as ``listener(how many there were, number)``, on a
+        thread of its own; behind it signals are only counted. Raises StopRequestedError for one
+        that came before."""
         self._raising = False
         self.check()
-        teller = threading.Thread(target=self._tell, args=(listener,), name="everflow-signals", daemon=True)
+        teller = threading.Thread(
+            target=self._tell, args=(listener,), name="everflow-signals", daemon=True
+        )
         teller.start()
         try:
             yield
@@ -154,14 +165,16 @@ def _is_ours(number: int) -> bool:
 
 
 def write_nowhere(descriptor: int) -> None:
-    """From now on what this process writes to ``descriptor`` is dropped: nobody is there to read it, and a failure helps nobody."""
+    """From now on what this process writes to ``descriptor`` is dropped: nobody is there to read
+    it, and a failure helps nobody."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)
 
 
 def _let_go_of_lost_terminal() -> None:
-    """Every line for a terminal that is gone would fail, and with it what wrote it: an end in order above all."""
+    """Every line for a terminal that is gone would fail, and with it what wrote it: an end in order
+    above all."""
     for descriptor in (1, 2):
         try:
             termios.tcgetattr(descriptor)
@@ -181,8 +194,9 @@ def owned() -> Iterator[StopSignals]:
 
 
 class _Forking:
-    """Python runs hooks around a fork and swallows what they raise: the logging module's, which lock and unlock, among them. An
-    exception there would leave a lock taken, and the next log line of another thread would wait for ever (seen)."""
+    """Python runs hooks around a fork and swallows what they raise: the logging module's, which
+    lock and unlock, among them. An exception there would leave a lock taken, and the next log line
+    of another thread would wait for ever (seen)."""
 
     def __init__(self) -> None:
         self.under_way = False

@@ -12,8 +12,9 @@ log = logging.getLogger("everflow")
 
 
 class ListenerGuard:
-    """Around one listener; any thread may call. The first failure of each call is logged, then the second, fourth, eighth and so
-    on: a listener of every batch that always fails must not fill the disk."""
+    """Around one listener; any thread may call. The first failure of each call is logged, then the
+    second, fourth, eighth and so on: a listener of every batch that always fails must not fill the
+    disk."""
 
     def __init__(self, listener: str) -> None:
         """``listener``: its name for people, such as ``restore listener``."""

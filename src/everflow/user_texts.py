@@ -6,12 +6,16 @@ MOST_TEXT = 2_000
 """Characters of an error's text that are passed on: a record may be in it."""
 
 
-UNDECODED = "the value is undecoded bytes; give the stream a serde, e.g. value=serdes.json('a string, b double')"
+UNDECODED = (
+    "the value is undecoded bytes; give the stream a serde, e.g. value=serdes.json('a "
+    "string, b double')"
+)
 """For whoever takes a field of a value whose source has no serde."""
 
 
 COLUMN_IN_FUNCTION = (
-    "a Python function gets values, not Columns, and is called for each record: write v['amount'] > 1 and ... in it, or pass the "
+    "a Python function gets values, not Columns, and is called for each record: write v['amount'] "
+    "> 1 and ... in it, or pass the "
     "Column itself, without the function: (F.col('value.amount') > 1) & (...)"
 )
 """For whoever uses ``F.col`` in a function."""
@@ -34,5 +38,8 @@ def error_text(error: BaseException) -> str:
         message = f"(its __str__ raises {type(failed).__name__})"
     text = f"{type(error).__name__}: {message}".removesuffix(": ")
     if isinstance(error, SystemExit | KeyboardInterrupt):
-        text += " (a function cannot end the application: raise an error, or call KafkaStreams.close from the program)"
+        text += (
+            " (a function cannot end the application: raise an error, or call "
+            "KafkaStreams.close from the program)"
+        )
     return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}..."

@@ -3,8 +3,9 @@
     with waiting("starting Spark"):
         ...
 
-In a program and in a notebook's cell that is a line of `everflow.moves` after five seconds, and at growing intervals. A command has
-a live line, a test runner its report: they say how with `shown_by`.
+In a program and in a notebook's cell that is a line of `everflow.moves` after five seconds, and at
+growing intervals. A command has a live line, a test runner its report: they say how with
+`shown_by`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _showers: list[Shower] = []
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """While the block runs, whoever waits for ``what`` (``starting Spark``) is told, if it lasts. Any thread."""
+    """While the block runs, whoever waits for ``what`` (``starting Spark``) is told, if it lasts.
+    Any thread."""
     show = _showers[-1] if _showers else told
     with show(what):
         yield
@@ -37,7 +39,8 @@ def waiting(what: str) -> Iterator[None]:
 
 @contextmanager
 def shown_by(show: Shower) -> Iterator[None]:
-    """While the block runs, all waits of this process are shown by ``show``, which may be called from any thread."""
+    """While the block runs, all waits of this process are shown by ``show``, which may be called
+    from any thread."""
     _showers.append(show)
     try:
         yield
@@ -51,8 +54,11 @@ def shown_elsewhere(_: str) -> AbstractContextManager[object]:
 
 
 @contextmanager
-def told(what: str, say: Callable[[str], object] = moves.info, *, first_s: float = FIRST_S) -> Iterator[None]:
-    """Lines, from a thread of its own that has ended behind the block: ``starting Spark, 10 s so far``."""
+def told(
+    what: str, say: Callable[[str], object] = moves.info, *, first_s: float = FIRST_S
+) -> Iterator[None]:
+    """Lines, from a thread of its own that has ended behind the block: ``starting Spark, 10 s so
+    far``."""
     install()
 
     def tell(elapsed_s: float) -> float:
@@ -70,7 +76,8 @@ def telling(
     """While the block runs, call ``tell`` on a thread of its own, which has ended behind the block.
 
     Args:
-        tell: takes how long the block has run and returns the pause before the next call, both in seconds.
+        tell: takes how long the block has run and returns the pause before the next call, both in
+        seconds.
         first_s: the pause before the first call.
         clock: monotonic seconds, for how long the block has run.
     """

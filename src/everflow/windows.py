@@ -43,7 +43,8 @@ _PART = re.compile(r"\s*(\d+)\s*([a-z]+)\s*,?", re.IGNORECASE)
 
 
 def duration_ms(duration: Duration) -> int:
-    """Milliseconds of ``"1 day 12 hours"``, ``500`` (ms) or a timedelta; TopologyError if unreadable."""
+    """Milliseconds of ``"1 day 12 hours"``, ``500`` (ms) or a timedelta; TopologyError if
+    unreadable."""
     if isinstance(duration, dt.timedelta):
         return duration // dt.timedelta(milliseconds=1)
     if not isinstance(duration, str):
@@ -54,14 +55,17 @@ def duration_ms(duration: Duration) -> int:
         unit = part.group(2).lower() if part else ""
         factor = _UNITS_MS.get(unit) or _UNITS_MS.get(unit.removesuffix("s"))
         if part is None or factor is None:
-            raise _refused(f"cannot read the duration {duration!r}; write '5 seconds' or '1 day 6 hours'")
+            raise _refused(
+                f"cannot read the duration {duration!r}; write '5 seconds' or '1 day 6 hours'"
+            )
         total += int(part.group(1)) * factor
         at = part.end()
     return total
 
 
 def _whole_ms(value: Any, wanted: str) -> int:
-    """``value`` as an int; TopologyError that says what is ``wanted`` for anything but a whole number that a long can hold."""
+    """``value`` as an int; TopologyError that says what is ``wanted`` for anything but a whole
+    number that a long can hold."""
     try:
         ms = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -69,15 +73,18 @@ def _whole_ms(value: Any, wanted: str) -> int:
     if ms is None:
         raise _refused(f"{wanted}, found {value!r} ({type(value).__name__})")
     if ms >= 1 << 63:
-        raise _refused(f"{ms} ms are more than a long can hold; write '5 seconds' or '1 day 6 hours'")
+        raise _refused(
+            f"{ms} ms are more than a long can hold; write '5 seconds' or '1 day 6 hours'"
+        )
     return ms
 
 
 class Windowed(NamedTuple):
-    """A key in a window: the one form of windowed keys in Python functions, queries, serdes and tests. Times in ms (epoch).
+    """A key in a window: the one form of windowed keys in Python functions, queries, serdes and
+    tests. Times in ms (epoch).
 
-    A time window is ``[start, end)``; of a session both are times of records. In Columns the fields have the same names:
-    ``F.col("key.start")``.
+    A time window is ``[start, end)``; of a session both are times of records. In Columns the fields
+    have the same names: ``F.col("key.start")``.
     """
 
     key: Any
@@ -89,10 +96,11 @@ class Windowed(NamedTuple):
 class TimeWindows(Telling):
     """Windows ``[start, start + size)`` that begin at every multiple of ``advance_ms``.
 
-    Tumbling where the advance equals the size, hopping where it is smaller. ``grace_ms`` is how long after its
-    end, in stream time, a window still takes records.
+    Tumbling where the advance equals the size, hopping where it is smaller. ``grace_ms`` is how
+    long after its end, in stream time, a window still takes records.
 
-    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for what is none, or cannot be a window.
+    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for what is none, or
+    cannot be a window.
     """
 
     size_ms: int
@@ -101,11 +109,17 @@ class TimeWindows(Telling):
 
     def __post_init__(self) -> None:
         for value in (self.size_ms, self.advance_ms, self.grace_ms):
-            _whole_ms(value, "TimeWindows(...) takes whole milliseconds; write TimeWindows.of_size('1 hour')")
+            _whole_ms(
+                value,
+                "TimeWindows(...) takes whole milliseconds; write TimeWindows.of_size('1 hour')",
+            )
         if self.size_ms <= 0:
             raise _refused(f"a window takes a size above zero, found {self.size_ms} ms")
         if not 0 < self.advance_ms <= self.size_ms:
-            raise _refused(f"windows of {self.size_ms} ms advance by 1 to {self.size_ms} ms, found {self.advance_ms} ms")
+            raise _refused(
+                f"windows of {self.size_ms} ms advance by 1 to {self.size_ms} ms, found "
+                f"{self.advance_ms} ms"
+            )
         if self.grace_ms < 0:
             raise _refused(f"a grace may not be negative, found {self.grace_ms} ms")
 
@@ -139,12 +153,18 @@ class TimeWindows(Telling):
         return self.size_ms + self.grace_ms
 
     def expand(self, timestamps: Int64) -> tuple[Int64, Int64]:
-        """Pairs (index into ``timestamps``, window start): all windows of all records, by record, then start.
+        """Pairs (index into ``timestamps``, window start): all windows of all records, by record,
+        then start.
 
-        Windows that would start before 0 are left out, as in Kafka Streams; so records before 0 are in none.
+        Windows that would start before 0 are left out, as in Kafka Streams; so records before 0 are
+        in none.
         """
         per_record = -(-self.size_ms // self.advance_ms)
-        first = np.maximum(timestamps - self.size_ms + self.advance_ms, 0) // self.advance_ms * self.advance_ms
+        first = (
+            np.maximum(timestamps - self.size_ms + self.advance_ms, 0)
+            // self.advance_ms
+            * self.advance_ms
+        )
         if per_record == 1:
             rows = np.flatnonzero(timestamps >= 0)  # no window begins before 0
             return rows, first[rows]
@@ -153,7 +173,8 @@ class TimeWindows(Telling):
         return np.nonzero(inside)[0].astype(np.int64), starts[inside]
 
     def is_open(self, starts: Int64, stream_times: Int64) -> npt.NDArray[np.bool_]:
-        """True where the window that starts at ``starts`` takes a record while stream time is ``stream_times``."""
+        """True where the window that starts at ``starts`` takes a record while stream time is
+        ``stream_times``."""
         return starts + self.size_ms > stream_times - self.grace_ms
 
     def __str__(self) -> str:
@@ -163,12 +184,15 @@ class TimeWindows(Telling):
 
 @dataclass(frozen=True)
 class SessionWindows(Telling):
-    """Sessions of a key: windows ``[start, end]`` of records with no gap of more than ``gap_ms`` between them.
+    """Sessions of a key: windows ``[start, end]`` of records with no gap of more than ``gap_ms``
+    between them.
 
-    A record opens a session, extends one, or joins several into one; both ends are times of records. ``grace_ms`` is how
-    long after a session's end + gap, in stream time, it still takes records (KIP-94, KIP-328).
+    A record opens a session, extends one, or joins several into one; both ends are times of
+    records. ``grace_ms`` is how long after a session's end + gap, in stream time, it still takes
+    records (KIP-94, KIP-328).
 
-    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for what is none, or cannot be a window.
+    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for what is none, or
+    cannot be a window.
     """
 
     gap_ms: int
@@ -176,7 +200,13 @@ class SessionWindows(Telling):
 
     def __post_init__(self) -> None:
         for value in (self.gap_ms, self.grace_ms):
-            _whole_ms(value, "SessionWindows(...) takes whole milliseconds; write SessionWindows.of_inactivity_gap('5 minutes')")
+            _whole_ms(
+                value,
+                (
+                    "SessionWindows(...) takes whole milliseconds; write "
+                    "SessionWindows.of_inactivity_gap('5 minutes')"
+                ),
+            )
         if self.gap_ms < 0:
             raise _refused(f"the gap between sessions may not be negative, found {self.gap_ms} ms")
         if self.grace_ms < 0:

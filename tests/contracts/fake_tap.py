@@ -49,7 +49,12 @@ class FakeRecords:
 
     def arrow(self, headers: bool) -> LogColumns:
         offsets = np.array([at for at, _ in self.found], np.int64)
-        return LogColumns(pa.array(self.keys(), pa.binary()), pa.array(self.values(), pa.binary()), offsets, self.timestamps)
+        return LogColumns(
+            pa.array(self.keys(), pa.binary()),
+            pa.array(self.values(), pa.binary()),
+            offsets,
+            self.timestamps,
+        )
 
     def latest(self) -> FakeRecords:
         return FakeRecords(self.found[-1:])
@@ -80,14 +85,20 @@ class FakeTap:
         self._positions = dict(starts)
 
     def take(
-        self, ends: Mapping[TopicPartition, int], timeout_s: float, most_bytes: int = UNBOUNDED_BYTES, most_records: int = 1 << 62
+        self,
+        ends: Mapping[TopicPartition, int],
+        timeout_s: float,
+        most_bytes: int = UNBOUNDED_BYTES,
+        most_records: int = 1 << 62,
     ) -> dict[TopicPartition, LogChunk]:
         self._fail()
         self.asked.append({tp: (self._positions[tp], end) for tp, end in ends.items()})
         for tp, end in ends.items():
             self._refuse(tp, end)
         found = {tp: self._chunk(tp, end, most_bytes, most_records) for tp, end in ends.items()}
-        self._positions.update({tp: chunk.next_position for tp, chunk in found.items() if chunk is not None})
+        self._positions.update(
+            {tp: chunk.next_position for tp, chunk in found.items() if chunk is not None}
+        )
         moved = {tp: chunk for tp, chunk in found.items() if chunk is not None}
         if not moved:
             self.now += timeout_s
@@ -114,12 +125,16 @@ class FakeTap:
         if not self.client and at < end and self.logs[tp].unsuited_from <= at:
             raise UnsupportedBatchError("message format v1")
 
-    def _chunk(self, tp: TopicPartition, end: int, most_bytes: int, most_records: int) -> LogChunk | None:
+    def _chunk(
+        self, tp: TopicPartition, end: int, most_bytes: int, most_records: int
+    ) -> LogChunk | None:
         log, at = self.logs[tp], self._positions[tp]
         end = min(end, log.end, 1 << 62 if self.client else max(at, log.unsuited_from))
         if end <= at:
             return None
-        found = [(offset, value) for offset, value in sorted(log.records.items()) if at <= offset < end]
+        found = [
+            (offset, value) for offset, value in sorted(log.records.items()) if at <= offset < end
+        ]
         most, held = 0, 0
         while most < min(len(found), most_records) and (most == 0 or held < most_bytes):
             held += 1 + len(found[most][1] or b"")

@@ -1,5 +1,5 @@
-"""Exact ranges, by every reader of them: aborted records are left out, tails of markers are read to their end, nothing waits for
-ever."""
+"""Exact ranges, by every reader of them: aborted records are left out, tails of markers are read to
+their end, nothing waits for ever."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def bulk(bootstrap: str, fetch_bytes: int = 8 << 20) -> LogReader:
 
 
 def librdkafka(bootstrap: str) -> LogReader:
-    return LogReader({}, taps=Taps(None, ClientTap({"bootstrap.servers": bootstrap}, "readers", FETCHING)))
+    return LogReader(
+        {}, taps=Taps(None, ClientTap({"bootstrap.servers": bootstrap}, "readers", FETCHING))
+    )
 
 
 @pytest.fixture(params=["bulk", "bulk in many fetches", "librdkafka", "both"])
@@ -49,7 +51,8 @@ def reader(request: pytest.FixtureRequest, bootstrap: str) -> Iterator[LogReader
 
 @pytest.fixture
 def log(bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str) -> TopicPartition:
-    """Offsets: 0-2 committed, 3 marker, 4-5 aborted, 6 marker, 7-9 committed, 10 marker, 11-12 aborted, 13 marker."""
+    """Offsets: 0-2 committed, 3 marker, 4-5 aborted, 6 marker, 7-9 committed, 10 marker, 11-12
+    aborted, 13 marker."""
     tp = TopicPartition(topic(1), 0)
     rounds: list[tuple[bool, list[bytes | None]]] = [
         (True, [b"a", b"b", None]),
@@ -67,22 +70,43 @@ def values(chunks: list[LogChunk]) -> list[bytes | None]:
 
 def test_exact_ranges(reader: LogReader, log: TopicPartition) -> None:
     everything = {0: b"a", 1: b"b", 2: None, 7: b"c", 8: b"d", 9: b"e"}
-    for start, end in [(0, 14), (1, 9), (0, 5), (3, 7), (11, 14), (13, 14), (9, 11), (5, 5), (0, 3)]:
+    for start, end in [
+        (0, 14),
+        (1, 9),
+        (0, 5),
+        (3, 7),
+        (11, 14),
+        (13, 14),
+        (9, 11),
+        (5, 5),
+        (0, 3),
+    ]:
         chunks = list(reader.read(log, start, end, stall_timeout_s=10))
         expected = [value for offset, value in everything.items() if start <= offset < end]
         assert values(chunks) == expected, (start, end)
-        assert [chunk.next_position for chunk in chunks][-1:] == ([end] if start < end else []), (start, end)
+        assert [chunk.next_position for chunk in chunks][-1:] == ([end] if start < end else []), (
+            start,
+            end,
+        )
 
 
 def write(bootstrap: str, topic: str, keys: list[bytes], **config: str) -> None:
-    writer = RecordWriter({"bootstrap.servers": bootstrap, **{key.replace("_", "."): value for key, value in config.items()}}, None)
+    writer = RecordWriter(
+        {
+            "bootstrap.servers": bootstrap,
+            **{key.replace("_", "."): value for key, value in config.items()},
+        },
+        None,
+    )
     writer.begin()
     writer.write(topic, keys, [b"v" * 92] * len(keys), np.arange(len(keys), dtype=np.int64), 0)
     writer.flush(30)
     writer.close()
 
 
-def test_chunks_are_bounded_and_lose_nothing(reader: LogReader, bootstrap: str, topic: Topic) -> None:
+def test_chunks_are_bounded_and_lose_nothing(
+    reader: LogReader, bootstrap: str, topic: Topic
+) -> None:
     tp = TopicPartition(topic(1), 0)
     keys = [b"%08d" % i for i in range(20_000)]
     write(bootstrap, tp.topic, keys)
@@ -93,7 +117,9 @@ def test_chunks_are_bounded_and_lose_nothing(reader: LogReader, bootstrap: str, 
     assert np.array_equal(at, np.maximum(np.arange(len(keys)), 1))
     assert len(chunks) > 5
     assert max(100 * len(chunk) for chunk in chunks) < 400_000
-    assert [chunk.next_position for chunk in chunks] == np.cumsum([len(chunk) for chunk in chunks]).tolist()
+    assert [chunk.next_position for chunk in chunks] == np.cumsum(
+        [len(chunk) for chunk in chunks]
+    ).tolist()
 
 
 def test_every_compression_is_read_in_bulk(bootstrap: str, topic: Topic) -> None:
@@ -121,14 +147,18 @@ def test_a_range_behind_an_open_transaction_gives_up_with_a_reason(
     fence({"bootstrap.servers": bootstrap}, name, 10)
 
 
-def test_a_log_that_starts_later_is_told_not_skipped(reader: LogReader, admin: ClusterAdmin, log: TopicPartition) -> None:
+def test_a_log_that_starts_later_is_told_not_skipped(
+    reader: LogReader, admin: ClusterAdmin, log: TopicPartition
+) -> None:
     admin.delete_records({log: 4})
     assert admin.list_offsets([log], "earliest", "read_committed")[log] == 4
     with pytest.raises(LogStartMovedError, match="outside the log"):
         list(reader.read(log, 0, 14, stall_timeout_s=10))
 
 
-def test_a_range_may_begin_and_end_inside_a_batch(reader: LogReader, bootstrap: str, topic: Topic) -> None:
+def test_a_range_may_begin_and_end_inside_a_batch(
+    reader: LogReader, bootstrap: str, topic: Topic
+) -> None:
     tp = TopicPartition(topic(1, message_timestamp_type="LogAppendTime"), 0)
     keys = [b"k%d" % i for i in range(100)]
     write(bootstrap, tp.topic, keys)
@@ -144,9 +174,17 @@ def test_an_unknown_topic_gives_up_with_a_reason(reader: LogReader, name: str) -
 
 
 @pytest.mark.slow
-def test_what_compaction_left(reader: LogReader, bootstrap: str, admin: ClusterAdmin, topic: Topic) -> None:
-    quickly = {"segment_ms": "100", "min_cleanable_dirty_ratio": "0.001", "max_compaction_lag_ms": "100"}
-    tp = TopicPartition(topic(1, cleanup_policy="compact", message_timestamp_type="LogAppendTime", **quickly), 0)
+def test_what_compaction_left(
+    reader: LogReader, bootstrap: str, admin: ClusterAdmin, topic: Topic
+) -> None:
+    quickly = {
+        "segment_ms": "100",
+        "min_cleanable_dirty_ratio": "0.001",
+        "max_compaction_lag_ms": "100",
+    }
+    tp = TopicPartition(
+        topic(1, cleanup_policy="compact", message_timestamp_type="LogAppendTime", **quickly), 0
+    )
     writer = RecordWriter({"bootstrap.servers": bootstrap}, None)
 
     def write_some(count: int) -> None:

@@ -1,5 +1,5 @@
-"""One contract, every way to read exact ranges batch after batch: markers, gaps, records fetched ahead, going back after a failure,
-partitions that come and go, headers, compression."""
+"""One contract, every way to read exact ranges batch after batch: markers, gaps, records fetched
+ahead, going back after a failure, partitions that come and go, headers, compression."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ Opened = Callable[..., RangeReader]
 LARGE = 1 << 40
 
 
-def fetches(client: dict[str, str], committed: bool, headers: bool, fetch_bytes: int) -> RangeReader:
+def fetches(
+    client: dict[str, str], committed: bool, headers: bool, fetch_bytes: int
+) -> RangeReader:
     tap = FetchTap.over(client, read_committed=committed, ahead=True, fetch_bytes=fetch_bytes)
     assert tap is not None
     return RangeReader(client, "readers", committed, headers, taps=Taps(tap, tap))
@@ -31,13 +33,16 @@ def fetches(client: dict[str, str], committed: bool, headers: bool, fetch_bytes:
 
 @pytest.fixture(params=["librdkafka", "fetches", "small fetches", "in turns"])
 def opened(request: pytest.FixtureRequest, bootstrap: str) -> Iterator[Opened]:
-    """Opens readers; "in turns" takes librdkafka for ranges of up to four offsets, and fetches for the others."""
+    """Opens readers; "in turns" takes librdkafka for ranges of up to four offsets, and fetches for
+    the others."""
     client = {"bootstrap.servers": bootstrap}
     made: list[RangeReader] = []
 
     def reader(committed: bool = True, headers: bool = False) -> RangeReader:
         kinds: dict[str, Callable[[], RangeReader]] = {
-            "librdkafka": lambda: RangeReader(client, "readers", committed, headers, tail_records=LARGE),
+            "librdkafka": lambda: RangeReader(
+                client, "readers", committed, headers, tail_records=LARGE
+            ),
             "fetches": lambda: fetches(client, committed, headers, 8 << 20),
             "small fetches": lambda: fetches(client, committed, headers, 1),
             "in turns": lambda: RangeReader(client, "readers", committed, headers, tail_records=4),
@@ -52,10 +57,15 @@ def opened(request: pytest.FixtureRequest, bootstrap: str) -> Iterator[Opened]:
 
 @pytest.fixture
 def log(bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str) -> list[TopicPartition]:
-    """Two partitions, each: 0-2 committed, 3 marker, 4-5 aborted, 6 marker, 7-9 committed, 10 marker."""
+    """Two partitions, each: 0-2 committed, 3 marker, 4-5 aborted, 6 marker, 7-9 committed, 10
+    marker."""
     both = [TopicPartition(topic(2), 0)]
     both.append(TopicPartition(both[0].topic, 1))
-    rounds: list[tuple[bool, list[bytes | None]]] = [(True, [b"a", b"b", b"c"]), (False, [b"x", b"x"]), (True, [b"d", b"e", None])]
+    rounds: list[tuple[bool, list[bytes | None]]] = [
+        (True, [b"a", b"b", b"c"]),
+        (False, [b"x", b"x"]),
+        (True, [b"d", b"e", None]),
+    ]
     write_transactions(bootstrap, admin, name, both, rounds)
     return both
 
@@ -64,26 +74,35 @@ def values_of(read: Read, tp: TopicPartition) -> list[bytes | None]:
     return list(read.columns[tp].values.to_pylist())
 
 
-def test_ranges_follow_one_another_over_markers_and_aborted_records(opened: Opened, log: list[TopicPartition]) -> None:
+def test_ranges_follow_one_another_over_markers_and_aborted_records(
+    opened: Opened, log: list[TopicPartition]
+) -> None:
     one, two = log
     reader = opened()
     first = reader.read({one: OffsetRange(0, 2), two: OffsetRange(0, 0)}, 10)
     assert (values_of(first, one), values_of(first, two)) == ([b"a", b"b"], [])
     second = reader.read({one: OffsetRange(2, 8), two: OffsetRange(0, 11)}, 10)
-    assert (values_of(second, one), values_of(second, two)) == ([b"c", b"d"], [b"a", b"b", b"c", b"d", b"e", None])
+    assert (values_of(second, one), values_of(second, two)) == (
+        [b"c", b"d"],
+        [b"a", b"b", b"c", b"d", b"e", None],
+    )
     assert second.columns[two].offsets.tolist() == [0, 1, 2, 7, 8, 9]
     assert second.columns[two].timestamps.tolist() == [1000, 1001, 1002] * 2
     third = reader.read({one: OffsetRange(8, 11), two: OffsetRange(11, 11)}, 10)
     assert (values_of(third, one), values_of(third, two)) == ([b"e", None], [])
 
 
-def test_every_cut_of_the_log_gives_the_same_records(opened: Opened, log: list[TopicPartition]) -> None:
+def test_every_cut_of_the_log_gives_the_same_records(
+    opened: Opened, log: list[TopicPartition]
+) -> None:
     whole = {0: b"a", 1: b"b", 2: b"c", 7: b"d", 8: b"e", 9: None}
     reader = opened()
     for cut in range(12):
         for start, end in ((0, cut), (cut, 11)):
             expected = [value for offset, value in whole.items() if start <= offset < end]
-            assert values_of(reader.read({log[0]: OffsetRange(start, end)}, 10), log[0]) == expected, (start, end)
+            assert (
+                values_of(reader.read({log[0]: OffsetRange(start, end)}, 10), log[0]) == expected
+            ), (start, end)
 
 
 def test_at_least_once_sees_aborted_records_too(opened: Opened, log: list[TopicPartition]) -> None:
@@ -115,7 +134,9 @@ def test_partitions_come_and_go(opened: Opened, log: list[TopicPartition]) -> No
     assert values_of(reader.read({one: OffsetRange(7, 11)}, 10), one) == [b"d", b"e", None]
 
 
-def test_a_warm_up_reads_nothing_and_leaves_nothing_behind(bootstrap: str, log: list[TopicPartition], name: str) -> None:
+def test_a_warm_up_reads_nothing_and_leaves_nothing_behind(
+    bootstrap: str, log: list[TopicPartition], name: str
+) -> None:
     """Also while records arrive, between two reads, and where one of the topics does not exist."""
     one, two = log
     reader = RangeReader({"bootstrap.servers": bootstrap}, "readers", True, False, tail_records=100)
@@ -129,7 +150,10 @@ def test_a_warm_up_reads_nothing_and_leaves_nothing_behind(bootstrap: str, log: 
     reader.warm_up(topics, 10)
     reader.warm_up(topics, 10)
     both = reader.read({one: OffsetRange(8, 14), two: OffsetRange(0, 3)}, 10)
-    assert (values_of(both, one), values_of(both, two)) == ([b"e", None, b"f", b"g", b"h"], [b"a", b"b", b"c"])
+    assert (values_of(both, one), values_of(both, two)) == (
+        [b"e", None, b"f", b"g", b"h"],
+        [b"a", b"b", b"c"],
+    )
     reader.close()
 
 
@@ -144,12 +168,16 @@ def test_nothing_is_asked_of_no_partition(opened: Opened) -> None:
     assert opened().read({}, 10) == ({}, {})
 
 
-def test_an_end_that_does_not_exist_fails_in_time_instead_of_hanging(opened: Opened, log: list[TopicPartition]) -> None:
+def test_an_end_that_does_not_exist_fails_in_time_instead_of_hanging(
+    opened: Opened, log: list[TopicPartition]
+) -> None:
     with pytest.raises(RetriableError, match=f"{log[0]}"):
         opened().read({log[0]: OffsetRange(7, 50)}, 1.0)
 
 
-def test_a_log_that_starts_later_is_told_not_skipped(opened: Opened, admin: ClusterAdmin, log: list[TopicPartition]) -> None:
+def test_a_log_that_starts_later_is_told_not_skipped(
+    opened: Opened, admin: ClusterAdmin, log: list[TopicPartition]
+) -> None:
     admin.delete_records({log[0]: 4})
     with pytest.raises(LogStartMovedError, match="outside the log"):
         opened().read({log[0]: OffsetRange(0, 11)}, 10)
@@ -161,18 +189,25 @@ def test_an_unknown_topic_gives_up_with_a_reason(opened: Opened, name: str) -> N
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_headers_and_nulls_in_many_batches(opened: Opened, bootstrap: str, topic: Topic, compression: str) -> None:
+def test_headers_and_nulls_in_many_batches(
+    opened: Opened, bootstrap: str, topic: Topic, compression: str
+) -> None:
     tp, count = TopicPartition(topic(1), 0), 3_000
     keys = [None if row % 7 == 0 else b"k%d" % row for row in range(count)]
     values = [None if row % 5 == 0 else b"v" * (row % 200) for row in range(count)]
     heads = [[("one", b"%d" % row), ("none", None)] if row % 3 == 0 else [] for row in range(count)]
-    writer = RecordWriter({"bootstrap.servers": bootstrap, "compression.type": compression, "batch.size": 4_000}, None)
+    writer = RecordWriter(
+        {"bootstrap.servers": bootstrap, "compression.type": compression, "batch.size": 4_000}, None
+    )
     writer.begin()
     writer.write(tp.topic, keys, values, np.arange(count, dtype=np.int64) + 1, 0, headers=heads)
     writer.flush(30)
     writer.close()
     reader = opened(headers=True)
-    found = [reader.read({tp: OffsetRange(at, min(at + 700, count))}, 10).columns[tp] for at in range(0, count, 700)]
+    found = [
+        reader.read({tp: OffsetRange(at, min(at + 700, count))}, 10).columns[tp]
+        for at in range(0, count, 700)
+    ]
     assert [key for part in found for key in part.keys.to_pylist()] == keys
     assert [value for part in found for value in part.values.to_pylist()] == values
     expected = [[{"key": name, "value": value} for name, value in row] for row in heads]
@@ -182,7 +217,9 @@ def test_headers_and_nulls_in_many_batches(opened: Opened, bootstrap: str, topic
     assert np.concatenate([part.timestamps for part in found]).tolist() == list(range(1, count + 1))
 
 
-def test_a_read_ends_early_where_it_has_the_bytes_it_may_have(opened: Opened, bootstrap: str, topic: Topic) -> None:
+def test_a_read_ends_early_where_it_has_the_bytes_it_may_have(
+    opened: Opened, bootstrap: str, topic: Topic
+) -> None:
     one = TopicPartition(topic(2), 0)
     two = TopicPartition(one.topic, 1)
     sizes = [10] * 200 + [50_000] * 40 + [10] * 50
@@ -190,14 +227,24 @@ def test_a_read_ends_early_where_it_has_the_bytes_it_may_have(opened: Opened, bo
     writer.begin()
     for tp in (one, two):
         keys = [b"%d" % row for row in range(len(sizes))]
-        writer.write(tp.topic, keys, [b"v" * size for size in sizes], np.ones(len(sizes), np.int64), tp.partition)
+        writer.write(
+            tp.topic,
+            keys,
+            [b"v" * size for size in sizes],
+            np.ones(len(sizes), np.int64),
+            tp.partition,
+        )
     writer.flush(30)
     writer.close()
     reader, at, seen, reads = opened(), {one: 0, two: 0}, {one: 0, two: 0}, 0
     while any(position < len(sizes) for position in at.values()):
-        read = reader.read({tp: OffsetRange(position, len(sizes)) for tp, position in at.items()}, 10, 200_000)
+        read = reader.read(
+            {tp: OffsetRange(position, len(sizes)) for tp, position in at.items()}, 10, 200_000
+        )
         reads += 1
-        taken = sum(columns.values.nbytes + columns.keys.nbytes for columns in read.columns.values())
+        taken = sum(
+            columns.values.nbytes + columns.keys.nbytes for columns in read.columns.values()
+        )
         assert taken < 200_000 + 2 * 51_000 + 10_000, at
         for tp, position in at.items():
             assert read.columns[tp].offsets.tolist() == list(range(position, read.ends[tp])), tp

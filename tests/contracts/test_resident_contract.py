@@ -1,4 +1,5 @@
-"""One contract, two ways to read a batch: Catalyst's first segment and the resident step's Arrow twin give the same hop."""
+"""One contract, two ways to read a batch: Catalyst's first segment and the resident step's Arrow
+twin give the same hop."""
 
 from __future__ import annotations
 
@@ -42,23 +43,33 @@ def log_columns(messages: list[Record], headers: bool) -> LogColumns:
         pa.array([m.data[1] for m in messages], pa.binary()),
         np.array([m.place[2] for m in messages], np.int64),
         np.array([m.time for m in messages], np.int64),
-        pa.array([[{"key": k, "value": v} for k, v in m.head] for m in messages], HEADERS) if headers else None,
+        pa.array([[{"key": k, "value": v} for k, v in m.head] for m in messages], HEADERS)
+        if headers
+        else None,
     )
 
 
 def counted(builder: StreamsBuilder) -> None:
-    builder.stream("in", key=serdes.string(), value=serdes.string()).group_by_key().count(store="s").to_stream().to("out")
+    builder.stream("in", key=serdes.string(), value=serdes.string()).group_by_key().count(
+        store="s"
+    ).to_stream().to("out")
 
 
 def windowed(builder: StreamsBuilder) -> None:
-    stream = builder.stream("in", key=serdes.string(), value=serdes.json("a bigint, b struct<c: double>"))
+    stream = builder.stream(
+        "in", key=serdes.string(), value=serdes.json("a bigint, b struct<c: double>")
+    )
     windows = TimeWindows.of_size("1 minute").grace("1 minute")
     grouped = stream.group_by_key().windowed_by(windows)
-    grouped.aggregate(n=agg.count(), a=agg.sum("value.a"), c=agg.avg("value.b.c"), store="s").to_stream().to("out")
+    grouped.aggregate(
+        n=agg.count(), a=agg.sum("value.a"), c=agg.avg("value.b.c"), store="s"
+    ).to_stream().to("out")
 
 
 def summed(builder: StreamsBuilder) -> None:
-    stream = builder.stream("in", key=serdes.long(), value=serdes.json("a bigint, b struct<c: double>"))
+    stream = builder.stream(
+        "in", key=serdes.long(), value=serdes.json("a bigint, b struct<c: double>")
+    )
     stream.group_by_key().aggregate(a=agg.max("value.a"), store="s").to_stream().to("out")
 
 
@@ -67,15 +78,40 @@ def copied(builder: StreamsBuilder) -> None:
 
 
 def floating(builder: StreamsBuilder) -> None:
-    value = serdes.json("a float, b struct<c: double>, l array<double>, m map<string, float>, n array<map<string, array<double>>>")
-    builder.stream("in", key=serdes.string(), value=value).group_by_key().aggregate(n=agg.max("value.a"), store="s")
+    value = serdes.json(
+        "a float, b struct<c: double>, l array<double>, m map<string, float>, n array<map<string, "
+        "array<double>>>"
+    )
+    builder.stream("in", key=serdes.string(), value=value).group_by_key().aggregate(
+        n=agg.max("value.a"), store="s"
+    )
 
 
 PROGRAMS = [counted, windowed, summed, copied, floating]
-VALUES = [b'{"a": 1, "b": {"c": 2.5}}', b'{"a": 2}', None, b'{"b": {"c": null}, "extra": 1}', b"{broken", b"", b"\xff\xfe"]
-KEYS = [b"\x00" * 7 + b"\x01", b"\x00" * 8, b"\x7f" + b"\xff" * 7, None, b"\x00" * 8, b"\x00" * 8, b"\x00" * 8]
+VALUES = [
+    b'{"a": 1, "b": {"c": 2.5}}',
+    b'{"a": 2}',
+    None,
+    b'{"b": {"c": null}, "extra": 1}',
+    b"{broken",
+    b"",
+    b"\xff\xfe",
+]
+KEYS = [
+    b"\x00" * 7 + b"\x01",
+    b"\x00" * 8,
+    b"\x7f" + b"\xff" * 7,
+    None,
+    b"\x00" * 8,
+    b"\x00" * 8,
+    b"\x00" * 8,
+]
 TOO_LARGE = [
-    b'{"a": 3.4028235e38, "b": {"c": 1.7976931348623157e308}, "l": [1], "m": {"k": 1}, "n": [{"k": [1]}]}',
+    (
+        b'{"a": 3.4028235e38, "b": {"c": 1.7976931348623157e308}, "l": [1], "m": {"k": 1}, "n": '
+        b'[{"k": '
+        b"[1]}]}"
+    ),
     b'{"a": 3.5e38}',
     b'{"a": null, "b": null, "l": null, "m": {"k": null}, "n": [{"k": [null]}]}',
     b'{"b": {"c": -1e309}}',
@@ -93,10 +129,14 @@ def planned(program: object) -> PhysicalPlan:
 
 
 def records(program: object) -> list[Record]:
-    keys: list[bytes | None] = list(KEYS) if program is summed else [b"k", b"", b"\xffk", None, b"k", b"k", b"l"]
+    keys: list[bytes | None] = (
+        list(KEYS) if program is summed else [b"k", b"", b"\xffk", None, b"k", b"k", b"l"]
+    )
     values = TOO_LARGE if program is floating else VALUES
     return [
-        Record(("in", 0, 10 + row), (key, value), 1_000 * row, [("h", b"%d" % row)] if row % 2 else [])
+        Record(
+            ("in", 0, 10 + row), (key, value), 1_000 * row, [("h", b"%d" % row)] if row % 2 else []
+        )
         for row, (key, value) in enumerate(zip(keys, values, strict=True))
     ]
 
@@ -106,7 +146,9 @@ def columns(batch: EdgeBatch) -> list[object]:
     arrays: list[Any] = [batch.timestamp, batch.source, batch.partition, batch.offset]
     values = batch.value.to_pylist()
     for value in values:
-        if isinstance(value, dict) and "error" in value:  # the step's own parser says more of the cause
+        if (
+            isinstance(value, dict) and "error" in value
+        ):  # the step's own parser says more of the cause
             value["error"] = value["error"].split("): ")[0].rstrip(")")
     return [batch.key.to_pylist(), values, *(array.tolist() for array in arrays), headers]
 
@@ -118,7 +160,9 @@ def through_catalyst(found: PhysicalPlan, messages: list[Record]) -> HopInput:
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 @pytest.mark.parametrize("rows", [7, 1, 0])
-def test_the_twin_gives_what_catalyst_gives(spark: SparkSession, program: object, rows: int) -> None:
+def test_the_twin_gives_what_catalyst_gives(
+    spark: SparkSession, program: object, rows: int
+) -> None:
     found, messages = planned(program), records(program)[:rows]
     twin = TwinSegment.of(found.segments[0], found.headers)
     assert twin is not None
@@ -126,12 +170,16 @@ def test_the_twin_gives_what_catalyst_gives(spark: SparkSession, program: object
     given = twin.run({TopicPartition("in", 0): log_columns(messages, found.headers)})
     for slot in found.into_step(0):
         if len(expected.batches[slot.id]) or slot.id in given.batches:
-            assert columns(given.batches[slot.id])[:6] == columns(expected.batches[slot.id])[:6], slot
+            assert columns(given.batches[slot.id])[:6] == columns(expected.batches[slot.id])[:6], (
+                slot
+            )
             assert given.batches[slot.id].key.type == expected.batches[slot.id].key.type
             assert given.batches[slot.id].value.type == expected.batches[slot.id].value.type
             if found.headers:
                 assert columns(given.batches[slot.id])[6] == columns(expected.batches[slot.id])[6]
-            np.testing.assert_array_equal(given.offset[given.rows[slot.id]], given.batches[slot.id].offset)
+            np.testing.assert_array_equal(
+                given.offset[given.rows[slot.id]], given.batches[slot.id].offset
+            )
 
 
 def test_a_number_that_is_too_large_for_its_type_is_no_infinity(spark: SparkSession) -> None:
@@ -141,7 +189,9 @@ def test_a_number_that_is_too_large_for_its_type_is_no_infinity(spark: SparkSess
 
 def test_columns_of_the_user_have_no_twin(spark: SparkSession) -> None:
     def filtered(builder: StreamsBuilder) -> None:
-        builder.stream("in", key=serdes.string(), value=serdes.string()).filter(F.col("value") != "").to("out")
+        builder.stream("in", key=serdes.string(), value=serdes.string()).filter(
+            F.col("value") != ""
+        ).to("out")
 
     found = planned(filtered)
     assert TwinSegment.of(found.segments[0], found.headers) is None

@@ -17,7 +17,9 @@ from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import InMemoryStore, StoreSpec, StoreView
 
 MINUTE_MS = 60_000
-KEY_VALUE = StoreSpec(name="s", kind="key_value", key_serde=serdes.bytes_(), value_serde=serdes.bytes_())
+KEY_VALUE = StoreSpec(
+    name="s", kind="key_value", key_serde=serdes.bytes_(), value_serde=serdes.bytes_()
+)
 WINDOW = StoreSpec(
     name="s",
     kind="window",
@@ -26,7 +28,13 @@ WINDOW = StoreSpec(
     retention_ms=4 * MINUTE_MS,
     window_size_ms=MINUTE_MS,
 )
-SESSION = StoreSpec(name="s", kind="session", key_serde=serdes.bytes_(), value_serde=serdes.bytes_(), retention_ms=4 * MINUTE_MS)
+SESSION = StoreSpec(
+    name="s",
+    kind="session",
+    key_serde=serdes.bytes_(),
+    value_serde=serdes.bytes_(),
+    retention_ms=4 * MINUTE_MS,
+)
 
 Change = tuple[bytes, bytes | None]
 
@@ -39,7 +47,10 @@ class Store(Protocol):
 
 def as_changes(changes: Sequence[Change]) -> StoreChanges:
     return StoreChanges(
-        "s", [key for key, _ in changes], [value for _, value in changes], np.arange(len(changes), dtype=np.int64)
+        "s",
+        [key for key, _ in changes],
+        [value for _, value in changes],
+        np.arange(len(changes), dtype=np.int64),
     )
 
 
@@ -62,7 +73,9 @@ class LmdbUnderTest:
 
     def apply(self, changes: Sequence[Change], stream_time: int = -1) -> None:
         owner = self._store.meta().owner
-        self._store.apply(as_changes(changes), position=None, expected=owner, batch="b", stream_time=stream_time)
+        self._store.apply(
+            as_changes(changes), position=None, expected=owner, batch="b", stream_time=stream_time
+        )
 
     @contextmanager
     def view(self) -> Iterator[StoreView]:
@@ -89,7 +102,9 @@ def expiring(request: pytest.FixtureRequest) -> StoreSpec:
 
 
 @pytest.fixture
-def windows(kind: type[MemoryUnderTest] | type[LmdbUnderTest], expiring: StoreSpec, tmp_path: Path) -> Store:
+def windows(
+    kind: type[MemoryUnderTest] | type[LmdbUnderTest], expiring: StoreSpec, tmp_path: Path
+) -> Store:
     return kind(expiring, tmp_path / "s-0")
 
 
@@ -98,7 +113,9 @@ def time_key(expiring: StoreSpec) -> TimeKey:
     """A store's key by the time at which it expires: a window's start, a session's end."""
     if expiring is WINDOW:
         return lambda key, start: key + start.to_bytes(8, "big") + bytes(4)
-    return lambda key, end: key + end.to_bytes(8, "big") + max(0, end - 100 * MINUTE_MS).to_bytes(8, "big")
+    return lambda key, end: (
+        key + end.to_bytes(8, "big") + max(0, end - 100 * MINUTE_MS).to_bytes(8, "big")
+    )
 
 
 def keys_in(store: Store, start: bytes | None = None, end: bytes | None = None) -> list[bytes]:
@@ -119,7 +136,9 @@ def test_values_come_back_in_the_order_asked_with_their_time_in_front(store: Sto
 
 
 def test_the_last_change_of_a_key_wins(store: Store) -> None:
-    store.apply([(b"a", b"1"), (b"a", None), (b"b", b"1"), (b"b", b"2"), (b"c", b"1"), (b"c", None)])
+    store.apply(
+        [(b"a", b"1"), (b"a", None), (b"b", b"1"), (b"b", b"2"), (b"c", b"1"), (b"c", None)]
+    )
     with store.view() as view:
         assert view.get_many([b"a", b"b", b"c"]) == [None, pack_value(3, b"2"), None]
 
@@ -132,7 +151,10 @@ def test_deleting_what_is_not_there_is_no_error(store: Store) -> None:
 def test_the_empty_key_and_the_empty_value_are_ordinary(store: Store) -> None:
     store.apply([(b"", b""), (b"\x00", b"z")])
     with store.view() as view:
-        assert list(view.range(None, None)) == [(b"", pack_value(0, b"")), (b"\x00", pack_value(1, b"z"))]
+        assert list(view.range(None, None)) == [
+            (b"", pack_value(0, b"")),
+            (b"\x00", pack_value(1, b"z")),
+        ]
 
 
 @pytest.mark.parametrize("length", [477, 478, 479, 510, 511, 512, 5000])
@@ -157,7 +179,10 @@ def test_a_range_is_half_open_and_in_key_order(store: Store) -> None:
 
 @pytest.mark.parametrize("length", [3, 477, 480, 5000])
 def test_many_ranges_are_those_of_one_each(store: Store, length: int) -> None:
-    keys = [b"k" * length + tail for tail in (b"", b"a", b"ab", b"b", b"\xff")] + [b"k" * (length // 2), b"z"]
+    keys = [b"k" * length + tail for tail in (b"", b"a", b"ab", b"b", b"\xff")] + [
+        b"k" * (length // 2),
+        b"z",
+    ]
     store.apply([(key, key[-1:]) for key in keys])
     bounds = [(first, last) for first in keys for last in [*keys, b"\xff"]]
     with store.view() as view:
@@ -174,7 +199,9 @@ def test_many_ranges_of_windows_are_those_of_one_each(windows: Store, time_key: 
         assert any(view.range_many(bounds))
 
 
-def test_windows_are_found_over_all_segments_in_key_order(windows: Store, time_key: TimeKey) -> None:
+def test_windows_are_found_over_all_segments_in_key_order(
+    windows: Store, time_key: TimeKey
+) -> None:
     keys = [time_key(key, minute * MINUTE_MS) for key in (b"a", b"b") for minute in range(4)]
     windows.apply([(key, b"v") for key in keys], stream_time=3 * MINUTE_MS)
     assert keys_in(windows) == keys
@@ -182,7 +209,9 @@ def test_windows_are_found_over_all_segments_in_key_order(windows: Store, time_k
         assert None not in view.get_many([keys[7], keys[0], keys[3]])
 
 
-def test_windows_behind_the_retention_are_gone_whichever_segment_they_lie_in(windows: Store, time_key: TimeKey) -> None:
+def test_windows_behind_the_retention_are_gone_whichever_segment_they_lie_in(
+    windows: Store, time_key: TimeKey
+) -> None:
     keys = [time_key(b"a", minute * MINUTE_MS) for minute in range(12)]
     for minute, key in enumerate(keys):
         windows.apply([(key, b"v")], stream_time=minute * MINUTE_MS + 1)
@@ -191,7 +220,9 @@ def test_windows_behind_the_retention_are_gone_whichever_segment_they_lie_in(win
         assert [value is not None for value in view.get_many(keys)] == [False] * 8 + [True] * 4
 
 
-def test_stream_time_alone_lets_windows_expire_and_late_writes_stay_out(windows: Store, time_key: TimeKey) -> None:
+def test_stream_time_alone_lets_windows_expire_and_late_writes_stay_out(
+    windows: Store, time_key: TimeKey
+) -> None:
     windows.apply([(time_key(b"a", 0), b"v")], stream_time=0)
     windows.apply([], stream_time=100 * MINUTE_MS)
     windows.apply([(time_key(b"a", 0), b"late")], stream_time=100 * MINUTE_MS)

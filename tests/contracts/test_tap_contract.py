@@ -1,4 +1,5 @@
-"""One contract, every tap: where it reads, what it hands out, and that its position is behind that and nothing else."""
+"""One contract, every tap: where it reads, what it hands out, and that its position is behind that
+and nothing else."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ END = 14
 
 @dataclass
 class Case:
-    """Two partitions, each: 0-2 committed, 3 marker, 4-5 aborted, 6 marker, 7-9 committed, 10 marker, 11-12 aborted, 13 marker."""
+    """Two partitions, each: 0-2 committed, 3 marker, 4-5 aborted, 6 marker, 7-9 committed, 10
+    marker, 11-12 aborted, 13 marker."""
 
     tap: Tap
     one: TopicPartition
@@ -38,10 +40,15 @@ class Case:
 
 
 def real(request: pytest.FixtureRequest, kind: str) -> Case:
-    bootstrap, admin, name = (request.getfixturevalue(given) for given in ("bootstrap", "admin", "name"))
+    bootstrap, admin, name = (
+        request.getfixturevalue(given) for given in ("bootstrap", "admin", "name")
+    )
     one = TopicPartition(request.getfixturevalue("topic")(2), 0)
     two = TopicPartition(one.topic, 1)
-    rounds: list[tuple[bool, list[bytes | None]]] = [(True, [b"a", b"b", b"c"]), (False, [b"x", b"x"])]
+    rounds: list[tuple[bool, list[bytes | None]]] = [
+        (True, [b"a", b"b", b"c"]),
+        (False, [b"x", b"x"]),
+    ]
     rounds += [(True, [b"d", b"e", None]), (False, [b"x", b"x"])]
     write_transactions(bootstrap, admin, name, [one, two], rounds)
 
@@ -60,7 +67,13 @@ def real(request: pytest.FixtureRequest, kind: str) -> Case:
         "fetches ahead": lambda: FetchTap.over(client, ahead=True),
         "librdkafka": lambda: ClientTap(client, "readers", range_reader.FETCHING),
     }
-    return Case(kinds[kind](), one, two, lambda tp, before: admin.delete_records({tp: before}), open_transaction)
+    return Case(
+        kinds[kind](),
+        one,
+        two,
+        lambda tp, before: admin.delete_records({tp: before}),
+        open_transaction,
+    )
 
 
 def fake() -> Case:
@@ -73,7 +86,10 @@ def fake() -> Case:
     return Case(FakeTap(logs), one, two, cut, lambda tp: None)
 
 
-REAL = [pytest.param(kind, marks=pytest.mark.broker) for kind in ("fetches", "small fetches", "fetches ahead", "librdkafka")]
+REAL = [
+    pytest.param(kind, marks=pytest.mark.broker)
+    for kind in ("fetches", "small fetches", "fetches ahead", "librdkafka")
+]
 
 
 @pytest.fixture(params=[*REAL, "fake"])
@@ -92,11 +108,21 @@ def taken(
         before = tap.positions
         chunks = tap.take(ends, 10, most_bytes, most_records)
         assert chunks, "a take in time brings something"
-        assert {tp: at for tp, at in tap.positions.items() if at != before[tp]} == {tp: c.next_position for tp, c in chunks.items()}
+        assert {tp: at for tp, at in tap.positions.items() if at != before[tp]} == {
+            tp: c.next_position for tp, c in chunks.items()
+        }
         for tp, chunk in chunks.items():
             assert before[tp] < chunk.next_position <= ends[tp]
-            assert len(chunk.keys) == len(chunk.values) == len(chunk.timestamps) == len(chunk) == chunk.records
-            inside = [value for at, value in WHOLE.items() if before[tp] <= at < chunk.next_position]
+            assert (
+                len(chunk.keys)
+                == len(chunk.values)
+                == len(chunk.timestamps)
+                == len(chunk)
+                == chunk.records
+            )
+            inside = [
+                value for at, value in WHOLE.items() if before[tp] <= at < chunk.next_position
+            ]
             assert chunk.values == inside == chunk.held.arrow(False).values.to_pylist()
             assert chunk.bytes == sum(len(part or b"") for part in chunk.keys + chunk.values)
             assert len(chunk) <= most_records
@@ -121,14 +147,22 @@ def test_a_log_is_read_on_in_pieces_whose_ends_were_not_known_before(case: Case)
     for end in (1, 2, 5, 8, 9, 14):
         before = case.tap.positions
         expected = {tp: within(before[tp], end) for tp in before}
-        assert taken(case.tap, {case.one: max(end, before[case.one]), case.two: max(end, before[case.two])}) == expected
+        assert (
+            taken(
+                case.tap,
+                {case.one: max(end, before[case.one]), case.two: max(end, before[case.two])},
+            )
+            == expected
+        )
 
 
 def test_bounds_cut_a_chunk_behind_one_record_at_least_and_lose_nothing(case: Case) -> None:
     for bound in ({"most_bytes": 1}, {"most_bytes": 4}, {"most_records": 1}, {"most_records": 2}):
         case.tap.go_to({})
         case.tap.go_to({case.one: 0, case.two: 0})
-        assert taken(case.tap, {case.one: END, case.two: END}, **bound) == dict.fromkeys((case.one, case.two), within(0, END))
+        assert taken(case.tap, {case.one: END, case.two: END}, **bound) == dict.fromkeys(
+            (case.one, case.two), within(0, END)
+        )
 
 
 def test_what_goes_on_goes_on_when_others_come_and_go(case: Case) -> None:
@@ -153,7 +187,9 @@ def test_only_what_is_asked_for_is_taken(case: Case) -> None:
     assert taken(case.tap, {case.two: 1}) == {case.two: [b"a"]}
 
 
-def test_at_its_end_a_log_gives_nothing_in_the_time_asked_and_neither_does_an_open_transaction(case: Case) -> None:
+def test_at_its_end_a_log_gives_nothing_in_the_time_asked_and_neither_does_an_open_transaction(
+    case: Case,
+) -> None:
     case.tap.go_to({case.one: END})
     assert case.tap.take({case.one: FAR}, 0.3) == {}
     case.open_transaction(case.one)
@@ -178,7 +214,9 @@ def test_a_log_that_starts_later_is_named_and_the_others_go_on(case: Case) -> No
         assert moved.value.partition == case.one
         assert case.tap.positions[case.one] == 1
     case.tap.go_to({case.two: case.tap.positions[case.two]})
-    assert seen + taken(case.tap, {case.two: END})[case.two] == within(0, END), "nothing of it is lost"
+    assert seen + taken(case.tap, {case.two: END})[case.two] == within(0, END), (
+        "nothing of it is lost"
+    )
     case.tap.go_to({case.one: 4})
     assert taken(case.tap, {case.one: END}) == {case.one: within(4, END)}
 

@@ -1,5 +1,5 @@
-"""What restore, batch and follow choose: which tap, how far, and what they do where one cannot go on. Over the fake tap of the
-contract."""
+"""What restore, batch and follow choose: which tap, how far, and what they do where one cannot go
+on. Over the fake tap of the contract."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class World:
     def __init__(self, *ends: int) -> None:
         partitions = (ONE, TWO, THREE)[: len(ends)]
         self.logs = {
-            tp: FakeLog({at: b"%d" % at for at in range(end)}, end) for tp, end in zip(partitions, ends, strict=True)
+            tp: FakeLog({at: b"%d" % at for at in range(end)}, end)
+            for tp, end in zip(partitions, ends, strict=True)
         }
         self.own = FakeTap(self.logs)
         self.client = FakeTap(self.logs, client=True)
@@ -33,7 +34,7 @@ class World:
         return {tp: log.end for tp, log in self.logs.items()}
 
 
-# --- restore ----------------------------------------------------------------------------------------
+# --- restore --------------------------------------------------------------------------------------
 
 
 def restored(reader: LogReader, tp: TopicPartition, start: int, end: int) -> list[bytes | None]:
@@ -60,13 +61,17 @@ def test_librdkafka_reads_on_behind_the_last_chunk_and_has_the_log_from_then_on(
 
 def test_where_only_librdkafka_knows_the_security_it_reads_everything() -> None:
     world = World(9)
-    secured = {"bootstrap.servers": "b:1", "sasl.mechanism": "GSSAPI", "security.protocol": "SASL_SSL"}
+    secured = {
+        "bootstrap.servers": "b:1",
+        "sasl.mechanism": "GSSAPI",
+        "security.protocol": "SASL_SSL",
+    }
     assert LogReader(secured)._taps.own() is None
     assert LogReader({"bootstrap.servers": "b:1"})._taps.own() is not None
     assert restored(LogReader({}, taps=Taps(None, world.client)), ONE, 2, 9) == numbers(2, 9)
 
 
-# --- batch ------------------------------------------------------------------------------------------
+# --- batch ----------------------------------------------------------------------------------------
 
 
 def reader_of(world: World) -> RangeReader:
@@ -80,12 +85,20 @@ def values(reader: RangeReader, tp: TopicPartition, start: int, end: int) -> lis
 def test_small_ranges_are_librdkafkas_and_the_first_of_them_behind_large_ones_is_not() -> None:
     world = World(20)
     reader = reader_of(world)
-    for start, end, own in ((0, 2, False), (2, 7, True), (7, 12, True), (12, 13, True), (13, 15, False)):
+    for start, end, own in (
+        (0, 2, False),
+        (2, 7, True),
+        (7, 12, True),
+        (12, 13, True),
+        (13, 15, False),
+    ):
         asked = len(world.own.asked)
         assert values(reader, ONE, start, end) == numbers(start, end)
         assert (len(world.own.asked) > asked) == own, (start, end)
         assert (world.own.positions == {ONE: end}) == (own and end != 13)
-        assert (world.client.positions == {ONE: end}) == (not own or end == 13), "it fetches ahead already"
+        assert (world.client.positions == {ONE: end}) == (not own or end == 13), (
+            "it fetches ahead already"
+        )
 
 
 def test_a_large_range_that_only_librdkafka_reads_is_read_by_it_from_its_start() -> None:
@@ -106,11 +119,13 @@ def test_what_one_partition_does_not_use_of_the_bytes_another_gets() -> None:
     assert read.ends[ONE] == 3
     # A record has two bytes or three. Half are for each; the first takes six.
     assert 30 <= sum(1 + len(value or b"") for value in numbers(0, read.ends[TWO])) <= 63
-    with pytest.raises(RetriableError, match="no records for 1 s though the log says there are: log-0 to 5"):
+    with pytest.raises(
+        RetriableError, match="no records for 1 s though the log says there are: log-0 to 5"
+    ):
         reader_of(world).read({ONE: OffsetRange(3, 5)}, 1.0)
 
 
-# --- follow -----------------------------------------------------------------------------------------
+# --- follow ---------------------------------------------------------------------------------------
 
 
 class Followed:
@@ -126,7 +141,9 @@ class Followed:
     def poll(self, rounds: int = 1) -> Followed:
         for _ in range(rounds):
             found = self.follower.poll(100, 1 << 20, self.world.ends(), 0.05)
-            self.bulk += [tp for tp in found.chunks if any(tp in asked for asked in self.world.own.asked)]
+            self.bulk += [
+                tp for tp in found.chunks if any(tp in asked for asked in self.world.own.asked)
+            ]
             self.gone.update(found.gone)
             for tp, chunk in found.chunks.items():
                 assert chunk.next_position == self.follower.positions[tp]
@@ -147,7 +164,9 @@ def test_far_behind_the_shortest_that_begins_is_first_and_nobody_who_waits_is_ov
     followed.poll(3)
     assert followed.bulk == [TWO, ONE, THREE]
     assert followed.follower.far_behind == {}
-    assert world.client.positions == {ONE: 30, TWO: 20, THREE: 15}, "the consumer goes on behind them"
+    assert world.client.positions == {ONE: 30, TWO: 20, THREE: 15}, (
+        "the consumer goes on behind them"
+    )
 
 
 def test_near_their_ends_the_consumer_has_them_and_one_that_falls_behind_is_read_in_bulk() -> None:
@@ -225,7 +244,9 @@ def test_a_broker_that_does_not_answer_is_given_up_after_a_while() -> None:
 
 
 @pytest.mark.parametrize("ends", [{}, {ONE: 30, TWO: 30}])
-def test_logs_that_were_cut_are_named_one_by_one_and_the_others_go_on(ends: dict[TopicPartition, int]) -> None:
+def test_logs_that_were_cut_are_named_one_by_one_and_the_others_go_on(
+    ends: dict[TopicPartition, int],
+) -> None:
     world = World(30, 30, 5)
     world.logs[ONE].start = world.logs[TWO].start = 4
     followed = Followed(world)

@@ -1,4 +1,5 @@
-"""What the contracts of log readers read: committed and aborted transactions, one after the other."""
+"""What the contracts of log readers read: committed and aborted transactions, one after the
+other."""
 
 from __future__ import annotations
 
@@ -19,14 +20,20 @@ def write_transactions(
     partitions: Sequence[TopicPartition],
     transactions: Sequence[tuple[bool, Sequence[bytes | None]]],
 ) -> None:
-    """Write each (commit it?, values) as one transaction over all partitions: keys k0, k1, ..., times from 1,000 ms on. Returns
-    once all markers are in the logs; a marker takes an offset."""
+    """Write each (commit it?, values) as one transaction over all partitions: keys k0, k1, ...,
+    times from 1,000 ms on. Returns once all markers are in the logs; a marker takes an offset."""
     writer = RecordWriter({"bootstrap.servers": bootstrap}, transactional_id)
     for keep, values in transactions:
         writer.begin()
         keys = [b"k%d" % row for row in range(len(values))]
         for tp in partitions:
-            writer.write(tp.topic, keys, list(values), np.arange(len(values), dtype=np.int64) + 1000, tp.partition)
+            writer.write(
+                tp.topic,
+                keys,
+                list(values),
+                np.arange(len(values), dtype=np.int64) + 1000,
+                tp.partition,
+            )
         writer.flush(10)
         if keep:
             writer.commit(10)

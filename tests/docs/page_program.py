@@ -1,4 +1,5 @@
-"""One page as one program: its blocks run in order, in one namespace and one folder. docs/WRITING.md is the manual."""
+"""One page as one program: its blocks run in order, in one namespace and one folder.
+docs/WRITING.md is the manual."""
 
 from __future__ import annotations
 
@@ -25,11 +26,13 @@ class BlockError(AssertionError):
 
 
 class PageProgram:
-    """Runs blocks. ``folder`` is the current folder of all of them; ``bootstrap`` stands in for the address that pages write."""
+    """Runs blocks. ``folder`` is the current folder of all of them; ``bootstrap`` stands in for the
+    address that pages write."""
 
     def __init__(self, folder: Path, bootstrap: str | None) -> None:
         self._folder, self._bootstrap = folder, bootstrap
-        # As in a script or a notebook: functions and classes of the page travel to the workers by value.
+        # As in a script or a notebook: functions and classes of the page travel to the workers by
+        # value.
         self._names: dict[str, Any] = {"__name__": "__main__"}
 
     def run(self, block: Block) -> None:
@@ -55,7 +58,12 @@ class PageProgram:
     def _python(self, block: Block) -> None:
         # Errors and tracebacks name the page and its line.
         source = "\n" * (block.line - 1) + self._here(block.text)
-        linecache.cache[block.page] = (len(source), None, source.splitlines(keepends=True), block.page)
+        linecache.cache[block.page] = (
+            len(source),
+            None,
+            source.splitlines(keepends=True),
+            block.page,
+        )
         raised: BaseException | None = None
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
@@ -65,22 +73,36 @@ class PageProgram:
                 raised = error
         if "raises" in block.options:
             self._expect(block, raised)
-            self._compare(block, f"{raised}\n", block.output if block.output is not None else f"{raised}\n")
+            self._compare(
+                block, f"{raised}\n", block.output if block.output is not None else f"{raised}\n"
+            )
         elif raised is not None:
-            raise BlockError(f"{block.where}: {''.join(traceback.format_exception(raised))}") from raised
+            raise BlockError(
+                f"{block.where}: {''.join(traceback.format_exception(raised))}"
+            ) from raised
         elif not block.hidden:
             self._compare(block, printed.getvalue(), block.output or "")
 
     def _expect(self, block: Block, raised: BaseException | None) -> None:
         wanted, contained = block.options["raises"], block.options.get("contains", "")
-        if raised is None or wanted not in [base.__name__ for base in type(raised).__mro__] or contained not in str(raised):
-            raise BlockError(f"{block.where}: {wanted} with {contained!r} was to be raised, found {raised!r}") from raised
+        if (
+            raised is None
+            or wanted not in [base.__name__ for base in type(raised).__mro__]
+            or contained not in str(raised)
+        ):
+            raise BlockError(
+                f"{block.where}: {wanted} with {contained!r} was to be raised, found {raised!r}"
+            ) from raised
 
     def _doctest(self, block: Block) -> None:
-        test = doctest.DocTestParser().get_doctest(self._here(block.text), self._names, block.page, block.page, block.line - 1)
+        test = doctest.DocTestParser().get_doctest(
+            self._here(block.text), self._names, block.page, block.page, block.line - 1
+        )
         test.globs = self._names  # not a copy: later blocks go on
         said = io.StringIO()
-        failed, _ = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=said.write, clear_globs=False)
+        failed, _ = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(
+            test, out=said.write, clear_globs=False
+        )
         if failed:
             raise BlockError(f"{block.where}:\n{said.getvalue()}")
 
@@ -88,7 +110,11 @@ class PageProgram:
         done = subprocess.run(
             ["bash", "-e", "-o", "pipefail", "-c", self._here(command)],
             cwd=self._folder,
-            env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "160"},
+            env={
+                **os.environ,
+                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                "COLUMNS": "160",
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -97,22 +123,31 @@ class PageProgram:
             check=False,
         )
         if done.returncode != int(block.options.get("exit", "0")):
-            raise BlockError(f"{block.where}: {command!r} ended with {done.returncode}:\n{done.stdout}")
+            raise BlockError(
+                f"{block.where}: {command!r} ended with {done.returncode}:\n{done.stdout}"
+            )
         return done.stdout
 
     def _compare(self, block: Block, printed: str, shown: str) -> None:
         if self._bootstrap is not None:
             printed = printed.replace(self._bootstrap, BROKER_OF_PAGES)
-        if not doctest.OutputChecker().check_output(_lines(shown), _lines(printed), doctest.ELLIPSIS):
-            raise BlockError(f"{block.where}: the page shows\n{shown}\nand the block says\n{printed}")
+        if not doctest.OutputChecker().check_output(
+            _lines(shown), _lines(printed), doctest.ELLIPSIS
+        ):
+            raise BlockError(
+                f"{block.where}: the page shows\n{shown}\nand the block says\n{printed}"
+            )
 
     def _here(self, text: str) -> str:
-        return text.replace(BROKER_OF_PAGES, self._bootstrap) if self._bootstrap is not None else text
+        return (
+            text.replace(BROKER_OF_PAGES, self._bootstrap) if self._bootstrap is not None else text
+        )
 
 
 @contextlib.contextmanager
 def in_folder(folder: Path) -> Iterator[None]:
-    """``folder`` as the current one and first on the import path; modules imported from it are forgotten afterwards."""
+    """``folder`` as the current one and first on the import path; modules imported from it are
+    forgotten afterwards."""
     before = Path.cwd()
     os.chdir(folder)
     sys.path.insert(0, str(folder))

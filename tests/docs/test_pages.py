@@ -24,14 +24,21 @@ def _needs_a_broker(page: str) -> bool:
 
 
 def _parameter(page: str) -> Any:
-    return pytest.param(page, marks=[pytest.mark.spark, *([pytest.mark.broker] if _needs_a_broker(page) else [])], id=page)
+    return pytest.param(
+        page,
+        marks=[pytest.mark.spark, *([pytest.mark.broker] if _needs_a_broker(page) else [])],
+        id=page,
+    )
 
 
-@pytest.mark.parametrize("page", [_parameter(page) for page, text in TEXTS.items() if "```" in text])
+@pytest.mark.parametrize(
+    "page", [_parameter(page) for page, text in TEXTS.items() if "```" in text]
+)
 def test_a_page_does_what_it_says(
     page: str, spark: SparkSession, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark starts before the first page: in a folder that stays, and what is said of a slow start is none of a page's output."""
+    """Spark starts before the first page: in a folder that stays, and what is said of a slow start
+    is none of a page's output."""
     bootstrap = request.getfixturevalue("bootstrap") if _needs_a_broker(page) else None
     # Short, unlike tmp_path: sockets of Spark's workers lie in it.
     with tempfile.TemporaryDirectory(prefix="ef-") as folder, in_folder(Path(folder)):
@@ -44,18 +51,26 @@ def test_a_page_does_what_it_says(
 @pytest.mark.parametrize(
     ("page", "says"),
     [
-        ("```python\nprint(1)\n```\n<!-- output -->\n```text\n2\n```", r"p\.md:2: the page shows\n2\n\nand the block says\n1"),
+        (
+            "```python\nprint(1)\n```\n<!-- output -->\n```text\n2\n```",
+            r"p\.md:2: the page shows\n2\n\nand the block says\n1",
+        ),
         ("```python\nprint(1)\n```", r"p\.md:2: the page shows\n\nand the block says\n1"),
         ("```python\n>>> 1 + 1\n3\n```", r"(?s)p\.md:2.*Expected:\n    3\nGot:\n    2"),
         ("```python\n\n1 / 0\n```", r'(?s)File "p\.md", line 3.*ZeroDivisionError'),
-        ("<!-- test: raises=ValueError contains=seven -->\n```python\nint('six')\n```", "ValueError with 'seven' was to be raised"),
+        (
+            "<!-- test: raises=ValueError contains=seven -->\n```python\nint('six')\n```",
+            "ValueError with 'seven' was to be raised",
+        ),
         ("<!-- test: raises=KeyError -->\n```python\npass\n```", "was to be raised, found None"),
         ("<!-- test: run -->\n```console\n$ echo a\nb\n```", r"p\.md:3: the page shows\nb"),
         ("<!-- test: run -->\n```bash\nfalse\n```", "ended with 1"),
         ("<!-- test: run exit=3 -->\n```bash\nexit 2\n```", "ended with 2"),
     ],
 )
-def test_a_page_that_says_something_else_than_its_code_does_is_found(page: str, says: str, tmp_path: Path) -> None:
+def test_a_page_that_says_something_else_than_its_code_does_is_found(
+    page: str, says: str, tmp_path: Path
+) -> None:
     with pytest.raises(BlockError, match=says):
         _run(blocks(page, "p.md"), tmp_path)
 

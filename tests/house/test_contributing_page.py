@@ -27,7 +27,9 @@ def test_every_path_that_is_named_exists(path: str) -> None:
 
 def test_paths_are_found_where_they_are_named() -> None:
     assert len(paths(PAGE)) > 40
-    assert paths("run `./x`, `.venv/bin/python tests/made_pages.py` and [it](docs/design/README.md#top)") == [
+    assert paths(
+        "run `./x`, `.venv/bin/python tests/made_pages.py` and [it](docs/design/README.md#top)"
+    ) == [
         ".venv/bin/python",
         "docs/design/README.md",
         "tests/made_pages.py",
@@ -36,14 +38,19 @@ def test_paths_are_found_where_they_are_named() -> None:
 
 def test_every_package_has_its_row() -> None:
     table = PAGE.partition("## Where what runs")[2].partition("## Tests")[0]
-    packages = {f"src/everflow/{path.parent.name}/" for path in (ROOT / "src" / "everflow").glob("*/__init__.py")}
+    packages = {
+        f"src/everflow/{path.parent.name}/"
+        for path in (ROOT / "src" / "everflow").glob("*/__init__.py")
+    }
     rows = set(re.findall(r"src/everflow/\w+/", table))
     assert packages - rows == set()
 
 
 def test_every_folder_of_tests_has_its_row() -> None:
     folders = {
-        f"tests/{path.name}/" for path in (ROOT / "tests").iterdir() if path.is_dir() and any(path.rglob("test_*.py"))
+        f"tests/{path.name}/"
+        for path in (ROOT / "tests").iterdir()
+        if path.is_dir() and any(path.rglob("test_*.py"))
     }
     assert {folder for folder in folders if f"| `{folder}` |" not in PAGE} == set()
 
@@ -54,7 +61,14 @@ def test_the_readme_leads_there(name: str) -> None:
 
 
 def test_every_example_is_listed_and_run_by_a_test() -> None:
-    assert set(re.findall(r"^\| \[([^\]]+)\]", (ROOT / "examples" / "README.md").read_text(), re.MULTILINE)) == EXAMPLES
+    assert (
+        set(
+            re.findall(
+                r"^\| \[([^\]]+)\]", (ROOT / "examples" / "README.md").read_text(), re.MULTILINE
+            )
+        )
+        == EXAMPLES
+    )
     tests = "\n".join(
         path.read_text()
         for path in [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "examples").glob("test_*.py")]

@@ -1,4 +1,5 @@
-"""Every code block of README.md and docs/ is run by a test, or says why not; shell lines are ones the commands take.
+"""Every code block of README.md and docs/ is run by a test, or says why not; shell lines are ones
+the commands take.
 
 What a block says by invisible comments: docs/WRITING.md. tests/docs runs them.
 """
@@ -17,10 +18,23 @@ import pytest
 import typer
 
 from everflow.cli.app import app
-from markdown_pages import OPTIONS, ROOT, SHELL, Block, PageError, blocks, page_id, pages, shell_commands, shown_output
+from markdown_pages import (
+    OPTIONS,
+    ROOT,
+    SHELL,
+    Block,
+    PageError,
+    blocks,
+    page_id,
+    pages,
+    shell_commands,
+    shown_output,
+)
 
 # typer's base class; it comes with a click of its own or with the package, by its version
-ClickException: type[Any] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+ClickException: type[Any] = next(
+    base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
+)
 PAGES = pages()
 ENDS_A_COMMAND = {";", "&", "&&", "|", "||", "(", ")"}
 RUN_PY = {"bench": "bench/run.py", "chaos": "chaos/run.py"}
@@ -40,16 +54,26 @@ def problem(block: Block) -> str | None:
     if "file" in options or block.language == "python":
         return None
     if block.language not in SHELL:
-        return f"nothing runs a block of {block.language or 'no language'}; mark it as an output, as a file, or say why not"
-    if "run" in options or not (shown_output(block) if block.language == "console" else block.output):
+        return (
+            f"nothing runs a block of {block.language or 'no language'}; mark it as an output, "
+            f"as a file, or say why not"
+        )
+    if "run" in options or not (
+        shown_output(block) if block.language == "console" else block.output
+    ):
         return None
-    return "it shows what commands print, and no test compares it: mark it with run, or name the test with by="
+    return (
+        "it shows what commands print, and no test compares it: mark it with run, or name the "
+        "test with by="
+    )
 
 
 def wrong_commands(block: Block) -> list[str]:
     """Lines of a shell block that bash, `everflow` or `./run` would not take."""
     lines = shell_commands(block)
-    checked = subprocess.run(["bash", "-n"], input="\n".join(lines), capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        ["bash", "-n"], input="\n".join(lines), capture_output=True, text=True, check=False
+    )
     if checked.returncode:
         return [checked.stderr]
     commands = [words for line in lines for words in _commands(line)]
@@ -91,10 +115,14 @@ def _everflow_refusal(arguments: list[str]) -> str | None:
     context = None
     try:
         while True:
-            context = command.make_context(command.name or "everflow", list(arguments), parent=context)
+            context = command.make_context(
+                command.name or "everflow", list(arguments), parent=context
+            )
             if not isinstance(command, typer.core.TyperGroup):
                 return None
-            _, command, arguments = command.resolve_command(context, [*context._protected_args, *context.args])
+            _, command, arguments = command.resolve_command(
+                context, [*context._protected_args, *context.args]
+            )
     except typer.Exit:
         return None  # --help, --version
     except ClickException as error:
@@ -110,8 +138,16 @@ def _run_refusal(arguments: list[str]) -> str | None:
         return _everflow_refusal(arguments)
     if arguments[0] in RUN_PY and len(arguments) > 1:
         program = (ROOT / RUN_PY[arguments[0]]).read_text()
-        unknown = [word for word in arguments[1:] if not word.startswith("/") and f'"{word}"' not in program]
-        return f"{RUN_PY[arguments[0]]} does not know {unknown}" if arguments[1].startswith("-") and unknown else None
+        unknown = [
+            word
+            for word in arguments[1:]
+            if not word.startswith("/") and f'"{word}"' not in program
+        ]
+        return (
+            f"{RUN_PY[arguments[0]]} does not know {unknown}"
+            if arguments[1].startswith("-") and unknown
+            else None
+        )
     return None
 
 
@@ -133,14 +169,23 @@ def test_every_block_is_run_or_says_why_not(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=page_id)
 def test_shell_lines_are_ones_that_the_commands_take(path: Path) -> None:
-    shell = [block for block in blocks_of(path) if block.language in SHELL and "skip" not in block.options]
+    shell = [
+        block
+        for block in blocks_of(path)
+        if block.language in SHELL and "skip" not in block.options
+    ]
     assert [f"{block.where}: {wrong}" for block in shell for wrong in wrong_commands(block)] == []
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_id)
 def test_python_blocks_can_be_read(path: Path) -> None:
     for block in blocks_of(path):
-        if block.language == "python" and "skip" not in block.options and "by" not in block.options and ">>> " not in block.text:
+        if (
+            block.language == "python"
+            and "skip" not in block.options
+            and "by" not in block.options
+            and ">>> " not in block.text
+        ):
             compile(block.text, block.where, "exec")
 
 
@@ -163,7 +208,9 @@ def test_links_lead_somewhere(path: Path) -> None:
     for link in _links(path):
         name, _, anchor = link.partition("#")
         target = (path.parent / name).resolve() if name else path
-        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in _anchors(target)):
+        if not target.exists() or (
+            anchor and target.suffix == ".md" and anchor not in _anchors(target)
+        ):
             wrong.append(link)
     assert wrong == []
 
@@ -180,7 +227,10 @@ def test_every_option_is_in_the_manual() -> None:
         ("```json\n{}\n```", "nothing runs a block of json"),
         ("```\nx\n```", "no language"),
         ('<!-- test: skip="no" -->\n```text\nx\n```', "say why"),
-        ("<!-- test: by=tests/house/test_documentation.py::test_gone -->\n```text\nx\n```", "there is no test"),
+        (
+            "<!-- test: by=tests/house/test_documentation.py::test_gone -->\n```text\nx\n```",
+            "there is no test",
+        ),
         ("```console\n$ echo x\nx\n```", "no test compares it"),
         ("```bash\necho x\n```\n<!-- output -->\n```text\nx\n```", "no test compares it"),
     ],
@@ -226,8 +276,10 @@ def test_a_shell_line_that_would_be_refused_is_found(line: str) -> None:
 def test_a_shell_line_as_people_write_them_passes() -> None:
     text = (
         "everflow broker --port 9092 --topic flights:4   # a broker\n"
-        "everflow describe flights:builder | head -3 && ./run bench throughput; ./run demo --json out.json\n"
-        "exec everflow run flights:builder --application-id delays \\\n    --set group.instance.id=$HOSTNAME\n"
+        "everflow describe flights:builder | head -3 && ./run bench throughput; ./run demo --json "
+        "out.json\n"
+        "exec everflow run flights:builder --application-id delays \\\n    --set "
+        "group.instance.id=$HOSTNAME\n"
         "everflow run --help\n"
     )
     assert wrong_commands(Block("p.md", 1, "bash", text)) == []

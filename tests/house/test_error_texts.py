@@ -16,7 +16,9 @@ def test_every_code_says_what_it_said() -> None:
 
 
 def test_a_text_is_read_with_what_is_put_into_it_left_out() -> None:
-    module = ast.parse('class A(E):\n    code = "EF-A"\nclass B(A): pass\nraise B(f"{tp}: gone\\nmore", 1)')
+    module = ast.parse(
+        'class A(E):\n    code = "EF-A"\nclass B(A): pass\nraise B(f"{tp}: gone\\nmore", 1)'
+    )
     assert own_codes([module]) == {"A": "EF-A", "B": "EF-A"}
     call = next(node for node in ast.walk(module) if isinstance(node, ast.Call))
     assert first_line(call.args[0]) == "{}: gone"

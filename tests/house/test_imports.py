@@ -17,9 +17,31 @@ SRC = Path(__file__).parents[2] / "src"
 ARROW = frozenset({"pyarrow", "numpy"})
 KAFKA = frozenset({"confluent_kafka", "kafka"})
 
-VALUES = ("errors", "config", "config_texts", "setting_checks", "records", "serdes", "windows", "clock", "metrics", "moves")
+VALUES = (
+    "errors",
+    "config",
+    "config_texts",
+    "setting_checks",
+    "records",
+    "serdes",
+    "windows",
+    "clock",
+    "metrics",
+    "moves",
+)
 USER_SIDE = ("user_texts", "user_listener", "hidden_modules", "waits")
-LAYER_0 = (*VALUES, "jvm", "sockets", "location", "foreign_names", "logs", "stop_signals", "retry", "threads", *USER_SIDE)
+LAYER_0 = (
+    *VALUES,
+    "jvm",
+    "sockets",
+    "location",
+    "foreign_names",
+    "logs",
+    "stop_signals",
+    "retry",
+    "threads",
+    *USER_SIDE,
+)
 BASE = frozenset(f"everflow.{name}" for name in LAYER_0)
 PURE = frozenset({"everflow.topology", "everflow.operators", "everflow.assignment"}) | {
     "everflow.state.store",
@@ -35,8 +57,8 @@ FRONT = ALL_BELOW_CLI | {"everflow"}
 TOP = frozenset({"everflow.testing", "everflow.console", "everflow.demo", "everflow.cli"})
 DEMO = frozenset({"confluent_kafka", "pandas", "pyspark", "rich"})
 
-# The longest matching prefix decides. (prefix, what of everflow it may import, what of other packages).
-# A prefix covers the module and everything under it.
+# The longest matching prefix decides. (prefix, what of everflow it may import, what of other
+# packages). A prefix covers the module and everything under it.
 TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
     # 0: values; the standard library and Arrow
     *((name, BASE, ARROW | {"orjson"}) for name in sorted(BASE)),
@@ -45,19 +67,37 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
     # 2: how functions of the user reach the workers
     ("everflow.travel", BASE | {"everflow.travel"}, frozenset({"pyspark"})),
     # 2: what users write; may ask Spark what a Column means
-    ("everflow.dsl", BELOW_RUNTIME | {"everflow.spark.session", "everflow.spark.expressions"}, ARROW | {"pyspark"}),
+    (
+        "everflow.dsl",
+        BELOW_RUNTIME | {"everflow.spark.session", "everflow.spark.expressions"},
+        ARROW | {"pyspark"},
+    ),
     # 3: the engines, each in its own folder; they do not know one another
     ("everflow.state", BASE | PURE | {"everflow.state"}, ARROW | {"lmdb"}),
     (
         "everflow.kafka",
-        BASE | PURE | {f"everflow.kafka.{name}" for name in ("client_log", "errors", "group_channel", "producer")},
+        BASE
+        | PURE
+        | {
+            f"everflow.kafka.{name}"
+            for name in ("client_log", "errors", "group_channel", "producer")
+        },
         KAFKA | {"numpy"},
     ),
     ("everflow.kafka.reading", BASE | PURE | {"everflow.kafka"}, ARROW | KAFKA),
-    ("everflow.spark", BASE | PURE | {"everflow.spark", "everflow.travel.own_code"}, ARROW | {"pyspark", "py4j", "pandas"}),
-    # imported before the fork of the Python workers, so that each starts warm: it names what workers will need
+    (
+        "everflow.spark",
+        BASE | PURE | {"everflow.spark", "everflow.travel.own_code"},
+        ARROW | {"pyspark", "py4j", "pandas"},
+    ),
+    # imported before the fork of the Python workers, so that each starts warm: it names what
+    # workers will need
     ("everflow.spark.daemon", BASE | {"everflow.spark"}, frozenset({"pyspark"})),
-    ("everflow.membership", BASE | PURE | {"everflow.membership", "everflow.kafka.group_channel"}, KAFKA),
+    (
+        "everflow.membership",
+        BASE | PURE | {"everflow.membership", "everflow.kafka.group_channel"},
+        KAFKA,
+    ),
     # 4: joins them: the rooms of runtime, lowest first; a room imports only rooms below it
     ("everflow.runtime.commit", BASE | {"everflow.runtime.commit"}, frozenset()),
     ("everflow.runtime.topics", BASE | PURE | {"everflow.runtime.topics"}, frozenset()),
@@ -66,35 +106,60 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         BASE | PURE | {"everflow.runtime.restore", "everflow.state", "everflow.kafka.admin"},
         frozenset({"numpy"}),
     ),
-    ("everflow.runtime.restore.restore_plan", BASE | PURE | {"everflow.state.store_meta"}, frozenset()),
+    (
+        "everflow.runtime.restore.restore_plan",
+        BASE | PURE | {"everflow.state.store_meta"},
+        frozenset(),
+    ),
     (
         "everflow.runtime.step",
-        BASE | PURE | {"everflow.runtime.step", "everflow.runtime.commit.batch", "everflow.travel.own_code"},
+        BASE
+        | PURE
+        | {"everflow.runtime.step", "everflow.runtime.commit.batch", "everflow.travel.own_code"},
         ARROW,
     ),
     (
         "everflow.runtime.worker",
-        BASE | PURE | {f"everflow.{name}" for name in ("runtime.worker", "runtime.step", "runtime.commit", "kafka", "state")},
+        BASE
+        | PURE
+        | {
+            f"everflow.{name}"
+            for name in ("runtime.worker", "runtime.step", "runtime.commit", "kafka", "state")
+        },
         ARROW,
     ),
     (
         "everflow.runtime.worker.kafka_sink",  # its effects are ports: a simulation runs it
-        BASE | PURE | {"everflow.runtime.step", "everflow.runtime.commit", "everflow.state.store_meta"}
+        BASE
+        | PURE
+        | {"everflow.runtime.step", "everflow.runtime.commit", "everflow.state.store_meta"}
         | {f"everflow.runtime.worker.{name}" for name in ("crash_points", "large_records")},
         frozenset({"numpy"}),
     ),
     ("everflow.runtime.tasks", BASE | PURE | TASKS, frozenset()),
-    ("everflow.runtime.tasks.task_recovery", BASE | PURE | TASKS | {"everflow.kafka", "everflow.state"}, frozenset()),
+    (
+        "everflow.runtime.tasks.task_recovery",
+        BASE | PURE | TASKS | {"everflow.kafka", "everflow.state"},
+        frozenset(),
+    ),
     (
         "everflow.runtime.copies",
-        BASE | PURE | {f"everflow.{name}" for name in ("runtime.copies", "runtime.tasks", "runtime.restore", "state")},
+        BASE
+        | PURE
+        | {
+            f"everflow.{name}"
+            for name in ("runtime.copies", "runtime.tasks", "runtime.restore", "state")
+        },
         frozenset(),
     ),
     (
         "everflow.runtime.thread",
         BASE
         | PURE
-        | {f"everflow.runtime.{room}" for room in ("thread", "worker", "step", "tasks", "topics", "commit")}
+        | {
+            f"everflow.runtime.{room}"
+            for room in ("thread", "worker", "step", "tasks", "topics", "commit")
+        }
         | {"everflow.spark", "everflow.kafka.admin", "everflow.travel"},
         ARROW | {"pyspark", "py4j"},
     ),
@@ -107,18 +172,28 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         frozenset({"kafka"}),
     ),
     # the instance: joins rooms and engines, and uses no engine's package itself
-    ("everflow.runtime", BASE | PURE | ENGINES | {"everflow.runtime", "everflow.travel"}, frozenset()),
+    (
+        "everflow.runtime",
+        BASE | PURE | ENGINES | {"everflow.runtime", "everflow.travel"},
+        frozenset(),
+    ),
     ("everflow.runtime.client_state", BASE, frozenset()),
     # 5: on top; nothing below imports these
     ("everflow.testing", FRONT | {"everflow.testing"}, ARROW | KAFKA),
     ("everflow.console", FRONT | {"everflow.console"}, frozenset({"rich"})),
-    ("everflow.demo", FRONT | {"everflow.testing", "everflow.console", "everflow.demo"}, ARROW | DEMO),
+    (
+        "everflow.demo",
+        FRONT | {"everflow.testing", "everflow.console", "everflow.demo"},
+        ARROW | DEMO,
+    ),
     ("everflow.cli", FRONT | TOP, frozenset({"confluent_kafka", "pyspark", "rich", "typer"})),
     ("everflow", ALL_BELOW_CLI, frozenset()),
 )
 
 # Layer 1 decides with values: these standard modules are effects, clocks, randomness or threads.
-IMPURE = frozenset({"asyncio", "io", "multiprocessing", "os", "pathlib", "queue", "random", "secrets", "shutil"}) | {
+IMPURE = frozenset(
+    {"asyncio", "io", "multiprocessing", "os", "pathlib", "queue", "random", "secrets", "shutil"}
+) | {
     "socket",
     "subprocess",
     "tempfile",
@@ -127,7 +202,10 @@ IMPURE = frozenset({"asyncio", "io", "multiprocessing", "os", "pathlib", "queue"
     "uuid",
 }
 # A step measures itself, and looks at paths of the user's files; it starts and opens nothing.
-EFFECTS = (*((prefix, IMPURE) for prefix in sorted(PURE)), ("everflow.runtime.step", IMPURE - {"time", "pathlib"}))
+EFFECTS = (
+    *((prefix, IMPURE) for prefix in sorted(PURE)),
+    ("everflow.runtime.step", IMPURE - {"time", "pathlib"}),
+)
 
 
 def _module_name(path: Path) -> str:
@@ -172,7 +250,8 @@ def violations(module: str, source: str) -> list[str]:
     for line, name in _imports(ast.parse(source)):
         top = name.split(".")[0]
         if top == "everflow":
-            # `from everflow import StreamsBuilder`: a class of the front door, unless it names a submodule
+            # `from everflow import StreamsBuilder`: a class of the front door, unless it names a
+            # submodule
             named = name if _is_module(name) or name == "everflow" else name.rpartition(".")[0]
             allowed = any(_under(named, prefix) for prefix in inner)
         elif top in sys.stdlib_module_names:
@@ -210,24 +289,48 @@ def test_imports_follow_the_layers(path: Path) -> None:
         ("everflow.runtime.commit.gate_client", "import confluent_kafka"),
         ("everflow.runtime.commit.batch", "from everflow.runtime.tasks.task import Task"),
         ("everflow.runtime.topics.end_offsets", "from everflow.kafka.admin import ClusterAdmin"),
-        ("everflow.runtime.topics.topic_watch", "from everflow.runtime.commit.batch import BatchId"),
+        (
+            "everflow.runtime.topics.topic_watch",
+            "from everflow.runtime.commit.batch import BatchId",
+        ),
         ("everflow.runtime.restore.restoration", "from everflow.runtime.tasks.task import Task"),
-        ("everflow.runtime.restore.restore_plan", "from everflow.state.lmdb_store import LmdbStore"),
+        (
+            "everflow.runtime.restore.restore_plan",
+            "from everflow.state.lmdb_store import LmdbStore",
+        ),
         ("everflow.runtime.step.task_step", "import threading"),
         ("everflow.runtime.step.step_stores", "import lmdb"),
         ("everflow.runtime.step.step_failure", "from everflow.kafka.errors import classify"),
-        ("everflow.runtime.worker.kafka_sink", "from everflow.runtime.thread.stream_thread import StreamThread"),
+        (
+            "everflow.runtime.worker.kafka_sink",
+            "from everflow.runtime.thread.stream_thread import StreamThread",
+        ),
         ("everflow.runtime.worker.kafka_sink", "from everflow.runtime.tasks.task import Task"),
         ("everflow.runtime.worker.kafka_sink", "import confluent_kafka"),
         ("everflow.runtime.worker.resident_step", "import pyspark"),
         ("everflow.runtime.tasks.task_manager", "import pyspark"),
         ("everflow.runtime.tasks.recovery", "from everflow.kafka.admin import ClusterAdmin"),
-        ("everflow.runtime.tasks.task_recovery", "from everflow.runtime.copies.state_updater import StateUpdater"),
-        ("everflow.runtime.copies.state_updater", "from everflow.kafka.reading.copy_follower import CopyFollower"),
-        ("everflow.runtime.copies.known_copies", "from everflow.runtime.thread.stream_thread import StreamThread"),
-        ("everflow.runtime.thread.stream_thread", "from everflow.runtime.kafka_streams import KafkaStreams"),
+        (
+            "everflow.runtime.tasks.task_recovery",
+            "from everflow.runtime.copies.state_updater import StateUpdater",
+        ),
+        (
+            "everflow.runtime.copies.state_updater",
+            "from everflow.kafka.reading.copy_follower import CopyFollower",
+        ),
+        (
+            "everflow.runtime.copies.known_copies",
+            "from everflow.runtime.thread.stream_thread import StreamThread",
+        ),
+        (
+            "everflow.runtime.thread.stream_thread",
+            "from everflow.runtime.kafka_streams import KafkaStreams",
+        ),
         ("everflow.runtime.thread.thread_job", "import confluent_kafka"),
-        ("everflow.runtime.query.queries", "from everflow.runtime.kafka_streams import KafkaStreams"),
+        (
+            "everflow.runtime.query.queries",
+            "from everflow.runtime.kafka_streams import KafkaStreams",
+        ),
         ("everflow.runtime.query.store_query", "import lmdb"),
         ("everflow.runtime.wiring", "import confluent_kafka"),
         ("everflow.runtime.client_state", "from everflow.runtime.tasks.task import Task"),
@@ -244,7 +347,8 @@ def test_the_table_catches(module: str, source: str) -> None:
 
 
 def reached(start: str) -> set[str]:
-    """What is imported, by modules of ours over any number of steps, when ``start`` and all under it are."""
+    """What is imported, by modules of ours over any number of steps, when ``start`` and all under
+    it are."""
     texts = {_module_name(path): path.read_text() for path in MODULES}
     pending = [module for module in texts if _under(module, start)]
     found: set[str] = set()
@@ -255,7 +359,9 @@ def reached(start: str) -> set[str]:
         found.add(module)
         if module in texts:
             pending += [module.rsplit(".", n)[0] for n in range(1, module.count(".") + 1)]
-            pending += [_imported(name, texts.keys()) for _, name in _imports(ast.parse(texts[module]))]
+            pending += [
+                _imported(name, texts.keys()) for _, name in _imports(ast.parse(texts[module]))
+            ]
     return found
 
 
@@ -268,17 +374,27 @@ def _imported(name: str, modules: Collection[str]) -> str:
 def test_what_a_worker_imports_reaches_neither_spark_nor_the_drivers_rooms(start: str) -> None:
     found = reached(start)
     drivers = ("tasks", "copies", "thread", "query", "restore", "topics", "kafka_streams", "wiring")
-    assert {name for name in found if any(_under(name, f"everflow.runtime.{room}") for room in drivers)} == set()
-    engines = {name.split(".")[0] for name in found} - sys.stdlib_module_names - {"everflow", "orjson"} - ARROW
+    assert {
+        name for name in found if any(_under(name, f"everflow.runtime.{room}") for room in drivers)
+    } == set()
+    engines = (
+        {name.split(".")[0] for name in found}
+        - sys.stdlib_module_names
+        - {"everflow", "orjson"}
+        - ARROW
+    )
     assert engines <= (KAFKA | {"lmdb"} if start.endswith("worker") else set())
 
 
 def test_reach_goes_over_several_steps() -> None:
-    assert {"lmdb", "everflow.state.lmdb_env"} <= reached("everflow.runtime.query.queries"), "through state.lmdb_store"
+    assert {"lmdb", "everflow.state.lmdb_env"} <= reached("everflow.runtime.query.queries"), (
+        "through state.lmdb_store"
+    )
 
 
 def circles(sources: Mapping[str, str]) -> list[list[str]]:
-    """Modules that import one another, directly or around; ``sources``: module -> its text. An import inside a function counts."""
+    """Modules that import one another, directly or around; ``sources``: module -> its text. An
+    import inside a function counts."""
     graph = {
         module: {_imported(name, sources) for _, name in _imports(ast.parse(text))} & sources.keys()
         for module, text in sources.items()
@@ -289,7 +405,9 @@ def circles(sources: Mapping[str, str]) -> list[list[str]]:
         for module, targets in graph.items()
         if not targets & graph.keys() or not any(module in others for others in graph.values())
     }:
-        graph = {module: targets - outside for module, targets in graph.items() if module not in outside}
+        graph = {
+            module: targets - outside for module, targets in graph.items() if module not in outside
+        }
     return [sorted([module, *targets]) for module, targets in sorted(graph.items())]
 
 
@@ -300,7 +418,15 @@ def test_no_modules_import_one_another() -> None:
 def test_a_circle_is_seen_and_the_type_checkers_imports_make_none() -> None:
     late = "def f():\n    from p import b"
     typing = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from p.b import x"
-    assert circles({"p.a": late, "p.b": "from p.c import x", "p.c": "import p.a", "p.top": "import p.a", "p.low": ""}) == [
+    assert circles(
+        {
+            "p.a": late,
+            "p.b": "from p.c import x",
+            "p.c": "import p.a",
+            "p.top": "import p.a",
+            "p.low": "",
+        }
+    ) == [
         ["p.a", "p.b"],
         ["p.b", "p.c"],
         ["p.a", "p.c"],
@@ -316,7 +442,9 @@ def test_the_architecture_page_has_all_of_layer_0() -> None:
 
 def test_every_room_has_a_row_of_its_own() -> None:
     rooms = {_module_name(path) for path in SRC.glob("everflow/runtime/*/__init__.py")}
-    assert rooms - {row[0] for row in TABLE} == set(), "its neighbours' row would let it import whatever they may"
+    assert rooms - {row[0] for row in TABLE} == set(), (
+        "its neighbours' row would let it import whatever they may"
+    )
 
 
 def test_imports_for_the_type_checker_are_free() -> None:

@@ -1,4 +1,5 @@
-"""Modules, classes and functions that the pages for maintainers name are there, and where the pages say."""
+"""Modules, classes and functions that the pages for maintainers name are there, and where the pages
+say."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NOTES = ROOT / "docs" / "design"
-HOLDS = re.findall(r"^\| \[[^\]]+\]\((\S+)\) \| holds", (NOTES / "README.md").read_text(), re.MULTILINE)
+HOLDS = re.findall(
+    r"^\| \[[^\]]+\]\((\S+)\) \| holds", (NOTES / "README.md").read_text(), re.MULTILINE
+)
 PAGES = [
     ROOT / "CONTRIBUTING.md",
     ROOT / "STYLE.md",
@@ -20,11 +23,20 @@ PAGES = [
     ROOT / "docs" / "ARCHITECTURE.md",
     *(NOTES / name for name in HOLDS),
 ]
-SOURCES = sorted(path for folder in ("src", "tests", "bench", "chaos") for path in (ROOT / folder).rglob("*.py"))
+SOURCES = sorted(
+    path for folder in ("src", "tests", "bench", "chaos") for path in (ROOT / folder).rglob("*.py")
+)
 SOURCES.remove(Path(__file__))
 
 HISTORY = {
-    "012-taps.md": {"BulkFollower", "BulkReader", "ClientReader", "LogFollower", "StreamReader", "TailReader"},
+    "012-taps.md": {
+        "BulkFollower",
+        "BulkReader",
+        "ClientReader",
+        "LogFollower",
+        "StreamReader",
+        "TailReader",
+    },
 }
 """What a note says was there once."""
 OTHERS = {
@@ -41,7 +53,8 @@ _NAME = re.compile(r"(?<![\w.$-])(?:[A-Z][a-z]+\w*[A-Z]\w*|_?[A-Za-z]\w*_\w+|_[a
 
 @cache
 def defined(path: Path) -> frozenset[str]:
-    """What a module defines at any depth, the parameters and values that it names, and what it imports."""
+    """What a module defines at any depth, the parameters and values that it names, and what it
+    imports."""
     found = {path.stem, path.parent.name}
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
@@ -78,7 +91,10 @@ def member(path: Path, dotted: str) -> bool:
 
 def _names(node: ast.stmt) -> set[str]:
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    return {getattr(node, "name", ""), *(target.id for target in targets if isinstance(target, ast.Name))}
+    return {
+        getattr(node, "name", ""),
+        *(target.id for target in targets if isinstance(target, ast.Name)),
+    }
 
 
 def wrong(text: str) -> Iterator[str]:
@@ -95,7 +111,11 @@ def wrong(text: str) -> Iterator[str]:
             homes = [path for path in SOURCES if path.stem == module]
             if homes and not any(name in defined(path) for path in homes):
                 yield span
-        yield from (name for name in _NAME.findall(_PLACE.sub("", span)) if name not in ALL and not name.isupper())
+        yield from (
+            name
+            for name in _NAME.findall(_PLACE.sub("", span))
+            if name not in ALL and not name.isupper()
+        )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -114,13 +134,31 @@ def test_the_way_of_a_record_is_told_by_places() -> None:
 
 
 def test_a_name_that_leads_nowhere_is_seen() -> None:
-    assert list(wrong("`GroupSettings`, `MemberSettings`; `config.StreamsConfig`, `config.Nothing`; `min_traffics` of no one")) == [
+    assert list(
+        wrong(
+            "`GroupSettings`, `MemberSettings`; `config.StreamsConfig`, `config.Nothing`; "
+            "`min_traffics` of no one"
+        )
+    ) == [
         "MemberSettings",
         "config.Nothing",
         "min_traffics",
     ]
-    assert list(wrong("`config.py`, `confog.py`, `kafka/producer.py:fence`, `kafka/producer.py: RecordWriter.fence`")) == [
+    assert list(
+        wrong(
+            "`config.py`, `confog.py`, `kafka/producer.py:fence`, `kafka/producer.py: "
+            "RecordWriter.fence`"
+        )
+    ) == [
         "confog.py",
         "kafka/producer.py:RecordWriter.fence",
     ]
-    assert list(wrong("`task.timeout.ms`, `EVERFLOW_EXPLORE=1`, `KSTREAM-FILTER-0000000001`, `examples/`, word")) == []
+    assert (
+        list(
+            wrong(
+                "`task.timeout.ms`, `EVERFLOW_EXPLORE=1`, `KSTREAM-FILTER-0000000001`, "
+                "`examples/`, word"
+            )
+        )
+        == []
+    )

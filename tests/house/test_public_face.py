@@ -1,4 +1,5 @@
-"""What is public: where it is imported from, and that its docstrings are contracts. docs/guide/reference.md is the list itself."""
+"""What is public: where it is imported from, and that its docstrings are contracts.
+docs/guide/reference.md is the list itself."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ MODULES = (
     "everflow.serdes",
     "everflow.testing",
 )
-"""Users import from these, and from nowhere below them. `agg`, `errors` and `serdes` are also names of `everflow`."""
+"""Users import from these, and from nowhere below them. `agg`, `errors` and `serdes` are also names
+of `everflow`."""
 OF_A_NAME = frozenset(
     [
         "a",
@@ -75,7 +77,9 @@ def public() -> Iterator[tuple[str, Any, Any]]:
             yield f"{name}.{member}", value.fget if isinstance(value, property) else value, thing
 
 
-ENTRIES = [entry for entry in public() if entry[0] != "StateListener"]  # a type alias: the page has its words
+ENTRIES = [
+    entry for entry in public() if entry[0] != "StateListener"
+]  # a type alias: the page has its words
 CLASSES = [
     (name, thing)
     for name, thing, owner in ENTRIES
@@ -87,17 +91,27 @@ CLASSES = [
 
 
 def said_around(thing: Any, owner: Any) -> str:
-    """What a reader knows of ``thing``: its docstring, those of its class with bases, and their modules'."""
+    """What a reader knows of ``thing``: its docstring, those of its class with bases, and their
+    modules'."""
     readable = [thing, *(owner.__mro__ if isinstance(owner, type) else [owner])]
     homes = [sys.modules.get(getattr(one, "__module__", "")) for one in readable]
-    return "\n".join(inspect.getdoc(one) or "" for one in [*readable, *homes] if one is not None and one is not object)
+    return "\n".join(
+        inspect.getdoc(one) or ""
+        for one in [*readable, *homes]
+        if one is not None and one is not object
+    )
 
 
 def restates(name: str, said: str) -> bool:
     """Whether a docstring says hardly more than the name does."""
     words = re.findall(r"[a-z]+|`[^`]+`", said.lower())
-    of_the_name = set(re.findall(r"[a-z]+", re.sub(r"([A-Z])", r" \1", name.replace("_", " ")).lower()))
-    return len([word for word in words if word not in OF_A_NAME and word not in of_the_name]) < FEWEST_WORDS
+    of_the_name = set(
+        re.findall(r"[a-z]+", re.sub(r"([A-Z])", r" \1", name.replace("_", " ")).lower())
+    )
+    return (
+        len([word for word in words if word not in OF_A_NAME and word not in of_the_name])
+        < FEWEST_WORDS
+    )
 
 
 def raised(source: str) -> set[str]:
@@ -115,10 +129,16 @@ def private_imports(source: str) -> list[str]:
     wrong = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            wrong += [one.name for one in node.names if one.name.startswith("everflow") and one.name not in MODULES]
+            wrong += [
+                one.name
+                for one in node.names
+                if one.name.startswith("everflow") and one.name not in MODULES
+            ]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "everflow":
             listed = set(getattr(importlib.import_module(node.module or ""), "__all__", ()))
-            public_here = {name for name in (one.name for one in node.names) if name in listed or not listed}
+            public_here = {
+                name for name in (one.name for one in node.names) if name in listed or not listed
+            }
             below = {one.name for one in node.names if f"{node.module}.{one.name}" in MODULES}
             wrong += [
                 f"{node.module}.{one.name}"
@@ -129,7 +149,8 @@ def private_imports(source: str) -> list[str]:
 
 
 def programs() -> Iterator[tuple[str, str]]:
-    """All Python that readers see: the pages' blocks (hidden set-up is ours), the examples, the templates of new projects."""
+    """All Python that readers see: the pages' blocks (hidden set-up is ours), the examples, the
+    templates of new projects."""
     for page in pages():
         for block in blocks(page.read_text(), page_id(page)):
             if block.language == "python" and not block.hidden and "skip" not in block.options:
@@ -162,7 +183,9 @@ def import_lines(text: str) -> str:
     return "\n".join(readable)
 
 
-@pytest.mark.parametrize(("where", "text"), [pytest.param(*program, id=program[0]) for program in programs()])
+@pytest.mark.parametrize(
+    ("where", "text"), [pytest.param(*program, id=program[0]) for program in programs()]
+)
 def test_docs_and_examples_import_public_names_only(where: str, text: str) -> None:
     assert private_imports(import_lines(text)) == []
 
@@ -172,25 +195,39 @@ def test_every_name_of_a_public_module_is_in_the_reference() -> None:
         MODULES
     )
     in_a_section = {name for section in SECTIONS for name in section.names.split()}
-    errors = {name for name in PLACES if isinstance(found(name), type) and issubclass(found(name), Exception)}
+    errors = {
+        name
+        for name in PLACES
+        if isinstance(found(name), type) and issubclass(found(name), Exception)
+    }
     assert set(PLACES) - errors == in_a_section
 
 
-@pytest.mark.parametrize(("name", "thing", "owner"), [pytest.param(*entry, id=entry[0]) for entry in ENTRIES])
+@pytest.mark.parametrize(
+    ("name", "thing", "owner"), [pytest.param(*entry, id=entry[0]) for entry in ENTRIES]
+)
 def test_a_docstring_says_more_than_the_name(name: str, thing: Any, owner: Any) -> None:
     assert not restates(name.rpartition(".")[2], inspect.getdoc(thing) or ""), (
         "say what it gives or does, for whom, when not"
     )
 
 
-@pytest.mark.parametrize(("name", "thing", "owner"), [pytest.param(*entry, id=entry[0]) for entry in ENTRIES])
+@pytest.mark.parametrize(
+    ("name", "thing", "owner"), [pytest.param(*entry, id=entry[0]) for entry in ENTRIES]
+)
 def test_what_it_raises_is_said(name: str, thing: Any, owner: Any) -> None:
     if inspect.isfunction(thing):
         said = said_around(thing, owner)
-        assert {error for error in raised(textwrap.dedent(inspect.getsource(thing))) if error not in said} == set()
+        assert {
+            error
+            for error in raised(textwrap.dedent(inspect.getsource(thing)))
+            if error not in said
+        } == set()
 
 
-@pytest.mark.parametrize(("name", "thing", "owner"), [pytest.param(*entry, id=entry[0]) for entry in ENTRIES])
+@pytest.mark.parametrize(
+    ("name", "thing", "owner"), [pytest.param(*entry, id=entry[0]) for entry in ENTRIES]
+)
 def test_times_have_units(name: str, thing: Any, owner: Any) -> None:
     if inspect.isfunction(thing):
         times = [
@@ -201,7 +238,9 @@ def test_times_have_units(name: str, thing: Any, owner: Any) -> None:
         assert not times or UNIT.search(said_around(thing, owner)), f"in which unit are {times}?"
 
 
-@pytest.mark.parametrize(("name", "thing"), [pytest.param(*entry, id=entry[0]) for entry in CLASSES])
+@pytest.mark.parametrize(
+    ("name", "thing"), [pytest.param(*entry, id=entry[0]) for entry in CLASSES]
+)
 def test_a_class_says_which_threads_may_use_it(name: str, thing: type) -> None:
     assert "thread" in said_around(thing, thing)
 
@@ -210,14 +249,19 @@ def test_the_rules_catch() -> None:
     assert restates("close", "Close it.")
     assert restates("read_records", "Read the records.")
     assert not restates("close", "Hands the tasks over, commits and leaves the group.")
-    assert raised("def f():\n    if x:\n        raise ConfigError('no')\n    raise") == {"ConfigError"}
+    assert raised("def f():\n    if x:\n        raise ConfigError('no')\n    raise") == {
+        "ConfigError"
+    }
     assert (
         private_imports(
-            "from everflow import KafkaStreams, agg\nfrom everflow.testing import wait_until\nimport everflow.errors"
+            "from everflow import KafkaStreams, agg\nfrom everflow.testing import "
+            "wait_until\nimport everflow.errors"
         )
         == []
     )
-    assert private_imports("from everflow.kafka.admin import ClusterAdmin") == ["everflow.kafka.admin.ClusterAdmin"]
+    assert private_imports("from everflow.kafka.admin import ClusterAdmin") == [
+        "everflow.kafka.admin.ClusterAdmin"
+    ]
     assert private_imports("from everflow import topology\nimport everflow.records") == [
         "everflow.topology",
         "everflow.records",

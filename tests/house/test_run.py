@@ -13,7 +13,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def _run(script: Path, *arguments: str, cwd: Path, path: str | None = None) -> subprocess.CompletedProcess[str]:
+def _run(
+    script: Path, *arguments: str, cwd: Path, path: str | None = None
+) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PATH": path or os.environ["PATH"]}
     return subprocess.run(
         ["bash", str(script), *arguments],
@@ -53,8 +55,13 @@ def _executable(path: Path, text: str) -> None:
 
 
 def _checkout(tmp_path: Path, java_check: str) -> tuple[Path, str, Path]:
-    """A set-up checkout whose Python answers the Java check as told, and a PATH on which apt-get only notes."""
-    checkout, tools, noted = (tmp_path / "checkout").resolve(), tmp_path / "tools", tmp_path / "apt-calls"
+    """A set-up checkout whose Python answers the Java check as told, and a PATH on which apt-get
+    only notes."""
+    checkout, tools, noted = (
+        (tmp_path / "checkout").resolve(),
+        tmp_path / "tools",
+        tmp_path / "apt-calls",
+    )
     checkout.mkdir()
     shutil.copy(ROOT / "run", checkout / "run")
     (checkout / "pyproject.toml").write_text("a\n")
@@ -90,10 +97,13 @@ def test_a_silent_installation_is_told_to_go_on_and_keeps_its_exit_code(tmp_path
     (tmp_path / "functions").write_text((ROOT / "run").read_text().removesuffix('main "$@"\n'))
     (tmp_path / "script").write_text(
         f"source {tmp_path}/functions\nTELL_EVERY_S=0.05\n"
-        f"patiently 'installing packages' bash -c 'until [ \"$(grep -c still {told})\" -ge 2 ]; do :; done; exit 3' || exit $?\n"
+        f"patiently 'installing packages' bash -c 'until [ \"$(grep -c still {told})\" -ge 2 ]; do "
+        f":; done; exit 3' || exit $?\n"
     )
     with told.open("w") as out:
-        done = subprocess.run(["bash", str(tmp_path / "script")], stderr=out, timeout=60, check=False)
+        done = subprocess.run(
+            ["bash", str(tmp_path / "script")], stderr=out, timeout=60, check=False
+        )
     assert done.returncode == 3
     lines = told.read_text().splitlines()
     assert len(lines) >= 2

@@ -1,4 +1,5 @@
-"""docs/SCALING.md says what the code does: its settings with their defaults, its log lines, its example, its module paths."""
+"""docs/SCALING.md says what the code does: its settings with their defaults, its log lines, its
+example, its module paths."""
 
 from __future__ import annotations
 
@@ -21,7 +22,11 @@ def section(title: str) -> str:
 
 
 def first_cells(title: str) -> list[list[str]]:
-    rows = [line.strip("| ").split(" | ") for line in section(title).splitlines() if line.startswith("| `")]
+    rows = [
+        line.strip("| ").split(" | ")
+        for line in section(title).splitlines()
+        if line.startswith("| `")
+    ]
     assert rows
     return rows
 
@@ -30,7 +35,9 @@ def first_cells(title: str) -> list[list[str]]:
 def test_settings_exist_with_the_defaults_named(row: list[str]) -> None:
     key, default = row[0].strip("`"), row[1]
     if key == "client.tag.NAME":
-        assert StreamsConfig(**{"application.id": "a", "bootstrap.servers": "b:1", "client.tag.NAME": "x"}).tags() == {"NAME": "x"}
+        assert StreamsConfig(
+            **{"application.id": "a", "bootstrap.servers": "b:1", "client.tag.NAME": "x"}
+        ).tags() == {"NAME": "x"}
         return
     fields = StreamsConfig.__dataclass_fields__
     assert key.replace(".", "_") in fields
@@ -42,9 +49,10 @@ def test_settings_exist_with_the_defaults_named(row: list[str]) -> None:
 
 def log_lines() -> list[str]:
     """The first column, and of rebalances asked for also the reasons in the second."""
-    quoted = [cell for row in first_cells("Logs") for cell in (row if "Asking for" in row[0] else row[:1])]
+    quoted = [
+        cell for row in first_cells("Logs") for cell in (row if "Asking for" in row[0] else row[:1])
+    ]
     return [line for cell in quoted for line in re.findall(r"`([^`]+)`", cell)]
-
 
 
 @pytest.mark.parametrize("line", log_lines())

@@ -17,10 +17,17 @@ REQUIRED = {*range(1, 16), 18, 19, *range(20, 27), *range(29, 42)}
 @pytest.mark.parametrize(("path", "name"), NAMED, ids=str)
 def test_a_named_test_exists(path: str, name: str) -> None:
     assert (ROOT / path).is_file()
-    defined = {node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)}
+    defined = {
+        node.name
+        for node in ast.parse((ROOT / path).read_text()).body
+        if isinstance(node, ast.FunctionDef)
+    }
     assert name in defined
 
 
 def test_every_scenario_of_the_main_job_has_a_row_with_a_test() -> None:
-    rows = {int(number): tests for number, tests in re.findall(r"^\| (\d+) \|[^|]+\|(.*)\|$", PAGE, re.MULTILINE)}
+    rows = {
+        int(number): tests
+        for number, tests in re.findall(r"^\| (\d+) \|[^|]+\|(.*)\|$", PAGE, re.MULTILINE)
+    }
     assert {number for number in REQUIRED if "::" not in rows.get(number, "")} == set()

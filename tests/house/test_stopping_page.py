@@ -1,4 +1,5 @@
-"""docs/STOPPING.md and its tests have the same rows, with the same signals, lines and exit codes."""
+"""docs/STOPPING.md and its tests have the same rows, with the same signals, lines and exit
+codes."""
 
 from __future__ import annotations
 
@@ -9,7 +10,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "STOPPING.md").read_text()
-CELLS = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if re.match(r"\| `[a-z-]+` \|", line)]
+CELLS = [
+    line.strip("| ").split(" | ")
+    for line in PAGE.splitlines()
+    if re.match(r"\| `[a-z-]+` \|", line)
+]
 NAMES = {1: "SIGHUP", 2: "SIGINT", 15: "SIGTERM"}
 
 

@@ -17,15 +17,38 @@ MAX_FIELDS = 5
 MAX_FOLDER_FILES = 20
 MAX_LATE_FIELDS = 15
 CONSTRUCTORS = ("__init__", "__post_init__", "__new__")
-TEXT_SUFFIXES = {".py", ".md", ".toml", ".xml", ".properties", ".lock", ".java", ".yml", ".yaml", ".sh", ""}
+TEXT_SUFFIXES = {
+    ".py",
+    ".md",
+    ".toml",
+    ".xml",
+    ".properties",
+    ".lock",
+    ".java",
+    ".yml",
+    ".yaml",
+    ".sh",
+    "",
+}
 
 # Spelled in pieces, so that this file passes its own test. Each with the reason a reader gets.
 BANNED = (
     (re.compile(r"(?<![\w.~])/" + r"(?:work|root|home|Users|tmp)/\w"), "a path of one machine"),
-    (re.compile("(?:repo1?|registry|files)" + r"\.(?:maven|npmjs|pythonhosted)\b"), "a package registry's address"),
+    (
+        re.compile("(?:repo1?|registry|files)" + r"\.(?:maven|npmjs|pythonhosted)\b"),
+        "a package registry's address",
+    ),
     (re.compile(r"\bpypi" + r"\.org\b|\bmaven" + r"\.org\b"), "a package registry's address"),
-    (re.compile("(?i)\\b(?:coding (?:session|assistant)|sub-?age" + "nt|language mod" + "el)s?\\b"), "not about us"),
-    (re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|X" + r"XX)\b"), "unfinished work belongs in an issue"),
+    (
+        re.compile(
+            "(?i)\\b(?:coding (?:session|assistant)|sub-?age" + "nt|language mod" + "el)s?\\b"
+        ),
+        "not about us",
+    ),
+    (
+        re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|X" + r"XX)\b"),
+        "unfinished work belongs in an issue",
+    ),
 )
 
 
@@ -48,7 +71,9 @@ def _tracked() -> list[Path]:
 FILES = _tracked()
 PYTHON = [path for path in FILES if path.suffix == ".py"]
 PACKAGE = [path for path in PYTHON if path.is_relative_to(ROOT / "src")]
-PACKAGES = [path for path in PACKAGE if path.name == "__init__.py" and path.parent.name != "everflow"]
+PACKAGES = [
+    path for path in PACKAGE if path.name == "__init__.py" and path.parent.name != "everflow"
+]
 TESTS = [path for path in PYTHON if path.is_relative_to(ROOT / "tests")]
 
 
@@ -68,19 +93,25 @@ def long_functions(source: str) -> list[str]:
 
 
 def crowded_classes(source: str) -> list[str]:
-    """Name the public classes whose methods set more fields than the limit, those of the constructor not counted: nobody keeps so
-    many changing values in mind."""
+    """Name the public classes whose methods set more fields than the limit, those of the
+    constructor not counted: nobody keeps so many changing values in mind."""
     found = []
     for kind in ast.walk(ast.parse(source)):
         if not isinstance(kind, ast.ClassDef) or kind.name.startswith("_"):
             continue
-        methods = [m for m in kind.body if isinstance(m, ast.FunctionDef | ast.AsyncFunctionDef) and m.name not in CONSTRUCTORS]
+        methods = [
+            m
+            for m in kind.body
+            if isinstance(m, ast.FunctionDef | ast.AsyncFunctionDef) and m.name not in CONSTRUCTORS
+        ]
         late = {
             node.attr
             for method in methods
             for node in ast.walk(method)
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-            if method.args.args and isinstance(node.value, ast.Name) and node.value.id == method.args.args[0].arg
+            if method.args.args
+            and isinstance(node.value, ast.Name)
+            and node.value.id == method.args.args[0].arg
         }
         if len(late) > MAX_LATE_FIELDS:
             found.append(f"{kind.name}: {len(late)} fields ({', '.join(sorted(late))})")
@@ -93,19 +124,31 @@ def sleeps(source: str) -> list[int]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module in ("time", "asyncio"):
             found += [node.lineno for alias in node.names if alias.name == "sleep"]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "sleep":
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "sleep"
+        ):
             found.append(node.lineno)
     return sorted(found)
 
 
 def positional_records(source: str) -> list[str]:
-    """Name the dataclasses of more fields than a reader counts, that may be called without naming them."""
+    """Name the dataclasses of more fields than a reader counts, that may be called without naming
+    them."""
     return [
         node.name
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.ClassDef)
-        and sum(isinstance(part, ast.AnnAssign) and "ClassVar" not in ast.unparse(part) for part in node.body) > MAX_FIELDS
-        and any(re.match(r"dataclass\b(?!.*(?:kw_only=True|init=False))", ast.unparse(one)) for one in node.decorator_list)
+        and sum(
+            isinstance(part, ast.AnnAssign) and "ClassVar" not in ast.unparse(part)
+            for part in node.body
+        )
+        > MAX_FIELDS
+        and any(
+            re.match(r"dataclass\b(?!.*(?:kw_only=True|init=False))", ast.unparse(one))
+            for one in node.decorator_list
+        )
     ]
 
 
@@ -139,7 +182,9 @@ def test_classes_change_few_fields() -> None:
 
 @pytest.mark.parametrize("path", PACKAGE, ids=_id)
 def test_large_records_are_made_by_their_fields_names(path: Path) -> None:
-    assert positional_records(path.read_text()) == [], f"more than {MAX_FIELDS} fields: kw_only=True"
+    assert positional_records(path.read_text()) == [], (
+        f"more than {MAX_FIELDS} fields: kw_only=True"
+    )
 
 
 def test_a_public_class_name_means_one_thing() -> None:
@@ -171,7 +216,9 @@ def test_modules_say_what_they_are(path: Path) -> None:
     said = ast.get_docstring(ast.parse(path.read_text()))
     assert said, "a module begins with what it is for"
     head = said.splitlines()[0]
-    assert len(head) + (3 if said == head else 0) <= MAX_HEAD, "its first line is the reader's index: subject, verb, object"
+    assert len(head) + (3 if said == head else 0) <= MAX_HEAD, (
+        "its first line is the reader's index: subject, verb, object"
+    )
     assert head.endswith((".", "?", ":")), "the first line is a sentence of its own"
 
 
@@ -181,8 +228,12 @@ def test_packages_are_signposts(path: Path) -> None:
     said = ast.get_docstring(ast.parse(path.read_text())) or ""
     assert "import" in said, "which packages may it import?"
     named = set(re.findall(r"`(\w+)`", said))
-    modules = {one.stem for one in path.parent.glob("*.py")} | {one.parent.name for one in path.parent.glob("*/__init__.py")}
-    assert len(named & modules) >= min(2, len(modules - {"__init__"})), "name the modules to begin with"
+    modules = {one.stem for one in path.parent.glob("*.py")} | {
+        one.parent.name for one in path.parent.glob("*/__init__.py")
+    }
+    assert len(named & modules) >= min(2, len(modules - {"__init__"})), (
+        "name the modules to begin with"
+    )
 
 
 @pytest.mark.parametrize("path", TESTS, ids=_id)
@@ -196,15 +247,22 @@ def test_no_traces_of_one_machine(path: Path) -> None:
 
 
 def test_the_rules_catch() -> None:
-    assert long_functions("def f():\n" + "    pass\n" * MAX_FUNCTION_LINES) == [f"f: {MAX_FUNCTION_LINES + 1} lines"]
+    assert long_functions("def f():\n" + "    pass\n" * MAX_FUNCTION_LINES) == [
+        f"f: {MAX_FUNCTION_LINES + 1} lines"
+    ]
     sets = [f"self.f{n} = self.shown.f = {n}" for n in range(MAX_LATE_FIELDS + 1)]
     crowded = "class C:\n  def __init__(self):\n    {}\n  def g(self):\n    {}\n"
-    assert [text.split(" (")[0] for text in crowded_classes(crowded.format("pass", "; ".join(sets)))] == ["C: 16 fields"]
+    assert [
+        text.split(" (")[0] for text in crowded_classes(crowded.format("pass", "; ".join(sets)))
+    ] == ["C: 16 fields"]
     assert crowded_classes(crowded.format("; ".join(sets), "; ".join(sets[1:]))) == []
     assert sleeps("import time as t\nt.sleep(1)\nfrom time import sleep\n") == [2, 3]
     fields = "".join(f"    f{number}: int\n" for number in range(MAX_FIELDS + 1))
     assert positional_records(f"@dataclass(frozen=True)\nclass Many:\n{fields}") == ["Many"]
     assert positional_records(f"@dataclass(kw_only=True)\nclass Many:\n{fields}") == []
-    assert public_classes("class A(Protocol[T]): ...\nclass B: ...\nclass _C: ...\n") == {"A": True, "B": False}
+    assert public_classes("class A(Protocol[T]): ...\nclass B: ...\nclass _C: ...\n") == {
+        "A": True,
+        "B": False,
+    }
     assert len(banned("see /" + "home/someone/x\n# TO" + "DO later")) == 2
     assert banned("#!/usr/bin/env bash, ~/.cache and $HOME are everyone's") == []

@@ -1,4 +1,5 @@
-"""Short slices of the memory and fairness benches: a real instance, few micro-batches, wide bounds."""
+"""Short slices of the memory and fairness benches: a real instance, few micro-batches, wide
+bounds."""
 
 from __future__ import annotations
 
@@ -15,16 +16,23 @@ ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 280
 
 
-def bench(tmp_path: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], list[dict[str, object]]]:
+def bench(
+    tmp_path: Path, *arguments: str
+) -> tuple[subprocess.CompletedProcess[str], list[dict[str, object]]]:
     """Run a bench; what it did and its rows."""
     rows_file = tmp_path / "rows.json"
     command = [sys.executable, "bench/run.py", *arguments, "--json", str(rows_file)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
     return done, json.loads(rows_file.read_text()) if rows_file.exists() else []
 
 
 def test_slope_is_per_thousand_micro_batches() -> None:
-    samples = [Sample(batches, dict.fromkeys(KINDS, 100 + batches * 0.01)) for batches in range(0, 2_000, 100)]
+    samples = [
+        Sample(batches, dict.fromkeys(KINDS, 100 + batches * 0.01))
+        for batches in range(0, 2_000, 100)
+    ]
     assert slope(samples, "jvm") == pytest.approx(10.0)
 
 
@@ -32,9 +40,14 @@ def test_slope_is_per_thousand_micro_batches() -> None:
 @pytest.mark.broker
 @pytest.mark.spark
 def test_200_micro_batches_leave_driver_and_workers_flat(tmp_path: Path) -> None:
-    """The JVM still compiles and loads classes in so short a run: its growth is for the whole bench to judge."""
+    """The JVM still compiles and loads classes in so short a run: its growth is for the whole bench
+    to judge."""
     done, rows = bench(tmp_path, "memory", "--batches", "200")
-    grown = {str(row["case"]): float(str(row["value"])) for row in rows if row["metric"] == "memory_growth"}
+    grown = {
+        str(row["case"]): float(str(row["value"]))
+        for row in rows
+        if row["metric"] == "memory_growth"
+    }
     assert {case.rpartition(", ")[2] for case in grown} == set(KINDS), done.stdout + done.stderr
     for case, mib in grown.items():
         assert mib < 8.0 or "jvm" in case, done.stdout

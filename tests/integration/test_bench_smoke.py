@@ -1,4 +1,5 @@
-"""The benches beside Kafka Streams end to end on little data: both systems finish with verified output."""
+"""The benches beside Kafka Streams end to end on little data: both systems finish with verified
+output."""
 
 from __future__ import annotations
 
@@ -21,14 +22,27 @@ ELASTIC_TIMEOUT_S = 600
 @pytest.mark.spark
 def test_throughput_bench_measures_both_systems(tmp_path: Path) -> None:
     rows_file = tmp_path / "rows.json"
-    command = [sys.executable, "-m", "bench.run", "throughput", "--json", str(rows_file), "--runs", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "bench.run",
+        "throughput",
+        "--json",
+        str(rows_file),
+        "--runs",
+        "1",
+    ]
     command += ["--records", str(RECORDS), "--keys", "1000", "--guarantee", "exactly_once_v2"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(rows_file.read_text())
     measured = {(row["system"], row["metric"]) for row in rows}
     metrics = ("throughput", "throughput_from_start", "memory_peak")
-    assert measured == {(system, metric) for system in ("everflow", "kafka-streams") for metric in metrics}
+    assert measured == {
+        (system, metric) for system in ("everflow", "kafka-streams") for metric in metrics
+    }
     assert all(row["value"] > 0 and row["runs"] == [row["value"]] for row in rows)
 
 
@@ -41,7 +55,11 @@ ELASTIC = ["--keys-per-task", "2000", "--rate", "200", "--settle", "3"]
 @pytest.mark.parametrize(
     ("bench", "arguments", "metrics"),
     [
-        ("scaleout", [*ELASTIC, "--cut-off", "90"], {"gap_max", "gap_steady", "time_to_balance", "time_to_balance_from_join"}),
+        (
+            "scaleout",
+            [*ELASTIC, "--cut-off", "90"],
+            {"gap_max", "gap_steady", "time_to_balance", "time_to_balance_from_join"},
+        ),
         ("failover", [*ELASTIC, "--cases", "clean stop"], {"gap_max", "gap_steady"}),
         ("restore", ["--records", "50000", "--keys", "5000"], {"restore"}),
     ],
@@ -49,13 +67,32 @@ ELASTIC = ["--keys-per-task", "2000", "--rate", "200", "--settle", "3"]
 def test_benches_of_several_instances_measure_both_systems(
     tmp_path: Path, bench: str, arguments: list[str], metrics: set[str]
 ) -> None:
-    """State below the acceptable lag moves without warm-up: Kafka Streams needs no probing either."""
+    """State below the acceptable lag moves without warm-up: Kafka Streams needs no probing
+    either."""
     rows_file = tmp_path / "rows.json"
-    command = [sys.executable, "-m", "bench.run", bench, "--json", str(rows_file), "--runs", "1", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=ELASTIC_TIMEOUT_S, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "bench.run",
+        bench,
+        "--json",
+        str(rows_file),
+        "--runs",
+        "1",
+        *arguments,
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=ELASTIC_TIMEOUT_S, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(rows_file.read_text())
     measured = {(row["system"], row["metric"]) for row in rows}
-    ours = {("everflow", "follow")} if bench == "restore" else set()  # the rate of warm-ups, for `everflow simulate`
-    assert measured == {(system, metric) for system in ("everflow", "kafka-streams") for metric in metrics} | ours
+    ours = (
+        {("everflow", "follow")} if bench == "restore" else set()
+    )  # the rate of warm-ups, for `everflow simulate`
+    assert (
+        measured
+        == {(system, metric) for system in ("everflow", "kafka-streams") for metric in metrics}
+        | ours
+    )
     assert all(row["value"] > 0 and "note" not in row for row in rows), rows

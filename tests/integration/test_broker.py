@@ -1,4 +1,5 @@
-"""The embedded broker is real, survives kill and restart with its data, and never outlives its owner."""
+"""The embedded broker is real, survives kill and restart with its data, and never outlives its
+owner."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def broker() -> Iterator[EmbeddedBroker]:
 
 
 def _produce(broker: EmbeddedBroker, topic: str, value: bytes) -> None:
-    producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "transactional.id": f"test-{topic}"})
+    producer = Producer(
+        {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": f"test-{topic}"}
+    )
     producer.init_transactions(30)
     producer.begin_transaction()
     producer.produce(topic, value)
@@ -37,7 +40,9 @@ def _produce(broker: EmbeddedBroker, topic: str, value: bytes) -> None:
 
 
 def _values(broker: EmbeddedBroker, topic: str, count: int) -> list[bytes | None]:
-    consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "test", "log_level": 0})
+    consumer = Consumer(
+        {"bootstrap.servers": broker.bootstrap_servers, "group.id": "test", "log_level": 0}
+    )
     consumer.assign([TopicPartition(topic, 0, 0)])
     try:
         values: list[bytes | None] = []
@@ -73,23 +78,33 @@ def test_create_topic_sets_partitions_and_config(broker: EmbeddedBroker) -> None
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
     assert len(admin.list_topics("configured", timeout=10).topics["configured"].partitions) == 3
     resource = ConfigResource(ResourceType.TOPIC, "configured")
-    assert admin.describe_configs([resource])[resource].result(10)["cleanup.policy"].value == "compact"
+    assert (
+        admin.describe_configs([resource])[resource].result(10)["cleanup.policy"].value == "compact"
+    )
 
 
 def test_topics_asked_for_are_created_once_and_never_changed(broker: EmbeddedBroker) -> None:
     said: list[str] = []
     create_topics(broker.bootstrap_servers, {"orders": 4}, said.append)
     create_topics(broker.bootstrap_servers, {"orders": 4, "rates": 1}, said.append)
-    assert said == ["topic orders, 4 partitions", "topic orders, 4 partitions (was there already)", "topic rates, 1 partition"]
+    assert said == [
+        "topic orders, 4 partitions",
+        "topic orders, 4 partitions (was there already)",
+        "topic rates, 1 partition",
+    ]
     with pytest.raises(ConfigError, match=r"with 4 partitions\. Write orders:4"):
         create_topics(broker.bootstrap_servers, {"fresh": 1, "orders": 5}, said.append)
-    create_topics(broker.bootstrap_servers, {"fresh": 2}, said.append)  # the refused call has created nothing
+    create_topics(
+        broker.bootstrap_servers, {"fresh": 2}, said.append
+    )  # the refused call has created nothing
     assert said[-1] == "topic fresh, 2 partitions"
 
 
 def test_a_topic_is_never_created_by_asking_for_it(broker: EmbeddedBroker) -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
-    asked = producer.list_topics("mistyped", timeout=10).topics["mistyped"]  # a producer's request may create
+    asked = producer.list_topics("mistyped", timeout=10).topics[
+        "mistyped"
+    ]  # a producer's request may create
     assert asked.error is not None
     assert "mistyped" not in producer.list_topics(timeout=10).topics
 
@@ -152,7 +167,10 @@ def test_a_taken_port_is_named() -> None:
 
 def test_a_second_broker_on_a_folder_is_refused_and_harms_nothing(broker: EmbeddedBroker) -> None:
     settings = (broker.data_folder / "server.properties").read_text()
-    with pytest.raises(SetupError, match=f"another Kafka broker runs on {broker.data_folder}"), EmbeddedBroker(broker.data_folder):
+    with (
+        pytest.raises(SetupError, match=f"another Kafka broker runs on {broker.data_folder}"),
+        EmbeddedBroker(broker.data_folder),
+    ):
         pass
     assert broker.running
     assert (broker.data_folder / "server.properties").read_text() == settings

@@ -21,18 +21,28 @@ from everflow.testing.waiting import wait_until
 FLIGHTS = 3_000
 TIMEOUT_S = 240
 STAYING_PAUSE_S = 8.0
-"""A task that stays may not stand still for so long (and twice what a lone instance did on this machine) while instances come and
-go. A few tenths of a second are usual. What this has to catch is above: to stop everything while an instance joins takes as long as
-its Spark takes to start, and a pause until a session ends is 45 s."""
+"""A task that stays may not stand still for so long (and twice what a lone instance did on this
+machine) while instances come and go. A few tenths of a second are usual. What this has to catch is
+above: to stop everything while an instance joins takes as long as its Spark takes to start, and a
+pause until a session ends is 45 s."""
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "from everflow.cli import main; main()", "demo", "--threads", "1", *arguments]
+    return [
+        sys.executable,
+        "-c",
+        "from everflow.cli import main; main()",
+        "demo",
+        "--threads",
+        "1",
+        *arguments,
+    ]
 
 
 @pytest.fixture
 def temp_folder() -> Iterator[Path]:
-    """Where the demo keeps its temporary files. Short, unlike tmp_path: sockets of Spark's workers lie in it."""
+    """Where the demo keeps its temporary files. Short, unlike tmp_path: sockets of Spark's workers
+    lie in it."""
     with tempfile.TemporaryDirectory(prefix="ef-") as folder:
         yield Path(folder)
 
@@ -52,7 +62,11 @@ def test_every_result_of_a_slice_matches_the_batch(tmp_path: Path, temp_folder: 
     assert "matches batch: yes" in done.stdout
     expected = batch.figures(data.load_flights(FLIGHTS))
     written = json.loads(report.read_text())
-    assert (written["records_in"], written["guarantee"], written["matches_batch"]) == (FLIGHTS, "exactly_once_v2", True)
+    assert (written["records_in"], written["guarantee"], written["matches_batch"]) == (
+        FLIGHTS,
+        "exactly_once_v2",
+        True,
+    )
     assert written["routes"] == dict(expected.routes)
     assert {code: found["flights"] for code, found in written["carriers"].items()} == {
         code: delay.flights for code, delay in expected.carriers.items()
@@ -68,9 +82,15 @@ def check_two_instances(written: dict[str, Any], output: str, flights: int) -> N
     assert written["instances"] == 2
     assert written["rebalances"] >= 2, output
     assert 0 < len(written["tasks_moved"]) < 8, output
-    assert 0 < written["longest_pause_s"] < STAYING_PAUSE_S + 2 * written["longest_pause_alone_s"], output
+    assert (
+        0 < written["longest_pause_s"] < STAYING_PAUSE_S + 2 * written["longest_pause_alone_s"]
+    ), output
     assert written["longest_pause_s"] < written["join_s"], output
-    for told in ("the second instance has its share", "told to stop", "the second instance has left"):
+    for told in (
+        "the second instance has its share",
+        "told to stop",
+        "the second instance has left",
+    ):
         assert told in output
     # A row of the second instance with work, and a copy on its way there.
     assert re.search(r"^second .*active", output, re.MULTILINE), output
@@ -87,7 +107,9 @@ def check_two_instances(written: dict[str, Any], output: str, flights: int) -> N
 @pytest.mark.broker
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-def test_a_second_instance_comes_and_goes_and_every_result_matches(flights: int, tmp_path: Path, temp_folder: Path) -> None:
+def test_a_second_instance_comes_and_goes_and_every_result_matches(
+    flights: int, tmp_path: Path, temp_folder: Path
+) -> None:
     report, output = tmp_path / "demo.json", tmp_path / "output"
     with output.open("wb") as file:
         process = subprocess.Popen(
@@ -97,7 +119,12 @@ def test_a_second_instance_comes_and_goes_and_every_result_matches(flights: int,
             env={**os.environ, "TMPDIR": str(temp_folder)},
         )
         try:
-            wait_until(lambda: process.poll() is not None, 3 * TIMEOUT_S, "the demo's end", lambda: [output.read_text()])
+            wait_until(
+                lambda: process.poll() is not None,
+                3 * TIMEOUT_S,
+                "the demo's end",
+                lambda: [output.read_text()],
+            )
         finally:
             process.kill()
     assert process.returncode == 0, output.read_text()
@@ -109,8 +136,12 @@ def test_a_second_instance_comes_and_goes_and_every_result_matches(flights: int,
 @pytest.mark.broker
 @pytest.mark.spark
 @pytest.mark.timeout(1_000)
-@pytest.mark.parametrize("moment", ["the second instance starts", "the second instance has its share"])
-def test_an_interrupt_ends_the_second_instance_too(moment: str, tmp_path: Path, temp_folder: Path) -> None:
+@pytest.mark.parametrize(
+    "moment", ["the second instance starts", "the second instance has its share"]
+)
+def test_an_interrupt_ends_the_second_instance_too(
+    moment: str, tmp_path: Path, temp_folder: Path
+) -> None:
     output = tmp_path / "output"
     with output.open("wb") as file:
         process = subprocess.Popen(
@@ -120,7 +151,12 @@ def test_an_interrupt_ends_the_second_instance_too(moment: str, tmp_path: Path, 
             env={**os.environ, "TMPDIR": str(temp_folder)},
         )
         try:
-            wait_until(lambda: moment in output.read_text(), 3 * TIMEOUT_S, f"{moment!r}", lambda: [output.read_text()])
+            wait_until(
+                lambda: moment in output.read_text(),
+                3 * TIMEOUT_S,
+                f"{moment!r}",
+                lambda: [output.read_text()],
+            )
             process.send_signal(signal.SIGINT)
             assert process.wait(TIMEOUT_S) == 130, output.read_text()
         finally:
@@ -148,7 +184,11 @@ def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path, temp_folder: 
             env={**os.environ, "TMPDIR": str(temp_folder)},
         )
         try:
-            wait_until(lambda: "are in topic flights" in output.read_text(), TIMEOUT_S, "the flights to be produced")
+            wait_until(
+                lambda: "are in topic flights" in output.read_text(),
+                TIMEOUT_S,
+                "the flights to be produced",
+            )
             process.send_signal(signal.SIGTERM)
             assert process.wait(TIMEOUT_S) == 143, output.read_text()
         finally:

@@ -1,4 +1,5 @@
-"""The programs in examples/ do what their text says. The test of the stock trades is an example itself."""
+"""The programs in examples/ do what their text says. The test of the stock trades is an example
+itself."""
 
 from __future__ import annotations
 
@@ -42,10 +43,24 @@ def test_views_without_a_long_gap_are_one_visit_and_a_late_one_joins_two() -> No
         told = visits.read_key_values()
         table = {key: value for key, value in dict(told).items() if value is not None}
     assert table == {
-        "ann@0": {"visitor": "ann", "seconds": 1_920.0, "pages": 3, "entered": "/", "left": "/news"},
-        f"ann@{90 * MINUTE_MS}": {"visitor": "ann", "seconds": 0.0, "pages": 1, "entered": "/", "left": "/"},
+        "ann@0": {
+            "visitor": "ann",
+            "seconds": 1_920.0,
+            "pages": 3,
+            "entered": "/",
+            "left": "/news",
+        },
+        f"ann@{90 * MINUTE_MS}": {
+            "visitor": "ann",
+            "seconds": 0.0,
+            "pages": 1,
+            "entered": "/",
+            "left": "/",
+        },
     }, "the late view lies between both sessions"
-    assert told.count((f"ann@{32 * MINUTE_MS}", None)) == 1, "the second session is no visit any more"
+    assert told.count((f"ann@{32 * MINUTE_MS}", None)) == 1, (
+        "the second session is no visit any more"
+    )
 
 
 def test_payments_that_cannot_be_booked_are_told_why_and_can_come_again() -> None:
@@ -105,7 +120,9 @@ def test_a_packet_that_is_none_stops_the_program_with_its_place() -> None:
         hot = driver.create_output_topic("hot", TEXT, serdes.double())
         readings.pipe_batch([("a", one) for one in READINGS])
         assert hot.read_key_values() == [("7", 61.25), ("8", 60.0)]
-        with pytest.raises(RecordError, match=r"a reading takes 10 bytes, found 3 \(record readings-0@3"):
+        with pytest.raises(
+            RecordError, match=r"a reading takes 10 bytes, found 3 \(record readings-0@3"
+        ):
             readings.pipe_raw(b"a", b"odd")
 
 
@@ -116,7 +133,10 @@ def test_an_own_serde_reaches_the_workers_of_an_instance(
     admin.create_topics({"readings": (2, {}), "hot": (2, {})})
     produce(bootstrap, "readings", [own_serde.ReadingSerde().encode(one) for one in READINGS])
     streams = KafkaStreams(
-        own_serde.builder.build(), application_id=name, bootstrap_servers=bootstrap, state_dir=str(tmp_path)
+        own_serde.builder.build(),
+        application_id=name,
+        bootstrap_servers=bootstrap,
+        state_dir=str(tmp_path),
     )
     streams.start()
     try:
@@ -128,13 +148,21 @@ def test_an_own_serde_reaches_the_workers_of_an_instance(
 
 @pytest.mark.broker
 @pytest.mark.slow
-def test_the_word_service_counts_answers_and_ends(bootstrap: str, admin: ClusterAdmin, tmp_path: Path) -> None:
+def test_the_word_service_counts_answers_and_ends(
+    bootstrap: str, admin: ClusterAdmin, tmp_path: Path
+) -> None:
     admin.create_topics({"words": (2, {})})
     produce(bootstrap, "words", [b"Tea", b"pot", b"tea"])
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, str(EXAMPLES / "word_service.py"), bootstrap, str(port), str(tmp_path / "state")]
+    command = [
+        sys.executable,
+        str(EXAMPLES / "word_service.py"),
+        bootstrap,
+        str(port),
+        str(tmp_path / "state"),
+    ]
     with (tmp_path / "log").open("wb") as log:
         service = subprocess.Popen(command, stdout=log, stderr=log)
 
@@ -168,7 +196,13 @@ def produce(bootstrap: str, topic: str, values: Sequence[bytes | None]) -> None:
 
 def consumed(bootstrap: str, topic: str, count: int) -> dict[bytes | None, bytes | None]:
     """The records of a topic as a table, once there are ``count``."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": f"reads-{topic}", "auto.offset.reset": "earliest"})
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": f"reads-{topic}",
+            "auto.offset.reset": "earliest",
+        }
+    )
     consumer.subscribe([topic])
     found: list[Message] = []
 

@@ -1,4 +1,5 @@
-"""The transcript of docs/guide/first-hour.md: five commands at the most, and they do what it shows."""
+"""The transcript of docs/guide/first-hour.md: five commands at the most, and they do what it
+shows."""
 
 from __future__ import annotations
 
@@ -21,16 +22,22 @@ from everflow.testing.waiting import wait_until
 from markdown_pages import ROOT, blocks, shell_commands
 
 PAGE = (ROOT / "docs" / "guide" / "first-hour.md").read_text()
-TRANSCRIPT = [block for block in blocks(PAGE, "docs/guide/first-hour.md") if block.language == "console"]
+TRANSCRIPT = [
+    block for block in blocks(PAGE, "docs/guide/first-hour.md") if block.language == "console"
+]
 COMMANDS = [command for block in TRANSCRIPT for command in shell_commands(block)]
 RESULT = re.compile(r'^(\w+)@(\S+)\t\{"views":(\d+),"mean_ms":([\d.]+)\}$', re.MULTILINE)
 PATIENCE_S = 120
 
 
 def counts(text: str) -> dict[str, int]:
-    """Views per section in what `everflow consume` printed: the last line of each section and minute, minutes added up."""
+    """Views per section in what `everflow consume` printed: the last line of each section and
+    minute, minutes added up."""
     last = {(section, minute): int(views) for section, minute, views, _ in RESULT.findall(text)}
-    return {name: sum(n for (section, _), n in last.items() if section == name) for name in sorted({s for s, _ in last})}
+    return {
+        name: sum(n for (section, _), n in last.items() if section == name)
+        for name in sorted({s for s, _ in last})
+    }
 
 
 def test_it_is_five_commands_at_the_most() -> None:
@@ -39,8 +46,12 @@ def test_it_is_five_commands_at_the_most() -> None:
 
 
 def test_the_programs_lines_on_the_page_are_those_of_the_project() -> None:
-    (program,) = [block.text for block in blocks(PAGE, "first-hour.md") if block.language == "python"]
-    assert program in (ROOT / "src" / "everflow" / "cli" / "project" / "program.py.tmpl").read_text()
+    (program,) = [
+        block.text for block in blocks(PAGE, "first-hour.md") if block.language == "python"
+    ]
+    assert (
+        program in (ROOT / "src" / "everflow" / "cli" / "project" / "program.py.tmpl").read_text()
+    )
 
 
 @pytest.mark.slow
@@ -58,7 +69,13 @@ def test_the_transcript_does_what_it_shows(tmp_path: Path) -> None:
     _set_up(tmp_path / "everflow")
     assert TRANSCRIPT[0].text.splitlines()[2] in _done(make, tmp_path, home)
     folder = tmp_path / "page-views"
-    with _staying(broker, folder, home, tmp_path / "broker.txt", f"broker is up, bootstrap servers: 127.0.0.1:{port}"):
+    with _staying(
+        broker,
+        folder,
+        home,
+        tmp_path / "broker.txt",
+        f"broker is up, bootstrap servers: 127.0.0.1:{port}",
+    ):
         said = tmp_path / "run.txt"
         with _staying(run, folder, home, said, "-> RUNNING"):
             shown = TRANSCRIPT[1].text.partition("\n")[2].replace("9092", port)
@@ -74,37 +91,59 @@ def _free_port() -> str:
 
 
 def _set_up(checkout: Path) -> None:
-    """A virtual environment as `./run` would make it, but with the packages of this one: installing them takes minutes."""
+    """A virtual environment as `./run` would make it, but with the packages of this one: installing
+    them takes minutes."""
     place = checkout / ".venv"
     venv.create(place, symlinks=True)
     (packages,) = place.glob("lib/python*/site-packages")
     here = sysconfig.get_paths()["purelib"]
-    (packages / "packages.pth").write_text(f"{checkout / 'src'}\nimport site; site.addsitedir({here!r})\n")
+    (packages / "packages.pth").write_text(
+        f"{checkout / 'src'}\nimport site; site.addsitedir({here!r})\n"
+    )
     command = place / "bin" / "everflow"
     command.write_text(f"#!{place / 'bin' / 'python'}\nfrom everflow.cli import main\nmain()\n")
     command.chmod(0o755)
-    wanted = f"{checkout}\n" + "".join((checkout / name).read_text() for name in ("pyproject.toml", "requirements.lock"))
+    wanted = f"{checkout}\n" + "".join(
+        (checkout / name).read_text() for name in ("pyproject.toml", "requirements.lock")
+    )
     (place / ".everflow-setup").write_text(wanted.rstrip("\n") + "\n")
 
 
 def _done(command: str, folder: Path, environment: dict[str, str]) -> str:
     """What a command that ends prints on standard output."""
     done = subprocess.run(
-        ["bash", "-e", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        ["bash", "-e", "-c", command],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
 @contextlib.contextmanager
-def _staying(command: str, folder: Path, environment: dict[str, str], said: Path, ready: str) -> Iterator[None]:
+def _staying(
+    command: str, folder: Path, environment: dict[str, str], said: Path, ready: str
+) -> Iterator[None]:
     """A command that stays until Ctrl-C; entered when it has said ``ready``."""
     with said.open("w") as out:
         started = subprocess.Popen(
-            shlex.split(command), cwd=folder, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            shlex.split(command),
+            cwd=folder,
+            env=environment,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     try:
-        wait_until(lambda: ready in said.read_text() or started.poll() is not None, PATIENCE_S, f"{command} says {ready!r}")
+        wait_until(
+            lambda: ready in said.read_text() or started.poll() is not None,
+            PATIENCE_S,
+            f"{command} says {ready!r}",
+        )
         assert started.poll() is None, f"{command} ended:\n{said.read_text()}"
         yield
     finally:

@@ -1,4 +1,5 @@
-"""One store, several processes: killed writers, readers beside a writer, forks, growth, rebuilds (scenario 18)."""
+"""One store, several processes: killed writers, readers beside a writer, forks, growth, rebuilds
+(scenario 18)."""
 
 from __future__ import annotations
 
@@ -80,14 +81,17 @@ def line_of(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_kill_9_in_the_middle_of_an_apply_leaves_the_old_content_and_no_lock(store: LmdbStore, tmp_path: Path) -> None:
+def test_kill_9_in_the_middle_of_an_apply_leaves_the_old_content_and_no_lock(
+    store: LmdbStore, tmp_path: Path
+) -> None:
     points = tmp_path / "points"
     points.mkdir()
     (points / "applying").touch()
     before = content(store)
     program = (
         "keys = [b'key-%05d' % number for number in range(5_000)]\n"
-        "LmdbStore.open(path).apply(changes(keys, b'new'), position=99, expected=Owner('i1', 'i1.1.0'),\n"
+        "LmdbStore.open(path).apply(changes(keys, b'new'), position=99, expected=Owner('i1', "
+        "'i1.1.0'),\n"
         "                           batch='i1.2.0', reached=reached)\n"
     )
     with child(program, store.path, EVERFLOW_CRASH_POINTS=str(points)) as writer:
@@ -119,7 +123,12 @@ def test_readers_in_other_processes_see_whole_batches_only(store: LmdbStore) -> 
         batch = "i1.1.0"
         for number in range(2, 40):
             following = f"i1.{number}.0"
-            store.apply(changes(KEYS, b"%d" % number), position=number * 10, expected=Owner("i1", batch), batch=following)
+            store.apply(
+                changes(KEYS, b"%d" % number),
+                position=number * 10,
+                expected=Owner("i1", batch),
+                batch=following,
+            )
             batch = following
         for reader in (one, other):
             assert reader.stdin is not None
@@ -137,14 +146,17 @@ def test_a_late_apply_of_a_stalled_worker_is_refused(store: LmdbStore) -> None:
         "print('ready', flush=True)\n"
         "sys.stdin.readline()\n"
         "try:\n"
-        "    store.apply(changes([b'key-00000'], b'stale'), position=11, expected=Owner('i1', 'i1.1.0'), batch='i1.2.0')\n"
+        "    store.apply(changes([b'key-00000'], b'stale'), position=11, expected=Owner('i1', "
+        "'i1.1.0'), batch='i1.2.0')\n"
         "except StoreMismatchError as error:\n"
         "    print(error.code, flush=True)\n"
     )
     with child(program, store.path) as worker:
         assert line_of(worker) == "ready"
         store.claim("i2")
-        store.apply(changes([b"key-00000"], b"newer"), position=12, expected=Owner("i2", ""), batch="i2.1.0")
+        store.apply(
+            changes([b"key-00000"], b"newer"), position=12, expected=Owner("i2", ""), batch="i2.1.0"
+        )
         assert worker.stdin is not None
         worker.stdin.write("go\n")
         worker.stdin.flush()
@@ -160,7 +172,8 @@ def test_growth_by_one_process_is_seen_by_the_others(tmp_path: Path) -> None:
         "sys.stdin.readline()\n"
         "with store.snapshot() as view:\n"
         "    print(sum(1 for _ in view.range(None, None)), flush=True)\n"
-        "store.apply(changes([b'from the child'], b'v'), position=2, expected=Owner('', ''), batch='')\n"
+        "store.apply(changes([b'from the child'], b'v'), position=2, expected=Owner('', ''), "
+        "batch='')\n"
         "print('written', flush=True)\n"
     )
     with child(program, store.path) as other:
@@ -178,7 +191,8 @@ def test_growing_waits_for_the_readers_of_this_process(tmp_path: Path) -> None:
     store = LmdbStore.open(tmp_path / "s-0", kind="key_value", map_bytes=1 << 20)
     store.load_chunk([b"a"], [b"1"], np.zeros(1, dtype=np.int64), 1)
     big = threading.Thread(
-        target=store.load_chunk, args=(KEYS, [b"x" * 2_000] * len(KEYS), np.zeros(len(KEYS), dtype=np.int64), 2)
+        target=store.load_chunk,
+        args=(KEYS, [b"x" * 2_000] * len(KEYS), np.zeros(len(KEYS), dtype=np.int64), 2),
     )
     with store.snapshot() as view:
         big.start()
@@ -207,10 +221,14 @@ def in_fork(body: Callable[[], str]) -> str:
         return said.read()
 
 
-def test_a_forked_child_opens_the_store_again_and_the_parent_s_stays_whole(store: LmdbStore) -> None:
+def test_a_forked_child_opens_the_store_again_and_the_parent_s_stays_whole(
+    store: LmdbStore,
+) -> None:
     def body() -> str:
         mine = LmdbStore.open(store.path)
-        mine.apply(changes([b"child"], b"v"), position=11, expected=Owner("i1", "i1.1.0"), batch="i1.2.0")
+        mine.apply(
+            changes([b"child"], b"v"), position=11, expected=Owner("i1", "i1.1.0"), batch="i1.2.0"
+        )
         return "different" if mine is not store else "same"
 
     assert in_fork(body) == "different"
@@ -241,14 +259,18 @@ def test_a_store_that_is_not_there_is_a_mismatch_and_nothing_is_made(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_later_release_s_store_is_refused(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_release_s_store_is_refused(
+    store: LmdbStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store.close()
     monkeypatch.setattr("everflow.state.store_meta.FORMAT", 0)
     with pytest.raises(StateFormatError, match="format 1"):
         LmdbStore.open(store.path)
 
 
-def test_colliding_hashes_of_long_keys_stay_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colliding_hashes_of_long_keys_stay_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("everflow.state.stored_keys._digest", lambda key: b"h" * 32)
     store = LmdbStore.open(tmp_path / "s-0", kind="key_value")
     long_keys = [b"l" * 600 + bytes([byte]) for byte in range(4)]
@@ -256,7 +278,10 @@ def test_colliding_hashes_of_long_keys_stay_apart(tmp_path: Path, monkeypatch: p
     store.load_chunk(long_keys, [b"0", b"1", b"2", b"3"], timestamps, 1)
     store.load_chunk(long_keys[:1], [None], timestamps[:1], 2)
     with store.snapshot() as view:
-        assert view.get_many(long_keys) == [None, *(pack_value(0, b"%d" % number) for number in (1, 2, 3))]
+        assert view.get_many(long_keys) == [
+            None,
+            *(pack_value(0, b"%d" % number) for number in (1, 2, 3)),
+        ]
         assert [key for key, _ in view.range(None, None)] == long_keys[1:]
         assert view.entries() == 1
     store.close()
@@ -264,7 +289,10 @@ def test_colliding_hashes_of_long_keys_stay_apart(tmp_path: Path, monkeypatch: p
 
 def test_a_dead_reader_s_slot_is_freed(store: LmdbStore) -> None:
     """Scenario 18: a dead reader would pin the pages of its moment until the map is full."""
-    program = "with LmdbStore.open(path).snapshot() as view:\n    print('reading', flush=True)\n    sys.stdin.readline()\n"
+    program = (
+        "with LmdbStore.open(path).snapshot() as view:\n    print('reading', flush=True)\n   "
+        " sys.stdin.readline()\n"
+    )
     with child(program, store.path) as reader:
         assert line_of(reader) == "reading"
         reader.kill()

@@ -13,7 +13,9 @@ from everflow.cli.app import app
 pytestmark = pytest.mark.spark
 
 
-def test_a_new_project_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession) -> None:
+def test_a_new_project_passes_its_own_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(app, ["new", "fresh-views"]).exit_code == 0
     monkeypatch.chdir(tmp_path / "fresh-views")

@@ -29,7 +29,11 @@ def shown(cell: nbformat.NotebookNode) -> str:
 
 def test_the_notebook_is_kept_without_outputs() -> None:
     cells = notebook().cells
-    assert [cell.id for cell in cells if cell.cell_type == "code" and (cell.outputs or cell.execution_count)] == []
+    assert [
+        cell.id
+        for cell in cells
+        if cell.cell_type == "code" and (cell.outputs or cell.execution_count)
+    ] == []
 
 
 def test_the_notebook_runs_from_the_first_cell_to_the_last(tmp_path: Path) -> None:
@@ -42,6 +46,13 @@ def test_the_notebook_runs_from_the_first_cell_to_the_last(tmp_path: Path) -> No
     assert shown(cells["look"]).count(">active<") == 2
     assert shown(cells["query"]) == "{'ada': 3, 'bob': 2}"
     assert shown(cells["spark"]) == "5"
-    assert shown(cells["change"]) == "{'ada': 7, 'bob': 2}", "the workers must not keep the old function"
-    said = "".join(output.text for cell in run.cells for output in cell.get("outputs", []) if output.output_type == "stream")
+    assert shown(cells["change"]) == "{'ada': 7, 'bob': 2}", (
+        "the workers must not keep the old function"
+    )
+    said = "".join(
+        output.text
+        for cell in run.cells
+        for output in cell.get("outputs", [])
+        if output.output_type == "stream"
+    )
     assert [line for line in said.splitlines() if any(word in line for word in OF_THE_JVM)] == []

@@ -1,4 +1,5 @@
-"""A Spark session that the user started: what everflow prints on its terminal, and what the user's own jobs still print."""
+"""A Spark session that the user started: what everflow prints on its terminal, and what the user's
+own jobs still print."""
 
 from __future__ import annotations
 
@@ -38,25 +39,33 @@ try:
     spark.sparkContext.parallelize([0], 1).map(lambda number: 1 // number).collect()
 except Exception as error:
     print("raised", type(error).__name__, flush=True)
-"""
+"""  # noqa: E501
 JAVA = ("\tat ", "Traceback", "ERROR Executor", "TaskSetManager", "PythonWorkerFactory", "[Stage")
 
 
-def test_a_column_that_fails_prints_everflow_s_words_and_no_java(topic: Callable[..., str], bootstrap: str, tmp_path: Path) -> None:
+def test_a_column_that_fails_prints_everflow_s_words_and_no_java(
+    topic: Callable[..., str], bootstrap: str, tmp_path: Path
+) -> None:
     source, output = topic(1), topic(1)
     producer = Producer({"bootstrap.servers": bootstrap})
     producer.produce(source, b"abc", b"k")
     assert producer.flush(30) == 0
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, "program.py", bootstrap, source, output]
-    done = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     assert done.returncode == 0, done.stdout
     ours, theirs = done.stdout.split("-- the instance's --")[1].split("-- the user's --")
     assert [line for line in ours.splitlines() if any(word in line for word in JAVA)] == []
-    assert ours.count("The value 'abc' of the type \"STRING\" cannot be cast to \"INT\"") == 3, "at each of its attempts"
+    assert ours.count('The value \'abc\' of the type "STRING" cannot be cast to "INT"') == 3, (
+        "at each of its attempts"
+    )
     assert "program.py:12" in ours
     assert "raised " in theirs
-    assert "ERROR Executor: Exception in task" in theirs, "the user's own jobs say what they said before"
+    assert "ERROR Executor: Exception in task" in theirs, (
+        "the user's own jobs say what they said before"
+    )
 
 
 CELL = """
@@ -73,7 +82,7 @@ streams = KafkaStreams(
     builder.build(), application_id={source!r}, bootstrap_servers={servers!r}, state_dir="state", num_stream_threads=1)
 streams.start()
 wait_until(lambda: streams.state is ClientState.RUNNING, 300, "state RUNNING", lambda: [streams])
-"""
+"""  # noqa: E501
 
 
 def test_a_kernel_that_is_shut_down_closes_its_instance_before_the_spark_of_the_user_s(
@@ -87,10 +96,17 @@ def test_a_kernel_that_is_shut_down_closes_its_instance_before_the_spark_of_the_
         client.start_channels()
         try:
             client.wait_for_ready(timeout=60)
-            reply = client.execute_interactive(CELL.format(source=source, output=output, servers=bootstrap), timeout=400)
+            reply = client.execute_interactive(
+                CELL.format(source=source, output=output, servers=bootstrap), timeout=400
+            )
             assert reply["content"]["status"] == "ok", reply["content"]
             client.shutdown()
-            wait_until(lambda: not manager.is_alive(), 120, "the kernel to end", lambda: [(tmp_path / "printed").read_text()])
+            wait_until(
+                lambda: not manager.is_alive(),
+                120,
+                "the kernel to end",
+                lambda: [(tmp_path / "printed").read_text()],
+            )
         finally:
             client.stop_channels()
             manager.shutdown_kernel(now=True)

@@ -1,4 +1,5 @@
-"""What an instance starts of Spark, and when: nothing for a program without Columns, and SQL with the first that is analysed."""
+"""What an instance starts of Spark, and when: nothing for a program without Columns, and SQL with
+the first that is analysed."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ PROGRAM = """
     own = get_session()
     print(own.conf.get("spark.sql.adaptive.enabled"), own.conf.get("spark.sql.session.timeZone"), own is not spark)
     print(SparkSession.getActiveSession() is spark, everflow.session() is spark)
-"""
+"""  # noqa: E501
 
 
 FIRST_ASKED = """
@@ -58,19 +59,27 @@ from everflow import StreamsBuilder
 builder = StreamsBuilder()
 builder.stream("in").group_by_key().count(store="s")
 """
-COLUMNS = COUNTS + """
+COLUMNS = (
+    COUNTS
+    + """
 from pyspark.sql import functions as F
 builder.stream("other").filter(F.col("key").isNotNull()).to("out")
 """
+)
 
 
 def run(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=180)
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
 
 
 def test_sql_is_started_by_the_first_column() -> None:
-    """It takes seconds, and a program of functions and plain fields never needs it. The user's session has Spark's settings, the
-    one that computes Columns everflow's."""
+    """It takes seconds, and a program of functions and plain fields never needs it. The user's
+    session has Spark's settings, the one that computes Columns everflow's."""
     done = run(PROGRAM)
     said = ["False False", "True False", "True True", "3 True true", "false UTC True", "True True"]
     assert done.stdout.splitlines() == said, done.stderr
@@ -79,10 +88,31 @@ def test_sql_is_started_by_the_first_column() -> None:
 @pytest.mark.parametrize("program", [COUNTS, pytest.param(COLUMNS, marks=pytest.mark.slow)])
 def test_a_broker_that_is_away_is_told_before_spark_starts(program: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(program)
-    options = ["--application-id", "a", "--bootstrap-servers", "localhost:1", "--state-dir", "state"]
-    command = [sys.executable, "-c", "from everflow.cli import main; main()", "run", "program:builder", *options]
+    options = [
+        "--application-id",
+        "a",
+        "--bootstrap-servers",
+        "localhost:1",
+        "--state-dir",
+        "state",
+    ]
+    command = [
+        sys.executable,
+        "-c",
+        "from everflow.cli import main; main()",
+        "run",
+        "program:builder",
+        *options,
+    ]
     command += ["--set", "task.timeout.ms=1000"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path, timeout=180)
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tmp_path,
+        timeout=180,
+    )
     assert done.returncode == 1, done.stdout
     said = done.stdout.lower()
     asked, spark = said.index("no answer from kafka at localhost:1"), said.find("starting spark")
@@ -91,7 +121,13 @@ def test_a_broker_that_is_away_is_told_before_spark_starts(program: str, tmp_pat
     assert said.count("no kafka broker answered at localhost:1") == 1
 
 
-ASKS = ["F.lit(1)", "F.struct('a', 'b')", "F.expr('1')", "F.when(F.col('a') > 1, 2)", "SparkSession.builder.getOrCreate()"]
+ASKS = [
+    "F.lit(1)",
+    "F.struct('a', 'b')",
+    "F.expr('1')",
+    "F.when(F.col('a') > 1, 2)",
+    "SparkSession.builder.getOrCreate()",
+]
 
 
 @pytest.mark.slow

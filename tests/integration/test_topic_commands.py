@@ -1,4 +1,5 @@
-"""`everflow topic`, `produce` and `consume` on a real broker, and what is said while none answers."""
+"""`everflow topic`, `produce` and `consume` on a real broker, and what is said while none
+answers."""
 
 from __future__ import annotations
 
@@ -14,13 +15,18 @@ pytestmark = pytest.mark.broker
 
 
 def everflow(bootstrap: str, *arguments: str, text: str = "") -> Result:
-    return CliRunner().invoke(app, arguments, input=text, env={"EVERFLOW_BOOTSTRAP_SERVERS": bootstrap})
+    return CliRunner().invoke(
+        app, arguments, input=text, env={"EVERFLOW_BOOTSTRAP_SERVERS": bootstrap}
+    )
 
 
 def test_topics_are_created_listed_and_deleted(bootstrap: str, name: str) -> None:
     options = ["--partitions", "2", "--config", "cleanup.policy=compact"]
     made = everflow(bootstrap, "topic", "create", f"{name}-a", f"{name}-b:3", *options)
-    assert (made.exit_code, made.stdout) == (0, f"created topic {name}-a, 2 partitions\ncreated topic {name}-b, 3 partitions\n")
+    assert (made.exit_code, made.stdout) == (
+        0,
+        f"created topic {name}-a, 2 partitions\ncreated topic {name}-b, 3 partitions\n",
+    )
     wrote = everflow(bootstrap, "produce", f"{name}-b", text="k\t1\nl\t2\n")
     assert wrote.exit_code == 0, wrote.output
     listed = [line.split() for line in everflow(bootstrap, "topic", "list").stdout.splitlines()]
@@ -44,7 +50,10 @@ def test_topics_are_created_listed_and_deleted(bootstrap: str, name: str) -> Non
 
 
 def test_what_the_broker_refuses_is_said_in_its_words(bootstrap: str, name: str) -> None:
-    wrong = {"--config=foo=bar": "Unknown topic config name: foo", "--replication-factor=3": "only 1 broker"}
+    wrong = {
+        "--config=foo=bar": "Unknown topic config name: foo",
+        "--replication-factor=3": "only 1 broker",
+    }
     for option, says in wrong.items():
         refused = everflow(bootstrap, "topic", "create", name, option)
         assert refused.exit_code == 2
@@ -58,7 +67,9 @@ def test_records_written_are_read_again(bootstrap: str, topic: Callable[..., str
     name = topic()
     wrote = everflow(bootstrap, "produce", name, "--value", "json", text='{"n": 1}\nk\t{"n": 2}\n')
     assert (wrote.exit_code, wrote.stderr) == (0, f"2 records written to {name}\n")
-    read = everflow(bootstrap, "consume", name, "--value", "json", "--count", "2", "--timeout", "30")
+    read = everflow(
+        bootstrap, "consume", name, "--value", "json", "--count", "2", "--timeout", "30"
+    )
     assert (read.exit_code, read.stdout) == (0, 'null\t{"n": 1}\nk\t{"n": 2}\n')
 
     fewer = everflow(bootstrap, "consume", name, "--count", "3", "--timeout", "0.5")
@@ -69,7 +80,9 @@ def test_records_written_are_read_again(bootstrap: str, topic: Callable[..., str
     assert (late.exit_code, late.stdout) == (0, "")
 
 
-def test_bytes_that_are_no_value_of_that_kind_name_their_record(bootstrap: str, topic: Callable[..., str]) -> None:
+def test_bytes_that_are_no_value_of_that_kind_name_their_record(
+    bootstrap: str, topic: Callable[..., str]
+) -> None:
     name = topic()
     everflow(bootstrap, "produce", name, text="abc\n")
     wrong = everflow(bootstrap, "consume", name, "--value", "long", "--timeout", "30")
@@ -79,13 +92,17 @@ def test_bytes_that_are_no_value_of_that_kind_name_their_record(bootstrap: str, 
 
 
 @pytest.mark.parametrize("command", ["produce", "consume"])
-def test_a_missing_topic_is_told_with_the_command_that_creates_it(command: str, bootstrap: str, name: str) -> None:
+def test_a_missing_topic_is_told_with_the_command_that_creates_it(
+    command: str, bootstrap: str, name: str
+) -> None:
     done = everflow(bootstrap, command, name, text="x\n")
     assert done.exit_code == 2
     assert f"no such topic: {name}. `everflow topic create {name}` creates it" in done.output
 
 
-def test_a_broker_that_is_away_is_waited_for_with_seconds_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_is_away_is_waited_for_with_seconds_and_then_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(cluster, "REACH_S", 1.5)
     done = everflow("localhost:1", "topic", "list")
     assert done.exit_code == 1

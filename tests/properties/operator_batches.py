@@ -11,8 +11,11 @@ import pyarrow as pa
 from everflow.records import EdgeBatch
 
 
-def edge_batch(rows: Sequence[tuple[Any, Any, int]], value_type: pa.DataType, first_seq: int) -> EdgeBatch:
-    """Records (key, value, time) with string keys; sources, partitions and offsets follow from the positions."""
+def edge_batch(
+    rows: Sequence[tuple[Any, Any, int]], value_type: pa.DataType, first_seq: int
+) -> EdgeBatch:
+    """Records (key, value, time) with string keys; sources, partitions and offsets follow from the
+    positions."""
     seq = np.arange(first_seq, first_seq + len(rows), dtype=np.int64)
     return EdgeBatch(
         key=pa.array([row[0] for row in rows], pa.string()),

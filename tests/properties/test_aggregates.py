@@ -29,7 +29,19 @@ Spec = AggregateSpec | PythonAggregateSpec
 Update = tuple[bytes, Any, Any, int]
 """Store key, output key, aggregate, timestamp."""
 
-NAMES = ("n", "n_x", "sum_i", "sum_x", "min_x", "max_i", "mean", "first_t", "last_t", "max_t", "min_t")
+NAMES = (
+    "n",
+    "n_x",
+    "sum_i",
+    "sum_x",
+    "min_x",
+    "max_i",
+    "mean",
+    "first_t",
+    "last_t",
+    "max_t",
+    "min_t",
+)
 AGGREGATORS = (
     agg.count(),
     agg.count("x"),
@@ -52,7 +64,9 @@ values = st.fixed_dictionaries(
         "t": st.none() | st.text("ab\u00e9", max_size=2),
     }
 )
-records = st.tuples(st.none() | st.sampled_from(["", "a", "aa", "b"]), st.none() | values, st.integers(0, 60))
+records = st.tuples(
+    st.none() | st.sampled_from(["", "a", "aa", "b"]), st.none() | values, st.integers(0, 60)
+)
 batches = st.lists(st.lists(records, max_size=12), max_size=5)
 windows = st.none() | st.builds(
     lambda size, hop, grace: TimeWindows(size, min(size, hop), grace),
@@ -83,12 +97,18 @@ class Model:
             return [self.update(key.encode(), key, key, value, timestamp)]
         self.stream_time = max(self.stream_time, timestamp)
         window, updates = self.window, []
-        start = max(0, timestamp - window.size_ms + window.advance_ms) // window.advance_ms * window.advance_ms
+        start = (
+            max(0, timestamp - window.size_ms + window.advance_ms)
+            // window.advance_ms
+            * window.advance_ms
+        )
         while start <= timestamp:
             end = start + window.size_ms
             if end > self.stream_time - window.grace_ms:
                 shown = {"key": key, "start": start, "end": end}
-                updates.append(self.update(window_store_key(key.encode(), start), shown, key, value, timestamp))
+                updates.append(
+                    self.update(window_store_key(key.encode(), start), shown, key, value, timestamp)
+                )
             else:
                 self.drop("late")
             start += window.advance_ms
@@ -116,7 +136,13 @@ def fold(key: Any, value: Any, before: Any) -> dict[str, Any]:
         before = dict.fromkeys(NAMES) | {"n": 0, "n_x": 0, "first_t": t}
 
     def with_(name: str, item: Any, merge: Callable[[Any, Any], Any]) -> Any:
-        return before[name] if item is None else item if before[name] is None else merge(before[name], item)
+        return (
+            before[name]
+            if item is None
+            else item
+            if before[name] is None
+            else merge(before[name], item)
+        )
 
     total, used = with_("sum_x", x, lambda a, b: a + b), before["n_x"] + (x is not None)
     return {
@@ -134,13 +160,22 @@ def fold(key: Any, value: Any, before: Any) -> dict[str, Any]:
     }
 
 
-def check(spec: Spec, model: Model, split: Any, value_type: pa.DataType, decode: Callable[[bytes], Any]) -> None:
-    """Runs both over ``split``; outputs, times, positions, drops, stream time and store have to agree after each batch."""
+def check(
+    spec: Spec, model: Model, split: Any, value_type: pa.DataType, decode: Callable[[bytes], Any]
+) -> None:
+    """Runs both over ``split``; outputs, times, positions, drops, stream time and store have to
+    agree after each batch."""
     retention = None if spec.window is None else spec.window.retention_ms
     kind = "key_value" if retention is None else "window"
     whole = InMemoryStore()
     trimmed = InMemoryStore(
-        StoreSpec(name="s", kind=kind, key_serde=spec.key_serde, value_serde=spec.value_serde, retention_ms=retention)
+        StoreSpec(
+            name="s",
+            kind=kind,
+            key_serde=spec.key_serde,
+            value_serde=spec.value_serde,
+            retention_ms=retention,
+        )
     )
     stream_time, seq = -1, 0
     for rows in split:
@@ -167,14 +202,19 @@ def check(spec: Spec, model: Model, split: Any, value_type: pa.DataType, decode:
             whole.apply(changes)
             trimmed.apply(changes, result.stream_time)
         stream_time, seq = result.stream_time, seq + len(rows)
-    found = {key: (decode(data[8:]), int.from_bytes(data[:8], "big")) for key, data in whole.range(None, None)}
+    found = {
+        key: (decode(data[8:]), int.from_bytes(data[:8], "big"))
+        for key, data in whole.range(None, None)
+    }
     assert found == model.stored
 
 
 @settings(max_examples=200, deadline=None)
 @given(split=batches, window=windows, every=st.booleans())
 def test_built_in_aggregates(split: Any, window: TimeWindows | None, every: bool) -> None:
-    spec = AggregateSpec.of("s", serdes.string(), AGGREGATORS, NAMES, INPUT, window=window, emit_every_update=every)
+    spec = AggregateSpec.of(
+        "s", serdes.string(), AGGREGATORS, NAMES, INPUT, window=window, emit_every_update=every
+    )
 
     check(spec, Model(window, fold), split, INPUT, spec.decode_result)
 
@@ -182,8 +222,19 @@ def test_built_in_aggregates(split: Any, window: TimeWindows | None, every: bool
 @settings(max_examples=100, deadline=None)
 @given(split=batches, window=windows, every=st.booleans())
 def test_a_bare_count_is_javas_long(split: Any, window: TimeWindows | None, every: bool) -> None:
-    spec = AggregateSpec.of("s", serdes.string(), [agg.count()], None, pa.bool_(), window=window, emit_every_update=every)
-    rows = [[(key, None if value is None else True, time) for key, value, time in part] for part in split]
+    spec = AggregateSpec.of(
+        "s",
+        serdes.string(),
+        [agg.count()],
+        None,
+        pa.bool_(),
+        window=window,
+        emit_every_update=every,
+    )
+    rows = [
+        [(key, None if value is None else True, time) for key, value, time in part]
+        for part in split
+    ]
     model = Model(window, lambda key, value, before: (before or 0) + 1)
     check(spec, model, rows, pa.bool_(), lambda data: int.from_bytes(data, "big"))
 
@@ -200,7 +251,9 @@ number_batches = st.lists(
 
 @settings(max_examples=100, deadline=None)
 @given(split=number_batches, window=windows, every=st.booleans())
-def test_python_aggregates_with_tombstones_and_changes_in_place(split: Any, window: TimeWindows | None, every: bool) -> None:
+def test_python_aggregates_with_tombstones_and_changes_in_place(
+    split: Any, window: TimeWindows | None, every: bool
+) -> None:
     def aggregator(key: Any, value: Any, aggregate: Any) -> Any:
         aggregate["items"].append(f"{key}{value}")
         return None if value == 0 else aggregate
@@ -222,7 +275,9 @@ def test_python_aggregates_with_tombstones_and_changes_in_place(split: Any, wind
 
 @settings(max_examples=100, deadline=None)
 @given(split=number_batches, window=windows, every=st.booleans())
-def test_reduce_takes_the_first_value_as_it_is(split: Any, window: TimeWindows | None, every: bool) -> None:
+def test_reduce_takes_the_first_value_as_it_is(
+    split: Any, window: TimeWindows | None, every: bool
+) -> None:
     def step(key: Any, value: Any, before: Any) -> Any:
         return value if before is None else reducer(before, value)
 
@@ -256,14 +311,23 @@ def test_tables_keep_the_last_value(split: Any, every: bool) -> None:
             updates = [u for u in updates if last[u[1]] == u[0]]
         result = spec.process(edge_batch(rows, pa.int64(), seq), {"s": store}, stream_time)
         output = result.output
-        shown = zip(output.seq.tolist(), output.key.to_pylist(), output.value.to_pylist(), output.timestamp.tolist(), strict=True)
+        shown = zip(
+            output.seq.tolist(),
+            output.key.to_pylist(),
+            output.value.to_pylist(),
+            output.timestamp.tolist(),
+            strict=True,
+        )
         assert list(shown) == updates
         nulls = sum(row[0] is None for row in rows)
         assert result.dropped == ({"null-key": nulls} if nulls else {})
         for changes in result.changes:
             store.apply(changes)
         stream_time, seq = result.stream_time, seq + len(rows)
-    found = {key: (spec.value_serde.decode(data[8:]), int.from_bytes(data[:8], "big")) for key, data in store.range(None, None)}
+    found = {
+        key: (spec.value_serde.decode(data[8:]), int.from_bytes(data[:8], "big"))
+        for key, data in store.range(None, None)
+    }
     assert found == {key: entry for key, entry in content.items() if entry[0] is not None}
 
 
@@ -286,7 +350,10 @@ def test_nan_is_the_largest_number(numbers: list[float | None], cut: int, every:
             store.apply(changes)
         if len(result.output):
             shown = result.output.value[-1].as_py()
-    known = sorted((x for x in numbers if x is not None), key=lambda x: (math.isnan(x), 0 if math.isnan(x) else x))
+    known = sorted(
+        (x for x in numbers if x is not None),
+        key=lambda x: (math.isnan(x), 0 if math.isnan(x) else x),
+    )
     expected = {"low": known[0], "high": known[-1]} if known else {"low": None, "high": None}
     assert {k: repr(v).replace("-0.0", "0.0") for k, v in shown.items()} == {
         k: repr(v).replace("-0.0", "0.0") for k, v in expected.items()

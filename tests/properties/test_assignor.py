@@ -1,4 +1,5 @@
-"""The assignor over arbitrary cluster states, sane or not: rules that hold in every single decision."""
+"""The assignor over arbitrary cluster states, sane or not: rules that hold in every single
+decision."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everflow.assignment.assignor import assign, place, validate
-from everflow.assignment.cluster_state import RUNNING, AssignmentRules, ClusterState, Member, TaskInfo, owners_of
+from everflow.assignment.cluster_state import (
+    RUNNING,
+    AssignmentRules,
+    ClusterState,
+    Member,
+    TaskInfo,
+    owners_of,
+)
 from everflow.assignment.lags import Lags
 from everflow.records import TaskId, TopicPartition
 
@@ -24,18 +32,33 @@ def random_cluster(rng: random.Random) -> ClusterState:
     for sub in range(rng.randint(1, 4)):
         stateful = rng.random() < 0.6
         for partition in range(rng.randint(1, 8)):
-            changelogs = (TopicPartition(f"c{sub}", partition),) if stateful and rng.random() < 0.9 else ()
-            tasks[TaskId(sub, partition)] = TaskInfo(
-                TaskId(sub, partition), (TopicPartition(f"t{sub}", partition),), changelogs, stateful
+            changelogs = (
+                (TopicPartition(f"c{sub}", partition),) if stateful and rng.random() < 0.9 else ()
             )
-    ends = {task: rng.choice([0, 5, 100, 1_000, 30_000]) for task, info in tasks.items() if info.stateful}
+            tasks[TaskId(sub, partition)] = TaskInfo(
+                TaskId(sub, partition),
+                (TopicPartition(f"t{sub}", partition),),
+                changelogs,
+                stateful,
+            )
+    ends = {
+        task: rng.choice([0, 5, 100, 1_000, 30_000])
+        for task, info in tasks.items()
+        if info.stateful
+    }
     if rng.random() < 0.05:
         ends.pop(next(iter(ends), TaskId(99, 99)), None)
     everything = sorted(tasks)
     members = [random_member(rng, number, everything, ends) for number in range(rng.randint(1, 9))]
-    partitions = [partition for info in tasks.values() for partition in (*info.inputs, *info.changelogs)]
+    partitions = [
+        partition for info in tasks.values() for partition in (*info.inputs, *info.changelogs)
+    ]
     rules = random_rules(rng)
-    racks = {partition: frozenset(rng.sample(RACKS, rng.randint(0, 2))) for partition in partitions if rng.random() < 0.9}
+    racks = {
+        partition: frozenset(rng.sample(RACKS, rng.randint(0, 2)))
+        for partition in partitions
+        if rng.random() < 0.9
+    }
     held_back = frozenset(task for task in everything if rng.random() < 0.05)
     return ClusterState(
         members=tuple(members),
@@ -47,20 +70,34 @@ def random_cluster(rng: random.Random) -> ClusterState:
     )
 
 
-def random_member(rng: random.Random, number: int, tasks: list[TaskId], ends: dict[TaskId, int]) -> Member:
+def random_member(
+    rng: random.Random, number: int, tasks: list[TaskId], ends: dict[TaskId, int]
+) -> Member:
     sums = {}
     for task in tasks:
         if rng.random() < 0.3:
-            sums[task] = rng.choice([0, RUNNING, ends.get(task, 7), max(0, ends.get(task, 7) - rng.randint(0, 200)), 90_000])
+            sums[task] = rng.choice(
+                [
+                    0,
+                    RUNNING,
+                    ends.get(task, 7),
+                    max(0, ends.get(task, 7) - rng.randint(0, 200)),
+                    90_000,
+                ]
+            )
     return Member(
         member_id=f"m{rng.randint(0, 10_000)}-{number}",
         process_id=f"p{rng.randint(0, 99)}",
-        owned=frozenset(task for task in [*tasks, TaskId(9, 9)] if rng.random() < rng.choice([0.0, 0.1, 0.4])),
+        owned=frozenset(
+            task for task in [*tasks, TaskId(9, 9)] if rng.random() < rng.choice([0.0, 0.1, 0.4])
+        ),
         generation=rng.choice([-1, 3, 4, 4, 4]),
         threads=rng.choice([1, 1, 2, 5, 100]),
         offset_sums=sums,
         rack=rng.choice(["", *RACKS]),
-        tags={"zone": rng.choice("abc"), "cluster": rng.choice("xyz")} if rng.random() < 0.7 else {},
+        tags={"zone": rng.choice("abc"), "cluster": rng.choice("xyz")}
+        if rng.random() < 0.7
+        else {},
         draining=rng.random() < 0.15,
     )
 
@@ -82,13 +119,17 @@ def shuffled(cluster: ClusterState, rng: random.Random) -> ClusterState:
         replace(
             member,
             owned=frozenset(rng.sample(sorted(member.owned), len(member.owned))),
-            offset_sums=dict(rng.sample(sorted(member.offset_sums.items()), len(member.offset_sums))),
+            offset_sums=dict(
+                rng.sample(sorted(member.offset_sums.items()), len(member.offset_sums))
+            ),
         )
         for member in cluster.members
     ]
     rng.shuffle(members)
     tasks = dict(rng.sample(sorted(cluster.tasks.items()), len(cluster.tasks)))
-    ends = cluster.end_sums and dict(rng.sample(sorted(cluster.end_sums.items()), len(cluster.end_sums)))
+    ends = cluster.end_sums and dict(
+        rng.sample(sorted(cluster.end_sums.items()), len(cluster.end_sums))
+    )
     return replace(cluster, members=tuple(members), tasks=tasks, end_sums=ends)
 
 
@@ -108,7 +149,11 @@ def test_every_decision_keeps_the_rules(seed: int) -> None:
         assert owners[task] != {placement.active[task]}, where
     if not Lags.known(cluster):
         assert not any(assignment.warmup.values()), where
-        assert all(placement.active[task] in owners[task] for task in owners if len(owners[task]) == 1 and task in cluster.tasks)
+        assert all(
+            placement.active[task] in owners[task]
+            for task in owners
+            if len(owners[task]) == 1 and task in cluster.tasks
+        )
         return
     warm = {(task, one) for one, tasks in assignment.warmup.items() for task in tasks}
     for task, owner in placement.active.items():
@@ -118,7 +163,9 @@ def test_every_decision_keeps_the_rules(seed: int) -> None:
         assert cluster.tasks[task].stateful, where  # stateless tasks go at once
         assert not lags.hot(wanted, task), where  # held back only where state is
         prepared = (task, wanted) in warm or wanted in placement.standby.get(task, ())
-        assert prepared or len(warm) == cluster.rules.max_warmups, where  # parked only when the budget is spent
+        assert prepared or len(warm) == cluster.rules.max_warmups, (
+            where
+        )  # parked only when the budget is spent
     if placement.movements == 0:
         assert not warm, where
         assert placement.active == ideal.active, where
@@ -133,26 +180,50 @@ def test_every_decision_keeps_the_rules(seed: int) -> None:
 def test_the_ideal_is_balanced_per_thread(seed: int) -> None:
     rng = random.Random(seed)
     cluster = random_cluster(rng)
-    cluster = replace(cluster, end_sums=cluster.end_sums or {}, rules=replace(cluster.rules, rack_strategy="none"))
+    cluster = replace(
+        cluster, end_sums=cluster.end_sums or {}, rules=replace(cluster.rules, rack_strategy="none")
+    )
     if not Lags.known(cluster):
         return
     ideal, _ = place(cluster)
     members = [member for member in cluster.members if not member.draining] or list(cluster.members)
-    for counted in (set(ideal.active), {task for task in ideal.active if cluster.tasks[task].stateful}):
-        loads = {m.member_id: (sum(ideal.active[task] == m.member_id for task in counted), m.threads) for m in members}
+    for counted in (
+        set(ideal.active),
+        {task for task in ideal.active if cluster.tasks[task].stateful},
+    ):
+        loads = {
+            m.member_id: (sum(ideal.active[task] == m.member_id for task in counted), m.threads)
+            for m in members
+        }
         for number, threads in loads.values():
-            for other, other_threads in loads.values():  # one task fewer here is not more than one more there
+            for (
+                other,
+                other_threads,
+            ) in loads.values():  # one task fewer here is not more than one more there
                 assert (number - 1) / threads <= other / other_threads, f"{loads}\n{cluster}"
 
 
-def owned_as(cluster: ClusterState, active: Mapping[TaskId, str], copies: Mapping[TaskId, Collection[str]]) -> ClusterState:
-    """``cluster`` after a generation in which these were given: what has state runs hot, the copies have caught up."""
+def owned_as(
+    cluster: ClusterState, active: Mapping[TaskId, str], copies: Mapping[TaskId, Collection[str]]
+) -> ClusterState:
+    """``cluster`` after a generation in which these were given: what has state runs hot, the copies
+    have caught up."""
     ends = cluster.end_sums or {}
     members = []
     for member in cluster.members:
         owned = frozenset(task for task, owner in active.items() if owner == member.member_id)
-        sums = {task: total for task, total in member.offset_sums.items() if task not in owned and total != RUNNING}
-        sums.update({task: ends.get(task, 0) for task, holders in copies.items() if member.member_id in holders})
+        sums = {
+            task: total
+            for task, total in member.offset_sums.items()
+            if task not in owned and total != RUNNING
+        }
+        sums.update(
+            {
+                task: ends.get(task, 0)
+                for task, holders in copies.items()
+                if member.member_id in holders
+            }
+        )
         members.append(replace(member, owned=owned, generation=9, offset_sums=sums))
     return replace(cluster, members=tuple(members), held_back=frozenset())
 
@@ -161,7 +232,9 @@ def owned_as(cluster: ClusterState, active: Mapping[TaskId, str], copies: Mappin
 @given(st.integers(0, 2**48), st.sampled_from(STRATEGIES))
 def test_the_ideal_of_the_ideal_is_itself(seed: int, strategy: str) -> None:
     cluster = random_cluster(random.Random(seed))
-    cluster = replace(cluster, rules=replace(cluster.rules, rack_strategy=strategy), held_back=frozenset())
+    cluster = replace(
+        cluster, rules=replace(cluster.rules, rack_strategy=strategy), held_back=frozenset()
+    )
     if not Lags.known(cluster):
         return
     ideal, _ = place(cluster)
@@ -172,9 +245,13 @@ def test_the_ideal_of_the_ideal_is_itself(seed: int, strategy: str) -> None:
 
 
 def running_well(cluster: ClusterState) -> ClusterState:
-    """``cluster`` where everything that somebody claims runs, on one member. Who is not ready loses its task to who is, and
-    may well get it back."""
-    owners = {task: min(holders) for task, holders in owners_of(cluster.members).items() if task in cluster.tasks}
+    """``cluster`` where everything that somebody claims runs, on one member. Who is not ready loses
+    its task to who is, and may well get it back."""
+    owners = {
+        task: min(holders)
+        for task, holders in owners_of(cluster.members).items()
+        if task in cluster.tasks
+    }
     members = []
     for member in cluster.members:
         owned = frozenset(task for task, owner in owners.items() if owner == member.member_id)
@@ -196,5 +273,9 @@ def test_what_has_state_is_not_given_back_once_let_go(seed: int, strategy: str) 
         assert not let_go, cluster
         return
     _, placement = place(owned_as(cluster, active, let_go))
-    given_back = [t for t, holders in let_go.items() if cluster.tasks[t].stateful and placement.active[t] in holders]
+    given_back = [
+        t
+        for t, holders in let_go.items()
+        if cluster.tasks[t].stateful and placement.active[t] in holders
+    ]
     assert not given_back, f"{given_back}\n{cluster}"

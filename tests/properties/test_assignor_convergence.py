@@ -1,4 +1,5 @@
-"""However the group is disturbed, it comes to rest in bounded rounds, balanced, and every round keeps I1, I4, I5 and I8."""
+"""However the group is disturbed, it comes to rest in bounded rounds, balanced, and every round
+keeps I1, I4, I5 and I8."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from properties.simulated_group import RACKS, Group, tasks_of_counts
 STRATEGIES = ("none", "min_traffic", "balance_subtopology")
 
 
-def new_group(seed: int, stateful: list[int], stateless: list[int], members: int, rules: AssignmentRules) -> Group:
+def new_group(
+    seed: int, stateful: list[int], stateless: list[int], members: int, rules: AssignmentRules
+) -> Group:
     rng = random.Random(seed)
     group = Group(tasks_of_counts(stateful, stateless, rng), rules, rng)
     for number in range(members):
@@ -26,17 +29,26 @@ def new_group(seed: int, stateful: list[int], stateless: list[int], members: int
 
 
 def lighten(group: Group, seed: int) -> None:
-    """Some tasks, whole sub-topologies or any, have less state than may be missing: anyone could run them at once."""
+    """Some tasks, whole sub-topologies or any, have less state than may be missing: anyone could
+    run them at once."""
     rng = random.Random(f"light {seed}")
     whole = rng.random() < 0.5
     light = {task.subtopology if whole else task for task in group.ends if rng.random() < 0.3}
-    group.ends.update(dict.fromkeys([t for t in group.ends if (t.subtopology if whole else t) in light], 60))
+    group.ends.update(
+        dict.fromkeys([t for t in group.ends if (t.subtopology if whole else t) in light], 60)
+    )
     group.seen_ends = dict(group.ends)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_first_assignment_is_the_ideal_at_once(strategy: str) -> None:
-    group = new_group(1, [5, 4], [7], 3, AssignmentRules(acceptable_lag=100, max_warmups=2, num_standbys=1, rack_strategy=strategy))
+    group = new_group(
+        1,
+        [5, 4],
+        [7],
+        3,
+        AssignmentRules(acceptable_lag=100, max_warmups=2, num_standbys=1, rack_strategy=strategy),
+    )
     assert group.settle(1) == 1
     group.assert_balanced()
 
@@ -45,7 +57,11 @@ def test_a_first_assignment_is_the_ideal_at_once(strategy: str) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_adding_a_member_to_eleven_stateful_tasks(strategy: str, seed: int) -> None:
     group = new_group(
-        seed, [5, 5, 1], [5, 2], 1, AssignmentRules(acceptable_lag=100, max_warmups=2, num_standbys=0, rack_strategy=strategy)
+        seed,
+        [5, 5, 1],
+        [5, 2],
+        1,
+        AssignmentRules(acceptable_lag=100, max_warmups=2, num_standbys=0, rack_strategy=strategy),
     )
     group.settle(1)
     group.tick()
@@ -56,9 +72,15 @@ def test_adding_a_member_to_eleven_stateful_tasks(strategy: str, seed: int) -> N
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("seed", range(5))
-def test_dropping_one_of_seven_members_with_thirteen_stateful_tasks(strategy: str, seed: int) -> None:
+def test_dropping_one_of_seven_members_with_thirteen_stateful_tasks(
+    strategy: str, seed: int
+) -> None:
     group = new_group(
-        seed, [5, 5, 3], [5, 5, 1], 7, AssignmentRules(acceptable_lag=100, max_warmups=2, num_standbys=0, rack_strategy=strategy)
+        seed,
+        [5, 5, 3],
+        [5, 5, 1],
+        7,
+        AssignmentRules(acceptable_lag=100, max_warmups=2, num_standbys=0, rack_strategy=strategy),
     )
     group.settle(1)
     group.tick()
@@ -69,13 +91,21 @@ def test_dropping_one_of_seven_members_with_thirteen_stateful_tasks(strategy: st
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("standbys", [0, 1])
-@pytest.mark.parametrize("sizes", [(1_000_000, 50), (50, 1_000_000), (1_000_000, 20_000, 50), (50, 50)])
-def test_who_joins_gets_of_every_subtopology_whatever_its_size(strategy: str, standbys: int, sizes: tuple[int, ...]) -> None:
-    """A large keyed store and small totals behind it: the work of one sub-topology must not stay with one member.
+@pytest.mark.parametrize(
+    "sizes", [(1_000_000, 50), (50, 1_000_000), (1_000_000, 20_000, 50), (50, 50)]
+)
+def test_who_joins_gets_of_every_subtopology_whatever_its_size(
+    strategy: str, standbys: int, sizes: tuple[int, ...]
+) -> None:
+    """A large keyed store and small totals behind it: the work of one sub-topology must not stay
+    with one member.
 
-    Exactly even where nobody has a copy; a standby that is hot first is taken first, so then only of more than one each.
+    Exactly even where nobody has a copy; a standby that is hot first is taken first, so then only
+    of more than one each.
     """
-    rules = AssignmentRules(acceptable_lag=10_000, max_warmups=2, num_standbys=standbys, rack_strategy=strategy)
+    rules = AssignmentRules(
+        acceptable_lag=10_000, max_warmups=2, num_standbys=standbys, rack_strategy=strategy
+    )
     group = new_group(1, [6] * len(sizes), [], 1, rules)
     group.ends = {task: sizes[task.subtopology] for task in group.ends}
     group.racks = dict.fromkeys(group.racks, frozenset(RACKS))
@@ -87,17 +117,27 @@ def test_who_joins_gets_of_every_subtopology_whatever_its_size(strategy: str, st
         for instance in group.instances.values():
             counts = Counter(task.subtopology for task in instance.active)
             even = counts == dict.fromkeys(range(len(sizes)), each)
-            assert even or (standbys and len(counts) > 1), group.told(f"{instance.process_id} has {dict(counts)}")
+            assert even or (standbys and len(counts) > 1), group.told(
+                f"{instance.process_id} has {dict(counts)}"
+            )
 
 
 @settings(max_examples=300)
 @given(st.integers(0, 2**48), st.sampled_from(STRATEGIES))
-@example(48733, "min_traffic")  # a released task was no longer at home where its new owner waited to give up another
+@example(
+    48733, "min_traffic"
+)  # a released task was no longer at home where its new owner waited to give up another
 @example(349, "min_traffic")  # a task ran meanwhile in another rack than the one it was to go to
-@example(458, "min_traffic")  # a released task cost less to send to a cold rack than while it was owned
-@example(20783, "min_traffic")  # of equals, a released task was sent to a cold rack instead of one that runs on meanwhile
+@example(
+    458, "min_traffic"
+)  # a released task cost less to send to a cold rack than while it was owned
+@example(
+    20783, "min_traffic"
+)  # of equals, a released task was sent to a cold rack instead of one that runs on meanwhile
 @example(30230, "balance_subtopology")  # likewise
-@example(21064, "min_traffic")  # a task let go in its rack was given back when the place more than the least changed racks
+@example(
+    21064, "min_traffic"
+)  # a task let go in its rack was given back when the place more than the least changed racks
 @example(44978, "min_traffic")  # likewise
 def test_any_perturbation_converges_within_kafkas_bound(seed: int, strategy: str) -> None:
     perturb(seed, strategy)
@@ -110,11 +150,17 @@ def test_light_tasks_beside_heavy_ones_converge_as_well(seed: int, strategy: str
 
 
 def perturb(seed: int, strategy: str, *, light: bool = False) -> None:
-    """Kafka's random scenario: at most 2 x stateful tasks x (1 + standbys) rounds after each event."""
+    """Kafka's random scenario: at most 2 x stateful tasks x (1 + standbys) rounds after each
+    event."""
     rng = random.Random(seed)
     size, stateful = rng.randint(1, 10), rng.randint(1, 10)
     standbys = rng.randint(0, size)
-    rules = AssignmentRules(acceptable_lag=100, max_warmups=rng.randint(1, stateful), num_standbys=standbys, rack_strategy=strategy)
+    rules = AssignmentRules(
+        acceptable_lag=100,
+        max_warmups=rng.randint(1, stateful),
+        num_standbys=standbys,
+        rack_strategy=strategy,
+    )
     group = new_group(seed, [stateful], [rng.randint(1, 10)], size, rules)
     if light:
         lighten(group, seed)
@@ -136,11 +182,17 @@ def perturb(seed: int, strategy: str, *, light: bool = False) -> None:
 
 
 class GroupMachine(RuleBasedStateMachine):
-    """Events at any moment, also in the middle of a hand-over or of a restore; at the end everything settles."""
+    """Events at any moment, also in the middle of a hand-over or of a restore; at the end
+    everything settles."""
 
     group: Group
 
-    @initialize(seed=st.integers(0, 2**32), strategy=st.sampled_from(STRATEGIES), tags=st.booleans(), light=st.booleans())
+    @initialize(
+        seed=st.integers(0, 2**32),
+        strategy=st.sampled_from(STRATEGIES),
+        tags=st.booleans(),
+        light=st.booleans(),
+    )
     def start(self, seed: int, strategy: str, tags: bool, light: bool) -> None:
         rng = random.Random(seed)
         rules = AssignmentRules(
@@ -150,7 +202,13 @@ class GroupMachine(RuleBasedStateMachine):
             rack_strategy=strategy,
             rack_tags=("zone",) if tags else (),
         )
-        self.group = new_group(seed, [rng.randint(1, 8), rng.randint(1, 8)], [rng.randint(1, 6)], rng.randint(1, 4), rules)
+        self.group = new_group(
+            seed,
+            [rng.randint(1, 8), rng.randint(1, 8)],
+            [rng.randint(1, 6)],
+            rng.randint(1, 4),
+            rules,
+        )
         if light:
             lighten(self.group, seed)
         self.group.rebalance()
@@ -217,7 +275,9 @@ class GroupMachine(RuleBasedStateMachine):
         group.tick()
         group.seen_ends = dict(group.ends)
         group.rebalance()
-        assert {name: one.active for name, one in group.instances.items()} == before, group.told("not stable at rest")
+        assert {name: one.active for name, one in group.instances.items()} == before, group.told(
+            "not stable at rest"
+        )
 
 
 TestGroupMachine = GroupMachine.TestCase

@@ -1,4 +1,5 @@
-"""Offset ranges of a micro-batch: never beyond the end, never above the budget, fair, and complete when there is room."""
+"""Offset ranges of a micro-batch: never beyond the end, never above the budget, fair, and complete
+when there is room."""
 
 from __future__ import annotations
 
@@ -11,13 +12,17 @@ from everflow.runtime.thread.batching import SMALLEST_RECORDS, BatchSize, plan_r
 
 backlogs = st.dictionaries(
     st.builds(TopicPartition, st.sampled_from(["a", "b"]), st.integers(0, 5)),
-    st.tuples(st.integers(0, 1000), st.integers(0, 10_000)).map(lambda t: OffsetRange(t[0], t[0] + t[1])),
+    st.tuples(st.integers(0, 1000), st.integers(0, 10_000)).map(
+        lambda t: OffsetRange(t[0], t[0] + t[1])
+    ),
     min_size=1,
 )
 
 
 @given(backlogs, st.integers(1, 20_000))
-def test_ranges_respect_ends_and_budget_and_waste_nothing(available: dict[TopicPartition, OffsetRange], records: int) -> None:
+def test_ranges_respect_ends_and_budget_and_waste_nothing(
+    available: dict[TopicPartition, OffsetRange], records: int
+) -> None:
     ranges = plan_ranges(available, records)
     assert ranges.keys() == available.keys()
     taken = {tp: r.end - r.start for tp, r in ranges.items()}
@@ -26,12 +31,16 @@ def test_ranges_respect_ends_and_budget_and_waste_nothing(available: dict[TopicP
         assert r.start <= r.end <= available[tp].end
     waiting = sum(r.end - r.start for r in available.values())
     hungry = sum(1 for r in available.values() if r.end > r.start)
-    assert sum(taken.values()) == min(max(records, hungry), waiting), "the budget, or one offset for each that waits"
+    assert sum(taken.values()) == min(max(records, hungry), waiting), (
+        "the budget, or one offset for each that waits"
+    )
     assert all(taken[tp] > 0 for tp, r in available.items() if r.end > r.start)
 
 
 @given(backlogs, st.integers(1, 20_000))
-def test_nobody_gets_more_than_a_partition_that_still_waits(available: dict[TopicPartition, OffsetRange], records: int) -> None:
+def test_nobody_gets_more_than_a_partition_that_still_waits(
+    available: dict[TopicPartition, OffsetRange], records: int
+) -> None:
     ranges = plan_ranges(available, records)
     taken = {tp: r.end - r.start for tp, r in ranges.items()}
     hungry = [tp for tp, r in ranges.items() if r.end < available[tp].end]
@@ -42,7 +51,10 @@ def test_nobody_gets_more_than_a_partition_that_still_waits(available: dict[Topi
 @given(
     st.integers(1, 1_000_000),
     st.integers(10, 10_000),
-    st.lists(st.tuples(st.integers(0, 600_000), st.floats(1, 20_000), st.integers(0, 1 << 30)), max_size=8),
+    st.lists(
+        st.tuples(st.integers(0, 600_000), st.floats(1, 20_000), st.integers(0, 1 << 30)),
+        max_size=8,
+    ),
 )
 def test_a_batch_is_bounded_by_records_bytes_and_the_time_of_the_one_before(
     most: int, target_ms: int, runs: list[tuple[int, float, int]]
@@ -65,7 +77,9 @@ def test_a_slow_program_gets_small_batches_at_once_and_a_fast_one_grows_step_by_
     assert BatchSize(cold=False).after(limits, 100_000, 100_000).records(limits) == 3_000
     assert BatchSize().after(limits, 100_000, 10).records(limits) == 400_000
     assert BatchSize(200_000, cold=False).after(limits, 200_000, 10).records(limits) == 500_000
-    assert BatchSize(200_000, cold=False).after(limits, 200_000, 2_000).records(limits) == 300_000, "what would have fitted"
+    assert (
+        BatchSize(200_000, cold=False).after(limits, 200_000, 2_000).records(limits) == 300_000
+    ), "what would have fitted"
 
 
 def test_what_the_first_full_batch_costs_once_does_not_hold_the_next_ones_back() -> None:

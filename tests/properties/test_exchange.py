@@ -19,17 +19,29 @@ RACKS = 3
 def placements(draw: st.DrawFn) -> tuple[dict[TaskId, set[int]], dict[TaskId, int]]:
     tasks = [TaskId(0, number) for number in range(draw(st.integers(1, TASKS)))]
     active = {task: draw(st.integers(0, MEMBERS - 1)) for task in tasks if draw(st.integers(0, 9))}
-    others = {task: [place for place in range(MEMBERS) if place != active.get(task)] for task in tasks}
-    return {task: set(draw(st.lists(st.sampled_from(others[task]), max_size=3))) for task in tasks}, active
+    others = {
+        task: [place for place in range(MEMBERS) if place != active.get(task)] for task in tasks
+    }
+    return {
+        task: set(draw(st.lists(st.sampled_from(others[task]), max_size=3))) for task in tasks
+    }, active
 
 
-tags_of_members = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("uvwxyz")), min_size=MEMBERS, max_size=MEMBERS)
+tags_of_members = st.lists(
+    st.tuples(st.sampled_from("abc"), st.sampled_from("uvwxyz")), min_size=MEMBERS, max_size=MEMBERS
+)
 racks_of_members = st.lists(st.integers(0, RACKS - 1), min_size=MEMBERS, max_size=MEMBERS)
 far = st.lists(st.tuples(*[st.integers(0, 2)] * RACKS), min_size=TASKS, max_size=TASKS)
 
 
 @settings(max_examples=500)
-@given(placements(), tags_of_members, racks_of_members, far, st.tuples(st.integers(0, 10), st.integers(0, 3)))
+@given(
+    placements(),
+    tags_of_members,
+    racks_of_members,
+    far,
+    st.tuples(st.integers(0, 10), st.integers(0, 3)),
+)
 def test_classes_decide_as_if_each_copy_were_compared_with_every_other(
     placed: tuple[dict[TaskId, set[int]], dict[TaskId, int]],
     tags: list[tuple[str, str]],
@@ -67,11 +79,22 @@ def one_by_one(
     def swap(task: TaskId, place: int) -> bool:
         here = racks[place]
         found = []
-        for other, there in ((other, there) for other, places in placed.items() for there in places):
+        for other, there in (
+            (other, there) for other, places in placed.items() for there in places
+        ):
             gain = remote[task][here] - remote[task][racks[there]]
-            saved = traffic * (gain + remote[other][racks[there]] - remote[other][here]) - 2 * non_overlap
+            saved = (
+                traffic * (gain + remote[other][racks[there]] - remote[other][here])
+                - 2 * non_overlap
+            )
             free = there not in holders(task) and place not in holders(other)
-            if gain > 0 and saved > 0 and free and keeps(task, place, there) and keeps(other, there, place):
+            if (
+                gain > 0
+                and saved > 0
+                and free
+                and keeps(task, place, there)
+                and keeps(other, there, place)
+            ):
                 found.append((-saved, other, there))
         if not found:
             return False
@@ -81,7 +104,12 @@ def one_by_one(
         return True
 
     for _ in range(EXCHANGE_ROUNDS):
-        copies = [(task, place) for task in placed for place in sorted(placed[task]) if remote[task][racks[place]]]
+        copies = [
+            (task, place)
+            for task in placed
+            for place in sorted(placed[task])
+            if remote[task][racks[place]]
+        ]
         swapped = [swap(task, place) for task, place in copies if place in placed[task]]
         if not any(swapped):
             break

@@ -1,4 +1,5 @@
-"""The placement by flow costs what the cheapest of all placements costs, and fills the places it was given."""
+"""The placement by flow costs what the cheapest of all placements costs, and fills the places it
+was given."""
 
 from __future__ import annotations
 
@@ -56,7 +57,11 @@ def check_places(placed: Placed, wishes: list[Wish], seats: Seats) -> None:
         numbers[place] += 1
     for number, least, may in zip(numbers, seats.least, seats.open, strict=True):
         assert number - least in ((0, 1) if may else (0,)), (numbers, wishes, seats)
-    assert sum(numbers) == len(wishes) == len(placed.member) + len(placed.rack), (placed, wishes, seats)
+    assert sum(numbers) == len(wishes) == len(placed.member) + len(placed.rack), (
+        placed,
+        wishes,
+        seats,
+    )
     for rack in set(seats.rack):
         there = sum(left for left, at in zip(placed.left, seats.rack, strict=True) if at == rack)
         assert there == list(placed.rack.values()).count(rack), (placed, wishes, seats)

@@ -1,4 +1,5 @@
-"""LmdbStore against the reference store, through batches, crashes in the middle of them, reopening and restores."""
+"""LmdbStore against the reference store, through batches, crashes in the middle of them, reopening
+and restores."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def crash(name: str) -> None:
 
 
 class KeyValueMachine(RuleBasedStateMachine):
-    spec = StoreSpec(name="s", kind="key_value", key_serde=serdes.bytes_(), value_serde=serdes.bytes_())
+    spec = StoreSpec(
+        name="s", kind="key_value", key_serde=serdes.bytes_(), value_serde=serdes.bytes_()
+    )
     keys = any_key
 
     def __init__(self) -> None:
@@ -54,7 +57,9 @@ class KeyValueMachine(RuleBasedStateMachine):
 
     def opened(self) -> LmdbStore:
         # The smallest map that LMDB takes, so that it has to grow on the way.
-        return LmdbStore.open(self.path, kind=self.spec.kind, retention_ms=self.spec.retention_ms, map_bytes=1 << 16)
+        return LmdbStore.open(
+            self.path, kind=self.spec.kind, retention_ms=self.spec.retention_ms, map_bytes=1 << 16
+        )
 
     def teardown(self) -> None:
         self.store.close()
@@ -78,19 +83,33 @@ class KeyValueMachine(RuleBasedStateMachine):
         self.batches += 1
         self.position += len(changes)
         batch = f"{self.owner.incarnation}.{self.batches}.0"
-        self.store.apply(changes, position=self.position, expected=self.owner, batch=batch, stream_time=self.stream_time)
+        self.store.apply(
+            changes,
+            position=self.position,
+            expected=self.owner,
+            batch=batch,
+            stream_time=self.stream_time,
+        )
         self.model.apply(changes, self.stream_time)
         self.owner = Owner(self.owner.incarnation, batch)
 
     @rule(data=st.data())
     def apply_a_large_value(self, data: st.DataObject) -> None:
         changes = self.changes_of([(data.draw(self.keys), b"x" * 40_000)])
-        self.store.apply(changes, position=None, expected=self.owner, batch=self.owner.last_batch, stream_time=self.stream_time)
+        self.store.apply(
+            changes,
+            position=None,
+            expected=self.owner,
+            batch=self.owner.last_batch,
+            stream_time=self.stream_time,
+        )
         self.model.apply(changes, self.stream_time)
 
     @rule(data=st.data())
     def crash_in_the_middle_and_reopen(self, data: st.DataObject) -> None:
-        changes = self.changes_of(data.draw(st.lists(st.tuples(self.keys, value), min_size=1, max_size=8)))
+        changes = self.changes_of(
+            data.draw(st.lists(st.tuples(self.keys, value), min_size=1, max_size=8))
+        )
         with pytest.raises(Crash):
             self.store.apply(
                 changes,
@@ -107,10 +126,19 @@ class KeyValueMachine(RuleBasedStateMachine):
         self.store.close()
         self.store = self.opened()
 
-    @rule(data=st.data(), wrong=st.sampled_from([Owner("orphan", ""), Owner("i1", "older"), Owner("", "older")]))
+    @rule(
+        data=st.data(),
+        wrong=st.sampled_from([Owner("orphan", ""), Owner("i1", "older"), Owner("", "older")]),
+    )
     def a_stalled_orphan_is_refused(self, data: st.DataObject, wrong: Owner) -> None:
         with pytest.raises(StoreMismatchError):
-            self.store.apply(self.draw_changes(data), position=10**9, expected=wrong, batch="late", stream_time=10**12)
+            self.store.apply(
+                self.draw_changes(data),
+                position=10**9,
+                expected=wrong,
+                batch="late",
+                stream_time=10**12,
+            )
 
     @rule(data=st.data())
     def restore_a_chunk(self, data: st.DataObject) -> None:
@@ -153,7 +181,9 @@ class WindowMachine(KeyValueMachine):
         window_size_ms=MINUTE_MS,
     )
     keys = st.builds(
-        lambda key, minute: key + (minute * MINUTE_MS).to_bytes(8, "big") + bytes(4), st.binary(max_size=1), st.integers(0, 40)
+        lambda key, minute: key + (minute * MINUTE_MS).to_bytes(8, "big") + bytes(4),
+        st.binary(max_size=1),
+        st.integers(0, 40),
     )
 
     @rule(minutes=st.integers(0, 9))
@@ -162,14 +192,24 @@ class WindowMachine(KeyValueMachine):
 
     def changes_of(self, drawn: list[tuple[bytes, bytes | None]]) -> StoreChanges:
         """Windows start at stream time at the latest."""
-        started = [(key, value) for key, value in drawn if int.from_bytes(key[-12:-4], "big") <= self.stream_time]
-        return super().changes_of(started or [(b"k" + self.stream_time.to_bytes(8, "big") + bytes(4), b"v")])
+        started = [
+            (key, value)
+            for key, value in drawn
+            if int.from_bytes(key[-12:-4], "big") <= self.stream_time
+        ]
+        return super().changes_of(
+            started or [(b"k" + self.stream_time.to_bytes(8, "big") + bytes(4), b"v")]
+        )
 
     def draw_changes(self, data: st.DataObject) -> StoreChanges:
-        return self.changes_of(data.draw(st.lists(st.tuples(self.keys, value), min_size=1, max_size=8)))
+        return self.changes_of(
+            data.draw(st.lists(st.tuples(self.keys, value), min_size=1, max_size=8))
+        )
 
 
-_budget = settings(max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
+_budget = settings(
+    max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
 TestKeyValueStore = KeyValueMachine.TestCase
 TestKeyValueStore.settings = _budget
 TestWindowStore = WindowMachine.TestCase

@@ -1,4 +1,5 @@
-"""The vectorised merge against Kafka Streams' rule taken literally: the input whose head is oldest is next (reference 1.6)."""
+"""The vectorised merge against Kafka Streams' rule taken literally: the input whose head is oldest
+is next (reference 1.6)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from everflow.topology.physical_plan import Source
 
 
 class Input(NamedTuple):
-    """One input partition: times of its records, and whether the log has more of it behind the batch."""
+    """One input partition: times of its records, and whether the log has more of it behind the
+    batch."""
 
     times: list[int]
     more: bool
@@ -61,11 +63,27 @@ def hop_of(inputs: list[Input]) -> Hop:
     rows = np.arange(len(times), dtype=np.int64)
     zeros = np.zeros(len(times), np.int32)
     names = pa.array([f"{s}@{o}" for s, o in zip(source, offset, strict=True)], pa.string())
-    batch = EdgeBatch(key=names, value=names, timestamp=times, seq=rows.copy(), source=source, partition=zeros, offset=offset)
+    batch = EdgeBatch(
+        key=names,
+        value=names,
+        timestamp=times,
+        seq=rows.copy(),
+        source=source,
+        partition=zeros,
+        offset=offset,
+    )
     ranges = {at(i): OffsetRange(10, 10 + len(one.times)) for i, one in enumerate(inputs)}
     log_ends = {at(i): ranges[at(i)].end + int(one.more) for i, one in enumerate(inputs)}
     return Hop(
-        HopInput(batches={1: batch}, rows={1: rows}, source=source, partition=zeros, offset=offset, timestamp=times, control="{}"),
+        HopInput(
+            batches={1: batch},
+            rows={1: rows},
+            source=source,
+            partition=zeros,
+            offset=offset,
+            timestamp=times,
+            control="{}",
+        ),
         ranges,
         log_ends,
     )
@@ -76,7 +94,11 @@ def one_by_one(inputs: list[Input]) -> tuple[list[str], dict[TopicPartition, int
     next_at = [0] * len(inputs)
     taken: list[str] = []
     while True:
-        heads = [(one.times[next_at[i]], i) for i, one in enumerate(inputs) if next_at[i] < len(one.times)]
+        heads = [
+            (one.times[next_at[i]], i)
+            for i, one in enumerate(inputs)
+            if next_at[i] < len(one.times)
+        ]
         dry = any(one.more and next_at[i] == len(one.times) for i, one in enumerate(inputs))
         if dry or not heads:
             return taken, {at(i): 10 + next_at[i] for i in range(len(inputs))}
@@ -85,7 +107,11 @@ def one_by_one(inputs: list[Input]) -> tuple[list[str], dict[TopicPartition, int
         next_at[i] += 1
 
 
-inputs = st.lists(st.builds(Input, st.lists(st.integers(0, 12), max_size=8), st.booleans()), min_size=2, max_size=4)
+inputs = st.lists(
+    st.builds(Input, st.lists(st.integers(0, 12), max_size=8), st.booleans()),
+    min_size=2,
+    max_size=4,
+)
 
 
 @given(inputs)
@@ -99,15 +125,32 @@ def test_equal_to_taking_the_oldest_head(given: list[Input]) -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 12), max_size=8), max_size=4))
-def test_what_several_tasks_write_comes_by_time_and_in_each_tasks_order(tasks: list[list[int]]) -> None:
+def test_what_several_tasks_write_comes_by_time_and_in_each_tasks_order(
+    tasks: list[list[int]],
+) -> None:
     given = [Input(times, False) for times in tasks]
-    partition = np.concatenate([np.empty(0, np.int32), *(np.full(len(times), task, np.int32) for task, times in enumerate(tasks))])
-    offset = np.concatenate([np.empty(0, np.int64), *(10 + np.arange(len(times), dtype=np.int64) for times in tasks)])
-    names = pa.array([f"{task}@{at}" for task, at in zip(partition, offset, strict=True)], pa.string())
+    partition = np.concatenate(
+        [
+            np.empty(0, np.int32),
+            *(np.full(len(times), task, np.int32) for task, times in enumerate(tasks)),
+        ]
+    )
+    offset = np.concatenate(
+        [np.empty(0, np.int64), *(10 + np.arange(len(times), dtype=np.int64) for times in tasks)]
+    )
+    names = pa.array(
+        [f"{task}@{at}" for task, at in zip(partition, offset, strict=True)], pa.string()
+    )
     times = np.array([time for one in tasks for time in one], np.int64)
     rows = np.arange(len(times), dtype=np.int64)
     batch = EdgeBatch(
-        key=names, value=names, timestamp=times, seq=rows, source=np.zeros(len(times), np.int32), partition=partition, offset=offset
+        key=names,
+        value=names,
+        timestamp=times,
+        seq=rows,
+        source=np.zeros(len(times), np.int32),
+        partition=partition,
+        offset=offset,
     )
     assert merge_tasks(batch).key.to_pylist() == one_by_one(given)[0]
 
@@ -129,7 +172,10 @@ def test_one_input_is_left_in_its_own_order_and_consumed_whole() -> None:
 def test_an_input_that_showed_only_markers_holds_the_others_for_one_batch() -> None:
     """Its next record may be older than all of theirs."""
     hop = hop_of([Input([1, 2], False), Input([], False)])
-    hop.ranges[at(1)], hop.log_ends[at(1)] = OffsetRange(10, 14), 20  # transaction markers up to 14, more behind them
+    hop.ranges[at(1)], hop.log_ends[at(1)] = (
+        OffsetRange(10, 14),
+        20,
+    )  # transaction markers up to 14, more behind them
     batches, consumed = hop.merged()
     assert consumed == {at(0): 10, at(1): 14}
     assert len(batches[1]) == 0

@@ -1,4 +1,5 @@
-"""Record batches read in columns are the records that kafka-python's own reader finds one by one, whatever the bytes."""
+"""Record batches read in columns are the records that kafka-python's own reader finds one by one,
+whatever the bytes."""
 
 from __future__ import annotations
 
@@ -47,7 +48,13 @@ def batch_bytes(
 
 
 def marker(offset: int, producer: int, *, abort: bool) -> bytes:
-    plain = bytearray(batch_bytes(offset, [(0, 5, struct.pack(">hh", 0, 0 if abort else 1), b"\0" * 6, [])], producer=producer))
+    plain = bytearray(
+        batch_bytes(
+            offset,
+            [(0, 5, struct.pack(">hh", 0, 0 if abort else 1), b"\0" * 6, [])],
+            producer=producer,
+        )
+    )
     struct.pack_into(">h", plain, 21, 0x30)
     return bytes(plain)
 
@@ -61,8 +68,15 @@ def compress(records: bytes, codec: str) -> bytes:
     if codec == "snappy":
         return bytes(pa.Codec("snappy").compress(records, asbytes=True))
     if codec == "xerial":
-        blocks = [bytes(pa.Codec("snappy").compress(records[at : at + 100], asbytes=True)) for at in range(0, len(records), 100)]
-        return b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1) + b"".join(struct.pack(">i", len(block)) + block for block in blocks)
+        blocks = [
+            bytes(pa.Codec("snappy").compress(records[at : at + 100], asbytes=True))
+            for at in range(0, len(records), 100)
+        ]
+        return (
+            b"\x82SNAPPY\x00"
+            + struct.pack(">ii", 1, 1)
+            + b"".join(struct.pack(">i", len(block)) + block for block in blocks)
+        )
     sink = pa.BufferOutputStream()
     with pa.CompressedOutputStream(sink, codec) as stream:
         stream.write(records)
@@ -74,20 +88,38 @@ def parsed(data: bytes, aborted: list[tuple[int, int]] | None = None) -> list[Re
     columns = record_batches.columns(data, record_batches.committed(data, found, aborted or []))
     assert columns.offsets.dtype == columns.timestamps.dtype == np.int64
     rows = rows_of(columns)
-    assert columns.sizes.tolist() == [len(key or b"") + len(value or b"") for _, _, key, value in rows]
+    assert columns.sizes.tolist() == [
+        len(key or b"") + len(value or b"") for _, _, key, value in rows
+    ]
     return rows
 
 
 def rows_of(columns: record_columns.Columns) -> list[Record]:
-    return list(zip(columns.offsets.tolist(), columns.timestamps.tolist(), columns.keys(), columns.values(), strict=True))
+    return list(
+        zip(
+            columns.offsets.tolist(),
+            columns.timestamps.tolist(),
+            columns.keys(),
+            columns.values(),
+            strict=True,
+        )
+    )
 
 
 def arrow_rows(data: bytes, headers: bool) -> list[tuple[Any, ...]]:
     """The same in Arrow columns, with headers."""
-    found = record_batches.columns(data, record_batches.committed(data, record_batches.batches(data), [])).arrow(headers)
+    found = record_batches.columns(
+        data, record_batches.committed(data, record_batches.batches(data), [])
+    ).arrow(headers)
     assert (found.keys.type, found.values.type) == (pa.binary(), pa.binary())
     names = [None] * len(found) if found.headers is None else found.headers.to_pylist()
-    rows = (found.offsets.tolist(), found.timestamps.tolist(), found.keys.to_pylist(), found.values.to_pylist(), names)
+    rows = (
+        found.offsets.tolist(),
+        found.timestamps.tolist(),
+        found.keys.to_pylist(),
+        found.values.to_pylist(),
+        names,
+    )
     return list(zip(*rows, strict=True))
 
 
@@ -97,17 +129,23 @@ def reference(data: bytes) -> list[Record]:
     records = MemoryRecords(data)
     while (batch := records.next_batch()) is not None:
         if not batch.is_control_batch:
-            rows += [(record.offset, record.timestamp, record.key, record.value) for record in batch]
+            rows += [
+                (record.offset, record.timestamp, record.key, record.value) for record in batch
+            ]
     return rows
 
 
-some_bytes = st.one_of(st.none(), st.binary(max_size=200), st.binary(min_size=8, max_size=8), st.just(b"\0" * 8))
+some_bytes = st.one_of(
+    st.none(), st.binary(max_size=200), st.binary(min_size=8, max_size=8), st.just(b"\0" * 8)
+)
 row = st.tuples(
     st.integers(0, 300),
     st.one_of(st.integers(0, 2**42), st.integers(10**12, 10**12 + 100)),
     some_bytes,
     some_bytes,
-    st.lists(st.tuples(st.text(max_size=5), st.one_of(st.none(), st.binary(max_size=70))), max_size=2),
+    st.lists(
+        st.tuples(st.text(max_size=5), st.one_of(st.none(), st.binary(max_size=70))), max_size=2
+    ),
 )
 
 
@@ -115,7 +153,9 @@ row = st.tuples(
 def batch(draw: st.DrawFn) -> dict[str, Any]:
     rows = draw(st.lists(row, min_size=1, max_size=40))
     repeat = draw(st.sampled_from([1, 1, 5, 60]))  # runs of records of one length, cut by others
-    gaps = draw(st.lists(st.integers(1, 3), min_size=len(rows) * repeat, max_size=len(rows) * repeat))
+    gaps = draw(
+        st.lists(st.integers(1, 3), min_size=len(rows) * repeat, max_size=len(rows) * repeat)
+    )
     offsets = np.cumsum(gaps).tolist()
     repeated = [one for one in rows for _ in range(repeat)]
     return {
@@ -125,33 +165,53 @@ def batch(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@given(st.lists(batch(), min_size=1, max_size=4), st.sampled_from(["none", "gzip"]), st.integers(0, 2**40))
-def test_the_same_records_as_kafka_python_reads(made: list[dict[str, Any]], codec: str, base: int) -> None:
+@given(
+    st.lists(batch(), min_size=1, max_size=4),
+    st.sampled_from(["none", "gzip"]),
+    st.integers(0, 2**40),
+)
+def test_the_same_records_as_kafka_python_reads(
+    made: list[dict[str, Any]], codec: str, base: int
+) -> None:
     data = b""
     for one in made:
         data += batch_bytes(base, codec=codec, **one)
         base += one["rows"][-1][0] + 1
     assert parsed(data) == reference(data)
     assert record_batches.batches(data)[-1].next_offset == base
-    given_headers = [[{"key": name, "value": value} for name, value in one[-1]] for batch in made for one in batch["rows"]]
-    assert arrow_rows(data, True) == [(*row, head) for row, head in zip(reference(data), given_headers, strict=True)]
+    given_headers = [
+        [{"key": name, "value": value} for name, value in one[-1]]
+        for batch in made
+        for one in batch["rows"]
+    ]
+    assert arrow_rows(data, True) == [
+        (*row, head) for row, head in zip(reference(data), given_headers, strict=True)
+    ]
     assert arrow_rows(data, False) == [(*row, None) for row in reference(data)]
 
 
 @given(batch(), st.sampled_from(["snappy", "xerial", "lz4", "zstd"]))
 def test_compressed_batches_hold_what_was_compressed(one: dict[str, Any], codec: str) -> None:
-    assert parsed(batch_bytes(3, codec=codec, **one)) == parsed(batch_bytes(3, **one)) == reference(batch_bytes(3, **one))
+    assert (
+        parsed(batch_bytes(3, codec=codec, **one))
+        == parsed(batch_bytes(3, **one))
+        == reference(batch_bytes(3, **one))
+    )
 
 
 @given(batch(), batch(), st.data())
-def test_a_cut_off_batch_is_left_out(first: dict[str, Any], second: dict[str, Any], data: st.DataObject) -> None:
+def test_a_cut_off_batch_is_left_out(
+    first: dict[str, Any], second: dict[str, Any], data: st.DataObject
+) -> None:
     whole, rest = batch_bytes(0, **first), batch_bytes(1000, **second)
     cut = data.draw(st.integers(0, len(rest) - 1))
     assert parsed(whole + rest[:cut]) == reference(whole)
 
 
 @given(batch(), st.data())
-def test_broken_bytes_end_in_a_corrupt_batch_or_other_records_but_nothing_worse(one: dict[str, Any], data: st.DataObject) -> None:
+def test_broken_bytes_end_in_a_corrupt_batch_or_other_records_but_nothing_worse(
+    one: dict[str, Any], data: st.DataObject
+) -> None:
     broken = bytearray(batch_bytes(0, **one))
     at = data.draw(st.integers(HEADER, len(broken) - 1))
     broken[at] = data.draw(st.integers(0, 255))
@@ -162,44 +222,73 @@ def test_broken_bytes_end_in_a_corrupt_batch_or_other_records_but_nothing_worse(
 
 
 @given(batch(), st.integers(0, 900), st.integers(0, 900))
-def test_between_keeps_exactly_the_offsets_asked_for(one: dict[str, Any], start: int, end: int) -> None:
+def test_between_keeps_exactly_the_offsets_asked_for(
+    one: dict[str, Any], start: int, end: int
+) -> None:
     data = batch_bytes(0, **one)
     columns = record_batches.columns(data, record_batches.batches(data))
-    assert rows_of(columns.between(start, end)) == [row for row in rows_of(columns) if start <= row[0] < end]
+    assert rows_of(columns.between(start, end)) == [
+        row for row in rows_of(columns) if start <= row[0] < end
+    ]
 
 
 @given(
-    st.lists(st.one_of(st.none(), st.binary(max_size=2), st.binary(min_size=20, max_size=20)), min_size=1, max_size=8),
+    st.lists(
+        st.one_of(st.none(), st.binary(max_size=2), st.binary(min_size=20, max_size=20)),
+        min_size=1,
+        max_size=8,
+    ),
     st.integers(1, 2000),
     st.randoms(use_true_random=False),
 )
-def test_the_latest_records_fold_to_the_same_store_and_stream_time(keys: list[bytes | None], count: int, random: Any) -> None:
-    rows: list[Any] = [(i, random.randrange(1000), random.choice(keys), random.choice([None, b"%d" % i]), []) for i in range(count)]
+def test_the_latest_records_fold_to_the_same_store_and_stream_time(
+    keys: list[bytes | None], count: int, random: Any
+) -> None:
+    rows: list[Any] = [
+        (i, random.randrange(1000), random.choice(keys), random.choice([None, b"%d" % i]), [])
+        for i in range(count)
+    ]
     data = batch_bytes(0, rows)
     columns = record_batches.columns(data, record_batches.batches(data))
     everything, latest = rows_of(columns), rows_of(columns.latest())
     assert set(latest) <= set(everything)
     assert latest == sorted(latest, key=lambda row: row[0])
-    assert {key: row for *row, key, _ in ((at, value, key, offset) for offset, at, key, value in latest)} == {
-        key: [at, value] for _, at, key, value in everything
-    }
+    assert {
+        key: row for *row, key, _ in ((at, value, key, offset) for offset, at, key, value in latest)
+    } == {key: [at, value] for _, at, key, value in everything}
     assert max(at for _, at, _, _ in latest) == max(at for _, at, _, _ in everything)
     if count >= 256 and None not in keys and b"" not in keys:
         assert len(latest) <= 4 * len(keys) + 1
 
 
-@pytest.mark.parametrize("sizes", [[3] * 40_000, [3] * 500 + [70] * 500 + [9, 3] * 300, list(range(1, 400)) * 2, [200] * 900 + [1]])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [3] * 40_000,
+        [3] * 500 + [70] * 500 + [9, 3] * 300,
+        list(range(1, 400)) * 2,
+        [200] * 900 + [1],
+    ],
+)
 def test_long_runs(sizes: list[int]) -> None:
-    rows: list[Any] = [(i, 10**12 + i, b"k%06d" % i, bytes([i % 256]) * size, []) for i, size in enumerate(sizes)]
+    rows: list[Any] = [
+        (i, 10**12 + i, b"k%06d" % i, bytes([i % 256]) * size, []) for i, size in enumerate(sizes)
+    ]
     data = batch_bytes(0, rows)
     assert parsed(data) == [(offset, at, key, value) for offset, at, key, value, _ in rows]
 
 
-@given(st.lists(st.lists(st.integers(0, 300), min_size=1, max_size=9), min_size=30, max_size=60), st.data())
+@given(
+    st.lists(st.lists(st.integers(0, 300), min_size=1, max_size=9), min_size=30, max_size=60),
+    st.data(),
+)
 def test_many_batches_are_cut_together(sizes: list[list[int]], data: st.DataObject) -> None:
     made, expected, base = b"", [], 0
     for batch_sizes in sizes:
-        rows: list[Any] = [(i, 10**12 + i, b"k" * (size % 5), b"v" * size, []) for i, size in enumerate(batch_sizes)]
+        rows: list[Any] = [
+            (i, 10**12 + i, b"k" * (size % 5), b"v" * size, [])
+            for i, size in enumerate(batch_sizes)
+        ]
         made += batch_bytes(base, rows)
         expected += [(base + offset, at, key, value) for offset, at, key, value, _ in rows]
         base += len(rows)
@@ -242,7 +331,9 @@ def test_portions_are_bounded_by_what_the_batches_may_grow_to() -> None:
     assert [len(portion) for portion in record_batches.portions(found, 1)] == [1] * 7
     assert len(next(record_batches.portions(found, 3 * size + grown))) == 4
     assert [len(portion) for portion in record_batches.portions(found, 4 * size + 3 * grown)] == [7]
-    assert [batch for portion in record_batches.portions(found, 2 * size) for batch in portion] == found
+    assert [
+        batch for portion in record_batches.portions(found, 2 * size) for batch in portion
+    ] == found
 
 
 def test_a_batch_that_compaction_emptied_still_moves_the_position() -> None:

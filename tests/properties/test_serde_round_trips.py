@@ -17,9 +17,14 @@ from everflow.serdes.windowed import python_keys
 
 longs = st.integers(-(2**63), 2**63 - 1)
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-moments = st.datetimes(dt.datetime(1900, 1, 1), dt.datetime(2200, 1, 1), timezones=st.just(dt.timezone.utc))
+moments = st.datetimes(
+    dt.datetime(1900, 1, 1), dt.datetime(2200, 1, 1), timezones=st.just(dt.timezone.utc)
+)
 finite = st.floats(allow_nan=False, allow_infinity=False)
-STRUCT = "n bigint, s string, x double, b boolean, l array<string>, t timestamp, d decimal(38,3), day date, raw binary"
+STRUCT = (
+    "n bigint, s string, x double, b boolean, l array<string>, t timestamp, d decimal(38,3), "
+    "day date, raw binary"
+)
 structs = st.fixed_dictionaries(
     {
         "n": st.none() | longs,
@@ -72,7 +77,9 @@ def test_round_trips(kind: str, data: Any) -> None:
 @pytest.mark.parametrize("kind", CASES)
 @settings(max_examples=50, deadline=None)
 @given(rows=st.lists(st.none() | st.binary(max_size=90), max_size=4))
-def test_any_bytes_are_read_or_refused_alike_by_column_and_scalar(kind: str, rows: list[Any]) -> None:
+def test_any_bytes_are_read_or_refused_alike_by_column_and_scalar(
+    kind: str, rows: list[Any]
+) -> None:
     serde, _ = CASES[kind]
     first_bad, values = None, []
     for index, row in enumerate(rows):

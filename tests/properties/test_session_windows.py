@@ -1,4 +1,5 @@
-"""Sessions equal Kafka Streams' algorithm, taken record by record, wherever the micro-batches are cut."""
+"""Sessions equal Kafka Streams' algorithm, taken record by record, wherever the micro-batches are
+cut."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ AGGREGATES = {
 INPUT = pa.struct([("i", pa.int64()), ("x", pa.float64()), ("t", pa.string())])
 NOTHING = {"i": None, "x": None, "t": None}
 
-BRIDGED = [("a", NOTHING | {"t": t}, time) for t, time in (("later", 10), ("earlier", 0), ("between", 5))]
+BRIDGED = [
+    ("a", NOTHING | {"t": t}, time) for t, time in (("later", 10), ("earlier", 0), ("between", 5))
+]
 values = st.fixed_dictionaries(
     {
         "i": st.none() | st.integers(-(2**63), 2**63 - 1),
@@ -51,7 +54,11 @@ values = st.fixed_dictionaries(
     }
 )
 keys = st.none() | st.sampled_from(["", "a", "a\x00\x00\x00\x00\x00\x00\x00\x00", "b"])
-sessions = st.tuples(st.integers(0, 12), st.integers(0, 20)).filter(any).map(lambda gap_and_grace: SessionWindows(*gap_and_grace))
+sessions = (
+    st.tuples(st.integers(0, 12), st.integers(0, 20))
+    .filter(any)
+    .map(lambda gap_and_grace: SessionWindows(*gap_and_grace))
+)
 
 
 def split_of(value: st.SearchStrategy[Any]) -> st.SearchStrategy[list[list[tuple[Any, Any, int]]]]:
@@ -97,10 +104,20 @@ class Model:
         return [*updates, ((key, start, end), aggregate)]
 
 
-def check(spec: Any, model: Model, split: list[list[tuple[Any, Any, int]]], type_: pa.DataType, decode: Any) -> None:
+def check(
+    spec: Any,
+    model: Model,
+    split: list[list[tuple[Any, Any, int]]],
+    type_: pa.DataType,
+    decode: Any,
+) -> None:
     """Run both; outputs, positions, drops, stream time and store have to agree after each batch."""
     store_spec = StoreSpec(
-        name="s", kind="session", key_serde=spec.key_serde, value_serde=spec.value_serde, retention_ms=spec.windows.retention_ms
+        name="s",
+        kind="session",
+        key_serde=spec.key_serde,
+        value_serde=spec.value_serde,
+        retention_ms=spec.windows.retention_ms,
     )
     whole, trimmed = InMemoryStore(), InMemoryStore(store_spec)
     stream_time, seq = -1, 0
@@ -108,7 +125,12 @@ def check(spec: Any, model: Model, split: list[list[tuple[Any, Any, int]]], type
         updates = updates_of(model, rows, seq, spec.emit_every_update)
         result = spec.process(edge_batch(rows, type_, seq), {"s": trimmed}, stream_time)
         output = result.output
-        shown = zip(output.seq.tolist(), map(session_of, output.key.to_pylist()), output.value.to_pylist(), strict=True)
+        shown = zip(
+            output.seq.tolist(),
+            map(session_of, output.key.to_pylist()),
+            output.value.to_pylist(),
+            strict=True,
+        )
         assert list(shown) == updates
         assert output.timestamp.tolist() == [update[1][2] for update in updates]
         assert output.offset.tolist() == [update[0] * 2 for update in updates]
@@ -124,14 +146,25 @@ def check(spec: Any, model: Model, split: list[list[tuple[Any, Any, int]]], type
             whole.apply(changes)
             trimmed.apply(changes, result.stream_time)
         stream_time, seq = result.stream_time, seq + len(rows)
-    found = {key: (int.from_bytes(data[:8], "big"), decode(data[8:])) for key, data in whole.range(None, None)}
-    assert found == {session_key(k.encode(), s, e): (e, value) for (k, s, e), value in model.stored.items()}
+    found = {
+        key: (int.from_bytes(data[:8], "big"), decode(data[8:]))
+        for key, data in whole.range(None, None)
+    }
+    assert found == {
+        session_key(k.encode(), s, e): (e, value) for (k, s, e), value in model.stored.items()
+    }
 
 
 def updates_of(model: Model, rows: list[tuple[Any, Any, int]], seq: int, every: bool) -> list[Any]:
-    """What the model gives for a batch: every update, or the last of each session that is new to readers."""
+    """What the model gives for a batch: every update, or the last of each session that is new to
+    readers."""
     model.late, before = 0, set(model.stored)
-    updates = [(seq + i, *u) for i, row in enumerate(rows) if row[0] is not None and row[2] >= 0 for u in model.feed(*row)]
+    updates = [
+        (seq + i, *u)
+        for i, row in enumerate(rows)
+        if row[0] is not None and row[2] >= 0
+        for u in model.feed(*row)
+    ]
     if every:
         return updates
     last = {update[1]: index for index, update in enumerate(updates)}
@@ -149,7 +182,15 @@ def session_of(key: dict[str, Any]) -> tuple[str, int, int]:
 def state_of(value: Any) -> dict[str, Any]:
     """The aggregates of one record."""
     i, x, t = (value or NOTHING)["i"], (value or NOTHING)["x"], (value or NOTHING)["t"]
-    state = {"n": 1, "n_x": int(x is not None), "sum_i": i, "sum_x": x, "min_x": x, "max_i": i, "mean": x}
+    state = {
+        "n": 1,
+        "n_x": int(x is not None),
+        "sum_i": i,
+        "sum_x": x,
+        "min_x": x,
+        "max_i": i,
+        "mean": x,
+    }
     return state | {"first_t": t, "last_t": t, "max_t": t, "min_t": t}
 
 
@@ -157,7 +198,9 @@ def merged(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     """The aggregates of two sessions, or of a session and a record."""
 
     def both(name: str, merge: Callable[[Any, Any], Any]) -> Any:
-        return b[name] if a[name] is None else a[name] if b[name] is None else merge(a[name], b[name])
+        return (
+            b[name] if a[name] is None else a[name] if b[name] is None else merge(a[name], b[name])
+        )
 
     total, count = both("sum_x", lambda one, two: one + two), a["n_x"] + b["n_x"]
     return {
@@ -183,7 +226,9 @@ def add(key: str, value: Any, before: dict[str, Any] | None) -> dict[str, Any]:
 @given(split=split_of(st.none() | values), windows=sessions, every=st.booleans())
 @example(split=[BRIDGED], windows=SessionWindows(5, 9), every=False)
 def test_built_in_aggregates(split: list[Any], windows: SessionWindows, every: bool) -> None:
-    layout = AggregateSpec.of("s", serdes.string(), list(AGGREGATES.values()), list(AGGREGATES), INPUT)
+    layout = AggregateSpec.of(
+        "s", serdes.string(), list(AGGREGATES.values()), list(AGGREGATES), INPUT
+    )
     spec = SessionAggregateSpec(layout, windows, every)
 
     check(spec, Model(windows, add, merged), split, INPUT, spec.decode_result)
@@ -191,17 +236,31 @@ def test_built_in_aggregates(split: list[Any], windows: SessionWindows, every: b
 
 @settings(max_examples=150, deadline=None)
 @given(split=split_of(st.none() | st.just(True)), windows=sessions, every=st.booleans())
-def test_a_bare_count_counts_null_values_and_is_javas_long(split: list[Any], windows: SessionWindows, every: bool) -> None:
+def test_a_bare_count_counts_null_values_and_is_javas_long(
+    split: list[Any], windows: SessionWindows, every: bool
+) -> None:
     layout = AggregateSpec.of("s", serdes.string(), [agg.count()], None, pa.bool_())
     model = Model(windows, lambda key, value, before: (before or 0) + 1, lambda a, b: a + b)
-    check(SessionAggregateSpec(layout, windows, every), model, split, pa.bool_(), lambda data: int.from_bytes(data, "big"))
+    check(
+        SessionAggregateSpec(layout, windows, every),
+        model,
+        split,
+        pa.bool_(),
+        lambda data: int.from_bytes(data, "big"),
+    )
 
 
 @settings(max_examples=200, deadline=None)
 @given(split=split_of(st.none() | st.integers(0, 6)), windows=sessions, every=st.booleans())
-@example(split=[[("a", 1, 5), ("a", 1, 9)], [("a", 0, 7)]], windows=SessionWindows(5, 5), every=False)
-@example(split=[[("a", 1, 5)], [("a", 0, 5), ("a", 1, 5)]], windows=SessionWindows(5, 5), every=False)
-def test_functions_that_delete_and_change_in_place(split: list[Any], windows: SessionWindows, every: bool) -> None:
+@example(
+    split=[[("a", 1, 5), ("a", 1, 9)], [("a", 0, 7)]], windows=SessionWindows(5, 5), every=False
+)
+@example(
+    split=[[("a", 1, 5)], [("a", 0, 5), ("a", 1, 5)]], windows=SessionWindows(5, 5), every=False
+)
+def test_functions_that_delete_and_change_in_place(
+    split: list[Any], windows: SessionWindows, every: bool
+) -> None:
     def aggregator(key: str, value: Any, aggregate: Any) -> Any:
         aggregate["items"].append(f"{key}{value}")
         return None if value == 0 else aggregate
@@ -211,11 +270,18 @@ def test_functions_that_delete_and_change_in_place(split: list[Any], windows: Se
         return one
 
     def step(key: str, value: Any, before: Any) -> Any:
-        return None if value == 0 else {"items": [*(before or {"items": []})["items"], f"{key}{value}"]}
+        return (
+            None
+            if value == 0
+            else {"items": [*(before or {"items": []})["items"], f"{key}{value}"]}
+        )
 
     functions = PythonAggregator(lambda: {"items": []}, aggregator)
     layout = PythonAggregateSpec(
-        store="s", key_serde=serdes.string(), value_serde=serdes.json("items array<string>"), aggregator=functions
+        store="s",
+        key_serde=serdes.string(),
+        value_serde=serdes.json("items array<string>"),
+        aggregator=functions,
     )
     spec = SessionFunctionSpec(layout, windows, merger, every)
     model = Model(windows, step, lambda a, b: {"items": [*a["items"], "+", *b["items"]]})
@@ -223,8 +289,12 @@ def test_functions_that_delete_and_change_in_place(split: list[Any], windows: Se
 
 
 @settings(max_examples=150, deadline=None)
-@given(split=split_of(st.none() | st.text("xyz", max_size=1)), windows=sessions, every=st.booleans())
-def test_a_reducer_reduces_sessions_too(split: list[Any], windows: SessionWindows, every: bool) -> None:
+@given(
+    split=split_of(st.none() | st.text("xyz", max_size=1)), windows=sessions, every=st.booleans()
+)
+def test_a_reducer_reduces_sessions_too(
+    split: list[Any], windows: SessionWindows, every: bool
+) -> None:
     def reducer(aggregate: str, value: str | None) -> str | None:
         return None if value in (None, "x") else f"({aggregate}{value})"
 
@@ -232,7 +302,10 @@ def test_a_reducer_reduces_sessions_too(split: list[Any], windows: SessionWindow
         return value if before is None else reducer(before, value)
 
     layout = PythonAggregateSpec(
-        store="s", key_serde=serdes.string(), value_serde=serdes.string(), aggregator=PythonReducer(reducer)
+        store="s",
+        key_serde=serdes.string(),
+        value_serde=serdes.string(),
+        aggregator=PythonReducer(reducer),
     )
     spec = SessionFunctionSpec(layout, windows, ReducerMerger(reducer), every)
     check(spec, Model(windows, step, reducer), split, pa.string(), spec.value_serde.decode)

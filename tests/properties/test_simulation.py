@@ -1,7 +1,8 @@
-"""The real membership, assignor, task and commit code in a simulated world. A failure prints seed, scenario and history.
+"""The real membership, assignor, task and commit code in a simulated world. A failure prints seed,
+scenario and history.
 
-`EVERFLOW_SIMULATIONS=1000` runs so many seeds instead of a few. What a seed has found gets a test of its own: another draw, and
-the seed means something else.
+`EVERFLOW_SIMULATIONS=1000` runs so many seeds instead of a few. What a seed has found gets a test
+of its own: another draw, and the seed means something else.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ from everflow.waits import shown_by
 SEEDS = range(int(os.environ.get("EVERFLOW_SIMULATIONS", "10")))
 
 SMALL = SimulationSettings(
-    subtopologies=(SimulatedSubTopology(8), SimulatedSubTopology(4, stateful=False)), rules=AssignmentRules(num_standbys=0)
+    subtopologies=(SimulatedSubTopology(8), SimulatedSubTopology(4, stateful=False)),
+    rules=AssignmentRules(num_standbys=0),
 )
 WITH_STATE = 200_000
 
@@ -61,7 +63,9 @@ def test_one_seed_gives_one_history() -> None:
     assert first.digest != other.digest
 
 
-def grown(group: Simulation, instances: int, records: int = WITH_STATE, static: bool = False) -> None:
+def grown(
+    group: Simulation, instances: int, records: int = WITH_STATE, static: bool = False
+) -> None:
     """A balanced group whose stores hold something."""
     group.add(instances, static=static)
     group.settle(60_000)
@@ -71,11 +75,22 @@ def grown(group: Simulation, instances: int, records: int = WITH_STATE, static: 
 
 
 def paused(after_ms: float, refused: bool) -> list[tuple[str, str]]:
-    """What is found where a task that stays commits, is refused perhaps, and commits again so many ms after the first."""
+    """What is found where a task that stays commits, is refused perhaps, and commits again so many
+    ms after the first."""
     slow = Timings(batch_base_ms=(300.0, 900.0), restore_rate=100_000.0, marker_ms=(1.0, 600.0))
     now = [0.0]
-    settings = SimulationSettings(subtopologies=(SimulatedSubTopology(1),), timings=slow, input_rate=50.0, input_period_ms=200.0)
-    checks = Checks(settings=settings, history=History(lambda: now[0]), coordinator=cast(Any, None), log=cast(Any, None))
+    settings = SimulationSettings(
+        subtopologies=(SimulatedSubTopology(1),),
+        timings=slow,
+        input_rate=50.0,
+        input_period_ms=200.0,
+    )
+    checks = Checks(
+        settings=settings,
+        history=History(lambda: now[0]),
+        coordinator=cast(Any, None),
+        log=cast(Any, None),
+    )
     instance: Any = SimpleNamespace(name="i1", life=1, book=SimpleNamespace(epoch=lambda task: 1))
     ranges = {TopicPartition("input-0-0", 0): OffsetRange(0, 310)}
     request: Any = SimpleNamespace(tasks=[SimpleNamespace(task=TaskId(0, 0))], ranges=ranges)
@@ -89,8 +104,9 @@ def paused(after_ms: float, refused: bool) -> list[tuple[str, str]]:
 
 
 def test_a_task_that_stays_pauses_for_no_longer_than_can_be_derived() -> None:
-    """Seed 110: a batch refused between the gate's yes and the broker's, by the rebalance that a drained member's leaving starts.
-    Until the last marker of its transaction has landed (up to 600 ms there) its id is not free."""
+    """Seed 110: a batch refused between the gate's yes and the broker's, by the rebalance that a
+    drained member's leaving starts. Until the last marker of its transaction has landed (up to 600
+    ms there) its id is not free."""
     waits = 220 + 30  # for input, and slack
     refusal = 5 + 600 + 20 + 12 + 3.1 + 100  # workers, markers, fence, requests, replay, pause
     assert paused(2_231, refused=True) == []
@@ -106,9 +122,15 @@ def test_scaling_out_plants_warm_ups_and_no_task_pauses_for_its_restore() -> Non
         paused = group.count_pauses()
         group.add(1)
         took = group.settle(120_000)
-        warmed = {task for decision in group.decisions for tasks in decision.assignment.warmup.values() for task in tasks}
+        warmed = {
+            task
+            for decision in group.decisions
+            for tasks in decision.assignment.warmup.values()
+            for task in tasks
+        }
         assert len(warmed) >= 4, group.history.text(60)
-        # 6 of the 12 tasks move; each is down for two rebalances and the tail of its changelog, not for its restore.
+        # 6 of the 12 tasks move; each is down for two rebalances and the tail of its changelog, not
+        # for its restore.
         assert (group.count_pauses() - paused) / 6 < 2_500, group.history.text(60)
         assert took < 60_000
         assert group.checks.worst_pause is not None
@@ -116,7 +138,9 @@ def test_scaling_out_plants_warm_ups_and_no_task_pauses_for_its_restore() -> Non
 
 def test_an_assignor_that_forgets_warm_ups_is_caught() -> None:
     def cold(cluster: ClusterState) -> Assignment:
-        return assignor.assign(replace(cluster, rules=replace(cluster.rules, acceptable_lag=1 << 60)))
+        return assignor.assign(
+            replace(cluster, rules=replace(cluster.rules, acceptable_lag=1 << 60))
+        )
 
     with Simulation(SMALL, seed=11, decide=cold) as group:
         grown(group, 1)
@@ -146,7 +170,9 @@ def test_a_sink_that_applies_before_it_commits_is_caught(monkeypatch: pytest.Mon
     commit, apply = KafkaSink._commit, kafka_sink._apply
     applied: list[Any] = []
 
-    def too_early(self: KafkaSink, writer: Any, request: Any, result: Any, sources: Any, touched: set[TaskId]) -> GateAnswer:
+    def too_early(
+        self: KafkaSink, writer: Any, request: Any, result: Any, sources: Any, touched: set[TaskId]
+    ) -> GateAnswer:
         applied[:] = [apply(self.ports, request, result, touched, writer.positions())]
         return commit(self, writer, request, result, sources, touched)
 
@@ -155,32 +181,48 @@ def test_a_sink_that_applies_before_it_commits_is_caught(monkeypatch: pytest.Mon
     assert first_broken() in ("I2", "I3")
 
 
-def test_a_sink_that_does_not_take_no_for_an_answer_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sink_that_does_not_take_no_for_an_answer_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ask = _Batch.ask
 
     def yes(self: _Batch, request: Any, offsets: Any) -> GateAnswer:
         answer = ask(self, request, offsets)
         member = self.services.backend.member()
-        return answer if answer.ok else GateAnswer(True, group_metadata=self.services.backend.encode(member))
+        return (
+            answer
+            if answer.ok
+            else GateAnswer(True, group_metadata=self.services.backend.encode(member))
+        )
 
     monkeypatch.setattr(_Batch, "ask", yes)
     assert first_broken() == "I3"
 
 
-def test_a_sink_that_leaves_out_an_untouched_input_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sink_that_leaves_out_an_untouched_input_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     every = kafka_sink._offsets
 
     def moved(request: Any, *rest: Any) -> list[tuple[str, int, int, str]]:
-        return [found for found in every(request, *rest) if found[2] > request.ranges[TopicPartition(found[0], found[1])].start]
+        return [
+            found
+            for found in every(request, *rest)
+            if found[2] > request.ranges[TopicPartition(found[0], found[1])].start
+        ]
 
     monkeypatch.setattr(kafka_sink, "_offsets", moved)
     assert first_broken() == "I3"
 
 
-def test_without_a_fence_a_dead_workers_transaction_holds_its_tasks_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_fence_a_dead_workers_transaction_holds_its_tasks_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def stands_still(fenced: bool) -> bool:
         if not fenced:
-            monkeypatch.setattr(SimulatedRecoveryPorts, "fence", lambda self, transactional_ids: None)
+            monkeypatch.setattr(
+                SimulatedRecoveryPorts, "fence", lambda self, transactional_ids: None
+            )
         with Simulation(SMALL, seed=12) as group:
             grown(group, 1)
             group.crash_worker("i1", 0, OFFSETS_SENT)
@@ -222,7 +264,11 @@ def test_each_step_of_an_end_is_a_wait_that_is_shown() -> None:
         with shown_by(show):
             group.close_instance("i2")
             group.settle(60_000)
-    assert shown[:3] == ["handing the tasks over", "waiting for what it does this moment", "waiting for the batches in flight"]
+    assert shown[:3] == [
+        "handing the tasks over",
+        "waiting for what it does this moment",
+        "waiting for the batches in flight",
+    ]
     assert shown[-1] == "telling the group that it leaves"
 
 
@@ -261,7 +307,8 @@ def test_who_does_not_want_to_wait_cuts_a_drain_and_a_batch_in_flight_off() -> N
 
 
 def hand_overs(group: Simulation) -> None:
-    """Tasks change hands within a moment of their last commit, whose markers take their time (KAFKA-10167)."""
+    """Tasks change hands within a moment of their last commit, whose markers take their time
+    (KAFKA-10167)."""
     group.add(2)
     group.settle(60_000)
     for name in ("i1", "i2", "i1", "i2"):
@@ -282,10 +329,16 @@ def first_violation(settings: SimulationSettings, seeds: range) -> str | None:
     return None
 
 
-def test_who_does_not_wait_for_stable_offsets_misses_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_does_not_wait_for_stable_offsets_misses_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     slow_markers = replace(SMALL, timings=Timings(marker_ms=(1.0, 1_500.0)))
     assert first_violation(slow_markers, range(71, 75)) is None
-    monkeypatch.setattr(Recovery, "_stable_ends", lambda self, inputs, targets, _: self.ports.stable_ends([*inputs, *targets]))
+    monkeypatch.setattr(
+        Recovery,
+        "_stable_ends",
+        lambda self, inputs, targets, _: self.ports.stable_ends([*inputs, *targets]),
+    )
     assert first_violation(slow_markers, range(71, 91)) == "I3"
 
 
@@ -295,7 +348,10 @@ def test_a_static_owner_that_dies_while_its_task_is_taken_away_is_found_out() ->
     with Simulation(replace(SMALL, timings=timings), seed=61) as group:
         grown(group, 2, static=True)
         group.add(1, static=True)
-        while not (group.decisions[-1].assignment.warmup and any(group.decisions[-1].assignment.warmup.values())):
+        while not (
+            group.decisions[-1].assignment.warmup
+            and any(group.decisions[-1].assignment.warmup.values())
+        ):
             group.run_for(50)
         group.kill("i2")
         group.settle(120_000)
@@ -347,7 +403,8 @@ def test_a_static_member_with_an_empty_disk_does_not_get_its_tasks_cold() -> Non
 
 
 def test_a_standby_that_catches_up_at_once_says_so_too() -> None:
-    """It is cold when the leader looks and hot after one round of its updater: somebody waits to hear of it."""
+    """It is cold when the leader looks and hot after one round of its updater: somebody waits to
+    hear of it."""
     rules = AssignmentRules(acceptable_lag=2_000, num_standbys=2)
     with Simulation(replace(SMALL, rules=rules, input_rate=100.0), seed=18) as group:
         grown(group, 4, records=2_500, static=True)
@@ -381,9 +438,11 @@ def test_scaling_in_drains_first_and_nothing_is_restored_cold() -> None:
 
 
 def test_a_drain_onto_hot_standbys_takes_two_rebalances_and_nobody_waits_for_a_heartbeat() -> None:
-    """One takes the tasks away; the other begins with the leaving itself, and is noticed long before a heartbeat of a group at rest
-    (500 ms) would."""
-    settings = SimulationSettings(subtopologies=(SimulatedSubTopology(8),), rules=AssignmentRules(num_standbys=1))
+    """One takes the tasks away; the other begins with the leaving itself, and is noticed long
+    before a heartbeat of a group at rest (500 ms) would."""
+    settings = SimulationSettings(
+        subtopologies=(SimulatedSubTopology(8),), rules=AssignmentRules(num_standbys=1)
+    )
     with Simulation(settings, seed=22) as group:
         grown(group, 2)
         group.run_for(10_000)
@@ -416,8 +475,14 @@ def test_a_batch_that_wakes_up_after_its_task_went_away_and_came_back_commits_no
         group.add(1)  # the rebalance does not wait for it: the member is dropped
         group.run_for(60_000)
         group.settle(120_000)
-        woken = [entry for entry in group.history.entries if entry.who == "i1" and entry.at_ms > 50_000 and "batch" in entry.what]
-        assert any("aborted: ownership-changed" in entry.what for entry in woken), group.history.text(60)
+        woken = [
+            entry
+            for entry in group.history.entries
+            if entry.who == "i1" and entry.at_ms > 50_000 and "batch" in entry.what
+        ]
+        assert any("aborted: ownership-changed" in entry.what for entry in woken), (
+            group.history.text(60)
+        )
 
 
 def test_a_rolling_upgrade_to_a_newer_version_of_user_data_needs_no_setting() -> None:
@@ -447,11 +512,14 @@ def test_a_forecast_counts_moves_warm_ups_rounds_and_pauses() -> None:
     step = Step(members=3, add=2, tasks=24, state_records=1_000_000)
     found = forecast(step)
     assert found.balanced_after_s is not None
-    # 24 tasks on 5 instances: 9 or 10 move, two at a time, each after a restore of 2.5 s and the second in which hot ones gather.
+    # 24 tasks on 5 instances: 9 or 10 move, two at a time, each after a restore of 2.5 s and the
+    # second in which hot ones gather.
     assert 9 <= found.moves <= 10
     assert found.warmed == found.moves
     assert max(one.warmups for one in found.rounds) == 2
-    assert [one.left for one in found.rounds] == sorted((one.left for one in found.rounds), reverse=True)
+    assert [one.left for one in found.rounds] == sorted(
+        (one.left for one in found.rounds), reverse=True
+    )
     assert 5 * 2.5 < found.balanced_after_s < 60
     assert found.longest_pause_s < 2.0
     assert sorted(found.tasks_per_member.values()) == [4, 5, 5, 5, 5]
@@ -484,7 +552,9 @@ def test_a_step_that_cannot_be_is_refused_by_the_name_of_its_option(step: Step, 
         forecast(step)
 
 
-def test_a_rolling_bounce_of_static_members_makes_no_generation_and_loses_only_what_is_down() -> None:
+def test_a_rolling_bounce_of_static_members_makes_no_generation_and_loses_only_what_is_down() -> (
+    None
+):
     plan = BouncePlan(members=5, tasks=20, bounced=2, down_s=4.0)
     rows = {row.mode: row for row in rolling_bounce(plan)}
     assert rows["static"].generations == 0
@@ -496,7 +566,15 @@ def test_a_rolling_bounce_of_static_members_makes_no_generation_and_loses_only_w
 
 @pytest.mark.slow
 def test_a_thousand_members_and_ten_thousand_tasks() -> None:
-    step = Step(members=1_000, add=10, tasks=10_000, state_records=100_000, input_rate=1.0, threads=1, warmups=200)
+    step = Step(
+        members=1_000,
+        add=10,
+        tasks=10_000,
+        state_records=100_000,
+        input_rate=1.0,
+        threads=1,
+        warmups=200,
+    )
     began = time.process_time()
     found = forecast(step)
     assert found.balanced_after_s is not None

@@ -1,4 +1,5 @@
-"""Where copies go by tags: the same whichever tags the members are grouped by, and without a look at everyone."""
+"""Where copies go by tags: the same whichever tags the members are grouped by, and without a look
+at everyone."""
 
 from __future__ import annotations
 
@@ -18,14 +19,27 @@ from everflow.records import TaskId, TopicPartition
 EVERY_CLASS = 1 << 30
 
 
-def group(members: Sequence[Member], tasks: int, keys: tuple[str, ...], copies: int) -> ClusterState:
-    infos = {TaskId(0, n): TaskInfo(TaskId(0, n), (), (TopicPartition("c", n),), True) for n in range(tasks)}
+def group(
+    members: Sequence[Member], tasks: int, keys: tuple[str, ...], copies: int
+) -> ClusterState:
+    infos = {
+        TaskId(0, n): TaskInfo(TaskId(0, n), (), (TopicPartition("c", n),), True)
+        for n in range(tasks)
+    }
     rules = AssignmentRules(acceptable_lag=10, num_standbys=copies, rack_tags=keys)
-    return ClusterState(members=tuple(members), tasks=infos, end_sums=dict.fromkeys(infos, 1_000), racks={}, rules=rules)
+    return ClusterState(
+        members=tuple(members),
+        tasks=infos,
+        end_sums=dict.fromkeys(infos, 1_000),
+        racks={},
+        rules=rules,
+    )
 
 
 def placed(cluster: ClusterState, active: Mapping[TaskId, str]) -> dict[TaskId, frozenset[str]]:
-    return standbys.place_standbys(cluster, cluster.members, sorted(cluster.tasks), active, Lags(cluster))
+    return standbys.place_standbys(
+        cluster, cluster.members, sorted(cluster.tasks), active, Lags(cluster)
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -40,7 +54,9 @@ def test_the_groups_decide_how_long_it_takes_and_not_what_is_found(seed: int) ->
             member_id=f"m{number:02}",
             process_id=f"p{number:02}",
             threads=rng.randint(1, 3),
-            offset_sums={TaskId(0, rng.randrange(tasks)): rng.choice([100, 995, 1_000]) for _ in range(3)},
+            offset_sums={
+                TaskId(0, rng.randrange(tasks)): rng.choice([100, 995, 1_000]) for _ in range(3)
+            },
             tags={key: str(rng.randrange(values[key])) for key in keys},
         )
         for number in range(rng.randint(2, 40))
@@ -48,14 +64,20 @@ def test_the_groups_decide_how_long_it_takes_and_not_what_is_found(seed: int) ->
     cluster = group(members, tasks, keys, rng.randint(1, 4))
     active = {task: rng.choice(members).member_id for task in cluster.tasks}
     found = []
-    for most in (0, standbys.MOST_GROUPS, EVERY_CLASS):  # one group; some; one for each class, each asked in its turn
+    for most in (
+        0,
+        standbys.MOST_GROUPS,
+        EVERY_CLASS,
+    ):  # one group; some; one for each class, each asked in its turn
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(standbys, "MOST_GROUPS", most)
             found.append(placed(cluster, active))
     assert found[0] == found[1] == found[2], f"seed {seed}"
 
 
-def test_a_tag_with_many_values_does_not_mean_a_look_at_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tag_with_many_values_does_not_mean_a_look_at_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     members = [
         Member(
             member_id=f"m{number:03}",
@@ -78,5 +100,9 @@ def test_a_tag_with_many_values_does_not_mean_a_look_at_each(monkeypatch: pytest
     tags = {member.member_id: member.tags for member in members}
     for task, followers in standby.items():
         holders = [*followers, active[task]]
-        assert len({tags[one]["zone"] for one in holders}) == len({tags[one]["host"] for one in holders}) == 3
+        assert (
+            len({tags[one]["zone"] for one in holders})
+            == len({tags[one]["host"] for one in holders})
+            == 3
+        )
     assert looks < 1_000 * 2 * 20, f"{looks} looks for 2000 copies among 150 hosts"

@@ -1,4 +1,5 @@
-"""Queries of a store equal those of a sorted dictionary, whatever the page size; also with writes and a rebuild half-way."""
+"""Queries of a store equal those of a sorted dictionary, whatever the page size; also with writes
+and a rebuild half-way."""
 
 from __future__ import annotations
 
@@ -22,15 +23,32 @@ from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 from everflow.state.stored_keys import SHORT_BYTES
 
-KEYS = StoreSpec(name="keys", kind="key_value", key_serde=serdes.bytes_(), value_serde=serdes.long())
-WINDOWS = StoreSpec(
-    name="windows", kind="window", key_serde=serdes.bytes_(), value_serde=serdes.long(), retention_ms=400_000, window_size_ms=10
+KEYS = StoreSpec(
+    name="keys", kind="key_value", key_serde=serdes.bytes_(), value_serde=serdes.long()
 )
-SESSIONS = StoreSpec(name="sessions", kind="session", key_serde=serdes.bytes_(), value_serde=serdes.long(), retention_ms=400_000)
+WINDOWS = StoreSpec(
+    name="windows",
+    kind="window",
+    key_serde=serdes.bytes_(),
+    value_serde=serdes.long(),
+    retention_ms=400_000,
+    window_size_ms=10,
+)
+SESSIONS = StoreSpec(
+    name="sessions",
+    kind="session",
+    key_serde=serdes.bytes_(),
+    value_serde=serdes.long(),
+    retention_ms=400_000,
+)
 LONG = b"p" * SHORT_BYTES
 
 short = st.binary(max_size=3) | st.lists(st.sampled_from([0, 1, 0x61, 0xFF]), max_size=3).map(bytes)
-key = st.one_of(short, short.map(lambda tail: LONG + tail), st.sampled_from([bytes(7), bytes(9) + b"a", b"a" + bytes(8)]))
+key = st.one_of(
+    short,
+    short.map(lambda tail: LONG + tail),
+    st.sampled_from([bytes(7), bytes(9) + b"a", b"a" + bytes(8)]),
+)
 # Starts in several time segments, and beginning with bytes that keys end with.
 start = st.sampled_from([0, 1, 0x61, 256, 65_535, 70_000, 150_000, 250_000, 300_000])
 number = st.integers(-5, 5)
@@ -40,7 +58,12 @@ pages = st.sampled_from([1, 2, 3, 1000])
 def write(path: Path, spec: StoreSpec, content: Mapping[bytes, int | None]) -> None:
     store = LmdbStore.open(path, kind=spec.kind, retention_ms=spec.retention_ms)
     values = [serdes.long().encode(value) for value in content.values()]
-    store.load_chunk(list(content), values, np.zeros(len(content), np.int64), (store.position or 0) + len(content))
+    store.load_chunk(
+        list(content),
+        values,
+        np.zeros(len(content), np.int64),
+        (store.position or 0) + len(content),
+    )
 
 
 class OnePlace:
@@ -86,9 +109,13 @@ def decode(data: bytes) -> Any:
 
 @settings(max_examples=120, deadline=None)
 @given(st.dictionaries(key, number, max_size=14), st.none() | key, st.none() | key, short, pages)
-def test_keys(content: dict[bytes, int], first: bytes | None, last: bytes | None, prefix: bytes, page: int) -> None:
+def test_keys(
+    content: dict[bytes, int], first: bytes | None, last: bytes | None, prefix: bytes, page: int
+) -> None:
     model = sorted(content.items())
-    between = [(k, v) for k, v in model if (first is None or k >= first) and (last is None or k <= last)]
+    between = [
+        (k, v) for k, v in model if (first is None or k >= first) and (last is None or k <= last)
+    ]
     with place(KEYS, content) as access:
         store = ReadOnlyKeyValueStore(KEYS, StoreReader(access, page), decode)
         assert list(store.all()) == model
@@ -109,7 +136,11 @@ def test_keys(content: dict[bytes, int], first: bytes | None, last: bytes | None
     pages,
 )
 def test_windows(
-    content: dict[tuple[bytes, int], int], first: bytes, last: bytes, times: tuple[int, int], page: int
+    content: dict[tuple[bytes, int], int],
+    first: bytes,
+    last: bytes,
+    times: tuple[int, int],
+    page: int,
 ) -> None:
     low, high = times
     stored = {window_store_key(*place): value for place, value in content.items()}
@@ -127,8 +158,12 @@ def test_windows(
         bounded = [place for place in in_time if first <= place[0] <= last]
         assert list(store.fetch_range(first, last, low, high)) == entries(bounded)
         assert list(store.backward_fetch_range(first, last, low, high)) == entries(bounded[::-1])
-        assert list(store.fetch_range(None, last, low, high)) == entries([p for p in in_time if p[0] <= last])
-        assert list(store.fetch_range(first, None, low, high)) == entries([p for p in in_time if p[0] >= first])
+        assert list(store.fetch_range(None, last, low, high)) == entries(
+            [p for p in in_time if p[0] <= last]
+        )
+        assert list(store.fetch_range(first, None, low, high)) == entries(
+            [p for p in in_time if p[0] >= first]
+        )
         for wanted in {first, *(k for k, _ in content)}:
             mine = entries([p for p in in_time if p[0] == wanted])
             assert list(store.fetch(wanted, low, high)) == mine
@@ -138,19 +173,27 @@ def test_windows(
 
 @settings(max_examples=120, deadline=None)
 @given(
-    st.dictionaries(st.tuples(key, st.tuples(start, start).map(sorted).map(tuple)), number, max_size=14),
+    st.dictionaries(
+        st.tuples(key, st.tuples(start, start).map(sorted).map(tuple)), number, max_size=14
+    ),
     key,
     key,
     st.tuples(start, start),
     pages,
 )
 def test_sessions(
-    content: dict[tuple[bytes, tuple[int, int]], int], first: bytes, last: bytes, times: tuple[int, int], page: int
+    content: dict[tuple[bytes, tuple[int, int]], int],
+    first: bytes,
+    last: bytes,
+    times: tuple[int, int],
+    page: int,
 ) -> None:
     earliest_end, latest_start = times
     stored = {session_key(k, *bounds): value for (k, bounds), value in content.items()}
     in_order = sorted(content, key=lambda place: session_key(place[0], *place[1]))
-    touching = [place for place in in_order if place[1][1] >= earliest_end and place[1][0] <= latest_start]
+    touching = [
+        place for place in in_order if place[1][1] >= earliest_end and place[1][0] <= latest_start
+    ]
 
     def entries(places: list[tuple[bytes, tuple[int, int]]]) -> list[tuple[Windowed, int]]:
         return [(Windowed(k, s, e), content[k, (s, e)]) for k, (s, e) in places]
@@ -187,9 +230,13 @@ changes = st.dictionaries(short, st.none() | number, max_size=6)
     st.booleans(),
 )
 def test_a_scan_with_writes_and_rebuilds_half_way(
-    content: dict[bytes, int], steps: list[tuple[int, dict[bytes, int | None], bool]], page: int, reverse: bool
+    content: dict[bytes, int],
+    steps: list[tuple[int, dict[bytes, int | None], bool]],
+    page: int,
+    reverse: bool,
 ) -> None:
-    """In order, nothing twice; an entry is as it was at some moment of the scan, and one that was there all the time is seen."""
+    """In order, nothing twice; an entry is as it was at some moment of the scan, and one that was
+    there all the time is seen."""
     history: list[dict[bytes, int]] = [dict(content)]
     seen: list[tuple[bytes, int]] = []
     with place(KEYS, content) as access:

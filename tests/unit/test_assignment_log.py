@@ -1,11 +1,21 @@
-"""What the checker of assignment logs sees in hand-made histories: it must find each breach, and nothing in a clean one."""
+"""What the checker of assignment logs sees in hand-made histories: it must find each breach, and
+nothing in a clean one."""
 
 from __future__ import annotations
 
 import pytest
 
 from bench.events import Event
-from chaos.assignment_log import EndSums, Life, Rules, cold_handovers, judge, overlaps, pauses, two_owners
+from chaos.assignment_log import (
+    EndSums,
+    Life,
+    Rules,
+    cold_handovers,
+    judge,
+    overlaps,
+    pauses,
+    two_owners,
+)
 
 TASK = "0_0"
 RULES = Rules(hot_lag=100, slack=20)
@@ -13,11 +23,17 @@ ENDS = EndSums([(0.0, {TASK: 1_000, "0_1": 1_000}), (50.0, {TASK: 2_000, "0_1": 
 
 
 def batch(began_s: float, ended_s: float, *tasks: str, committed: bool = True) -> Event:
-    return Event(ended_s, "batch", {"tasks": tasks or (TASK,), "began_ms": began_s * 1000, "committed": committed})
+    return Event(
+        ended_s,
+        "batch",
+        {"tasks": tasks or (TASK,), "began_ms": began_s * 1000, "committed": committed},
+    )
 
 
 def assigned(at_s: float, generation: int, sums: dict[str, int], *tasks: str) -> Event:
-    return Event(at_s, "assigned", {"generation": generation, "tasks": tasks or (TASK,), "sums": sums})
+    return Event(
+        at_s, "assigned", {"generation": generation, "tasks": tasks or (TASK,), "sums": sums}
+    )
 
 
 def revoked(at_s: float, *tasks: str) -> Event:
@@ -25,21 +41,27 @@ def revoked(at_s: float, *tasks: str) -> Event:
 
 
 def roles(at_s: float, generation: int, *owned: str) -> Event:
-    return Event(at_s, "roles", {"generation": generation, "owned": owned, "standby": (), "warmup": ()})
+    return Event(
+        at_s, "roles", {"generation": generation, "owned": owned, "standby": (), "warmup": ()}
+    )
 
 
 def copies(at_s: float, sums: dict[str, int], *running: str) -> Event:
     return Event(at_s, "copies", {"sums": sums, "running": running})
 
 
-def life(instance: str, *events: Event, gone_s: float | None = None, started_s: float = 0.0) -> Life:
+def life(
+    instance: str, *events: Event, gone_s: float | None = None, started_s: float = 0.0
+) -> Life:
     return Life(instance, 1, started_s, gone_s, events)
 
 
 def test_a_clean_move_to_a_hot_copy_is_no_breach() -> None:
     before = (assigned(1, 1, {}), roles(1, 1, TASK), batch(2, 2.1), copies(9.8, {}, TASK))
     a = life("a", *before, revoked(9.9), roles(9.9, 2), roles(10, 3))
-    b = life("b", roles(9.9, 2), assigned(10, 3, {TASK: 950}), roles(10, 3, TASK), batch(10.1, 10.2))
+    b = life(
+        "b", roles(9.9, 2), assigned(10, 3, {TASK: 950}), roles(10, 3, TASK), batch(10.1, 10.2)
+    )
     verdict = judge([a, b], ENDS, RULES, (0.0, 100.0))
     assert (verdict.two_actives, verdict.cold_handovers, verdict.pauses) == ([], [], [])
 
@@ -50,7 +72,12 @@ def test_a_task_on_two_members_of_a_generation_is_seen() -> None:
 
 
 def test_a_static_member_that_came_back_owns_its_tasks_in_the_same_generation() -> None:
-    assert two_owners([life("a", roles(1, 4, TASK), gone_s=2), life("a", roles(9, 4, TASK), started_s=5)]) == []
+    assert (
+        two_owners(
+            [life("a", roles(1, 4, TASK), gone_s=2), life("a", roles(9, 4, TASK), started_s=5)]
+        )
+        == []
+    )
 
 
 def test_batches_of_two_instances_that_committed_at_overlapping_times_are_seen() -> None:
@@ -88,7 +115,13 @@ def test_lag_is_judged_by_the_ends_of_that_moment() -> None:
 
 
 def test_a_pause_of_a_task_that_stays_is_the_time_between_its_commits() -> None:
-    a = life("a", batch(1, 1.1), batch(1.2, 1.4, committed=False), batch(4.0, 4.1), batch(4.2, 4.3, "0_1"))
+    a = life(
+        "a",
+        batch(1, 1.1),
+        batch(1.2, 1.4, committed=False),
+        batch(4.0, 4.1),
+        batch(4.2, 4.3, "0_1"),
+    )
     (found,) = pauses(a, 0.0, 100.0)
     assert (found.task, found.began_s, found.batches) == (TASK, 1.1, 2)
     assert (found.seconds, found.idle_s) == (pytest.approx(3.0), pytest.approx(2.7))
@@ -100,13 +133,21 @@ def test_a_pause_of_a_task_that_stays_is_the_time_between_its_commits() -> None:
 @pytest.mark.parametrize(
     ("events", "breach"),
     [
-        pytest.param([batch(1.2, 4.0, committed=False), batch(4.1, 7.0)], False, id="two slow batches"),
-        pytest.param([*(batch(at, at + 0.1, committed=False) for at in (1.2, 1.3)), batch(1.4, 1.5)], True, id="three batches"),
+        pytest.param(
+            [batch(1.2, 4.0, committed=False), batch(4.1, 7.0)], False, id="two slow batches"
+        ),
+        pytest.param(
+            [*(batch(at, at + 0.1, committed=False) for at in (1.2, 1.3)), batch(1.4, 1.5)],
+            True,
+            id="three batches",
+        ),
         pytest.param([batch(2.5, 2.6)], True, id="nothing ran for it"),
         pytest.param([batch(1.2, 12.0)], True, id="a batch that hung"),
     ],
 )
-def test_a_task_that_stays_may_pause_for_two_micro_batches(events: list[Event], breach: bool) -> None:
+def test_a_task_that_stays_may_pause_for_two_micro_batches(
+    events: list[Event], breach: bool
+) -> None:
     verdict = judge([life("a", batch(1, 1.1), *events)], ENDS, RULES, (0.0, 100.0))
     assert bool(verdict.pauses) == breach, verdict
 

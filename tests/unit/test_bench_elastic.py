@@ -1,4 +1,5 @@
-"""The pure parts of the benches with several instances: gaps, balance, restored records, and whether the counts are right."""
+"""The pure parts of the benches with several instances: gaps, balance, restored records, and
+whether the counts are right."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ from bench.verify import WrongOutputError
 @pytest.mark.parametrize(
     ("arrivals", "gap"),
     [
-        ([1.0, 9.0, 12.0, 19.0, 30.0], 7.0),  # 1..9 ended before the start, 19..30 counts up to the end only
+        (
+            [1.0, 9.0, 12.0, 19.0, 30.0],
+            7.0,
+        ),  # 1..9 ended before the start, 19..30 counts up to the end only
         ([9.5, 15.0, 18.0], 5.5),  # from the last one before the start
         ([9.5, 11.0], 9.0),  # up to the end
         ([12.0, 20.0], 8.0),
@@ -34,7 +38,9 @@ def test_the_longest_gap_reaches_into_the_span(arrivals: list[float], gap: float
 
 
 def view(active: str, standby: str = "", warmup: str = "", *, running: bool = True) -> View:
-    return View(running, frozenset(active.split()), frozenset(standby.split()), frozenset(warmup.split()))
+    return View(
+        running, frozenset(active.split()), frozenset(standby.split()), frozenset(warmup.split())
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,7 +58,9 @@ def view(active: str, standby: str = "", warmup: str = "", *, running: bool = Tr
         ([view("a b", "a c"), view("c d", "b d")], 1, False),
     ],
 )
-def test_balanced_means_even_and_no_copy_too_many_or_too_few(views: list[View], standbys: int, is_balanced: bool) -> None:
+def test_balanced_means_even_and_no_copy_too_many_or_too_few(
+    views: list[View], standbys: int, is_balanced: bool
+) -> None:
     assert balanced(views, tasks=4, standbys=standbys) is is_balanced
 
 
@@ -62,7 +70,13 @@ def tasks(at_s: float, active: list[str], standby: list[str] | None = None) -> E
 
 def test_balanced_since_the_last_time_it_became_so() -> None:
     running = Event(1.0, "state", {"state": "RUNNING"})
-    first = [running, tasks(2.0, ["0_0", "0_1"]), tasks(5.0, ["0_0"]), tasks(8.0, []), tasks(9.0, ["0_0"])]
+    first = [
+        running,
+        tasks(2.0, ["0_0", "0_1"]),
+        tasks(5.0, ["0_0"]),
+        tasks(8.0, []),
+        tasks(9.0, ["0_0"]),
+    ]
     second = [running, tasks(3.0, []), tasks(6.0, ["0_1"]), Event(7.0, "lag", {"records": 3})]
     assert balanced_since([first[:3], second], 2, 0) == 6.0
     assert balanced_since([first[:4], second], 2, 0) is None
@@ -75,7 +89,9 @@ def test_events_are_read_as_they_are_written(tmp_path: Path) -> None:
     assert events.read() == []
     line = json.dumps({"at_ms": 1500, "event": "lag", "records": 7}) + "\n"
     path.write_text(line + line[:10])
-    assert [(event.at_s, event.kind, event.fields["records"]) for event in events.read()] == [(1.5, "lag", 7)]
+    assert [(event.at_s, event.kind, event.fields["records"]) for event in events.read()] == [
+        (1.5, "lag", 7)
+    ]
     with path.open("a") as file:
         file.write(line[10:])
     assert len(events.read()) == 2
@@ -98,7 +114,9 @@ def test_every_key_is_sent_once_before_one_is_sent_again() -> None:
     assert sorted(key_index(number, keys) for number in range(keys)) == list(range(keys))
     sent = times_sent(keys + 3, keys)
     assert sent.sum() == keys + 3
-    assert {key_index(number, keys) for number in range(3)} == set((sent == 2).nonzero()[0].tolist())
+    assert {key_index(number, keys) for number in range(3)} == set(
+        (sent == 2).nonzero()[0].tolist()
+    )
 
 
 KEYS = 10
@@ -131,7 +149,16 @@ def test_a_note_is_written_only_where_there_is_one(tmp_path: Path) -> None:
     write_json(rows, tmp_path / "rows.json")
     written = json.loads((tmp_path / "rows.json").read_text())
     assert written[0]["note"] == "a lower bound"
-    assert set(written[1]) == {"bench", "case", "system", "guarantee", "metric", "value", "unit", "runs"}
+    assert set(written[1]) == {
+        "bench",
+        "case",
+        "system",
+        "guarantee",
+        "metric",
+        "value",
+        "unit",
+        "runs",
+    }
 
 
 def test_of_a_task_warmed_up_and_taken_over_the_warm_up_counts() -> None:
@@ -147,5 +174,10 @@ def test_of_a_task_warmed_up_and_taken_over_the_warm_up_counts() -> None:
 
 def test_progress_is_shown_with_rate_and_remaining_time() -> None:
     fields = {"partition": 3, "fraction": 0.456, "rate": 1_234_567.8, "remaining_s": 2.34}
-    assert progress_line(Event(1.0, "restore_progress", fields)) == "partition 3 at 46%, 1,234,568 records/s, 2.3 s left"
-    assert progress_line(Event(1.0, "restore_progress", {**fields, "remaining_s": None})).endswith("1,234,568 records/s")
+    assert (
+        progress_line(Event(1.0, "restore_progress", fields))
+        == "partition 3 at 46%, 1,234,568 records/s, 2.3 s left"
+    )
+    assert progress_line(Event(1.0, "restore_progress", {**fields, "remaining_s": None})).endswith(
+        "1,234,568 records/s"
+    )

@@ -1,4 +1,5 @@
-"""The pure parts of the benches: medians and rows, and matching a count with the record that caused it."""
+"""The pure parts of the benches: medians and rows, and matching a count with the record that caused
+it."""
 
 from __future__ import annotations
 
@@ -13,11 +14,15 @@ from bench.verify import WrongOutputError
 
 
 def measurement(value: float, system: str = "everflow") -> Measurement:
-    return Measurement("throughput", "count", system, "exactly_once_v2", "throughput", "records/s", value)
+    return Measurement(
+        "throughput", "count", system, "exactly_once_v2", "throughput", "records/s", value
+    )
 
 
 def test_a_row_holds_the_median_and_all_runs_of_one_figure() -> None:
-    rows = summarise([measurement(3.0), measurement(9.0, "kafka-streams"), measurement(1.0), measurement(2.0)])
+    rows = summarise(
+        [measurement(3.0), measurement(9.0, "kafka-streams"), measurement(1.0), measurement(2.0)]
+    )
     assert [(row.system, row.value, row.runs) for row in rows] == [
         ("everflow", 2.0, (3.0, 1.0, 2.0)),
         ("kafka-streams", 9.0, (9.0,)),
@@ -51,10 +56,14 @@ SENT_NS = np.array([1_000_000, 2_000_000, 3_000_000], dtype=np.int64)
 
 def test_latencies_leave_the_warm_up_out() -> None:
     seen = np.array([[2, 9_000_000], [0, 5_000_000], [1, 6_000_000]], dtype=np.int64)
-    assert [(case, list(ms)) for case, ms in _latencies(PHASES, SENT_NS, seen)] == [("100", [4.0, 6.0])]
+    assert [(case, list(ms)) for case, ms in _latencies(PHASES, SENT_NS, seen)] == [
+        ("100", [4.0, 6.0])
+    ]
 
 
-@pytest.mark.parametrize("seen", [[[0, 5], [1, 6]], [[0, 5], [1, 6], [2, 7], [2, 8]]], ids=["missing", "read twice"])
+@pytest.mark.parametrize(
+    "seen", [[[0, 5], [1, 6]], [[0, 5], [1, 6], [2, 7], [2, 8]]], ids=["missing", "read twice"]
+)
 def test_a_missing_or_repeated_count_voids_the_figures(seen: list[list[int]]) -> None:
     with pytest.raises(WrongOutputError):
         list(_latencies(PHASES, SENT_NS, np.array(seen, dtype=np.int64)))

@@ -1,4 +1,5 @@
-"""That a class archive is made once, whole, or not at all; and that a JVM starts from the one that set-up made."""
+"""That a class archive is made once, whole, or not at all; and that a JVM starts from the one that
+set-up made."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, in which the training of "broker" is a module called ``trained``."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setitem(class_archive._TRAININGS, "broker", class_archive._Training("trained", "TRAINED_WITH"))
+    monkeypatch.setitem(
+        class_archive._TRAININGS, "broker", class_archive._Training("trained", "TRAINED_WITH")
+    )
     (tmp_path / "trained.py").write_text(TRAINING)
     jars_folder("broker").mkdir(parents=True)
     (jars_folder("broker") / "a.jar").touch()
@@ -43,7 +46,9 @@ def test_without_an_archive_a_jvm_starts_as_ever(archives: Path) -> None:
 
 def test_many_callers_make_one_archive(archives: Path) -> None:
     problems: list[str | None] = []
-    callers = [threading.Thread(target=lambda: problems.append(make_archive("broker"))) for _ in range(4)]
+    callers = [
+        threading.Thread(target=lambda: problems.append(make_archive("broker"))) for _ in range(4)
+    ]
     for caller in callers:
         caller.start()
     for caller in callers:
@@ -70,7 +75,15 @@ def test_a_training_that_fails_leaves_nothing_and_says_why(archives: Path, tmp_p
 def test_a_broker_starts_from_the_archive_that_set_up_made() -> None:
     options = _made("broker")
     class_path = os.pathsep.join(map(str, sorted(jars_folder("broker").glob("*.jar"))))
-    command = [str(find_java()), *options, "-Xlog:class+load:stdout", "-cp", class_path, "kafka.Kafka", "--version"]
+    command = [
+        str(find_java()),
+        *options,
+        "-Xlog:class+load:stdout",
+        "-cp",
+        class_path,
+        "kafka.Kafka",
+        "--version",
+    ]
     told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
     assert "kafka.Kafka source: shared objects file (top)" in told
 

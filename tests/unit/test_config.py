@@ -22,7 +22,9 @@ BASE = {"application_id": "app", "bootstrap_servers": "broker:9092"}
 
 
 def test_dotted_and_snake_case_keys_mean_the_same() -> None:
-    dotted = StreamsConfig(**{"application.id": "app", "bootstrap.servers": "b:1", "task.timeout.ms": "5"})
+    dotted = StreamsConfig(
+        **{"application.id": "app", "bootstrap.servers": "b:1", "task.timeout.ms": "5"}
+    )
     snake = StreamsConfig(application_id="app", bootstrap_servers="b:1", task_timeout_ms=5)
     assert dotted == snake
 
@@ -38,7 +40,11 @@ def test_defaults_are_kafka_streams_own_except_where_a_decision_says_otherwise()
 
 @pytest.mark.parametrize(
     ("key", "hint"),
-    [("comit_interval_ms", "commit.interval.ms"), ("num.stream.thread", "num.stream.threads"), ("state_dirs", "state.dir")],
+    [
+        ("comit_interval_ms", "commit.interval.ms"),
+        ("num.stream.thread", "num.stream.threads"),
+        ("state_dirs", "state.dir"),
+    ],
 )
 def test_unknown_key_names_the_nearest_right_one(key: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=hint.replace(".", r"\.")):
@@ -51,20 +57,36 @@ def test_unknown_key_names_the_nearest_right_one(key: str, hint: str) -> None:
         ("num_stream_threads", "many", "whole number"),
         ("num_stream_threads", True, "whole number"),
         ("state_dir", "", "must not be empty"),
-        ("num_stream_threads", 0, r"num\.stream\.threads = 0 must be at least 1\. Left out, it is one per core"),
+        (
+            "num_stream_threads",
+            0,
+            r"num\.stream\.threads = 0 must be at least 1\. Left out, it is one per core",
+        ),
         ("emit_every_update", "perhaps", "true or false"),
         ("processing_guarantee", "twice", "exactly_once_v2"),
         ("application_id", "a b", "letters"),
         ("task_timeout_ms", -1, "at least"),
         ("heartbeat_interval_ms", 40_000, "third"),
-        ("consumer.isolation.level", "x", "consumer.isolation.level cannot be set.*follows processing.guarantee"),
+        (
+            "consumer.isolation.level",
+            "x",
+            "consumer.isolation.level cannot be set.*follows processing.guarantee",
+        ),
         ("isolation.level", "x", "^isolation.level cannot be set.*follows processing.guarantee"),
         ("group.id", "x", "Set application.id instead"),
         ("allow.auto.create.topics", True, "internal topics are created at the start"),
-        ("consumer.session.timeout.ms", 60_000, r"never reach the group's member\. Set session\.timeout\.ms instead"),
+        (
+            "consumer.session.timeout.ms",
+            60_000,
+            r"never reach the group's member\. Set session\.timeout\.ms instead",
+        ),
         ("main_consumer_heartbeat_interval_ms", 300, r"Set heartbeat\.interval\.ms instead"),
         ("consumer.group.instance.id", "i1", r"Set group\.instance\.id instead"),
-        ("main.consumer.group.instance.id", "i1", r"^main\.consumer\.group\.instance\.id .* Set group\.instance\.id instead"),
+        (
+            "main.consumer.group.instance.id",
+            "i1",
+            r"^main\.consumer\.group\.instance\.id .* Set group\.instance\.id instead",
+        ),
         ("consumer.client.rack", "a", r"Set client\.rack instead"),
         ("consumer.max.poll.interval.ms", 1, r"Set max\.poll\.interval\.ms instead"),
         ("application_id", ".", "folders"),
@@ -94,23 +116,35 @@ def test_wrong_values_are_named(key: str, value: object, text: str) -> None:
         StreamsConfig(**{**BASE, key: value})
 
 
-INT32_KEYS = ("session_timeout_ms", "rebalance_timeout_ms", "max_poll_interval_ms", "transaction_timeout_ms", "request_timeout_ms")
+INT32_KEYS = (
+    "session_timeout_ms",
+    "rebalance_timeout_ms",
+    "max_poll_interval_ms",
+    "transaction_timeout_ms",
+    "request_timeout_ms",
+)
 
 
 @pytest.mark.parametrize("key", INT32_KEYS)
 def test_what_is_32_bits_wide_in_the_protocol_is_bounded(key: str) -> None:
     assert getattr(StreamsConfig(**BASE, **{key: 2**31 - 1}), key) == 2**31 - 1
-    with pytest.raises(ConfigError, match=rf"{key.replace('_', '.')} = 2147483648 must be at most 2147483647"):
+    with pytest.raises(
+        ConfigError, match=rf"{key.replace('_', '.')} = 2147483648 must be at most 2147483647"
+    ):
         StreamsConfig(**BASE, **{key: 2**31})
 
 
 @pytest.mark.parametrize("spec", dataclasses.fields(StreamsConfig), ids=lambda spec: spec.name)
-def test_every_number_has_an_upper_bound_and_every_time_can_be_waited_for(spec: dataclasses.Field[object]) -> None:
+def test_every_number_has_an_upper_bound_and_every_time_can_be_waited_for(
+    spec: dataclasses.Field[object],
+) -> None:
     if not str(spec.type).startswith("int"):
         return
     with pytest.raises(ConfigError, match="must be at most"):
         StreamsConfig(**BASE, **{spec.name: 2**63})
-    added_up_only = spec.name == "windowstore_changelog_additional_retention_ms"  # brokers take it, nobody waits for it
+    added_up_only = (
+        spec.name == "windowstore_changelog_additional_retention_ms"
+    )  # brokers take it, nobody waits for it
     if spec.name.endswith("_ms") and not added_up_only:
         assert LONGEST_MS / 1000 * 10 < threading.TIMEOUT_MAX
         with pytest.raises(ConfigError, match="must be at most"):
@@ -120,7 +154,9 @@ def test_every_number_has_an_upper_bound_and_every_time_can_be_waited_for(spec: 
 def test_addresses_and_names_that_are_right_pass() -> None:
     for server in ("", "host:1", "10.0.0.1:65535", "[::1]:80", "a.b-c:8080"):
         assert StreamsConfig(**BASE, application_server=server).application_server == server
-    config = StreamsConfig(**BASE, group_instance_id="a.b_c-1", **{"restore.consumer.client.rack": "a"})
+    config = StreamsConfig(
+        **BASE, group_instance_id="a.b_c-1", **{"restore.consumer.client.rack": "a"}
+    )
     assert (config.group_instance_id, config.consumer()["client.rack"]) == ("a.b_c-1", "a")
     assert StreamsConfig(**BASE).group_instance_id is None
 
@@ -132,7 +168,10 @@ def test_missing_application_id_says_what_to_pass() -> None:
 
 def test_prefixed_keys_go_to_their_client_only() -> None:
     config = StreamsConfig(
-        **BASE, processing_guarantee="exactly_once_v2", producer_linger_ms=5, **{"topic.segment.bytes": 7, "ssl.ca.location": "ca"}
+        **BASE,
+        processing_guarantee="exactly_once_v2",
+        producer_linger_ms=5,
+        **{"topic.segment.bytes": 7, "ssl.ca.location": "ca"},
     )
     assert config.producer() == {
         "bootstrap.servers": "broker:9092",
@@ -150,7 +189,11 @@ def test_a_batch_stays_well_below_the_transactions_timeout() -> None:
 
 
 def test_the_readers_of_exact_ranges_never_skip_what_is_gone() -> None:
-    keys = {"consumer.auto.offset.reset": "latest", "restore.consumer.enable.partition.eof": False, "consumer.fetch.min.bytes": 7}
+    keys = {
+        "consumer.auto.offset.reset": "latest",
+        "restore.consumer.enable.partition.eof": False,
+        "consumer.fetch.min.bytes": 7,
+    }
     config = StreamsConfig(**BASE, **keys)
     for settings in (config.consumer(), config.main_consumer()):
         assert settings["fetch.min.bytes"] == 7
@@ -158,11 +201,19 @@ def test_the_readers_of_exact_ranges_never_skip_what_is_gone() -> None:
 
 
 def test_the_assignors_rules_and_the_tags_are_carved_out() -> None:
-    keys = {"client.tag.zone": "a", "rack.aware.assignment.tags": "zone, cluster,", "rack.aware.assignment.traffic_cost": "7"}
+    keys = {
+        "client.tag.zone": "a",
+        "rack.aware.assignment.tags": "zone, cluster,",
+        "rack.aware.assignment.traffic_cost": "7",
+    }
     config = StreamsConfig(**BASE, client_tag_cluster="k", num_standby_replicas=1, **keys)
     assert config.tags() == {"zone": "a", "cluster": "k"}
     rules = config.assignment()
-    assert (rules.rack_tags, rules.traffic_cost, rules.non_overlap_cost) == (("zone", "cluster"), 7, None)
+    assert (rules.rack_tags, rules.traffic_cost, rules.non_overlap_cost) == (
+        ("zone", "cluster"),
+        7,
+        None,
+    )
     assert (rules.num_standbys, rules.acceptable_lag, rules.max_warmups) == (1, 10_000, 2)
     with pytest.raises(ConfigError, match="non"):
         StreamsConfig(**BASE, **{"rack.aware.assignment.non_overlap_cost": -1})
@@ -171,7 +222,10 @@ def test_the_assignors_rules_and_the_tags_are_carved_out() -> None:
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"rack.aware.assignment.tags": "zone,rack", "client.tag.zone": "a"}, r"names 'rack', .* set client\.tag\.rack"),
+        (
+            {"rack.aware.assignment.tags": "zone,rack", "client.tag.zone": "a"},
+            r"names 'rack', .* set client\.tag\.rack",
+        ),
         ({f"client.tag.t{number}": "a" for number in range(6)}, "6 tags are set .* at most 5"),
         ({f"client.tag.{'k' * 21}": "a"}, "21 characters; at most 20"),
         ({"client.tag.zone": "v" * 31}, "31 characters; at most 30"),
@@ -184,7 +238,11 @@ def test_tags_are_refused_as_kafka_streams_refuses_them(keys: dict[str, str], sa
 
 def test_as_many_and_as_long_tags_as_kafka_streams_takes() -> None:
     tags = {"k" * 20: "v" * 30, "a": "", "b": "1", "c": "1", "d": "1"}
-    config = StreamsConfig(**BASE, **{"rack.aware.assignment.tags": "d,a"}, **{f"client.tag.{key}": tags[key] for key in tags})
+    config = StreamsConfig(
+        **BASE,
+        **{"rack.aware.assignment.tags": "d,a"},
+        **{f"client.tag.{key}": tags[key] for key in tags},
+    )
     assert config.tags() == tags
 
 
@@ -197,15 +255,20 @@ def test_a_setting_without_effect_is_named_if_it_was_set(name: str) -> None:
 
 
 def test_every_setting_has_an_effect_or_is_listed() -> None:
-    """By the names that the code reads; keys with one legal value only need no reader. A key that is handed on in a record of
-    `config` is read there, so the fields of those records need a reader too."""
+    """By the names that the code reads; keys with one legal value only need no reader. A key that
+    is handed on in a record of `config` is read there, so the fields of those records need a reader
+    too."""
     package = Path(everflow.__file__).parent
     code = "\n".join(path.read_text() for path in package.rglob("*.py") if path.name != "config.py")
     code += inspect.getsource(StreamsConfig).split("def _check(")[1]
     keys = [one for one in dataclasses.fields(StreamsConfig) if one.metadata.get("key", True)]
     read = {one.name for one in keys if re.search(rf"\.{one.name}\b", code)}
-    assert {one.name for one in keys} - read - {"group_protocol", "topology_optimization"} == set(WITHOUT_EFFECT)
-    outside = "\n".join(path.read_text() for path in package.rglob("*.py") if path.name != "config.py")
+    assert {one.name for one in keys} - read - {"group_protocol", "topology_optimization"} == set(
+        WITHOUT_EFFECT
+    )
+    outside = "\n".join(
+        path.read_text() for path in package.rglob("*.py") if path.name != "config.py"
+    )
     records = (BatchLimits, AssignmentRules)
     carved = [one.name for record in records for one in dataclasses.fields(record)]
     assert [name for name in carved if not re.search(rf"\.{name}\b", outside)] == []
@@ -239,21 +302,34 @@ def test_the_start_says_what_was_set_in_vain(caplog: pytest.LogCaptureFixture) -
         (["a:1", "b"], "'b' has no port"),
     ],
 )
-def test_an_address_of_a_broker_that_cannot_be_is_refused_with_what_to_write(given: object, told: str) -> None:
-    with pytest.raises(ConfigError, match=r"bootstrap\.servers = .* must be host:port of each broker.*: .*" + told):
+def test_an_address_of_a_broker_that_cannot_be_is_refused_with_what_to_write(
+    given: object, told: str
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"bootstrap\.servers = .* must be host:port of each broker.*: .*" + told
+    ):
         StreamsConfig(application_id="a", bootstrap_servers=given)
 
 
 @pytest.mark.parametrize(
     ("given", "taken"),
-    [("a:1, b:2", "a:1,b:2"), ("[::1]:9092", "[::1]:9092"), (("a.b-c_d:65535", "10.0.0.1:1"), "a.b-c_d:65535,10.0.0.1:1")],
+    [
+        ("a:1, b:2", "a:1,b:2"),
+        ("[::1]:9092", "[::1]:9092"),
+        (("a.b-c_d:65535", "10.0.0.1:1"), "a.b-c_d:65535,10.0.0.1:1"),
+    ],
 )
 def test_addresses_of_brokers(given: object, taken: str) -> None:
     assert StreamsConfig(application_id="a", bootstrap_servers=given).bootstrap_servers == taken
 
 
 def test_settings_may_be_a_mapping_of_kafka_streams_names() -> None:
-    properties = {"application.id": "app", "bootstrap.servers": "b:1", "num.stream.threads": 3, "producer.linger.ms": 5}
+    properties = {
+        "application.id": "app",
+        "bootstrap.servers": "b:1",
+        "num.stream.threads": 3,
+        "producer.linger.ms": 5,
+    }
     streams = KafkaStreams(Topology(()), properties)
     assert streams.config == StreamsConfig(properties) == StreamsConfig(**cast(Any, properties))
     more = KafkaStreams(Topology(()), properties, task_timeout_ms=5).config
@@ -271,7 +347,9 @@ def test_settings_may_be_a_mapping_of_kafka_streams_names() -> None:
     ],
 )
 def test_anything_else_for_settings_is_refused_at_construction(given: Any, told: str) -> None:
-    with pytest.raises(ConfigError, match=r"a mapping of names, as in \{'application\.id': 'orders'\}, " + told):
+    with pytest.raises(
+        ConfigError, match=r"a mapping of names, as in \{'application\.id': 'orders'\}, " + told
+    ):
         KafkaStreams(Topology(()), given)
 
 

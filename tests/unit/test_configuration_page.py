@@ -1,4 +1,5 @@
-"""docs/guide/configuration.md has tables made from the code: every key has a text, every text a key."""
+"""docs/guide/configuration.md has tables made from the code: every key has a text, every text a
+key."""
 
 from __future__ import annotations
 
@@ -8,7 +9,13 @@ import pytest
 
 from configuration_page import FIELDS
 from everflow import StreamsConfig
-from everflow.config import CLIENT_PREFIXES, SHARED_PREFIXES, TAG_PREFIX, WITHOUT_EFFECT, dotted_name
+from everflow.config import (
+    CLIENT_PREFIXES,
+    SHARED_PREFIXES,
+    TAG_PREFIX,
+    WITHOUT_EFFECT,
+    dotted_name,
+)
 from everflow.config_texts import GROUPS, PREFIXES
 from made_pages import GUIDE
 

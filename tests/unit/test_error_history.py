@@ -1,4 +1,5 @@
-"""What a user sees when an error of the instance is raised: what it says, not how the runtime came to know."""
+"""What a user sees when an error of the instance is raised: what it says, not how the runtime came
+to know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which Python values fit which declared type: nothing is cut off, converted or left out in silence."""
+"""Which Python values fit which declared type: nothing is cut off, converted or left out in
+silence."""
 
 from __future__ import annotations
 
@@ -45,7 +46,11 @@ FITS: list[tuple[str, Any, Any]] = [
     ("x int, y double", {"y": 2, "x": None}, {"x": None, "y": 2.0}),
     ("x int, y double", Point(1, 2), {"x": 1, "y": 2.0}),
     ("p struct<x: int, y: int>", {"p": Point(1, 2)}, {"p": {"x": 1, "y": 2}}),
-    ("p array<struct<x: int, y: int>>", {"p": [Point(1, 2), None]}, {"p": [{"x": 1, "y": 2}, None]}),
+    (
+        "p array<struct<x: int, y: int>>",
+        {"p": [Point(1, 2), None]},
+        {"p": [{"x": 1, "y": 2}, None]},
+    ),
 ]
 
 DOES_NOT: list[tuple[str, Any, str]] = [
@@ -74,19 +79,35 @@ DOES_NOT: list[tuple[str, Any, str]] = [
     ("map<string,int>", {"a": 1.5}, "a value: expected an int, found float 1.5"),
     ("map<int,int>", [("a", 1)], "a key: expected an int, found str 'a'"),
     ("map<string,string>", "ab", "expected a dict or a list of pairs, found str 'ab'"),
-    ("who string, large boolean", {"who": "a", "lrge": True}, "there is no field 'lrge'; did you mean 'large'?"),
+    (
+        "who string, large boolean",
+        {"who": "a", "lrge": True},
+        "there is no field 'lrge'; did you mean 'large'?",
+    ),
     ("x int, y double", {"zzzz": 1}, "there is no field 'zzzz'; it has x, y"),
     ("x int, y double", {"x": -2.9}, "field 'x': expected an int, found float -2.9"),
     ("x int, y double", (1, 2), r"expected a dict of x, y, found tuple \(1, 2\)"),
     ("x int, y double", [("x", 1), ("y", 2)], "expected a dict of x, y, found list"),
-    ("p struct<x: int, y: int>", {"p": Point(1, 2.5)}, "field 'p': field 'y': expected an int, found float 2.5"),
-    ("p array<struct<x: int>>", {"p": [{"x": 1}, {"z": 1}]}, "field 'p': an element: there is no field 'z'"),
+    (
+        "p struct<x: int, y: int>",
+        {"p": Point(1, 2.5)},
+        "field 'p': field 'y': expected an int, found float 2.5",
+    ),
+    (
+        "p array<struct<x: int>>",
+        {"p": [{"x": 1}, {"z": 1}]},
+        "field 'p': an element: there is no field 'z'",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("schema", "value", "found"), FITS)
 def test_what_fits_is_taken_as_it_is(schema: str, value: Any, found: Any) -> None:
-    assert column_of([None, value, value], serdes.arrow_type(schema)).to_pylist() == [None, found, found]
+    assert column_of([None, value, value], serdes.arrow_type(schema)).to_pylist() == [
+        None,
+        found,
+        found,
+    ]
 
 
 @pytest.mark.parametrize(("schema", "value", "says"), DOES_NOT)
@@ -121,4 +142,7 @@ def test_json_that_does_not_fit_is_refused(schema: str, data: bytes, says: str) 
 
 def test_a_whole_number_is_an_integer_of_json_however_it_is_written() -> None:
     assert serdes.json("n bigint").decode(b'{"n": 2.0}') == {"n": 2}
-    assert serdes.json("n bigint, d decimal(3,1)").decode(b'{"n": 1e2, "d": 0.5}') == {"n": 100, "d": decimal.Decimal("0.5")}
+    assert serdes.json("n bigint, d decimal(3,1)").decode(b'{"n": 1e2, "d": 0.5}') == {
+        "n": 100,
+        "d": decimal.Decimal("0.5"),
+    }

@@ -1,4 +1,5 @@
-"""Whoever writes a name of Kafka Streams' Java API or of PySpark is told what it is called here. Reads as its user would."""
+"""Whoever writes a name of Kafka Streams' Java API or of PySpark is told what it is called here.
+Reads as its user would."""
 
 from __future__ import annotations
 
@@ -37,7 +38,11 @@ def _is_there(owner: str, name: str) -> bool:
 
     here = {**vars(topology_test_driver), "BranchedKStream": BranchedKStream}
     found = MODULES.get(owner) or here.get(owner) or getattr(everflow, owner)
-    return hasattr(found, name) or name in ("config", "error", *getattr(found, "__dataclass_fields__", ()))
+    return hasattr(found, name) or name in (
+        "config",
+        "error",
+        *getattr(found, "__dataclass_fields__", ()),
+    )
 
 
 @pytest.mark.parametrize("owner", FOREIGN_NAMES)
@@ -49,7 +54,9 @@ def test_an_entry_leads_to_a_name_that_is_there(owner: str) -> None:
 
 
 def test_the_java_names_of_a_module_are_told_where_they_are_imported() -> None:
-    with pytest.raises(UnknownImportError, match="everflow has no Materialized: what it carries are keywords") as caught:
+    with pytest.raises(
+        UnknownImportError, match="everflow has no Materialized: what it carries are keywords"
+    ) as caught:
         from everflow import Materialized  # noqa: F401
     assert isinstance(caught.value, ImportError | TopologyError)
     assert caught.value.code == "EF-UNKNOWN-NAME"
@@ -67,9 +74,14 @@ def _of(thing: Any) -> Any:
 def test_the_java_names_of_a_module_are_told_where_they_are_used() -> None:
     with pytest.raises(UnknownNameError, match="joins are not there yet"):
         everflow.JoinWindows  # noqa: B018
-    with pytest.raises(UnknownNameError, match=r"serdes has no String: it is string here, for example serdes\.string\(\)"):
+    with pytest.raises(
+        UnknownNameError,
+        match=r"serdes has no String: it is string here, for example serdes\.string\(\)",
+    ):
         _of(serdes).String()
-    with pytest.raises(UnknownNameError, match="agg has no collect_list: it is not among the built-ins yet"):
+    with pytest.raises(
+        UnknownNameError, match="agg has no collect_list: it is not among the built-ins yet"
+    ):
         _of(agg).collect_list("value.item")
     with pytest.raises(UnknownNameError, match=r"agg has no average: it is avg here"):
         _of(agg).average("value.amount")
@@ -98,11 +110,16 @@ def test_submodules_are_imported_as_ever_and_asking_for_a_name_breaks_nothing() 
 
 def test_an_uncaught_error_reads_as_one_message_without_a_guess_of_pythons(tmp_path: Path) -> None:
     program = tmp_path / "orders.py"
-    program.write_text("from everflow import TimeWindows\nTimeWindows.of_size('1 hour').gracePeriodMs\n")
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False)
+    program.write_text(
+        "from everflow import TimeWindows\nTimeWindows.of_size('1 hour').gracePeriodMs\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, check=False
+    )
     told = done.stderr.splitlines()
     assert told[-2].endswith(
-        "TimeWindows has no gracePeriodMs: it is grace_ms here, for example TimeWindows.of_size('1 hour').grace_ms"
+        "TimeWindows has no gracePeriodMs: it is grace_ms here, for example TimeWindows.of_size('1 "
+        "hour').grace_ms"
     )
     assert told[-1] == f"  at {program}:2"
 
@@ -132,24 +149,31 @@ reconnect.backoff.ms repartition.purge.interval.ms replication.factor request.ti
 rocksdb.config.setter security.protocol send.buffer.bytes state.cleanup.delay.ms state.dir statestore.cache.max.bytes
 task.assignor.class task.timeout.ms topology.optimization upgrade.from window.size.ms windowed.inner.class.serde
 windowstore.changelog.additional.retention.ms
-"""
+"""  # noqa: E501
 """The keys of StreamsConfig in kafka-streams-4.2.1.jar."""
 
 
 @pytest.mark.parametrize("key", KAFKA_STREAMS_4_2.split())
 def test_every_setting_of_kafka_streams_is_one_here_or_is_told(key: str) -> None:
-    here = {spec.name.replace("_", ".") for spec in dataclasses.fields(StreamsConfig)} | {"security.protocol"}  # passed on
+    here = {spec.name.replace("_", ".") for spec in dataclasses.fields(StreamsConfig)} | {
+        "security.protocol"
+    }  # passed on
     rack_aware = key.replace("_", ".") if key.startswith("rack.aware") else key
     assert (rack_aware in here) is (key not in FOREIGN_NAMES["StreamsConfig"])
 
 
 def test_a_keyword_that_is_a_class_elsewhere_says_what_that_is_here() -> None:
-    with pytest.raises(TopologyError, match="takes no timestamp_extractor=; timestamp extractors are not there yet: the time"):
+    with pytest.raises(
+        TopologyError,
+        match="takes no timestamp_extractor=; timestamp extractors are not there yet: the time",
+    ):
         _of(StreamsBuilder()).stream("orders", timestamp_extractor=print)
 
 
 def test_what_is_one_too_many_is_shown_as_it_is_given_here() -> None:
-    grouped = StreamsBuilder().stream("orders", key=serdes.string(), value=serdes.long()).group_by_key()
+    grouped = (
+        StreamsBuilder().stream("orders", key=serdes.string(), value=serdes.long()).group_by_key()
+    )
 
     def added(key: str, value: int, total: int) -> int:
         return total + value
@@ -160,9 +184,14 @@ def test_what_is_one_too_many_is_shown_as_it_is_given_here() -> None:
 
 
 def test_a_name_that_nothing_is_near_to_is_not_answered_with_all_there_are() -> None:
-    with pytest.raises(UnknownImportError, match=r"everflow has no Duration: a duration is text, .*of_size\('5 minutes'\)"):
+    with pytest.raises(
+        UnknownImportError,
+        match=r"everflow has no Duration: a duration is text, .*of_size\('5 minutes'\)",
+    ):
         from everflow import Duration  # noqa: F401
-    with pytest.raises(UnknownNameError, match=r"everflow has no Qzxqzx; it has (\w+, ){11}\w+ and \d+ more"):
+    with pytest.raises(
+        UnknownNameError, match=r"everflow has no Qzxqzx; it has (\w+, ){11}\w+ and \d+ more"
+    ):
         everflow.Qzxqzx  # noqa: B018
 
 
@@ -170,11 +199,18 @@ def test_an_error_of_a_start_shows_the_programs_line_and_one_of_everflow(tmp_pat
     program = tmp_path / "orders.py"
     program.write_text(
         "from everflow import KafkaStreams\nfrom everflow.topology.program import Topology\n"
-        "streams = KafkaStreams(Topology(()), application_id='a', bootstrap_servers='b:1', state_dir='state',\n"
+        "streams = KafkaStreams(Topology(()), application_id='a', bootstrap_servers='b:1', "
+        "state_dir='state',\n"
         "    **{'producer.linger.ms': 'no number'})\nimport sys\ngetattr(streams, sys.argv[1])()\n"
     )
     for call in ("start", "run"):
-        done = subprocess.run([sys.executable, str(program), call], cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, str(program), call],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         _, _, trace = done.stderr.partition("Traceback (most recent call last):\n")
         files = [line for line in trace.splitlines() if line.startswith("  File ")]
         assert (len(files), str(program) in files[0]) == (2, True), done.stderr
@@ -186,10 +222,18 @@ def test_a_cell_is_called_as_jupyter_calls_it(monkeypatch: pytest.MonkeyPatch) -
     names = {"/programs/ipykernel_7/36.py": ("Cell", "In[4]")}
     shell = SimpleNamespace(compile=SimpleNamespace(format_code_name=names.get))
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    assert str(TopologyError("no", where="/programs/ipykernel_7/36.py:2")) == "no\n  at Cell In[4]:2"
-    assert (_first("/programs/ipykernel_7/36.py:2"), _first("app.py:2")) == ("Cell In[4]:2", "app.py:2")
+    assert (
+        str(TopologyError("no", where="/programs/ipykernel_7/36.py:2")) == "no\n  at Cell In[4]:2"
+    )
+    assert (_first("/programs/ipykernel_7/36.py:2"), _first("app.py:2")) == (
+        "Cell In[4]:2",
+        "app.py:2",
+    )
     assert "run the cell of the StreamsBuilder again" in _or_anew("/programs/ipykernel_7/36.py:2")
     assert _or_anew("app.py:2") == "", "a script that fails is run as a whole"
     assert str(TopologyError("no", where="/programs/a.py:2")) == "no\n  at /programs/a.py:2"
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
-    assert str(TopologyError("no", where="/programs/ipykernel_7/36.py:2")) == "no\n  at /programs/ipykernel_7/36.py:2"
+    assert (
+        str(TopologyError("no", where="/programs/ipykernel_7/36.py:2"))
+        == "no\n  at /programs/ipykernel_7/36.py:2"
+    )

@@ -11,7 +11,9 @@ from everflow.errors import SetupError
 from everflow.jvm import jars, java
 
 
-def _java(folder: Path, version: str, modules: str | None = "java.base jdk.incubator.vector") -> Path:
+def _java(
+    folder: Path, version: str, modules: str | None = "java.base jdk.incubator.vector"
+) -> Path:
     (folder / "bin").mkdir(parents=True)
     executable = folder / "bin" / "java"
     executable.write_text("#!/bin/sh\nexit 1\n")
@@ -30,7 +32,9 @@ def _find(monkeypatch: pytest.MonkeyPatch, *candidates: Path) -> Path:
         java._find_java.cache_clear()
 
 
-def test_old_and_stripped_javas_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_and_stripped_javas_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     eight = _java(tmp_path / "8", "1.8.0_402")
     eleven = _java(tmp_path / "11", "11.0.22")
     stripped = _java(tmp_path / "stripped", "21.0.1", "java.base")
@@ -38,7 +42,9 @@ def test_old_and_stripped_javas_are_passed_over(tmp_path: Path, monkeypatch: pyt
     assert _find(monkeypatch, eight, eleven, stripped, seventeen) == seventeen
 
 
-def test_a_java_without_module_list_counts_by_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_java_without_module_list_counts_by_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unlisted = _java(tmp_path / "21", "21", None)
     assert _find(monkeypatch, unlisted) == unlisted
 
@@ -49,7 +55,9 @@ def test_java_home_comes_before_path(tmp_path: Path) -> None:
     assert (first, second) == (home, on_path)
 
 
-def test_no_java_says_what_was_seen_and_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_java_says_what_was_seen_and_what_to_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old = _java(tmp_path / "11", "11.0.22")
     with pytest.raises(SetupError, match=r"version 11\.0\.22 is too old") as failure:
         _find(monkeypatch, old)
@@ -75,7 +83,10 @@ def test_many_callers_make_one_download(cache: Path, monkeypatch: pytest.MonkeyP
     told: list[str] = []
     answers: list[list[Path]] = []
     callers = [
-        threading.Thread(target=lambda: answers.append(jars.resolve_jars("spark", progress=told.append))) for _ in range(8)
+        threading.Thread(
+            target=lambda: answers.append(jars.resolve_jars("spark", progress=told.append))
+        )
+        for _ in range(8)
     ]
     for caller in callers:
         caller.start()
@@ -87,7 +98,9 @@ def test_many_callers_make_one_download(cache: Path, monkeypatch: pytest.MonkeyP
     assert len(told) == 1
 
 
-def test_a_failed_download_leaves_nothing_and_is_tried_twice(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_leaves_nothing_and_is_tried_twice(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tries: list[str] = []
 
     def ivy(conf: str, staging: Path) -> str:
@@ -96,7 +109,9 @@ def test_a_failed_download_leaves_nothing_and_is_tried_twice(cache: Path, monkey
         return "module not found: kafka"
 
     monkeypatch.setattr(jars, "_run_ivy", ivy)
-    with pytest.raises(SetupError, match=r"module not found: kafka[\s\S]*EVERFLOW_IVY_SETTINGS") as failure:
+    with pytest.raises(
+        SetupError, match=r"module not found: kafka[\s\S]*EVERFLOW_IVY_SETTINGS"
+    ) as failure:
         jars.resolve_jars("broker")
     assert failure.value.code == "EF-JARS"
     assert len(tries) == 2

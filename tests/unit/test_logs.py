@@ -24,8 +24,8 @@ NOW = "2026-11-22 10:00:00"
 
 
 def in_a_plain_program(test: Test) -> Test:
-    """The test is a program that has not touched logging: pytest's own handlers are set aside (within the call: it looks for them
-    behind it)."""
+    """The test is a program that has not touched logging: pytest's own handlers are set aside
+    (within the call: it looks for them behind it)."""
 
     @functools.wraps(test)
     def run(**fixtures: Any) -> None:
@@ -41,7 +41,9 @@ def in_a_plain_program(test: Test) -> Test:
                 install()
                 test(**fixtures)
         finally:
-            root.handlers, root.level, own.level, kafka.handlers, kafka.propagate, kafka.level = before
+            root.handlers, root.level, own.level, kafka.handlers, kafka.propagate, kafka.level = (
+                before
+            )
             own.manager._clear_cache()  # type: ignore[attr-defined]
 
     return cast(Test, run)
@@ -57,7 +59,9 @@ def opened(path: Path) -> Iterator[LogFile]:
 
 
 @in_a_plain_program
-def test_what_an_earlier_instance_said_is_not_as_old_for_the_next_one(capsys: Capture, tmp_path: Path) -> None:
+def test_what_an_earlier_instance_said_is_not_as_old_for_the_next_one(
+    capsys: Capture, tmp_path: Path
+) -> None:
     for name in ("first", "second"):
         with opened(tmp_path / name):
             logging.getLogger("everflow").warning("no answer from Kafka")
@@ -66,16 +70,22 @@ def test_what_an_earlier_instance_said_is_not_as_old_for_the_next_one(capsys: Ca
 
 
 @in_a_plain_program
-def test_a_program_that_configured_nothing_reads_warnings_and_moves_with_the_time(capsys: Capture) -> None:
+def test_a_program_that_configured_nothing_reads_warnings_and_moves_with_the_time(
+    capsys: Capture,
+) -> None:
     OWN.debug("quiet")
     OWN.info("quiet too")
     moves.info("Joining the group")
     OWN.warning("no answer from %s", "Kafka")
-    assert capsys.readouterr().err == f"{NOW} Joining the group\n{NOW} WARNING no answer from Kafka\n"
+    assert (
+        capsys.readouterr().err == f"{NOW} Joining the group\n{NOW} WARNING no answer from Kafka\n"
+    )
 
 
 @in_a_plain_program
-def test_a_program_that_configured_logging_gets_the_records_once_and_by_its_own_levels(capsys: Capture) -> None:
+def test_a_program_that_configured_logging_gets_the_records_once_and_by_its_own_levels(
+    capsys: Capture,
+) -> None:
     logging.basicConfig(format="mine: %(message)s", level=logging.INFO)
     OWN.debug("too fine")
     OWN.info("a word")
@@ -85,7 +95,9 @@ def test_a_program_that_configured_logging_gets_the_records_once_and_by_its_own_
 
 
 @in_a_plain_program
-def test_the_clients_noise_is_in_the_file_only_and_so_is_a_traceback(tmp_path: Path, capsys: Capture) -> None:
+def test_the_clients_noise_is_in_the_file_only_and_so_is_a_traceback(
+    tmp_path: Path, capsys: Capture
+) -> None:
     with opened(log_path(tmp_path, "app")) as file:
         logging.getLogger("kafka.conn").error("<BrokerConnection node_id=1>: connect failed")
         OWN.debug("a detail")
@@ -98,7 +110,11 @@ def test_the_clients_noise_is_in_the_file_only_and_so_is_a_traceback(tmp_path: P
     assert "<BrokerConnection node_id=1>" in written
     assert "a detail" in written
     assert "ValueError: broken" in written
-    assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} DEBUG MainThread everflow\.sample: a detail$", written, re.MULTILINE)
+    assert re.search(
+        r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} DEBUG MainThread everflow\.sample: a detail$",
+        written,
+        re.MULTILINE,
+    )
 
 
 @in_a_plain_program
@@ -127,7 +143,9 @@ def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @in_a_plain_program
-def test_whoever_owns_the_screen_gets_the_lines_and_the_programs_file_still_does(tmp_path: Path, capsys: Capture) -> None:
+def test_whoever_owns_the_screen_gets_the_lines_and_the_programs_file_still_does(
+    tmp_path: Path, capsys: Capture
+) -> None:
     taken: list[str] = []
     root = logging.getLogger()
     root.addHandler(logging.StreamHandler())
@@ -152,8 +170,13 @@ def test_verbose_shows_sparks_output_and_tracebacks() -> None:
             raise ValueError("broken")
         except ValueError:
             OWN.exception("The loop failed")
-    # A Spark session of another test in this process may still say something, which is shown as well.
-    said = [text for text in taken if text in ("from the JVM", "a word") or text.startswith("ERROR The loop failed")]
+    # A Spark session of another test in this process may still say something, which is shown as
+    # well.
+    said = [
+        text
+        for text in taken
+        if text in ("from the JVM", "a word") or text.startswith("ERROR The loop failed")
+    ]
     assert said[:2] == ["from the JVM", "a word"]
     (told,) = said[2:]
     assert told.splitlines()[0] == "ERROR The loop failed"
@@ -162,7 +185,11 @@ def test_verbose_shows_sparks_output_and_tracebacks() -> None:
 
 def test_a_text_that_repeats_comes_at_growing_intervals_with_the_seconds() -> None:
     said = Repeats()
-    told = [(at, text) for at in range(0, 200, 5) if (text := said.again(f"broker away (giving up in {300 - at} s)", float(at)))]
+    told = [
+        (at, text)
+        for at in range(0, 200, 5)
+        if (text := said.again(f"broker away (giving up in {300 - at} s)", float(at)))
+    ]
     assert [at for at, _ in told] == [0, 10, 30, 90]
     assert told[0][1] == "broker away (giving up in 300 s)"
     assert told[2][1] == "broker away (giving up in 270 s) (for 30 s now)"

@@ -1,4 +1,5 @@
-"""The tables of the guide that are made of the code are those of today, and know every name of the other APIs."""
+"""The tables of the guide that are made of the code are those of today, and know every name of the
+other APIs."""
 
 from __future__ import annotations
 
@@ -7,7 +8,14 @@ import re
 
 import pytest
 
-from everflow import KGroupedStream, KStream, ReadOnlyKeyValueStore, ReadOnlySessionStore, ReadOnlyWindowStore, StreamsBuilder
+from everflow import (
+    KGroupedStream,
+    KStream,
+    ReadOnlyKeyValueStore,
+    ReadOnlySessionStore,
+    ReadOnlyWindowStore,
+    StreamsBuilder,
+)
 from everflow.dsl.branched import BranchedKStream
 from everflow.foreign_names import KAFKA_STREAMS, PYSPARK
 from made_pages import GUIDE, PAGES, made, marked
@@ -15,37 +23,63 @@ from made_pages import GUIDE, PAGES, made, marked
 # The public methods of Kafka Streams 4.x, by the class here that stands in for theirs.
 JAVA = {
     "StreamsBuilder": "stream table globalTable addStateStore addGlobalStore build",
-    "KStream": "filter filterNot selectKey map mapValues flatMap flatMapValues print foreach peek split merge repartition to "
+    "KStream": "filter filterNot selectKey map mapValues flatMap flatMapValues print foreach peek "
+    "split merge repartition to "
     "toTable groupBy groupByKey join leftJoin outerJoin process processValues",
-    "KTable": "filter filterNot mapValues toStream suppress transformValues groupBy join leftJoin outerJoin queryableStoreName",
+    "KTable": (
+        "filter filterNot mapValues toStream suppress transformValues groupBy join leftJoin "
+        "outerJoin queryableStoreName"
+    ),
     "KGroupedStream": "count reduce aggregate windowedBy cogroup",
     "TimeWindowedKStream": "count aggregate reduce emitStrategy",
     "SessionWindowedKStream": "count aggregate reduce emitStrategy",
     "BranchedKStream": "branch defaultBranch noDefaultBranch",
-    "TimeWindows": "ofSizeWithNoGrace ofSizeAndGrace advanceBy windowsFor size gracePeriodMs of grace",
-    "SessionWindows": "ofInactivityGapWithNoGrace ofInactivityGapAndGrace gracePeriodMs inactivityGap with grace",
-    "Topology": "describe addSource addProcessor addSink addStateStore addGlobalStore connectProcessorAndStateStores",
-    "KafkaStreams": "start close cleanUp state setStateListener setUncaughtExceptionHandler setGlobalStateRestoreListener "
-    "setStandbyUpdateListener metrics addStreamThread removeStreamThread pause resume isPaused store query queryMetadataForKey "
-    "streamsMetadataForStore metadataForAllStreamsClients metadataForLocalThreads allLocalStorePartitionLags clientInstanceIds",
-    "TopologyTestDriver": "createInputTopic createOutputTopic producedTopicNames advanceWallClockTime getKeyValueStore "
-    "getTimestampedKeyValueStore getWindowStore getTimestampedWindowStore getSessionStore getVersionedKeyValueStore getStateStore "
+    "TimeWindows": (
+        "ofSizeWithNoGrace ofSizeAndGrace advanceBy windowsFor size gracePeriodMs of grace"
+    ),
+    "SessionWindows": (
+        "ofInactivityGapWithNoGrace ofInactivityGapAndGrace gracePeriodMs inactivityGap with grace"
+    ),
+    "Topology": (
+        "describe addSource addProcessor addSink addStateStore addGlobalStore "
+        "connectProcessorAndStateStores"
+    ),
+    "KafkaStreams": "start close cleanUp state setStateListener setUncaughtExceptionHandler "
+    "setGlobalStateRestoreListener "
+    "setStandbyUpdateListener metrics addStreamThread removeStreamThread pause resume isPaused "
+    "store query queryMetadataForKey "
+    "streamsMetadataForStore metadataForAllStreamsClients metadataForLocalThreads "
+    "allLocalStorePartitionLags clientInstanceIds",
+    "TopologyTestDriver": "createInputTopic createOutputTopic producedTopicNames "
+    "advanceWallClockTime getKeyValueStore "
+    "getTimestampedKeyValueStore getWindowStore getTimestampedWindowStore getSessionStore "
+    "getVersionedKeyValueStore getStateStore "
     "getAllStateStores metrics",
     "InputTopic": "pipeInput pipeKeyValueList pipeRecordList pipeValueList advanceTime",
-    "OutputTopic": "readValue readKeyValue readRecord readRecordsToList readKeyValuesToList readKeyValuesToMap readValuesToList "
+    "OutputTopic": "readValue readKeyValue readRecord readRecordsToList readKeyValuesToList "
+    "readKeyValuesToMap readValuesToList "
     "isEmpty getQueueSize",
-    "serdes": "String Long Integer Short Double Float Bytes ByteArray ByteBuffer UUID Void ListSerde",
-    "everflow": "Materialized Consumed Produced Grouped Repartitioned Named Branched Joined StreamJoined TableJoined JoinWindows "
-    "SlidingWindows Suppressed EmitStrategy KGroupedTable CogroupedKStream GlobalKTable Stores StoreQueryParameters",
+    "serdes": (
+        "String Long Integer Short Double Float Bytes ByteArray ByteBuffer UUID Void ListSerde"
+    ),
+    "everflow": "Materialized Consumed Produced Grouped Repartitioned Named Branched Joined "
+    "StreamJoined TableJoined JoinWindows "
+    "SlidingWindows Suppressed EmitStrategy KGroupedTable CogroupedKStream GlobalKTable Stores "
+    "StoreQueryParameters",
 }
 # Of Structured Streaming: what a DataFrame, its grouping, its writer and its query are asked for.
 SPARK = {
-    "KStream": "select selectExpr withColumn where groupBy union join withWatermark dropDuplicates dropDuplicatesWithinWatermark "
-    "writeStream foreachBatch trigger outputMode option format queryName show collect orderBy printSchema explode "
+    "KStream": "select selectExpr withColumn where groupBy union join withWatermark dropDuplicates "
+    "dropDuplicatesWithinWatermark "
+    "writeStream foreachBatch trigger outputMode option format queryName show collect orderBy "
+    "printSchema explode "
     "applyInPandasWithState transformWithStateInPandas checkpoint cache",
     "StreamsBuilder": "readStream format option options subscribe schema load sql createDataFrame",
     "KGroupedStream": "agg sum avg min max applyInPandasWithState",
-    "KafkaStreams": "awaitTermination stop isActive status lastProgress recentProgress exception processAllAvailable id name",
+    "KafkaStreams": (
+        "awaitTermination stop isActive status lastProgress recentProgress exception "
+        "processAllAvailable id name"
+    ),
 }
 
 
@@ -69,7 +103,12 @@ def test_no_method_of_structured_streaming_is_missing(owner: str) -> None:
 
 def _rows(title: str) -> list[list[str]]:
     """Cells of the table below a heading of the page for who comes from Kafka Streams."""
-    text = (GUIDE / "coming-from-kafka-streams.md").read_text().split(f"### {title}\n")[1].split("\n#")[0]
+    text = (
+        (GUIDE / "coming-from-kafka-streams.md")
+        .read_text()
+        .split(f"### {title}\n")[1]
+        .split("\n#")[0]
+    )
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
     assert rows
     return rows
@@ -77,12 +116,21 @@ def _rows(title: str) -> list[list[str]]:
 
 def test_the_keywords_that_stand_for_option_objects_are_there() -> None:
     classes = (StreamsBuilder, KStream, KGroupedStream, BranchedKStream)
-    methods = [method for one in classes for name, method in vars(one).items() if not name.startswith("_") and callable(method)]
+    methods = [
+        method
+        for one in classes
+        for name, method in vars(one).items()
+        if not name.startswith("_") and callable(method)
+    ]
     known = {name for method in methods for name in inspect.signature(method).parameters}
-    assert {word for row in _rows("Option objects") for word in re.findall(r"\b(\w+)=", row[1])} <= known
+    assert {
+        word for row in _rows("Option objects") for word in re.findall(r"\b(\w+)=", row[1])
+    } <= known
 
 
-@pytest.mark.parametrize("store", [ReadOnlyKeyValueStore, ReadOnlyWindowStore, ReadOnlySessionStore])
+@pytest.mark.parametrize(
+    "store", [ReadOnlyKeyValueStore, ReadOnlyWindowStore, ReadOnlySessionStore]
+)
 def test_the_queries_that_are_named_are_there(store: type) -> None:
     (here,) = [row[1] for row in _rows("Interactive queries") if store.__name__ in row[0]]
     names = re.findall(r"`(\w+)`", here)

@@ -1,4 +1,5 @@
-"""The package's public names: all there, imported on first use only, and enough to type a program and to catch its errors."""
+"""The package's public names: all there, imported on first use only, and enough to type a program
+and to catch its errors."""
 
 from __future__ import annotations
 
@@ -25,15 +26,24 @@ def test_every_name_is_there_and_the_type_checker_sees_the_same_ones() -> None:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    at_run_time = {(f"{path}.{name}".removeprefix("everflow."), name) for name, path in everflow._MODULE_OF.items()}
-    at_run_time |= {(path.removeprefix("everflow."), name) for name, path in everflow._MODULES.items()}
+    at_run_time = {
+        (f"{path}.{name}".removeprefix("everflow."), name)
+        for name, path in everflow._MODULE_OF.items()
+    }
+    at_run_time |= {
+        (path.removeprefix("everflow."), name) for name, path in everflow._MODULES.items()
+    }
     assert checked == at_run_time
     assert sorted(name for _, name in checked) == sorted(everflow.__all__)
 
 
 def test_every_error_that_a_query_raises_can_be_caught_by_its_public_name() -> None:
     here = query_errors.__name__
-    raised = {name for name, found in vars(query_errors).items() if isinstance(found, type) and found.__module__ == here}
+    raised = {
+        name
+        for name, found in vars(query_errors).items()
+        if isinstance(found, type) and found.__module__ == here
+    }
     assert raised <= set(everflow.__all__)
 
 

@@ -16,17 +16,31 @@ def test_the_page_is_made_from_the_docstrings_of_today() -> None:
 def test_every_public_name_has_one_entry() -> None:
     listed = Counter(entries())
     in_a_section = {name for section in SECTIONS for name in section.names.split()}
-    errors = {name for name in everflow.__all__ if isinstance(found(name), type) and issubclass(found(name), Exception)}
-    assert public_names() - errors <= in_a_section, "give the name a section in tests/reference_page.py"
+    errors = {
+        name
+        for name in everflow.__all__
+        if isinstance(found(name), type) and issubclass(found(name), Exception)
+    }
+    assert public_names() - errors <= in_a_section, (
+        "give the name a section in tests/reference_page.py"
+    )
     assert [name for name, times in listed.items() if times > 1] == []
 
 
 def test_what_is_left_out_exists() -> None:
-    assert [name for name in OWN if not hasattr(found(name.partition(".")[0]), name.partition(".")[2])] == []
+    assert [
+        name for name in OWN if not hasattr(found(name.partition(".")[0]), name.partition(".")[2])
+    ] == []
 
 
 def test_every_entry_says_something_and_no_signature_shows_an_object() -> None:
-    rows = [line for line in PAGE.read_text().splitlines() if line.startswith(("- `", "`")) and ": " in line]
+    rows = [
+        line
+        for line in PAGE.read_text().splitlines()
+        if line.startswith(("- `", "`")) and ": " in line
+    ]
     assert len(rows) > 150
     assert [row for row in rows if len(row.partition(": ")[2].split()) < 2] == []
-    assert [row for row in rows if " object at 0x" in row or "<function" in row or "<factory>" in row] == []
+    assert [
+        row for row in rows if " object at 0x" in row or "<function" in row or "<factory>" in row
+    ] == []

@@ -16,9 +16,15 @@ import pytest
 from everflow import Windowed, serdes
 from everflow.serdes import Serde, SerdeError
 from everflow.serdes.fitting import column_of
-from everflow.serdes.windowed import python_keys, split_window_store_key, window_store_key, window_store_keys
+from everflow.serdes.windowed import (
+    python_keys,
+    split_window_store_key,
+    window_store_key,
+    window_store_keys,
+)
 
-# what Java's serializers write (kafka-clients LongSerializer, IntegerSerializer, DoubleSerializer, StringSerializer)
+# what Java's serializers write (kafka-clients LongSerializer, IntegerSerializer, DoubleSerializer,
+# StringSerializer)
 JAVA = [
     (serdes.long(), 1, "0000000000000001"),
     (serdes.long(), -1, "ffffffffffffffff"),
@@ -32,7 +38,11 @@ JAVA = [
     (serdes.string(), "", ""),
     (serdes.bytes_(), b"\x00\xff", "00ff"),
     (serdes.time_windowed(serdes.string(), 5000), Windowed("a", 5000, 10000), "610000000000001388"),
-    (serdes.session_windowed(serdes.string()), Windowed("a", 1, 5000), "6100000000000013880000000000000001"),
+    (
+        serdes.session_windowed(serdes.string()),
+        Windowed("a", 1, 5000),
+        "6100000000000013880000000000000001",
+    ),
 ]
 
 
@@ -43,7 +53,12 @@ def test_bytes_are_javas(serde: Serde, value: Any, expected: str) -> None:
     column = column_of([None, value, None, value], serde.type)
     data = serde.encode_array(column)
     assert data.type == pa.binary()
-    assert [None if item is None else item.hex() for item in data.to_pylist()] == [None, expected, None, expected]
+    assert [None if item is None else item.hex() for item in data.to_pylist()] == [
+        None,
+        expected,
+        None,
+        expected,
+    ]
     assert serde.decode_array(data).equals(column)
     assert python_keys(serde.decode_array(data[1:3])) == [value, None]
 
@@ -51,10 +66,14 @@ def test_bytes_are_javas(serde: Serde, value: Any, expected: str) -> None:
 def test_every_nan_is_written_in_javas_canonical_form() -> None:
     strange = struct.unpack(">d", bytes.fromhex("fff8000000000001"))[0]
     assert serdes.double().encode(strange) == bytes.fromhex("7ff8000000000000")
-    assert serdes.double().encode_array(pa.array([strange])).to_pylist()[0].hex() == "7ff8000000000000"
+    assert (
+        serdes.double().encode_array(pa.array([strange])).to_pylist()[0].hex() == "7ff8000000000000"
+    )
 
 
-@pytest.mark.parametrize("serde", [case[0] for case in JAVA] + [serdes.json("a int"), serdes.packed("a int")])
+@pytest.mark.parametrize(
+    "serde", [case[0] for case in JAVA] + [serdes.json("a int"), serdes.packed("a int")]
+)
 def test_null_and_empty_columns_stay_null_and_empty(serde: Serde) -> None:
     assert serde.encode(None) is None
     assert serde.decode(None) is None
@@ -123,7 +142,8 @@ def test_a_value_of_another_type_is_refused(serde: Serde, value: Any) -> None:
 
 
 EVERYTHING = (
-    "n bigint, s string, d decimal(20,2), b boolean, l array<int>, t timestamp, x double, i smallint, day date,"
+    "n bigint, s string, d decimal(20,2), b boolean, l array<int>, t timestamp, x double, i "
+    "smallint, day date,"
     " raw binary, f float, m map<string, bigint>, o struct<p: string, q: array<struct<r: int>>>"
 )
 ROWS = [
@@ -198,8 +218,14 @@ def test_json_timestamps_are_read_with_any_offset() -> None:
         ("array<map<string,decimal>>", pa.list_(pa.map_(pa.string(), pa.decimal128(10, 0)))),
         ("a int", pa.struct([("a", pa.int32())])),
         ("struct string", pa.struct([("struct", pa.string())])),
-        ("a: INT NOT NULL COMMENT 'it''s', `b c` varchar(10)", pa.struct([("a", pa.int32()), ("b c", pa.string())])),
-        ("t timestamp, u timestamp_ntz", pa.struct([("t", pa.timestamp("us", "UTC")), ("u", pa.timestamp("us"))])),
+        (
+            "a: INT NOT NULL COMMENT 'it''s', `b c` varchar(10)",
+            pa.struct([("a", pa.int32()), ("b c", pa.string())]),
+        ),
+        (
+            "t timestamp, u timestamp_ntz",
+            pa.struct([("t", pa.timestamp("us", "UTC")), ("u", pa.timestamp("us"))]),
+        ),
     ],
 )
 def test_ddl_is_read_as_spark_reads_it(text: str, type_: pa.DataType) -> None:
@@ -208,7 +234,10 @@ def test_ddl_is_read_as_spark_reads_it(text: str, type_: pa.DataType) -> None:
     assert serdes.json(text).type == type_
 
 
-@pytest.mark.parametrize("text", ["", "a", "a strin", "a string,, b int", "a struct<b>", "a int b int", "a int, a int", "a ?"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "a", "a strin", "a string,, b int", "a struct<b>", "a int b int", "a int, a int", "a ?"],
+)
 def test_a_schema_that_cannot_be_read_is_quoted(text: str) -> None:
     with pytest.raises(SerdeError, match="schema"):
         serdes.json(text)
@@ -224,7 +253,9 @@ def test_a_struct_type_of_spark_is_taken_without_importing_spark() -> None:
             t.StructField("c", t.MapType(t.StringType(), t.TimestampType())),
         ]
     )
-    assert serdes.json(schema) == serdes.json("a bigint, b array<decimal(5,2)>, c map<string, timestamp>")
+    assert serdes.json(schema) == serdes.json(
+        "a bigint, b array<decimal(5,2)>, c map<string, timestamp>"
+    )
 
 
 def test_types_have_default_serdes() -> None:
@@ -235,7 +266,10 @@ def test_types_have_default_serdes() -> None:
 
 def test_store_keys_of_windows_are_javas() -> None:
     keys = window_store_keys(pa.array([b"a", b""], pa.binary()), pa.array([5000, 0]).to_numpy())
-    assert [key.hex() for key in keys.to_pylist()] == ["61000000000000138800000000", "000000000000000000000000"]
+    assert [key.hex() for key in keys.to_pylist()] == [
+        "61000000000000138800000000",
+        "000000000000000000000000",
+    ]
     assert window_store_key(b"a", 5000) == keys.to_pylist()[0]
     assert split_window_store_key(window_store_key(b"a", 5000)) == (b"a", 5000)
     with pytest.raises(SerdeError):
@@ -246,5 +280,7 @@ def test_long_columns_are_sliced_whole() -> None:
     # Arrow's open-ended binary_slice asks for a negative buffer at this size
     serde = serdes.time_windowed(serdes.long(), 10)
     rows = pa.array(range(600_000), pa.int64())
-    column = pa.StructArray.from_arrays([rows, rows, pa.array(rows.to_numpy() + 10)], fields=list(serde.type))
+    column = pa.StructArray.from_arrays(
+        [rows, rows, pa.array(rows.to_numpy() + 10)], fields=list(serde.type)
+    )
     assert serde.decode_array(serde.encode_array(column)).equals(column)

@@ -1,4 +1,5 @@
-"""A serde of the user's own: encode, decode and a type are enough; what is no serde is told how to be written."""
+"""A serde of the user's own: encode, decode and a type are enough; what is no serde is told how to
+be written."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ def test_what_is_no_bytes_names_the_serde_and_its_row() -> None:
             return value if value["x"] == 3 else super().encode(value)
 
     serde = adopted(Dicts())
-    with pytest.raises(SerdeError, match=r"encode of .*Dicts\(\) gave dict \{'x': 3, 'y': 4\}, not bytes") as caught:
+    with pytest.raises(
+        SerdeError, match=r"encode of .*Dicts\(\) gave dict \{'x': 3, 'y': 4\}, not bytes"
+    ) as caught:
         serde.encode_array(pa.array([{"x": 1, "y": 2}, None, {"x": 3, "y": 4}], serde.type))
     assert caught.value.index == 2
     with pytest.raises(SerdeError, match="not bytes"):
@@ -74,7 +77,9 @@ def test_an_error_names_its_row() -> None:
         def decode(self, data: bytes) -> Any:
             return super().decode(data) if len(data) == 16 else "a text"
 
-    with pytest.raises(SerdeError, match="decode gave 'a text', which does not fit struct<") as caught:
+    with pytest.raises(
+        SerdeError, match="decode gave 'a text', which does not fit struct<"
+    ) as caught:
         adopted(Wrong()).decode_array(pa.array([bytes(16), b"short"]))
     assert caught.value.index == 1
 
@@ -86,8 +91,12 @@ def test_a_program_reads_and_writes_with_it() -> None:
     turned = points.map_values(lambda p: {"x": p["y"], "y": p["x"]}, returns=Point())
     turned.group_by_key().reduce(lambda older, newer: newer, store="last").to_stream().to("turned")
     with TopologyTestDriver(builder.build()) as driver:
-        driver.create_input_topic("points", serdes.string(), Point()).pipe_input("a", {"x": 1, "y": 2})  # type: ignore[arg-type]
-        assert driver.create_output_topic("turned", serdes.string(), serdes.bytes_()).read_value() == struct.pack(">qq", 2, 1)
+        driver.create_input_topic("points", serdes.string(), Point()).pipe_input(  # type: ignore[arg-type]
+            "a", {"x": 1, "y": 2}
+        )
+        assert driver.create_output_topic(
+            "turned", serdes.string(), serdes.bytes_()
+        ).read_value() == struct.pack(">qq", 2, 1)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +106,14 @@ def test_a_program_reads_and_writes_with_it() -> None:
         ("a int", r"key='a int' is not a serde; write for example serdes\.json\('a int'\)"),
         (serdes.long, r"is not a serde; write for example serdes\.long\(\)"),
         (Point, r"is a class; give an object of it: Point\(\)"),
-        (NoType(), r"is not a whole serde: it lacks type, decode\. It needs encode\(value\) -> bytes, .* 'x bigint, y bigint'"),
+        (
+            NoType(),
+            (
+                r"is not a whole serde: it lacks type, decode\. It needs encode\(value\) -> bytes, "
+                r".* "
+                r"'x bigint, y bigint'"
+            ),
+        ),
         (JavaOnes(), r"is not a whole serde: it lacks type, encode, decode\. It needs"),
         (7, r"key=7 is not a serde; write for example serdes\.string\(\), serdes\.json"),
     ],

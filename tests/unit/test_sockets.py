@@ -11,10 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from everflow.sockets import ABANDONED_AFTER_S, LONGEST, remove_abandoned, remove_socket_folder, socket_folder
+from everflow.sockets import (
+    ABANDONED_AFTER_S,
+    LONGEST,
+    remove_abandoned,
+    remove_socket_folder,
+    socket_folder,
+)
 
 
-def test_a_long_temporary_folder_does_not_make_sockets_impossible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_temporary_folder_does_not_make_sockets_impossible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deep = tmp_path / ("d" * 90)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
@@ -38,18 +46,25 @@ def aged(folder: Path) -> Path:
 def left_by_a_killed_process() -> Path:
     """Its folder has a socket, and its lock went with it."""
     program = (
-        "import os, signal, socket; from everflow.sockets import socket_folder; folder = socket_folder(); os.chdir(folder); "
-        "socket.socket(socket.AF_UNIX).bind('s'); print(folder, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal, socket; from everflow.sockets import socket_folder; folder = "
+        "socket_folder(); os.chdir(folder); "
+        "socket.socket(socket.AF_UNIX).bind('s'); print(folder, flush=True); os.kill(os.getpid(), "
+        "signal.SIGKILL)"
     )
     env = {**os.environ, "TMPDIR": tempfile.gettempdir()}
-    killed = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False, env=env)
+    killed = subprocess.run(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False, env=env
+    )
     return Path(killed.stdout.strip())
 
 
 def test_only_folders_of_killed_processes_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory() as base:
         monkeypatch.setattr(tempfile, "tempdir", base)
-        used, young, abandoned, foreign = socket_folder(), *(left_by_a_killed_process() for _ in range(3))
+        used, young, abandoned, foreign = (
+            socket_folder(),
+            *(left_by_a_killed_process() for _ in range(3)),
+        )
         (foreign / "notes").write_text("somebody's")
         other = Path(base) / "efforts"
         other.mkdir()

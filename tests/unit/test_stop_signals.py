@@ -1,4 +1,5 @@
-"""SIGINT, SIGTERM and SIGHUP raise once while nothing has to end in order, and are told by a thread while something has."""
+"""SIGINT, SIGTERM and SIGHUP raise once while nothing has to end in order, and are told by a thread
+while something has."""
 
 from __future__ import annotations
 
@@ -58,7 +59,10 @@ def test_the_first_signal_raises_and_the_next_lets_it_unwind() -> None:
 
 def test_while_something_runs_a_thread_tells_of_each_and_nothing_is_raised() -> None:
     told: list[tuple[int, int]] = []
-    with StopSignals() as signals, signals.told_to(lambda count, number: told.append((count, number))):
+    with (
+        StopSignals() as signals,
+        signals.told_to(lambda count, number: told.append((count, number))),
+    ):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
             send(number)
         wait_until(lambda: len(told) == 3, WAIT_S, "three signals to be told")
@@ -85,7 +89,9 @@ def test_one_that_a_library_has_swallowed_is_raised_by_the_next_check() -> None:
             raise AssertionError("it must not begin")
 
 
-def test_one_that_came_into_a_finaliser_comes_again_and_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_one_that_came_into_a_finaliser_comes_again_and_prints_nothing(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     class Interrupted:
         def __del__(self) -> None:
             send(signal.SIGINT)
@@ -144,7 +150,11 @@ def test_a_closed_terminal_is_a_signal_and_lines_for_it_do_no_harm(tmp_path: Pat
     said = tmp_path / "said"
     controller, screen = pty.openpty()
     child = subprocess.Popen(
-        [sys.executable, "-c", LOSES_ITS_TERMINAL, str(said)], stdin=screen, stdout=screen, stderr=screen, start_new_session=True
+        [sys.executable, "-c", LOSES_ITS_TERMINAL, str(said)],
+        stdin=screen,
+        stdout=screen,
+        stderr=screen,
+        start_new_session=True,
     )
     try:
         os.close(screen)
@@ -158,7 +168,10 @@ def test_a_closed_terminal_is_a_signal_and_lines_for_it_do_no_harm(tmp_path: Pat
 
 def test_a_hang_up_says_nothing_after_another_signal() -> None:
     told: list[tuple[int, int]] = []
-    with StopSignals() as signals, signals.told_to(lambda count, number: told.append((count, number))):
+    with (
+        StopSignals() as signals,
+        signals.told_to(lambda count, number: told.append((count, number))),
+    ):
         for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
             send(number)
         wait_until(lambda: len(told) == 2, WAIT_S, "two signals to be told")
@@ -220,5 +233,7 @@ print("done", flush=True)
 
 @pytest.mark.parametrize(("over", "code"), [("", -signal.SIGINT), ("signals.over()", 0)])
 def test_a_signal_while_python_ends_itself_changes_nothing_any_more(over: str, code: int) -> None:
-    done = subprocess.run([sys.executable, "-c", LATE.format(over=over)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LATE.format(over=over)], capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (code, "done\n"), done.stderr

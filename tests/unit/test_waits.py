@@ -1,4 +1,5 @@
-"""Who waits long is told for what: by a line in a program, by the owner of the screen elsewhere; a quick wait is silent."""
+"""Who waits long is told for what: by a line in a program, by the owner of the screen elsewhere; a
+quick wait is silent."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ def test_a_long_wait_is_said_with_its_seconds_again_and_again_until_it_is_over()
     with told("starting Spark", said.append, first_s=0.02):
         wait_until(lambda: len(said) >= 3, 20, "three lines")
     assert set(said) == {"starting Spark, 0 s so far"}
-    assert not [thread for thread in threading.enumerate() if thread.name == "everflow-waits"], "nothing is said behind it"
+    assert not [thread for thread in threading.enumerate() if thread.name == "everflow-waits"], (
+        "nothing is said behind it"
+    )
 
 
 def test_a_quick_wait_says_nothing() -> None:
@@ -64,7 +67,9 @@ with waits.waiting("starting Spark"):
 
 
 def test_a_plain_program_reads_it_on_standard_error() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
     assert done.stderr.splitlines()[0].endswith(" starting Spark, 0 s so far")
 
 
@@ -82,22 +87,41 @@ def test_waits(monkeypatch):
         print("captured")
         assert written.wait(30)
     print("captured too")
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("options", [(), ("-s",)])
-def test_under_pytest_it_is_read_while_the_output_is_captured(tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_under_pytest_it_is_read_while_the_output_is_captured(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
     (tmp_path / "test_it.py").write_text(TEST)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "everflow.testing.pytest_waits", "-p", "no:cacheprovider", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "everflow.testing.pytest_waits",
+        "-p",
+        "no:cacheprovider",
+        *options,
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "starting Spark, 0 s so far\n" in done.stdout
     assert ("captured" in done.stdout) == bool(options)
 
 
-def test_an_instance_introduces_itself_once_before_it_starts(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_an_instance_introduces_itself_once_before_it_starts(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     caplog.set_level("INFO", "everflow")
-    settings = {"application.id": "shop", "bootstrap.servers": "b:1", "state.dir": str(tmp_path), "producer.linger.ms": "no number"}
+    settings = {
+        "application.id": "shop",
+        "bootstrap.servers": "b:1",
+        "state.dir": str(tmp_path),
+        "producer.linger.ms": "no number",
+    }
     for shown_before, times in ((False, 1), (True, 0)):
         caplog.clear()
         streams = KafkaStreams(Topology(()), settings)
@@ -105,8 +129,17 @@ def test_an_instance_introduces_itself_once_before_it_starts(caplog: pytest.LogC
             assert streams._introduction("shop.py").splitlines()[1] == "program      shop.py"
         with pytest.raises(ConfigError, match="linger"):
             streams.start()
-        lines = [record.getMessage() for record in caplog.records if record.name == "everflow.moves"]
+        lines = [
+            record.getMessage() for record in caplog.records if record.name == "everflow.moves"
+        ]
         assert sum(line.startswith("application  shop ") for line in lines) == times
-        assert sum(line == f"log          {tmp_path}/shop/logs/everflow.log" for line in lines) == times
+        assert (
+            sum(line == f"log          {tmp_path}/shop/logs/everflow.log" for line in lines)
+            == times
+        )
         states = [line for line in lines if line.startswith("state ") and "->" in line]
-        assert states == ["state CREATED -> REBALANCING", "state REBALANCING -> PENDING_ERROR", "state PENDING_ERROR -> ERROR"]
+        assert states == [
+            "state CREATED -> REBALANCING",
+            "state REBALANCING -> PENDING_ERROR",
+            "state PENDING_ERROR -> ERROR",
+        ]

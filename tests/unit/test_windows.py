@@ -29,7 +29,9 @@ def test_durations(duration: Any, ms: int) -> None:
     assert duration_ms(duration) == ms
 
 
-@pytest.mark.parametrize("duration", ["", "5", "five seconds", "5 lightyears", "-1 second", 1.5, None, True])
+@pytest.mark.parametrize(
+    "duration", ["", "5", "five seconds", "5 lightyears", "-1 second", 1.5, None, True]
+)
 def test_unreadable_durations(duration: Any) -> None:
     with pytest.raises(TopologyError):
         duration_ms(duration)
@@ -44,7 +46,9 @@ def test_names_of_kafka_streams() -> None:
     assert hopping.retention_ms == 3_660_000
 
 
-@pytest.mark.parametrize(("size", "advance", "grace"), [(0, 1, 0), (10, 0, 0), (10, 11, 0), (10, 10, -1)])
+@pytest.mark.parametrize(
+    ("size", "advance", "grace"), [(0, 1, 0), (10, 0, 0), (10, 11, 0), (10, 10, -1)]
+)
 def test_impossible_windows_are_refused(size: int, advance: int, grace: int) -> None:
     with pytest.raises(TopologyError):
         TimeWindows(size, advance, grace)
@@ -80,14 +84,23 @@ def test_a_window_is_open_until_stream_time_reaches_end_plus_grace() -> None:
 def test_sessions_are_made_with_kafka_streams_names_or_ours() -> None:
     assert SessionWindows.of_inactivity_gap_with_no_grace("5 minutes") == SessionWindows(300_000)
     ours = SessionWindows.of_inactivity_gap("5 minutes").grace("1 minute")
-    assert ours == SessionWindows.of_inactivity_gap_and_grace("5 minutes", "1 minute") == SessionWindows(300_000, 60_000)
+    assert (
+        ours
+        == SessionWindows.of_inactivity_gap_and_grace("5 minutes", "1 minute")
+        == SessionWindows(300_000, 60_000)
+    )
     assert ours.retention_ms == 360_000
     assert str(ours) == "sessions with a gap of 300000 ms, grace 60000 ms"
 
 
 @pytest.mark.parametrize(
     ("gap", "grace", "message"),
-    [(-1, 0, "gap between sessions"), (5, -1, "grace may not be negative"), ("5 minutes", 0, "of_inactivity_gap"), (1.5, 0, "1.5")],
+    [
+        (-1, 0, "gap between sessions"),
+        (5, -1, "grace may not be negative"),
+        ("5 minutes", 0, "of_inactivity_gap"),
+        (1.5, 0, "1.5"),
+    ],
 )
 def test_sessions_that_cannot_be(gap: Any, grace: int, message: str) -> None:
     with pytest.raises(TopologyError, match=message):
@@ -107,4 +120,6 @@ def test_a_duration_may_be_a_number_of_numpy() -> None:
 
 
 def test_a_gap_of_zero_joins_records_of_one_moment() -> None:
-    assert SessionWindows.of_inactivity_gap_and_grace(0, 5) == SessionWindows.of_inactivity_gap(0).grace(5)
+    assert SessionWindows.of_inactivity_gap_and_grace(0, 5) == SessionWindows.of_inactivity_gap(
+        0
+    ).grace(5)

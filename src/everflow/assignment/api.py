@@ -1,7 +1,8 @@
 """What an assignor of one's own gets and answers, what is checked, and helpers (KIP-924). Pure.
 
-A ``TaskAssignor`` replaces ``target`` and ``refine``; handing over in two steps (KIP-429) stays everflow's. Nothing stops an own
-assignor from giving a task to a cold instance: see ``KafkaStreamsState.lag_for``.
+A ``TaskAssignor`` replaces ``target`` and ``refine``; handing over in two steps (KIP-429) stays
+everflow's. Nothing stops an own assignor from giving a task to a cold instance: see
+``KafkaStreamsState.lag_for``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from enum import Enum
 from typing import Protocol
 
 from everflow.assignment.assignor import cooperate
-from everflow.assignment.cluster_state import Assignment, AssignmentRules, ClusterState, Member, TaskInfo, validate_assignment
+from everflow.assignment.cluster_state import (
+    Assignment,
+    AssignmentRules,
+    ClusterState,
+    Member,
+    TaskInfo,
+    validate_assignment,
+)
 from everflow.assignment.lags import Lags
 from everflow.assignment.prior import prior_placement
 from everflow.assignment.refine import Placement
@@ -25,15 +33,21 @@ from everflow.setting_checks import LONGEST_MS
 
 log = logging.getLogger("everflow.assignment")
 
-_KEPT = "Everyone keeps what it has, and the assignor is asked again; correct it, or take task.assignor.class away."
+_KEPT = (
+    "Everyone keeps what it has, and the assignor is asked again; correct it, or take "
+    "task.assignor.class away."
+)
 
 
 class AssignmentError(Enum):
-    """What can be wrong with an answer; the last two are everflow's: a task on nobody would stand still in silence."""
+    """What can be wrong with an answer; the last two are everflow's: a task on nobody would stand
+    still in silence."""
 
     NONE = "none"
     ACTIVE_TASK_ASSIGNED_MULTIPLE_TIMES = "an active task is assigned more than once"
-    INVALID_STANDBY_TASK = "a standby of a stateless task, or on the process that has the active task"
+    INVALID_STANDBY_TASK = (
+        "a standby of a stateless task, or on the process that has the active task"
+    )
     MISSING_PROCESS_ID = "a process is missing"
     UNKNOWN_PROCESS_ID = "a process is unknown"
     UNKNOWN_TASK_ID = "a task is unknown"
@@ -43,7 +57,8 @@ class AssignmentError(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class KafkaStreamsState:
-    """One instance, by its process id. ``previous_standby`` are all copies on its disk that do not run active."""
+    """One instance, by its process id. ``previous_standby`` are all copies on its disk that do not
+    run active."""
 
     process_id: str
     threads: int
@@ -54,16 +69,21 @@ class KafkaStreamsState:
     rack: str
     draining: bool
     lag_for: Callable[[TaskId], int]
-    """Records to restore before it could run the task: -2 where it runs, the whole changelog where it has nothing."""
+    """Records to restore before it could run the task: -2 where it runs, the whole changelog where
+    it has nothing."""
 
     def previous_tasks_by_lag(self) -> list[TaskId]:
         """Its copies, the nearest to its end first."""
-        return sorted(self.previous_active | self.previous_standby, key=lambda task: (self.lag_for(task), task))
+        return sorted(
+            self.previous_active | self.previous_standby,
+            key=lambda task: (self.lag_for(task), task),
+        )
 
 
 @dataclass(frozen=True)
 class ApplicationState:
-    """What an assignor decides from. ``lags_known`` is False where end offsets could not be read: all lags are 0 then."""
+    """What an assignor decides from. ``lags_known`` is False where end offsets could not be read:
+    all lags are 0 then."""
 
     states: Mapping[str, KafkaStreamsState]
     tasks: Mapping[TaskId, TaskInfo]
@@ -74,7 +94,8 @@ class ApplicationState:
 
 @dataclass(frozen=True)
 class KafkaStreamsAssignment:
-    """What one process gets. ``followup_ms``: it shall ask for a further rebalance after so many ms."""
+    """What one process gets. ``followup_ms``: it shall ask for a further rebalance after so many
+    ms."""
 
     active: frozenset[TaskId] = frozenset()
     standby: frozenset[TaskId] = frozenset()
@@ -89,12 +110,15 @@ class TaskAssignment:
 
 
 class TaskAssignor(Protocol):
-    """An own assignor. Both are called on the leader only, on a thread of their own: quick, the group waits.
+    """An own assignor. Both are called on the leader only, on a thread of their own: quick, the
+    group waits.
 
-    ``on_assignment_computed`` is told what became of the answer, also where it was refused. Whoever works goes on working when an
-    assignor raises or its answer is refused: everyone keeps what it has, what nobody has is given away by everflow, the leader logs
-    an error, and the group asks the assignor again after ``probing.rebalance.interval.ms`` at the latest. The same happens where it
-    takes longer than a third of ``session.timeout.ms`` or of ``rebalance.timeout.ms``; an answer that comes later is lost.
+    ``on_assignment_computed`` is told what became of the answer, also where it was refused. Whoever
+    works goes on working when an assignor raises or its answer is refused: everyone keeps what it
+    has, what nobody has is given away by everflow, the leader logs an error, and the group asks the
+    assignor again after ``probing.rebalance.interval.ms`` at the latest. The same happens where it
+    takes longer than a third of ``session.timeout.ms`` or of ``rebalance.timeout.ms``; an answer
+    that comes later is lost.
     """
 
     def assign(self, application_state: ApplicationState) -> TaskAssignment:
@@ -105,19 +129,24 @@ class TaskAssignor(Protocol):
 
 
 Run = Callable[[str, Callable[[], object]], None]
-"""How the user's code is run: (who, the call). It raises what the call raises, and may refuse to wait for it."""
+"""How the user's code is run: (who, the call). It raises what the call raises, and may refuse to
+wait for it."""
 
 
 def _run_here(name: str, call: Callable[[], object]) -> None:
     call()
 
 
-def decide_with(assignor: TaskAssignor, run: Run = _run_here) -> Callable[[ClusterState], Assignment]:
-    """``assignor`` in the place of ``assignor.assign``; where it fails, or its answer breaks a rule (``validate``), everyone keeps
-    what it has (``prior_placement``), and an error is logged each time.
+def decide_with(
+    assignor: TaskAssignor, run: Run = _run_here
+) -> Callable[[ClusterState], Assignment]:
+    """``assignor`` in the place of ``assignor.assign``; where it fails, or its answer breaks a rule
+    (``validate``), everyone keeps what it has (``prior_placement``), and an error is logged each
+    time.
 
-    The returned function raises FatalError where two members have one process id, or if the fallback breaks a rule: a bug. A
-    KeyboardInterrupt is not the assignor's and goes on to the caller.
+    The returned function raises FatalError where two members have one process id, or if the
+    fallback breaks a rule: a bug. A KeyboardInterrupt is not the assignor's and goes on to the
+    caller.
     """
     name = type(assignor).__name__
 
@@ -135,10 +164,18 @@ def decide_with(assignor: TaskAssignor, run: Run = _run_here) -> Callable[[Clust
             answer, error, detail = answers[0]
             if error is AssignmentError.NONE:
                 return _assignment(cluster, answer)
-            log.error("%s gave an assignment that cannot be used: %s (%s). %s", name, error.value, detail, _KEPT)
+            log.error(
+                "%s gave an assignment that cannot be used: %s (%s). %s",
+                name,
+                error.value,
+                detail,
+                _KEPT,
+            )
         except KeyboardInterrupt:
             raise
-        except BaseException as failure:  # it may raise anything, SystemExit too, and answer anything
+        except (
+            BaseException
+        ) as failure:  # it may raise anything, SystemExit too, and answer anything
             log.error("%s failed: %r. %s", name, failure, _KEPT, exc_info=True)
         return kept(cluster)
 
@@ -156,7 +193,8 @@ def _run_all(run: Run, name: str, ask: Callable[[], None], answers: Sequence[obj
 
 
 def kept(cluster: ClusterState) -> Assignment:
-    """Everyone keeps what it has, a task that nobody has goes to its nearest copy or the least loaded; a follow-up is asked for."""
+    """Everyone keeps what it has, a task that nobody has goes to its nearest copy or the least
+    loaded; a follow-up is asked for."""
     lags = Lags(cluster)
     handed = cooperate(cluster, *prior_placement(cluster, lags), lags)
     return _checked(cluster, handed)
@@ -168,7 +206,10 @@ def _tell(assignor: TaskAssignor, answer: TaskAssignment, error: AssignmentError
     except KeyboardInterrupt:
         raise
     except BaseException:  # what it does with the news changes nothing about the answer
-        log.exception("%s failed in on_assignment_computed; its answer counts all the same", type(assignor).__name__)
+        log.exception(
+            "%s failed in on_assignment_computed; its answer counts all the same",
+            type(assignor).__name__,
+        )
 
 
 def application_state(cluster: ClusterState) -> ApplicationState:
@@ -176,12 +217,17 @@ def application_state(cluster: ClusterState) -> ApplicationState:
     lags = Lags(cluster)
 
     def state(member: Member) -> KafkaStreamsState:
-        active = frozenset(task for task in member.owned if lags.owner(task) == member.member_id and task in cluster.tasks)
+        active = frozenset(
+            task
+            for task in member.owned
+            if lags.owner(task) == member.member_id and task in cluster.tasks
+        )
         return KafkaStreamsState(
             process_id=member.process_id,
             threads=member.threads,
             previous_active=active,
-            previous_standby=frozenset(task for task in member.offset_sums if task in cluster.tasks) - active,
+            previous_standby=frozenset(task for task in member.offset_sums if task in cluster.tasks)
+            - active,
             host=member.endpoint,
             tags=member.tags,
             rack=member.rack,
@@ -189,7 +235,10 @@ def application_state(cluster: ClusterState) -> ApplicationState:
             lag_for=lambda task: lags.lag(member.member_id, task),
         )
 
-    states = {member.process_id: state(member) for member in sorted(cluster.members, key=lambda member: member.order)}
+    states = {
+        member.process_id: state(member)
+        for member in sorted(cluster.members, key=lambda member: member.order)
+    }
     if len(states) < len(cluster.members):
         raise FatalError("two members of the group have one process id: was a state folder copied?")
     return ApplicationState(states, cluster.tasks, cluster.rules, Lags.known(cluster), cluster)
@@ -211,7 +260,10 @@ def validate(state: ApplicationState, answer: TaskAssignment) -> tuple[Assignmen
             if task in given.standby and (task in given.active or not state.tasks[task].stateful):
                 return AssignmentError.INVALID_STANDBY_TASK, f"{task} on {process_id}"
             if task in given.active and task in owners:
-                return AssignmentError.ACTIVE_TASK_ASSIGNED_MULTIPLE_TIMES, f"{task} on {owners[task]} and {process_id}"
+                return (
+                    AssignmentError.ACTIVE_TASK_ASSIGNED_MULTIPLE_TIMES,
+                    f"{task} on {owners[task]} and {process_id}",
+                )
             if task in given.active:
                 owners[task] = process_id
     for process_id, given in sorted(answer.assignments.items()):
@@ -225,38 +277,64 @@ def validate(state: ApplicationState, answer: TaskAssignment) -> tuple[Assignmen
 
 def identity_assignment(state: ApplicationState) -> TaskAssignment:
     """Everything stays where it is, copies too; tasks that nobody has are on nobody."""
-    kept = {one: (had.previous_active, _stateful(state, had.previous_standby)) for one, had in state.states.items()}
-    return TaskAssignment({one: KafkaStreamsAssignment(active, standby) for one, (active, standby) in kept.items()})
+    kept = {
+        one: (had.previous_active, _stateful(state, had.previous_standby))
+        for one, had in state.states.items()
+    }
+    return TaskAssignment(
+        {one: KafkaStreamsAssignment(active, standby) for one, (active, standby) in kept.items()}
+    )
 
 
-def default_standby_assignment(state: ApplicationState, assignment: TaskAssignment) -> TaskAssignment:
-    """``assignment`` with everflow's standbys for its active tasks, by tags where configured (KIP-708)."""
+def default_standby_assignment(
+    state: ApplicationState, assignment: TaskAssignment
+) -> TaskAssignment:
+    """``assignment`` with everflow's standbys for its active tasks, by tags where configured
+    (KIP-708)."""
     cluster = state.cluster
     active = _by_task(cluster, assignment)
-    standby = place_standbys(cluster, eligible(cluster), sorted(_stateful(state, cluster.tasks)), active, Lags(cluster))
+    standby = place_standbys(
+        cluster, eligible(cluster), sorted(_stateful(state, cluster.tasks)), active, Lags(cluster)
+    )
     return _with_standbys(cluster, assignment, standby)
 
 
 def optimize_rack_aware_active_tasks(
     state: ApplicationState, assignment: TaskAssignment, tasks: Iterable[TaskId]
 ) -> TaskAssignment:
-    """``assignment`` with these active tasks exchanged for less traffic between racks (KIP-925); numbers stay."""
+    """``assignment`` with these active tasks exchanged for less traffic between racks (KIP-925);
+    numbers stay."""
     cluster = state.cluster
     given = _by_task(cluster, assignment)
-    active = {**given, **exchanged_actives(cluster, {task: given[task] for task in sorted(set(tasks)) if task in given})}
-    held = {member.process_id: {t for t, one in active.items() if one == member.member_id} for member in cluster.members}
+    active = {
+        **given,
+        **exchanged_actives(
+            cluster, {task: given[task] for task in sorted(set(tasks)) if task in given}
+        ),
+    }
+    held = {
+        member.process_id: {t for t, one in active.items() if one == member.member_id}
+        for member in cluster.members
+    }
     return TaskAssignment(
         {
-            one: replace(had, active=frozenset(held.get(one, ())), standby=had.standby - held.get(one, set()))
+            one: replace(
+                had, active=frozenset(held.get(one, ())), standby=had.standby - held.get(one, set())
+            )
             for one, had in assignment.assignments.items()
         }
     )
 
 
-def optimize_rack_aware_standby_tasks(state: ApplicationState, assignment: TaskAssignment) -> TaskAssignment:
-    """``assignment`` with standbys exchanged for less traffic between racks, losing no tag; numbers stay."""
+def optimize_rack_aware_standby_tasks(
+    state: ApplicationState, assignment: TaskAssignment
+) -> TaskAssignment:
+    """``assignment`` with standbys exchanged for less traffic between racks, losing no tag; numbers
+    stay."""
     cluster = state.cluster
-    standby = exchanged_standbys(cluster, _by_task(cluster, assignment), _followers(cluster, assignment))
+    standby = exchanged_standbys(
+        cluster, _by_task(cluster, assignment), _followers(cluster, assignment)
+    )
     return _with_standbys(cluster, assignment, standby)
 
 
@@ -270,7 +348,11 @@ def _members(cluster: ClusterState) -> dict[str, str]:
 
 def _by_task(cluster: ClusterState, assignment: TaskAssignment) -> dict[TaskId, str]:
     members = _members(cluster)
-    return {task: members[one] for one, given in sorted(assignment.assignments.items()) for task in sorted(given.active)}
+    return {
+        task: members[one]
+        for one, given in sorted(assignment.assignments.items())
+        for task in sorted(given.active)
+    }
 
 
 def _followers(cluster: ClusterState, assignment: TaskAssignment) -> dict[TaskId, frozenset[str]]:
@@ -282,11 +364,18 @@ def _followers(cluster: ClusterState, assignment: TaskAssignment) -> dict[TaskId
     return {task: frozenset(followers[task]) for task in sorted(followers)}
 
 
-def _with_standbys(cluster: ClusterState, given: TaskAssignment, standby: Mapping[TaskId, frozenset[str]]) -> TaskAssignment:
+def _with_standbys(
+    cluster: ClusterState, given: TaskAssignment, standby: Mapping[TaskId, frozenset[str]]
+) -> TaskAssignment:
     members = _members(cluster)
     return TaskAssignment(
         {
-            one: replace(had, standby=frozenset(task for task, followers in standby.items() if members[one] in followers))
+            one: replace(
+                had,
+                standby=frozenset(
+                    task for task, followers in standby.items() if members[one] in followers
+                ),
+            )
             for one, had in given.assignments.items()
         }
     )
@@ -294,8 +383,12 @@ def _with_standbys(cluster: ClusterState, given: TaskAssignment, standby: Mappin
 
 def _assignment(cluster: ClusterState, answer: TaskAssignment) -> Assignment:
     active = _by_task(cluster, answer)
-    handed = cooperate(cluster, Ideal(active, {}), Placement(active, _followers(cluster, answer), {}, 0))
-    asked = [given.followup_ms for given in answer.assignments.values() if given.followup_ms is not None]
+    handed = cooperate(
+        cluster, Ideal(active, {}), Placement(active, _followers(cluster, answer), {}, 0)
+    )
+    asked = [
+        given.followup_ms for given in answer.assignments.values() if given.followup_ms is not None
+    ]
     handed = _checked(cluster, handed)
     if handed.followup_ms is None and asked:
         return replace(handed, followup_ms=min(asked))

@@ -14,14 +14,16 @@ from everflow.errors import FatalError
 from everflow.records import TaskId
 
 UNKNOWN_ENDS_RETRY_MS = 5_000
-"""Without end sums nothing may move, and a newcomer stands idle: look again soon (never later than the probing interval)."""
+"""Without end sums nothing may move, and a newcomer stands idle: look again soon (never later than
+the probing interval)."""
 
 
 def assign(cluster: ClusterState) -> Assignment:
     """The next assignment; equal cluster states give equal answers, however they are listed (I8).
 
-    A task whose owner does not change is never withheld (I4); a stateful task never becomes active on a cold member while
-    a hot copy lives (I5). Where end sums are unknown everyone keeps what it has, and the group looks again soon (X2).
+    A task whose owner does not change is never withheld (I4); a stateful task never becomes active
+    on a cold member while a hot copy lives (I5). Where end sums are unknown everyone keeps what it
+    has, and the group looks again soon (X2).
 
     Raises:
         FatalError: the decision breaks a rule of its own: a bug, nothing may be sent.
@@ -31,7 +33,9 @@ def assign(cluster: ClusterState) -> Assignment:
     assignment = cooperate(cluster, ideal, placement, lags)
     problems = validate(cluster, assignment, lags)
     if problems:
-        raise FatalError(f"the assignor broke its own rules, nothing was assigned: {'; '.join(problems)}")
+        raise FatalError(
+            f"the assignor broke its own rules, nothing was assigned: {'; '.join(problems)}"
+        )
     return assignment
 
 
@@ -44,8 +48,11 @@ def place(cluster: ClusterState, lags: Lags | None = None) -> tuple[Ideal, Place
     return ideal, refine(cluster, ideal, lags)
 
 
-def cooperate(cluster: ClusterState, ideal: Ideal, placement: Placement, lags: Lags | None = None) -> Assignment:
-    """KIP-429: what another member still holds is taken from it now and given away in the follow-up it asks for.
+def cooperate(
+    cluster: ClusterState, ideal: Ideal, placement: Placement, lags: Lags | None = None
+) -> Assignment:
+    """KIP-429: what another member still holds is taken from it now and given away in the follow-up
+    it asks for.
 
     Until then the next owner goes on following the task if it has a copy: its state stays hot.
     """
@@ -79,8 +86,9 @@ def cooperate(cluster: ClusterState, ideal: Ideal, placement: Placement, lags: L
 
 
 def validate(cluster: ClusterState, assignment: Assignment, lags: Lags | None = None) -> list[str]:
-    """What is wrong with a decision, one phrase each: the rules of ``validate_assignment``, and no stateful task newly
-    active on a cold member while a hot copy lives (I5), and no more warm-ups than the budget."""
+    """What is wrong with a decision, one phrase each: the rules of ``validate_assignment``, and no
+    stateful task newly active on a cold member while a hot copy lives (I5), and no more warm-ups
+    than the budget."""
     lags = lags or Lags(cluster)
     held_back = cluster.held_back - set(lags.owners)
     problems = validate_assignment(assignment, cluster.members, cluster.tasks, held_back)
@@ -88,8 +96,12 @@ def validate(cluster: ClusterState, assignment: Assignment, lags: Lags | None = 
         problems.append(f"more than {cluster.rules.max_warmups} warm-ups")
     for copies in (assignment.standby, assignment.warmup):
         for member_id, tasks in copies.items():
-            stateless = sorted(task for task in tasks if task in cluster.tasks and not cluster.tasks[task].stateful)
-            problems.extend(f"task {task} has no state, yet {member_id} is to follow it" for task in stateless)
+            stateless = sorted(
+                task for task in tasks if task in cluster.tasks and not cluster.tasks[task].stateful
+            )
+            problems.extend(
+                f"task {task} has no state, yet {member_id} is to follow it" for task in stateless
+            )
     if Lags.known(cluster):
         problems.extend(_cold_owners(cluster, assignment, lags))
     return problems
@@ -99,11 +111,18 @@ def _cold_owners(cluster: ClusterState, assignment: Assignment, lags: Lags) -> l
     problems = []
     for member_id, tasks in assignment.active.items():
         for task in sorted(tasks):
-            if task not in cluster.tasks or not cluster.tasks[task].stateful or lags.hot(member_id, task):
+            if (
+                task not in cluster.tasks
+                or not cluster.tasks[task].stateful
+                or lags.hot(member_id, task)
+            ):
                 continue
             hot = sorted(holder for holder in lags.copies(task) if lags.hot(holder, task))
             if hot:
-                problems.append(f"task {task} is given to {member_id}, which is cold, while {', '.join(hot)} is hot")
+                problems.append(
+                    f"task {task} is given to {member_id}, which is cold, while {', '.join(hot)} "
+                    f"is hot"
+                )
     return problems
 
 
@@ -115,5 +134,9 @@ def _by_member(holders: Mapping[TaskId, frozenset[str]]) -> dict[str, set[TaskId
     return tasks
 
 
-def _frozen(cluster: ClusterState, tasks: Mapping[str, set[TaskId]]) -> dict[str, frozenset[TaskId]]:
-    return {member.member_id: frozenset(tasks.get(member.member_id, ())) for member in cluster.members}
+def _frozen(
+    cluster: ClusterState, tasks: Mapping[str, set[TaskId]]
+) -> dict[str, frozenset[TaskId]]:
+    return {
+        member.member_id: frozenset(tasks.get(member.member_id, ())) for member in cluster.members
+    }

@@ -32,10 +32,12 @@ RUNNING = -2
 class Member:
     """One instance of the group as the leader sees it.
 
-    ``owned`` are the active tasks it claims, as of ``generation`` (the last it has completed, -1 = none).
-    ``offset_sums`` are the copies on its disk that do not run active: standby, warm-up, dormant. A task that is owned
-    *and* listed there is not running yet, or came back without its disk: then its lag counts, not the claim (scenario 22).
-    ``draining`` members want to leave. ``rack`` and ``tags`` are for placing copies apart (KIP-392, KIP-708).
+    ``owned`` are the active tasks it claims, as of ``generation`` (the last it has completed, -1 =
+    none).
+    ``offset_sums`` are the copies on its disk that do not run active: standby, warm-up, dormant. A
+    task that is owned *and* listed there is not running yet, or came back without its disk: then
+    its lag counts, not the claim (scenario 22). ``draining`` members want to leave. ``rack`` and
+    ``tags`` are for placing copies apart (KIP-392, KIP-708).
     """
 
     member_id: str
@@ -52,13 +54,15 @@ class Member:
 
     @property
     def order(self) -> tuple[str, str]:
-        """Sort key: an instance keeps its place in the order over restarts, whatever member id it is given."""
+        """Sort key: an instance keeps its place in the order over restarts, whatever member id it
+        is given."""
         return (self.process_id, self.member_id)
 
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """A task: the partitions it reads, those its stores are restored from, and whether it has stores at all."""
+    """A task: the partitions it reads, those its stores are restored from, and whether it has
+    stores at all."""
 
     task: TaskId
     inputs: tuple[TopicPartition, ...]
@@ -68,11 +72,13 @@ class TaskInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterState:
-    """All that a decision depends on; equal states give equal assignments, however they are listed (I8).
+    """All that a decision depends on; equal states give equal assignments, however they are listed
+    (I8).
 
-    ``end_sums``: log ends of a stateful task's changelogs, summed; None if they could not be read (X2).
-    ``racks``: where replicas of a partition stand. ``held_back``: a lost member's tasks that nobody gets yet
-    (``scheduled.rebalance.max.delay.ms``).
+    ``end_sums``: log ends of a stateful task's changelogs, summed; None if they could not be read
+    (X2).
+    ``racks``: where replicas of a partition stand. ``held_back``: a lost member's tasks that nobody
+    gets yet (``scheduled.rebalance.max.delay.ms``).
     """
 
     members: tuple[Member, ...]
@@ -87,9 +93,10 @@ class ClusterState:
 class Assignment:
     """The next step of the group, by member id: tasks to run, copies to follow.
 
-    ``withheld`` are moving: their present owner gives them up now, and its follow-up rebalance (KIP-429) hands
-    them over. ``target`` holds the ideal actives, ``movements`` counts roles that are not yet where the ideal wants
-    them. ``followup_ms``: when to look again; None never, 0 at once.
+    ``withheld`` are moving: their present owner gives them up now, and its follow-up rebalance
+    (KIP-429) hands them over. ``target`` holds the ideal actives, ``movements`` counts roles that
+    are not yet where the ideal wants them. ``followup_ms``: when to look again; None never, 0 at
+    once.
     """
 
     active: Mapping[str, frozenset[TaskId]]
@@ -106,20 +113,24 @@ def tasks_of(
 ) -> dict[TaskId, tuple[TopicPartition, ...]]:
     """Every task and its input partitions: sub-topology index x partition over its source topics.
 
-    Topics whose partition count is unknown are left out: the rebalance that follows their creation adds them.
+    Topics whose partition count is unknown are left out: the rebalance that follows their creation
+    adds them.
     """
     tasks: dict[TaskId, tuple[TopicPartition, ...]] = {}
     for index in sorted(subtopologies):
         counts = {topic: partition_counts.get(topic, 0) for topic in sorted(subtopologies[index])}
         for partition in range(max(counts.values(), default=0)):
             tasks[TaskId(index, partition)] = tuple(
-                TopicPartition(topic, partition) for topic, count in counts.items() if partition < count
+                TopicPartition(topic, partition)
+                for topic, count in counts.items()
+                if partition < count
             )
     return tasks
 
 
 def owners_of(members: Iterable[Member]) -> dict[TaskId, frozenset[str]]:
-    """Who holds each task: the claim of the highest generation; equal claims all count, and then nobody keeps it."""
+    """Who holds each task: the claim of the highest generation; equal claims all count, and then
+    nobody keeps it."""
     claims: dict[TaskId, list[Member]] = defaultdict(list)
     for member in members:
         for task in member.owned:
@@ -127,18 +138,23 @@ def owners_of(members: Iterable[Member]) -> dict[TaskId, frozenset[str]]:
     owners: dict[TaskId, frozenset[str]] = {}
     for task, claimants in claims.items():
         newest = max(member.generation for member in claimants)
-        owners[task] = frozenset(member.member_id for member in claimants if member.generation == newest)
+        owners[task] = frozenset(
+            member.member_id for member in claimants if member.generation == newest
+        )
     return owners
 
 
 def validate_assignment(
-    assignment: Assignment, members: Iterable[Member], tasks: Iterable[TaskId], held_back: Collection[TaskId] = frozenset()
+    assignment: Assignment,
+    members: Iterable[Member],
+    tasks: Iterable[TaskId],
+    held_back: Collection[TaskId] = frozenset(),
 ) -> list[str]:
     """What is wrong with a decision, one phrase each; empty if nothing is.
 
-    Checked: every member is there and no other; every task is on exactly one member, withheld or held back (I1); a task
-    that another live member still owns is on nobody else; a withheld task has an owner whose revocation brings the
-    follow-up rebalance; nobody has two roles of one task.
+    Checked: every member is there and no other; every task is on exactly one member, withheld or
+    held back (I1); a task that another live member still owns is on nobody else; a withheld task
+    has an owner whose revocation brings the follow-up rebalance; nobody has two roles of one task.
     """
     known = {member.member_id: member for member in members}
     all_tasks = set(tasks)
@@ -163,7 +179,10 @@ def validate_assignment(
             problems.append(f"task {task} is withheld but nobody owns it, so no rebalance follows")
     for task, holders in sorted(held.items()):
         if task in owners and holders != {owners[task]}:
-            problems.append(f"task {task} is given to {owners[task]} while {', '.join(sorted(holders))} still own it")
+            problems.append(
+                f"task {task} is given to {owners[task]} while {', '.join(sorted(holders))} still "
+                f"own it"
+            )
     return problems + _role_problems(assignment, all_tasks)
 
 

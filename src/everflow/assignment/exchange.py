@@ -1,8 +1,9 @@
 """Exchanges copies between members for less traffic between racks (KIP-925, 708). Pure.
 
-What an exchange saves depends on the racks of the two members and on where the two changelogs stand; whether it loses a tag, on the
-tags of the two members and of the tasks' other holders. Copies that are alike in all of these are one class, of which only the
-first has to be looked at: a copy is compared with some classes instead of with every copy of every member.
+What an exchange saves depends on the racks of the two members and on where the two changelogs
+stand; whether it loses a tag, on the tags of the two members and of the tasks' other holders.
+Copies that are alike in all of these are one class, of which only the first has to be looked at: a
+copy is compared with some classes instead of with every copy of every member.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from collections.abc import Mapping, Sequence, Set
 from everflow.records import TaskId
 
 SharedTags = tuple[str | None, ...]
-"""A member's tags; None for a value that no other member has: it is new to every task of the others, so its name says nothing."""
+"""A member's tags; None for a value that no other member has: it is new to every task of the
+others, so its name says nothing."""
 _Place = int
 _Taken = tuple[frozenset[str | None], ...]
 """By tag key, the values of the other holders of a task."""
@@ -23,18 +25,26 @@ _Copies = list[tuple[TaskId, _Place]]
 
 EXCHANGE_ROUNDS = 4
 EXCHANGE_LOOKS = 1_000_000
-"""Classes looked at in one decision: where nearly every copy is a class of its own, what was saved by then has to do."""
+"""Classes looked at in one decision: where nearly every copy is a class of its own, what was saved
+by then has to do."""
 
 
 def shared_tags(tags: Sequence[tuple[str, ...]]) -> list[SharedTags]:
     """Of each member, by place."""
     numbers = [Counter(values) for values in zip(*tags, strict=True)]
-    return [tuple(value if number[value] > 1 else None for value, number in zip(one, numbers, strict=True)) for one in tags]
+    return [
+        tuple(
+            value if number[value] > 1 else None for value, number in zip(one, numbers, strict=True)
+        )
+        for one in tags
+    ]
 
 
 def new_tags(tags: SharedTags, taken: Sequence[Set[str | None]]) -> int:
     """How many of a member's tags none of those has whose values, by tag key, are ``taken``."""
-    return sum(value is None or value not in others for value, others in zip(tags, taken, strict=True))
+    return sum(
+        value is None or value not in others for value, others in zip(tags, taken, strict=True)
+    )
 
 
 def exchanged(
@@ -45,10 +55,11 @@ def exchanged(
     remote: Mapping[TaskId, _Far],
     costs: tuple[int, int],
 ) -> dict[TaskId, set[_Place]]:
-    """``standby`` where each copy in turn is exchanged with the one that saves most; every member keeps its number.
+    """``standby`` where each copy in turn is exchanged with the one that saves most; every member
+    keeps its number.
 
-    ``tags`` and ``racks`` are of the members, by place. ``remote``: what a copy of the task costs in each rack. ``costs``: of
-    traffic, and of a copy that moves.
+    ``tags`` and ``racks`` are of the members, by place. ``remote``: what a copy of the task costs
+    in each rack. ``costs``: of traffic, and of a copy that moves.
     """
     exchange = _Exchange(standby, active, tags, racks, remote, costs)
     for _ in range(EXCHANGE_ROUNDS):
@@ -73,17 +84,24 @@ class _Exchange:
         self._active, self._rack, self._remote = active, racks, remote
         self._traffic, self._non_overlap = costs
         self._tags = tags
-        self._classes: dict[tuple[int, _Far], dict[tuple[SharedTags, _Taken], _Copies]] = defaultdict(dict)
+        self._classes: dict[tuple[int, _Far], dict[tuple[SharedTags, _Taken], _Copies]] = (
+            defaultdict(dict)
+        )
         self._new_tags: dict[tuple[SharedTags, _Taken], int] = {}
         self._looks = 0
         for task in self.standby:
             self._list(task)
 
     def round(self) -> bool:
-        """Each copy once that stands where its changelogs do not; whether anything was exchanged."""
-        copies = [(task, place) for task, places in self.standby.items() for place in sorted(places)]
+        """Each copy once that stands where its changelogs do not; whether anything was
+        exchanged."""
+        copies = [
+            (task, place) for task, places in self.standby.items() for place in sorted(places)
+        ]
         remote = [(task, place) for task, place in copies if self._remote[task][self._rack[place]]]
-        exchanged = [self._exchange(task, place) for task, place in remote if place in self.standby[task]]
+        exchanged = [
+            self._exchange(task, place) for task, place in remote if place in self.standby[task]
+        ]
         return any(exchanged)  # of all of them, not until the first
 
     def _exchange(self, task: TaskId, place: _Place) -> bool:
@@ -99,14 +117,17 @@ class _Exchange:
         return True
 
     def _best(self, task: TaskId, place: _Place) -> tuple[TaskId, _Place] | None:
-        """The copy with which most is saved; of equals the first in the order of tasks and members."""
+        """The copy with which most is saved; of equals the first in the order of tasks and
+        members."""
         here, far, taken = self._rack[place], self._remote[task], self._taken(task, place)
         own, new = self._tags[place], self._new
         had = new(own, taken)
         worth = []
         for (rack, other_far), classes in self._classes.items():
             gain = far[here] - far[rack]
-            saved = self._traffic * (gain + other_far[rack] - other_far[here]) - 2 * self._non_overlap
+            saved = (
+                self._traffic * (gain + other_far[rack] - other_far[here]) - 2 * self._non_overlap
+            )
             if gain > 0 and saved > 0:
                 worth.append((saved, classes))
         best: tuple[int, TaskId, _Place] | None = None
@@ -141,12 +162,14 @@ class _Exchange:
         others = [self._tags[holder] for holder in holders if holder != place]
         return tuple(frozenset(one[key] for one in others) for key in range(len(self._tags[place])))
 
-    # --- the classes ----------------------------------------------------------------------------------------------------
+    # --- the classes ------------------------------------------------------------------------------
 
     def _list(self, task: TaskId) -> None:
         for place in self.standby[task]:
             classes = self._classes[self._rack[place], self._remote[task]]
-            insort(classes.setdefault((self._tags[place], self._taken(task, place)), []), (task, place))
+            insort(
+                classes.setdefault((self._tags[place], self._taken(task, place)), []), (task, place)
+            )
 
     def _unlist(self, task: TaskId) -> None:
         for place in self.standby[task]:

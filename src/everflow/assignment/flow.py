@@ -2,12 +2,14 @@
 
 No later choice undoes an earlier one.
 
-A task costs the same on all members of a rack except the few it has to do with, its owner and those with a copy. So the graph
-has a hub for each rack, through which a task comes to anybody there, and direct arcs to those few: thousands of tasks on a
-thousand members are some ten thousand arcs. The flow runs between members and hubs only; a task is what moves along an arc.
+A task costs the same on all members of a rack except the few it has to do with, its owner and those
+with a copy. So the graph has a hub for each rack, through which a task comes to anybody there, and
+direct arcs to those few: thousands of tasks on a thousand members are some ten thousand arcs. The
+flow runs between members and hubs only; a task is what moves along an arc.
 
-Successive shortest paths, all paths of equal length at once: every task begins where it is cheapest, whoever has too many then
-passes tasks on. As most tasks stay, few paths are needed. Design note 008 says why it is not a library's.
+Successive shortest paths, all paths of equal length at once: every task begins where it is
+cheapest, whoever has too many then passes tasks on. As most tasks stay, few paths are needed.
+Design note 008 says why it is not a library's.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ from typing import NamedTuple
 
 
 class Wish(NamedTuple):
-    """What a task costs: by rack on a member it has nothing to do with, and, by place, on those it has, which is never more.
+    """What a task costs: by rack on a member it has nothing to do with, and, by place, on those it
+    has, which is never more.
 
-    ``near`` in the order of preference among equals. ``kind``: of equals, those whose kind a member has most of go first.
+    ``near`` in the order of preference among equals. ``kind``: of equals, those whose kind a member
+    has most of go first.
     """
 
     away: tuple[int, ...]
@@ -32,7 +36,8 @@ class Wish(NamedTuple):
 
 @dataclass(frozen=True)
 class Seats:
-    """How many tasks each member gets, by place: ``least``, and one more for ``extra`` of those that are ``open``."""
+    """How many tasks each member gets, by place: ``least``, and one more for ``extra`` of those
+    that are ``open``."""
 
     rack: Sequence[int]
     least: Sequence[int]
@@ -41,7 +46,8 @@ class Seats:
 
 
 class Arc(NamedTuple):
-    """``task``: the one that moves along it; -1 from a hub to a member, where any of those waiting does; -2 if none does."""
+    """``task``: the one that moves along it; -1 from a hub to a member, where any of those waiting
+    does; -2 if none does."""
 
     to: int
     task: int
@@ -52,7 +58,8 @@ ANY, NOBODY = -1, -2
 
 @dataclass(frozen=True)
 class Placed:
-    """The place of each task that is near somebody, and for the others the rack; ``left``: how many of them each member gets."""
+    """The place of each task that is near somebody, and for the others the rack; ``left``: how many
+    of them each member gets."""
 
     member: dict[int, int]
     rack: dict[int, int]
@@ -60,7 +67,8 @@ class Placed:
 
 
 def cheapest(wishes: Sequence[Wish], seats: Seats) -> Placed:
-    """The placement with the least sum of costs; ValueError if there are fewer places than tasks."""
+    """The placement with the least sum of costs; ValueError if there are fewer places than
+    tasks."""
     flow = _Flow(wishes, seats)
     while sources := flow.sources():
         flow.measure(sources)
@@ -70,10 +78,11 @@ def cheapest(wishes: Sequence[Wish], seats: Seats) -> Placed:
 
 
 class _Flow:
-    """The flow while it grows. Nodes: members by place, hubs by rack after them, and one for the places that are open.
+    """The flow while it grows. Nodes: members by place, hubs by rack after them, and one for the
+    places that are open.
 
-    ``_height`` is the potential of each node: along an arc that may be used the cost is never less than the rise in height,
-    and paths use arcs where it equals that.
+    ``_height`` is the potential of each node: along an arc that may be used the cost is never less
+    than the rise in height, and paths use arcs where it equals that.
     """
 
     def __init__(self, wishes: Sequence[Wish], seats: Seats) -> None:
@@ -94,7 +103,9 @@ class _Flow:
         self._more = [False] * self._members
         self._left = seats.extra
         for place in range(self._members):
-            self._more[place] = self._left > 0 and seats.open[place] and len(self._held[place]) > seats.least[place]
+            self._more[place] = (
+                self._left > 0 and seats.open[place] and len(self._held[place]) > seats.least[place]
+            )
             self._left -= self._more[place]
         self._out: dict[int, dict[int, int]] = {}
         self._usable: dict[int, Iterator[Arc]] = {}
@@ -135,7 +146,7 @@ class _Flow:
                 left[place] += 1
         return Placed(member, rack, left)
 
-    # --- lengths: Dijkstra's algorithm from all that have too many to the nearest that has room ---------------------------
+    # --- lengths: Dijkstra's algorithm from all that have too many to the nearest that has room ---
 
     def measure(self, sources: Sequence[int]) -> None:
         """Raises the heights so that the shortest paths cost just what they rise."""
@@ -161,8 +172,12 @@ class _Flow:
                     distance[to] = there
                     heapq.heappush(heap, (there, to))
         if nearest == far:
-            raise ValueError(f"{len(self._wishes)} tasks for {sum(self._seats.least) + self._seats.extra} places")
-        self._height = [old + min(nearest, more) for old, more in zip(height, distance, strict=True)]
+            raise ValueError(
+                f"{len(self._wishes)} tasks for {sum(self._seats.least) + self._seats.extra} places"
+            )
+        self._height = [
+            old + min(nearest, more) for old, more in zip(height, distance, strict=True)
+        ]
         self._usable.clear()
         self._next.clear()
         self._dead.clear()
@@ -196,7 +211,7 @@ class _Flow:
                     out[to] = there - cost
         return out
 
-    # --- paths: along arcs that cost what they rise ---------------------------------------------------------------------
+    # --- paths: along arcs that cost what they rise -----------------------------------------------
 
     def drain(self, source: int) -> None:
         """Passes on what a node has too much while there are paths of the present length."""
@@ -216,7 +231,8 @@ class _Flow:
                 self._pass(node, arc)
 
     def _arc(self, node: int, path: Sequence[int]) -> Arc | None:
-        """The next arc that may be used from here; it stays the next one while it can be used again."""
+        """The next arc that may be used from here; it stays the next one while it can be used
+        again."""
         if node not in self._usable:
             self._usable[node] = self._arcs(node)
             self._next[node] = next(self._usable[node], None)
@@ -234,7 +250,8 @@ class _Flow:
         return self._more[arc.to] if node == self._extra else not self._more[node]
 
     def _arcs(self, node: int) -> Iterator[Arc]:
-        """Those of the right rise: to members with a copy, to any member of a rack, to who may have one more."""
+        """Those of the right rise: to members with a copy, to any member of a rack, to who may have
+        one more."""
         height = self._height
         here = height[node]
         if node == self._extra:
@@ -249,7 +266,9 @@ class _Flow:
                 if to in rising and height[to] - here == cost - self._cost[task]:
                     yield Arc(to, task)
         if node >= self._members:
-            for place in sorted(self._in_rack[node - self._members], key=self._surplus):  # those with room first
+            for place in sorted(
+                self._in_rack[node - self._members], key=self._surplus
+            ):  # those with room first
                 if place in rising:
                     yield Arc(place, ANY)
         for task in tasks:
@@ -260,7 +279,8 @@ class _Flow:
             yield Arc(self._extra, NOBODY)
 
     def _in_order(self, node: int) -> list[int]:
-        """Of equal tasks those go first of whose kind most are here, so that what goes and what stays are both mixed."""
+        """Of equal tasks those go first of whose kind most are here, so that what goes and what
+        stays are both mixed."""
         number: Counter[int] = Counter()
         ranked = []
         for task in self._held[node]:
@@ -281,7 +301,9 @@ class _Flow:
         else:
             wish = self._wishes[task]
             near = dict(wish.near)
-            self._cost[task] = wish.away[arc.to - self._members] if arc.to >= self._members else near[arc.to]
+            self._cost[task] = (
+                wish.away[arc.to - self._members] if arc.to >= self._members else near[arc.to]
+            )
         del self._held[node][task]
         self._held[arc.to][task] = None
         self._at[task] = arc.to

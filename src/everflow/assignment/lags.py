@@ -8,15 +8,16 @@ from everflow.assignment.cluster_state import RUNNING, ClusterState, owners_of
 from everflow.records import TaskId
 
 STALE_ENDS_RECORDS = 10_000
-"""How far a copy may be beyond the end that the leader has read: it may have read a moment before the copy went on."""
+"""How far a copy may be beyond the end that the leader has read: it may have read a moment before
+the copy went on."""
 
 
 class Lags:
     """Lags of all copies in the cluster, in records; ``RUNNING`` where a task runs active.
 
-    A member without a copy has the whole end sum as its lag. An offset sum beyond the end is a copy of another
-    history and counts as none (X1), but only from ``STALE_ENDS_RECORDS`` (or the acceptable lag, if larger) beyond it: a
-    standby at the tail of a busy log must not look cold.
+    A member without a copy has the whole end sum as its lag. An offset sum beyond the end is a copy
+    of another history and counts as none (X1), but only from ``STALE_ENDS_RECORDS`` (or the
+    acceptable lag, if larger) beyond it: a standby at the tail of a busy log must not look cold.
     """
 
     def __init__(self, cluster: ClusterState) -> None:
@@ -40,7 +41,11 @@ class Lags:
         """Whether the end of every task with changelogs is known (X2)."""
         if cluster.end_sums is None:
             return False
-        return all(task in cluster.end_sums for task, info in cluster.tasks.items() if info.stateful and info.changelogs)
+        return all(
+            task in cluster.end_sums
+            for task, info in cluster.tasks.items()
+            if info.stateful and info.changelogs
+        )
 
     def _add(self, task: TaskId, member_id: str, position: int) -> None:
         end = self.end(task)
@@ -61,7 +66,8 @@ class Lags:
         return self.lag(member_id, task) <= self._acceptable
 
     def hot_without_copy(self, task: TaskId) -> bool:
-        """Whether anybody could run the task at once: it has no state, or less than may be missing."""
+        """Whether anybody could run the task at once: it has no state, or less than may be
+        missing."""
         return self.end(task) <= self._acceptable
 
     def copies(self, task: TaskId) -> Mapping[str, int]:

@@ -12,9 +12,11 @@ from everflow.records import TaskId
 
 @dataclass(frozen=True)
 class Share:
-    """An even deal, by member id: ``least`` for everyone, and one more for ``extra`` of those in ``open``.
+    """An even deal, by member id: ``least`` for everyone, and one more for ``extra`` of those in
+    ``open``.
 
-    Who of equals gets one more is left to who holds it, or its state, already: a fixed choice would move tasks for nothing.
+    Who of equals gets one more is left to who holds it, or its state, already: a fixed choice would
+    move tasks for nothing.
     """
 
     least: Mapping[str, int]
@@ -22,8 +24,11 @@ class Share:
     extra: int
 
 
-def in_turn(tasks: Sequence[TaskId], members: Sequence[Member], free: Mapping[int, int]) -> dict[TaskId, str]:
-    """Each task to the member with the most free places per thread, so that neighbouring partitions go to different members.
+def in_turn(
+    tasks: Sequence[TaskId], members: Sequence[Member], free: Mapping[int, int]
+) -> dict[TaskId, str]:
+    """Each task to the member with the most free places per thread, so that neighbouring partitions
+    go to different members.
 
     ``free`` by the member's place; there must be as many places as tasks.
     """

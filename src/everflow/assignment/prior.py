@@ -14,10 +14,11 @@ from everflow.records import TaskId
 
 
 def prior_placement(cluster: ClusterState, lags: Lags) -> tuple[Ideal, Placement]:
-    """Owned tasks stay; a task that nobody owns goes to the copy with the largest offset sum, else to the least loaded.
+    """Owned tasks stay; a task that nobody owns goes to the copy with the largest offset sum, else
+    to the least loaded.
 
-    The nearest copies stay standbys; where lags are known, one of another history is none (X1). No warm-ups: nothing shall move.
-    Movements are at least one, so that the group looks again.
+    The nearest copies stay standbys; where lags are known, one of another history is none (X1). No
+    warm-ups: nothing shall move. Movements are at least one, so that the group looks again.
     """
     members = eligible(cluster)
     everyone = {member.member_id: member for member in cluster.members}
@@ -32,7 +33,9 @@ def prior_placement(cluster: ClusterState, lags: Lags) -> tuple[Ideal, Placement
                 positions.setdefault(task, {})[member.member_id] = position
 
     def nearest(task: TaskId) -> list[str]:
-        return sorted(positions.get(task, {}), key=lambda one: (-positions[task][one], everyone[one].order))
+        return sorted(
+            positions.get(task, {}), key=lambda one: (-positions[task][one], everyone[one].order)
+        )
 
     active: dict[TaskId, str] = {}
     load: Counter[str] = Counter()
@@ -45,7 +48,9 @@ def prior_placement(cluster: ClusterState, lags: Lags) -> tuple[Ideal, Placement
         stateful = cluster.tasks[task].stateful
         best = nearest(task)[0] if stateful and nearest(task) else None
         if best is None:
-            best = min(members, key=lambda member: (load[member.member_id] / member.threads, member.order)).member_id
+            best = min(
+                members, key=lambda member: (load[member.member_id] / member.threads, member.order)
+            ).member_id
         active[task] = best
         load[best] += 1
     standby = {}

@@ -1,7 +1,8 @@
 """Says how far the group may go towards the ideal now: hot copies win (I5, D8). Pure.
 
-In the spirit of Kafka's movements (KIP-441) and of the assignment refiner of the streams protocol: a task runs on where
-it is hot while its ideal owner warms up, and where no warm-up is left in the budget it is *parked*: it runs on all the same.
+In the spirit of Kafka's movements (KIP-441) and of the assignment refiner of the streams protocol:
+a task runs on where it is hot while its ideal owner warms up, and where no warm-up is left in the
+budget it is *parked*: it runs on all the same.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from everflow.records import TaskId
 
 @dataclass(frozen=True)
 class Placement:
-    """What should be now. ``warmup`` names the members that prepare to take a role; ``movements`` are the roles not yet
-    where the ideal wants them."""
+    """What should be now. ``warmup`` names the members that prepare to take a role; ``movements``
+    are the roles not yet where the ideal wants them."""
 
     active: Mapping[TaskId, str]
     standby: Mapping[TaskId, frozenset[str]]
@@ -30,7 +31,8 @@ class Placement:
 
 @dataclass(frozen=True)
 class _Move:
-    """A member that should hold a task and is not hot yet. ``standby``: the role it waits for is not the active one."""
+    """A member that should hold a task and is not hot yet. ``standby``: the role it waits for is
+    not the active one."""
 
     task: TaskId
     source: str
@@ -49,7 +51,9 @@ class _Draft:
     swaps: int = 0
 
     def __post_init__(self) -> None:
-        self.members: dict[str, Member] = {member.member_id: member for member in self.cluster.members}
+        self.members: dict[str, Member] = {
+            member.member_id: member for member in self.cluster.members
+        }
         self.load: Counter[str] = Counter(self.ideal.active.values())
 
     def per_thread(self, member_id: str) -> float:
@@ -67,7 +71,8 @@ class _Draft:
 
 
 def refine(cluster: ClusterState, ideal: Ideal, lags: Lags) -> Placement:
-    """The next placement on the way to ``ideal``. Needs known end sums (``Lags.known``); stateless tasks go at once."""
+    """The next placement on the way to ``ideal``. Needs known end sums (``Lags.known``); stateless
+    tasks go at once."""
     draft = _Draft(cluster=cluster, ideal=ideal, lags=lags)
     draft.standby = {task: set(holders) for task, holders in ideal.standby.items()}
     for task in sorted(ideal.active):
@@ -93,7 +98,9 @@ def _place_active(draft: _Draft, task: TaskId) -> None:
         return
     draft.load[holder] += 1
     following = draft.standby.get(task, set())
-    if holder in following:  # roles are swapped: costs nothing, as the copy at the ideal owner was wanted anyway
+    if (
+        holder in following
+    ):  # roles are swapped: costs nothing, as the copy at the ideal owner was wanted anyway
         following.remove(holder)
         following.add(wanted)
         draft.swaps += 1
@@ -103,11 +110,14 @@ def _place_active(draft: _Draft, task: TaskId) -> None:
 
 
 def _runs_meanwhile(draft: _Draft, task: TaskId, wanted: str) -> str:
-    """The ideal owner if it is hot or nobody is nearer; else who runs it now and is hot; else the best copy."""
+    """The ideal owner if it is hot or nobody is nearer; else who runs it now and is hot; else the
+    best copy."""
     lags = draft.lags
     if not draft.cluster.tasks[task].stateful or lags.hot(wanted, task):
         return wanted
-    nearer = [member_id for member_id, lag in lags.copies(task).items() if lag < lags.lag(wanted, task)]
+    nearer = [
+        member_id for member_id, lag in lags.copies(task).items() if lag < lags.lag(wanted, task)
+    ]
     if not nearer:
         return wanted
     owner = lags.owner(task)
@@ -117,27 +127,39 @@ def _runs_meanwhile(draft: _Draft, task: TaskId, wanted: str) -> str:
 
 
 def _place_standbys(draft: _Draft, task: TaskId) -> None:
-    """A standby that would start cold leaves its role to a nearer copy that has none, and warms up."""
+    """A standby that would start cold leaves its role to a nearer copy that has none, and warms
+    up."""
     lags, following = draft.lags, draft.standby[task]
     busy = {*following, draft.active.get(task), draft.ideal.active.get(task)}
     for wanted in sorted(following, key=lambda member_id: draft.members[member_id].order):
         if lags.hot(wanted, task):
             continue
-        nearer = [one for one, lag in lags.copies(task).items() if lag < lags.lag(wanted, task) and one not in busy]
+        nearer = [
+            one
+            for one, lag in lags.copies(task).items()
+            if lag < lags.lag(wanted, task) and one not in busy
+        ]
         if nearer:
             holder = min(nearer, key=lambda member_id: draft.choice(member_id, task))
             following.remove(wanted)
             following.add(holder)
             busy.add(holder)
             draft.load[holder] += 1
-            draft.moves.append(_Move(task, holder, wanted, standby=wanted != draft.ideal.active.get(task)))
+            draft.moves.append(
+                _Move(task, holder, wanted, standby=wanted != draft.ideal.active.get(task))
+            )
 
 
 def _within_budget(draft: _Draft) -> list[_Move]:
-    """Which moves get a warm-up: actives before standbys; started ones before new ones, those nearest to hot first;
-    last those on a member that restores tasks of its own. Then the less loaded destination, the more loaded source."""
+    """Which moves get a warm-up: actives before standbys; started ones before new ones, those
+    nearest to hot first; last those on a member that restores tasks of its own. Then the less
+    loaded destination, the more loaded source."""
     cluster, lags = draft.cluster, draft.lags
-    busy = {member.member_id for member in cluster.members if any(lags.restoring(member.member_id, task) for task in member.owned)}
+    busy = {
+        member.member_id
+        for member in cluster.members
+        if any(lags.restoring(member.member_id, task) for task in member.owned)
+    }
     planted: Counter[str] = Counter()
 
     def entry(index: int) -> tuple[object, ...]:

@@ -14,12 +14,17 @@ from everflow.records import TaskId
 
 
 def place_standbys(
-    cluster: ClusterState, members: Sequence[Member], tasks: Sequence[TaskId], active: Mapping[TaskId, str], lags: Lags
+    cluster: ClusterState,
+    members: Sequence[Member],
+    tasks: Sequence[TaskId],
+    active: Mapping[TaskId, str],
+    lags: Lags,
 ) -> dict[TaskId, frozenset[str]]:
-    """``num.standby.replicas`` members for each task, fewer if there are not as many; never the task's own.
+    """``num.standby.replicas`` members for each task, fewer if there are not as many; never the
+    task's own.
 
-    With ``rack.aware.assignment.tags`` every next copy stands where most tags differ from those of all earlier copies,
-    and load only decides among equals.
+    With ``rack.aware.assignment.tags`` every next copy stands where most tags differ from those of
+    all earlier copies, and load only decides among equals.
     """
     if cluster.rules.num_standbys == 0 or len(members) < 2:
         return {}
@@ -36,13 +41,16 @@ def place_standbys(
     costs = RackCosts.of(cluster, members)
     if costs is not None:
         floor.exchange(costs, costs_of(cluster))
-    return {task: frozenset(members[place].member_id for place in floor.standby[task]) for task in tasks}
+    return {
+        task: frozenset(members[place].member_id for place in floor.standby[task]) for task in tasks
+    }
 
 
 def exchanged_standbys(
     cluster: ClusterState, active: Mapping[TaskId, str], standby: Mapping[TaskId, frozenset[str]]
 ) -> dict[TaskId, frozenset[str]]:
-    """``standby`` with copies exchanged between members for less traffic between racks, losing no tag; numbers stay."""
+    """``standby`` with copies exchanged between members for less traffic between racks, losing no
+    tag; numbers stay."""
     members = sorted(cluster.members, key=lambda member: member.order)
     costs = RackCosts.of(cluster, members)
     if costs is None:
@@ -50,7 +58,10 @@ def exchanged_standbys(
     floor = _Floor(cluster, members, sorted(standby), active)
     floor.put(standby)
     floor.exchange(costs, costs_of(cluster))
-    return {task: frozenset(members[place].member_id for place in floor.standby[task]) for task in sorted(standby)}
+    return {
+        task: frozenset(members[place].member_id for place in floor.standby[task])
+        for task in sorted(standby)
+    }
 
 
 _Values = Sequence[Set[str | None]]
@@ -62,11 +73,14 @@ MOST_GROUPS = 32
 def _coarse_keys(tags: Sequence[SharedTags]) -> tuple[int, ...]:
     """The tag keys with few values, as long as they make few groups of members.
 
-    A task has copies in some of the groups and has to be kept out of them; of a key with many values each has few members, and of
-    those that are loaded least in a group nearly all are new to the task. So every group is looked at, and few members of it.
+    A task has copies in some of the groups and has to be kept out of them; of a key with many
+    values each has few members, and of those that are loaded least in a group nearly all are new to
+    the task. So every group is looked at, and few members of it.
     """
     keys: list[int] = []
-    for key in sorted(range(len(tags[0]) if tags else 0), key=lambda key: len({one[key] for one in tags})):
+    for key in sorted(
+        range(len(tags[0]) if tags else 0), key=lambda key: len({one[key] for one in tags})
+    ):
         if len({tuple(one[other] for other in (*keys, key)) for one in tags}) > MOST_GROUPS:
             break
         keys.append(key)
@@ -77,13 +91,22 @@ class _Floor:
     """The placement while it is made; members are known by their place in the order."""
 
     def __init__(
-        self, cluster: ClusterState, members: Sequence[Member], tasks: Sequence[TaskId], active: Mapping[TaskId, str]
+        self,
+        cluster: ClusterState,
+        members: Sequence[Member],
+        tasks: Sequence[TaskId],
+        active: Mapping[TaskId, str],
     ) -> None:
         self._cluster = cluster
         self._count = cluster.rules.num_standbys
         self._members = members
         self._place = {member.member_id: place for place, member in enumerate(members)}
-        self._tags = shared_tags([tuple(member.tags.get(key, "") for key in cluster.rules.rack_tags) for member in members])
+        self._tags = shared_tags(
+            [
+                tuple(member.tags.get(key, "") for key in cluster.rules.rack_tags)
+                for member in members
+            ]
+        )
         self._load = [0] * len(members)
         self._active: dict[TaskId, int] = {}
         for task in tasks:
@@ -126,11 +149,14 @@ class _Floor:
         self._load[place] -= 1
         self._offer(place)
 
-    def _most_apart(self, group: SharedTags, task: TaskId, taken: _Values, possible: int) -> tuple[int, float, int] | None:
-        """Of a group's members that hold nothing of the task the one with most tags that are new to it (given negative), then the
-        least loaded: (tags, load, place). Its place stays on offer.
+    def _most_apart(
+        self, group: SharedTags, task: TaskId, taken: _Values, possible: int
+    ) -> tuple[int, float, int] | None:
+        """Of a group's members that hold nothing of the task the one with most tags that are new to
+        it (given negative), then the least loaded: (tags, load, place). Its place stays on offer.
 
-        ``possible``: nobody in the group has more new tags than that, so the first that has as many is it.
+        ``possible``: nobody in the group has more new tags than that, so the first that has as many
+        is it.
         """
         heap = self._groups[group]
         passed = []
@@ -163,8 +189,11 @@ class _Floor:
         return numbers
 
     def _hot_holders(self, task: TaskId, even: Sequence[int], lags: Lags) -> list[int]:
-        """Members that could take over at once, have no role yet and less than the even number; the nearest first."""
-        holders = sorted((lag, self._place[one]) for one, lag in lags.copies(task).items() if one in self._place)
+        """Members that could take over at once, have no role yet and less than the even number; the
+        nearest first."""
+        holders = sorted(
+            (lag, self._place[one]) for one, lag in lags.copies(task).items() if one in self._place
+        )
         return [
             place
             for _, place in holders
@@ -174,7 +203,8 @@ class _Floor:
         ]
 
     def keep_hot_copies(self, tasks: Sequence[TaskId], even: Sequence[int], lags: Lags) -> None:
-        """Members that could take over at once keep following, up to the number an even deal gives them."""
+        """Members that could take over at once keep following, up to the number an even deal gives
+        them."""
         for task in tasks:
             for place in self._hot_holders(task, even, lags)[: self._count]:
                 self._give(place, task)
@@ -188,7 +218,8 @@ class _Floor:
             self._give(found[-1], task)
 
     def place_apart(self, task: TaskId, even: Sequence[int], lags: Lags) -> None:
-        """Each next copy where most tags are new to the task; then where it is hot already, then least loaded."""
+        """Each next copy where most tags are new to the task; then where it is hot already, then
+        least loaded."""
         while len(self.standby[task]) < self._count:
             taken = self._taken(task)
             coarse = [taken[key] for key in self._coarse]
@@ -202,16 +233,23 @@ class _Floor:
                     best = found
             if best is None:
                 return
-            hot = [place for place in self._hot_holders(task, even, lags) if new_tags(self._tags[place], taken) == -best[0]]
+            hot = [
+                place
+                for place in self._hot_holders(task, even, lags)
+                if new_tags(self._tags[place], taken) == -best[0]
+            ]
             self._give(hot[0] if hot else best[-1], task)
 
     def level(self) -> None:
-        """Moves copies from the most to the least loaded while that narrows the gap and no tag is lost."""
+        """Moves copies from the most to the least loaded while that narrows the gap and no tag is
+        lost."""
         while self._level_once():
             pass
 
     def _level_once(self) -> bool:
-        ordered = sorted(range(len(self._members)), key=lambda place: (self._per_thread(place), place))
+        ordered = sorted(
+            range(len(self._members)), key=lambda place: (self._per_thread(place), place)
+        )
         for source in reversed(ordered):
             for destination in ordered:
                 if self._per_thread(source, -1) < self._per_thread(destination, 1):
@@ -230,7 +268,10 @@ class _Floor:
         return False
 
     def _movable(self, source: int, destination: int) -> TaskId | None:
-        return min((task for task in self._of_member[source] if self._may_move(task, source, destination)), default=None)
+        return min(
+            (task for task in self._of_member[source] if self._may_move(task, source, destination)),
+            default=None,
+        )
 
     def _may_move(self, task: TaskId, source: int, destination: int) -> bool:
         if self._holds(destination, task):
@@ -246,7 +287,8 @@ class _Floor:
         return [{self._tags[place][key] for place in holders} for key in range(len(self._tags[0]))]
 
     def exchange(self, racks: RackCosts, costs: tuple[int, int]) -> None:
-        """Members exchange copies while that saves traffic between racks (KIP-925); the last step: who has what is not kept up."""
+        """Members exchange copies while that saves traffic between racks (KIP-925); the last step:
+        who has what is not kept up."""
         remote = {task: racks.remote(self._cluster.tasks[task].changelogs) for task in self.standby}
         rack = [racks.rack_of[member.member_id] for member in self._members]
         self.standby = exchanged(self.standby, self._active, self._tags, rack, remote, costs)

@@ -1,8 +1,9 @@
 """Finds the ideal placement, as if state could be moved for free (D8). Pure.
 
-Kafka's ideal deals the tasks anew over the sorted processes at every change, which moves most of them when one instance
-joins. Here the *numbers* per member are dealt, and who gets which is the placement that costs least (``task_costs``): everyone
-keeps what it runs up to its number, only the surplus moves, and the ideal of the ideal is itself.
+Kafka's ideal deals the tasks anew over the sorted processes at every change, which moves most of
+them when one instance joins. Here the *numbers* per member are dealt, and who gets which is the
+placement that costs least (``task_costs``): everyone keeps what it runs up to its number, only the
+surplus moves, and the ideal of the ideal is itself.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ class Ideal:
 
 
 def target(cluster: ClusterState, lags: Lags) -> Ideal:
-    """Stateful tasks, then their standbys, then stateless tasks on top; draining members get none unless all drain.
+    """Stateful tasks, then their standbys, then stateless tasks on top; draining members get none
+    unless all drain.
 
-    Equal cluster states give equal answers in whatever order they are listed (I8). Tasks that are held back get
-    standbys, but no owner.
+    Equal cluster states give equal answers in whatever order they are listed (I8). Tasks that are
+    held back get standbys, but no owner.
     """
     members = eligible(cluster)
     if not members:
@@ -60,27 +62,45 @@ def eligible(cluster: ClusterState) -> list[Member]:
 
 
 def exchanged_actives(cluster: ClusterState, placed: Mapping[TaskId, str]) -> dict[TaskId, str]:
-    """``placed`` with tasks exchanged between members for less traffic between racks and few moves; numbers stay, with
-    ``balance_subtopology`` those of each sub-topology too."""
+    """``placed`` with tasks exchanged between members for less traffic between racks and few moves;
+    numbers stay, with ``balance_subtopology`` those of each sub-topology too."""
     members = sorted(cluster.members, key=lambda member: member.order)
     owned: dict[str, set[TaskId]] = {member.member_id: set() for member in members}
     for task, member_id in placed.items():
         owned[member_id].add(task)
-    as_placed = replace(cluster, members=tuple(replace(m, owned=frozenset(owned[m.member_id]), offset_sums={}) for m in members))
+    as_placed = replace(
+        cluster,
+        members=tuple(
+            replace(m, owned=frozenset(owned[m.member_id]), offset_sums={}) for m in members
+        ),
+    )
     lags = Lags(as_placed)
     each_alone = cluster.rules.rack_strategy == "balance_subtopology"
     exchanged: dict[TaskId, str] = {}
-    for group in sorted({(cluster.tasks[task].stateful, task.subtopology if each_alone else -1) for task in placed}):
-        part = [t for t in sorted(placed) if (cluster.tasks[t].stateful, t.subtopology if each_alone else -1) == group]
-        share = Share({one: len(tasks.intersection(part)) for one, tasks in owned.items()}, frozenset(), 0)
+    for group in sorted(
+        {(cluster.tasks[task].stateful, task.subtopology if each_alone else -1) for task in placed}
+    ):
+        part = [
+            t
+            for t in sorted(placed)
+            if (cluster.tasks[t].stateful, t.subtopology if each_alone else -1) == group
+        ]
+        share = Share(
+            {one: len(tasks.intersection(part)) for one, tasks in owned.items()}, frozenset(), 0
+        )
         exchanged.update(_deal(as_placed, part, members, share, lags))
     return exchanged
 
 
 def _deal_all(
-    cluster: ClusterState, tasks: Sequence[TaskId], members: Sequence[Member], base: Mapping[str, int], lags: Lags
+    cluster: ClusterState,
+    tasks: Sequence[TaskId],
+    members: Sequence[Member],
+    base: Mapping[str, int],
+    lags: Lags,
 ) -> dict[TaskId, str]:
-    """All at once, or sub-topology by sub-topology where each of them is to be balanced by itself (KIP-925)."""
+    """All at once, or sub-topology by sub-topology where each of them is to be balanced by itself
+    (KIP-925)."""
     each_alone = cluster.rules.rack_strategy == "balance_subtopology"
     parts = sorted({task.subtopology for task in tasks}) if each_alone else [None]
     load = defaultdict(int, base)
@@ -94,7 +114,9 @@ def _deal_all(
     return dealt
 
 
-def _share(total: int, members: Sequence[Member], base: Mapping[str, int], *, each_alone: bool) -> Share:
+def _share(
+    total: int, members: Sequence[Member], base: Mapping[str, int], *, each_alone: bool
+) -> Share:
     """Always one more for the least loaded per thread; the last ones stay open among equals."""
     numbers = {member.member_id: 0 for member in members}
 
@@ -122,16 +144,31 @@ def _share(total: int, members: Sequence[Member], base: Mapping[str, int], *, ea
 
 
 def _deal(
-    cluster: ClusterState, tasks: Sequence[TaskId], members: Sequence[Member], share: Share, lags: Lags
+    cluster: ClusterState,
+    tasks: Sequence[TaskId],
+    members: Sequence[Member],
+    share: Share,
+    lags: Lags,
 ) -> dict[TaskId, str]:
-    """The cheapest placement; tasks that nobody in their rack has anything of are dealt in turn there."""
+    """The cheapest placement; tasks that nobody in their rack has anything of are dealt in turn
+    there."""
     racks = RackCosts.of(cluster, members) or RackCosts.none(members)
     rack_of = [racks.rack_of[member.member_id] for member in members]
     least = [share.least[member.member_id] for member in members]
-    seats = Seats(rack_of, least, [member.member_id in share.open for member in members], share.extra)
+    seats = Seats(
+        rack_of, least, [member.member_id in share.open for member in members], share.extra
+    )
     placed = cheapest(wishes(cluster, tasks, members, racks, lags), seats)
     dealt = {tasks[at]: members[place].member_id for at, place in placed.member.items()}
     for rack in range(len(racks.racks)):
-        left = {place: number for place, number in enumerate(placed.left) if number and rack_of[place] == rack}
-        dealt.update(in_turn([tasks[at] for at, to in sorted(placed.rack.items()) if to == rack], members, left))
+        left = {
+            place: number
+            for place, number in enumerate(placed.left)
+            if number and rack_of[place] == rack
+        }
+        dealt.update(
+            in_turn(
+                [tasks[at] for at, to in sorted(placed.rack.items()) if to == rack], members, left
+            )
+        )
     return dealt

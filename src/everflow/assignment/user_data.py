@@ -1,10 +1,12 @@
 """Writes and reads what members and leader tell each other in a rebalance, in versions. Pure.
 
-Magic, used version, latest version, then zlib JSON; what is at its default is left out, and a reader ignores keys it does not
-know. Sets of tasks are written as runs of partitions (``0:0-3,7;1:2``). Sizes: the broker keeps subscription and assignment of
-all members in one record of at most 1 MB (``message.max.bytes``). 1,000 members with 10,000 scattered tasks and as many standbys
-come to 0.41 MB here (``tests/unit/assignment/test_user_data.py`` holds the figure), and names of topics, members and hosts take
-about as much again: so the program's fingerprint travels as a digest, and the host map only while it is small.
+Magic, used version, latest version, then zlib JSON; what is at its default is left out, and a
+reader ignores keys it does not know. Sets of tasks are written as runs of partitions
+(``0:0-3,7;1:2``). Sizes: the broker keeps subscription and assignment of all members in one record
+of at most 1 MB (``message.max.bytes``). 1,000 members with 10,000 scattered tasks and as many
+standbys come to 0.41 MB here (``tests/unit/assignment/test_user_data.py`` holds the figure), and
+names of topics, members and hosts take about as much again: so the program's fingerprint travels as
+a digest, and the host map only while it is small.
 """
 
 from __future__ import annotations
@@ -33,11 +35,13 @@ _EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 class UserDataError(ValueError):
-    """The bytes are not everflow's, damaged, or of a version before the oldest that this release reads."""
+    """The bytes are not everflow's, damaged, or of a version before the oldest that this release
+    reads."""
 
 
 class FutureVersionError(UserDataError):
-    """The bytes have a newer version than this release reads; ``used`` and ``latest`` are those of their writer."""
+    """The bytes have a newer version than this release reads; ``used`` and ``latest`` are those of
+    their writer."""
 
     def __init__(self, message: str, used: int, latest: int) -> None:
         super().__init__(message)
@@ -60,10 +64,12 @@ class AnswerError(enum.IntEnum):
 class UserData:
     """What one member tells the leader.
 
-    ``process_id`` is the instance's, kept in its state folder. ``owned`` are its active tasks as of ``generation``, the last one
-    it completed (-1 = none). ``offset_sums`` has every other copy on its disk. ``topology`` is `digest` of the fingerprint's
-    lines. ``error`` is NONE or SHUTDOWN_REQUESTED (for the whole application). ``nonce`` changes with every join: unchanged
-    metadata make a rejoin a silent no-op on the broker (scenario 20), and the answer repeats it (`AssignmentData.answers`).
+    ``process_id`` is the instance's, kept in its state folder. ``owned`` are its active tasks as of
+    ``generation``, the last one it completed (-1 = none). ``offset_sums`` has every other copy on
+    its disk. ``topology`` is `digest` of the fingerprint's lines. ``error`` is NONE or
+    SHUTDOWN_REQUESTED (for the whole application). ``nonce`` changes with every join: unchanged
+    metadata make a rejoin a silent no-op on the broker (scenario 20), and the answer repeats it
+    (`AssignmentData.answers`).
     """
 
     process_id: str
@@ -95,11 +101,12 @@ class HostTasks:
 class AssignmentData:
     """What the leader tells one member, besides its partitions.
 
-    ``hosts`` by end point; None = left out for its size (ask the group instead: `hosts_of`). ``followup_ms``: this member is to
-    ask for a rebalance that many ms after this one. ``message`` explains ``error``. ``draining_done``: this member drains, and
-    nobody else could take anything. ``answers`` repeats the nonce of the user data this was decided from; ``topology`` is the
-    digest of the program the group runs, ``reference`` its lines, for a member refused for its program. ``latest_version`` is
-    the leader's; ``version`` the one these bytes have.
+    ``hosts`` by end point; None = left out for its size (ask the group instead: `hosts_of`).
+    ``followup_ms``: this member is to ask for a rebalance that many ms after this one. ``message``
+    explains ``error``. ``draining_done``: this member drains, and nobody else could take anything.
+    ``answers`` repeats the nonce of the user data this was decided from; ``topology`` is the digest
+    of the program the group runs, ``reference`` its lines, for a member refused for its program.
+    ``latest_version`` is the leader's; ``version`` the one these bytes have.
     """
 
     active: frozenset[TaskId] = frozenset()
@@ -191,7 +198,8 @@ def encode_assignment(data: AssignmentData) -> bytes:
 
 
 def decode_assignment(blob: bytes, latest_version: int = LATEST_VERSION) -> AssignmentData:
-    """Inverse of `encode_assignment`, up to ``latest_version``. Raises FutureVersionError, UserDataError."""
+    """Inverse of `encode_assignment`, up to ``latest_version``. Raises FutureVersionError,
+    UserDataError."""
     body, used, latest = _unpack(blob, "the leader's assignment data", latest_version)
     try:
         hosts = {
@@ -217,14 +225,18 @@ def decode_assignment(blob: bytes, latest_version: int = LATEST_VERSION) -> Assi
         raise UserDataError(f"the leader's assignment data are damaged: {failure!r}") from failure
 
 
-def hosts_within_budget(hosts: Mapping[str, HostTasks], members: int) -> Mapping[str, HostTasks] | None:
-    """``hosts``, or None where ``members`` copies of it would take too much of the group's record."""
+def hosts_within_budget(
+    hosts: Mapping[str, HostTasks], members: int
+) -> Mapping[str, HostTasks] | None:
+    """``hosts``, or None where ``members`` copies of it would take too much of the group's
+    record."""
     size = len(zlib.compress(json.dumps(_packed_hosts(hosts), separators=(",", ":")).encode(), 6))
     return hosts if size * members <= HOSTS_BUDGET_BYTES else None
 
 
 def hosts_of(group: Iterable[tuple[bytes, bytes]]) -> dict[str, HostTasks]:
-    """The host map from (subscription, assignment) user data of all members, as a description of the group shows them.
+    """The host map from (subscription, assignment) user data of all members, as a description of
+    the group shows them.
 
     Members without an end point, or whose bytes cannot be read, are left out.
     """
@@ -239,7 +251,7 @@ def hosts_of(group: Iterable[tuple[bytes, bytes]]) -> dict[str, HostTasks]:
     return hosts
 
 
-# --- runs -------------------------------------------------------------------------------------------------------
+# --- runs -----------------------------------------------------------------------------------------
 
 
 def runs(tasks: Iterable[TaskId]) -> str:
@@ -252,7 +264,8 @@ def runs(tasks: Iterable[TaskId]) -> str:
         else:
             found.append([partition, partition])
     return ";".join(
-        f"{index}:" + ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in found)
+        f"{index}:"
+        + ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in found)
         for index, found in by_subtopology.items()
     )
 
@@ -264,7 +277,10 @@ def tasks_of_runs(text: str) -> frozenset[TaskId]:
         index, _, spans = part.partition(":")
         for span in spans.split(","):
             first, _, last = span.partition("-")
-            tasks.update(TaskId(int(index), partition) for partition in range(int(first), int(last or first) + 1))
+            tasks.update(
+                TaskId(int(index), partition)
+                for partition in range(int(first), int(last or first) + 1)
+            )
     return frozenset(tasks)
 
 
@@ -280,32 +296,55 @@ def _number_runs(numbers: Mapping[TaskId, int]) -> list[list[int]]:
 
 def _numbers_of_runs(found: list[list[int]]) -> dict[TaskId, int]:
     return {
-        TaskId(index, first + place): int(number) for index, first, *numbers in found for place, number in enumerate(numbers)
+        TaskId(index, first + place): int(number)
+        for index, first, *numbers in found
+        for place, number in enumerate(numbers)
     }
 
 
 def _packed_hosts(hosts: Mapping[str, HostTasks]) -> dict[str, list[str]]:
-    return {endpoint: [runs(tasks.active), runs(tasks.standby)] for endpoint, tasks in sorted(hosts.items())}
+    return {
+        endpoint: [runs(tasks.active), runs(tasks.standby)]
+        for endpoint, tasks in sorted(hosts.items())
+    }
 
 
-# --- the envelope -----------------------------------------------------------------------------------------------
+# --- the envelope ---------------------------------------------------------------------------------
 
 
 def _pack(body: Mapping[str, Any], used: int, latest: int) -> bytes:
-    short = {key: value for key, value in body.items() if value or (value is not None and key in ("p", "n", "u", "i", "g"))}
-    packed = zlib.compress(json.dumps(short, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass"), 9)
+    short = {
+        key: value
+        for key, value in body.items()
+        if value or (value is not None and key in ("p", "n", "u", "i", "g"))
+    }
+    packed = zlib.compress(
+        json.dumps(short, separators=(",", ":"), ensure_ascii=False).encode(
+            "utf-8", "surrogatepass"
+        ),
+        9,
+    )
     return _MAGIC + bytes([used, latest]) + packed
 
 
 def _unpack(blob: bytes, what: str, newest: int) -> tuple[dict[str, Any], int, int]:
     if blob[:2] != _MAGIC or len(blob) < 4:
-        raise UserDataError(f"{what} are not everflow's: another program is in the group; application.id must be its own")
+        raise UserDataError(
+            f"{what} are not everflow's: another program is in the group; application.id must be "
+            f"its own"
+        )
     used, latest = blob[2], blob[3]
     if used > newest:
-        says = f"{what} have version {used}, this release reads up to {newest}: they come from a newer everflow"
+        says = (
+            f"{what} have version {used}, this release reads up to {newest}: they come from a "
+            f"newer everflow"
+        )
         raise FutureVersionError(says, used, latest)
     if used < OLDEST_VERSION:
-        raise UserDataError(f"{what} have version {used}, this release reads {OLDEST_VERSION} and later: upgrade that instance")
+        raise UserDataError(
+            f"{what} have version {used}, this release reads {OLDEST_VERSION} and later: upgrade "
+            f"that instance"
+        )
     try:
         body = json.loads(zlib.decompress(blob[4:]).decode("utf-8", "surrogatepass"))
     except _DAMAGED as failure:

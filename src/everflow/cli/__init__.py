@@ -20,7 +20,8 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Entry point of the ``everflow`` command: it owns the signals from before the imports to the end of the process."""
+    """Entry point of the ``everflow`` command: it owns the signals from before the imports to the
+    end of the process."""
     signals = StopSignals().install()
     threading.excepthook = _thread_failed
     try:
@@ -32,14 +33,16 @@ def main() -> None:
         sys.stderr.write("stopping: nothing had begun\n")
         sys.exit(signals.exit_code)
     except SystemExit as end:
-        # An interrupt that reached the library of commands, outside of all of them, ends there with 1.
+        # An interrupt that reached the library of commands, outside of all of them, ends there with
+        # 1.
         sys.exit(signals.exit_code if end.code == 1 and signals.interrupted else end.code)
     finally:
         signals.over()
 
 
 def _require_text(arguments: list[str]) -> None:
-    """Bytes that are no text in this locale cannot be told to a broker: names and settings are UTF-8 there."""
+    """Bytes that are no text in this locale cannot be told to a broker: names and settings are
+    UTF-8 there."""
     for argument in arguments:
         if any("\udc80" <= letter <= "\udcff" for letter in argument):
             shown = argument.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
@@ -52,4 +55,6 @@ def _thread_failed(failure: threading.ExceptHookArgs) -> None:
     if failure.exc_value is not None:
         name = "?" if failure.thread is None else failure.thread.name
         info = (failure.exc_type, failure.exc_value, failure.exc_traceback)
-        logging.getLogger("everflow").error("Thread %s failed: %r", name, failure.exc_value, exc_info=info)
+        logging.getLogger("everflow").error(
+            "Thread %s failed: %r", name, failure.exc_value, exc_info=info
+        )

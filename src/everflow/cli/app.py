@@ -1,9 +1,11 @@
 """Puts the commands together.
 
-Heavy modules (Spark, Kafka clients) are imported by the command that needs them: ``everflow --help`` answers at once.
+Heavy modules (Spark, Kafka clients) are imported by the command that needs them: ``everflow
+--help`` answers at once.
 
-Exit codes: 0 done, also when a signal ended in order what ran; 1 failed while running; 2 wrong usage, configuration, program or
-set-up; 129, 130 and 143: SIGHUP, SIGINT or SIGTERM came before it ran (docs/STOPPING.md).
+Exit codes: 0 done, also when a signal ended in order what ran; 1 failed while running; 2 wrong
+usage, configuration, program or set-up; 129, 130 and 143: SIGHUP, SIGINT or SIGTERM came before it
+ran (docs/STOPPING.md).
 """
 
 from __future__ import annotations
@@ -57,9 +59,14 @@ class DescribeFormat(str, Enum):
 
 Target = Annotated[
     str,
-    typer.Argument(metavar="MODULE:NAME", help="A StreamsBuilder, a Topology, or a function that returns one of them."),
+    typer.Argument(
+        metavar="MODULE:NAME",
+        help="A StreamsBuilder, a Topology, or a function that returns one of them.",
+    ),
 ]
-Threads = Annotated[int | None, typer.Option(min=1, help="num.stream.threads; default: one per core.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="num.stream.threads; default: one per core.")
+]
 
 
 def _print_version(wanted: bool) -> None:
@@ -70,7 +77,12 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def everflow(
-    version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
+    ] = False,
 ) -> None:
     """everflow: Kafka Streams for PySpark."""
 
@@ -85,28 +97,39 @@ def version() -> None:
 def run(
     context: typer.Context,
     target: Target,
-    application_id: Annotated[str | None, typer.Option(help="application.id: names the group and the internal topics.")] = None,
+    application_id: Annotated[
+        str | None, typer.Option(help="application.id: names the group and the internal topics.")
+    ] = None,
     bootstrap_servers: Annotated[
-        str | None, typer.Option(envvar=BOOTSTRAP_VARIABLE, help="host:port of one or more brokers.")
+        str | None,
+        typer.Option(envvar=BOOTSTRAP_VARIABLE, help="host:port of one or more brokers."),
     ] = None,
     guarantee: Annotated[Guarantee | None, typer.Option(help="processing.guarantee.")] = None,
     threads: Threads = None,
-    state_dir: Annotated[Path | None, typer.Option(help="state.dir: where the stores live.")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeatable.")] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(help="state.dir: where the stores live.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeatable."),
+    ] = None,
     leave: Annotated[
         bool | None,
         typer.Option(
             "--leave/--stay",
-            help="When stopped: hand the tasks over and leave the group, or stay in it silently, the tasks waiting for this "
+            help="When stopped: hand the tasks over and leave the group, or stay in it silently, "
+            "the tasks waiting for this "
             "instance's return. Default: leave; with group.instance.id stay.",
             show_default=False,
         ),
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Run a topology until it is stopped (Ctrl-C, SIGTERM, SIGHUP commit; --leave/--stay says what becomes of the tasks).
+    """Run a topology until it is stopped (Ctrl-C, SIGTERM, SIGHUP commit; --leave/--stay says what
+    becomes of the tasks).
 
-    The program is read once, at the start, from the file that is named then: a change of it takes effect at the next start.
+    The program is read once, at the start, from the file that is named then: a change of it takes
+    effect at the next start.
     """
     with _errors_for_people(debug) as more:
         from everflow.cli.cluster import assignments
@@ -122,7 +145,14 @@ def run(
         merged = merge_settings(assignments("--set", settings), options)
         require_given(merged)
         with named_as_typed(_typed(context, options)):
-            code = run_program(target, merged, console=Console(), debug=debug, leave_group=leave, failed=more.append)
+            code = run_program(
+                target,
+                merged,
+                console=Console(),
+                debug=debug,
+                leave_group=leave,
+                failed=more.append,
+            )
     raise typer.Exit(code)
 
 
@@ -138,10 +168,13 @@ def _typed(context: typer.Context, options: Mapping[str, object | None]) -> dict
 @app.command()
 def describe(
     target: Target,
-    form: Annotated[DescribeFormat, typer.Option("--format", help="How to print it.")] = DescribeFormat.text,
+    form: Annotated[
+        DescribeFormat, typer.Option("--format", help="How to print it.")
+    ] = DescribeFormat.text,
     debug: Debug = False,
 ) -> None:
-    """Print a topology (text: Kafka Streams' own format). Starts Spark only if the program has Columns."""
+    """Print a topology (text: Kafka Streams' own format). Starts Spark only if the program has
+    Columns."""
     with _errors_for_people(debug):
         from everflow.cli.cluster import own_status
         from everflow.cli.program import LOAD_SILENT_S, load_topology
@@ -154,7 +187,11 @@ def describe(
             DescribeFormat.json: described.as_json,
             DescribeFormat.mermaid: described.as_mermaid,
         }
-        with own_status() as status, shown_by(status.waiting), status.waiting(f"loading {target}", after_s=LOAD_SILENT_S):
+        with (
+            own_status() as status,
+            shown_by(status.waiting),
+            status.waiting(f"loading {target}", after_s=LOAD_SILENT_S),
+        ):
             topology = load_topology(target, start_spark=get_context)
         typer.echo(forms[form](topology).rstrip())
 
@@ -163,10 +200,14 @@ def describe(
 def broker(
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Default: a free one.")] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Keeps topics between runs. Default: a temporary folder, deleted at the end.")
+        Path | None,
+        typer.Option(
+            help="Keeps topics between runs. Default: a temporary folder, deleted at the end."
+        ),
     ] = None,
     topic: Annotated[
-        list[str] | None, typer.Option(metavar="NAME:PARTITIONS", help="Create a topic, e.g. orders:4; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="NAME:PARTITIONS", help="Create a topic, e.g. orders:4; repeatable."),
     ] = None,
     debug: Debug = False,
 ) -> None:
@@ -181,31 +222,51 @@ def broker(
         ended = threading.Event()
         with ExitStack() as stack:
             with shown_by(own_status().waiting):
-                server = stack.enter_context(EmbeddedBroker(data_dir, port=port, progress=typer.echo))
+                server = stack.enter_context(
+                    EmbeddedBroker(data_dir, port=port, progress=typer.echo)
+                )
             signals = stack.enter_context(owned())
             create_topics(server.bootstrap_servers, topics, typer.echo)
             typer.echo(f"broker is up, bootstrap servers: {server.bootstrap_servers}")
-            typer.echo(f"data: {server.data_folder}{'' if data_dir else ' (deleted at the end)'}; Ctrl-C stops it")
+            typer.echo(
+                f"data: {server.data_folder}{'' if data_dir else ' (deleted at the end)'}; Ctrl-C "
+                f"stops it"
+            )
             with signals.told_to(lambda *_: ended.set()):
                 while not ended.wait(0.5):
                     if not server.running:
-                        raise SetupError(f"the broker ended by itself; see {server.log_path}", code="EF-BROKER")
+                        raise SetupError(
+                            f"the broker ended by itself; see {server.log_path}", code="EF-BROKER"
+                        )
                 typer.echo("stopping: the broker is told to end")
         typer.echo("broker stopped")
 
 
 @app.command()
 def demo(
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the results as JSON.")] = None,
-    guarantee: Annotated[Guarantee, typer.Option(help="processing.guarantee.")] = Guarantee.exactly_once_v2,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the results as JSON.")
+    ] = None,
+    guarantee: Annotated[
+        Guarantee, typer.Option(help="processing.guarantee.")
+    ] = Guarantee.exactly_once_v2,
     threads: Threads = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many flights; default: all 336,776.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Only the first so many flights; default: all 336,776."),
+    ] = None,
     instances: Annotated[
-        int, typer.Option(min=1, max=2, help="2: the flights come at a pace; a second instance joins, works, and leaves again.")
+        int,
+        typer.Option(
+            min=1,
+            max=2,
+            help="2: the flights come at a pace; a second instance joins, works, and leaves again.",
+        ),
     ] = 1,
     debug: Debug = False,
 ) -> None:
-    """Stream real flights through an embedded broker and compare every result with a plain batch."""
+    """Stream real flights through an embedded broker and compare every result with a plain
+    batch."""
     with _errors_for_people(debug):
         from everflow.demo.run import run_demo
 
@@ -224,14 +285,16 @@ def demo(
 @contextmanager
 def _on_stderr() -> Iterator[None]:
     """All that everflow and Spark say."""
-    with logs.lines_to(lambda line: typer.echo(f"{logs.time_of_day()} {line}", err=True), verbose=True):
+    with logs.lines_to(
+        lambda line: typer.echo(f"{logs.time_of_day()} {line}", err=True), verbose=True
+    ):
         yield
 
 
 @contextmanager
 def _errors_for_people(debug: bool) -> Iterator[list[str]]:
-    """Turn errors into one text on stderr and an exit code; with ``debug`` let the traceback through. The lines that the block adds
-    to what it is given end the text."""
+    """Turn errors into one text on stderr and an exit code; with ``debug`` let the traceback
+    through. The lines that the block adds to what it is given end the text."""
     more: list[str] = []
     logs.install()
     try:
@@ -239,7 +302,9 @@ def _errors_for_people(debug: bool) -> Iterator[list[str]]:
             try:
                 yield more
             except Exception:
-                if signals.interrupted:  # what it interrupted, a client's C code for one, may surface as any error
+                if (
+                    signals.interrupted
+                ):  # what it interrupted, a client's C code for one, may surface as any error
                     signals.check()
                 raise
     except EverflowError as error:
@@ -250,7 +315,10 @@ def _errors_for_people(debug: bool) -> Iterator[list[str]]:
         raise typer.Exit(EXIT_USAGE if usage else EXIT_FAILED) from None
     except KeyboardInterrupt as interrupt:
         number = getattr(interrupt, "number", signal.SIGINT)
-        typer.echo(f"stopping: nothing runs yet that has to end in order ({signal.Signals(number).name})", err=True)
+        typer.echo(
+            f"stopping: nothing runs yet that has to end in order ({signal.Signals(number).name})",
+            err=True,
+        )
         raise typer.Exit(EXIT_BASE + number) from None
     except (typer.Exit, typer.Abort):
         raise

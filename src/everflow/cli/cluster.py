@@ -19,10 +19,13 @@ _SILENT_S = 1.0
 
 
 def client_config(servers: str, settings: Sequence[str] | None) -> StreamsConfig:
-    """Clients' settings from ``--bootstrap-servers`` and ``--set``; ConfigError for what `StreamsConfig` refuses."""
+    """Clients' settings from ``--bootstrap-servers`` and ``--set``; ConfigError for what
+    `StreamsConfig` refuses."""
     given = assignments("--set", settings)
     with named_as_typed({"bootstrap.servers": "--bootstrap-servers"}):
-        return StreamsConfig(**{"application.id": "everflow-command", "bootstrap.servers": servers, **given})
+        return StreamsConfig(
+            **{"application.id": "everflow-command", "bootstrap.servers": servers, **given}
+        )
 
 
 def assignments(option: str, given: Sequence[str] | None) -> dict[str, str]:
@@ -35,16 +38,20 @@ def assignments(option: str, given: Sequence[str] | None) -> dict[str, str]:
 
 @contextmanager
 def connected(config: StreamsConfig, status: StatusLine) -> Iterator[ClusterAdmin]:
-    """An admin client of a cluster that answers. TaskTimeoutError if none does within ``REACH_S`` seconds."""
+    """An admin client of a cluster that answers. TaskTimeoutError if none does within ``REACH_S``
+    seconds."""
     servers = config.bootstrap_servers
     with closing(ClusterAdmin(config.admin())) as admin:
         try:
-            with status.waiting(f"waiting for Kafka at {servers} (for {REACH_S:g} s at most)", after_s=_SILENT_S):
+            with status.waiting(
+                f"waiting for Kafka at {servers} (for {REACH_S:g} s at most)", after_s=_SILENT_S
+            ):
                 admin.wait_until_reachable(REACH_S, lambda _: None)
         except TaskTimeoutError:
             raise TaskTimeoutError(
                 f"no Kafka broker answered at {servers} within {REACH_S:g} s.\n"
-                "Check --bootstrap-servers (or EVERFLOW_BOOTSTRAP_SERVERS), that the broker runs, and security settings (--set).\n"
+                "Check --bootstrap-servers (or EVERFLOW_BOOTSTRAP_SERVERS), that the broker runs, "
+                "and security settings (--set).\n"
                 "For development `everflow broker` starts one."
             ) from None
         yield admin

@@ -15,10 +15,17 @@ LOCAL_BROKER = "localhost:9092"
 ErrorsForPeople = Callable[[bool], AbstractContextManager[None]]
 
 Servers = Annotated[
-    str, typer.Option("--bootstrap-servers", envvar=BOOTSTRAP_VARIABLE, help="host:port of one or more brokers.")
+    str,
+    typer.Option(
+        "--bootstrap-servers", envvar=BOOTSTRAP_VARIABLE, help="host:port of one or more brokers."
+    ),
 ]
 ClientSettings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A client's setting, e.g. security.protocol=SASL_SSL; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A client's setting, e.g. security.protocol=SASL_SSL; repeatable.",
+    ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and everflow's own log.")]

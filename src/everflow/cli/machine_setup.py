@@ -15,13 +15,17 @@ def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
 
     @app.command()
     def setup(
-        broker: Annotated[bool, typer.Option("--broker", help="For the embedded broker, too.")] = False,
+        broker: Annotated[
+            bool, typer.Option("--broker", help="For the embedded broker, too.")
+        ] = False,
         debug: Debug = False,
     ) -> None:
-        """Prepare a machine or an image: fetch the jars, and make the class archives from which a JVM starts in half the time.
+        """Prepare a machine or an image: fetch the jars, and make the class archives from which a
+        JVM starts in half the time.
 
-        Both go to everflow's cache ($XDG_CACHE_HOME/everflow, by default ~/.cache/everflow), the archives 200 MB; whoever starts
-        everflow with that cache has them. What is there is not made again.
+        Both go to everflow's cache ($XDG_CACHE_HOME/everflow, by default ~/.cache/everflow), the
+        archives 200 MB; whoever starts everflow with that cache has them. What is there is not made
+        again.
         """
         with errors_for_people(debug):
             from everflow.cli.cluster import own_status
@@ -38,5 +42,9 @@ def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
                     with status.waiting(f"making the class archive of {conf}"):
                         problem = make_archive(conf)
                     took = f"{time.monotonic() - began:.0f} s"
-                    done = f"ready ({took})" if problem is None else f"not made, so {conf} starts as quickly as without:\n{problem}"
+                    done = (
+                        f"ready ({took})"
+                        if problem is None
+                        else f"not made, so {conf} starts as quickly as without:\n{problem}"
+                    )
                     typer.echo(f"{conf}: jars there, class archive {done}")

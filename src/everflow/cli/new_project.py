@@ -41,10 +41,16 @@ def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
 
     @app.command()
     def new(
-        name: Annotated[str, typer.Argument(metavar="NAME", help="The project, e.g. page-views; or a path that ends in it.")],
+        name: Annotated[
+            str,
+            typer.Argument(
+                metavar="NAME", help="The project, e.g. page-views; or a path that ends in it."
+            ),
+        ],
         debug: Debug = False,
     ) -> None:
-        """Make a folder with a small program, its test, sample records and a README that says how to run it."""
+        """Make a folder with a small program, its test, sample records and a README that says how
+        to run it."""
         with errors_for_people(debug):
             folder = Path(name).expanduser()
             module = module_name(folder.name)
@@ -54,7 +60,8 @@ def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
 
 
 def module_name(name: str) -> str:
-    """The module of a project called ``name``. ConfigError, with a name that will do, for one that will not."""
+    """The module of a project called ``name``. ConfigError, with a name that will do, for one that
+    will not."""
     module = name.replace("-", "_")
     if not _NAME.fullmatch(name):
         problem = "a project's name is a letter and then letters, digits, '-' or '_' (100 at most)"
@@ -66,22 +73,30 @@ def module_name(name: str) -> str:
         problem = f"the program would hide the installed module {module!r}"
     else:
         return module
-    raise ConfigError(f"{name!r} cannot be a project's name: {problem}. How about {_proposed(name)}?")
+    raise ConfigError(
+        f"{name!r} cannot be a project's name: {problem}. How about {_proposed(name)}?"
+    )
 
 
 def make(folder: Path, module: str) -> list[str]:
-    """Write the project; the files' names. ConfigError for a folder that holds something, or that cannot be written to."""
+    """Write the project; the files' names. ConfigError for a folder that holds something, or that
+    cannot be written to."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} exists and is not a folder. Choose another name.")
     try:
         if folder.exists() and any(folder.iterdir()):
-            raise ConfigError(f"{folder} exists and is not empty. Choose another name; nothing was written.")
+            raise ConfigError(
+                f"{folder} exists and is not empty. Choose another name; nothing was written."
+            )
         names = {"name": folder.name, "module": module}
         written = []
         for template, place in FILES.items():
             path = folder / Template(place).substitute(names)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(Template((TEMPLATES / template).read_text(encoding="utf-8")).substitute(names), encoding="utf-8")
+            path.write_text(
+                Template((TEMPLATES / template).read_text(encoding="utf-8")).substitute(names),
+                encoding="utf-8",
+            )
             written.append(str(path.relative_to(folder)))
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror or error}.") from None
@@ -92,14 +107,24 @@ def next_steps(folder: Path, module: str) -> list[str]:
     """The commands that test and run the project, as they can be typed here."""
     everflow, python = "everflow", "python"
     if shutil.which("everflow") is None:
-        everflow, python = (os.path.relpath(path, folder) for path in (Path(sys.executable).parent / "everflow", sys.executable))
+        everflow, python = (
+            os.path.relpath(path, folder)
+            for path in (Path(sys.executable).parent / "everflow", sys.executable)
+        )
         everflow, python = shlex.quote(everflow), shlex.quote(python)
     return [
         "next:",
         f"  cd {shlex.quote(str(folder))}",
         f"  {python} -m pytest",
-        f"  {everflow} broker --port 9092 --topic page-views:4 --topic views-per-section:4       # stays: a terminal of its own",
-        f"  {everflow} run {module}:builder --application-id {folder.name} --bootstrap-servers localhost:9092     # another one",
+        (
+            f"  {everflow} broker --port 9092 --topic page-views:4 --topic views-per-section:4     "
+            f"  # "
+            f"stays: a terminal of its own"
+        ),
+        (
+            f"  {everflow} run {module}:builder --application-id {folder.name} --bootstrap-servers "
+            f"localhost:9092     # another one"
+        ),
         f"  {everflow} produce page-views < sample.jsonl",
         f"  {everflow} consume views-per-section --window time --timeout 10",
         "README.md says more.",
@@ -115,7 +140,10 @@ def _taken(module: str) -> bool:
 
 
 def _proposed(name: str) -> str:
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).lstrip("-0123456789").rstrip("-")[:90] or "my-program"
+    slug = (
+        re.sub(r"[^a-z0-9]+", "-", name.lower()).lstrip("-0123456789").rstrip("-")[:90]
+        or "my-program"
+    )
     module = slug.replace("-", "_")
     word = keyword.iskeyword(module) or keyword.issoftkeyword(module)
     return f"my-{slug}" if word or module in _OF_THE_PROJECT or _taken(module) else slug

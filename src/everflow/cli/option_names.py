@@ -17,8 +17,13 @@ OPTIONS = {
     "state.dir": "--state-dir",
 }
 _NEEDED = {
-    "application.id": "--application-id is missing: it names the group and the internal topics, e.g. --application-id delays",
-    "bootstrap.servers": f"--bootstrap-servers is missing: host:port of a broker, or set {BOOTSTRAP_VARIABLE}",
+    "application.id": (
+        "--application-id is missing: it names the group and the internal topics, "
+        "e.g. --application-id delays"
+    ),
+    "bootstrap.servers": (
+        f"--bootstrap-servers is missing: host:port of a broker, or set {BOOTSTRAP_VARIABLE}"
+    ),
 }
 
 
@@ -28,7 +33,9 @@ def named_as_typed(typed: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except EverflowError as error:
-        error.args = tuple(renamed(each, typed) if isinstance(each, str) else each for each in error.args)
+        error.args = tuple(
+            renamed(each, typed) if isinstance(each, str) else each for each in error.args
+        )
         raise
 
 
@@ -40,7 +47,8 @@ def renamed(text: str, typed: Mapping[str, str]) -> str:
 
 
 def require_given(settings: Mapping[str, object]) -> None:
-    """ConfigError, naming options and environment variables, where a setting without a default is missing."""
+    """ConfigError, naming options and environment variables, where a setting without a default is
+    missing."""
     missing = [text for key, text in _NEEDED.items() if settings.get(key) in (None, "")]
     if missing:
         raise ConfigError("\n".join(missing))

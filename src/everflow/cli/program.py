@@ -1,7 +1,7 @@
 """``module:name`` -> the user's topology.
 
-The module is imported as its owner would import it: the current folder is on the path. What can be told of a
-wrong program without running it is told before (`everflow.cli.program_source`).
+The module is imported as its owner would import it: the current folder is on the path. What can be
+told of a wrong program without running it is told before (`everflow.cli.program_source`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ LOAD_SILENT_S = 2.0
 
 
 def load_topology(target: str, *, start_spark: Callable[[], object]) -> Topology:
-    """Import ``module`` of ``target`` and return the topology that ``name`` holds, builds or returns.
+    """Import ``module`` of ``target`` and return the topology that ``name`` holds, builds or
+    returns.
 
-    ``name`` is a `Topology`, a `StreamsBuilder`, or a function without arguments that returns one of them.
-    ``start_spark`` runs when the program makes its first Column, if it makes one.
+    ``name`` is a `Topology`, a `StreamsBuilder`, or a function without arguments that returns one
+    of them. ``start_spark`` runs when the program makes its first Column, if it makes one.
 
     Raises:
-        TopologyError: no such module or name, the wrong kind of object, or the module failed while being imported (then with file
-            and line of the failing statement). Errors of everflow raised by the module pass unchanged.
+        TopologyError: no such module or name, the wrong kind of object, or the module failed while
+        being imported (then with file
+            and line of the failing statement). Errors of everflow raised by the module pass
+            unchanged.
     """
     module_name, separator, name = target.partition(":")
     if not (module_name and separator and name):
@@ -57,7 +60,8 @@ def place_of(target: str) -> str:
 
 
 def put_current_folder_on_path() -> None:
-    """As Python does for a script. Spark's Python workers get this process's path from the instance. Idempotent."""
+    """As Python does for a script. Spark's Python workers get this process's path from the
+    instance. Idempotent."""
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -107,7 +111,10 @@ def _as_topology(found: Any, target: str) -> Topology:
     if isinstance(built, Topology):
         return built
     raise TopologyError(
-        f"{target} is a {type(found).__name__}, not a StreamsBuilder, a Topology or a function that returns one",
+        (
+            f"{target} is a {type(found).__name__}, not a StreamsBuilder, a Topology or a function "
+            f"that returns one"
+        ),
         code="EF-PROGRAM",
     )
 
@@ -117,7 +124,9 @@ def _candidates(module: ModuleType) -> list[str]:
     return sorted(
         name
         for name, value in vars(module).items()
-        if not name.startswith("_") and not isinstance(value, type) and (isinstance(value, Topology) or hasattr(value, "build"))
+        if not name.startswith("_")
+        and not isinstance(value, type)
+        and (isinstance(value, Topology) or hasattr(value, "build"))
     )
 
 
@@ -142,10 +151,17 @@ def _failed(what: str, error: BaseException) -> TopologyError:
     where = _place(error)
     if isinstance(error, SyntaxError) and error.filename is not None:
         where = f"{error.filename}:{error.lineno}"
-    return TopologyError(f"{what} failed: {type(error).__name__}: {error}", where=where, code="EF-PROGRAM")
+    return TopologyError(
+        f"{what} failed: {type(error).__name__}: {error}", where=where, code="EF-PROGRAM"
+    )
 
 
 def _is_users(filename: str) -> bool:
-    """Whether a frame is of the user's program: not importlib's, not an installed package's, not ours."""
+    """Whether a frame is of the user's program: not importlib's, not an installed package's, not
+    ours."""
     ours = str(Path(__file__).parents[1])
-    return not (filename.startswith(("<", ours)) or "site-packages" in filename or "dist-packages" in filename)
+    return not (
+        filename.startswith(("<", ours))
+        or "site-packages" in filename
+        or "dist-packages" in filename
+    )

@@ -24,9 +24,11 @@ _NAMES_SHOWN = 10
 
 
 def require_name(module: str, path: str) -> None:
-    """TopologyError where there is no such module, its source is no Python, or it does not bind the first name of ``path``.
+    """TopologyError where there is no such module, its source is no Python, or it does not bind the
+    first name of ``path``.
 
-    What cannot be told without running it passes: a module without source, or one that binds names by star imports and the like.
+    What cannot be told without running it passes: a module without source, or one that binds names
+    by star imports and the like.
     """
     if module in sys.modules or not (found := _source_of(module)):
         return
@@ -36,9 +38,13 @@ def require_name(module: str, path: str) -> None:
         compile(tree, found, "exec", dont_inherit=True)
     except SyntaxError as error:
         where = f"{error.filename}:{error.lineno}"
-        raise TopologyError(f"module {module} is no Python: {error.msg}", where=where, code="EF-PROGRAM") from None
+        raise TopologyError(
+            f"module {module} is no Python: {error.msg}", where=where, code="EF-PROGRAM"
+        ) from None
     except ValueError as error:  # a NUL
-        raise TopologyError(f"module {module} is no Python: {error}", where=str(found), code="EF-PROGRAM") from None
+        raise TopologyError(
+            f"module {module} is no Python: {error}", where=str(found), code="EF-PROGRAM"
+        ) from None
     if any(_binds_unseen(node) for node in ast.walk(tree)):
         return
     bound = set(_bound(symtable.symtable(text, str(found), "exec")))
@@ -48,13 +54,16 @@ def require_name(module: str, path: str) -> None:
 
 
 def no_such_module(missing: str, asked: str) -> TopologyError:
-    """The error for a module that is not found; ``missing`` is it, or the package it should be in."""
+    """The error for a module that is not found; ``missing`` is it, or the package it should be
+    in."""
     here = Path.cwd()
     hint = f"\n  {FORM}" if asked.endswith(".py") or "/" in asked else ""
     there = sorted(path.stem for path in here.glob("*.py") if path.stem.isidentifier())
     if not hint and there:
         hint = f"; the modules here are: {_listed(missing, there)}"
-    return TopologyError(f"no module {missing!r} in {here} or among the installed packages{hint}", code="EF-PROGRAM")
+    return TopologyError(
+        f"no module {missing!r} in {here} or among the installed packages{hint}", code="EF-PROGRAM"
+    )
 
 
 def no_such_name(module: str, path: str, known: Sequence[str]) -> TopologyError:
@@ -70,7 +79,8 @@ def _listed(wanted: str, known: Sequence[str]) -> str:
 
 
 def _source_of(module: str) -> Path | None:
-    """The module's source; None where it has none that can be read, or its package must say where it is."""
+    """The module's source; None where it has none that can be read, or its package must say where
+    it is."""
     parts = module.split(".")
     if not all(part.isidentifier() for part in parts):
         raise no_such_module(module, module)
@@ -84,7 +94,9 @@ def _source_of(module: str) -> Path | None:
         if spec is None or spec.submodule_search_locations is None:
             return None
         spec = PathFinder.find_spec(".".join(parts[:count]), list(spec.submodule_search_locations))
-    origin = None if spec is None or not spec.has_location or spec.origin is None else Path(spec.origin)
+    origin = (
+        None if spec is None or not spec.has_location or spec.origin is None else Path(spec.origin)
+    )
     return origin if origin is not None and origin.suffix == ".py" and origin.is_file() else None
 
 
@@ -122,6 +134,10 @@ def _offered(tree: ast.Module) -> list[str]:
             names.add(node.name)
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             names.update(target.id for target in node.targets if isinstance(target, ast.Name))
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call) and isinstance(node.target, ast.Name):
+        elif (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(node.value, ast.Call)
+            and isinstance(node.target, ast.Name)
+        ):
             names.add(node.target.id)
     return sorted(names)

@@ -7,7 +7,13 @@ from typing import Annotated
 
 import typer
 
-from everflow.cli.cluster_options import LOCAL_BROKER, ClientSettings, Debug, ErrorsForPeople, Servers
+from everflow.cli.cluster_options import (
+    LOCAL_BROKER,
+    ClientSettings,
+    Debug,
+    ErrorsForPeople,
+    Servers,
+)
 from everflow.cli.formats import Format, WindowKind
 from everflow.errors import ConfigError
 
@@ -29,17 +35,24 @@ def _add_produce(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         servers: Servers = LOCAL_BROKER,
         key: KeyFormat = Format.string,
         value: ValueFormat = Format.string,
-        key_separator: Annotated[str, typer.Option(help="Stands between key and value.", show_default="a tab")] = "\t",
+        key_separator: Annotated[
+            str, typer.Option(help="Stands between key and value.", show_default="a tab")
+        ] = "\t",
         timed: Annotated[
             bool,
             typer.Option(
-                "--with-time", help="Each line begins with the record's time (ISO 8601 or ms since 1970), then the separator."
+                "--with-time",
+                help=(
+                    "Each line begins with the record's time (ISO 8601 or ms since 1970), then "
+                    "the separator."
+                ),
             ),
         ] = False,
         settings: ClientSettings = None,
         debug: Debug = False,
     ) -> None:
-        """Write each line of standard input to a topic, as value, or as key<TAB>value; empty lines are skipped."""
+        """Write each line of standard input to a topic, as value, or as key<TAB>value; empty lines
+        are skipped."""
         with errors_for_people(debug):
             from everflow.cli.cluster import client_config, connected, own_status
             from everflow.cli.records import lines, partitions_of, send
@@ -51,7 +64,9 @@ def _add_produce(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
                 partitions_of(admin, topic)
                 if sys.stdin.isatty():
                     typer.echo(f"one record a line for {topic}, Ctrl-D ends", err=True)
-                sent = send(config, topic, lines(sys.stdin, key_separator, key, value, timed), status)
+                sent = send(
+                    config, topic, lines(sys.stdin, key_separator, key, value, timed), status
+                )
             typer.echo(f"{sent:,} record{'s' * (sent != 1)} written to {topic}", err=True)
 
 
@@ -63,18 +78,34 @@ def _add_consume(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         key: KeyFormat = Format.string,
         value: ValueFormat = Format.string,
         window: Annotated[
-            WindowKind | None, typer.Option(help="Keys of windowed results: key@start of the window, key@start/end of a session.")
+            WindowKind | None,
+            typer.Option(
+                help=(
+                    "Keys of windowed results: key@start of the window, key@start/end of a session."
+                )
+            ),
         ] = None,
-        from_beginning: Annotated[bool, typer.Option("--from-beginning/--from-end", help="Where to begin.")] = True,
-        count: Annotated[int | None, typer.Option(min=1, help="End after so many records; without: Ctrl-C ends.")] = None,
+        from_beginning: Annotated[
+            bool, typer.Option("--from-beginning/--from-end", help="Where to begin.")
+        ] = True,
+        count: Annotated[
+            int | None, typer.Option(min=1, help="End after so many records; without: Ctrl-C ends.")
+        ] = None,
         timeout: Annotated[
             float | None,
-            typer.Option(min=0.0, help="End when no record has come for so many seconds; exit code 1 if --count is missed."),
+            typer.Option(
+                min=0.0,
+                help=(
+                    "End when no record has come for so many seconds; exit code 1 if --count is "
+                    "missed."
+                ),
+            ),
         ] = None,
         settings: ClientSettings = None,
         debug: Debug = False,
     ) -> None:
-        """Print the committed records of a topic, key<TAB>value a line. Joins no group and commits nothing."""
+        """Print the committed records of a topic, key<TAB>value a line. Joins no group and commits
+        nothing."""
         with errors_for_people(debug):
             from everflow.cli.cluster import client_config, connected, own_status
             from everflow.cli.records import partitions_of, records, text_of
@@ -82,11 +113,19 @@ def _add_consume(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
             config = client_config(servers, settings)
             with own_status() as status, connected(config, status) as admin:
                 partitions = partitions_of(admin, topic)
-                starts = admin.list_offsets(partitions, "earliest" if from_beginning else "latest", "read_committed")
+                starts = admin.list_offsets(
+                    partitions, "earliest" if from_beginning else "latest", "read_committed"
+                )
                 seen = 0
                 for message in records(config, starts, count, timeout, status):
                     typer.echo(text_of(message, key, value, window))
                     seen += 1
             if count is not None and seen < count:
-                typer.echo(f"{seen:,} of {count:,} records of {topic}: no further one came for {timeout:g} s", err=True)
+                typer.echo(
+                    (
+                        f"{seen:,} of {count:,} records of {topic}: no further one came for "
+                        f"{timeout:g} s"
+                    ),
+                    err=True,
+                )
                 raise typer.Exit(1)

@@ -51,9 +51,11 @@ class Line:
     time_ms: int = NOW
 
 
-def lines(source: Iterable[str], separator: str, key: Format, value: Format, timed: bool = False) -> Iterator[Line]:
-    """The records that lines of text stand for; ``timed``: each line begins with the time. ConfigError, naming the line, for one
-    that is not what it should be."""
+def lines(
+    source: Iterable[str], separator: str, key: Format, value: Format, timed: bool = False
+) -> Iterator[Line]:
+    """The records that lines of text stand for; ``timed``: each line begins with the time.
+    ConfigError, naming the line, for one that is not what it should be."""
     for number, line in enumerate(_readable(source), 1):
         text = line.rstrip("\r\n")
         if not text.strip():
@@ -69,9 +71,13 @@ def lines(source: Iterable[str], separator: str, key: Format, value: Format, tim
             left, right = (encoded(before, key), behind) if found else (None, text)
             yield Line(left, encoded(right, value), time_ms)
         except UnicodeError:
-            raise ConfigError(f"line {number}: not UTF-8; the lines before it were written.") from None
+            raise ConfigError(
+                f"line {number}: not UTF-8; the lines before it were written."
+            ) from None
         except (ValueError, SerdeError) as error:
-            raise ConfigError(f"line {number}: {error}; the lines before it were written.") from None
+            raise ConfigError(
+                f"line {number}: {error}; the lines before it were written."
+            ) from None
 
 
 def _readable(source: Iterable[str]) -> Iterator[str]:
@@ -80,7 +86,8 @@ def _readable(source: Iterable[str]) -> Iterator[str]:
     except UnicodeDecodeError as error:  # it is read ahead: the line is not known
         byte = error.object[error.start]
         raise ConfigError(
-            f"standard input is not UTF-8: it has the byte 0x{byte:02x}. Lines before it may have been written."
+            f"standard input is not UTF-8: it has the byte 0x{byte:02x}. Lines before it may have "
+            f"been written."
         ) from None
 
 
@@ -117,37 +124,50 @@ def decoded(data: bytes | None, form: Format) -> str:
 
 
 def windowed(data: bytes | None, form: Format, window: WindowKind) -> str:
-    """``JFK@2013-01-01T00:00:00Z``: key and start of a time window; ``JFK@start/end`` of a session."""
+    """``JFK@2013-01-01T00:00:00Z``: key and start of a time window; ``JFK@start/end`` of a
+    session."""
     if data is None:
         return "null"
     suffix = START_BYTES if window is WindowKind.time else SESSION_SUFFIX_BYTES
     if len(data) < suffix:
-        raise SerdeError(f"a key of a {window.value} window takes {suffix} bytes at least, found {len(data)}")
-    times = [int.from_bytes(data[at : at + 8], "big", signed=True) for at in range(len(data) - suffix, len(data), 8)]
+        raise SerdeError(
+            f"a key of a {window.value} window takes {suffix} bytes at least, found {len(data)}"
+        )
+    times = [
+        int.from_bytes(data[at : at + 8], "big", signed=True)
+        for at in range(len(data) - suffix, len(data), 8)
+    ]
     return f"{decoded(data[:-suffix], form)}@{'/'.join(instant(time) for time in reversed(times))}"
 
 
 def instant(time_ms: int) -> str:
-    """ISO 8601 in UTC, with milliseconds where there are any; the number itself beyond what a calendar has."""
+    """ISO 8601 in UTC, with milliseconds where there are any; the number itself beyond what a
+    calendar has."""
     try:
         when = datetime.fromtimestamp(time_ms / 1000, timezone.utc)
     except (OverflowError, ValueError, OSError):
         return str(time_ms)
-    return when.isoformat(timespec="milliseconds" if time_ms % 1000 else "seconds").replace("+00:00", "Z")
+    return when.isoformat(timespec="milliseconds" if time_ms % 1000 else "seconds").replace(
+        "+00:00", "Z"
+    )
 
 
 def time_of(text: str) -> int:
-    """Ms since 1970 of such a number, or of a time in ISO 8601, UTC where it names no zone. ValueError for anything else, and for
-    1970's first moment, which is `NOW`, and before."""
+    """Ms since 1970 of such a number, or of a time in ISO 8601, UTC where it names no zone.
+    ValueError for anything else, and for 1970's first moment, which is `NOW`, and before."""
     epoch = datetime(1970, 1, 1, tzinfo=timezone.utc)
     try:
         if text.isdecimal():
             found = int(text)
         else:
             when = datetime.fromisoformat(text.replace("Z", "+00:00"))
-            found = ((when if when.tzinfo else when.replace(tzinfo=timezone.utc)) - epoch) // timedelta(milliseconds=1)
+            found = (
+                (when if when.tzinfo else when.replace(tzinfo=timezone.utc)) - epoch
+            ) // timedelta(milliseconds=1)
     except ValueError:
-        raise ValueError(f"not a time: {text!r}; write 2026-11-21T21:14:06Z, or ms since 1970") from None
+        raise ValueError(
+            f"not a time: {text!r}; write 2026-11-21T21:14:06Z, or ms since 1970"
+        ) from None
     if found <= NOW:
         raise ValueError(f"the time {text!r} is not after 1970-01-01T00:00:00Z")
     return found
@@ -163,13 +183,20 @@ def text_of(message: Message, key: Format, value: Format, window: WindowKind | N
         return f"{left}\t{decoded(message.value(), value)}"
     except SerdeError as error:
         place = f"{message.topic()}-{message.partition()}@{message.offset()}"
-        raise SerdeError(f"the {half} of {place} cannot be read: {error}\n--{half} bytes shows it as it is.") from None
+        raise SerdeError(
+            f"the {half} of {place} cannot be read: {error}\n--{half} bytes shows it as it is."
+        ) from None
 
 
 def send(config: StreamsConfig, topic: str, given: Iterable[Line], status: StatusLine) -> int:
-    """Write them all and wait for the broker; the number written. Raises what the broker refused."""
+    """Write them all and wait for the broker; the number written. Raises what the broker
+    refused."""
     refused: list[KafkaError] = []
-    settings = {"partitioner": "murmur2_random", "message.timeout.ms": int(DELIVERY_S * 1000), **config.producer()}
+    settings = {
+        "partitioner": "murmur2_random",
+        "message.timeout.ms": int(DELIVERY_S * 1000),
+        **config.producer(),
+    }
     producer = Producer(settings, logger=client_log)
     sent = 0
 
@@ -181,7 +208,9 @@ def send(config: StreamsConfig, topic: str, given: Iterable[Line], status: Statu
         for line in given:
             while not refused:
                 try:
-                    producer.produce(topic, line.value, line.key, on_delivery=delivered, timestamp=line.time_ms)
+                    producer.produce(
+                        topic, line.value, line.key, on_delivery=delivered, timestamp=line.time_ms
+                    )
                     break
                 except BufferError:
                     producer.poll(_POLL_S)
@@ -190,7 +219,9 @@ def send(config: StreamsConfig, topic: str, given: Iterable[Line], status: Statu
             sent += 1
             producer.poll(0)
     finally:
-        with status.waiting(f"waiting for Kafka to take the records (for {DELIVERY_S:g} s at most)", after_s=_IDLE_S):
+        with status.waiting(
+            f"waiting for Kafka to take the records (for {DELIVERY_S:g} s at most)", after_s=_IDLE_S
+        ):
             producer.flush(DELIVERY_S + 5.0)
     if refused:
         raise classify(refused[0], f"writing to {topic}")
@@ -198,19 +229,33 @@ def send(config: StreamsConfig, topic: str, given: Iterable[Line], status: Statu
 
 
 def records(
-    config: StreamsConfig, starts: dict[TopicPartition, int], count: int | None, timeout_s: float | None, status: StatusLine
+    config: StreamsConfig,
+    starts: dict[TopicPartition, int],
+    count: int | None,
+    timeout_s: float | None,
+    status: StatusLine,
 ) -> Iterator[Message]:
-    """Committed records from ``starts`` on, as they come, until there were ``count`` or none for ``timeout_s`` seconds."""
+    """Committed records from ``starts`` on, as they come, until there were ``count`` or none for
+    ``timeout_s`` seconds."""
     away: list[str] = []
 
     def failed(error: KafkaError) -> None:
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             away[:] = [f"no answer from Kafka at {config.bootstrap_servers}"]
 
-    own = {"group.id": "everflow-consume", "enable.auto.commit": False, "isolation.level": "read_committed", "error_cb": failed}
-    consumer = Consumer({**config.consumer(), **own, "auto.offset.reset": "earliest"}, logger=client_log)
+    own = {
+        "group.id": "everflow-consume",
+        "enable.auto.commit": False,
+        "isolation.level": "read_committed",
+        "error_cb": failed,
+    }
+    consumer = Consumer(
+        {**config.consumer(), **own, "auto.offset.reset": "earliest"}, logger=client_log
+    )
     with closing(consumer):
-        consumer.assign([ClientTopicPartition(tp.topic, tp.partition, offset) for tp, offset in starts.items()])
+        consumer.assign(
+            [ClientTopicPartition(tp.topic, tp.partition, offset) for tp, offset in starts.items()]
+        )
         last = time.monotonic()
         shown = 0
         while count is None or shown < count:
@@ -235,6 +280,8 @@ def partitions_of(admin: ClusterAdmin, topic: str) -> list[TopicPartition]:
     """Its partitions. ConfigError for a topic that does not exist."""
     found = admin.describe_topics([topic])
     if topic not in found:
-        hint = f"`everflow topic create {topic}` creates it, `everflow topic list` shows what there is"
+        hint = (
+            f"`everflow topic create {topic}` creates it, `everflow topic list` shows what there is"
+        )
         raise ConfigError(f"no such topic: {topic}. {hint}.")
     return [TopicPartition(topic, n) for n in range(found[topic].partitions)]

@@ -48,11 +48,12 @@ def run_program(
     leave_group: bool | None = None,
     failed: Callable[[str], None] = lambda _: None,
 ) -> int:
-    """Load ``target`` and run it until a signal stops it; the exit code: 0 if it ran and ended in order, 128 and the number of
-    the signal if that came before it ran, 1 if its end took too long.
+    """Load ``target`` and run it until a signal stops it; the exit code: 0 if it ran and ended in
+    order, 128 and the number of the signal if that came before it ran, 1 if its end took too long.
 
-    ``settings`` are dotted keys of `StreamsConfig`; ``debug`` shows Spark's own log; ``leave_group`` as in `KafkaStreams.run`;
-    ``failed`` gets where to read more, if it does. Must be called from the main thread (signals).
+    ``settings`` are dotted keys of `StreamsConfig`; ``debug`` shows Spark's own log;
+    ``leave_group`` as in `KafkaStreams.run`; ``failed`` gets where to read more, if it does. Must
+    be called from the main thread (signals).
 
     Raises:
         ConfigError, TopologyError, SetupError: before anything runs.
@@ -87,13 +88,19 @@ def run_program(
 
 
 def _ask_brokers(config: StreamsConfig, status: StatusLine) -> None:
-    """Before the seconds that Spark takes: a wrong address is told. Where nobody answers, `KafkaStreams.start` waits later."""
+    """Before the seconds that Spark takes: a wrong address is told. Where nobody answers,
+    `KafkaStreams.start` waits later."""
     servers = config.bootstrap_servers
-    with closing(ClusterAdmin(config.admin())) as admin, status.waiting(f"asking Kafka at {servers}", after_s=1.0):
+    with (
+        closing(ClusterAdmin(config.admin())) as admin,
+        status.waiting(f"asking Kafka at {servers}", after_s=1.0),
+    ):
         try:
             admin.cluster_id(ASK_S)
         except RetriableError:
-            log.warning("no answer from Kafka at %s yet: it is waited for once Spark has started", servers)
+            log.warning(
+                "no answer from Kafka at %s yet: it is waited for once Spark has started", servers
+            )
 
 
 class watching:
@@ -133,4 +140,6 @@ class watching:
                     progress.add(sample)
                 line = progress.line() if sample is not None else ""
                 if (sample is not None or waits) and not self._stop.is_set():
-                    self._status.show(" · ".join(filter(None, (line, waits))), below=task_lines(tasks))
+                    self._status.show(
+                        " · ".join(filter(None, (line, waits))), below=task_lines(tasks)
+                    )

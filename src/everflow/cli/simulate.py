@@ -25,23 +25,38 @@ DEFAULT_RATE = 400_000.0
 
 # Options whose line would be too long below.
 Remove = Annotated[int, typer.Option(help="Instances that stop cleanly (they drain first).")]
-Tasks = Annotated[int, typer.Option(help="Stateful tasks: partitions of the stateful sub-topologies.")]
+Tasks = Annotated[
+    int, typer.Option(help="Stateful tasks: partitions of the stateful sub-topologies.")
+]
 StateRecords = Annotated[int, typer.Option(help="Records in one task's changelog.")]
 RestoreRate = Annotated[
-    float | None, typer.Option(help="Records a second that one thread restores for an active task; default: 400,000.")
+    float | None,
+    typer.Option(
+        help="Records a second that one thread restores for an active task; default: 400,000."
+    ),
 ]
 FollowRate = Annotated[
-    float | None, typer.Option(help="Records a second at which one instance warms tasks up; default: the restore rate.")
+    float | None,
+    typer.Option(
+        help="Records a second at which one instance warms tasks up; default: the restore rate."
+    ),
 ]
 Measured = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Take both rates from the JSON file of `./run bench restore --json`.")
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Take both rates from the JSON file of `./run bench restore --json`."
+    ),
 ]
 InputRate = Annotated[float, typer.Option(help="Records a second that arrive at each task.")]
 AcceptableLag = Annotated[int, typer.Option(help="acceptable.recovery.lag, in records.")]
 SessionTimeout = Annotated[float, typer.Option(help="session.timeout.ms, in seconds.")]
 Static = Annotated[bool, typer.Option("--static", help="Instances have a group.instance.id.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON.")]
-HistoryFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write everything that happened.")]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON.")
+]
+HistoryFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write everything that happened.")
+]
 
 
 def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
@@ -71,7 +86,8 @@ def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         history: HistoryFile = None,
         debug: Debug = False,
     ) -> None:
-        """Show what a scaling step would do: moves, warm-ups, rebalances, pauses, time until balanced. Needs no broker."""
+        """Show what a scaling step would do: moves, warm-ups, rebalances, pauses, time until
+        balanced. Needs no broker."""
         with errors_for_people(debug):
             if not debug:
                 logging.getLogger("everflow").setLevel(logging.ERROR)
@@ -109,7 +125,8 @@ class Files:
 
 
 def run(step: Step, files: Files, console: Console) -> Forecast:
-    """Simulate and print. ConfigError for a step that cannot be or a file that cannot be written."""
+    """Simulate and print. ConfigError for a step that cannot be or a file that cannot be
+    written."""
     from everflow.testing.simulation.forecast import forecast
 
     step.check()
@@ -142,7 +159,14 @@ def show(found: Forecast, console: Console) -> None:
     step = found.step
     console.print(_headline(step), markup=False, highlight=False, soft_wrap=True)
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("after", "members", "handed over", "taken to hand over", "warm-ups", "still to move"):
+    for column in (
+        "after",
+        "members",
+        "handed over",
+        "taken to hand over",
+        "warm-ups",
+        "still to move",
+    ):
         table.add_column(column, justify="right")
     for one in _shown(found.rounds):
         cells = ("...",) * 6 if one is None else (_seconds(one.at_s), *map(str, _cells(one)))
@@ -151,10 +175,29 @@ def show(found: Forecast, console: Console) -> None:
     all_tasks = step.tasks + step.stateless_tasks
     per_member = sorted(found.tasks_per_member.values())
     rows = [
-        ("moves", f"{found.moves} of {all_tasks} tasks end on another instance, {found.warmed} warmed up first"),
+        (
+            "moves",
+            (
+                f"{found.moves} of {all_tasks} tasks end on another instance, {found.warmed} "
+                f"warmed up "
+                f"first"
+            ),
+        ),
         ("rebalances", str(found.rebalances)),
-        ("paused", f"{found.task_seconds_paused:,.1f} task-seconds in all, one task at most {_seconds(found.longest_pause_s)}"),
-        ("tasks", f"{per_member[0]} to {per_member[-1]} per instance afterwards, {len(per_member)} instances"),
+        (
+            "paused",
+            (
+                f"{found.task_seconds_paused:,.1f} task-seconds in all, one task at most "
+                f"{_seconds(found.longest_pause_s)}"
+            ),
+        ),
+        (
+            "tasks",
+            (
+                f"{per_member[0]} to {per_member[-1]} per instance afterwards, {len(per_member)} "
+                f"instances"
+            ),
+        ),
         ("balanced", _balanced(found)),
     ]
     for label, text in rows:
@@ -166,18 +209,25 @@ def _headline(step: Step) -> str:
     changes = [f"{number} {what}" for what, number in named if number]
     kind = " static" if step.static else ""
     return (
-        f"{step.members}{kind} instances, {step.tasks} stateful tasks of {step.state_records:,} records, "
+        f"{step.members}{kind} instances, {step.tasks} stateful tasks of {step.state_records:,} "
+        f"records, "
         f"{step.stateless_tasks} stateless tasks: {', '.join(changes)}. "
-        f"Restoring {step.restore_rate:,.0f} records/s per thread, warming up {step.follow_rate:,.0f} records/s per instance, "
+        f"Restoring {step.restore_rate:,.0f} records/s per thread, warming up "
+        f"{step.follow_rate:,.0f} records/s per instance, "
         f"at most {step.warmups} warm-ups."
     )
 
 
 def _balanced(found: Forecast) -> str:
     if found.balanced_after_s is None:
-        return "not within a simulated day: warm-ups do not keep up with the input, or the acceptable lag is too small"
+        return (
+            "not within a simulated day: warm-ups do not keep up with the input, or the "
+            "acceptable lag is too small"
+        )
     warming = found.step.state_records / found.step.follow_rate
-    return f"after {_seconds(found.balanced_after_s)} (warming one task up takes {_seconds(warming)})"
+    return (
+        f"after {_seconds(found.balanced_after_s)} (warming one task up takes {_seconds(warming)})"
+    )
 
 
 def _cells(one: Round) -> tuple[int, int, int, int, int]:
@@ -212,7 +262,9 @@ def _rates(restore: float | None, follow: float | None, measured: Path | None) -
         return _Rates(restoring, restoring if follow is None else follow)
     for option, given in (("--restore-rate", restore), ("--follow-rate", follow)):
         if given is not None:
-            raise ConfigError(f"{option} and --measured both say how fast copies are made; give one of them.")
+            raise ConfigError(
+                f"{option} and --measured both say how fast copies are made; give one of them."
+            )
     return _Rates(_measured(measured, "restore"), _measured(measured, "follow"))
 
 
@@ -220,9 +272,18 @@ def _measured(file: Path, metric: str) -> float:
     """The slowest of everflow's figures."""
     try:
         rows: Any = json.loads(file.read_text())
-        rates = [float(row["value"]) for row in rows if row["system"] == "everflow" and row["metric"] == metric]
+        rates = [
+            float(row["value"])
+            for row in rows
+            if row["system"] == "everflow" and row["metric"] == metric
+        ]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"--measured {file}: not the JSON of `./run bench restore --json FILE`: {error}") from error
+        raise ConfigError(
+            f"--measured {file}: not the JSON of `./run bench restore --json FILE`: {error}"
+        ) from error
     if not rates:
-        raise ConfigError(f"--measured {file}: it holds no {metric} rate of everflow. Run `./run bench restore --json` again.")
+        raise ConfigError(
+            f"--measured {file}: it holds no {metric} rate of everflow. Run `./run bench restore "
+            f"--json` again."
+        )
     return min(rates)

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from everflow.cli.cluster_options import LOCAL_BROKER, ClientSettings, Debug, ErrorsForPeople, Servers
+from everflow.cli.cluster_options import (
+    LOCAL_BROKER,
+    ClientSettings,
+    Debug,
+    ErrorsForPeople,
+    Servers,
+)
 from everflow.errors import ConfigError, EverflowError, FatalError
 
 if TYPE_CHECKING:
@@ -30,14 +36,26 @@ def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
 def _add_create(topic: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
     @topic.command()
     def create(
-        names: Annotated[list[str], typer.Argument(metavar="NAME[:PARTITIONS]...", help="Topics, e.g. orders or orders:4.")],
+        names: Annotated[
+            list[str],
+            typer.Argument(metavar="NAME[:PARTITIONS]...", help="Topics, e.g. orders or orders:4."),
+        ],
         servers: Servers = LOCAL_BROKER,
-        partitions: Annotated[int, typer.Option(min=1, help="Of the topics given without a number.")] = 1,
+        partitions: Annotated[
+            int, typer.Option(min=1, help="Of the topics given without a number.")
+        ] = 1,
         replication_factor: Annotated[
-            int, typer.Option(min=-1, max=32_767, help="Replicas of each partition; -1: the broker's default.")
+            int,
+            typer.Option(
+                min=-1, max=32_767, help="Replicas of each partition; -1: the broker's default."
+            ),
         ] = -1,
         config: Annotated[
-            list[str] | None, typer.Option(metavar="KEY=VALUE", help="A topic's setting, e.g. cleanup.policy=compact; repeatable.")
+            list[str] | None,
+            typer.Option(
+                metavar="KEY=VALUE",
+                help="A topic's setting, e.g. cleanup.policy=compact; repeatable.",
+            ),
         ] = None,
         settings: ClientSettings = None,
         debug: Debug = False,
@@ -49,7 +67,10 @@ def _add_create(topic: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
 
             wanted = parse_topics(names, option="topic ", partitions=partitions)
             topic_settings = assignments("--config", config)
-            with own_status() as status, connected(client_config(servers, settings), status) as admin:
+            with (
+                own_status() as status,
+                connected(client_config(servers, settings), status) as admin,
+            ):
                 _refuse_existing(admin, wanted)
                 asked = {name: (count, topic_settings) for name, count in wanted.items()}
                 try:
@@ -57,20 +78,28 @@ def _add_create(topic: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
                 except FatalError as failure:
                     raise _refused(failure, wanted) from failure
             if other := sorted(wanted.keys() - created):
-                raise ConfigError(f"somebody else created {', '.join(other)} at the same moment; look with `everflow topic list`.")
+                raise ConfigError(
+                    f"somebody else created {', '.join(other)} at the same moment; look with "
+                    f"`everflow topic list`."
+                )
             for name, count in wanted.items():
                 typer.echo(f"created topic {name}, {count} partition{'s' * (count != 1)}")
 
 
 def _add_list(topic: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
     @topic.command(name="list")
-    def list_(servers: Servers = LOCAL_BROKER, settings: ClientSettings = None, debug: Debug = False) -> None:
-        """List all topics with partitions, replication factor and records (roughly: markers of transactions and what
-        compaction removed are counted)."""
+    def list_(
+        servers: Servers = LOCAL_BROKER, settings: ClientSettings = None, debug: Debug = False
+    ) -> None:
+        """List all topics with partitions, replication factor and records (roughly: markers of
+        transactions and what compaction removed are counted)."""
         with errors_for_people(debug):
             from everflow.cli.cluster import client_config, connected, own_status
 
-            with own_status() as status, connected(client_config(servers, settings), status) as admin:
+            with (
+                own_status() as status,
+                connected(client_config(servers, settings), status) as admin,
+            ):
                 topics = admin.list_topics()
                 records = _records(admin, topics)
             for line in table(topics, records):
@@ -86,16 +115,24 @@ def _add_delete(topic: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         settings: ClientSettings = None,
         debug: Debug = False,
     ) -> None:
-        """Delete topics with all their records, after a question; nothing is deleted if one of them does not exist."""
+        """Delete topics with all their records, after a question; nothing is deleted if one of them
+        does not exist."""
         with errors_for_people(debug):
             from everflow.cli.cluster import client_config, connected, own_status
 
-            with own_status() as status, connected(client_config(servers, settings), status) as admin:
+            with (
+                own_status() as status,
+                connected(client_config(servers, settings), status) as admin,
+            ):
                 topics = admin.list_topics()
                 _require_existing(names, topics)
                 held = _records(admin, {name: topics[name] for name in names})
-                what = ", ".join(f"{name} (about {held[name]:,} records)" for name in dict.fromkeys(names))
-                if not yes and not typer.confirm(f"Delete {what}? This cannot be undone.", err=True):
+                what = ", ".join(
+                    f"{name} (about {held[name]:,} records)" for name in dict.fromkeys(names)
+                )
+                if not yes and not typer.confirm(
+                    f"Delete {what}? This cannot be undone.", err=True
+                ):
                     typer.echo("nothing was deleted", err=True)
                     raise typer.Exit(1)
                 admin.delete_topics(names)
@@ -104,17 +141,29 @@ def _add_delete(topic: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
 
 
 def table(topics: Mapping[str, TopicShape], records: Mapping[str, int]) -> list[str]:
-    """Lines of ``everflow topic list``: users' topics first, then those of applications, then the broker's own."""
+    """Lines of ``everflow topic list``: users' topics first, then those of applications, then the
+    broker's own."""
     if not topics:
         return ["no topics"]
     rows = [("TOPIC", "PARTITIONS", "REPLICATION", "RECORDS", "")]
     order = {"": 0, "internal": 1, "the broker's own": 2}
     for name in sorted(topics, key=lambda each: (order[kind(each)], each)):
         shape = topics[name]
-        rows.append((name, f"{shape.partitions:,}", str(shape.replication_factor), f"{records[name]:,}", kind(name)))
+        rows.append(
+            (
+                name,
+                f"{shape.partitions:,}",
+                str(shape.replication_factor),
+                f"{records[name]:,}",
+                kind(name),
+            )
+        )
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     return [
-        f"{row[0]:<{widths[0]}}  " + "  ".join(f"{row[n]:>{widths[n]}}" for n in (1, 2, 3)) + f"  {row[4]}".rstrip() for row in rows
+        f"{row[0]:<{widths[0]}}  "
+        + "  ".join(f"{row[n]:>{widths[n]}}" for n in (1, 2, 3))
+        + f"  {row[4]}".rstrip()
+        for row in rows
     ]
 
 
@@ -128,7 +177,9 @@ def kind(name: str) -> str:
 def _records(admin: ClusterAdmin, topics: Mapping[str, TopicShape]) -> dict[str, int]:
     from everflow.records import TopicPartition
 
-    partitions = [TopicPartition(name, n) for name, shape in topics.items() for n in range(shape.partitions)]
+    partitions = [
+        TopicPartition(name, n) for name, shape in topics.items() for n in range(shape.partitions)
+    ]
     starts = admin.list_offsets(partitions, "earliest", "read_uncommitted")
     ends = admin.end_offsets(partitions, "read_uncommitted")
     held = dict.fromkeys(topics, 0)
@@ -145,7 +196,10 @@ def _refused(failure: FatalError, wanted: Mapping[str, int]) -> EverflowError:
     if refusal is None:
         return failure
     said = f"{refusal.str().rstrip('.')} ({refusal.name()})"
-    return ConfigError(f"the broker refused to create {', '.join(wanted)}: {said}. See what there is with `everflow topic list`.")
+    return ConfigError(
+        f"the broker refused to create {', '.join(wanted)}: {said}. See what there is with "
+        f"`everflow topic list`."
+    )
 
 
 def _refuse_existing(admin: ClusterAdmin, wanted: Mapping[str, int]) -> None:
@@ -158,4 +212,7 @@ def _refuse_existing(admin: ClusterAdmin, wanted: Mapping[str, int]) -> None:
 def _require_existing(names: list[str], topics: Mapping[str, TopicShape]) -> None:
     missing = [name for name in names if name not in topics]
     if missing:
-        raise ConfigError(f"no such topic: {', '.join(missing)}. Nothing was deleted; `everflow topic list` shows what there is.")
+        raise ConfigError(
+            f"no such topic: {', '.join(missing)}. Nothing was deleted; `everflow topic list` "
+            f"shows what there is."
+        )

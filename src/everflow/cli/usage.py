@@ -13,7 +13,8 @@ from everflow.console.terminal import error_text
 from everflow.errors import ConfigError
 
 _UsageError: Any = typer.BadParameter.__bases__[0]
-"""What Typer, and Click before it, raise for an unknown option or command, a missing argument, a wrong value."""
+"""What Typer, and Click before it, raise for an unknown option or command, a missing argument, a
+wrong value."""
 EXIT_USAGE = 2
 
 
@@ -48,6 +49,10 @@ class Commands(TyperGroup):
 
 def misused(error: Any) -> ConfigError:
     """What was wrong, and the command whose help says how it is written."""
-    text = str(error.format_message()).replace("Value error, ", "").replace("Input should be", "it should be")
+    text = (
+        str(error.format_message())
+        .replace("Value error, ", "")
+        .replace("Input should be", "it should be")
+    )
     command = error.ctx.command_path if error.ctx is not None else "everflow"
     return ConfigError(f"{text}\n{command} --help shows how it is written", code="EF-USAGE")

@@ -22,8 +22,8 @@ _TICK_S = 1.0
 class StatusLine:
     """A context manager around a run. `show` and `say` may be called from different threads.
 
-    Without a terminal a line is printed only if ``interval_s`` has passed since the last one and the text
-    differs, so that an idle instance does not fill a log file.
+    Without a terminal a line is printed only if ``interval_s`` has passed since the last one and
+    the text differs, so that an idle instance does not fill a log file.
     """
 
     def __init__(
@@ -34,7 +34,8 @@ class StatusLine:
         clock: Callable[[], float] = time.monotonic,
         stamp: Callable[[], str] | None = None,
     ) -> None:
-        """``stamp``: the time that stands before each `event`, and before progress lines where there is no terminal."""
+        """``stamp``: the time that stands before each `event`, and before progress lines where
+        there is no terminal."""
         self._console = console
         self._interval_s = interval_s
         self._clock = clock
@@ -51,7 +52,12 @@ class StatusLine:
     def __enter__(self) -> StatusLine:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._ended = True
         self.clear()
 
@@ -66,7 +72,8 @@ class StatusLine:
     def waiting(self, what: str, *, after_s: float = 0.0) -> Iterator[None]:
         """While the block runs, show what is waited for and for how long: ``starting Spark, 5 s``.
 
-        ``after_s``: nothing is shown of a wait that is shorter. Of several, one in the other, the innermost is shown.
+        ``after_s``: nothing is shown of a wait that is shorter. Of several, one in the other, the
+        innermost is shown.
         """
         wait, first = object(), True
         self._waits.append(wait)
@@ -92,7 +99,9 @@ class StatusLine:
     def line(self, text: str) -> None:
         """What an instance says (`everflow.logs.lines_to`): an `event`, or a `state`."""
         if text.startswith(LAST_STATES):
-            with self._lock:  # the one who shows progress may be about to: nothing is drawn below the last state
+            with (
+                self._lock
+            ):  # the one who shows progress may be about to: nothing is drawn below the last state
                 self._ended = True
                 self.clear()
                 self.state(text)

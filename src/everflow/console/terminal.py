@@ -15,8 +15,9 @@ _SETTLED = frozenset({ClientState.RUNNING, *ENDED})
 class Sample:
     """One look at an application and at the instance here.
 
-    ``consumed`` and ``log_end`` are the application's: committed offsets and ends summed over all input partitions, repartition
-    topics included. ``tasks`` says what the tasks of this instance do (`everflow.runtime.task_words.summary`).
+    ``consumed`` and ``log_end`` are the application's: committed offsets and ends summed over all
+    input partitions, repartition topics included. ``tasks`` says what the tasks of this instance do
+    (`everflow.runtime.task_words.summary`).
     """
 
     at_s: float
@@ -27,7 +28,8 @@ class Sample:
 
 @dataclass
 class Progress:
-    """Samples -> the progress line. Rates are taken over the last ``window_s`` seconds. Not thread-safe."""
+    """Samples -> the progress line. Rates are taken over the last ``window_s`` seconds. Not
+    thread-safe."""
 
     window_s: float = 10.0
     _samples: deque[Sample] = field(default_factory=deque)
@@ -54,9 +56,13 @@ class Progress:
         return None if last is None else max(0, last.log_end - last.consumed)
 
     def line(self) -> str:
-        """``45,120 records/s · lag 12,345 · here: 6 active, 2 standby``; rate and lag are of all instances together."""
+        """``45,120 records/s · lag 12,345 · here: 6 active, 2 standby``; rate and lag are of all
+        instances together."""
         lag = self.lag
-        parts = [f"{self.records_per_s:,.0f} records/s", "lag unknown" if lag is None else f"lag {lag:,}"]
+        parts = [
+            f"{self.records_per_s:,.0f} records/s",
+            "lag unknown" if lag is None else f"lag {lag:,}",
+        ]
         if self._samples and self._samples[-1].tasks:
             parts.append(f"here: {self._samples[-1].tasks}")
         return " · ".join(parts)
@@ -64,13 +70,15 @@ class Progress:
 
 @dataclass
 class StateWait:
-    """For how long an instance has been in a state that is not the one it is meant for. Not thread-safe."""
+    """For how long an instance has been in a state that is not the one it is meant for. Not
+    thread-safe."""
 
     state: ClientState
     since_s: float
 
     def text(self, state: ClientState, at_s: float, *, said: str) -> str:
-        """``REBALANCING for 12 s: Joining the group``, with what was ``said`` last; empty while it runs and in the first second."""
+        """``REBALANCING for 12 s: Joining the group``, with what was ``said`` last; empty while it
+        runs and in the first second."""
         if state is not self.state:
             self.state, self.since_s = state, at_s
         elapsed = at_s - self.since_s
@@ -97,7 +105,9 @@ def parse_settings(assignments: Sequence[str]) -> dict[str, str]:
 def error_text(error: BaseException, code: str, more: Sequence[str] = ()) -> str:
     """``error: [code] message``, continuation lines and ``more`` indented."""
     first, *rest = str(error).splitlines() or [type(error).__name__]
-    return "\n".join([f"error: [{code}] {first}", *(f"  {line.strip()}" for line in (*rest, *more))])
+    return "\n".join(
+        [f"error: [{code}] {first}", *(f"  {line.strip()}" for line in (*rest, *more))]
+    )
 
 
 def merge_settings(*layers: Mapping[str, object | None]) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """Shows how far an application is: its committed offsets against the ends of its inputs.
 
-The same question as Kafka's own lag tools ask, so the answer does not depend on the instance being healthy.
+The same question as Kafka's own lag tools ask, so the answer does not depend on the instance being
+healthy.
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ from everflow.topology.subtopologies import cut
 
 def input_topics(topology: Topology, application_id: str) -> list[str]:
     """Full names of all topics that the application reads, its repartition topics included."""
-    return list(dict.fromkeys(topic for sub in cut(topology).subtopologies for topic in sub.inputs(application_id)))
+    return list(
+        dict.fromkeys(
+            topic for sub in cut(topology).subtopologies for topic in sub.inputs(application_id)
+        )
+    )
 
 
 class LagReader:
     """Reads samples of one application. Owned by one thread; the admin client is the caller's.
 
-    Partitions are looked up once, at the first sample after all topics exist; until then nothing is known.
+    Partitions are looked up once, at the first sample after all topics exist; until then nothing is
+    known.
     """
 
     def __init__(self, admin: ClusterAdmin, application_id: str, topics: Sequence[str]) -> None:
@@ -34,9 +40,9 @@ class LagReader:
     def sample(self, at_s: float, tasks: str = "") -> Sample | None:
         """Committed and end offsets now, with what the tasks do; None while topics are missing.
 
-        Committed offsets are read first: records that a commit made visible downstream are then in the ends
-        read after it, so a lag of zero over all topics means that nothing is on its way between
-        sub-topologies either.
+        Committed offsets are read first: records that a commit made visible downstream are then in
+        the ends read after it, so a lag of zero over all topics means that nothing is on its way
+        between sub-topologies either.
 
         Raises:
             RetriableError: the brokers did not answer.
@@ -48,11 +54,18 @@ class LagReader:
         committed = self._admin.committed(self._group, self._partitions)
         starts = self._admin.list_offsets(self._partitions, "earliest", "read_uncommitted")
         ends = self._admin.list_offsets(self._partitions, "latest", "read_uncommitted")
-        consumed = sum(max(committed[tp].offset, starts[tp]) if tp in committed else starts[tp] for tp in self._partitions)
+        consumed = sum(
+            max(committed[tp].offset, starts[tp]) if tp in committed else starts[tp]
+            for tp in self._partitions
+        )
         return Sample(at_s, consumed, sum(ends[tp] for tp in self._partitions), tasks)
 
     def _find_partitions(self) -> list[TopicPartition]:
         described = self._admin.describe_topics(self._topics)
         if any(topic not in described for topic in self._topics):
             return []
-        return [TopicPartition(topic, partition) for topic in self._topics for partition in range(described[topic].partitions)]
+        return [
+            TopicPartition(topic, partition)
+            for topic in self._topics
+            for partition in range(described[topic].partitions)
+        ]

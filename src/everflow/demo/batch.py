@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 import pyarrow as pa
 
-MEAN_TOLERANCE = 1e-9  # relative; whole minutes sum up exactly in doubles, so only the division rounds
+MEAN_TOLERANCE = (
+    1e-9  # relative; whole minutes sum up exactly in doubles, so only the division rounds
+)
 
 
 class MeanDelay(NamedTuple):
@@ -39,8 +41,8 @@ class CarrierDay(NamedTuple):
 class Figures:
     """The three results of the demo.
 
-    ``carriers`` and ``carrier_days`` count flights with a departure delay (flown ones), ``routes`` counts
-    all flights; a route is ``origin-dest``.
+    ``carriers`` and ``carrier_days`` count flights with a departure delay (flown ones), ``routes``
+    counts all flights; a route is ``origin-dest``.
     """
 
     carriers: Mapping[str, MeanDelay] = field(default_factory=dict)
@@ -57,7 +59,9 @@ def figures(flights: pa.Table) -> Figures:
     by_carrier = flown.groupby("carrier")["dep_delay"].agg(["count", "mean"])
     routes = (frame["origin"] + "-" + frame["dest"]).value_counts()
     return Figures(
-        carriers={str(code): MeanDelay(int(n), float(mean)) for code, n, mean in by_carrier.itertuples()},
+        carriers={
+            str(code): MeanDelay(int(n), float(mean)) for code, n, mean in by_carrier.itertuples()
+        },
         carrier_days={
             CarrierDay(str(code), int(start.timestamp()) * 1000): MeanDelay(int(n), float(mean))
             for (code, start), n, mean in by_day.itertuples()
@@ -67,7 +71,8 @@ def figures(flights: pa.Table) -> Figures:
 
 
 def differences(streamed: Figures, batch: Figures) -> list[str]:
-    """Every difference as a line for people, sorted by result and key; empty when all figures agree.
+    """Every difference as a line for people, sorted by result and key; empty when all figures
+    agree.
 
     Counts must be equal; means agree within `MEAN_TOLERANCE`.
     """
@@ -90,7 +95,9 @@ def _compare(result: str, streamed: Mapping[Any, Any], batch: Mapping[Any, Any])
 
 def _same(got: Any, expected: Any) -> bool:
     if isinstance(got, MeanDelay) and isinstance(expected, MeanDelay):
-        close = math.isclose(got.mean_dep_delay, expected.mean_dep_delay, rel_tol=MEAN_TOLERANCE, abs_tol=1e-12)
+        close = math.isclose(
+            got.mean_dep_delay, expected.mean_dep_delay, rel_tol=MEAN_TOLERANCE, abs_tol=1e-12
+        )
         return got.flights == expected.flights and close
     return bool(got == expected)
 

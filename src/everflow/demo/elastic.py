@@ -1,7 +1,7 @@
 """Runs the demo's second part: another instance joins, takes its share, and leaves again.
 
-The first instance works in this process, the second in one of its own. Nothing here tells the tasks where to go: an instance is
-started and told to stop, that is all. The rest is watched.
+The first instance works in this process, the second in one of its own. Nothing here tells the tasks
+where to go: an instance is started and told to stop, that is all. The rest is watched.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from everflow.runtime.client_state import ENDED, ClientState
 from everflow.runtime.task_words import ACTIVE, role_of
 
 FEED_S = 75.0
-"""The pace of the feed is that of all flights in this time; what is left when the second instance has gone comes at once."""
+"""The pace of the feed is that of all flights in this time; what is left when the second instance
+has gone comes at once."""
 ALONE, JOINING, BOTH, LEAVING = 0.15, 0.45, 0.65, 0.9
 """Shares of the flights that are sent until the end of each stretch."""
 ALONE_S, BOTH_S = 6.0, 6.0
@@ -37,7 +38,8 @@ WARM_S = 3.0
 """The first batches of a new instance take longer: not counted as what is usual."""
 SETTLED_S = 2.0
 SETTINGS: Mapping[str, object] = {"acceptable.recovery.lag": 200}
-"""The demo's stores are small: with the default even no copy at all would be near enough, and nothing would be warmed up."""
+"""The demo's stores are small: with the default even no copy at all would be near enough, and
+nothing would be warmed up."""
 FIRST, SECOND = "first", "second"
 _POLL_S = 0.1
 _SAMPLE_S = 0.5
@@ -78,7 +80,8 @@ class ElasticRun:
         self._sampled_s = float("-inf")
 
     def work(self) -> Moves:
-        """Until all flights are processed and committed. The first instance is started here, and still runs afterwards.
+        """Until all flights are processed and committed. The first instance is started here, and
+        still runs afterwards.
 
         Raises what stopped an instance; FatalError after 15 minutes.
         """
@@ -86,9 +89,13 @@ class ElasticRun:
         with ExitStack() as stack:
             ports.streams.start()
             self._reader = self._open_reader(stack)
-            self._until("the first instance to run", lambda: ports.streams.state is ClientState.RUNNING)
+            self._until(
+                "the first instance to run", lambda: ports.streams.state is ClientState.RUNNING
+            )
             partitions = [tp for inputs in ports.inputs.values() for tp in inputs]
-            pauses = stack.enter_context(PauseWatch(ports.config.admin(), ports.config.application_id, partitions))
+            pauses = stack.enter_context(
+                PauseWatch(ports.config.admin(), ports.config.application_id, partitions)
+            )
             stack.enter_context(ports.feed)
             alone_s = self._alone(pauses)
             self._say("the second instance starts, a process of its own")
@@ -100,12 +107,17 @@ class ElasticRun:
             end_s = time.monotonic()
             self._second = None
             self._pauses = None  # what follows is a burst, which has larger batches
-            rebalances = int(float(ports.streams.metrics().get(names.REBALANCES, 0)) - float(before))
+            rebalances = int(
+                float(ports.streams.metrics().get(names.REBALANCES, 0)) - float(before)
+            )
             self._say("the second instance has left; the flights that are left come at once")
             ports.feed.all_at_once()
             self._until("all flights to be sent", lambda: ports.feed.done)
             sent_s = time.monotonic()
-            self._until("all flights to be processed", lambda: self._sampled_s > sent_s and self._progress.lag == 0)
+            self._until(
+                "all flights to be processed",
+                lambda: self._sampled_s > sent_s and self._progress.lag == 0,
+            )
             return Moves(
                 instances=2,
                 rebalances=rebalances,
@@ -116,7 +128,7 @@ class ElasticRun:
                 moved=frozenset(self._seen.moved),
             )
 
-    # --- the stretches -----------------------------------------------------------------------------
+    # --- the stretches ----------------------------------------------------------------------------
 
     def _alone(self, pauses: Pauses) -> float:
         alone_s = time.monotonic()
@@ -141,10 +153,12 @@ class ElasticRun:
         self._say("the second instance is told to stop: it hands its tasks over before it leaves")
         self._ports.feed.allow(LEAVING)
         self._ports.second.stop()
-        self._until("the second instance to leave", lambda: self._ports.second.ended and self._runs_all())
+        self._until(
+            "the second instance to leave", lambda: self._ports.second.ended and self._runs_all()
+        )
         return told_s
 
-    # --- watching ----------------------------------------------------------------------------------
+    # --- watching ---------------------------------------------------------------------------------
 
     def _until(self, what: str, reached: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _TIMEOUT_S
@@ -172,16 +186,26 @@ class ElasticRun:
         self._sample(now)
         instances = self._instances()
         seen = self._seen
-        seen.moved |= {task for task, status in instances.get(SECOND, {}).items() if role_of(status) == ACTIVE}
+        seen.moved |= {
+            task for task, status in instances.get(SECOND, {}).items() if role_of(status) == ACTIVE
+        }
         if not shared(instances, self._tasks):
             seen.shared_since = None
         elif seen.shared_since is None:
             seen.shared_since = now
         changed = roles(instances) != seen.roles
         seen.roles = roles(instances)
-        paused = {} if self._pauses is None else self._by_task(self._pauses, self._pauses_since_s, now)
-        head = f"{now - self._started:5.1f} s  {self._progress.line()} · {ports.feed.sent:,} flights sent"
-        ports.status.show("\n".join([head, *matrix(instances, self._tasks, paused), *copies(instances)]), now=changed)
+        paused = (
+            {} if self._pauses is None else self._by_task(self._pauses, self._pauses_since_s, now)
+        )
+        head = (
+            f"{now - self._started:5.1f} s  {self._progress.line()} · {ports.feed.sent:,} "
+            f"flights sent"
+        )
+        ports.status.show(
+            "\n".join([head, *matrix(instances, self._tasks, paused), *copies(instances)]),
+            now=changed,
+        )
 
     def _sample(self, now: float) -> None:
         if now - self._sampled_s < _SAMPLE_S:
@@ -198,7 +222,9 @@ class ElasticRun:
 
     def _shared_for(self, seconds: float) -> bool:
         since = self._seen.shared_since
-        return self._second is not None and since is not None and time.monotonic() - since >= seconds
+        return (
+            self._second is not None and since is not None and time.monotonic() - since >= seconds
+        )
 
     def _runs_all(self) -> bool:
         return shared({FIRST: self._ports.streams.all_tasks()}, self._tasks)

@@ -21,9 +21,10 @@ _BEHIND_S = 2.0
 class Pace:
     """How many records are due. Pure; times in s.
 
-    Each stretch of the demo has its share of the records: ``limit`` of them may be sent until somebody raises it. Until the limit
-    comes near they are due at ``rate`` a second, then ever slower: a stretch that takes longer than expected (a slow machine starts
-    Spark) never runs dry. While ``behind`` nothing is due: the load is what the machine can take.
+    Each stretch of the demo has its share of the records: ``limit`` of them may be sent until
+    somebody raises it. Until the limit comes near they are due at ``rate`` a second, then ever
+    slower: a stretch that takes longer than expected (a slow machine starts Spark) never runs dry.
+    While ``behind`` nothing is due: the load is what the machine can take.
     """
 
     rate: float
@@ -49,7 +50,8 @@ class _Progress:
 
 
 class Feed:
-    """Sends the records from a thread of its own, in order. The methods are for one other thread."""
+    """Sends the records from a thread of its own, in order. The methods are for one other
+    thread."""
 
     def __init__(self, records: FlightRecords, bootstrap_servers: str, pace: Pace) -> None:
         self._records = records
@@ -75,7 +77,9 @@ class Feed:
     def done(self) -> bool:
         """Whether the broker has all. Raises FatalError if the feed broke down."""
         if self._progress.error is not None:
-            raise FatalError(f"the flights could not be sent: {self._progress.error}") from self._progress.error
+            raise FatalError(
+                f"the flights could not be sent: {self._progress.error}"
+            ) from self._progress.error
         return self.sent == len(self._records)
 
     def allow(self, share: float) -> None:
@@ -83,7 +87,8 @@ class Feed:
         self._pace.limit = round(share * len(self._records))
 
     def lag(self, records: int) -> None:
-        """So many of the records sent are not processed yet: with more than two seconds' worth of them the feed waits."""
+        """So many of the records sent are not processed yet: with more than two seconds' worth of
+        them the feed waits."""
         self._pace.behind = records > _BEHIND_S * self._pace.rate
 
     def all_at_once(self) -> None:
@@ -95,7 +100,9 @@ class Feed:
         try:
             writer = open_writer(self._servers)
             before = time.monotonic()
-            while not progress.stop.wait(0.0 if progress.at_once else _TICK_S) and progress.sent < len(self._records):
+            while not progress.stop.wait(
+                0.0 if progress.at_once else _TICK_S
+            ) and progress.sent < len(self._records):
                 now = time.monotonic()
                 count = _CHUNK if progress.at_once else self._pace.due(progress.sent, now - before)
                 before = now
@@ -125,5 +132,7 @@ def send(writer: RecordWriter, records: FlightRecords, first: int, end: int) -> 
     """Records ``first`` up to ``end``; returns when the broker has them."""
     for start in range(first, min(end, len(records)), _CHUNK):
         part = slice(start, min(start + _CHUNK, end))
-        writer.write(FLIGHTS_TOPIC, records.keys[part], records.values[part], records.timestamps[part])
+        writer.write(
+            FLIGHTS_TOPIC, records.keys[part], records.values[part], records.timestamps[part]
+        )
     writer.flush(60.0)

@@ -1,7 +1,8 @@
 """Runs one more instance of the demo: `python -m everflow.demo.instance SETTINGS` (JSON).
 
-It tells what its tasks do in lines of JSON on its standard output. A line ``stop`` on its standard input makes it hand its tasks
-over, leave and end; the end of the input, which is also what it sees when its starter dies, ends it at once.
+It tells what its tasks do in lines of JSON on its standard output. A line ``stop`` on its standard
+input makes it hand its tasks over, leave and end; the end of the input, which is also what it sees
+when its starter dies, ends it at once.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ _FIGURES = ("lag", "rate", "remaining_s", "copied")
 def encode(state: str, tasks: Mapping[TaskId, TaskStatus]) -> str:
     """A status line, without its end."""
     listed = {
-        str(task): {"role": s.role.value, "state": s.state.value, **{name: getattr(s, name) for name in _FIGURES}}
+        str(task): {
+            "role": s.role.value,
+            "state": s.state.value,
+            **{name: getattr(s, name) for name in _FIGURES},
+        }
         for task, s in tasks.items()
     }
     return json.dumps({"everflow": state, "tasks": listed})
@@ -47,14 +52,17 @@ def decode(line: str) -> tuple[str, dict[TaskId, TaskStatus]] | None:
         return None
     found: dict[str, Any] = json.loads(line)
     tasks = {
-        TaskId.parse(name): TaskStatus(**{**status, "role": TaskRole(status["role"]), "state": TaskState(status["state"])})
+        TaskId.parse(name): TaskStatus(
+            **{**status, "role": TaskRole(status["role"]), "state": TaskState(status["state"])}
+        )
         for name, status in found["tasks"].items()
     }
     return found["everflow"], tasks
 
 
 def main() -> None:
-    """Run until told to stop. Exit codes: 0 stopped as told, 1 failed (standard error says why), 3 abandoned."""
+    """Run until told to stop. Exit codes: 0 stopped as told, 1 failed (standard error says why), 3
+    abandoned."""
     stop = threading.Event()
     threading.Thread(target=_obey, args=(stop,), name="demo-orders", daemon=True).start()
     try:
@@ -80,7 +88,12 @@ def run(config: StreamsConfig, stop: threading.Event) -> None:
 def _tell(streams: KafkaStreams) -> None:
     while True:
         state = streams.state
-        sys.stdout.write(encode(state.name, {} if state in (ClientState.CREATED, *ENDED) else streams.all_tasks()) + "\n")
+        sys.stdout.write(
+            encode(
+                state.name, {} if state in (ClientState.CREATED, *ENDED) else streams.all_tasks()
+            )
+            + "\n"
+        )
         sys.stdout.flush()
         if state in ENDED:
             return

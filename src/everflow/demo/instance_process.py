@@ -25,7 +25,8 @@ _TAIL_LINES = 15
 class InstanceProcess:
     """An instance in a process of its own, from `__enter__` on. Used by one thread.
 
-    Its end is that of its standard output: Spark's JVM and everything else that it started share it.
+    Its end is that of its standard output: Spark's JVM and everything else that it started share
+    it.
     """
 
     def __init__(self, settings: Mapping[str, Any], folder: Path) -> None:
@@ -47,9 +48,15 @@ class InstanceProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                # What it keeps outside of its state is deleted with this folder, even if it is killed.
-                env={**os.environ, "TMPDIR": str(self._folder), "SPARK_LOCAL_DIRS": str(self._folder)},
-                start_new_session=True,  # Ctrl-C is for the demo, which then ends this process in its turn
+                # What it keeps outside of its state is deleted with this folder, even if it is
+                # killed.
+                env={
+                    **os.environ,
+                    "TMPDIR": str(self._folder),
+                    "SPARK_LOCAL_DIRS": str(self._folder),
+                },
+                # Ctrl-C is for the demo, which then ends this process in its turn
+                start_new_session=True,
             )
         self._reader.start()
         return self
@@ -79,7 +86,8 @@ class InstanceProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended as it was told. Raises FatalError if it failed, or ended by itself."""
+        """Whether it has ended as it was told. Raises FatalError if it failed, or ended by
+        itself."""
         assert self._process is not None
         if self._reader.is_alive():
             return False

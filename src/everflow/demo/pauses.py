@@ -1,6 +1,7 @@
 """Measures pauses: the longest time between two committed batches while there was work.
 
-Asked of the broker, of nobody else: the offsets that the group has committed, and the ends of the partitions it reads.
+Asked of the broker, of nobody else: the offsets that the group has committed, and the ends of the
+partitions it reads.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class PartitionPause(NamedTuple):
 
 
 class Pauses:
-    """Looks at offsets -> pauses. Pure. A commit ends a pause and begins the next one; where nothing waits there is none."""
+    """Looks at offsets -> pauses. Pure. A commit ends a pause and begins the next one; where
+    nothing waits there is none."""
 
     def __init__(self) -> None:
         self._since: dict[TopicPartition, float] = {}
@@ -43,8 +45,14 @@ class Pauses:
         self._pauses: dict[TopicPartition, list[PartitionPause]] = {}
         self._looked_s = 0.0
 
-    def add(self, at_s: float, committed: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
-        """Take one look: offsets committed (0 where there is none), and the ends of the same partitions, read after them."""
+    def add(
+        self,
+        at_s: float,
+        committed: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
+    ) -> None:
+        """Take one look: offsets committed (0 where there is none), and the ends of the same
+        partitions, read after them."""
         for tp, end in ends.items():
             offset = committed.get(tp, 0)
             since = self._since.setdefault(tp, at_s)
@@ -57,11 +65,16 @@ class Pauses:
         self._looked_s = at_s
 
     def longest(self, since_s: float, until_s: float) -> dict[TopicPartition, PartitionPause]:
-        """The longest pause of each partition that reaches into the time between; none for one that never had work."""
+        """The longest pause of each partition that reaches into the time between; none for one that
+        never had work."""
         found = {}
         for tp, since in list(self._since.items()):
             pauses = [*self._pauses.get(tp, ()), PartitionPause(since, self._looked_s)]
-            within = [pause for pause in pauses if pause.seconds > 0 and pause.until_s > since_s and pause.since_s < until_s]
+            within = [
+                pause
+                for pause in pauses
+                if pause.seconds > 0 and pause.until_s > since_s and pause.since_s < until_s
+            ]
             if within:
                 found[tp] = max(within, key=lambda pause: pause.seconds)
         return found
@@ -70,11 +83,13 @@ class Pauses:
 class PauseWatch:
     """Feeds `Pauses` from the broker, twenty times a second, from a thread of its own.
 
-    ``pauses`` may be asked at any time from other threads. A look that fails is left out: the pause it would have ended only gets
-    longer.
+    ``pauses`` may be asked at any time from other threads. A look that fails is left out: the pause
+    it would have ended only gets longer.
     """
 
-    def __init__(self, admin: Mapping[str, Any], group: str, partitions: Iterable[TopicPartition]) -> None:
+    def __init__(
+        self, admin: Mapping[str, Any], group: str, partitions: Iterable[TopicPartition]
+    ) -> None:
         self.pauses = Pauses()
         self._settings = dict(admin)
         self._group = group
@@ -97,14 +112,27 @@ class PauseWatch:
             try:
                 committed = _committed(groups, self._group, self._partitions)
                 at_s = time.monotonic()
-                self.pauses.add(at_s, committed, topics.end_offsets(self._partitions, "read_committed"))
+                self.pauses.add(
+                    at_s, committed, topics.end_offsets(self._partitions, "read_committed")
+                )
             except (EverflowError, KafkaException):
                 continue
         topics.close()
 
 
-def _committed(admin: AdminClient, group: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-    """What is committed, without waiting for transactions under way: asked this often, one nearly always is."""
-    asked = ConsumerGroupTopicPartitions(group, [ClientTopicPartition(tp.topic, tp.partition) for tp in partitions])
-    answer = admin.list_consumer_group_offsets([asked], require_stable=False, request_timeout=_ANSWER_S)[group].result(_ANSWER_S)
-    return {TopicPartition(tp.topic, tp.partition): tp.offset for tp in answer.topic_partitions if tp.offset >= 0}
+def _committed(
+    admin: AdminClient, group: str, partitions: Sequence[TopicPartition]
+) -> dict[TopicPartition, int]:
+    """What is committed, without waiting for transactions under way: asked this often, one nearly
+    always is."""
+    asked = ConsumerGroupTopicPartitions(
+        group, [ClientTopicPartition(tp.topic, tp.partition) for tp in partitions]
+    )
+    answer = admin.list_consumer_group_offsets(
+        [asked], require_stable=False, request_timeout=_ANSWER_S
+    )[group].result(_ANSWER_S)
+    return {
+        TopicPartition(tp.topic, tp.partition): tp.offset
+        for tp in answer.topic_partitions
+        if tp.offset >= 0
+    }

@@ -18,8 +18,8 @@ DIFFERENCES_SHOWN = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """One run of the demo; ``elapsed_s`` from the start of the instance until all results were committed. ``moves`` only where
-    another one came and went meanwhile."""
+    """One run of the demo; ``elapsed_s`` from the start of the instance until all results were
+    committed. ``moves`` only where another one came and went meanwhile."""
 
     records_in: int
     guarantee: str
@@ -40,7 +40,9 @@ class Outcome:
             "guarantee": self.guarantee,
             "matches_batch": self.matches_batch,
             "elapsed_s": round(self.elapsed_s, 3),
-            "carriers": {code: delay._asdict() for code, delay in sorted(self.streamed.carriers.items())},
+            "carriers": {
+                code: delay._asdict() for code, delay in sorted(self.streamed.carriers.items())
+            },
             "routes": dict(sorted(self.streamed.routes.items())),
             **({} if self.moves is None else _moves_json(self.moves)),
         }
@@ -52,7 +54,10 @@ def show(outcome: Outcome, console: Console) -> None:
     if outcome.moves is not None:
         console.print(pauses(outcome.moves))
         console.print(moves_text(outcome.moves), markup=False, highlight=False, soft_wrap=True)
-    line = f"{outcome.records_in:,} flights in {outcome.elapsed_s:.1f} s, {outcome.guarantee}, start and stop included"
+    line = (
+        f"{outcome.records_in:,} flights in {outcome.elapsed_s:.1f} s, {outcome.guarantee}, "
+        f"start and stop included"
+    )
     console.print(f"{line}\n{verdict(outcome)}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -73,13 +78,16 @@ def busiest_routes(streamed: Figures) -> Table:
     table = Table(title=f"The {SHOWN} busiest routes", title_justify="left")
     table.add_column("route")
     table.add_column("flights", justify="right")
-    for route, flights in sorted(streamed.routes.items(), key=lambda item: (-item[1], item[0]))[:SHOWN]:
+    for route, flights in sorted(streamed.routes.items(), key=lambda item: (-item[1], item[0]))[
+        :SHOWN
+    ]:
         table.add_row(route, f"{flights:,}")
     return table
 
 
 def pauses(moves: Moves) -> Table:
-    """Each task's longest time between two committed batches while records waited, before and while instances came and went."""
+    """Each task's longest time between two committed batches while records waited, before and while
+    instances came and went."""
     table = Table(title="The longest pause of each task, s", title_justify="left")
     table.add_column("task")
     table.add_column("one instance", justify="right")
@@ -94,10 +102,13 @@ def pauses(moves: Moves) -> Table:
 def moves_text(moves: Moves) -> str:
     """What came and went, in two lines."""
     return (
-        f"the second instance had its share of the tasks {moves.join_s:.1f} s after its start, and was gone {moves.leave_s:.1f} s "
+        f"the second instance had its share of the tasks {moves.join_s:.1f} s after its start, and "
+        f"was gone {moves.leave_s:.1f} s "
         f"after it was told to stop ({moves.rebalances} rebalances)\n"
-        f"longest time between two committed batches: {max(moves.before.values(), default=0.0):.2f} s with one instance; then "
-        f"{moves.longest(moved=False):.2f} s of the tasks that stayed, {moves.longest(moved=True):.2f} s of those that moved"
+        f"longest time between two committed batches: "
+        f"{max(moves.before.values(), default=0.0):.2f} s with one instance; then "
+        f"{moves.longest(moved=False):.2f} s of the tasks that stayed, "
+        f"{moves.longest(moved=True):.2f} s of those that moved"
     )
 
 
@@ -115,9 +126,13 @@ def _moves_json(moves: Moves) -> dict[str, Any]:
 
 
 def verdict(outcome: Outcome) -> str:
-    """``matches batch: yes``, or ``no`` followed by the differences (at most `DIFFERENCES_SHOWN` of them)."""
+    """``matches batch: yes``, or ``no`` followed by the differences (at most `DIFFERENCES_SHOWN` of
+    them)."""
     figures = outcome.streamed
-    compared = f"{len(figures.carriers)} carriers, {len(figures.carrier_days):,} carrier-days, {len(figures.routes)} routes"
+    compared = (
+        f"{len(figures.carriers)} carriers, {len(figures.carrier_days):,} carrier-days, "
+        f"{len(figures.routes)} routes"
+    )
     if outcome.matches_batch:
         return f"compared {compared}\nmatches batch: yes"
     lines = [f"  {line}" for line in outcome.differences[:DIFFERENCES_SHOWN]]

@@ -55,13 +55,14 @@ def run_demo(
 ) -> report.Outcome:
     """Run the demo and print it; the caller turns ``matches_batch`` into an exit code.
 
-    With two ``instances`` the flights come at a pace, and a second instance joins and leaves meanwhile (`everflow.demo.elastic`).
-    Broker, state folders and instances end with this call, also when it is interrupted (SIGINT, SIGTERM: raises
-    KeyboardInterrupt). Call it from the main thread.
+    With two ``instances`` the flights come at a pace, and a second instance joins and leaves
+    meanwhile (`everflow.demo.elastic`). Broker, state folders and instances end with this call,
+    also when it is interrupted (SIGINT, SIGTERM: raises KeyboardInterrupt). Call it from the main
+    thread.
 
     Raises:
-        SetupError: no Java, no jars, no data package. FatalError: an instance stopped, or was not done in
-        15 minutes.
+        SetupError: no Java, no jars, no data package. FatalError: an instance stopped, or was not
+        done in 15 minutes.
     """
     with ExitStack() as stack:
         stack.enter_context(owned())
@@ -71,7 +72,9 @@ def run_demo(
         flights = data.load_flights(limit)
         broker = _broker(stack, status)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="everflow-demo-")))
-        settings = _settings(broker.bootstrap_servers, guarantee, threads, folder / "state", instances)
+        settings = _settings(
+            broker.bootstrap_servers, guarantee, threads, folder / "state", instances
+        )
         moves, elapsed_s = _stream(settings, data.to_records(flights), folder, instances, status)
         streamed = results.to_figures(_read_results(StreamsConfig(**settings)))
     outcome = report.Outcome(
@@ -89,13 +92,21 @@ def run_demo(
 
 
 def _stream(
-    settings: dict[str, Any], records: data.FlightRecords, folder: Path, instances: int, status: StatusLine
+    settings: dict[str, Any],
+    records: data.FlightRecords,
+    folder: Path,
+    instances: int,
+    status: StatusLine,
 ) -> tuple[Moves | None, float]:
-    """Send the flights and process them: what moved between two instances, and the seconds that the processing took."""
+    """Send the flights and process them: what moved between two instances, and the seconds that the
+    processing took."""
     servers = settings["bootstrap.servers"]
     if instances == 1:
         send_all(records, servers)
-        status.say(f"{len(records):,} flights are in topic {topology.FLIGHTS_TOPIC} ({PARTITIONS} partitions)")
+        status.say(
+            f"{len(records):,} flights are in topic {topology.FLIGHTS_TOPIC} ({PARTITIONS} "
+            f"partitions)"
+        )
     get_context()
     program = topology.build()
     config = StreamsConfig(**settings)
@@ -105,7 +116,9 @@ def _stream(
         _process(config, program, status)
     else:
         feed = Feed(records, servers, elastic.pace(len(records)))
-        second = InstanceProcess({**settings, "state.dir": str(folder / "2" / "state")}, folder / "2")
+        second = InstanceProcess(
+            {**settings, "state.dir": str(folder / "2" / "state")}, folder / "2"
+        )
         moves = _process_elastic(config, program, feed, second, status)
     return moves, time.monotonic() - started
 
@@ -118,28 +131,35 @@ def _broker(stack: ExitStack, status: StatusLine) -> EmbeddedBroker:
     return broker
 
 
-def _settings(bootstrap_servers: str, guarantee: str, threads: int | None, state: Path, instances: int) -> dict[str, Any]:
+def _settings(
+    bootstrap_servers: str, guarantee: str, threads: int | None, state: Path, instances: int
+) -> dict[str, Any]:
     return {
         "application.id": APPLICATION_ID,
         "bootstrap.servers": bootstrap_servers,
         "processing.guarantee": guarantee,
         **({} if threads is None else {"num.stream.threads": threads}),
         "state.dir": str(state),
-        # Brokers delete by record time: the windows' changelog of flights of 2013 would be gone before a second instance reads it.
+        # Brokers delete by record time: the windows' changelog of flights of 2013 would be gone
+        # before a second instance reads it.
         "windowstore.changelog.additional.retention.ms": CHANGELOG_RETENTION_MS,
         **(elastic.SETTINGS if instances > 1 else {}),
     }
 
 
 @contextmanager
-def _instance(config: StreamsConfig, program: Topology, status: StatusLine) -> Iterator[KafkaStreams]:
+def _instance(
+    config: StreamsConfig, program: Topology, status: StatusLine
+) -> Iterator[KafkaStreams]:
     """An instance, not started; closed at the end."""
     streams = KafkaStreams(program, config)
     status.say(streams._introduction())
     try:
         yield streams
     except BaseException:
-        streams.close(leave_group=False)  # nobody is there to hand anything over to, or nobody waits for it
+        streams.close(
+            leave_group=False
+        )  # nobody is there to hand anything over to, or nobody waits for it
         raise
     streams.close()
 
@@ -149,12 +169,17 @@ def _process(config: StreamsConfig, program: Topology, status: StatusLine) -> No
     topics = input_topics(program, config.application_id)
     progress = Progress()
     deadline = time.monotonic() + TIMEOUT_S
-    with _instance(config, program, status) as streams, closing(ClusterAdmin(config.admin())) as admin:
+    with (
+        _instance(config, program, status) as streams,
+        closing(ClusterAdmin(config.admin())) as admin,
+    ):
         streams.start()
         reader = LagReader(admin, config.application_id, topics)
         while progress.lag != 0:
             if streams.state in ENDED:
-                raise streams.error or FatalError("the instance stopped before all flights were processed")
+                raise streams.error or FatalError(
+                    "the instance stopped before all flights were processed"
+                )
             if time.monotonic() > deadline:
                 raise FatalError(f"not done after {TIMEOUT_S:.0f} s: {progress.line()}")
             sample = reader.sample(time.monotonic(), summary(streams.all_tasks()))
@@ -165,23 +190,38 @@ def _process(config: StreamsConfig, program: Topology, status: StatusLine) -> No
 
 
 def _process_elastic(
-    config: StreamsConfig, program: Topology, feed: Feed, second: InstanceProcess, status: StatusLine
+    config: StreamsConfig,
+    program: Topology,
+    feed: Feed,
+    second: InstanceProcess,
+    status: StatusLine,
 ) -> Moves:
     """The same while the flights come in, and a second instance comes and goes."""
     inputs = {
-        TaskId(sub.index, partition): tuple(TopicPartition(topic, partition) for topic in sub.inputs(config.application_id))
+        TaskId(sub.index, partition): tuple(
+            TopicPartition(topic, partition) for topic in sub.inputs(config.application_id)
+        )
         for sub in cut(program).subtopologies
         for partition in range(PARTITIONS)
     }
     with _instance(config, program, status) as streams:
         return elastic.ElasticRun(
-            elastic.Ports(streams=streams, config=config, inputs=inputs, feed=feed, second=second, status=status)
+            elastic.Ports(
+                streams=streams,
+                config=config,
+                inputs=inputs,
+                feed=feed,
+                second=second,
+                status=status,
+            )
         ).work()
 
 
 def _read_results(config: StreamsConfig) -> dict[str, list[Record]]:
     """Committed records of the result topics, partition after partition."""
-    partitions = [TopicPartition(topic, p) for topic in topology.RESULT_TOPICS for p in range(PARTITIONS)]
+    partitions = [
+        TopicPartition(topic, p) for topic in topology.RESULT_TOPICS for p in range(PARTITIONS)
+    ]
     records: dict[str, list[Record]] = {topic: [] for topic in topology.RESULT_TOPICS}
     with closing(ClusterAdmin(config.admin())) as admin, LogReader(config.consumer()) as reader:
         starts = admin.list_offsets(partitions, "earliest", "read_committed")
@@ -189,6 +229,8 @@ def _read_results(config: StreamsConfig) -> dict[str, list[Record]]:
         for partition in partitions:
             for chunk in reader.read(partition, starts[partition], ends[partition]):
                 records[partition.topic].extend(
-                    (key, value) for key, value in zip(chunk.keys, chunk.values, strict=True) if key is not None
+                    (key, value)
+                    for key, value in zip(chunk.keys, chunk.values, strict=True)
+                    if key is not None
                 )
     return records

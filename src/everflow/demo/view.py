@@ -14,9 +14,11 @@ PAUSE = "pause"
 _WIDTH = 9
 
 
-def matrix(instances: Instances, tasks: Sequence[TaskId], pauses: Mapping[TaskId, float]) -> list[str]:
-    """A row for each instance, a column for each task, below a head: the task's role there. Below them the longest pause of each
-    task, in s; the row is left out where ``pauses`` is empty."""
+def matrix(
+    instances: Instances, tasks: Sequence[TaskId], pauses: Mapping[TaskId, float]
+) -> list[str]:
+    """A row for each instance, a column for each task, below a head: the task's role there. Below
+    them the longest pause of each task, in s; the row is left out where ``pauses`` is empty."""
     label = max(len(name) for name in instances) + 2
     rows = [" " * label + "".join(f"{task!s:<{_WIDTH}}" for task in tasks)]
     for name, found in instances.items():
@@ -29,8 +31,8 @@ def matrix(instances: Instances, tasks: Sequence[TaskId], pauses: Mapping[TaskId
 
 
 def copies(instances: Instances) -> list[str]:
-    """``second: warm-up of 0_1 43 %, 12,000 records/s, 3 s left`` for each task that somebody waits for and of which
-    that much is known."""
+    """``second: warm-up of 0_1 43 %, 12,000 records/s, 3 s left`` for each task that somebody waits
+    for and of which that much is known."""
     return [
         f"{name}: {_DOING[role_of(status)]} {task} {progress([status])}"
         for name, tasks in instances.items()
@@ -41,13 +43,23 @@ def copies(instances: Instances) -> list[str]:
 
 def roles(instances: Instances) -> frozenset[tuple[str, TaskId, str]]:
     """What changes when a task comes, goes or gets another role."""
-    return frozenset((name, task, role_of(status)) for name, tasks in instances.items() for task, status in tasks.items())
+    return frozenset(
+        (name, task, role_of(status))
+        for name, tasks in instances.items()
+        for task, status in tasks.items()
+    )
 
 
 def shared(instances: Instances, tasks: Collection[TaskId]) -> bool:
-    """Whether every instance processes some of these tasks, together all of them, and no copy is waited for."""
-    active = [{task for task, status in found.items() if role_of(status) == ACTIVE} for found in instances.values()]
-    waited_for = any(role_of(status) in _DOING for found in instances.values() for status in found.values())
+    """Whether every instance processes some of these tasks, together all of them, and no copy is
+    waited for."""
+    active = [
+        {task for task, status in found.items() if role_of(status) == ACTIVE}
+        for found in instances.values()
+    ]
+    waited_for = any(
+        role_of(status) in _DOING for found in instances.values() for status in found.values()
+    )
     return all(active) and set(tasks) == set().union(*active) and not waited_for
 
 

@@ -1,6 +1,7 @@
 """Splits a stream: a branch takes what its predicate, and no earlier one, takes. NULL is false.
 
-All calls belong to the thread that builds the topology; TopologyError, with the user's line and the cure, for what cannot work.
+All calls belong to the thread that builds the topology; TopologyError, with the user's line and the
+cure, for what cannot work.
 """
 
 from __future__ import annotations
@@ -29,21 +30,31 @@ class Branches(dict[str, KStream]):
     def __missing__(self, name: object) -> KStream:
         near = difflib.get_close_matches(str(name), self, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise UnknownBranchError(f"no branch is called {name!r}; there are {', '.join(map(repr, self))}{hint}", where=user_line())
+        raise UnknownBranchError(
+            f"no branch is called {name!r}; there are {', '.join(map(repr, self))}{hint}",
+            where=user_line(),
+        )
 
 
 class BranchedKStream(Telling):
-    """What ``KStream.split`` returns; collects branches until ``default_branch`` or ``no_default_branch``.
+    """What ``KStream.split`` returns; collects branches until ``default_branch`` or
+    ``no_default_branch``.
 
-    Branches are keyed by their ``name``, unnamed ones by their number from 1, an unnamed default by ``"0"``.
-    Python predicates run once per branch behind them, so they must not have effects.
+    Branches are keyed by their ``name``, unnamed ones by their number from 1, an unnamed default by
+    ``"0"``. Python predicates run once per branch behind them, so they must not have effects.
     """
 
     def __init__(self, stream: KStream, name: str | None, where: str | None) -> None:
         self._stream, self._where = stream, where
         self._name = stream.graph.node_name(name, "KSTREAM-BRANCH-", where)
         self._splitter = stream.graph.add(
-            ProjectNode(name=self._name, inputs=(stream.node,), out=stream.edge.type, where=where, label="BRANCH")
+            ProjectNode(
+                name=self._name,
+                inputs=(stream.node,),
+                out=stream.edge.type,
+                where=where,
+                label="BRANCH",
+            )
         )
         self._columns: list[Column] = []
         self._functions: list[Callable[..., Any]] = []
@@ -56,7 +67,8 @@ class BranchedKStream(Telling):
 
     @builder_call
     def branch(self, condition: Expression, *, name: str | None = None) -> BranchedKStream:
-        """Add a branch for the records that no earlier branch took and for which ``condition`` is true."""
+        """Add a branch for the records that no earlier branch took and for which ``condition`` is
+        true."""
         where = user_line()
         key = name or str(len(self._branches) + 1)
         if is_column(condition, "branch", where):
@@ -79,7 +91,9 @@ class BranchedKStream(Telling):
     def no_default_branch(self) -> dict[str, KStream]:
         """The branches; records that no branch took are dropped."""
         if not self._branches:
-            raise TopologyError("split() without a branch; add .branch(predicate, name=...)", where=user_line())
+            raise TopologyError(
+                "split() without a branch; add .branch(predicate, name=...)", where=user_line()
+            )
         return self._branches
 
     def _add(
@@ -92,18 +106,33 @@ class BranchedKStream(Telling):
         graph, edge = self.graph, self._stream.edge
         check_name("branch", key, where)
         if key in self._branches:
-            raise TopologyError(f"two branches are called {key!r}; give one of them another name", where=where)
+            raise TopologyError(
+                f"two branches are called {key!r}; give one of them another name", where=where
+            )
         graph.burn(1)
         child, source = f"{self._name}{key}", self._splitter
         condition = self._condition(own_column)
         uses_functions = own_function is not None or bool(self._functions)
         if condition is not None or not uses_functions:
             keep = None if condition is None else analyse(condition, edge.type, where)
-            name, label = (f"{child}-columns", PREPARE) if uses_functions else (child, "BRANCHCHILD")
-            source = graph.add(ProjectNode(name=name, inputs=(source,), out=edge.type, where=where, label=label, predicate=keep))
+            name, label = (
+                (f"{child}-columns", PREPARE) if uses_functions else (child, "BRANCHCHILD")
+            )
+            source = graph.add(
+                ProjectNode(
+                    name=name,
+                    inputs=(source,),
+                    out=edge.type,
+                    where=where,
+                    label=label,
+                    predicate=keep,
+                )
+            )
         if uses_functions:
             first = FirstOf(own_function, tuple(self._functions))
-            source = graph.add(FunctionNode(child, (source,), edge.type, where, "BRANCHCHILD", "filter", first))
+            source = graph.add(
+                FunctionNode(child, (source,), edge.type, where, "BRANCHCHILD", "filter", first)
+            )
         self._branches[key] = self._stream.derived(source, edge)
 
     def _condition(self, own: Column | None) -> Column | None:

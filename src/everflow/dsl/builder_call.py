@@ -40,8 +40,9 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def builder_call(method: _Method) -> _Method:
-    """A method of a class with ``graph``. It takes effect as a whole, or raises and the graph is as before: names, stores, topics
-    and numbers, so that the corrected call gives what it would have given at first. TopologyError for arguments that do not fit."""
+    """A method of a class with ``graph``. It takes effect as a whole, or raises and the graph is as
+    before: names, stores, topics and numbers, so that the corrected call gives what it would have
+    given at first. TopologyError for arguments that do not fit."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)
@@ -61,10 +62,18 @@ def _shown(given: object) -> str:
     return f"the function {given.__name__}" if inspect.isfunction(given) else f"{given!r:.100}"
 
 
-def _misfit(owner: str, name: str, signature: inspect.Signature, args: tuple[Any, ...], keywords: dict[str, Any]) -> str:
+def _misfit(
+    owner: str,
+    name: str,
+    signature: inspect.Signature,
+    args: tuple[Any, ...],
+    keywords: dict[str, Any],
+) -> str:
     """Why the arguments do not fit, and how to write them."""
     parameters = list(signature.parameters.values())[1:]
-    by_place = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    by_place = [
+        p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
     by_name = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     known = [*by_place, *by_name]
     for keyword in keywords:
@@ -74,18 +83,28 @@ def _misfit(owner: str, name: str, signature: inspect.Signature, args: tuple[Any
             if theirs is not None:
                 return f"{name} takes no {keyword}=; {theirs}"
             close = [near] if near in known else difflib.get_close_matches(keyword, known, n=1)
-            hint = f"did you mean {close[0]}=?" if close else f"it takes {_listed(by_place, by_name)}"
+            hint = (
+                f"did you mean {close[0]}=?" if close else f"it takes {_listed(by_place, by_name)}"
+            )
             return f"{name} takes no {keyword}=; {hint}"
     if len(args) > len(by_place):
         extra = args[len(by_place)]
-        functions = [p.name for p in parameters if p.name in by_name and "Callable" in str(p.annotation)]
+        functions = [
+            p.name for p in parameters if p.name in by_name and "Callable" in str(p.annotation)
+        ]
         given = sum(map(callable, args[len(by_place) :]))
         if callable(extra) and given <= len(functions):
             named = ", ".join(f"{function}=..." for function in functions[:given])
-            return f"{name} takes {_listed(by_place, by_name)}; functions are given by name: {name}({named})"
+            return (
+                f"{name} takes {_listed(by_place, by_name)}; functions are given by name: "
+                f"{name}({named})"
+            )
         example = entry_of(owner, name)
         like = f", as in {example.advice}" if example is not None and example.here == name else ""
-        return f"{name} takes {_listed(by_place, by_name)}; {_shown(extra)} is one too many: give it by name{like}"
+        return (
+            f"{name} takes {_listed(by_place, by_name)}; {_shown(extra)} is one too many: give "
+            f"it by name{like}"
+        )
     doubled = [keyword for keyword in keywords if keyword in by_place[: len(args)]]
     if doubled:
         return f"{name}: {doubled[0]} is given twice, by place and by name"

@@ -25,7 +25,13 @@ from everflow.topology.types import column_names, normal_type, same_type, type_t
 if TYPE_CHECKING:
     from typing_extensions import TypeIs  # for the type checker only
 
-_PYTHON_TYPES: dict[object, str] = {str: "string", int: "bigint", float: "double", bool: "boolean", bytes: "binary"}
+_PYTHON_TYPES: dict[object, str] = {
+    str: "string",
+    int: "bigint",
+    float: "double",
+    bool: "boolean",
+    bytes: "binary",
+}
 _PYTHON_TYPES |= {dict: "name string, amount double", list: "array<string>"}
 
 _A_COLUMN = re.compile(r"\w+(?:\.\w+)*")
@@ -35,7 +41,8 @@ Expression = Column | Callable[..., Any]
 
 @dataclass(frozen=True)
 class Edge:
-    """An edge while it is being built: its type and the serdes it would be written with (None = the type has no default)."""
+    """An edge while it is being built: its type and the serdes it would be written with (None = the
+    type has no default)."""
 
     type: EdgeType
     key_serde: Serde | None
@@ -44,10 +51,15 @@ class Edge:
     @staticmethod
     def of(key_serde: Serde, value_serde: Serde) -> Edge:
         """The edge of records read with these serdes."""
-        return Edge(EdgeType(normal_type(key_serde.type), normal_type(value_serde.type)), key_serde, value_serde)
+        return Edge(
+            EdgeType(normal_type(key_serde.type), normal_type(value_serde.type)),
+            key_serde,
+            value_serde,
+        )
 
     def with_types(self, key: pa.DataType | None = None, value: pa.DataType | None = None) -> Edge:
-        """The edge behind an operator: serdes stay while the type does, else they are the type's default."""
+        """The edge behind an operator: serdes stay while the type does, else they are the type's
+        default."""
         key_serde, value_serde = self.key_serde, self.value_serde
         key_type, value_type = self.type.key, self.type.value
         if key is not None and not same_type(key, key_type):
@@ -78,7 +90,8 @@ class Edge:
 
 
 class HasEdge(Telling):
-    """A stream or a table. Its columns are named in expressions; who takes them from it, as from a DataFrame, is told so."""
+    """A stream or a table. Its columns are named in expressions; who takes them from it, as from a
+    DataFrame, is told so."""
 
     edge: Edge
 
@@ -87,16 +100,25 @@ class HasEdge(Telling):
 
         def __getattr__(self, name: str) -> Any:
             owner, edge = type(self).__name__, vars(self).get("edge")
-            if edge is None or entry_of(owner, name) is not None or (column := _column_named(name, edge.type)) is None:
+            if (
+                edge is None
+                or entry_of(owner, name) is not None
+                or (column := _column_named(name, edge.type)) is None
+            ):
                 return super().__getattr__(name)
-            raise UnknownNameError(f"{owner} has no {name}: {_in_expressions(column)}", name=name, where=user_line())
+            raise UnknownNameError(
+                f"{owner} has no {name}: {_in_expressions(column)}", name=name, where=user_line()
+            )
 
         def __getitem__(self, name: object) -> Any:
             owner = type(self).__name__
             if isinstance(name, Column):
                 cure = "records are chosen by filter(condition)"
             else:
-                cure = _in_expressions((_column_named(name, self.edge.type) if isinstance(name, str) else None) or "value")
+                cure = _in_expressions(
+                    (_column_named(name, self.edge.type) if isinstance(name, str) else None)
+                    or "value"
+                )
             raise TopologyError(f"{owner} has no [...]: {cure}", where=user_line())
 
 
@@ -107,7 +129,10 @@ def _column_named(name: str, type_: EdgeType) -> str | None:
 
 
 def _in_expressions(column: str) -> str:
-    return f"its columns are named in expressions, e.g. map_values(F.col({column!r})) or filter(F.col({column!r}).isNotNull())"
+    return (
+        f"its columns are named in expressions, e.g. map_values(F.col({column!r})) or "
+        f"filter(F.col({column!r}).isNotNull())"
+    )
 
 
 def default_serde(type_: pa.DataType) -> Serde | None:
@@ -126,7 +151,9 @@ def checked_serde(given: object, part: str, operator: str, where: str | None) ->
     try:
         return adopted(given)
     except EverflowError as error:
-        raise TopologyError(f"{operator}: the type of {part}={given!r} is not one: {error}", where=where) from None
+        raise TopologyError(
+            f"{operator}: the type of {part}={given!r} is not one: {error}", where=where
+        ) from None
 
 
 def fitting_serde(
@@ -138,7 +165,8 @@ def fitting_serde(
     serde = checked_serde(given, part, operator, where)
     if not same_type(serde.type, type_):
         raise TopologyError(
-            f"{operator}: the {part} is {type_text(type_)}, which {part}={serde!r} (for {type_text(serde.type)}) cannot write; "
+            f"{operator}: the {part} is {type_text(type_)}, which {part}={serde!r} (for "
+            f"{type_text(serde.type)}) cannot write; "
             f"leave {part}= out for the type's own serde, or cast the {part} first",
             where=where,
         )
@@ -155,16 +183,23 @@ def is_column(expression: object, operator: str, where: str | None) -> TypeIs[Co
     cure = ""
     if isinstance(expression, str):
         cure = f"; write F.{'col' if _A_COLUMN.fullmatch(expression) else 'expr'}({expression!r})"
-    raise TopologyError(f"{operator} takes a Column or a Python function, found {expression!r}{cure}", where=where)
+    raise TopologyError(
+        f"{operator} takes a Column or a Python function, found {expression!r}{cure}", where=where
+    )
 
 
 def checked_column(given: object, part: str, operator: str, where: str | None) -> None:
     """TopologyError unless ``given``, if it is not None, is a Column."""
     if given is None or isinstance(given, Column):
         return
-    cure = f"write {part}=F.col({given!r})" if isinstance(given, str) else "constants are F.lit(...)"
+    cure = (
+        f"write {part}=F.col({given!r})" if isinstance(given, str) else "constants are F.lit(...)"
+    )
     if callable(given):
-        cure = f"one function gives both: {operator}(lambda key, value: (key, value), returns=('string', 'double'))"
+        cure = (
+            f"one function gives both: {operator}(lambda key, value: (key, value), "
+            f"returns=('string', 'double'))"
+        )
     raise TopologyError(f"{operator}: {part}={given!r} is not a Column; {cure}", where=where)
 
 
@@ -182,15 +217,21 @@ def struct_of(fields: dict[str, Column], operator: str, where: str | None) -> Co
     """``name=Column`` arguments as one struct Column."""
     for name, column in fields.items():
         if not isinstance(column, Column):
-            raise TopologyError(f"{operator}: {name}={column!r} is not a Column; constants are F.lit(...)", where=where)
+            raise TopologyError(
+                f"{operator}: {name}={column!r} is not a Column; constants are F.lit(...)",
+                where=where,
+            )
     return F.struct(*[column.alias(name) for name, column in fields.items()])
 
 
-def result_type(returns: object, fn: Callable[..., Any], operator: str, where: str | None) -> pa.DataType:
+def result_type(
+    returns: object, fn: Callable[..., Any], operator: str, where: str | None
+) -> pa.DataType:
     """The Arrow type that ``returns=`` names: DDL text, an Arrow type, a serde or a StructType."""
     if returns is None:
         raise TopologyError(
-            f"{operator}: the result type of the Python function {function_name(fn)} is not known; add returns=..., e.g. "
+            f"{operator}: the result type of the Python function {function_name(fn)} is not known; "
+            f"add returns=..., e.g. "
             "returns='double', returns='carrier string, delay double' or a serde",
             where=where,
         )
@@ -200,7 +241,9 @@ def result_type(returns: object, fn: Callable[..., Any], operator: str, where: s
         return normal_type(serdes.arrow_type(returns))
     except EverflowError as error:
         hint = f"; write returns={_PYTHON_TYPES[returns]!r}" if returns in _PYTHON_TYPES else ""
-        raise TopologyError(f"{operator}: returns={returns!r} is not a type: {error}{hint}", where=where) from None
+        raise TopologyError(
+            f"{operator}: returns={returns!r} is not a type: {error}{hint}", where=where
+        ) from None
 
 
 def result_serde(returns: object) -> Serde | None:
@@ -208,10 +251,16 @@ def result_serde(returns: object) -> Serde | None:
     return adopted(returns) if is_serde(returns) else None
 
 
-def _required(serde: Serde | None, part: str, type_: pa.DataType, operator: str, where: str | None) -> Serde:
+def _required(
+    serde: Serde | None, part: str, type_: pa.DataType, operator: str, where: str | None
+) -> Serde:
     if serde is None:
         raise TopologyError(
-            f"{operator} writes the {part}, and {type_text(type_)} has no serde of its own; cast it, or wrap it in a struct",
+            (
+                f"{operator} writes the {part}, and {type_text(type_)} has no serde of its own; "
+                f"cast "
+                f"it, or wrap it in a struct"
+            ),
             where=where,
         )
     return serde

@@ -1,7 +1,8 @@
 """Brings functions of the user to one shape, ``fn(key, value)``, in objects that workers import.
 
-A function with one required positional parameter gets the value only, one with two gets key and value. Parameters with defaults
-do not count, ``*args`` counts as two. Built-in functions whose signature Python cannot tell (``int``, ``str``) get the value.
+A function with one required positional parameter gets the value only, one with two gets key and
+value. Parameters with defaults do not count, ``*args`` counts as two. Built-in functions whose
+signature Python cannot tell (``int``, ``str``) get the value.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ Function = Callable[..., Any]
 
 
 def required_parameters(fn: Function) -> int | None:
-    """Number of positional parameters without default; 2 for ``*args``; None where Python cannot tell."""
+    """Number of positional parameters without default; 2 for ``*args``; None where Python cannot
+    tell."""
     try:
         parameters = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):
@@ -29,14 +31,20 @@ def required_parameters(fn: Function) -> int | None:
 
 
 def key_value_function(fn: Function, operator: str, where: str | None) -> Function:
-    """``fn`` as a function of key and value; TopologyError if it takes neither one nor two arguments."""
+    """``fn`` as a function of key and value; TopologyError if it takes neither one nor two
+    arguments."""
     count = required_parameters(fn)
     if count == 2:
         return fn
     if count in (None, 1):
         return ValueOnly(fn)
     raise TopologyError(
-        f"{operator} calls its function with (value) or (key, value); {function_name(fn)} takes {count} arguments", where=where
+        (
+            f"{operator} calls its function with (value) or (key, value); {function_name(fn)} "
+            f"takes "
+            f"{count} arguments"
+        ),
+        where=where,
     )
 
 
@@ -44,22 +52,31 @@ def check_parameters(fn: Function, names: Sequence[str], operator: str, where: s
     """TopologyError unless ``fn`` can be called with as many arguments as there are ``names``."""
     refuse_pyspark(fn, operator, where)
     if not callable(fn):
-        raise TopologyError(f"{operator} takes a function of ({', '.join(names)}), found {fn!r}", where=where)
+        raise TopologyError(
+            f"{operator} takes a function of ({', '.join(names)}), found {fn!r}", where=where
+        )
     count = required_parameters(fn)
     try:
         inspect.signature(fn).bind(*names)
     except TypeError:
         raise TopologyError(
-            f"{operator} calls its function with ({', '.join(names)}); {function_name(fn)} takes {count} arguments", where=where
+            (
+                f"{operator} calls its function with ({', '.join(names)}); {function_name(fn)} "
+                f"takes "
+                f"{count} arguments"
+            ),
+            where=where,
         ) from None
     except ValueError:
         return
 
 
 def refuse_pyspark(given: object, operator: str, where: str | None) -> None:
-    """TopologyError for a function of PySpark (``F.upper``), or what ``F.udf`` or ``F.pandas_udf`` made of the user's: they take
-    Columns, not values."""
-    if isinstance(getattr(given, "evalType", None), int):  # a Column has every attribute, as a Column
+    """TopologyError for a function of PySpark (``F.upper``), or what ``F.udf`` or ``F.pandas_udf``
+    made of the user's: they take Columns, not values."""
+    if isinstance(
+        getattr(given, "evalType", None), int
+    ):  # a Column has every attribute, as a Column
         name = function_name(getattr(given, "func"))  # noqa: B009
         kind = getattr(given, "returnType", None)
         one_result = operator in ("map_values", "flat_map_values", "select_key", "group_by")
@@ -67,11 +84,18 @@ def refuse_pyspark(given: object, operator: str, where: str | None) -> None:
         function = name if name.isidentifier() else "the_function"
         part = operator.partition(": ")[2]
         written = f"{part}={function}" if part else f"{operator}({function}{returns})"
-        raise TopologyError(f"{operator} found a PySpark UDF; pass the Python function itself: {written}", where=where)
+        raise TopologyError(
+            f"{operator} found a PySpark UDF; pass the Python function itself: {written}",
+            where=where,
+        )
     if callable(given) and str(getattr(given, "__module__", "")).startswith("pyspark.sql"):
         name = function_name(given)
         raise TopologyError(
-            f"{operator} found PySpark's function {name} itself; call it: {operator}(F.{name}(...))", where=where
+            (
+                f"{operator} found PySpark's function {name} itself; call it: "
+                f"{operator}(F.{name}(...))"
+            ),
+            where=where,
         )
 
 
@@ -96,7 +120,8 @@ class ValueOnly:
 
 @dataclass(frozen=True)
 class FirstOf:
-    """Predicate of one branch: ``own`` (None = any record) and none of the ``earlier`` predicates."""
+    """Predicate of one branch: ``own`` (None = any record) and none of the ``earlier``
+    predicates."""
 
     own: Function | None
     earlier: tuple[Function, ...]
@@ -109,7 +134,8 @@ class FirstOf:
 
 @dataclass(frozen=True)
 class TableFilter:
-    """A table's filter as a value mapper: what fails becomes a tombstone; tombstones pass unasked."""
+    """A table's filter as a value mapper: what fails becomes a tombstone; tombstones pass
+    unasked."""
 
     predicate: Function
     negate: bool
@@ -132,7 +158,8 @@ class TableMapper:
 
 @dataclass(frozen=True)
 class WithoutKey:
-    """An aggregator of (value, aggregate), or a merger of two aggregates, that is called with the key, too."""
+    """An aggregator of (value, aggregate), or a merger of two aggregates, that is called with the
+    key, too."""
 
     fn: Function
 

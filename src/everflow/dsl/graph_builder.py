@@ -1,7 +1,8 @@
 """Collects the graph while it is built: nodes in order, names, stores, topics, and their checks.
 
-Node names are Kafka Streams': a prefix and a ten-digit counter that all nodes of one builder share. The counter also advances
-where the original burns a number (three per repartition), so that unnamed nodes get the same names.
+Node names are Kafka Streams': a prefix and a ten-digit counter that all nodes of one builder share.
+The counter also advances where the original burns a number (three per repartition), so that unnamed
+nodes get the same names.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from typing import TYPE_CHECKING, Any
 from everflow.errors import TopologyError
 from everflow.location import place
 from everflow.serdes import Serde
-from everflow.topology.graph import ColumnExpr, EdgeType, Node, RepartitionTopic, SinkNode, SourceNode
+from everflow.topology.graph import (
+    ColumnExpr,
+    EdgeType,
+    Node,
+    RepartitionTopic,
+    SinkNode,
+    SourceNode,
+)
 from everflow.topology.program import Topology
 from everflow.travel.refusals import TravelCheck
 
@@ -30,7 +38,8 @@ _LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 @dataclass(frozen=True)
 class Faces:
-    """What a stream turns into. Their modules import the stream's, which therefore has them from here."""
+    """What a stream turns into. Their modules import the stream's, which therefore has them from
+    here."""
 
     grouped: type[KGroupedStream]
     table: type[KTable]
@@ -79,12 +88,13 @@ class GraphBuilder:
         return name
 
     def add(self, node: Node) -> str:
-        """Append ``node`` and return its name; TopologyError if the name is taken, or if its functions or serdes cannot be sent to
-        the workers."""
+        """Append ``node`` and return its name; TopologyError if the name is taken, or if its
+        functions or serdes cannot be sent to the workers."""
         taken = self._nodes.get(node.name)
         if taken is not None:
             raise TopologyError(
-                f"the node name {node.name!r} is used twice (first at {_first(taken.where)}); give one of them another name=..."
+                f"the node name {node.name!r} is used twice (first at {_first(taken.where)}); give "
+                f"one of them another name=..."
                 f"{_or_anew(taken.where)}",
                 where=node.where,
             )
@@ -99,7 +109,8 @@ class GraphBuilder:
             if topic in self._topics:
                 raise TopologyError(
                     f"the topic {topic!r} is read twice (first at {_first(self._topics[topic])}); "
-                    f"keep the first stream in a variable and use it twice{_or_anew(self._topics[topic])}",
+                    f"keep the first stream in a variable and use it "
+                    f"twice{_or_anew(self._topics[topic])}",
                     where=where,
                 )
             self._topics[topic] = where
@@ -108,14 +119,17 @@ class GraphBuilder:
         """Register a store; TopologyError if it has no name or the name is taken."""
         if name is None:
             raise TopologyError(
-                f"{operator} keeps state and its store has no name; write {operator}(..., store='a-name'). "
-                "The name is part of the changelog topic's, so it must not change when the program grows",
+                f"{operator} keeps state and its store has no name; write {operator}(..., "
+                f"store='a-name'). "
+                "The name is part of the changelog topic's, so it must not change when the program "
+                "grows",
                 where=where,
             )
         check_name("store", name, where)
         if name in self._stores:
             raise TopologyError(
-                f"the store name {name!r} is used twice (first at {_first(self._stores[name])}); give one of them another name"
+                f"the store name {name!r} is used twice (first at {_first(self._stores[name])}); "
+                f"give one of them another name"
                 f"{_or_anew(self._stores[name])}",
                 where=where,
             )
@@ -135,7 +149,8 @@ class GraphBuilder:
         if f"{name}-repartition" in self._repartitions:
             first = self._repartitions[f"{name}-repartition"][1]
             raise TopologyError(
-                f"the repartition name {name!r} is used twice (first at {_first(first)}); give one of them another name"
+                f"the repartition name {name!r} is used twice (first at {_first(first)}); give one "
+                f"of them another name"
                 f"{_or_anew(first)}",
                 where=where,
             )
@@ -150,14 +165,19 @@ class GraphBuilder:
         where: str | None,
         partitions: int | None = None,
     ) -> str:
-        """Write ``source`` to a new repartition topic and read it back; returns the name of the new source node.
+        """Write ``source`` to a new repartition topic and read it back; returns the name of the new
+        source node.
 
         The numbers of the original's sink, filter and source are burnt by the caller with ``burn``.
         """
         topic = f"{self.check_repartition_name(name, 'repartition', where)}-repartition"
         self._repartitions[topic] = (RepartitionTopic(topic, partitions), where)
-        self.add(SinkNode(f"{topic}-sink", (source,), edge, where, topic, *serdes, kind="repartition"))
-        return self.add(SourceNode(f"{topic}-source", (), edge, where, (topic,), *serdes, kind="repartition"))
+        self.add(
+            SinkNode(f"{topic}-sink", (source,), edge, where, topic, *serdes, kind="repartition")
+        )
+        return self.add(
+            SourceNode(f"{topic}-source", (), edge, where, (topic,), *serdes, kind="repartition")
+        )
 
     def burn(self, numbers: int) -> None:
         """Advance the counter where the original does so for a node that has a name."""
@@ -166,8 +186,13 @@ class GraphBuilder:
     def build(self) -> Topology:
         """The frozen topology."""
         if not any(isinstance(node, SourceNode) for node in self._nodes.values()):
-            raise TopologyError("the topology reads no topic; begin with builder.stream('topic') or builder.table('topic')")
-        return Topology(tuple(self._nodes.values()), tuple(topic for topic, _ in self._repartitions.values()))
+            raise TopologyError(
+                "the topology reads no topic; begin with builder.stream('topic') or "
+                "builder.table('topic')"
+            )
+        return Topology(
+            tuple(self._nodes.values()), tuple(topic for topic, _ in self._repartitions.values())
+        )
 
 
 def _first(where: str | None) -> str:
@@ -175,8 +200,12 @@ def _first(where: str | None) -> str:
 
 
 def _or_anew(where: str | None) -> str:
-    """For a cell, which is run again when it has failed: the calls of its chain before the one that failed are still here."""
-    again = "\n  Where that was a chain that failed further on, run the cell of the StreamsBuilder again, and then this one"
+    """For a cell, which is run again when it has failed: the calls of its chain before the one that
+    failed are still here."""
+    again = (
+        "\n  Where that was a chain that failed further on, run the cell of the StreamsBuilder "
+        "again, and then this one"
+    )
     return again if where is not None and place(where) != where else ""
 
 
@@ -190,5 +219,6 @@ def check_name(what: str, name: object, where: str | None) -> None:
     """TopologyError unless ``name`` is text that Kafka allows in topic names."""
     if not isinstance(name, str) or not _LEGAL.fullmatch(name) or name in (".", ".."):
         raise TopologyError(
-            f"{name!r} cannot name a {what}: 1 to 249 letters, digits, '.', '_' or '-' are allowed", where=where
+            f"{name!r} cannot name a {what}: 1 to 249 letters, digits, '.', '_' or '-' are allowed",
+            where=where,
         )

@@ -1,8 +1,9 @@
 """`KGroupedStream` and its windowed forms: ``count``, ``reduce``, ``aggregate``.
 
-An aggregation with built-ins is lowered to a projection of its inputs (in Catalyst) and a vectorised operator; one with Python
-functions calls them record by record. Results are tables; windowed ones have the key ``struct<key, start, end>`` (ms).
-All calls belong to the thread that builds the topology; TopologyError, with the user's line and the cure, for what cannot work.
+An aggregation with built-ins is lowered to a projection of its inputs (in Catalyst) and a
+vectorised operator; one with Python functions calls them record by record. Results are tables;
+windowed ones have the key ``struct<key, start, end>`` (ms). All calls belong to the thread that
+builds the topology; TopologyError, with the user's line and the cure, for what cannot work.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from pyspark.sql import functions as F
 
 from everflow import serdes
 from everflow.dsl.builder_call import builder_call
-from everflow.dsl.expressions import Edge, checked_serde, default_serde, fitting_serde, result_serde, result_type
+from everflow.dsl.expressions import (
+    Edge,
+    checked_serde,
+    default_serde,
+    fitting_serde,
+    result_serde,
+    result_type,
+)
 from everflow.dsl.functions import WithoutKey, check_parameters, required_parameters
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.kstream import KStream
@@ -30,11 +38,23 @@ from everflow.operators.agg import Aggregator
 from everflow.operators.aggregate import AggregateSpec
 from everflow.operators.arrow_inputs import Fields, Presence
 from everflow.operators.python_aggregate import PythonAggregateSpec, PythonAggregator, PythonReducer
-from everflow.operators.session_aggregate import ReducerMerger, SessionAggregateSpec, SessionFunctionSpec
+from everflow.operators.session_aggregate import (
+    ReducerMerger,
+    SessionAggregateSpec,
+    SessionFunctionSpec,
+)
 from everflow.serdes import Serde
 from everflow.spark.expressions import analyse
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import PREPARE, ArrowTwin, ColumnExpr, EdgeType, ProjectNode, StatefulNode, StatefulOperator
+from everflow.topology.graph import (
+    PREPARE,
+    ArrowTwin,
+    ColumnExpr,
+    EdgeType,
+    ProjectNode,
+    StatefulNode,
+    StatefulOperator,
+)
 from everflow.windows import SessionWindows, TimeWindows
 
 
@@ -51,18 +71,25 @@ class _Groups(Telling):
 
     @builder_call
     def count(self, *, store: str | None = None, name: str | None = None) -> KTable:
-        """Number of records per key (and window or session), ``bigint``. Records with a null key are skipped; those with a null
-        value where there are no windows."""
+        """Number of records per key (and window or session), ``bigint``. Records with a null key
+        are skipped; those with a null value where there are no windows."""
         aggregation = _Aggregation(self._group, self._windows, "count", store, name, user_line())
         return aggregation.built_in({"count": agg.count()}, bare=True)
 
     @builder_call
     def reduce(
-        self, reducer: Callable[[Any, Any], Any], *, store: str | None = None, name: str | None = None
+        self,
+        reducer: Callable[[Any, Any], Any],
+        *,
+        store: str | None = None,
+        name: str | None = None,
     ) -> KTable:
-        """``reducer(aggregate, value)`` over the values of each key (and window or session); the first value is taken as it is,
-        None deletes. Sessions that merge are reduced, too: ``reducer(earlier, later)``."""
-        return _Aggregation(self._group, self._windows, "reduce", store, name, user_line()).reduce(reducer)
+        """``reducer(aggregate, value)`` over the values of each key (and window or session); the
+        first value is taken as it is, None deletes. Sessions that merge are reduced, too:
+        ``reducer(earlier, later)``."""
+        return _Aggregation(self._group, self._windows, "reduce", store, name, user_line()).reduce(
+            reducer
+        )
 
     @builder_call
     def aggregate(
@@ -76,21 +103,26 @@ class _Groups(Telling):
         name: str | Aggregator | None = None,
         **aggregators: Aggregator,
     ) -> KTable:
-        """Built-ins, ``aggregate(store="s", n=agg.count(), mean=agg.avg("value.delay"))``: the value is a struct of the names;
-        or Python functions, ``aggregate(initializer=..., aggregator=..., store="s", returns=type or value=serde)``, where
-        ``aggregator`` gets (key, value, aggregate) or (value, aggregate) and returns the next aggregate (None deletes).
+        """Built-ins, ``aggregate(store="s", n=agg.count(), mean=agg.avg("value.delay"))``: the
+        value is a struct of the names; or Python functions, ``aggregate(initializer=...,
+        aggregator=..., store="s", returns=type or value=serde)``, where ``aggregator`` gets (key,
+        value, aggregate) or (value, aggregate) and returns the next aggregate (None deletes).
 
-        Nulls are treated as by ``count``; the key of a windowed result is a `Windowed`. A field may be called like an option: it
-        is told by being an aggregate.
+        Nulls are treated as by ``count``; the key of a windowed result is a `Windowed`. A field may
+        be called like an option: it is told by being an aggregate.
         """
-        options: dict[str, Any] = {"store": store, "initializer": initializer, "aggregator": aggregator}
+        options: dict[str, Any] = {
+            "store": store,
+            "initializer": initializer,
+            "aggregator": aggregator,
+        }
         options |= {"returns": returns, "value": value, "name": name}
         return _aggregate(self._group, self._windows, options, aggregators, user_line())
 
 
 class KGroupedStream(_Groups):
-    """Records grouped by key. ``name`` is that of the repartition topic, used where the key was changed; several aggregations
-    of one grouped stream share the topic."""
+    """Records grouped by key. ``name`` is that of the repartition topic, used where the key was
+    changed; several aggregations of one grouped stream share the topic."""
 
     def __init__(self, stream: KStream, name: str | None) -> None:
         self._group, self._stream, self._name = self, stream, name
@@ -102,17 +134,24 @@ class KGroupedStream(_Groups):
     def windowed_by(self, windows: SessionWindows) -> SessionWindowedKStream: ...
 
     @builder_call
-    def windowed_by(self, windows: TimeWindows | SessionWindows) -> TimeWindowedKStream | SessionWindowedKStream:
+    def windowed_by(
+        self, windows: TimeWindows | SessionWindows
+    ) -> TimeWindowedKStream | SessionWindowedKStream:
         """The same groups, cut into time windows or sessions."""
         if isinstance(windows, TimeWindows):
             return TimeWindowedKStream(self, windows)
         if isinstance(windows, SessionWindows):
-            if windows.retention_ms == 0:  # its store would show nothing: every record would be a session of its own
-                raise TopologyError("sessions with a gap of zero need a grace above zero", where=user_line())
+            if (
+                windows.retention_ms == 0
+            ):  # its store would show nothing: every record would be a session of its own
+                raise TopologyError(
+                    "sessions with a gap of zero need a grace above zero", where=user_line()
+                )
             return SessionWindowedKStream(self, windows)
         raise TopologyError(
             f"windowed_by takes TimeWindows or SessionWindows, found {windows!r}; write "
-            "TimeWindows.of_size('1 hour').grace('5 minutes') or SessionWindows.of_inactivity_gap('30 minutes')",
+            "TimeWindows.of_size('1 hour').grace('5 minutes') or "
+            "SessionWindows.of_inactivity_gap('30 minutes')",
             where=user_line(),
         )
 
@@ -141,14 +180,15 @@ class _WindowedKStream(_Groups):
 
 
 class TimeWindowedKStream(_WindowedKStream):
-    """Groups cut into time windows. Only null keys are skipped: a null value reaches the aggregate, and ``count()``
-    counts it, as in Kafka Streams. Late records, by the operator's own stream time and the window's grace, are dropped."""
+    """Groups cut into time windows. Only null keys are skipped: a null value reaches the aggregate,
+    and ``count()`` counts it, as in Kafka Streams. Late records, by the operator's own stream time
+    and the window's grace, are dropped."""
 
 
 class SessionWindowedKStream(_WindowedKStream):
-    """Groups cut into sessions, which grow and merge with the records (KIP-94). Nulls and late records are treated as in
-    `TimeWindowedKStream`. Where a session gets another window, the old one gets a tombstone; a result's time is the end of its
-    session."""
+    """Groups cut into sessions, which grow and merge with the records (KIP-94). Nulls and late
+    records are treated as in `TimeWindowedKStream`. Where a session gets another window, the old
+    one gets a tombstone; a result's time is the end of its session."""
 
     @builder_call
     def aggregate(
@@ -163,9 +203,15 @@ class SessionWindowedKStream(_WindowedKStream):
         name: str | Aggregator | None = None,
         **aggregators: Aggregator,
     ) -> KTable:
-        """As `KGroupedStream.aggregate`, per session. With functions also ``merger``, called with (key, aggregate, aggregate) or
-        (aggregate, aggregate), the earlier session's first, where two become one."""
-        options: dict[str, Any] = {"store": store, "initializer": initializer, "aggregator": aggregator, "merger": merger}
+        """As `KGroupedStream.aggregate`, per session. With functions also ``merger``, called with
+        (key, aggregate, aggregate) or (aggregate, aggregate), the earlier session's first, where
+        two become one."""
+        options: dict[str, Any] = {
+            "store": store,
+            "initializer": initializer,
+            "aggregator": aggregator,
+            "merger": merger,
+        }
         options |= {"returns": returns, "value": value, "name": name}
         return _aggregate(self._group, self._windows, options, aggregators, user_line())
 
@@ -177,31 +223,52 @@ def _aggregate(
     aggregators: dict[str, Aggregator],
     where: str | None,
 ) -> KTable:
-    fields = {name: given for name, given in options.items() if isinstance(given, Aggregator)} | aggregators
+    fields = {
+        name: given for name, given in options.items() if isinstance(given, Aggregator)
+    } | aggregators
     options = {name: None if name in fields else given for name, given in options.items()}
     if callable(fields.get("merger")):
-        raise TopologyError("merger= is for sessions: only they merge; leave it out here", where=where)
+        raise TopologyError(
+            "merger= is for sessions: only they merge; leave it out here", where=where
+        )
     if options.get("merger") is not None and options["aggregator"] is None:
-        raise TopologyError("merger= goes with initializer= and aggregator= functions; built-ins merge by themselves", where=where)
+        raise TopologyError(
+            (
+                "merger= goes with initializer= and aggregator= functions; built-ins merge by "
+                "themselves"
+            ),
+            where=where,
+        )
     uses_functions = options["initializer"] is not None or options["aggregator"] is not None
     if uses_functions == bool(fields):
         raise TopologyError(
-            "aggregate takes either built-ins, e.g. n=agg.count(), or initializer= and aggregator= functions", where=where
+            (
+                "aggregate takes either built-ins, e.g. n=agg.count(), or initializer= and "
+                "aggregator= "
+                "functions"
+            ),
+            where=where,
         )
     for name, given in fields.items():
         if not isinstance(given, Aggregator):
             raise TopologyError(
-                f"aggregate: {name}={given!r} is not an aggregate; write for example {name}=agg.sum('value.amount')",
+                (
+                    f"aggregate: {name}={given!r} is not an aggregate; write for example "
+                    f"{name}=agg.sum('value.amount')"
+                ),
                 where=where,
             )
-    aggregation = _Aggregation(group, windows, "aggregate", options["store"], options["name"], where)
+    aggregation = _Aggregation(
+        group, windows, "aggregate", options["store"], options["name"], where
+    )
     if fields:
         return aggregation.built_in(fields, bare=False)
     return aggregation.functions(options)
 
 
 class _Aggregation:
-    """One aggregation while it is lowered: name, repartition, inputs, store, operator, in the original's order."""
+    """One aggregation while it is lowered: name, repartition, inputs, store, operator, in the
+    original's order."""
 
     def __init__(
         self,
@@ -228,28 +295,46 @@ class _Aggregation:
         """Lower built-in aggregates; ``bare``: the value is the single result, not a struct."""
         edge = self.group.stream.edge
         key_serde = edge.written_key(self.operator, self.where)
-        columns = {f"a{i}": _column(name, a, self.where) for i, (name, a) in enumerate(fields.items()) if a.column is not None}
+        columns = {
+            f"a{i}": _column(name, a, self.where)
+            for i, (name, a) in enumerate(fields.items())
+            if a.column is not None
+        }
         inputs = self._inputs(columns, edge)
         lowered = [
-            Aggregator(a.kind, None if a.column is None else f"a{i}") for i, a in enumerate(fields.values())
+            Aggregator(a.kind, None if a.column is None else f"a{i}")
+            for i, a in enumerate(fields.values())
         ]
         try:
             built_in = AggregateSpec.of(
-                self.store, key_serde, lowered, None if bare else list(fields), inputs.type, window=self.windows
+                self.store,
+                key_serde,
+                lowered,
+                None if bare else list(fields),
+                inputs.type,
+                window=self.windows,
             )
         except EverflowError as error:
-            raise TopologyError(f"aggregate in store {self.store!r}: {error}", where=self.where) from None
+            raise TopologyError(
+                f"aggregate in store {self.store!r}: {error}", where=self.where
+            ) from None
         spec = built_in if self.sessions is None else SessionAggregateSpec(built_in, self.sessions)
         value_serde = spec.value_serde if bare else default_serde(spec.result)
-        twin = _twin([a.column for a in fields.values() if a.column is not None], inputs, not self.windowed)
-        return self._add(spec, inputs, value_serde, twin, tuple(column.op for column in built_in.columns))
+        twin = _twin(
+            [a.column for a in fields.values() if a.column is not None], inputs, not self.windowed
+        )
+        return self._add(
+            spec, inputs, value_serde, twin, tuple(column.op for column in built_in.columns)
+        )
 
     @builder_call
     def reduce(self, reducer: Callable[[Any, Any], Any]) -> KTable:
         """Lower a Python reducer; the aggregate has the value's type."""
         check_parameters(reducer, ("aggregate", "value"), "reduce", self.where)
         key_serde, value_serde = self.group.stream.edge.serdes("reduce", self.where)
-        return self._functions(key_serde, value_serde, PythonReducer(reducer), ReducerMerger(reducer))
+        return self._functions(
+            key_serde, value_serde, PythonReducer(reducer), ReducerMerger(reducer)
+        )
 
     def functions(self, options: dict[str, Any]) -> KTable:
         """Lower a Python initializer, aggregator and, for sessions, merger."""
@@ -258,25 +343,42 @@ class _Aggregation:
         called = self._with_or_without_key(aggregator, "aggregator", ("value", "aggregate"))
         merger = None
         if self.sessions is not None:
-            merger = self._with_or_without_key(options["merger"], "merger", ("earlier aggregate", "later aggregate"))
+            merger = self._with_or_without_key(
+                options["merger"], "merger", ("earlier aggregate", "later aggregate")
+            )
         value_serde = self._value_serde(options["returns"], options["value"], aggregator)
         key_serde = self.group.stream.edge.written_key("aggregate", self.where)
-        return self._functions(key_serde, value_serde, PythonAggregator(initializer, called), merger)
+        return self._functions(
+            key_serde, value_serde, PythonAggregator(initializer, called), merger
+        )
 
     def _with_or_without_key(self, fn: Any, what: str, names: tuple[str, str]) -> Any:
-        """``fn`` as a function of the key and ``names``; TopologyError if it can take neither those nor ``names`` alone."""
+        """``fn`` as a function of the key and ``names``; TopologyError if it can take neither those
+        nor ``names`` alone."""
         count = required_parameters(fn) if callable(fn) else 3
         two = count is None or (count == 2 and not _takes_three(fn))
         check_parameters(fn, names if two else ("key", *names), f"aggregate: {what}", self.where)
         return WithoutKey(fn) if two else fn
 
     def _functions(
-        self, key_serde: Serde, value_serde: Serde, aggregator: PythonAggregator | PythonReducer, merger: Any
+        self,
+        key_serde: Serde,
+        value_serde: Serde,
+        aggregator: PythonAggregator | PythonReducer,
+        merger: Any,
     ) -> KTable:
         functions = PythonAggregateSpec(
-            store=self.store, key_serde=key_serde, value_serde=value_serde, aggregator=aggregator, window=self.windows
+            store=self.store,
+            key_serde=key_serde,
+            value_serde=value_serde,
+            aggregator=aggregator,
+            window=self.windows,
         )
-        spec = functions if self.sessions is None else SessionFunctionSpec(functions, self.sessions, merger)
+        spec = (
+            functions
+            if self.sessions is None
+            else SessionFunctionSpec(functions, self.sessions, merger)
+        )
         return self._add(spec, None, value_serde)
 
     def _value_serde(self, returns: object, value: object, aggregator: Callable[..., Any]) -> Serde:
@@ -290,18 +392,29 @@ class _Aggregation:
         serde = result_serde(returns) or default_serde(type_)
         if serde is None:
             raise TopologyError(
-                f"aggregate: returns={returns!r} has no serde of its own; give one with value=", where=self.where
+                f"aggregate: returns={returns!r} has no serde of its own; give one with value=",
+                where=self.where,
             )
         return serde
 
     def _inputs(self, columns: dict[str, Column], edge: Edge) -> ColumnExpr:
-        """The value that the operator reads. Unwindowed aggregates skip null values, so theirs is null as a whole."""
-        if not columns:  # nothing of the user's to analyse: a count alone needs no Spark while the program is built
-            return ColumnExpr("CASE WHEN value IS NOT NULL THEN true END", pa.bool_(), frozenset({"value"}))
+        """The value that the operator reads. Unwindowed aggregates skip null values, so theirs is
+        null as a whole."""
+        # nothing of the user's to analyse: a count alone needs no Spark while the program is built
+        if not columns:
+            return ColumnExpr(
+                "CASE WHEN value IS NOT NULL THEN true END", pa.bool_(), frozenset({"value"})
+            )
         for column in columns.values():
-            analyse(column, edge.type, self.where)  # each alone, so that a message names the one that is wrong
+            analyse(
+                column, edge.type, self.where
+            )  # each alone, so that a message names the one that is wrong
         fields = F.struct(*[column.alias(name) for name, column in columns.items()])
-        return analyse(fields if self.windowed else F.when(F.col("value").isNotNull(), fields), edge.type, self.where)
+        return analyse(
+            fields if self.windowed else F.when(F.col("value").isNotNull(), fields),
+            edge.type,
+            self.where,
+        )
 
     def _add(
         self,
@@ -317,12 +430,26 @@ class _Aggregation:
         if inputs is not None:
             listed = EdgeType(stream.edge.type.key, inputs.type)
             prepared = ProjectNode(
-                name=f"{node_name}-inputs", inputs=(source,), out=listed, where=self.where, label=PREPARE, value=inputs, arrow=twin
+                name=f"{node_name}-inputs",
+                inputs=(source,),
+                out=listed,
+                where=self.where,
+                label=PREPARE,
+                value=inputs,
+                arrow=twin,
             )
             source = self.graph.add(prepared)
-        edge = Edge(EdgeType(spec.result_key, spec.result), self._key_serde(spec.key_serde), value_serde)
+        edge = Edge(
+            EdgeType(spec.result_key, spec.result), self._key_serde(spec.key_serde), value_serde
+        )
         node = StatefulNode(
-            node_name, (source,), edge.type, self.where, self.label, spec, (self._store_spec(spec, folds),)
+            node_name,
+            (source,),
+            edge.type,
+            self.where,
+            self.label,
+            spec,
+            (self._store_spec(spec, folds),),
         )
         return KTable(self.graph, self.graph.add(node), edge)
 
@@ -367,7 +494,11 @@ def _column(name: str, aggregator: Aggregator, where: str | None) -> Column:
         return F.col(given)
     made = f"agg.{aggregator.kind}"
     raise TopologyError(
-        f"aggregate: {name}={made}({given!r}) takes a Column or a column's name, e.g. {made}('value.amount')", where=where
+        (
+            f"aggregate: {name}={made}({given!r}) takes a Column or a column's name, e.g. "
+            f"{made}('value.amount')"
+        ),
+        where=where,
     )
 
 

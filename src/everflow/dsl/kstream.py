@@ -1,12 +1,13 @@
 """`KStream`: an endless stream of records, and the operators on it that keep no state.
 
-Every operator that takes an expression takes a pyspark Column over ``key, value, timestamp (ms), topic, partition, offset,
-headers`` (runs in Catalyst) or a Python function (runs in a step, record by record). A Python function with one required
-parameter gets the value, with two the key and the value; structs arrive as dicts, windowed keys as `Windowed`. Functions that
-make a new value need ``returns=``: DDL text, an Arrow type, a StructType or a serde.
+Every operator that takes an expression takes a pyspark Column over ``key, value, timestamp (ms),
+topic, partition, offset, headers`` (runs in Catalyst) or a Python function (runs in a step, record
+by record). A Python function with one required parameter gets the value, with two the key and the
+value; structs arrive as dicts, windowed keys as `Windowed`. Functions that make a new value need
+``returns=``: DDL text, an Arrow type, a StructType or a serde.
 
-Streams are immutable descriptions; all calls belong to the thread that builds the topology and raise TopologyError, with the
-user's line and the cure, for whatever cannot work.
+Streams are immutable descriptions; all calls belong to the thread that builds the topology and
+raise TopologyError, with the user's line and the cure, for whatever cannot work.
 """
 
 from __future__ import annotations
@@ -62,16 +63,22 @@ if TYPE_CHECKING:
 class KStream(HasEdge):
     """A stream of records ``(key, value)``; ``edge`` holds their types and serdes.
 
-    ``key_changed``: an operator before may have changed the key, so that a grouping has to repartition first.
+    ``key_changed``: an operator before may have changed the key, so that a grouping has to
+    repartition first.
     """
 
-    def __init__(self, graph: GraphBuilder, node: str, edge: Edge, *, key_changed: bool = False) -> None:
+    def __init__(
+        self, graph: GraphBuilder, node: str, edge: Edge, *, key_changed: bool = False
+    ) -> None:
         self.graph, self.node, self.edge, self.key_changed = graph, node, edge, key_changed
 
     def __repr__(self) -> str:
-        return f"KStream({self.node}: {type_text(self.edge.type.key)} -> {type_text(self.edge.type.value)})"
+        return (
+            f"KStream({self.node}: {type_text(self.edge.type.key)} -> "
+            f"{type_text(self.edge.type.value)})"
+        )
 
-    # --- one record in, at most one out -------------------------------------------------------------------------
+    # --- one record in, at most one out -----------------------------------------------------------
 
     @builder_call
     def filter(self, predicate: Expression, *, name: str | None = None) -> KStream:
@@ -93,21 +100,26 @@ class KStream(HasEdge):
         returns: tuple[object, object] | None = None,
         name: str | None = None,
     ) -> KStream:
-        """New key and value: ``map(key=Column, value=Column)``, a Column ``struct<key, value>``, or a function that returns
-        ``(key, value)`` with ``returns=(key type, value type)``. A grouping behind it repartitions."""
+        """New key and value: ``map(key=Column, value=Column)``, a Column ``struct<key, value>``, or
+        a function that returns ``(key, value)`` with ``returns=(key type, value type)``. A grouping
+        behind it repartitions."""
         where = user_line()
         for part, given in (("key", key), ("value", value)):
             checked_column(given, part, "map", where)
         if mapper is not None and not is_column(mapper, "map", where):
             edge = self._pair_edge("map", mapper, returns, where)
-            return self._function("KSTREAM-MAP-", "MAP", "map", mapper, edge, name, where, changes_key=True)
+            return self._function(
+                "KSTREAM-MAP-", "MAP", "map", mapper, edge, name, where, changes_key=True
+            )
         if mapper is not None:
             pair = analyse(mapper, self.edge.type, where)
             _check_pair("map", pair.type, where)
             key, value = mapper.getField("key"), mapper.getField("value")
         if key is None and value is None:
             raise TopologyError("map needs key=, value= or a function of (key, value)", where=where)
-        return self._project("KSTREAM-MAP-", "MAP", name, where, key=key, value=value, changes_key=True)
+        return self._project(
+            "KSTREAM-MAP-", "MAP", name, where, key=key, value=value, changes_key=True
+        )
 
     @builder_call
     def map_values(
@@ -118,7 +130,8 @@ class KStream(HasEdge):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KStream:
-        """A new value under the same key: a Column, ``field=Column`` arguments (a struct), or a function with ``returns=``.
+        """A new value under the same key: a Column, ``field=Column`` arguments (a struct), or a
+        function with ``returns=``.
 
         Fields called ``name`` and ``returns`` are told from the options by being Columns.
         """
@@ -126,54 +139,84 @@ class KStream(HasEdge):
         node_name, returns, fields = fields_from_options(name, returns, fields)
         if fields:
             if mapper is not None:
-                raise TopologyError("map_values takes one expression or field=Column arguments, not both", where=where)
+                raise TopologyError(
+                    "map_values takes one expression or field=Column arguments, not both",
+                    where=where,
+                )
             mapper = struct_of(fields, "map_values", where)
         if mapper is None:
-            raise TopologyError("map_values needs a Column, field=Column arguments or a Python function", where=where)
+            raise TopologyError(
+                "map_values needs a Column, field=Column arguments or a Python function",
+                where=where,
+            )
         if is_column(mapper, "map_values", where):
             return self._project("KSTREAM-MAPVALUES-", "MAPVALUES", node_name, where, value=mapper)
         edge = self._value_edge("map_values", mapper, returns, where)
-        return self._function("KSTREAM-MAPVALUES-", "MAPVALUES", "map_values", mapper, edge, node_name, where)
+        return self._function(
+            "KSTREAM-MAPVALUES-", "MAPVALUES", "map_values", mapper, edge, node_name, where
+        )
 
     @builder_call
-    def select_key(self, mapper: Expression, *, returns: object = None, name: str | None = None) -> KStream:
+    def select_key(
+        self, mapper: Expression, *, returns: object = None, name: str | None = None
+    ) -> KStream:
         """A new key; a grouping behind it repartitions, even where keys turn out equal."""
         return self._keyed("select_key", mapper, returns, name, user_line())
 
     @builder_call
     def peek(self, action: Callable[..., object], *, name: str | None = None) -> KStream:
-        """Calls ``action`` for every record and passes it on; may run again after a failure, also under exactly-once."""
+        """Calls ``action`` for every record and passes it on; may run again after a failure, also
+        under exactly-once."""
         where = user_line()
         self._needs_function("peek", action, where)
         return self._function("KSTREAM-PEEK-", "PEEK", "peek", action, self.edge, name, where)
 
     @builder_call
     def for_each(self, action: Callable[..., object], *, name: str | None = None) -> None:
-        """Calls ``action`` for every record and ends the stream; may run again after a failure, also under exactly-once."""
+        """Calls ``action`` for every record and ends the stream; may run again after a failure,
+        also under exactly-once."""
         where = user_line()
         self._needs_function("for_each", action, where)
         self._function("KSTREAM-FOREACH-", "FOREACH", "for_each", action, self.edge, name, where)
 
-    # --- one record in, any number out --------------------------------------------------------------------------
+    # --- one record in, any number out ------------------------------------------------------------
 
     @builder_call
     def flat_map(
-        self, mapper: Expression, *, returns: tuple[object, object] | None = None, name: str | None = None
+        self,
+        mapper: Expression,
+        *,
+        returns: tuple[object, object] | None = None,
+        name: str | None = None,
     ) -> KStream:
-        """Any number of records for each: a Column ``array<struct<key, value>>``, or a function that returns an iterable of
-        ``(key, value)`` with ``returns=(key type, value type)``. Null and empty give none."""
+        """Any number of records for each: a Column ``array<struct<key, value>>``, or a function
+        that returns an iterable of ``(key, value)`` with ``returns=(key type, value type)``. Null
+        and empty give none."""
         where = user_line()
         if not is_column(mapper, "flat_map", where):
             edge = self._pair_edge("flat_map", mapper, returns, where)
-            return self._function("KSTREAM-FLATMAP-", "FLATMAP", "flat_map", mapper, edge, name, where, changes_key=True)
+            return self._function(
+                "KSTREAM-FLATMAP-",
+                "FLATMAP",
+                "flat_map",
+                mapper,
+                edge,
+                name,
+                where,
+                changes_key=True,
+            )
         elements = self._elements("flat_map", mapper, where)
         key, value = _check_pair("flat_map", elements.type.value_type, where)
-        return self._unnest("KSTREAM-FLATMAP-", elements, self.edge.with_types(key, value), name, where, keyed=True)
+        return self._unnest(
+            "KSTREAM-FLATMAP-", elements, self.edge.with_types(key, value), name, where, keyed=True
+        )
 
     @builder_call
-    def flat_map_values(self, mapper: Expression, *, returns: object = None, name: str | None = None) -> KStream:
-        """Any number of values under the same key: an array Column, or a function that returns an iterable of values with
-        ``returns=`` (the type of one value)."""
+    def flat_map_values(
+        self, mapper: Expression, *, returns: object = None, name: str | None = None
+    ) -> KStream:
+        """Any number of values under the same key: an array Column, or a function that returns an
+        iterable of values with ``returns=`` (the type of one value)."""
         where = user_line()
         if not is_column(mapper, "flat_map_values", where):
             edge = self._value_edge("flat_map_values", mapper, returns, where)
@@ -183,11 +226,12 @@ class KStream(HasEdge):
         edge = self.edge.with_types(value=elements.type.value_type)
         return self._unnest("KSTREAM-FLATMAPVALUES-", elements, edge, name, where, keyed=False)
 
-    # --- several streams ----------------------------------------------------------------------------------------
+    # --- several streams --------------------------------------------------------------------------
 
     @builder_call
     def merge(self, *others: KStream, name: str | None = None) -> KStream:
-        """The records of all streams, which must have equal types; there is no order between them but record time."""
+        """The records of all streams, which must have equal types; there is no order between them
+        but record time."""
         where = user_line()
         if not others:
             raise TopologyError("merge needs at least one other stream", where=where)
@@ -195,27 +239,37 @@ class KStream(HasEdge):
             self._check_mergeable(other, where)
         streams = (self, *others)
         key_serde, value_serde = self.edge.key_serde, self.edge.value_serde
-        same = all((s.edge.key_serde, s.edge.value_serde) == (key_serde, value_serde) for s in others)
+        same = all(
+            (s.edge.key_serde, s.edge.value_serde) == (key_serde, value_serde) for s in others
+        )
         edge = self.edge if same else self.edge.with_default_serdes()
         node_name = self.graph.node_name(name, "KSTREAM-MERGE-", where)
-        node = self.graph.add(MergeNode(node_name, tuple(s.node for s in streams), edge.type, where))
+        node = self.graph.add(
+            MergeNode(node_name, tuple(s.node for s in streams), edge.type, where)
+        )
         return KStream(self.graph, node, edge, key_changed=any(s.key_changed for s in streams))
 
     @builder_call
     def split(self, *, name: str | None = None) -> BranchedKStream:
-        """Begin to split the stream: ``.branch(predicate, name=...)`` as often as needed, then ``.default_branch(name=...)`` or
-        ``.no_default_branch()``, which give the dict of branches. The first predicate that is true takes a record."""
+        """Begin to split the stream: ``.branch(predicate, name=...)`` as often as needed, then
+        ``.default_branch(name=...)`` or ``.no_default_branch()``, which give the dict of branches.
+        The first predicate that is true takes a record."""
         return self.graph.faces.branched(self, name, user_line())
 
     @builder_call
     def branch(self, default: str | None = None, **predicates: Expression) -> dict[str, KStream]:
-        """``split`` in one call: ``stream.branch(big=F.col("value.n") > 9, default="rest")["big"]``."""
+        """``split`` in one call: ``stream.branch(big=F.col("value.n") > 9,
+        default="rest")["big"]``."""
         branched = self.graph.faces.branched(self, None, user_line())
         for name, condition in predicates.items():
             branched.branch(condition, name=name)
-        return branched.no_default_branch() if default is None else branched.default_branch(name=default)
+        return (
+            branched.no_default_branch()
+            if default is None
+            else branched.default_branch(name=default)
+        )
 
-    # --- keys, groups, tables -----------------------------------------------------------------------------------
+    # --- keys, groups, tables ---------------------------------------------------------------------
 
     @builder_call
     def repartition(
@@ -226,30 +280,41 @@ class KStream(HasEdge):
         key: Serde | None = None,
         value: Serde | None = None,
     ) -> KStream:
-        """Through an internal topic ``<application.id>-<name>-repartition``: equal keys meet in one task.
+        """Through an internal topic ``<application.id>-<name>-repartition``: equal keys meet in one
+        task.
 
         ``partitions`` fixes the number of partitions. Records with a null key are dropped."""
         where = user_line()
         checked = self.graph.check_repartition_name(name, "repartition", where)
         if partitions is not None and (not isinstance(partitions, int) or partitions < 1):
-            raise TopologyError(f"repartition: partitions is a number above 0, found {partitions!r}", where=where)
+            raise TopologyError(
+                f"repartition: partitions is a number above 0, found {partitions!r}", where=where
+            )
         stream = self._with_serdes("repartition", key, value, where)
         return stream.repartitioned(checked, where, "repartition", partitions)
 
     @builder_call
     def group_by(
-        self, key: Expression, *, name: str | None = None, returns: object = None, key_serde: Serde | None = None
+        self,
+        key: Expression,
+        *,
+        name: str | None = None,
+        returns: object = None,
+        key_serde: Serde | None = None,
     ) -> KGroupedStream:
-        """Group by a new key, through the repartition topic ``<application.id>-<name>-repartition``."""
+        """Group by a new key, through the repartition topic
+        ``<application.id>-<name>-repartition``."""
         where = user_line()
         checked = self.graph.check_repartition_name(name, "group_by", where)
         keyed = self._keyed("group_by", key, returns, checked, where)
-        return self.graph.faces.grouped(keyed._with_serdes("group_by", key_serde, None, where), checked)
+        return self.graph.faces.grouped(
+            keyed._with_serdes("group_by", key_serde, None, where), checked
+        )
 
     @builder_call
     def group_by_key(self, *, name: str | None = None) -> KGroupedStream:
-        """Group by the key there is. After an operator that changes the key the records go through the repartition topic
-        ``<application.id>-<name>-repartition``, and ``name`` is needed."""
+        """Group by the key there is. After an operator that changes the key the records go through
+        the repartition topic ``<application.id>-<name>-repartition``, and ``name`` is needed."""
         where = user_line()
         if self.key_changed:
             name = self.graph.check_repartition_name(name, "group_by_key", where)
@@ -264,9 +329,11 @@ class KStream(HasEdge):
         value: Serde | None = None,
         name: str | None = None,
     ) -> KTable:
-        """The stream read as a changelog: the last value of each key; null deletes, records with a null key are dropped.
+        """The stream read as a changelog: the last value of each key; null deletes, records with a
+        null key are dropped.
 
-        After an operator that changes the key the records go through a repartition topic named after ``name``, or ``store``.
+        After an operator that changes the key the records go through a repartition topic named
+        after ``name``, or ``store``.
         """
         where = user_line()
         store = self.graph.claim_store(store, "to_table", where)
@@ -276,9 +343,13 @@ class KStream(HasEdge):
         if self.key_changed:
             topic = self.graph.check_repartition_name(name or store, "to_table", where)
             stream = stream.repartitioned(topic, where, "to_table")
-        spec = StoreSpec(name=store, kind="key_value", key_serde=key_serde, value_serde=value_serde, where=where)
+        spec = StoreSpec(
+            name=store, kind="key_value", key_serde=key_serde, value_serde=value_serde, where=where
+        )
         operator = TableSpec(store, key_serde, value_serde)
-        node = StatefulNode(node_name, (stream.node,), stream.edge.type, where, "TOTABLE", operator, (spec,))
+        node = StatefulNode(
+            node_name, (stream.node,), stream.edge.type, where, "TOTABLE", operator, (spec,)
+        )
         return self.graph.faces.table(self.graph, self.graph.add(node), stream.edge)
 
     @builder_call
@@ -290,7 +361,8 @@ class KStream(HasEdge):
         value: Serde | None = None,
         name: str | None = None,
     ) -> None:
-        """Write to ``topic``: a name, or a Column or function that gives one per record (those topics must exist).
+        """Write to ``topic``: a name, or a Column or function that gives one per record (those
+        topics must exist).
 
         ``key``, ``value``: serdes, by default those the stream has.
         """
@@ -308,9 +380,11 @@ class KStream(HasEdge):
         node_name = self.graph.node_name(name, "KSTREAM-SINK-", where)
         self.graph.add(SinkNode(node_name, (self.node,), self.edge.type, where, target, *serdes))
 
-    # --- lowering -----------------------------------------------------------------------------------------------
+    # --- lowering ---------------------------------------------------------------------------------
 
-    def repartitioned(self, name: str, where: str | None, operator: str, partitions: int | None = None) -> KStream:
+    def repartitioned(
+        self, name: str, where: str | None, operator: str, partitions: int | None = None
+    ) -> KStream:
         """This stream read back from the new repartition topic ``name`` (already checked)."""
         serdes = self.edge.serdes(operator, where)
         self.graph.burn(3)  # sink, null-key filter, source
@@ -321,27 +395,44 @@ class KStream(HasEdge):
         """The stream behind ``node``."""
         return KStream(self.graph, node, edge, key_changed=self.key_changed or changes_key)
 
-    def _with_serdes(self, operator: str, key: object | None, value: object | None, where: str | None) -> KStream:
+    def _with_serdes(
+        self, operator: str, key: object | None, value: object | None, where: str | None
+    ) -> KStream:
         key_serde = fitting_serde(key, self.edge.type.key, "key", operator, where)
         value_serde = fitting_serde(value, self.edge.type.value, "value", operator, where)
         return self.derived(self.node, self.edge.with_serdes(key_serde, value_serde))
 
-    def _keyed(self, operator: str, key: Expression, returns: object, name: str | None, where: str | None) -> KStream:
+    def _keyed(
+        self, operator: str, key: Expression, returns: object, name: str | None, where: str | None
+    ) -> KStream:
         label = ("KSTREAM-KEY-SELECT-", "KEY-SELECT")
         if is_column(key, operator, where):
             return self._project(*label, name, where, key=key, changes_key=True)
-        edge = self.edge.with_types(key=result_type(returns, key, operator, where)).with_serdes(key=result_serde(returns))
+        edge = self.edge.with_types(key=result_type(returns, key, operator, where)).with_serdes(
+            key=result_serde(returns)
+        )
         return self._function(*label, "select_key", key, edge, name, where, changes_key=True)
 
-    def _filter(self, operator: str, condition: Expression, name: str | None, *, negate: bool) -> KStream:
+    def _filter(
+        self, operator: str, condition: Expression, name: str | None, *, negate: bool
+    ) -> KStream:
         where = user_line()
         if not is_column(condition, operator, where):
-            return self._function("KSTREAM-FILTER-", "FILTER", operator, condition, self.edge, name, where)
+            return self._function(
+                "KSTREAM-FILTER-", "FILTER", operator, condition, self.edge, name, where
+            )
         keep = predicate(condition, self.edge, where)
         if negate:
             keep = ColumnExpr(~is_true(condition), keep.type, keep.uses)
         node_name = self.graph.node_name(name, "KSTREAM-FILTER-", where)
-        node = ProjectNode(name=node_name, inputs=(self.node,), out=self.edge.type, where=where, label="FILTER", predicate=keep)
+        node = ProjectNode(
+            name=node_name,
+            inputs=(self.node,),
+            out=self.edge.type,
+            where=where,
+            label="FILTER",
+            predicate=keep,
+        )
         return self.derived(self.graph.add(node), self.edge)
 
     def _project(
@@ -385,68 +476,104 @@ class KStream(HasEdge):
     ) -> KStream:
         called = key_value_function(fn, op, where)
         node_name = self.graph.node_name(name, prefix, where)
-        node = FunctionNode(node_name, (self.node,), edge.type, where, label, op, called, changes_key)
+        node = FunctionNode(
+            node_name, (self.node,), edge.type, where, label, op, called, changes_key
+        )
         return self.derived(self.graph.add(node), edge, changes_key)
 
     def _elements(self, operator: str, column: Column, where: str | None) -> ColumnExpr:
         elements = analyse(column, self.edge.type, where)
         if not pa.types.is_list(elements.type):
             raise TopologyError(
-                f"{operator} takes an array Column, found {type_text(elements.type)}; use F.array(...) or "
+                f"{operator} takes an array Column, found {type_text(elements.type)}; use "
+                f"F.array(...) or "
                 f"{'map' if operator == 'flat_map' else 'map_values'}",
                 where=where,
             )
         return elements
 
     def _unnest(
-        self, prefix: str, elements: ColumnExpr, edge: Edge, name: str | None, where: str | None, *, keyed: bool
+        self,
+        prefix: str,
+        elements: ColumnExpr,
+        edge: Edge,
+        name: str | None,
+        where: str | None,
+        *,
+        keyed: bool,
     ) -> KStream:
         node_name = self.graph.node_name(name, prefix, where)
         listed = EdgeType(self.edge.type.key, elements.type)
         prepared = ProjectNode(
-            name=f"{node_name}-elements", inputs=(self.node,), out=listed, where=where, label=PREPARE, value=elements
+            name=f"{node_name}-elements",
+            inputs=(self.node,),
+            out=listed,
+            where=where,
+            label=PREPARE,
+            value=elements,
         )
         inputs = (self.graph.add(prepared),)
-        node = self.graph.add(UnnestNode(node_name, inputs, edge.type, where, keyed, changes_key=keyed))
+        node = self.graph.add(
+            UnnestNode(node_name, inputs, edge.type, where, keyed, changes_key=keyed)
+        )
         return self.derived(node, edge, changes_key=keyed)
 
-    def _value_edge(self, operator: str, fn: Callable[..., Any], returns: object, where: str | None) -> Edge:
+    def _value_edge(
+        self, operator: str, fn: Callable[..., Any], returns: object, where: str | None
+    ) -> Edge:
         return self.edge.with_types(value=result_type(returns, fn, operator, where)).with_serdes(
             value=result_serde(returns)
         )
 
-    def _pair_edge(self, operator: str, fn: Callable[..., Any], returns: object, where: str | None) -> Edge:
+    def _pair_edge(
+        self, operator: str, fn: Callable[..., Any], returns: object, where: str | None
+    ) -> Edge:
         if not isinstance(returns, tuple) or len(returns) != 2:
             raise TopologyError(
-                f"{operator}: the function returns a key and a value; name both types, e.g. returns=('string', 'double')",
+                (
+                    f"{operator}: the function returns a key and a value; name both types, e.g. "
+                    f"returns=('string', 'double')"
+                ),
                 where=where,
             )
         key, value = (result_type(part, fn, operator, where) for part in returns)
-        return self.edge.with_types(key, value).with_serdes(result_serde(returns[0]), result_serde(returns[1]))
+        return self.edge.with_types(key, value).with_serdes(
+            result_serde(returns[0]), result_serde(returns[1])
+        )
 
     def _needs_function(self, operator: str, action: object, where: str | None) -> None:
         refuse_pyspark(action, operator, where)
         if isinstance(action, Column) or not callable(action):
             raise TopologyError(
-                f"{operator} calls a Python function for its effect, found {action!r}; use map_values for a Column", where=where
+                (
+                    f"{operator} calls a Python function for its effect, found {action!r}; use "
+                    f"map_values for a Column"
+                ),
+                where=where,
             )
 
     def _check_mergeable(self, other: object, where: str | None) -> None:
         if not isinstance(other, KStream):
-            raise TopologyError(f"merge takes streams, found {other!r}; a table gives one with to_stream()", where=where)
+            raise TopologyError(
+                f"merge takes streams, found {other!r}; a table gives one with to_stream()",
+                where=where,
+            )
         if other.graph is not self.graph:
             raise TopologyError("merge takes streams of one StreamsBuilder", where=where)
         for part in ("key", "value"):
             mine, its = getattr(self.edge.type, part), getattr(other.edge.type, part)
             if not same_type(mine, its):
                 raise TopologyError(
-                    f"merge takes streams of equal types; the {part}s are {type_text(mine)} and {type_text(its)}; "
+                    f"merge takes streams of equal types; the {part}s are {type_text(mine)} and "
+                    f"{type_text(its)}; "
                     "bring one to the other's type with map or map_values",
                     where=where,
                 )
 
 
-def _check_pair(operator: str, type_: pa.DataType, where: str | None) -> tuple[pa.DataType, pa.DataType]:
+def _check_pair(
+    operator: str, type_: pa.DataType, where: str | None
+) -> tuple[pa.DataType, pa.DataType]:
     names = [field.name for field in type_] if pa.types.is_struct(type_) else []
     if names != ["key", "value"]:
         raise TopologyError(

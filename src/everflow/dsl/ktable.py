@@ -1,6 +1,7 @@
 """`KTable`: the latest value of each key, and its operators. A null deletes, and is passed on.
 
-All calls belong to the thread that builds the topology; TopologyError, with the user's line and the cure, for what cannot work.
+All calls belong to the thread that builds the topology; TopologyError, with the user's line and the
+cure, for what cannot work.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from everflow.topology.types import type_text
 
 
 class KTable(HasEdge):
-    """A changelog stream of ``(key, latest value)``; windowed tables have the key ``struct<key, start, end>`` (ms).
+    """A changelog stream of ``(key, latest value)``; windowed tables have the key ``struct<key,
+    start, end>`` (ms).
 
     Columns and Python functions are taken as by `KStream`; they are not called for deletions.
     """
@@ -43,11 +45,15 @@ class KTable(HasEdge):
         self.graph, self.node, self.edge = graph, node, edge
 
     def __repr__(self) -> str:
-        return f"KTable({self.node}: {type_text(self.edge.type.key)} -> {type_text(self.edge.type.value)})"
+        return (
+            f"KTable({self.node}: {type_text(self.edge.type.key)} -> "
+            f"{type_text(self.edge.type.value)})"
+        )
 
     @builder_call
     def filter(self, predicate: Expression, *, name: str | None = None) -> KTable:
-        """The entries for which ``predicate`` is true; an entry that fails is forwarded as a deletion, as in Kafka Streams."""
+        """The entries for which ``predicate`` is true; an entry that fails is forwarded as a
+        deletion, as in Kafka Streams."""
         return self._filter("filter", predicate, name, negate=False)
 
     @builder_call
@@ -64,12 +70,14 @@ class KTable(HasEdge):
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:
-        """A new value for every entry: a Column, ``field=Column`` arguments (a struct), or a function with ``returns=``."""
+        """A new value for every entry: a Column, ``field=Column`` arguments (a struct), or a
+        function with ``returns=``."""
         where = user_line()
         node_name, returns, fields = fields_from_options(name, returns, fields)
         if bool(fields) == (mapper is not None):
             raise TopologyError(
-                "map_values needs either one Column or Python function, or field=Column arguments", where=where
+                "map_values needs either one Column or Python function, or field=Column arguments",
+                where=where,
             )
         if fields:
             mapper = struct_of(fields, "map_values", where)
@@ -82,17 +90,29 @@ class KTable(HasEdge):
             return self._function(prefix, "MAPVALUES", mapped, edge, node_name, where)
         analyse(mapper, self.edge.type, where)  # judged as the user wrote it, for the message
         value = analyse(F.when(F.col("value").isNotNull(), mapper), self.edge.type, where)
-        return self._project(prefix, "MAPVALUES", value, self.edge.with_types(value=value.type), node_name, where)
+        return self._project(
+            prefix, "MAPVALUES", value, self.edge.with_types(value=value.type), node_name, where
+        )
 
     @builder_call
     def to_stream(self, *, name: str | None = None) -> KStream:
         """The table's changes as a stream; deletions are records with a null value."""
         where = user_line()
         node_name = self.graph.node_name(name, "KTABLE-TOSTREAM-", where)
-        node = self.graph.add(ProjectNode(name=node_name, inputs=(self.node,), out=self.edge.type, where=where, label="TOSTREAM"))
+        node = self.graph.add(
+            ProjectNode(
+                name=node_name,
+                inputs=(self.node,),
+                out=self.edge.type,
+                where=where,
+                label="TOSTREAM",
+            )
+        )
         return KStream(self.graph, node, self.edge)
 
-    def _filter(self, operator: str, condition: Expression, name: str | None, *, negate: bool) -> KTable:
+    def _filter(
+        self, operator: str, condition: Expression, name: str | None, *, negate: bool
+    ) -> KTable:
         where = user_line()
         if not is_column(condition, operator, where):
             kept = TableFilter(key_value_function(condition, operator, where), negate)
@@ -103,16 +123,35 @@ class KTable(HasEdge):
         return self._project("KTABLE-FILTER-", "FILTER", value, self.edge, name, where)
 
     def _project(
-        self, prefix: str, label: str, value: ColumnExpr, edge: Edge, name: str | None, where: str | None
+        self,
+        prefix: str,
+        label: str,
+        value: ColumnExpr,
+        edge: Edge,
+        name: str | None,
+        where: str | None,
     ) -> KTable:
         node_name = self.graph.node_name(name, prefix, where)
         node = self.graph.add(
-            ProjectNode(name=node_name, inputs=(self.node,), out=edge.type, where=where, label=label, value=value)
+            ProjectNode(
+                name=node_name,
+                inputs=(self.node,),
+                out=edge.type,
+                where=where,
+                label=label,
+                value=value,
+            )
         )
         return KTable(self.graph, node, edge)
 
     def _function(
-        self, prefix: str, label: str, fn: Callable[..., Any], edge: Edge, name: str | None, where: str | None
+        self,
+        prefix: str,
+        label: str,
+        fn: Callable[..., Any],
+        edge: Edge,
+        name: str | None,
+        where: str | None,
     ) -> KTable:
         node_name = self.graph.node_name(name, prefix, where)
         node = FunctionNode(node_name, (self.node,), edge.type, where, label, "map_values", fn)

@@ -1,6 +1,7 @@
 """`StreamsBuilder`: a program begins here, and ``build`` freezes its topology.
 
-All calls belong to the thread that builds the topology; TopologyError, with the user's line and the cure, for what cannot work.
+All calls belong to the thread that builds the topology; TopologyError, with the user's line and the
+cure, for what cannot work.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ FACES = Faces(KGroupedStream, KTable, BranchedKStream)
 class StreamsBuilder(Telling):
     """Builds one topology; not for use from several threads.
 
-    ``pyspark.sql.functions`` need a Spark: once there is a builder, the first Column starts one (or uses the one that runs).
-    Raises SetupError where one runs that lacks the Kafka connector; a Column does where Java is missing.
+    ``pyspark.sql.functions`` need a Spark: once there is a builder, the first Column starts one (or
+    uses the one that runs). Raises SetupError where one runs that lacks the Kafka connector; a
+    Column does where Java is missing.
     """
 
     def __new__(cls) -> StreamsBuilder:
@@ -61,11 +63,13 @@ class StreamsBuilder(Telling):
     ) -> KStream:
         """The records of one or several topics. Serdes default to ``serdes.bytes_()``.
 
-        ``offset_reset``: where to begin without a committed offset, ``earliest``, ``latest`` or ``none`` (an error); left out, as
-        ``auto.offset.reset`` says.
+        ``offset_reset``: where to begin without a committed offset, ``earliest``, ``latest`` or
+        ``none`` (an error); left out, as ``auto.offset.reset`` says.
         """
         where = user_line()
-        node, edge = self._source("stream", _topics(topics, where), key, value, name, offset_reset, where)
+        node, edge = self._source(
+            "stream", _topics(topics, where), key, value, name, offset_reset, where
+        )
         return KStream(self.graph, node, edge)
 
     @builder_call
@@ -79,27 +83,34 @@ class StreamsBuilder(Telling):
         name: str | None = None,
         offset_reset: str | None = None,
     ) -> KTable:
-        """A topic read as a changelog and kept in ``store`` (with a changelog topic of its own): the last value of each key.
+        """A topic read as a changelog and kept in ``store`` (with a changelog topic of its own):
+        the last value of each key.
 
         Null values delete; records with a null key are dropped.
         """
         where = user_line()
         if not isinstance(topic, str):
-            raise TopologyError(f"table reads one topic, found {topic!r}; merge streams and use to_table", where=where)
+            raise TopologyError(
+                f"table reads one topic, found {topic!r}; merge streams and use to_table",
+                where=where,
+            )
         store = self.graph.claim_store(store, "table", where)
         source_name = None if name is None else f"{name}-source"
         if name is not None:
             self.graph.burn(1)  # the original burns the source's number where the table has a name
         source, edge = self._source("table", (topic,), key, value, source_name, offset_reset, where)
         key_serde, value_serde = edge.serdes("table", where)
-        spec = StoreSpec(name=store, kind="key_value", key_serde=key_serde, value_serde=value_serde, where=where)
+        spec = StoreSpec(
+            name=store, kind="key_value", key_serde=key_serde, value_serde=value_serde, where=where
+        )
         operator = TableSpec(store, key_serde, value_serde)
         node_name = self.graph.node_name(name, "KTABLE-SOURCE-", where)
         node = StatefulNode(node_name, (source,), edge.type, where, "SOURCE", operator, (spec,))
         return KTable(self.graph, self.graph.add(node), edge)
 
     def build(self) -> Topology:
-        """The frozen topology; TopologyError if it reads nothing. The builder may be used further and built again."""
+        """The frozen topology; TopologyError if it reads nothing. The builder may be used further
+        and built again."""
         return self.graph.build()
 
     def _source(
@@ -115,14 +126,25 @@ class StreamsBuilder(Telling):
         if not topics:
             raise TopologyError(f"{operator} needs at least one topic", where=where)
         if offset_reset is not None and offset_reset not in _RESETS:
-            raise TopologyError(f"offset_reset is {', '.join(_RESETS)}; found {offset_reset!r}", where=where)
+            raise TopologyError(
+                f"offset_reset is {', '.join(_RESETS)}; found {offset_reset!r}", where=where
+            )
         key_serde = serdes.bytes_() if key is None else checked_serde(key, "key", operator, where)
-        value_serde = serdes.bytes_() if value is None else checked_serde(value, "value", operator, where)
+        value_serde = (
+            serdes.bytes_() if value is None else checked_serde(value, "value", operator, where)
+        )
         self.graph.claim_topics(topics, where)
         edge = Edge.of(key_serde, value_serde)
         node_name = self.graph.node_name(name, "KSTREAM-SOURCE-", where)
         node = SourceNode(
-            node_name, (), edge.type, where, topics, key_serde, value_serde, offset_reset=offset_reset
+            node_name,
+            (),
+            edge.type,
+            where,
+            topics,
+            key_serde,
+            value_serde,
+            offset_reset=offset_reset,
         )
         return self.graph.add(node), edge
 
@@ -132,9 +154,15 @@ def _topics(given: object, where: str | None) -> tuple[str, ...]:
         return (given,)
     if isinstance(given, re.Pattern):
         raise TopologyError(
-            f"stream: topic patterns are not there yet, found {given.pattern!r}; name the topics: stream(['orders', 'returns'])",
+            (
+                f"stream: topic patterns are not there yet, found {given.pattern!r}; name the "
+                f"topics: "
+                f"stream(['orders', 'returns'])"
+            ),
             where=where,
         )
     if isinstance(given, Iterable) and not isinstance(given, bytes | Mapping):
         return tuple(given)
-    raise TopologyError(f"stream takes the name of a topic or a list of names, found {given!r}", where=where)
+    raise TopologyError(
+        f"stream takes the name of a topic or a list of names, found {given!r}", where=where
+    )

@@ -2,9 +2,9 @@
 
     FOREIGN_NAMES["KStream"]["leftJoin"]
 
-`Telling` gives that to a class, `telling` to a module. What is not in the tables gets the nearest name there is.
-The tables are `kafka_streams`, `kafka_streams_settings` and `pyspark`, made of `entries`; the guide's pages for
-newcomers are made of them, too.
+`Telling` gives that to a class, `telling` to a module. What is not in the tables gets the nearest
+name there is. The tables are `kafka_streams`, `kafka_streams_settings` and `pyspark`, made of
+`entries`; the guide's pages for newcomers are made of them, too.
 May import layer 0. Pure; it runs where somebody wrote the name.
 """
 
@@ -74,25 +74,46 @@ FOREIGN_NAMES: Mapping[str, Names] = MappingProxyType(
 
 OWN = frozenset(
     {
-        "KStream.derived", "KStream.repartitioned", "KGroupedStream.grouped", "KGroupedStream.stream",
-        "TimeWindows.expand", "TimeWindows.is_open", "Topology.consumers", "Topology.node",
-        "Topology.repartition_topics", "StreamsConfig.admin", "StreamsConfig.assignment", "StreamsConfig.batches",
-        "StreamsConfig.consumer", "StreamsConfig.given", "StreamsConfig.main_consumer",
-        "StreamsConfig.producer", "StreamsConfig.shared_client", "StreamsConfig.topic", "InputTopic.rewind",
-        "InputTopic.written", "KGroupedStream.graph", "TimeWindowedKStream.graph",
-        "SessionWindowedKStream.graph", "BranchedKStream.graph",
+        "KStream.derived",
+        "KStream.repartitioned",
+        "KGroupedStream.grouped",
+        "KGroupedStream.stream",
+        "TimeWindows.expand",
+        "TimeWindows.is_open",
+        "Topology.consumers",
+        "Topology.node",
+        "Topology.repartition_topics",
+        "StreamsConfig.admin",
+        "StreamsConfig.assignment",
+        "StreamsConfig.batches",
+        "StreamsConfig.consumer",
+        "StreamsConfig.given",
+        "StreamsConfig.main_consumer",
+        "StreamsConfig.producer",
+        "StreamsConfig.shared_client",
+        "StreamsConfig.topic",
+        "InputTopic.rewind",
+        "InputTopic.written",
+        "KGroupedStream.graph",
+        "TimeWindowedKStream.graph",
+        "SessionWindowedKStream.graph",
+        "BranchedKStream.graph",
         "agg.result_type",
     }
 )
-"""Of public classes and modules what other modules of everflow call: no programs, so nobody is told of it."""
+"""Of public classes and modules what other modules of everflow call: no programs, so nobody is told
+of it."""
 
 
 def explain(owner: str, name: str, known: Iterable[str]) -> str:
-    """What to say of ``name`` to whoever looks for it on ``owner``, which has the names ``known``."""
+    """What to say of ``name`` to whoever looks for it on ``owner``, which has the names
+    ``known``."""
     entry = entry_of(owner, name)
     if entry is not None:
         return f"{owner} has no {name}: {entry}"
-    public = [other for other in known if not other.startswith("_") and f"{owner}.{other}" not in OWN]
+    public = [
+        other for other in known if not other.startswith("_") and f"{owner}.{other}" not in OWN
+    ]
     here = spelled_here(name, public)
     if here is not None:
         return f"{owner} has no {name}: it is {here} here"
@@ -103,12 +124,14 @@ def explain(owner: str, name: str, known: Iterable[str]) -> str:
 
 
 def spelled_here(name: str, known: Iterable[str]) -> str | None:
-    """The name among ``known`` that is ``name`` in snake_case (``fetchAll``: ``fetch_all``), None if there is none."""
+    """The name among ``known`` that is ``name`` in snake_case (``fetchAll``: ``fetch_all``), None
+    if there is none."""
     return next((other for other in known if _plain(other) == _plain(name)), None)
 
 
 def entry_of(owner: str, name: str) -> ForeignName | None:
-    """What ``name`` of another API is on ``owner``: the entry as it is written, or in snake_case or other capitals."""
+    """What ``name`` of another API is on ``owner``: the entry as it is written, or in snake_case or
+    other capitals."""
     names = FOREIGN_NAMES.get(owner, {})
     if name in names:
         return names[name]
@@ -120,7 +143,8 @@ def _plain(name: str) -> str:
 
 
 def _unknown(owner: str, name: str, known: Iterable[str]) -> AttributeError:
-    """Python asks for names of its own (``__copy__``, IPython's, pickle's), and for what a getter could not give."""
+    """Python asks for names of its own (``__copy__``, IPython's, pickle's), and for what a getter
+    could not give."""
     known = list(known)
     if name.startswith("_") or name in known:
         return AttributeError(f"{owner!r} object has no attribute {name!r}")
@@ -135,8 +159,9 @@ class _TellingClass(ABCMeta):
 
 
 class Telling(metaclass=_TellingClass):
-    """A class whose objects, and itself, answer an unknown name with what it is called here: an UnknownNameError, which is an
-    AttributeError too, so that ``hasattr``, ``copy`` and notebooks find nothing unusual."""
+    """A class whose objects, and itself, answer an unknown name with what it is called here: an
+    UnknownNameError, which is an AttributeError too, so that ``hasattr``, ``copy`` and notebooks
+    find nothing unusual."""
 
     if not TYPE_CHECKING:
 
@@ -145,15 +170,21 @@ class Telling(metaclass=_TellingClass):
 
 
 def telling(module: str, names: Callable[[], Iterable[str]]) -> Callable[[str], Any]:
-    """A module's ``__getattr__``: the same for ``import module; module.Name`` and ``from module import Name``.
+    """A module's ``__getattr__``: the same for ``import module; module.Name`` and ``from module
+    import Name``.
 
     ``names`` gives the module's public names, when they are needed.
     """
 
     def __getattr__(name: str) -> Any:
         owner = module.rpartition(".")[2]
-        if _in_import_statement() and not name.startswith("_") and importlib.util.find_spec(f"{module}.{name}") is None:
-            # An AttributeError would become Python's own "cannot import name", without a word of ours.
+        if (
+            _in_import_statement()
+            and not name.startswith("_")
+            and importlib.util.find_spec(f"{module}.{name}") is None
+        ):
+            # An AttributeError would become Python's own "cannot import name", without a word of
+            # ours.
             raise UnknownImportError(explain(owner, name, names()), where=user_line())
         raise _unknown(owner, name, names())
 
@@ -161,7 +192,8 @@ def telling(module: str, names: Callable[[], Iterable[str]]) -> Callable[[str], 
 
 
 def _in_import_statement() -> bool:
-    """Whether the module is asked by ``from module import ...``, which looks names up in a function of importlib's."""
+    """Whether the module is asked by ``from module import ...``, which looks names up in a function
+    of importlib's."""
     caller: FrameType | None = sys._getframe(1)
     while caller is not None and caller.f_code.co_name == "__getattr__":
         caller = caller.f_back

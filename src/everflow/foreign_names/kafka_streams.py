@@ -5,34 +5,50 @@ from __future__ import annotations
 from everflow.foreign_names.entries import Names, is_called, not_there
 
 _JOINS = not_there(
-    "joins are not there yet. Two streams of one type meet with stream.merge(other); a small table that does "
+    "joins are not there yet. Two streams of one type meet with stream.merge(other); a small table "
+    "that does "
     "not change is "
-    "looked up in a Python function: stream.map_values(lambda value: NAMES[value], returns='string')"
+    "looked up in a Python function: stream.map_values(lambda value: NAMES[value], "
+    "returns='string')"
 )
 _PROCESSORS = not_there(
-    "the Processor API is not there yet. Record by record: map, map_values and flat_map take Python functions; "
+    "the Processor API is not there yet. Record by record: map, map_values and flat_map take "
+    "Python functions; "
     "state of a key: "
-    "stream.group_by_key().aggregate(initializer=list, aggregator=keep, store='kept', returns=...); timers "
+    "stream.group_by_key().aggregate(initializer=list, aggregator=keep, store='kept', "
+    "returns=...); timers "
     "(punctuators) come later"
 )
 _GLOBAL = not_there(
-    "global tables are not there yet. Load a small table where the program starts and look keys up in a Python "
+    "global tables are not there yet. Load a small table where the program starts and look keys up "
+    "in a Python "
     "function of "
     "map_values, or read the topic with builder.table('topic', store='a-name')"
 )
 _SUPPRESS = not_there(
-    "suppress is not there yet. Results of one micro-batch are already one per key; the last result of a window "
-    "has come when stream time has passed its end plus grace: the reader of the output keeps the last value per key"
+    "suppress is not there yet. Results of one micro-batch are already one per key; the last "
+    "result of a window "
+    "has come when stream time has passed its end plus grace: the reader of the output keeps the "
+    "last value per key"
 )
 _COGROUP = not_there(
-    "cogroup is not there yet. Bring the streams to one type with map_values and aggregate them as one: "
+    "cogroup is not there yet. Bring the streams to one type with map_values and aggregate them as "
+    "one: "
     "stream.merge(other).group_by_key().aggregate(...)"
 )
-_VERSIONED = not_there("versioned stores are not there yet; a table keeps the last value of each key")
+_VERSIONED = not_there(
+    "versioned stores are not there yet; a table keeps the last value of each key"
+)
 
 STREAMS_BUILDER: Names = {
-    "stream": is_called("stream", "builder.stream('orders', key=serdes.string(), value=serdes.json('amount double'))"),
-    "table": is_called("table", "builder.table('customers', store='customers', key=serdes.string(), value=serdes.string())"),
+    "stream": is_called(
+        "stream",
+        "builder.stream('orders', key=serdes.string(), value=serdes.json('amount double'))",
+    ),
+    "table": is_called(
+        "table",
+        "builder.table('customers', store='customers', key=serdes.string(), value=serdes.string())",
+    ),
     "globalTable": _GLOBAL,
     "addGlobalStore": _GLOBAL,
     "addStateStore": not_there(
@@ -47,17 +63,31 @@ KSTREAM: Names = {
     "filterNot": is_called("filter_not", "stream.filter_not(F.col('value.amount') > 10)"),
     "map": is_called("map", "stream.map(key=F.col('value.item'), value=F.col('value.amount'))"),
     "mapValues": is_called("map_values", "stream.map_values(F.col('value.amount') * 2)"),
-    "flatMap": is_called("flat_map", "stream.flat_map(lambda key, value: [(key, 1.0)], returns=('string', 'double'))"),
-    "flatMapValues": is_called("flat_map_values", "stream.flat_map_values(F.split('value.item', ' '))"),
+    "flatMap": is_called(
+        "flat_map", "stream.flat_map(lambda key, value: [(key, 1.0)], returns=('string', 'double'))"
+    ),
+    "flatMapValues": is_called(
+        "flat_map_values", "stream.flat_map_values(F.split('value.item', ' '))"
+    ),
     "selectKey": is_called("select_key", "stream.select_key(F.col('value.item'))"),
     "foreach": is_called("for_each", "stream.for_each(lambda key, value: print(key, value))"),
     "peek": is_called("peek", "stream.peek(lambda key, value: print(key, value))"),
     "print": is_called("peek", "stream.peek(print)"),
     "merge": is_called("merge", "stream.merge(other)"),
-    "split": is_called("split", "stream.split().branch(F.col('value.amount') > 10, name='big').default_branch(name='small')"),
+    "split": is_called(
+        "split",
+        (
+            "stream.split().branch(F.col('value.amount') > 10, "
+            "name='big').default_branch(name='small')"
+        ),
+    ),
     "branch": is_called("branch", "stream.branch(big=F.col('value.amount') > 10, default='small')"),
     "defaultBranch": is_called(
-        "split", "stream.split().branch(F.col('value.amount') > 10, name='big').default_branch(name='small')"
+        "split",
+        (
+            "stream.split().branch(F.col('value.amount') > 10, "
+            "name='big').default_branch(name='small')"
+        ),
     ),
     "through": is_called("repartition", "stream.repartition(name='by-item')"),
     "repartition": is_called("repartition", "stream.repartition(name='by-item')"),
@@ -69,12 +99,17 @@ KSTREAM: Names = {
     "count": is_called("group_by_key", "stream.group_by_key().count(store='orders-per-key')"),
     "reduce": is_called(
         "map_values",
-        "stream.map_values(F.col('value.amount')).group_by_key().reduce(lambda total, amount: total + amount, "
+        "stream.map_values(F.col('value.amount')).group_by_key().reduce(lambda total, amount: "
+        "total + amount, "
         "store='totals')",
     ),
-    "aggregate": is_called("group_by_key", "stream.group_by_key().aggregate(total=agg.sum('value.amount'), store='totals')"),
+    "aggregate": is_called(
+        "group_by_key",
+        "stream.group_by_key().aggregate(total=agg.sum('value.amount'), store='totals')",
+    ),
     "windowedBy": is_called(
-        "group_by_key", "stream.group_by_key().windowed_by(TimeWindows.of_size('1 hour')).count(store='hourly')"
+        "group_by_key",
+        "stream.group_by_key().windowed_by(TimeWindows.of_size('1 hour')).count(store='hourly')",
     ),
     "cogroup": _COGROUP,
     "join": _JOINS,
@@ -96,13 +131,18 @@ KTABLE: Names = {
     "toStream": is_called("to_stream", "table.to_stream()"),
     "to": is_called("to_stream", "table.to_stream().to('output')"),
     "through": is_called("to_stream", "table.to_stream().to('output')"),
-    "foreach": is_called("to_stream", "table.to_stream().for_each(lambda key, value: print(key, value))"),
+    "foreach": is_called(
+        "to_stream", "table.to_stream().for_each(lambda key, value: print(key, value))"
+    ),
     "peek": is_called("to_stream", "table.to_stream().peek(lambda key, value: print(key, value))"),
     "print": is_called("to_stream", "table.to_stream().peek(print)"),
     "toTable": not_there("it is a table already"),
-    "queryableStoreName": not_there("a table's store has the name that was given as store='a-name'"),
+    "queryableStoreName": not_there(
+        "a table's store has the name that was given as store='a-name'"
+    ),
     "groupBy": not_there(
-        "grouped tables are not there yet: a changed row would have to be taken out of its old group. What "
+        "grouped tables are not there yet: a changed row would have to be taken out of its old "
+        "group. What "
         "only ever adds rows can "
         "be grouped as a stream: table.to_stream().group_by(F.col('value'), name='by-value')"
     ),
@@ -116,39 +156,68 @@ KTABLE: Names = {
 KGROUPED_STREAM: Names = {
     "count": is_called("count", "grouped.count(store='orders-per-key')"),
     "reduce": is_called("reduce", "grouped.reduce(lambda older, newer: newer, store='latest')"),
-    "aggregate": is_called("aggregate", "grouped.aggregate(total=agg.sum('value.amount'), store='totals')"),
-    "windowedBy": is_called("windowed_by", "grouped.windowed_by(TimeWindows.of_size('1 hour').grace('5 minutes'))"),
+    "aggregate": is_called(
+        "aggregate", "grouped.aggregate(total=agg.sum('value.amount'), store='totals')"
+    ),
+    "windowedBy": is_called(
+        "windowed_by", "grouped.windowed_by(TimeWindows.of_size('1 hour').grace('5 minutes'))"
+    ),
     "cogroup": _COGROUP,
-    "to": not_there("a group is not a stream yet: grouped.count(store='orders-per-key').to_stream().to('output')"),
-    "toStream": not_there("a group is not a table yet: grouped.count(store='orders-per-key').to_stream()"),
+    "to": not_there(
+        "a group is not a stream yet: "
+        "grouped.count(store='orders-per-key').to_stream().to('output')"
+    ),
+    "toStream": not_there(
+        "a group is not a table yet: grouped.count(store='orders-per-key').to_stream()"
+    ),
 }
 
 WINDOWED_KSTREAM: Names = {
     "count": is_called("count", "windowed.count(store='hourly')"),
     "reduce": is_called("reduce", "windowed.reduce(lambda older, newer: newer, store='latest')"),
-    "aggregate": is_called("aggregate", "windowed.aggregate(total=agg.sum('value.amount'), store='totals')"),
-    "emitStrategy": not_there("results come with every micro-batch; emitting when a window closes is not there yet"),
+    "aggregate": is_called(
+        "aggregate", "windowed.aggregate(total=agg.sum('value.amount'), store='totals')"
+    ),
+    "emitStrategy": not_there(
+        "results come with every micro-batch; emitting when a window closes is not there yet"
+    ),
     "suppress": _SUPPRESS,
     "cogroup": _COGROUP,
-    "to": not_there("groups in windows are not a stream yet: windowed.count(store='hourly').to_stream().to('output')"),
-    "toStream": not_there("groups in windows are not a table yet: windowed.count(store='hourly').to_stream()"),
+    "to": not_there(
+        "groups in windows are not a stream yet: "
+        "windowed.count(store='hourly').to_stream().to('output')"
+    ),
+    "toStream": not_there(
+        "groups in windows are not a table yet: windowed.count(store='hourly').to_stream()"
+    ),
 }
 
 BRANCHED_KSTREAM: Names = {
     "branch": is_called("branch", "split.branch(F.col('value.amount') > 10, name='big')"),
     "defaultBranch": is_called("default_branch", "split.default_branch(name='small')"),
-    "noDefaultBranch": is_called("no_default_branch", "split.branch(F.lit(True), name='all').no_default_branch()"),
+    "noDefaultBranch": is_called(
+        "no_default_branch", "split.branch(F.lit(True), name='all').no_default_branch()"
+    ),
 }
 
 TIME_WINDOWS: Names = {
     "of": is_called("of_size", "TimeWindows.of_size('1 hour')"),
-    "ofSizeWithNoGrace": is_called("of_size_with_no_grace", "TimeWindows.of_size_with_no_grace('1 hour')"),
-    "ofSizeAndGrace": is_called("of_size_and_grace", "TimeWindows.of_size_and_grace('1 hour', '5 minutes')"),
+    "ofSizeWithNoGrace": is_called(
+        "of_size_with_no_grace", "TimeWindows.of_size_with_no_grace('1 hour')"
+    ),
+    "ofSizeAndGrace": is_called(
+        "of_size_and_grace", "TimeWindows.of_size_and_grace('1 hour', '5 minutes')"
+    ),
     "advanceBy": is_called("advance_by", "TimeWindows.of_size('1 hour').advance_by('10 minutes')"),
     "grace": is_called("grace", "TimeWindows.of_size('1 hour').grace('5 minutes')"),
     "size": is_called("size_ms", "TimeWindows.of_size('1 hour').size_ms"),
-    "windowsFor": not_there("in a test TopologyTestDriver shows the windows of a record: get_window_store('hourly').all()"),
-    "until": not_there("windows are kept for size plus grace: TimeWindows.of_size('1 hour').grace('1 day')"),
+    "windowsFor": not_there(
+        "in a test TopologyTestDriver shows the windows of a record: "
+        "get_window_store('hourly').all()"
+    ),
+    "until": not_there(
+        "windows are kept for size plus grace: TimeWindows.of_size('1 hour').grace('1 day')"
+    ),
     "sizeMs": is_called("size_ms", "TimeWindows.of_size('1 hour').size_ms"),
     "gracePeriodMs": is_called("grace_ms", "TimeWindows.of_size('1 hour').grace_ms"),
 }
@@ -156,24 +225,45 @@ TIME_WINDOWS: Names = {
 SESSION_WINDOWS: Names = {
     "with": is_called("of_inactivity_gap", "SessionWindows.of_inactivity_gap('30 minutes')"),
     "ofInactivityGapWithNoGrace": is_called(
-        "of_inactivity_gap_with_no_grace", "SessionWindows.of_inactivity_gap_with_no_grace('30 minutes')"
+        "of_inactivity_gap_with_no_grace",
+        "SessionWindows.of_inactivity_gap_with_no_grace('30 minutes')",
     ),
     "ofInactivityGapAndGrace": is_called(
-        "of_inactivity_gap_and_grace", "SessionWindows.of_inactivity_gap_and_grace('30 minutes', '5 minutes')"
+        "of_inactivity_gap_and_grace",
+        "SessionWindows.of_inactivity_gap_and_grace('30 minutes', '5 minutes')",
     ),
-    "grace": is_called("grace", "SessionWindows.of_inactivity_gap('30 minutes').grace('5 minutes')"),
-    "until": not_there("sessions are kept for gap plus grace: SessionWindows.of_inactivity_gap('30 minutes').grace('1 day')"),
+    "grace": is_called(
+        "grace", "SessionWindows.of_inactivity_gap('30 minutes').grace('5 minutes')"
+    ),
+    "until": not_there(
+        "sessions are kept for gap plus grace: SessionWindows.of_inactivity_gap('30 "
+        "minutes').grace('1 day')"
+    ),
     "inactivityGap": is_called("gap_ms", "SessionWindows.of_inactivity_gap('30 minutes').gap_ms"),
-    "gracePeriodMs": is_called("grace_ms", "SessionWindows.of_inactivity_gap('30 minutes').grace_ms"),
+    "gracePeriodMs": is_called(
+        "grace_ms", "SessionWindows.of_inactivity_gap('30 minutes').grace_ms"
+    ),
 }
 
 TOPOLOGY: Names = {
     "describe": is_called("describe", "print(builder.build().describe())"),
     **{
-        name: not_there("topologies are written with StreamsBuilder: builder.stream('orders'); the Processor API is not there yet")
-        for name in ("addSource", "addProcessor", "addSink", "addStateStore", "addGlobalStore", "addReadOnlyStateStore")
+        name: not_there(
+            "topologies are written with StreamsBuilder: builder.stream('orders'); the Processor "
+            "API is not there yet"
+        )
+        for name in (
+            "addSource",
+            "addProcessor",
+            "addSink",
+            "addStateStore",
+            "addGlobalStore",
+            "addReadOnlyStateStore",
+        )
     },
-    "connectProcessorAndStateStores": not_there("operators make their own stores: stream.group_by_key().count(store='n')"),
+    "connectProcessorAndStateStores": not_there(
+        "operators make their own stores: stream.group_by_key().count(store='n')"
+    ),
 }
 
 KAFKA_STREAMS: Names = {
@@ -182,25 +272,42 @@ KAFKA_STREAMS: Names = {
     "cleanUp": is_called("clean_up", "streams.clean_up()"),
     "state": is_called("state", "streams.state is ClientState.RUNNING"),
     "State": not_there("the states are everflow.ClientState: streams.state is ClientState.RUNNING"),
-    "setStateListener": is_called("set_state_listener", "streams.set_state_listener(lambda new, old: print(new))"),
+    "setStateListener": is_called(
+        "set_state_listener", "streams.set_state_listener(lambda new, old: print(new))"
+    ),
     "setGlobalStateRestoreListener": is_called(
         "set_global_state_restore_listener", "streams.set_global_state_restore_listener(mine)"
     ),
-    "setStandbyUpdateListener": is_called("set_standby_update_listener", "streams.set_standby_update_listener(mine)"),
+    "setStandbyUpdateListener": is_called(
+        "set_standby_update_listener", "streams.set_standby_update_listener(mine)"
+    ),
     "setUncaughtExceptionHandler": not_there(
-        "there is no uncaught exception handler yet: an instance that cannot go on ends in state ERROR, "
+        "there is no uncaught exception handler yet: an instance that cannot go on ends in state "
+        "ERROR, "
         "streams.error says why, "
         "streams.set_state_listener(...) is told, and run() raises"
     ),
     "metrics": is_called("metrics", "streams.metrics()"),
     "store": is_called("store", "streams.store('orders-per-key').get('a')"),
     "query": is_called("store", "streams.store('orders-per-key').get('a')"),
-    "queryMetadataForKey": is_called("query_metadata_for_key", "streams.query_metadata_for_key('orders-per-key', 'a')"),
-    "streamsMetadataForStore": is_called("streams_metadata_for_store", "streams.streams_metadata_for_store('orders-per-key')"),
-    "allMetadata": is_called("metadata_for_all_streams_clients", "streams.metadata_for_all_streams_clients()"),
-    "allMetadataForStore": is_called("streams_metadata_for_store", "streams.streams_metadata_for_store('orders-per-key')"),
-    "metadataForAllStreamsClients": is_called("metadata_for_all_streams_clients", "streams.metadata_for_all_streams_clients()"),
-    "allLocalStorePartitionLags": is_called("all_local_store_partition_lags", "streams.all_local_store_partition_lags()"),
+    "queryMetadataForKey": is_called(
+        "query_metadata_for_key", "streams.query_metadata_for_key('orders-per-key', 'a')"
+    ),
+    "streamsMetadataForStore": is_called(
+        "streams_metadata_for_store", "streams.streams_metadata_for_store('orders-per-key')"
+    ),
+    "allMetadata": is_called(
+        "metadata_for_all_streams_clients", "streams.metadata_for_all_streams_clients()"
+    ),
+    "allMetadataForStore": is_called(
+        "streams_metadata_for_store", "streams.streams_metadata_for_store('orders-per-key')"
+    ),
+    "metadataForAllStreamsClients": is_called(
+        "metadata_for_all_streams_clients", "streams.metadata_for_all_streams_clients()"
+    ),
+    "allLocalStorePartitionLags": is_called(
+        "all_local_store_partition_lags", "streams.all_local_store_partition_lags()"
+    ),
     "localThreadsMetadata": is_called("all_tasks", "streams.all_tasks()"),
     "metadataForLocalThreads": is_called("all_tasks", "streams.all_tasks()"),
     "addStreamThread": is_called("add_stream_thread", "streams.add_stream_thread()"),
@@ -212,25 +319,49 @@ KAFKA_STREAMS: Names = {
 }
 
 TOPOLOGY_TEST_DRIVER: Names = {
-    "createInputTopic": is_called("create_input_topic", "driver.create_input_topic('orders', serdes.string(), serdes.long())"),
-    "createOutputTopic": is_called("create_output_topic", "driver.create_output_topic('output', serdes.string(), serdes.long())"),
-    "producedTopicNames": is_called("produced_topics", "driver.produced_topics()"),
-    "advanceWallClockTime": is_called("advance_wall_clock_time", "driver.advance_wall_clock_time(1000)"),
-    "getKeyValueStore": is_called("get_key_value_store", "driver.get_key_value_store('orders-per-key').get('a')"),
-    "getTimestampedKeyValueStore": is_called(
-        "get_key_value_store", "driver.get_key_value_store('orders-per-key').get_with_timestamp('a')"
+    "createInputTopic": is_called(
+        "create_input_topic", "driver.create_input_topic('orders', serdes.string(), serdes.long())"
     ),
-    "getWindowStore": is_called("get_window_store", "driver.get_window_store('hourly').fetch('a', 0)"),
-    "getTimestampedWindowStore": is_called("get_window_store", "driver.get_window_store('hourly').fetch_with_timestamp('a', 0)"),
-    "getSessionStore": is_called("get_session_store", "driver.get_session_store('visits').fetch('a')"),
+    "createOutputTopic": is_called(
+        "create_output_topic",
+        "driver.create_output_topic('output', serdes.string(), serdes.long())",
+    ),
+    "producedTopicNames": is_called("produced_topics", "driver.produced_topics()"),
+    "advanceWallClockTime": is_called(
+        "advance_wall_clock_time", "driver.advance_wall_clock_time(1000)"
+    ),
+    "getKeyValueStore": is_called(
+        "get_key_value_store", "driver.get_key_value_store('orders-per-key').get('a')"
+    ),
+    "getTimestampedKeyValueStore": is_called(
+        "get_key_value_store",
+        "driver.get_key_value_store('orders-per-key').get_with_timestamp('a')",
+    ),
+    "getWindowStore": is_called(
+        "get_window_store", "driver.get_window_store('hourly').fetch('a', 0)"
+    ),
+    "getTimestampedWindowStore": is_called(
+        "get_window_store", "driver.get_window_store('hourly').fetch_with_timestamp('a', 0)"
+    ),
+    "getSessionStore": is_called(
+        "get_session_store", "driver.get_session_store('visits').fetch('a')"
+    ),
     "getVersionedKeyValueStore": _VERSIONED,
-    "getStateStore": not_there("ask by kind: driver.get_key_value_store('orders-per-key'), get_window_store, get_session_store"),
+    "getStateStore": not_there(
+        "ask by kind: driver.get_key_value_store('orders-per-key'), get_window_store, "
+        "get_session_store"
+    ),
     "getAllStateStores": not_there(
-        "ask by name: driver.get_key_value_store('orders-per-key'), get_window_store, get_session_store"
+        "ask by name: driver.get_key_value_store('orders-per-key'), get_window_store, "
+        "get_session_store"
     ),
     "metrics": not_there("the driver keeps no metrics; an instance has them: streams.metrics()"),
-    "pipeInput": not_there("driver.create_input_topic('orders', serdes.string(), serdes.long()).pipe_input('a', 1)"),
-    "readOutput": not_there("driver.create_output_topic('output', serdes.string(), serdes.long()).read_record()"),
+    "pipeInput": not_there(
+        "driver.create_input_topic('orders', serdes.string(), serdes.long()).pipe_input('a', 1)"
+    ),
+    "readOutput": not_there(
+        "driver.create_output_topic('output', serdes.string(), serdes.long()).read_record()"
+    ),
 }
 
 INPUT_TOPIC: Names = {
@@ -248,7 +379,9 @@ OUTPUT_TOPIC: Names = {
     "readRecordsToList": is_called("read_records", "output.read_records()"),
     "readKeyValuesToList": is_called("read_key_values", "output.read_key_values()"),
     "readKeyValuesToMap": is_called("read_table", "output.read_table()"),
-    "readValuesToList": is_called("read_records", "[record.value for record in output.read_records()]"),
+    "readValuesToList": is_called(
+        "read_records", "[record.value for record in output.read_records()]"
+    ),
     "isEmpty": is_called("is_empty", "output.is_empty()"),
     "getQueueSize": is_called("queue_size", "output.queue_size()"),
 }
@@ -267,18 +400,34 @@ SERDES: Names = {
     "UUID": is_called("string", "serdes.string()"),
     "Void": is_called("bytes_", "serdes.bytes_()"),
     "ListSerde": is_called("json", "serdes.json('array<string>')"),
-    "serdeFrom": not_there("a serde of your own is an object with type (as 'string' or 'x bigint, y bigint'), encode and decode"),
-    "timeWindowedSerdeFrom": is_called("time_windowed", "serdes.time_windowed(serdes.string(), size_ms=3_600_000)"),
-    "sessionWindowedSerdeFrom": is_called("session_windowed", "serdes.session_windowed(serdes.string())"),
+    "serdeFrom": not_there(
+        "a serde of your own is an object with type (as 'string' or 'x bigint, y bigint'), encode "
+        "and decode"
+    ),
+    "timeWindowedSerdeFrom": is_called(
+        "time_windowed", "serdes.time_windowed(serdes.string(), size_ms=3_600_000)"
+    ),
+    "sessionWindowedSerdeFrom": is_called(
+        "session_windowed", "serdes.session_windowed(serdes.string())"
+    ),
 }
 
-_NAMED = not_there("names are keywords: name='a-name' of every operator, as in stream.filter(F.lit(True), name='all')")
+_NAMED = not_there(
+    "names are keywords: name='a-name' of every operator, as in stream.filter(F.lit(True), "
+    "name='all')"
+)
 _STORE_NAMES = not_there(
     "what it carries are keywords: grouped.count(store='orders-per-key'), grouped.aggregate(..., "
     "store='totals', value=serde)"
 )
-_FUNCTIONS = not_there("a plain Python function does, as in stream.map_values(lambda value: value * 2, returns='double')")
-_TEST_TOPIC = not_there("it is in everflow.testing: TopologyTestDriver(topology).create_input_topic(...), create_output_topic(...)")
+_FUNCTIONS = not_there(
+    "a plain Python function does, as in stream.map_values(lambda value: value * 2, "
+    "returns='double')"
+)
+_TEST_TOPIC = not_there(
+    "it is in everflow.testing: TopologyTestDriver(topology).create_input_topic(...), "
+    "create_output_topic(...)"
+)
 
 EVERFLOW: Names = {
     "Materialized": _STORE_NAMES,
@@ -286,17 +435,26 @@ EVERFLOW: Names = {
     "StoreBuilder": _STORE_NAMES,
     "Named": _NAMED,
     "Branched": _NAMED,
-    "Consumed": not_there("what it carries are keywords: builder.stream('orders', key=serdes.string(), value=serdes.long())"),
-    "Produced": not_there("what it carries are keywords: stream.to('output', key=serdes.string(), value=serdes.long())"),
+    "Consumed": not_there(
+        "what it carries are keywords: builder.stream('orders', key=serdes.string(), "
+        "value=serdes.long())"
+    ),
+    "Produced": not_there(
+        "what it carries are keywords: stream.to('output', key=serdes.string(), "
+        "value=serdes.long())"
+    ),
     "Grouped": not_there(
-        "what it carries are keywords: stream.group_by(F.col('value.item'), name='by-item', key_serde=serdes.string())"
+        "what it carries are keywords: stream.group_by(F.col('value.item'), name='by-item', "
+        "key_serde=serdes.string())"
     ),
     "Repartitioned": not_there(
-        "what it carries are keywords: stream.repartition(name='by-item', partitions=4, key=serdes.string())"
+        "what it carries are keywords: stream.repartition(name='by-item', partitions=4, "
+        "key=serdes.string())"
     ),
     "Printed": not_there("stream.peek(print)"),
     "Serdes": not_there(
-        "they are in everflow.serdes: from everflow import serdes; serdes.string(), serdes.long(), serdes.json('a int')"
+        "they are in everflow.serdes: from everflow import serdes; serdes.string(), serdes.long(), "
+        "serdes.json('a int')"
     ),
     "Serde": not_there("it is in everflow.serdes: from everflow.serdes import Serde"),
     "JoinWindows": _JOINS,
@@ -305,16 +463,29 @@ EVERFLOW: Names = {
     "TableJoined": _JOINS,
     "ValueJoiner": _JOINS,
     "SlidingWindows": not_there(
-        "sliding windows are not there yet; hopping ones are near: TimeWindows.of_size('1 hour').advance_by('1 minute')"
+        "sliding windows are not there yet; hopping ones are near: TimeWindows.of_size('1 "
+        "hour').advance_by('1 minute')"
     ),
-    "UnlimitedWindows": not_there("an aggregation without windows does the same: stream.group_by_key().count(store='n')"),
-    "Window": not_there("windows are made with TimeWindows.of_size('1 hour') or SessionWindows.of_inactivity_gap('30 minutes')"),
+    "UnlimitedWindows": not_there(
+        "an aggregation without windows does the same: stream.group_by_key().count(store='n')"
+    ),
+    "Window": not_there(
+        "windows are made with TimeWindows.of_size('1 hour') or "
+        "SessionWindows.of_inactivity_gap('30 minutes')"
+    ),
     "Suppressed": _SUPPRESS,
-    "EmitStrategy": not_there("results come with every micro-batch; emitting when a window closes is not there yet"),
-    "KGroupedTable": not_there("grouped tables are not there yet; table.to_stream().group_by(...) groups the changes"),
+    "EmitStrategy": not_there(
+        "results come with every micro-batch; emitting when a window closes is not there yet"
+    ),
+    "KGroupedTable": not_there(
+        "grouped tables are not there yet; table.to_stream().group_by(...) groups the changes"
+    ),
     "CogroupedKStream": _COGROUP,
     "GlobalKTable": _GLOBAL,
-    "KeyValue": not_there("a pair is a tuple: stream.map(lambda key, value: (value, key), returns=('string', 'string'))"),
+    "KeyValue": not_there(
+        "a pair is a tuple: stream.map(lambda key, value: (value, key), returns=('string', "
+        "'string'))"
+    ),
     "Record": not_there("Python functions get (value) or (key, value)"),
     "Processor": _PROCESSORS,
     "ProcessorContext": _PROCESSORS,
@@ -324,11 +495,16 @@ EVERFLOW: Names = {
     "ValueTransformer": _PROCESSORS,
     "Punctuator": _PROCESSORS,
     "PunctuationType": _PROCESSORS,
-    "TimestampExtractor": not_there("timestamp extractors are not there yet: the time of a record is its timestamp in Kafka"),
+    "TimestampExtractor": not_there(
+        "timestamp extractors are not there yet: the time of a record is its timestamp in Kafka"
+    ),
     "WallclockTimestampExtractor": not_there(
         "timestamp extractors are not there yet: the time of a record is its timestamp in Kafka"
     ),
-    "StreamPartitioner": not_there("partitioners of your own are not there yet: records go to the partition of their key's hash"),
+    "StreamPartitioner": not_there(
+        "partitioners of your own are not there yet: records go to the partition of their key's "
+        "hash"
+    ),
     **dict.fromkeys(
         [
             "ValueMapper",
@@ -343,18 +519,29 @@ EVERFLOW: Names = {
         ],
         _FUNCTIONS,
     ),
-    "StoreQueryParameters": is_called("KafkaStreams", "streams.store('orders-per-key', stale=True)"),
+    "StoreQueryParameters": is_called(
+        "KafkaStreams", "streams.store('orders-per-key', stale=True)"
+    ),
     "QueryableStoreTypes": is_called("KafkaStreams", "streams.store('orders-per-key')"),
     "StateQueryRequest": is_called("KafkaStreams", "streams.store('orders-per-key').get('a')"),
     "StreamsUncaughtExceptionHandler": KAFKA_STREAMS["setUncaughtExceptionHandler"],
-    "StateRestoreListener": is_called("RestoreListener", "streams.set_global_state_restore_listener(mine)"),
-    "Duration": not_there("a duration is text, ms or a timedelta: TimeWindows.of_size('5 minutes')"),
+    "StateRestoreListener": is_called(
+        "RestoreListener", "streams.set_global_state_restore_listener(mine)"
+    ),
+    "Duration": not_there(
+        "a duration is text, ms or a timedelta: TimeWindows.of_size('5 minutes')"
+    ),
     "Properties": not_there(
-        "settings are keywords, KafkaStreams(topology, application_id='orders', num_stream_threads=2), or a dict: "
+        "settings are keywords, KafkaStreams(topology, application_id='orders', "
+        "num_stream_threads=2), or a dict: "
         "KafkaStreams(topology, {'application.id': 'orders', 'num.stream.threads': 2})"
     ),
-    "TopologyTestDriver": not_there("it is in everflow.testing: from everflow.testing import TopologyTestDriver"),
+    "TopologyTestDriver": not_there(
+        "it is in everflow.testing: from everflow.testing import TopologyTestDriver"
+    ),
     "TestInputTopic": _TEST_TOPIC,
     "TestOutputTopic": _TEST_TOPIC,
-    "EmbeddedBroker": not_there("it is in everflow.testing: from everflow.testing import EmbeddedBroker"),
+    "EmbeddedBroker": not_there(
+        "it is in everflow.testing: from everflow.testing import EmbeddedBroker"
+    ),
 }

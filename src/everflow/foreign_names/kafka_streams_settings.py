@@ -6,12 +6,19 @@ from everflow.foreign_names.entries import Names, not_there
 from everflow.foreign_names.kafka_streams import EVERFLOW, KSTREAM
 
 _SERDE_SETTINGS = not_there(
-    "there are no default serdes: each source and sink names its own, builder.stream('orders', key=serdes.string(), "
+    "there are no default serdes: each source and sink names its own, builder.stream('orders', "
+    "key=serdes.string(), "
     "value=serdes.long()); what an operator makes is written by the serde of its type"
 )
-_CLIENTS = not_there("it is a client's, and takes that client's prefix, as in consumer.receive.buffer.bytes")
-_METRICS = not_there("metrics have no settings: streams.metrics() has them all, by the names in everflow.metrics")
-_HANDLERS = not_there("it is the old name of the handler without default.: deserialization.exception.handler")
+_CLIENTS = not_there(
+    "it is a client's, and takes that client's prefix, as in consumer.receive.buffer.bytes"
+)
+_METRICS = not_there(
+    "metrics have no settings: streams.metrics() has them all, by the names in everflow.metrics"
+)
+_HANDLERS = not_there(
+    "it is the old name of the handler without default.: deserialization.exception.handler"
+)
 _STORES = not_there("stores are LMDB and cannot be exchanged; there is nothing to tune")
 
 STREAMS_CONFIG: Names = {
@@ -27,33 +34,57 @@ STREAMS_CONFIG: Names = {
         _SERDE_SETTINGS,
     ),
     **dict.fromkeys(
-        ["window.size.ms", "windowed.inner.class.serde", "default.windowed.key.serde.inner", "default.windowed.value.serde.inner"],
-        not_there("a windowed serde is told both: serdes.time_windowed(serdes.string(), size_ms=3_600_000)"),
+        [
+            "window.size.ms",
+            "windowed.inner.class.serde",
+            "default.windowed.key.serde.inner",
+            "default.windowed.value.serde.inner",
+        ],
+        not_there(
+            "a windowed serde is told both: serdes.time_windowed(serdes.string(), "
+            "size_ms=3_600_000)"
+        ),
     ),
     "default.timestamp.extractor": EVERFLOW["TimestampExtractor"],
     "default.deserialization.exception.handler": _HANDLERS,
     "default.production.exception.handler": not_there(
         "it is the old name of production.exception.handler"
     ),
-    "processing.exception.handler.global.enabled": not_there("global tables, which it is about, are not there yet"),
+    "processing.exception.handler.global.enabled": not_there(
+        "global tables, which it is about, are not there yet"
+    ),
     "buffered.records.per.partition": not_there(
-        "records are not buffered one by one: what a micro-batch reads is bounded by max.batch.records, max.batch.bytes and "
+        "records are not buffered one by one: what a micro-batch reads is bounded by "
+        "max.batch.records, max.batch.bytes and "
         "max.batch.ms"
     ),
     "cache.max.bytes.buffering": not_there("it is the old name of statestore.cache.max.bytes"),
     "poll.ms": not_there("how often an idle instance looks for records is poll.interval.ms"),
     "max.poll.records": not_there("what a micro-batch reads is bounded by max.batch.records"),
-    **dict.fromkeys(["rocksdb.config.setter", "default.dsl.store", "dsl.store.suppliers.class"], _STORES),
-    "allow.os.group.write.access": not_there("the state folder is written by the user alone who runs the instance"),
+    **dict.fromkeys(
+        ["rocksdb.config.setter", "default.dsl.store", "dsl.store.suppliers.class"], _STORES
+    ),
+    "allow.os.group.write.access": not_there(
+        "the state folder is written by the user alone who runs the instance"
+    ),
     "default.client.supplier": not_there(
         "clients cannot be exchanged; settings of theirs take a prefix, as in producer.linger.ms"
     ),
     "processor.wrapper.class": KSTREAM["process"],
-    "partition.grouper": not_there("partitions of equal number make a task; who gets it is task.assignor.class"),
-    "upgrade.from": not_there("members agree on the older form of their data by themselves: roll a new version out without it"),
+    "partition.grouper": not_there(
+        "partitions of equal number make a task; who gets it is task.assignor.class"
+    ),
+    "upgrade.from": not_there(
+        "members agree on the older form of their data by themselves: roll a new version out "
+        "without it"
+    ),
     "retries": not_there("what may pass is tried again for task.timeout.ms"),
-    "state.cleanup.dir.max.age.ms": not_there("the state of tasks that are elsewhere goes after state.cleanup.delay.ms"),
-    "log.summary.interval.ms": not_there("there is no summary in the log: streams.metrics() and the progress line of everflow run"),
+    "state.cleanup.dir.max.age.ms": not_there(
+        "the state of tasks that are elsewhere goes after state.cleanup.delay.ms"
+    ),
+    "log.summary.interval.ms": not_there(
+        "there is no summary in the log: streams.metrics() and the progress line of everflow run"
+    ),
     **dict.fromkeys(
         [
             "metric.reporters",
@@ -66,7 +97,9 @@ STREAMS_CONFIG: Names = {
         ],
         _METRICS,
     ),
-    "config.providers": not_there("settings are Python values: read secrets with Python, password=os.environ['PASSWORD']"),
+    "config.providers": not_there(
+        "settings are Python values: read secrets with Python, password=os.environ['PASSWORD']"
+    ),
     **dict.fromkeys(
         [
             "connections.max.idle.ms",
@@ -81,5 +114,6 @@ STREAMS_CONFIG: Names = {
         _CLIENTS,
     ),
 }
-"""Settings of Kafka Streams that are none here: of 4.2, of 4.3 (``state.cleanup.dir.max.age.ms``, ``processing.exception.handler.``
-``global.enabled``), and those of older releases that programs still carry."""
+"""Settings of Kafka Streams that are none here: of 4.2, of 4.3 (``state.cleanup.dir.max.age.ms``,
+``processing.exception.handler.`` ``global.enabled``), and those of older releases that programs
+still carry."""

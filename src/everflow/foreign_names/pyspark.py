@@ -10,48 +10,82 @@ _RUN = not_there(
 )
 _ENDLESS = "a stream has no end, so it cannot be sorted, cut off or collected; "
 _LOOK = not_there(
-    _ENDLESS + "to look at its records write stream.peek(print), or pipe some through everflow.testing.TopologyTestDriver in a test"
+    _ENDLESS
+    + (
+        "to look at its records write stream.peek(print), or pipe some through "
+        "everflow.testing.TopologyTestDriver in a test"
+    )
 )
-_SORTED = not_there(_ENDLESS + "keep what is wanted per key with stream.group_by_key().aggregate(...), and read the store sorted")
+_SORTED = not_there(
+    _ENDLESS
+    + (
+        "keep what is wanted per key with stream.group_by_key().aggregate(...), and read the store "
+        "sorted"
+    )
+)
 _WRITE = is_called("to", "stream.to('output')")
-_SCHEMA = not_there("print(stream) shows the types of key and value; builder.build().describe() the whole topology")
+_SCHEMA = not_there(
+    "print(stream) shows the types of key and value; builder.build().describe() the whole topology"
+)
 _GROUP_FIRST = is_called(
-    "group_by_key", "stream.group_by_key().aggregate(total=agg.sum('value.amount'), n=agg.count(), store='totals')"
+    "group_by_key",
+    "stream.group_by_key().aggregate(total=agg.sum('value.amount'), n=agg.count(), store='totals')",
 )
 _TRIGGER = not_there(
     "micro-batches begin when there are records; what bounds them are settings: KafkaStreams(..., "
     "max_batch_ms=500, max_batch_records=10_000)"
 )
 _UPDATES = not_there(
-    "results are updates, one per key and micro-batch; the append and complete modes are not there, a table's "
+    "results are updates, one per key and micro-batch; the append and complete modes are not "
+    "there, a table's "
     "topic holds the last value per key"
 )
-_OPTIONS = not_there("options are keywords of builder.stream(...) and stream.to(...), and settings of KafkaStreams(...)")
+_OPTIONS = not_there(
+    "options are keywords of builder.stream(...) and stream.to(...), and settings of "
+    "KafkaStreams(...)"
+)
 _WATERMARK = not_there(
-    "there is no watermark to declare: windows say how long they take late records, TimeWindows.of_size('1 "
+    "there is no watermark to declare: windows say how long they take late records, "
+    "TimeWindows.of_size('1 "
     "hour').grace('10 minutes')"
 )
 _DEDUP = not_there(
     "there is no call for it yet; keep the first of each key: "
-    "stream.group_by_key().reduce(lambda first, later: first, store='seen'), whose table has each key once"
+    "stream.group_by_key().reduce(lambda first, later: first, store='seen'), whose table has each "
+    "key once"
 )
 _STATE = is_called(
     "group_by_key",
-    "stream.group_by_key().aggregate(initializer=lambda: 0.0, aggregator=lambda value, total: total + value['amount'], "
+    "stream.group_by_key().aggregate(initializer=lambda: 0.0, aggregator=lambda value, total: "
+    "total + value['amount'], "
     "returns='double', store='totals')",
 )
-_NULLS = not_there("stream.filter(F.col('value.amount').isNotNull()), or stream.map_values(F.coalesce('value.amount', F.lit(0.0)))")
-_JOINS = not_there(
-    "joins are not there yet. Two streams of one type meet with stream.merge(other); a small table that does "
-    "not change is "
-    "looked up in a Python function: stream.map_values(lambda value: NAMES[value], returns='string')"
+_NULLS = not_there(
+    "stream.filter(F.col('value.amount').isNotNull()), or "
+    "stream.map_values(F.coalesce('value.amount', F.lit(0.0)))"
 )
-_NO_NAME = not_there("streams need no names in SQL; a Python variable holds one, and name='a-name' names an operator")
-_CHECKPOINT = not_there("nothing to set: offsets are in Kafka, state in the stores and their changelog topics")
-_KEPT = not_there("a stream can be used as often as needed: its records are computed once per micro-batch")
-_FUNCTION = is_called("map_values", "stream.map_values(lambda value: value['amount'] * 2, returns='double')")
+_JOINS = not_there(
+    "joins are not there yet. Two streams of one type meet with stream.merge(other); a small table "
+    "that does "
+    "not change is "
+    "looked up in a Python function: stream.map_values(lambda value: NAMES[value], "
+    "returns='string')"
+)
+_NO_NAME = not_there(
+    "streams need no names in SQL; a Python variable holds one, and name='a-name' names an operator"
+)
+_CHECKPOINT = not_there(
+    "nothing to set: offsets are in Kafka, state in the stores and their changelog topics"
+)
+_KEPT = not_there(
+    "a stream can be used as often as needed: its records are computed once per micro-batch"
+)
+_FUNCTION = is_called(
+    "map_values", "stream.map_values(lambda value: value['amount'] * 2, returns='double')"
+)
 _NO_PARTITIONS = not_there(
-    "a topic's partitions are the tasks; other keys or counts go through stream.repartition(name='by-item', "
+    "a topic's partitions are the tasks; other keys or counts go through "
+    "stream.repartition(name='by-item', "
     "partitions=4)"
 )
 
@@ -61,12 +95,25 @@ def _all(names: str, entry: ForeignName) -> dict[str, ForeignName]:
 
 
 KSTREAM: Names = {
-    "select": is_called("map_values", "stream.map_values(item=F.col('value.item'), double=F.col('value.amount') * 2)"),
+    "select": is_called(
+        "map_values",
+        "stream.map_values(item=F.col('value.item'), double=F.col('value.amount') * 2)",
+    ),
     "selectExpr": is_called("map_values", "stream.map_values(F.expr('value.amount * 2'))"),
-    "withColumn": is_called("map_values", "stream.map_values(F.col('value').withField('double', F.col('value.amount') * 2))"),
-    "withColumns": is_called("map_values", "stream.map_values(F.col('value').withField('double', F.col('value.amount') * 2))"),
-    "withColumnRenamed": is_called("map_values", "stream.map_values(item=F.col('value.item'), price=F.col('value.amount'))"),
-    "withColumnsRenamed": is_called("map_values", "stream.map_values(item=F.col('value.item'), price=F.col('value.amount'))"),
+    "withColumn": is_called(
+        "map_values",
+        "stream.map_values(F.col('value').withField('double', F.col('value.amount') * 2))",
+    ),
+    "withColumns": is_called(
+        "map_values",
+        "stream.map_values(F.col('value').withField('double', F.col('value.amount') * 2))",
+    ),
+    "withColumnRenamed": is_called(
+        "map_values", "stream.map_values(item=F.col('value.item'), price=F.col('value.amount'))"
+    ),
+    "withColumnsRenamed": is_called(
+        "map_values", "stream.map_values(item=F.col('value.item'), price=F.col('value.amount'))"
+    ),
     "drop": is_called("map_values", "stream.map_values(F.col('value').dropFields('amount'))"),
     "where": is_called("filter", "stream.filter(F.col('value.amount') > 10)"),
     "groupBy": is_called("group_by", "stream.group_by(F.col('value.item'), name='by-item')"),
@@ -78,53 +125,81 @@ KSTREAM: Names = {
     "transform": not_there("call the function with the stream: enriched = enrich(stream)"),
     "observe": is_called("peek", "stream.peek(lambda key, value: print(key, value))"),
     "foreachBatch": is_called("for_each", "stream.for_each(lambda key, value: print(key, value))"),
-    "foreachPartition": is_called("for_each", "stream.for_each(lambda key, value: print(key, value))"),
+    "foreachPartition": is_called(
+        "for_each", "stream.for_each(lambda key, value: print(key, value))"
+    ),
     "isStreaming": not_there("every KStream is a stream"),
     "explain": not_there("print(builder.build().describe()) shows the topology"),
-    "window": is_called("group_by_key", "stream.group_by_key().windowed_by(TimeWindows.of_size('1 hour')).count(store='hourly')"),
+    "window": is_called(
+        "group_by_key",
+        "stream.group_by_key().windowed_by(TimeWindows.of_size('1 hour')).count(store='hourly')",
+    ),
     "rollup": not_there(
-        "group by each set of columns of its own: stream.group_by(F.struct('value.item', 'value.amount'), "
+        "group by each set of columns of its own: stream.group_by(F.struct('value.item', "
+        "'value.amount'), "
         "name='by-both')"
     ),
     "cube": not_there(
-        "group by each set of columns of its own: stream.group_by(F.struct('value.item', 'value.amount'), "
+        "group by each set of columns of its own: stream.group_by(F.struct('value.item', "
+        "'value.amount'), "
         "name='by-both')"
     ),
     "agg": _GROUP_FIRST,
     **_all("sum avg mean min max", _GROUP_FIRST),
     **_all("writeStream write writeTo save saveAsTable insertInto", _WRITE),
     **_all("start awaitTermination run", _RUN),
-    **_all("show collect toPandas toLocalIterator head first take tail isEmpty display toArrow", _LOOK),
-    **_all("orderBy sort sortWithinPartitions limit offset sample randomSplit describe summary", _SORTED),
+    **_all(
+        "show collect toPandas toLocalIterator head first take tail isEmpty display toArrow", _LOOK
+    ),
+    **_all(
+        "orderBy sort sortWithinPartitions limit offset sample randomSplit describe summary",
+        _SORTED,
+    ),
     **_all("printSchema schema columns dtypes", _SCHEMA),
     **_all("withWatermark", _WATERMARK),
     **_all("dropDuplicates drop_duplicates dropDuplicatesWithinWatermark distinct", _DEDUP),
     **_all("trigger", _TRIGGER),
     **_all("outputMode", _UPDATES),
     **_all("option options format partitionBy", _OPTIONS),
-    **_all("queryName alias createTempView createOrReplaceTempView registerTempTable createGlobalTempView", _NO_NAME),
+    **_all(
+        (
+            "queryName alias createTempView createOrReplaceTempView registerTempTable "
+            "createGlobalTempView"
+        ),
+        _NO_NAME,
+    ),
     **_all("checkpoint localCheckpoint", _CHECKPOINT),
     **_all("cache persist unpersist", _KEPT),
     **_all("fillna dropna na replace", _NULLS),
     **_all("crossJoin intersect intersectAll subtract exceptAll join", _JOINS),
     **_all("coalesce repartitionByRange", _NO_PARTITIONS),
     **_all("mapInPandas mapInArrow rdd toDF pandas_api", _FUNCTION),
-    **_all("applyInPandas applyInPandasWithState transformWithState transformWithStateInPandas", _STATE),
+    **_all(
+        "applyInPandas applyInPandasWithState transformWithState transformWithStateInPandas", _STATE
+    ),
 }
 
 KTABLE: Names = {
     "select": is_called("map_values", "table.map_values(F.col('value') * 2)"),
     "selectExpr": is_called("map_values", "table.map_values(F.expr('value * 2'))"),
-    "withColumn": is_called("map_values", "table.map_values(n=F.col('value'), double=F.col('value') * 2)"),
+    "withColumn": is_called(
+        "map_values", "table.map_values(n=F.col('value'), double=F.col('value') * 2)"
+    ),
     "withColumnRenamed": is_called("map_values", "table.map_values(n=F.col('value'))"),
     "drop": is_called("map_values", "table.map_values(n=F.col('value'))"),
     "where": is_called("filter", "table.filter(F.col('value') > 10)"),
     "union": is_called("to_stream", "table.to_stream().merge(table.to_stream())"),
     "unionByName": is_called("to_stream", "table.to_stream().merge(table.to_stream())"),
     "alias": _NO_NAME,
-    "agg": not_there("grouped tables are not there yet; aggregate the stream before it becomes a table"),
-    "foreachBatch": is_called("to_stream", "table.to_stream().for_each(lambda key, value: print(key, value))"),
-    **_all("writeStream write writeTo save", is_called("to_stream", "table.to_stream().to('output')")),
+    "agg": not_there(
+        "grouped tables are not there yet; aggregate the stream before it becomes a table"
+    ),
+    "foreachBatch": is_called(
+        "to_stream", "table.to_stream().for_each(lambda key, value: print(key, value))"
+    ),
+    **_all(
+        "writeStream write writeTo save", is_called("to_stream", "table.to_stream().to('output')")
+    ),
     **_all(
         "show collect toPandas head first take limit display",
         not_there(
@@ -132,8 +207,17 @@ KTABLE: Names = {
             "driver.get_key_value_store('a-name').all()"
         ),
     ),
-    **_all("orderBy sort", not_there("stores are read in order of key bytes: streams.store('a-name').all(); sort what was read")),
-    **_all("printSchema schema columns dtypes", not_there("print(table) shows the types of key and value")),
+    **_all(
+        "orderBy sort",
+        not_there(
+            "stores are read in order of key bytes: streams.store('a-name').all(); sort what was "
+            "read"
+        ),
+    ),
+    **_all(
+        "printSchema schema columns dtypes",
+        not_there("print(table) shows the types of key and value"),
+    ),
     **_all("start awaitTermination", _RUN),
     **_all("outputMode", _UPDATES),
     **_all("withWatermark", _WATERMARK),
@@ -141,51 +225,89 @@ KTABLE: Names = {
 }
 
 STREAMS_BUILDER: Names = {
-    "readStream": is_called("stream", "builder.stream('orders', key=serdes.string(), value=serdes.json('amount double'))"),
-    "read": is_called("stream", "builder.stream('orders', key=serdes.string(), value=serdes.json('amount double'))"),
-    "load": is_called("stream", "builder.stream('orders', key=serdes.string(), value=serdes.json('amount double'))"),
-    "format": is_called("stream", "builder.stream('orders', key=serdes.string(), value=serdes.json('amount double'))"),
+    "readStream": is_called(
+        "stream",
+        "builder.stream('orders', key=serdes.string(), value=serdes.json('amount double'))",
+    ),
+    "read": is_called(
+        "stream",
+        "builder.stream('orders', key=serdes.string(), value=serdes.json('amount double'))",
+    ),
+    "load": is_called(
+        "stream",
+        "builder.stream('orders', key=serdes.string(), value=serdes.json('amount double'))",
+    ),
+    "format": is_called(
+        "stream",
+        "builder.stream('orders', key=serdes.string(), value=serdes.json('amount double'))",
+    ),
     "subscribe": is_called("stream", "builder.stream(['orders', 'returns'])"),
     "option": is_called("stream", "builder.stream('orders', offset_reset='latest')"),
     "options": is_called("stream", "builder.stream('orders', offset_reset='latest')"),
-    "schema": is_called("stream", "builder.stream('orders', value=serdes.json('item string, amount double'))"),
-    "sql": not_there("write Columns, with F.expr('...') for SQL expressions: stream.filter(F.expr('value.amount > 10'))"),
+    "schema": is_called(
+        "stream", "builder.stream('orders', value=serdes.json('item string, amount double'))"
+    ),
+    "sql": not_there(
+        "write Columns, with F.expr('...') for SQL expressions: stream.filter(F.expr('value.amount "
+        "> 10'))"
+    ),
     "createDataFrame": not_there(
-        "a test pipes records: everflow.testing.TopologyTestDriver(topology).create_input_topic(...).pipe_input('a', 1)"
+        "a test pipes records: "
+        "everflow.testing.TopologyTestDriver(topology).create_input_topic(...).pipe_input('a', 1)"
     ),
     **_all("start run awaitTermination", _RUN),
 }
 
-_GROUPED_AGG = is_called("aggregate", "grouped.aggregate(total=agg.sum('value.amount'), n=agg.count(), store='totals')")
+_GROUPED_AGG = is_called(
+    "aggregate", "grouped.aggregate(total=agg.sum('value.amount'), n=agg.count(), store='totals')"
+)
 _GROUPED_STATE = is_called(
     "aggregate",
-    "grouped.aggregate(initializer=lambda: 0.0, aggregator=lambda value, total: total + value['amount'], "
+    "grouped.aggregate(initializer=lambda: 0.0, aggregator=lambda value, total: total + "
+    "value['amount'], "
     "returns='double', store='totals')",
 )
 
 KGROUPED_STREAM: Names = {
     **_all("agg sum avg mean min max", _GROUPED_AGG),
-    **_all("applyInPandas applyInPandasWithState transformWithState transformWithStateInPandas apply cogroup", _GROUPED_STATE),
+    **_all(
+        (
+            "applyInPandas applyInPandasWithState transformWithState transformWithStateInPandas "
+            "apply "
+            "cogroup"
+        ),
+        _GROUPED_STATE,
+    ),
     "pivot": not_there(
         "one aggregate per value: grouped.aggregate(a=agg.sum(F.when(F.col('value.item') == 'a', "
         "F.col('value.amount'))), store='s')"
     ),
-    "window": is_called("windowed_by", "grouped.windowed_by(TimeWindows.of_size('1 hour').grace('5 minutes'))"),
+    "window": is_called(
+        "windowed_by", "grouped.windowed_by(TimeWindows.of_size('1 hour').grace('5 minutes'))"
+    ),
     "withWatermark": _WATERMARK,
     **_all(
         "writeStream write start awaitTermination",
-        not_there("a group is not a stream yet: grouped.count(store='orders-per-key').to_stream().to('output')"),
+        not_there(
+            "a group is not a stream yet: "
+            "grouped.count(store='orders-per-key').to_stream().to('output')"
+        ),
     ),
 }
 
-_WINDOWED_AGG = is_called("aggregate", "windowed.aggregate(total=agg.sum('value.amount'), n=agg.count(), store='totals')")
+_WINDOWED_AGG = is_called(
+    "aggregate", "windowed.aggregate(total=agg.sum('value.amount'), n=agg.count(), store='totals')"
+)
 
 WINDOWED_KSTREAM: Names = {
     **_all("agg sum avg mean min max", _WINDOWED_AGG),
     "withWatermark": _WATERMARK,
     **_all(
         "writeStream write start awaitTermination",
-        not_there("groups in windows are not a stream yet: windowed.count(store='hourly').to_stream().to('output')"),
+        not_there(
+            "groups in windows are not a stream yet: "
+            "windowed.count(store='hourly').to_stream().to('output')"
+        ),
     ),
 }
 
@@ -199,8 +321,12 @@ KAFKA_STREAMS: Names = {
     "lastProgress": is_called("metrics", "streams.metrics()"),
     "recentProgress": is_called("metrics", "streams.metrics()"),
     "explain": not_there("print(topology.describe()) shows the topology"),
-    "processAllAvailable": not_there("in a test everflow.testing.TopologyTestDriver is done when pipe_input returns"),
-    "addListener": is_called("set_state_listener", "streams.set_state_listener(lambda new, old: print(new))"),
+    "processAllAvailable": not_there(
+        "in a test everflow.testing.TopologyTestDriver is done when pipe_input returns"
+    ),
+    "addListener": is_called(
+        "set_state_listener", "streams.set_state_listener(lambda new, old: print(new))"
+    ),
     **_all("id runId name", is_called("config", "streams.config.application_id")),
 }
 
@@ -219,27 +345,34 @@ AGG: Names = {
     "mean": is_called("avg", "agg.avg('value.amount')"),
     "average": is_called("avg", "agg.avg('value.amount')"),
     **_all(
-        "collect_list collect_set count_distinct countDistinct approx_count_distinct max_by min_by stddev "
+        "collect_list collect_set count_distinct countDistinct approx_count_distinct max_by min_by "
+        "stddev "
         "variance median percentile_approx mode "
         "sum_distinct array_agg any_value every some",
         not_there(
-            "it is not among the built-ins yet; write it with Python functions: grouped.aggregate(initializer=list, "
-            "aggregator=lambda value, found: [*found, value['item']], returns='array<string>', store='items')"
+            "it is not among the built-ins yet; write it with Python functions: "
+            "grouped.aggregate(initializer=list, "
+            "aggregator=lambda value, found: [*found, value['item']], returns='array<string>', "
+            "store='items')"
         ),
     ),
 }
 
 EVERFLOW: Names = {
     "SparkSession": not_there(
-        "StreamsBuilder() starts or adopts a session; your own is SparkSession.builder.getOrCreate() of pyspark.sql"
+        "StreamsBuilder() starts or adopts a session; your own is "
+        "SparkSession.builder.getOrCreate() of pyspark.sql"
     ),
     "functions": not_there("Columns are PySpark's: from pyspark.sql import functions as F"),
     "F": not_there("Columns are PySpark's: from pyspark.sql import functions as F"),
-    "col": not_there("Columns are PySpark's: from pyspark.sql import functions as F; F.col('value.amount')"),
+    "col": not_there(
+        "Columns are PySpark's: from pyspark.sql import functions as F; F.col('value.amount')"
+    ),
     "Column": not_there("Columns are PySpark's: from pyspark.sql import Column"),
     "DataFrame": is_called("KStream", "builder.stream('orders')"),
     "StreamingQuery": is_called(
-        "KafkaStreams", "KafkaStreams(topology, application_id='orders', bootstrap_servers='localhost:9092')"
+        "KafkaStreams",
+        "KafkaStreams(topology, application_id='orders', bootstrap_servers='localhost:9092')",
     ),
     "window": is_called("TimeWindows", "TimeWindows.of_size('1 hour')"),
     "session_window": is_called("SessionWindows", "SessionWindows.of_inactivity_gap('30 minutes')"),

@@ -1,8 +1,9 @@
 """Makes and names archives of a JVM's loaded classes, from which the next JVM starts (JEP 350).
 
-Loading and verifying Spark's 15,000 classes is a third of what its first query costs in processor time, and the archive's pages are
-shared by all JVMs of a machine. Java maps an archive only where Java and class path are the same as when it was made; where they
-are not, it starts as without one. So a wrong archive costs nothing but its place on the disk (Spark's: 140 MB).
+Loading and verifying Spark's 15,000 classes is a third of what its first query costs in processor
+time, and the archive's pages are shared by all JVMs of a machine. Java maps an archive only where
+Java and class path are the same as when it was made; where they are not, it starts as without one.
+So a wrong archive costs nothing but its place on the disk (Spark's: 140 MB).
 
 ``everflow setup`` makes the archives; nothing else does.
 """
@@ -25,7 +26,8 @@ _LINES_SHOWN = 3
 
 @dataclass(frozen=True)
 class _Training:
-    """What a JVM does before its classes are archived: a module that runs it, and the variable in which it takes options."""
+    """What a JVM does before its classes are archived: a module that runs it, and the variable in
+    which it takes options."""
 
     module: str
     options: str
@@ -38,7 +40,8 @@ _TRAININGS = {
 
 
 def start_options(conf: str) -> list[str]:
-    """Return the options with which Java starts from the archive of ``conf`` (``spark`` or ``broker``); none where there is none.
+    """Return the options with which Java starts from the archive of ``conf`` (``spark`` or
+    ``broker``); none where there is none.
 
     Raises SetupError where Java is missing.
     """
@@ -50,8 +53,9 @@ def start_options(conf: str) -> list[str]:
 def make_archive(conf: str) -> str | None:
     """Make the archive of ``conf`` unless it is there: starts the JVM once, which takes some 30 s.
 
-    Returns None, or what went wrong: an archive makes starts quicker, and nothing else depends on it. Any number of processes may
-    ask at once: one makes it, the others wait. Raises SetupError where Java is missing.
+    Returns None, or what went wrong: an archive makes starts quicker, and nothing else depends on
+    it. Any number of processes may ask at once: one makes it, the others wait. Raises SetupError
+    where Java is missing.
     """
     archive = _archive(conf)
     with locked(archive.with_suffix(".lock")):

@@ -1,8 +1,8 @@
 """Resolves the JVM's class paths once, into a cache outside the checkout.
 
-The jars come through the Ivy that ships inside pyspark, run as a child process with the pinned module file
-``everflow/ivy/ivy.xml``; so everflow needs neither Maven nor a download address of its own. Only the standard
-library is imported here, and pyspark is located without importing it.
+The jars come through the Ivy that ships inside pyspark, run as a child process with the pinned
+module file ``everflow/ivy/ivy.xml``; so everflow needs neither Maven nor a download address of its
+own. Only the standard library is imported here, and pyspark is located without importing it.
 """
 
 from __future__ import annotations
@@ -32,16 +32,19 @@ def resolve_jars(conf: str, *, progress: Callable[[str], None] | None = None) ->
     """Return the jars of one class path, sorted by name; downloads them on first use.
 
     Args:
-        conf: ``spark`` (Spark's Kafka source without what pyspark ships), ``broker`` (a Kafka broker) or
+        conf: ``spark`` (Spark's Kafka source without what pyspark ships), ``broker`` (a Kafka
+        broker) or
             ``streams`` (Kafka Streams in Java, for the benches).
         progress: told one line when a download starts; never called when the jars are there.
 
-    The cache is ``$XDG_CACHE_HOME/everflow`` (default ``~/.cache/everflow``), keyed by the hash of the module
-    file. A class path appears there complete or not at all; any number of processes may ask at once.
-    EVERFLOW_IVY_SETTINGS names an Ivy settings file to use instead of ours, for mirrors and firewalls.
+    The cache is ``$XDG_CACHE_HOME/everflow`` (default ``~/.cache/everflow``), keyed by the hash of
+    the module file. A class path appears there complete or not at all; any number of processes may
+    ask at once. EVERFLOW_IVY_SETTINGS names an Ivy settings file to use instead of ours, for
+    mirrors and firewalls.
 
     Raises:
-        SetupError: no Java, no pyspark, or Ivy could not resolve (code ``EF-JARS``; with Ivy's reasons).
+        SetupError: no Java, no pyspark, or Ivy could not resolve (code ``EF-JARS``; with Ivy's
+        reasons).
     """
     if conf not in CONFS:
         raise ValueError(f"unknown class path {conf!r}: one of {', '.join(CONFS)}")
@@ -56,7 +59,8 @@ def resolve_jars(conf: str, *, progress: Callable[[str], None] | None = None) ->
 
 
 def jars_folder(conf: str) -> Path:
-    """Return the folder that holds, or will hold, the jars of ``conf``; it exists only when complete."""
+    """Return the folder that holds, or will hold, the jars of ``conf``; it exists only when
+    complete."""
     key = hashlib.sha256((_IVY_FOLDER / "ivy.xml").read_bytes()).hexdigest()[:16]
     return cache_root() / "jars" / key / conf
 
@@ -69,15 +73,19 @@ def cache_root() -> Path:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Of all processes that ask with this file one is inside at a time; it waits for the others as long as they take."""
+    """Of all processes that ask with this file one is inside at a time; it waits for the others as
+    long as they take."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)  # released by the system when the process dies, however it dies
+        fcntl.flock(
+            handle, fcntl.LOCK_EX
+        )  # released by the system when the process dies, however it dies
         yield
 
 
 def _download(conf: str, target: Path) -> None:
-    """Resolve into a fresh folder beside ``target``, then rename: readers never see half a class path."""
+    """Resolve into a fresh folder beside ``target``, then rename: readers never see half a class
+    path."""
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{conf}-", dir=target.parent))
     try:
@@ -88,7 +96,8 @@ def _download(conf: str, target: Path) -> None:
             if attempt == _RESOLVE_ATTEMPTS - 1:
                 raise SetupError(
                     f"the JVM jars of '{conf}' could not be resolved. Ivy says:\n{problem}\n"
-                    "Check the network, or let EVERFLOW_IVY_SETTINGS name a settings file with your mirror.",
+                    "Check the network, or let EVERFLOW_IVY_SETTINGS name a settings file with "
+                    "your mirror.",
                     code="EF-JARS",
                 )
         staging.chmod(0o755)
@@ -112,7 +121,8 @@ def _run_ivy(conf: str, staging: Path) -> str | None:
         "-cache",
         str(ivy_home / "cache"),
     ]
-    # snappy-java's artifact type is `bundle`; without it the broker could not read compressed batches.
+    # snappy-java's artifact type is `bundle`; without it the broker could not read compressed
+    # batches.
     command += ["-confs", conf, "-types", "jar", "bundle"]
     command += ["-retrieve", f"{staging}/[artifact]-[revision](-[classifier]).[ext]"]
     try:
@@ -141,7 +151,8 @@ def _run_ivy(conf: str, staging: Path) -> str | None:
 
 
 def pyspark_jars() -> list[Path]:
-    """Return the jars that pyspark ships, sorted by name; none where it is not installed, or without them. Does not import it."""
+    """Return the jars that pyspark ships, sorted by name; none where it is not installed, or
+    without them. Does not import it."""
     spec = importlib.util.find_spec("pyspark")
     folders = spec.submodule_search_locations or [] if spec else []
     return sorted(jar for folder in folders for jar in Path(folder).glob("jars/*.jar"))
@@ -152,6 +163,9 @@ def _ivy_jar() -> Path:
         if jar.name.startswith("ivy-"):
             return jar
     raise SetupError(
-        "pyspark is not installed in this Python, or not with its jars: pip install 'pyspark==4.2.*'",
+        (
+            "pyspark is not installed in this Python, or not with its jars: pip install "
+            "'pyspark==4.2.*'"
+        ),
         code="EF-JARS",
     )

@@ -29,15 +29,16 @@ _INSTALL_COMMANDS = (
 )
 
 
-
 def find_java() -> Path:
-    """Return the ``java`` to use: JAVA_HOME's, else the one on PATH, else one in a usual place of the system.
+    """Return the ``java`` to use: JAVA_HOME's, else the one on PATH, else one in a usual place of
+    the system.
 
-    Candidates older than Java 17, or without the module ``jdk.incubator.vector`` that Spark's launcher
-    asks for, are passed over. The answer is kept per value of JAVA_HOME and PATH.
+    Candidates older than Java 17, or without the module ``jdk.incubator.vector`` that Spark's
+    launcher asks for, are passed over. The answer is kept per value of JAVA_HOME and PATH.
 
     Raises:
-        SetupError: code ``EF-JAVA-NOT-FOUND``; the message lists what was seen and how to install Java.
+        SetupError: code ``EF-JAVA-NOT-FOUND``; the message lists what was seen and how to install
+        Java.
     """
     return _find_java(os.environ.get("JAVA_HOME", ""), os.environ.get("PATH", ""))
 
@@ -61,7 +62,10 @@ def _find_java(java_home: str, path: str) -> Path:
         if reason is None:
             return candidate
         seen.append(f"{candidate}: {reason}")
-    found = "".join(f"\n  {line}" for line in seen) or "\n  none in JAVA_HOME, on PATH or in the usual places"
+    found = (
+        "".join(f"\n  {line}" for line in seen)
+        or "\n  none in JAVA_HOME, on PATH or in the usual places"
+    )
     raise SetupError(
         f"Java {MIN_JAVA} or newer is needed to run Spark and Kafka. Seen:{found}\n"
         f"To install it:\n  {install_command()}",
@@ -89,10 +93,13 @@ def _candidates(java_home: str, path: str) -> Iterator[Path]:
 
 
 def _unfit(java: Path) -> str | None:
-    """Say why this ``java`` cannot be used, or None. Reads ``release``: starting a JVM costs 100 ms."""
+    """Say why this ``java`` cannot be used, or None. Reads ``release``: starting a JVM costs 100
+    ms."""
     release = java.resolve().parent.parent / "release"
     facts = (
-        dict(re.findall(r'^(\w+)="(.*)"$', release.read_text(), re.MULTILINE)) if release.is_file() else {}
+        dict(re.findall(r'^(\w+)="(.*)"$', release.read_text(), re.MULTILINE))
+        if release.is_file()
+        else {}
     )
     version = facts.get("JAVA_VERSION") or _asked_version(java)
     if version is None:

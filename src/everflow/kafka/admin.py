@@ -1,7 +1,7 @@
 """Asks the cluster for topics and offsets, for the driver: waits are bounded, errors for people.
 
-Measured against a local broker: ``end_offsets`` of four partitions 0.5-0.8 ms (one ListOffsets request per leader),
-stable committed offsets 0.5 ms.
+Measured against a local broker: ``end_offsets`` of four partitions 0.5-0.8 ms (one ListOffsets
+request per leader), stable committed offsets 0.5 ms.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import (
+    OFFSET_INVALID,
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+)
 from confluent_kafka import TopicPartition as ClientTopicPartition
 from confluent_kafka.admin import (
     AdminClient,
@@ -45,13 +52,17 @@ _ATTEMPT_S = 1.0
 _COMMITTED_ATTEMPT_S = 2.0
 _LOOK_S = 0.1
 _REACH_ATTEMPT_S = 3.0
-_STALE_METADATA = frozenset({KafkaError._NOENT, KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH})
-"""Answers after which an admin client may go on asking with what it remembers of topics: a new one does not."""
+_STALE_METADATA = frozenset(
+    {KafkaError._NOENT, KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH}
+)
+"""Answers after which an admin client may go on asking with what it remembers of topics: a new one
+does not."""
 
 
 @dataclass(frozen=True)
 class TopicDescription:
-    """A topic as the broker has it. ``topic_id`` changes when a topic is deleted and created again (D5)."""
+    """A topic as the broker has it. ``topic_id`` changes when a topic is deleted and created again
+    (D5)."""
 
     name: str
     partitions: int
@@ -69,8 +80,9 @@ class TopicShape:
 class ClusterAdmin:
     """Requests about topics, offsets and groups. Safe from any thread; ``close`` when done.
 
-    Every method retries passing faults (a topic just created, a leader moving, the broker away) until ``timeout_s``
-    and then raises RetriableError with the last cause; what retrying cannot cure is raised at once.
+    Every method retries passing faults (a topic just created, a leader moving, the broker away)
+    until ``timeout_s`` and then raises RetriableError with the last cause; what retrying cannot
+    cure is raised at once.
     """
 
     def __init__(
@@ -81,8 +93,9 @@ class ClusterAdmin:
         pause: Callable[[float], None] = time.sleep,
         stop: threading.Event | None = None,
     ) -> None:
-        """``config``: librdkafka keys, ``bootstrap.servers`` at least. No request is sent yet. Once ``stop`` is set every request,
-        also one that is waited for, ends in a RetriableError soon."""
+        """``config``: librdkafka keys, ``bootstrap.servers`` at least. No request is sent yet. Once
+        ``stop`` is set every request, also one that is waited for, ends in a RetriableError
+        soon."""
         self._bootstrap = str(config["bootstrap.servers"])
         self._config = {"socket.connection.setup.timeout.ms": 5000, **config}
         self._client: AdminClient | None = self._new_client()
@@ -98,20 +111,23 @@ class ClusterAdmin:
         known = ("bootstrap.servers", "security.", "sasl.", "ssl.")
         return ClusterAdmin({key: value for key, value in config.items() if key.startswith(known)})
 
-    # --- cluster ---------------------------------------------------------------------------------------------
+    # --- cluster ----------------------------------------------------------------------------------
 
     def wait_until_reachable(self, timeout_s: float, on_retry: Callable[[str], None]) -> str:
         """Block until a broker answers; returns the cluster id.
 
         Args:
             timeout_s: seconds, from ``task.timeout.ms``.
-            on_retry: called with a line for people while no broker answers, about every 3 s, oftener if ``timeout_s`` is short.
+            on_retry: called with a line for people while no broker answers, about every 3 s,
+            oftener if ``timeout_s`` is short.
 
         Raises:
             TaskTimeoutError: nothing answered in time; the message says what to check.
         """
         deadline = self._clock() + timeout_s
-        attempt_s = min(_REACH_ATTEMPT_S, timeout_s / 3)  # so that a short time-out says something too before it is over
+        attempt_s = min(
+            _REACH_ATTEMPT_S, timeout_s / 3
+        )  # so that a short time-out says something too before it is over
         while True:
             left = deadline - self._clock()
             try:
@@ -122,25 +138,33 @@ class ClusterAdmin:
                 left = deadline - self._clock()
                 if left <= 0:
                     raise TaskTimeoutError(
-                        f"no Kafka broker answered at {self._bootstrap} within {timeout_s:g} s (task.timeout.ms). "
+                        f"no Kafka broker answered at {self._bootstrap} within {timeout_s:g} s "
+                        f"(task.timeout.ms). "
                         "Check bootstrap.servers, that the broker runs, and the security settings."
                     ) from failure
                 on_retry(
-                    f"no answer from Kafka at {self._bootstrap} yet: does a broker run there? Tried for {timeout_s:g} s in all "
+                    f"no answer from Kafka at {self._bootstrap} yet: does a broker run there? "
+                    f"Tried for {timeout_s:g} s in all "
                     "(task.timeout.ms)"
                 )
 
     def cluster_id(self, timeout_s: float = _REQUEST_S) -> str:
         """The cluster's id; another id under known state means another cluster (D5)."""
         return self._retry(
-            lambda left: str(self._answer(self._admin.describe_cluster(request_timeout=left), left + 1).cluster_id),
+            lambda left: str(
+                self._answer(
+                    self._admin.describe_cluster(request_timeout=left), left + 1
+                ).cluster_id
+            ),
             timeout_s,
             f"asking {self._bootstrap} for its cluster id",
         )
 
-    # --- topics ----------------------------------------------------------------------------------------------
+    # --- topics -----------------------------------------------------------------------------------
 
-    def describe_topics(self, names: Iterable[str], timeout_s: float = _REQUEST_S) -> dict[str, TopicDescription]:
+    def describe_topics(
+        self, names: Iterable[str], timeout_s: float = _REQUEST_S
+    ) -> dict[str, TopicDescription]:
         """The topics among ``names`` that exist; the others are left out."""
         wanted = sorted(set(names))
         if not wanted:
@@ -148,7 +172,9 @@ class ClusterAdmin:
 
         def once(left: float) -> dict[str, TopicDescription]:
             found = {}
-            for name, future in self._admin.describe_topics(TopicCollection(wanted), request_timeout=left).items():
+            for name, future in self._admin.describe_topics(
+                TopicCollection(wanted), request_timeout=left
+            ).items():
                 try:
                     topic = self._answer(future, left + 1)
                 except KafkaException as failure:
@@ -176,20 +202,27 @@ class ClusterAdmin:
         """Client ids of a group's members, whatever state the group is in."""
 
         def once(left: float) -> frozenset[str]:
-            described = self._answer(self._admin.describe_consumer_groups([group], request_timeout=left)[group], left + 1)
+            described = self._answer(
+                self._admin.describe_consumer_groups([group], request_timeout=left)[group], left + 1
+            )
             return frozenset(str(member.client_id) for member in described.members)
 
         return self._retry(once, timeout_s, f"asking who is in group {group}")
 
-    def replica_racks(self, names: Iterable[str], timeout_s: float = _REQUEST_S) -> dict[TopicPartition, frozenset[str]]:
-        """Racks of the brokers that hold a replica of each partition of the existing topics; those without a rack are left out."""
+    def replica_racks(
+        self, names: Iterable[str], timeout_s: float = _REQUEST_S
+    ) -> dict[TopicPartition, frozenset[str]]:
+        """Racks of the brokers that hold a replica of each partition of the existing topics; those
+        without a rack are left out."""
         wanted = sorted(set(names))
         if not wanted:
             return {}
 
         def once(left: float) -> dict[TopicPartition, frozenset[str]]:
             found = {}
-            for name, future in self._admin.describe_topics(TopicCollection(wanted), request_timeout=left).items():
+            for name, future in self._admin.describe_topics(
+                TopicCollection(wanted), request_timeout=left
+            ).items():
                 for partition in self._answer(future, left + 1).partitions:
                     racks = frozenset(str(node.rack) for node in partition.replicas if node.rack)
                     found[TopicPartition(name, int(partition.id))] = racks
@@ -197,7 +230,9 @@ class ClusterAdmin:
 
         return self._retry(once, timeout_s, "asking for the racks of replicas")
 
-    def topic_configs(self, names: Iterable[str], timeout_s: float = _REQUEST_S) -> dict[str, dict[str, str]]:
+    def topic_configs(
+        self, names: Iterable[str], timeout_s: float = _REQUEST_S
+    ) -> dict[str, dict[str, str]]:
         """Effective configuration (defaults included) of existing topics."""
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in sorted(set(names))]
         if not resources:
@@ -206,22 +241,31 @@ class ClusterAdmin:
         def once(left: float) -> dict[str, dict[str, str]]:
             answers = self._admin.describe_configs(resources, request_timeout=left)
             return {
-                resource.name: {entry.name: entry.value for entry in self._answer(future, left + 1).values()}
+                resource.name: {
+                    entry.name: entry.value for entry in self._answer(future, left + 1).values()
+                }
                 for resource, future in answers.items()
             }
 
         return self._retry(once, timeout_s, "reading topic configurations")
 
     def creates_topics(self, timeout_s: float = _REQUEST_S) -> bool | None:
-        """Whether the brokers create a topic when a producer first names it (``auto.create.topics.enable``); None where they do
-        not tell (no permission, a service that hides it)."""
+        """Whether the brokers create a topic when a producer first names it
+        (``auto.create.topics.enable``); None where they do not tell (no permission, a service that
+        hides it)."""
 
         def once(left: float) -> bool | None:
-            node = self._answer(self._admin.describe_cluster(request_timeout=left), left + 1).nodes[0]
+            node = self._answer(self._admin.describe_cluster(request_timeout=left), left + 1).nodes[
+                0
+            ]
             broker = ConfigResource(ResourceType.BROKER, str(node.id))
-            entries = self._answer(self._admin.describe_configs([broker], request_timeout=left)[broker], left + 1)
+            entries = self._answer(
+                self._admin.describe_configs([broker], request_timeout=left)[broker], left + 1
+            )
             entry = entries.get("auto.create.topics.enable")
-            return None if entry is None or entry.value is None else str(entry.value).lower() == "true"
+            return (
+                None if entry is None or entry.value is None else str(entry.value).lower() == "true"
+            )
 
         try:
             return self._retry(once, timeout_s, "asking whether topics are created by themselves")
@@ -234,10 +278,11 @@ class ClusterAdmin:
         replication_factor: int = -1,
         timeout_s: float = 30.0,
     ) -> set[str]:
-        """Create ``{name: (partitions, config)}`` and wait until every partition answers; returns those that are new.
+        """Create ``{name: (partitions, config)}`` and wait until every partition answers; returns
+        those that are new.
 
-        A topic that exists already is left as it is (another instance may have been quicker): validate it.
-        ``replication_factor`` -1 takes the broker's default.
+        A topic that exists already is left as it is (another instance may have been quicker):
+        validate it. ``replication_factor`` -1 takes the broker's default.
         """
         if not topics:
             return set()
@@ -283,14 +328,18 @@ class ClusterAdmin:
 
         self._retry(once, timeout_s, f"deleting topics {', '.join(wanted)}")
 
-    def delete_records(self, before: Mapping[TopicPartition, int], timeout_s: float = _REQUEST_S) -> None:
+    def delete_records(
+        self, before: Mapping[TopicPartition, int], timeout_s: float = _REQUEST_S
+    ) -> None:
         """Drop the records below the given offsets (purge of repartition topics).
 
         Only ever below a stable committed offset of the present owner (scenario 27).
         """
         if not before:
             return
-        asked = [ClientTopicPartition(tp.topic, tp.partition, offset) for tp, offset in before.items()]
+        asked = [
+            ClientTopicPartition(tp.topic, tp.partition, offset) for tp, offset in before.items()
+        ]
 
         def once(left: float) -> None:
             for future in self._admin.delete_records(asked, request_timeout=left).values():
@@ -298,7 +347,7 @@ class ClusterAdmin:
 
         self._retry(once, timeout_s, "purging records")
 
-    # --- offsets ---------------------------------------------------------------------------------------------
+    # --- offsets ----------------------------------------------------------------------------------
 
     def list_offsets(
         self,
@@ -312,23 +361,35 @@ class ClusterAdmin:
         return self._list(dict.fromkeys(partitions, spec), isolation, timeout_s)
 
     def end_offsets(
-        self, partitions: Iterable[TopicPartition], isolation: Isolation, timeout_s: float = _REQUEST_S
+        self,
+        partitions: Iterable[TopicPartition],
+        isolation: Isolation,
+        timeout_s: float = _REQUEST_S,
     ) -> dict[TopicPartition, int]:
-        """Ends of the logs in one request per leader, under a millisecond: made to be polled from one thread."""
+        """Ends of the logs in one request per leader, under a millisecond: made to be polled from
+        one thread."""
         return self._list(dict.fromkeys(partitions, _LATEST), isolation, timeout_s)
 
     def offsets_for_time(
-        self, partitions: Iterable[TopicPartition], time_ms: int, isolation: Isolation, timeout_s: float = _REQUEST_S
+        self,
+        partitions: Iterable[TopicPartition],
+        time_ms: int,
+        isolation: Isolation,
+        timeout_s: float = _REQUEST_S,
     ) -> dict[TopicPartition, int]:
-        """First offset at or after ``time_ms`` per partition; -1 where there is none (the caller takes the end)."""
-        return self._list({tp: OffsetSpec.for_timestamp(time_ms) for tp in partitions}, isolation, timeout_s)
+        """First offset at or after ``time_ms`` per partition; -1 where there is none (the caller
+        takes the end)."""
+        return self._list(
+            {tp: OffsetSpec.for_timestamp(time_ms) for tp in partitions}, isolation, timeout_s
+        )
 
     def committed(
         self, group: str, partitions: Sequence[TopicPartition], timeout_s: float = _REQUEST_S
     ) -> dict[TopicPartition, CommittedOffset]:
         """Stable committed offsets of a group (KIP-447); partitions without one are left out.
 
-        Waits while a transaction on them is pending. Metadata may be followed by stray characters (`_metadata_of`).
+        Waits while a transaction on them is pending. Metadata may be followed by stray characters
+        (`_metadata_of`).
 
         Raises:
             OffsetsUnstableError: a transaction stayed open for ``timeout_s``: fence its owner.
@@ -345,7 +406,9 @@ class ClusterAdmin:
                     raise KafkaException(answer.error)
                 if answer.offset >= 0:
                     text = _metadata_of(answer)
-                    found[TopicPartition(answer.topic, answer.partition)] = CommittedOffset(answer.offset, text)
+                    found[TopicPartition(answer.topic, answer.partition)] = CommittedOffset(
+                        answer.offset, text
+                    )
             return found
 
         doing = f"reading the committed offsets of group {group}"
@@ -354,20 +417,22 @@ class ClusterAdmin:
         except RetriableError as failure:
             cause = failure.__cause__
             if isinstance(cause, KafkaException) and _code(cause) == KafkaError._TIMED_OUT:
-                # librdkafka repeats the request while offsets are unstable, so the time-out is all that is seen of it.
+                # librdkafka repeats the request while offsets are unstable, so the time-out is all
+                # that is seen of it.
                 raise OffsetsUnstableError(
                     f"{doing}: no stable answer within {timeout_s:g} s; a transaction may be open"
                 ) from cause
             raise
 
     def close(self) -> None:
-        """End the connections, each once no request of another thread uses it; later requests raise RetriableError."""
+        """End the connections, each once no request of another thread uses it; later requests raise
+        RetriableError."""
         with self._clients_lock:
             self._client = None  # a client ends with its last reference
             while self._readers:
                 self._readers.popitem()[1].close()
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     @property
     def _admin(self) -> AdminClient:
@@ -385,15 +450,22 @@ class ClusterAdmin:
                 self._client = self._new_client()
 
     def _offset_reader(self, group: str) -> Consumer:
-        """A consumer that only reads committed offsets of ``group``: it never subscribes, so it never joins.
+        """A consumer that only reads committed offsets of ``group``: it never subscribes, so it
+        never joins.
 
-        Not the admin client's ListConsumerGroupOffsets: where the coordinator is still loading or has moved, librdkafka 2.16
-        crashes in its answer (a null group handle, SIGSEGV), for instance on a broker that has just started.
-        read_committed makes it ask for stable offsets (KIP-447).
+        Not the admin client's ListConsumerGroupOffsets: where the coordinator is still loading or
+        has moved, librdkafka 2.16 crashes in its answer (a null group handle, SIGSEGV), for
+        instance on a broker that has just started. read_committed makes it ask for stable offsets
+        (KIP-447).
         """
         with self._clients_lock:
             if group not in self._readers:
-                settings = {**self._config, "group.id": group, "isolation.level": "read_committed", "enable.auto.commit": False}
+                settings = {
+                    **self._config,
+                    "group.id": group,
+                    "isolation.level": "read_committed",
+                    "enable.auto.commit": False,
+                }
                 self._readers[group] = Consumer({**UNPOLLED, **settings})
             return self._readers[group]
 
@@ -405,16 +477,20 @@ class ClusterAdmin:
         asked = {ClientTopicPartition(tp.topic, tp.partition): spec for tp, spec in specs.items()}
 
         def once(left: float) -> dict[TopicPartition, int]:
-            # A client that has once asked for a topic that did not exist never finds its leaders after it was created, and
-            # waits out the request's time-out each time (librdkafka 2.16): short attempts, and then a new client.
+            # A client that has once asked for a topic that did not exist never finds its leaders
+            # after it was created, and waits out the request's time-out each time (librdkafka
+            # 2.16): short attempts, and then a new client.
             left = min(left, _ATTEMPT_S)
             answers: dict[ClientTopicPartition, Future[Any]] = self._admin.list_offsets(
                 asked, isolation_level=_ISOLATION[isolation], request_timeout=left
             )
             try:
-                found = {TopicPartition(tp.topic, tp.partition): int(self._answer(f, left + 1).offset) for tp, f in answers.items()}
-                # A leader that does not answer in time is no error to librdkafka 2.16: its offsets are "invalid", -1001. Taken for
-                # the end of a log, that would empty stores.
+                found = {
+                    TopicPartition(tp.topic, tp.partition): int(self._answer(f, left + 1).offset)
+                    for tp, f in answers.items()
+                }
+                # A leader that does not answer in time is no error to librdkafka 2.16: its offsets
+                # are "invalid", -1001. Taken for the end of a log, that would empty stores.
                 if OFFSET_INVALID in found.values():
                     raise TimeoutError
                 return found
@@ -434,7 +510,11 @@ class ClusterAdmin:
                 raise RetriableError(f"stopped while {doing}")
             try:
                 return once(max(0.05, deadline - self._clock()))
-            except (KafkaException, TimeoutError, FutureTimeoutError) as failure:  # two classes until Python 3.11
+            except (
+                KafkaException,
+                TimeoutError,
+                FutureTimeoutError,
+            ) as failure:  # two classes until Python 3.11
                 error = _classified(failure, doing)
                 if not isinstance(error, RetriableError) or self._clock() + pause >= deadline:
                     raise error from failure
@@ -442,7 +522,8 @@ class ClusterAdmin:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _answer(self, future: Future[Any], timeout_s: float) -> Any:
-        """What `Future.result` gives, waited for in slices: it may be asked to stop. Raises TimeoutError then, too."""
+        """What `Future.result` gives, waited for in slices: it may be asked to stop. Raises
+        TimeoutError then, too."""
         deadline = self._clock() + timeout_s
         while True:
             left = deadline - self._clock()
@@ -460,8 +541,9 @@ def _classified(failure: BaseException, doing: str) -> EverflowError:
 
 
 def _metadata_of(answer: ClientTopicPartition) -> str:
-    """The metadata text of an answer. The client reads it as a C string though librdkafka does not always end it with a NUL, so
-    stray bytes may follow, not even UTF-8 (seen: one read in some thousands); writers end their texts in a way that shows."""
+    """The metadata text of an answer. The client reads it as a C string though librdkafka does not
+    always end it with a NUL, so stray bytes may follow, not even UTF-8 (seen: one read in some
+    thousands); writers end their texts in a way that shows."""
     try:
         text: str | None = answer.metadata
     except UnicodeDecodeError as garbage:

@@ -1,8 +1,8 @@
 """librdkafka's own log lines, on the logger ``everflow.kafka.client``.
 
-By itself the client writes them to stderr, among them a line for every refused connection while a broker restarts. What people
-must know comes as an exception or as a line of everflow's own; these are for debugging, so they count as DEBUG whatever the client
-calls them.
+By itself the client writes them to stderr, among them a line for every refused connection while a
+broker restarts. What people must know comes as an exception or as a line of everflow's own; these
+are for debugging, so they count as DEBUG whatever the client calls them.
 """
 
 from __future__ import annotations

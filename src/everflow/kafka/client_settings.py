@@ -21,16 +21,19 @@ _LAYERS: dict[ClientKind, tuple[str, ...]] = {
     "consumer": ("restore.consumer", "consumer", "shared"),
     "admin": ("admin", "shared"),
 }
-"""Where each client's settings come from (`StreamsConfig.clients`); the first that has a key wins."""
+"""Where each client's settings come from (`StreamsConfig.clients`); the first that has a key
+wins."""
 
 _SILENT = {"log_level": 0}  # it would say that it has no brokers
 _SECRET = ("password", "secret", "token", ".pem", "sasl.oauthbearer.config", "jaas")
 
 
 def check_clients(config: StreamsConfig) -> None:
-    """ConfigError naming the user's key, its value and the client's reason, if a client refuses what it was given.
+    """ConfigError naming the user's key, its value and the client's reason, if a client refuses
+    what it was given.
 
-    No broker is asked. Not checked are keys with the prefix ``main.consumer.``: they are the Java client's.
+    No broker is asked. Not checked are keys with the prefix ``main.consumer.``: they are the Java
+    client's.
     """
     transactional_id = "everflow-settings-check" if config.exactly_once else None
     wanted: dict[ClientKind, Mapping[str, Any]] = {
@@ -45,7 +48,8 @@ def check_clients(config: StreamsConfig) -> None:
 
 
 def _given(config: StreamsConfig, kind: ClientKind) -> dict[str, tuple[str, Any]]:
-    """The user's settings of this client: the client's key -> the key as the user writes it, and the value."""
+    """The user's settings of this client: the client's key -> the key as the user writes it, and
+    the value."""
     found: dict[str, tuple[str, Any]] = {}
     for layer in _LAYERS[kind]:
         for key, value in config.clients.get(layer, {}).items():
@@ -54,11 +58,15 @@ def _given(config: StreamsConfig, kind: ClientKind) -> dict[str, tuple[str, Any]
 
 
 def _text(kind: ClientKind, reason: str, given: Mapping[str, tuple[str, Any]]) -> str:
-    # Not by the name in the reason: librdkafka names linger.ms by its older name, queue.buffering.max.ms.
+    # Not by the name in the reason: librdkafka names linger.ms by its older name,
+    # queue.buffering.max.ms.
     culprits = [own for key, own in given.items() if _refusal(kind, {key: own[1]}) == reason]
     named = ", ".join(f"{key} = {_shown(key, value)}" for key, value in culprits or given.values())
     if culprits:
-        return f"{named} is refused by Kafka's {kind} client: {reason}. Its keys and values are librdkafka's."
+        return (
+            f"{named} is refused by Kafka's {kind} client: {reason}. Its keys and values are "
+            f"librdkafka's."
+        )
     together = f" made of {named} and everflow's own settings" if named else ""
     return f"Kafka's {kind} client{together} cannot be set up: {reason}."
 
@@ -68,12 +76,17 @@ def _shown(key: str, value: Any) -> str:
 
 
 def _refusal(kind: ClientKind, settings: Mapping[str, Any]) -> str | None:
-    """Why a client of this ``kind`` cannot be made of ``settings`` (librdkafka's keys), in librdkafka's words; None if it can.
+    """Why a client of this ``kind`` cannot be made of ``settings`` (librdkafka's keys), in
+    librdkafka's words; None if it can.
 
-    librdkafka checks names, values and what does not go together when a client is made, before it connects to anything. So a
-    client is made, without ``bootstrap.servers``, and closed at once (under a millisecond).
+    librdkafka checks names, values and what does not go together when a client is made, before it
+    connects to anything. So a client is made, without ``bootstrap.servers``, and closed at once
+    (under a millisecond).
     """
-    offline = {**_SILENT, **{key: value for key, value in settings.items() if key != "bootstrap.servers"}}
+    offline = {
+        **_SILENT,
+        **{key: value for key, value in settings.items() if key != "bootstrap.servers"},
+    }
     try:
         if kind == "consumer":
             Consumer({"group.id": "everflow-settings-check", **offline}).close()

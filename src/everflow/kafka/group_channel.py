@@ -1,8 +1,9 @@
 """Joins, heartbeats, commits and leaves through kafka-python's coordinator. It never fetches.
 
-Everything that reaches into kafka-python 3.0 is here. ``KafkaConsumer.poll`` is never called: it fetches (one
-compressed batch killed a member that lacked the codec) and it may rejoin twice in one call, past a hold. Its
-coordinator is polled instead, at most one rebalance a call. Heartbeats run on the client's own IO thread.
+Everything that reaches into kafka-python 3.0 is here. ``KafkaConsumer.poll`` is never called: it
+fetches (one compressed batch killed a member that lacked the codec) and it may rejoin twice in one
+call, past a hold. Its coordinator is polled instead, at most one rebalance a call. Heartbeats run
+on the client's own IO thread.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from kafka import KafkaConsumer
 from kafka.coordinator.assignors.abstract import AbstractPartitionAssignor, RebalanceProtocol
 from kafka.coordinator.heartbeat import Heartbeat
 from kafka.protocol.consumer import LeaveGroupRequest
-from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+from kafka.protocol.consumer.metadata import (
+    ConsumerProtocolAssignment,
+    ConsumerProtocolSubscription,
+)
 from kafka.structs import MemberState, OffsetAndMetadata
 from kafka.structs import TopicPartition as ClientTopicPartition
 from kafka.util import Timer
@@ -48,44 +52,55 @@ _CLOSEST_SHARE = 10
 
 
 def watch_every(since_rebalance_ms: float, settled_ms: float) -> float:
-    """How closely to watch the group: ms from one look to the next, so many ms after a rebalance ended. Pure.
+    """How closely to watch the group: ms from one look to the next, so many ms after a rebalance
+    ended. Pure.
 
-    A rebalance seldom comes alone: what one revokes the next hands over (KIP-429), and the tasks in between stand still until every
-    member has noticed that one. So it is noticed after an eighth of the time that it took to come; a group at rest is looked at
-    every ``settled_ms``, and never oftener than ten times as often.
+    A rebalance seldom comes alone: what one revokes the next hands over (KIP-429), and the tasks in
+    between stand still until every member has noticed that one. So it is noticed after an eighth of
+    the time that it took to come; a group at rest is looked at every ``settled_ms``, and never
+    oftener than ten times as often.
     """
     return min(settled_ms, max(settled_ms / _CLOSEST_SHARE, since_rebalance_ms / _WATCH_SHARE))
 
 
 class Given(NamedTuple):
-    """The leader's answer to one member: input partitions, and bytes that only the assignor understands."""
+    """The leader's answer to one member: input partitions, and bytes that only the assignor
+    understands."""
 
     partitions: Sequence[TopicPartition]
     user_data: bytes
 
 
 class GroupAssignor(Protocol):
-    """What the channel asks for when the group is rebalanced; called on the client's IO thread, so it must be quick."""
+    """What the channel asks for when the group is rebalanced; called on the client's IO thread, so
+    it must be quick."""
 
     name: str
 
     def user_data(self) -> bytes:
         """Bytes for this member's next join; different from the ones before (scenario 20)."""
 
-    def assign(self, members: Mapping[str, bytes], partition_counts: Mapping[str, int]) -> Mapping[str, Given]:
-        """On the leader: an answer per member id, from every member's user data. A missing topic has the count 0."""
+    def assign(
+        self, members: Mapping[str, bytes], partition_counts: Mapping[str, int]
+    ) -> Mapping[str, Given]:
+        """On the leader: an answer per member id, from every member's user data. A missing topic
+        has the count 0."""
 
 
 class GroupListener(Protocol):
-    """The outcome of a rebalance; called on the client's IO thread: mark and return (scenario 24)."""
+    """The outcome of a rebalance; called on the client's IO thread: mark and return (scenario
+    24)."""
 
-    def on_assignment(self, partitions: frozenset[TopicPartition], user_data: bytes, generation: int) -> None:
+    def on_assignment(
+        self, partitions: frozenset[TopicPartition], user_data: bytes, generation: int
+    ) -> None:
         """Everything this member was given in ``generation``, also if nothing changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSettings:
-    """Group settings in ms, D7. ``client``: further kafka-python keywords (security and the like)."""
+    """Group settings in ms, D7. ``client``: further kafka-python keywords (security and the
+    like)."""
 
     bootstrap_servers: str
     group_id: str
@@ -98,13 +113,15 @@ class GroupSettings:
 
 
 class GroupChannel:
-    """One member of a consumer group. ``poll`` and ``close`` belong to one thread, the rest is safe from any.
+    """One member of a consumer group. ``poll`` and ``close`` belong to one thread, the rest is safe
+    from any.
 
-    What the member owns is the listener's affair: the client's own book of it is kept empty, so that it neither compares
-    assignments nor asks for rebalances. An eviction shows in ``metadata`` (generation -1) at the latest when a join asks for
-    the user data.
+    What the member owns is the listener's affair: the client's own book of it is kept empty, so
+    that it neither compares assignments nor asks for rebalances. An eviction shows in ``metadata``
+    (generation -1) at the latest when a join asks for the user data.
 
-    Raises RetriableError from the constructor when no broker answers within ``bootstrap_timeout_s``.
+    Raises RetriableError from the constructor when no broker answers within
+    ``bootstrap_timeout_s``.
     """
 
     def __init__(
@@ -118,46 +135,62 @@ class GroupChannel:
         self._settings = settings
         self._assignor = _Assignor(assignor)
         try:
-            self._consumer = KafkaConsumer(**_client_config(settings, self._assignor, bootstrap_timeout_s))
+            self._consumer = KafkaConsumer(
+                **_client_config(settings, self._assignor, bootstrap_timeout_s)
+            )
         except client_errors.KafkaTimeoutError as failure:
-            text = f"no broker answered at {settings.bootstrap_servers} within {bootstrap_timeout_s:g} s"
+            text = (
+                f"no broker answered at {settings.bootstrap_servers} within "
+                f"{bootstrap_timeout_s:g} s"
+            )
             raise RetriableError(f"joining group {settings.group_id}: {text}") from failure
         except client_errors.KafkaError as failure:
-            raise classify(failure, f"joining group {settings.group_id} at {settings.bootstrap_servers}") from failure
+            raise classify(
+                failure, f"joining group {settings.group_id} at {settings.bootstrap_servers}"
+            ) from failure
         self._coordinator = self._consumer._coordinator
         self._coordinator.heartbeat = _Heartbeat(**self._coordinator.config)
         self._committing = threading.Lock()
         wanted = sorted(set(topics))
         self._assignor.attach(listener, self._coordinator._subscription)
         self._consumer.subscribe(wanted)
-        # The leader deals what the metadata cache holds: an empty one costs another rebalance (scenario 30).
+        # The leader deals what the metadata cache holds: an empty one costs another rebalance
+        # (scenario 30).
         for topic in wanted:
             self._consumer.partitions_for_topic(topic)
 
     def poll(self, timeout_s: float) -> None:
-        """Join or rejoin if needed, for at most ``timeout_s`` seconds; listeners run meanwhile on the IO thread.
+        """Join or rejoin if needed, for at most ``timeout_s`` seconds; listeners run meanwhile on
+        the IO thread.
 
         Raises:
-            FatalError: this member cannot be in the group (fenced static id, no permission, other protocol).
+            FatalError: this member cannot be in the group (fenced static id, no permission, other
+            protocol).
             RetriableError: passing; poll again.
         """
         try:
             self._coordinator.poll(timeout_ms=int(timeout_s * 1000))
         except client_errors.KafkaError as failure:
-            raise classify(failure, f"being a member of group {self._settings.group_id}") from failure
+            raise classify(
+                failure, f"being a member of group {self._settings.group_id}"
+            ) from failure
         self._check_fenced()
 
     def keep_alive(self) -> None:
-        """Say that this member lives without rejoining: heartbeats go on, ``rebalance_timeout_ms`` starts afresh."""
+        """Say that this member lives without rejoining: heartbeats go on, ``rebalance_timeout_ms``
+        starts afresh."""
         try:
             self._coordinator.poll_heartbeat()
         except client_errors.KafkaError as failure:
-            raise classify(failure, f"being a member of group {self._settings.group_id}") from failure
+            raise classify(
+                failure, f"being a member of group {self._settings.group_id}"
+            ) from failure
         self._check_fenced()
 
     @property
     def joining(self) -> bool:
-        """True from the first JoinGroup of a rebalance until its assignment has been taken; it must not be held then."""
+        """True from the first JoinGroup of a rebalance until its assignment has been taken; it must
+        not be held then."""
         return bool(self._coordinator.rejoining)
 
     @property
@@ -167,7 +200,8 @@ class GroupChannel:
 
     @property
     def heartbeats(self) -> int:
-        """How many heartbeats the coordinator has confirmed: this member was in its generation then."""
+        """How many heartbeats the coordinator has confirmed: this member was in its generation
+        then."""
         return int(self._coordinator.heartbeat.confirmed)
 
     def request_rejoin(self) -> None:
@@ -180,15 +214,19 @@ class GroupChannel:
         return MemberMetadata(now.generation_id, now.member_id, now.group_instance_id)
 
     def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> bool:
-        """Commit (next offset, metadata text) once, without retrying; False = the group is being rebalanced.
+        """Commit (next offset, metadata text) once, without retrying; False = the group is being
+        rebalanced.
 
-        After False nothing was committed: keep the offsets and commit them with the next batch (scenario 26).
+        After False nothing was committed: keep the offsets and commit them with the next batch
+        (scenario 26).
 
         Raises:
-            TaskMigratedError: evicted; the tasks are lost. RetriableError: passing. FatalError: refused for good.
+            TaskMigratedError: evicted; the tasks are lost. RetriableError: passing. FatalError:
+            refused for good.
         """
-        # The NUL is for confluent-kafka, which reads metadata as a C string: without it, it reads on into foreign memory and
-        # the text comes back with stray bytes, or as a UnicodeDecodeError. librdkafka writes one itself.
+        # The NUL is for confluent-kafka, which reads metadata as a C string: without it, it reads
+        # on into foreign memory and the text comes back with stray bytes, or as a
+        # UnicodeDecodeError. librdkafka writes one itself.
         asked = {
             ClientTopicPartition(tp.topic, tp.partition): OffsetAndMetadata(offset, text + "\0")
             for tp, (offset, text) in offsets.items()
@@ -196,23 +234,28 @@ class GroupChannel:
         doing = f"committing offsets of group {self._settings.group_id}"
         try:
             with self._committing:
-                # The single attempt below KafkaConsumer.commit, which repeats passing errors until a time-out.
+                # The single attempt below KafkaConsumer.commit, which repeats passing errors until
+                # a time-out.
                 self._consumer._net.run(self._coordinator._send_offset_commit_request, asked)
         except client_errors.RebalanceInProgressError:
             return False
         except client_errors.CommitFailedError as failure:
             if failure.args and isinstance(failure.args[0], client_errors.RebalanceInProgressError):
                 return False
-            raise TaskMigratedError(f"{doing}: this member was evicted ({failure}); its tasks are lost") from failure
+            raise TaskMigratedError(
+                f"{doing}: this member was evicted ({failure}); its tasks are lost"
+            ) from failure
         except client_errors.KafkaError as failure:
             raise classify(failure, doing) from failure
         return True
 
     def close(self, timeout_s: float, leave_group: bool | None = None) -> bool:
-        """End the membership, trying for about ``timeout_s`` seconds. False if the group was to be told and could not be.
+        """End the membership, trying for about ``timeout_s`` seconds. False if the group was to be
+        told and could not be.
 
-        ``leave_group``: None: a dynamic member leaves the group, a static one stays until its session ends (KIP-345);
-        True: also a static one leaves, by its instance id; False: silent, also a dynamic one.
+        ``leave_group``: None: a dynamic member leaves the group, a static one stays until its
+        session ends (KIP-345); True: also a static one leaves, by its instance id; False: silent,
+        also a dynamic one.
         """
         leaves = self._settings.instance_id is None if leave_group is None else leave_group
         told = True
@@ -222,13 +265,15 @@ class GroupChannel:
             except client_errors.KafkaError as failure:
                 log.debug("leaving group %s: %r", self._settings.group_id, failure)
                 told = False
-        self._coordinator.reset_generation()  # with one the client would leave once more, and a silent member would leave
+        # with one the client would leave once more, and a silent member would leave
+        self._coordinator.reset_generation()
         self._consumer.close(autocommit=False, timeout_ms=int(timeout_s * 1000))
         return told
 
     async def _leave(self, timeout_ms: int) -> None:
-        """LeaveGroup over a connection of its own: brokers answer the requests of one connection in turn, and a JoinGroup is only
-        answered when the group's slowest member has joined (seen: a member that waited in a rebalance could not leave).
+        """LeaveGroup over a connection of its own: brokers answer the requests of one connection in
+        turn, and a JoinGroup is only answered when the group's slowest member has joined (seen: a
+        member that waited in a rebalance could not leave).
 
         On the client's IO thread. Raises KafkaError."""
         manager, timer = self._consumer._manager, Timer(timeout_ms)
@@ -236,9 +281,13 @@ class GroupChannel:
             raise client_errors.KafkaTimeoutError(f"no coordinator within {timeout_ms} ms")
         coordinator, now = self._coordinator.coordinator_id, self.metadata()
         member = LeaveGroupRequest.MemberIdentity(
-            member_id=now.member_id, group_instance_id=now.instance_id, reason="the instance leaves on purpose"
+            member_id=now.member_id,
+            group_instance_id=now.instance_id,
+            reason="the instance leaves on purpose",
         )
-        request = LeaveGroupRequest(group_id=self._settings.group_id, member_id=now.member_id, members=[member])
+        request = LeaveGroupRequest(
+            group_id=self._settings.group_id, member_id=now.member_id, members=[member]
+        )
         busy = manager._conns.pop(coordinator, None)  # the manager makes another one
         try:
             answer = await manager.wait_for(manager.send(request, coordinator), timer.timeout_ms)
@@ -246,14 +295,21 @@ class GroupChannel:
             manager.close(coordinator)
             if busy is not None:
                 busy.close()
-        codes = {answer.error_code, *(found.error_code for found in answer.members or ())} - _GONE_ALREADY
+        codes = {
+            answer.error_code,
+            *(found.error_code for found in answer.members or ()),
+        } - _GONE_ALREADY
         if codes:
             raise client_errors.for_code(codes.pop())()
 
     def _check_fenced(self) -> None:
         # A fenced static id only stops the heartbeats: generation and state stay as they were.
         stopped = not self._coordinator._heartbeat_enabled
-        if stopped and self._coordinator.state is MemberState.STABLE and self._settings.instance_id is not None:
+        if (
+            stopped
+            and self._coordinator.state is MemberState.STABLE
+            and self._settings.instance_id is not None
+        ):
             raise classify(
                 client_errors.FencedInstanceIdError(self._settings.instance_id),
                 f"being a member of group {self._settings.group_id}",
@@ -264,24 +320,33 @@ def classify(failure: BaseException, doing: str) -> EverflowError:
     """kafka-python's errors by what the runtime does about them."""
     text = f"{doing}: {failure}"
     if isinstance(failure, client_errors.FencedInstanceIdError):
-        return FatalError(f"{text}. Another instance runs with the same group.instance.id: give each its own.")
+        return FatalError(
+            f"{text}. Another instance runs with the same group.instance.id: give each its own."
+        )
     if isinstance(failure, client_errors.InconsistentGroupProtocolError):
-        return FatalError(f"{text}. Another program is in the group: application.id must be this application's own.")
+        return FatalError(
+            f"{text}. Another program is in the group: application.id must be this application's "
+            f"own."
+        )
     if isinstance(failure, _FATAL):
         return FatalError(text)
-    if isinstance(failure, (client_errors.UnknownMemberIdError, client_errors.IllegalGenerationError)):
+    if isinstance(
+        failure, (client_errors.UnknownMemberIdError, client_errors.IllegalGenerationError)
+    ):
         return TaskMigratedError(f"{text}. This member was evicted; its tasks are lost.")
     return RetriableError(text)
 
 
 class _Heartbeat(Heartbeat):  # type: ignore[misc]
-    """The client's book of its heartbeats, which come closer together after a rebalance (`watch_every`): they are how a member
-    learns of the next one. The client resets it whenever a rebalance ends; it only looks at it on its IO thread."""
+    """The client's book of its heartbeats, which come closer together after a rebalance
+    (`watch_every`): they are how a member learns of the next one. The client resets it whenever a
+    rebalance ends; it only looks at it on its IO thread."""
 
     confirmed = 0
 
     def received_heartbeat(self) -> None:
-        """The coordinator has answered that the member is in its generation (whether or not a rebalance has begun)."""
+        """The coordinator has answered that the member is in its generation (whether or not a
+        rebalance has begun)."""
         super().received_heartbeat()
         self.confirmed += 1
 
@@ -290,7 +355,9 @@ class _Heartbeat(Heartbeat):  # type: ignore[misc]
         if self.heartbeat_failed:
             return float(super().time_to_next_heartbeat())
         latest = max(self.last_send, self.last_reset)
-        pause_ms = watch_every((latest - self.last_reset) * 1000, self.config["heartbeat_interval_ms"])
+        pause_ms = watch_every(
+            (latest - self.last_reset) * 1000, self.config["heartbeat_interval_ms"]
+        )
         return max(0.0, float(latest) + pause_ms / 1000 - time.monotonic())
 
 
@@ -314,20 +381,27 @@ class _Assignor(AbstractPartitionAssignor):  # type: ignore[misc]
         return [RebalanceProtocol.COOPERATIVE]
 
     def metadata(self, topics: Iterable[str]) -> Any:
-        # Version 0 on purpose: what a member owns is in the user data, which the task manager answers for.
-        return ConsumerProtocolSubscription(version=0, topics=sorted(topics), user_data=self._assignor.user_data())
+        # Version 0 on purpose: what a member owns is in the user data, which the task manager
+        # answers for.
+        return ConsumerProtocolSubscription(
+            version=0, topics=sorted(topics), user_data=self._assignor.user_data()
+        )
 
     def assign(self, cluster: Any, members: Iterable[Any]) -> dict[str, Any]:
         members = list(members)
         topics = {topic for member in members for topic in member.metadata.topics}
         counts = {topic: len(cluster.partitions_for_topic(topic) or ()) for topic in topics}
-        decided = self._assignor.assign({m.member_id: bytes(m.metadata.user_data or b"") for m in members}, counts)
+        decided = self._assignor.assign(
+            {m.member_id: bytes(m.metadata.user_data or b"") for m in members}, counts
+        )
         return {member_id: _wire(given) for member_id, given in decided.items()}
 
     def on_assignment(self, assignment: Any, generation: int) -> None:
         self._subscription.assign_from_subscribed([])
         if self._listener is not None:
-            partitions = frozenset(TopicPartition(tp.topic, tp.partition) for tp in assignment.partitions())
+            partitions = frozenset(
+                TopicPartition(tp.topic, tp.partition) for tp in assignment.partitions()
+            )
             self._listener.on_assignment(partitions, bytes(assignment.user_data or b""), generation)
 
 
@@ -338,12 +412,15 @@ def _wire(given: Given) -> Any:
     return ConsumerProtocolAssignment(0, sorted(by_topic.items()), given.user_data)
 
 
-def _client_config(settings: GroupSettings, assignor: _Assignor, bootstrap_timeout_s: float) -> dict[str, Any]:
+def _client_config(
+    settings: GroupSettings, assignor: _Assignor, bootstrap_timeout_s: float
+) -> dict[str, Any]:
     return {
         "bootstrap_servers": settings.bootstrap_servers.split(","),
         "client_id": settings.client_id,
         "bootstrap_timeout_ms": int(bootstrap_timeout_s * 1000),
-        "reconnect_backoff_max_ms": 1_000,  # the client's 30 s would eat the session after a broker's restart
+        # the client's 30 s would eat the session after a broker's restart
+        "reconnect_backoff_max_ms": 1_000,
         **settings.client,
         "group_id": settings.group_id,
         "group_instance_id": settings.instance_id,
@@ -351,7 +428,8 @@ def _client_config(settings: GroupSettings, assignor: _Assignor, bootstrap_timeo
         "session_timeout_ms": settings.session_timeout_ms,
         "heartbeat_interval_ms": settings.heartbeat_interval_ms,
         "max_poll_interval_ms": settings.rebalance_timeout_ms,
-        "isolation_level": "read_committed",  # only then are offsets fetched with require_stable (scenario 12)
+        # only then are offsets fetched with require_stable (scenario 12)
+        "isolation_level": "read_committed",
         "enable_auto_commit": False,
         "allow_auto_create_topics": False,
         "auto_offset_reset": "none",

@@ -6,17 +6,24 @@ from typing import Any
 
 from kafka import KafkaAdminClient
 from kafka import errors as client_errors
-from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+from kafka.protocol.consumer.metadata import (
+    ConsumerProtocolAssignment,
+    ConsumerProtocolSubscription,
+)
 
 from everflow.kafka.group_channel import GroupSettings, classify
 
 TIMEOUT_S = 10.0
 
 
-def user_data_of_group(settings: GroupSettings, timeout_s: float = TIMEOUT_S) -> list[tuple[bytes, bytes]]:
-    """(subscription, assignment) user data of all members, as of the last completed rebalance; empty while one runs.
+def user_data_of_group(
+    settings: GroupSettings, timeout_s: float = TIMEOUT_S
+) -> list[tuple[bytes, bytes]]:
+    """(subscription, assignment) user data of all members, as of the last completed rebalance;
+    empty while one runs.
 
-    Connects anew: a fraction of a second. RetriableError without an answer within about ``timeout_s`` seconds.
+    Connects anew: a fraction of a second. RetriableError without an answer within about
+    ``timeout_s`` seconds.
     """
     doing = f"describing group {settings.group_id} at {settings.bootstrap_servers}"
     client: _Describer | None = None
@@ -42,14 +49,19 @@ def user_data_of_group(settings: GroupSettings, timeout_s: float = TIMEOUT_S) ->
 
 
 class _Describer(KafkaAdminClient):  # type: ignore[misc]
-    """The client, without its turning of answers into what can be printed: that shortens the user data."""
+    """The client, without its turning of answers into what can be printed: that shortens the user
+    data."""
 
     def _describe_groups_process_response(self, response: Any) -> dict[str, Any]:
         return {group.group_id: group for group in response.groups}
 
 
 def _client_config(settings: GroupSettings, timeout_s: float) -> dict[str, Any]:
-    known = {key: value for key, value in settings.client.items() if key in KafkaAdminClient.DEFAULT_CONFIG}
+    known = {
+        key: value
+        for key, value in settings.client.items()
+        if key in KafkaAdminClient.DEFAULT_CONFIG
+    }
     return {
         **known,
         "bootstrap_servers": settings.bootstrap_servers.split(","),

@@ -45,15 +45,18 @@ from everflow.records import TaskId, TopicPartition
 log = logging.getLogger("everflow.membership")
 
 Decide = Callable[[ClusterState], Assignment]
-"""The pure decision; an assignor of the user's own is plugged in here (KIP-924). What it gives is validated."""
+"""The pure decision; an assignor of the user's own is plugged in here (KIP-924). What it gives is
+validated."""
 
 METADATA_RETRY_MS = 1_000
-"""A leader whose metadata lack a topic asks again after this; they are refreshed with every assignment."""
+"""A leader whose metadata lack a topic asks again after this; they are refreshed with every
+assignment."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What never changes while the instance lives. ``topology``: the lines of `everflow.topology.fingerprint`."""
+    """What never changes while the instance lives. ``topology``: the lines of
+    `everflow.topology.fingerprint`."""
 
     process_id: str
     threads: int = 1
@@ -68,7 +71,8 @@ class LocalCopies(Protocol):
     """The copies on this instance's disk."""
 
     def offset_sums(self) -> Mapping[TaskId, int]:
-        """Task -> offset sum of every copy whose task does not run active here. On the client's IO thread: quick, no I/O."""
+        """Task -> offset sum of every copy whose task does not run active here. On the client's IO
+        thread: quick, no I/O."""
 
 
 class EndSums(Protocol):
@@ -96,15 +100,19 @@ class Claims(NamedTuple):
 
 
 class MemberAssignor:
-    """The group's ``everflow`` protocol (cooperative, KIP-429). Called on the group client's IO thread; no waiting.
+    """The group's ``everflow`` protocol (cooperative, KIP-429). Called on the group client's IO
+    thread; no waiting.
 
     Args:
         subtopologies: index -> full names of its source and repartition topics.
-        changelogs: index -> full names of its stores' changelogs; a sub-topology without any is stateless.
+        changelogs: index -> full names of its stores' changelogs; a sub-topology without any is
+        stateless.
         decide: the pure decision.
-        max_delay_ms: ``scheduled.rebalance.max.delay.ms``: how long a lost member's tasks wait for it (0: not at all).
+        max_delay_ms: ``scheduled.rebalance.max.delay.ms``: how long a lost member's tasks wait for
+        it (0: not at all).
         first_nonce: random unless given; two lives of an instance must not begin with the same.
-        latest_version: of user data; lower ones are used as long as the group has members that need them.
+        latest_version: of user data; lower ones are used as long as the group has members that need
+        them.
     """
 
     name = "everflow"
@@ -131,7 +139,9 @@ class MemberAssignor:
         self.shutting_down_all = False
         """Ask, from the next join on, every member of the group to end."""
         self._subtopologies = {index: tuple(topics) for index, topics in subtopologies.items()}
-        self._subtopology_of = {topic: index for index, topics in self._subtopologies.items() for topic in topics}
+        self._subtopology_of = {
+            topic: index for index, topics in self._subtopologies.items() for topic in topics
+        }
         self._changelogs = {index: tuple(topics) for index, topics in changelogs.items()}
         self._copies, self._end_sums, self._racks = copies, end_sums, racks
         self._rules = rules
@@ -148,7 +158,7 @@ class MemberAssignor:
         self._nonce = secrets.randbits(32) if first_nonce is None else first_nonce
         self._lock = threading.Lock()
 
-    # --- every member ----------------------------------------------------------------------------------------
+    # --- every member -----------------------------------------------------------------------------
 
     @property
     def topics(self) -> frozenset[str]:
@@ -171,7 +181,9 @@ class MemberAssignor:
     def cold(self, tasks: Collection[TaskId]) -> frozenset[TaskId]:
         """Those of ``tasks`` that have stores, and nothing of them on this disk."""
         on_disk = self._copies.offset_sums()
-        return frozenset(task for task in tasks if self._changelogs.get(task.subtopology) and task not in on_disk)
+        return frozenset(
+            task for task in tasks if self._changelogs.get(task.subtopology) and task not in on_disk
+        )
 
     def user_data(self) -> bytes:
         """This member's bytes; they differ from join to join (scenario 20)."""
@@ -201,7 +213,8 @@ class MemberAssignor:
         return encode(data)
 
     def answer(self, blob: bytes) -> AssignmentData:
-        """The leader's bytes, and from now on the newest version that the whole group reads. Raises UserDataError."""
+        """The leader's bytes, and from now on the newest version that the whole group reads. Raises
+        UserDataError."""
         data = decode_assignment(blob, self._latest_version)
         self._used_version = min(self._latest_version, data.latest_version)
         if not self._led:  # what another leader decided meanwhile is not remembered here
@@ -210,12 +223,15 @@ class MemberAssignor:
         return data
 
     def is_stale(self, data: AssignmentData) -> bool:
-        """Whether this was decided before this instance's present life: a static member gets its old answer again (KIP-345)."""
+        """Whether this was decided before this instance's present life: a static member gets its
+        old answer again (KIP-345)."""
         return data.answers not in (self._nonce, UNREAD)
 
-    # --- the leader ------------------------------------------------------------------------------------------
+    # --- the leader -------------------------------------------------------------------------------
 
-    def assign(self, members: Mapping[str, bytes], partition_counts: Mapping[str, int]) -> dict[str, Given]:
+    def assign(
+        self, members: Mapping[str, bytes], partition_counts: Mapping[str, int]
+    ) -> dict[str, Given]:
         """An answer per member id. Never raises: what goes wrong is an error in the answers."""
         self._led = True
         screening = screen(members, self._latest_version)
@@ -224,11 +240,16 @@ class MemberAssignor:
         answers = self._answers(screening, partition_counts)
         inputs = tasks_of(self._subtopologies, partition_counts)
         return {
-            member_id: Given([tp for task in sorted(answer.active) for tp in inputs[task]], encode_assignment(answer))
+            member_id: Given(
+                [tp for task in sorted(answer.active) for tp in inputs[task]],
+                encode_assignment(answer),
+            )
             for member_id, answer in answers.items()
         }
 
-    def _answers(self, screening: Screening, counts: Mapping[str, int]) -> dict[str, AssignmentData]:
+    def _answers(
+        self, screening: Screening, counts: Mapping[str, int]
+    ) -> dict[str, AssignmentData]:
         accepted = screening.accepted
         common = screening.common_version
         base = AssignmentData(topology=screening.topology, version=common, latest_version=common)
@@ -249,22 +270,33 @@ class MemberAssignor:
                 return answers | self._decided(screening, counts, base)
             except KeyboardInterrupt:
                 raise
-            except BaseException as failure:  # whatever ends the decision, even SystemExit: the group must hear of it
+            except (
+                BaseException
+            ) as failure:  # whatever ends the decision, even SystemExit: the group must hear of it
                 log.exception("the assignor failed")
-                error, message = AnswerError.ASSIGNMENT_FAILED, f"the assignor failed on the leader: {_said(failure)}"
+                error, message = (
+                    AnswerError.ASSIGNMENT_FAILED,
+                    f"the assignor failed on the leader: {_said(failure)}",
+                )
         log.warning("nothing was assigned: %s", message)
         asker = min(accepted, default="")
         for member_id, data in accepted.items():
             again = member_id == asker and error is AnswerError.INCOMPLETE_SOURCE_METADATA
             answers[member_id] = replace(
-                base, error=error, message=message, answers=data.nonce, followup_ms=METADATA_RETRY_MS if again else None
+                base,
+                error=error,
+                message=message,
+                answers=data.nonce,
+                followup_ms=METADATA_RETRY_MS if again else None,
             )
         return answers
 
     def _missing(self, counts: Mapping[str, int]) -> list[str]:
         return sorted(topic for topic in self._subtopology_of if not counts.get(topic, 0))
 
-    def _decided(self, screening: Screening, counts: Mapping[str, int], base: AssignmentData) -> dict[str, AssignmentData]:
+    def _decided(
+        self, screening: Screening, counts: Mapping[str, int], base: AssignmentData
+    ) -> dict[str, AssignmentData]:
         cluster, now_ms = self._cluster(screening, counts), int(self._clock.monotonic_ms())
         delays = self._max_delay_ms > 0 and not screening.unread
         if delays:
@@ -281,19 +313,30 @@ class MemberAssignor:
         none: frozenset[TaskId] = frozenset()
         hosts = hosts_within_budget(
             {
-                member.endpoint: HostTasks(decided.active[member.member_id], decided.standby.get(member.member_id, none))
+                member.endpoint: HostTasks(
+                    decided.active[member.member_id], decided.standby.get(member.member_id, none)
+                )
                 for member in cluster.members
                 if member.endpoint
             },
             len(cluster.members),
         )
         staying = sorted((m for m in cluster.members if not m.draining), key=lambda m: m.order)
-        asker = (staying or sorted(cluster.members, key=lambda m: m.order))[0].member_id if cluster.members else ""
-        # Who has to let go of a withheld task asks once it has (KIP-429). Asked for by anyone else, a rebalance would wait for an
-        # owner that is dead, and renew the session of a static one with each generation: it would never be found out. A static one
-        # that was only restarted meanwhile gets this answer again, and asks then.
+        asker = (
+            (staying or sorted(cluster.members, key=lambda m: m.order))[0].member_id
+            if cluster.members
+            else ""
+        )
+        # Who has to let go of a withheld task asks once it has (KIP-429). Asked for by anyone else,
+        # a rebalance would wait for an owner that is dead, and renew the session of a static one
+        # with each generation: it would never be found out. A static one that was only restarted
+        # meanwhile gets this answer again, and asks then.
         hands_over = bool(decided.withheld) and decided.followup_ms == 0
-        asking = {m.member_id for m in cluster.members if m.owned & decided.withheld} if hands_over else {asker}
+        asking = (
+            {m.member_id for m in cluster.members if m.owned & decided.withheld}
+            if hands_over
+            else {asker}
+        )
         return {
             member.member_id: replace(
                 base,
@@ -309,11 +352,17 @@ class MemberAssignor:
         }
 
     def _cluster(self, screening: Screening, counts: Mapping[str, int]) -> ClusterState:
-        members = tuple(_member(member_id, data) for member_id, data in sorted(screening.accepted.items()))
-        tasks = {task: self._info(task, inputs) for task, inputs in tasks_of(self._subtopologies, counts).items()}
+        members = tuple(
+            _member(member_id, data) for member_id, data in sorted(screening.accepted.items())
+        )
+        tasks = {
+            task: self._info(task, inputs)
+            for task, inputs in tasks_of(self._subtopologies, counts).items()
+        }
         held_back: frozenset[TaskId] = frozenset()
         if screening.unread:
-            # Whoever cannot be read may run what nobody else claims; it keeps that until it has come down a version.
+            # Whoever cannot be read may run what nobody else claims; it keeps that until it has
+            # come down a version.
             held_back = frozenset(tasks) - frozenset().union(*(member.owned for member in members))
         return ClusterState(
             members=members,
@@ -325,7 +374,10 @@ class MemberAssignor:
         )
 
     def _info(self, task: TaskId, inputs: Sequence[TopicPartition]) -> TaskInfo:
-        changelogs = tuple(TopicPartition(topic, task.partition) for topic in self._changelogs.get(task.subtopology, ()))
+        changelogs = tuple(
+            TopicPartition(topic, task.partition)
+            for topic in self._changelogs.get(task.subtopology, ())
+        )
         return TaskInfo(task, tuple(inputs), changelogs, bool(changelogs))
 
 
@@ -333,13 +385,25 @@ def _said(failure: BaseException) -> str:
     return str(failure) if isinstance(failure, (EverflowError, ValueError)) else repr(failure)
 
 
-def _group_error(members: Mapping[str, UserData], missing: Sequence[str]) -> tuple[AnswerError, str]:
+def _group_error(
+    members: Mapping[str, UserData], missing: Sequence[str]
+) -> tuple[AnswerError, str]:
     """What stops the whole group, if anything does."""
-    asking = sorted(member_id for member_id, data in members.items() if data.error is AnswerError.SHUTDOWN_REQUESTED)
+    asking = sorted(
+        member_id
+        for member_id, data in members.items()
+        if data.error is AnswerError.SHUTDOWN_REQUESTED
+    )
     if asking:
-        return AnswerError.SHUTDOWN_REQUESTED, f"member {asking[0]} asked the whole application to shut down"
+        return (
+            AnswerError.SHUTDOWN_REQUESTED,
+            f"member {asking[0]} asked the whole application to shut down",
+        )
     if missing:
-        return AnswerError.INCOMPLETE_SOURCE_METADATA, f"the leader does not see topic {', '.join(missing)}"
+        return (
+            AnswerError.INCOMPLETE_SOURCE_METADATA,
+            f"the leader does not see topic {', '.join(missing)}",
+        )
     return AnswerError.NONE, ""
 
 

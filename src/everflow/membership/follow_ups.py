@@ -1,7 +1,8 @@
 """Decides when this member asks for a rebalance: a state machine over a clock passed in. Pure.
 
-A rebalance is cheap, but every member takes part in it: what can wait a second is gathered, and what the next join says anyway is
-not asked for again. Nothing is asked while a rebalance runs: its assignment may make the question needless.
+A rebalance is cheap, but every member takes part in it: what can wait a second is gathered, and
+what the next join says anyway is not asked for again. Nothing is asked while a rebalance runs: its
+assignment may make the question needless.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from everflow.records import TaskId
 GATHER_MS = 1_000
 """Warm-ups turning hot are gathered for this long, counted from the first."""
 AGAIN_MS = 2_000
-"""A hot warm-up that the leader left where it is (end sums were not at hand) is named again after this, then after twice that."""
+"""A hot warm-up that the leader left where it is (end sums were not at hand) is named again after
+this, then after twice that."""
 AGAIN_AT_MOST_MS = 60_000
 AT_ONCE_GAP_MS = 1_000
-"""Between two follow-ups "at once": an assignor that always wants one must not keep the group rebalancing."""
+"""Between two follow-ups "at once": an assignor that always wants one must not keep the group
+rebalancing."""
 
 
 class FollowUps:
@@ -26,7 +29,9 @@ class FollowUps:
     def __init__(self) -> None:
         self._asked: str | None = None
         self._hot: dict[TaskId, float] = {}  # not told to the group yet -> when it is due
-        self._told: dict[TaskId, float] = {}  # told with a join -> how long to wait before telling it again
+        self._told: dict[
+            TaskId, float
+        ] = {}  # told with a join -> how long to wait before telling it again
         self._standby: frozenset[TaskId] = frozenset()
         self._unasked: frozenset[TaskId] = frozenset()  # standbys for which nobody waits
         self._probe_at: float | None = None
@@ -39,7 +44,8 @@ class FollowUps:
         return self._asked is not None or self._requested
 
     def ask(self, why: str) -> None:
-        """As soon as no rebalance runs: revoked tasks are closed, a drain begins, the task list changed, ..."""
+        """As soon as no rebalance runs: revoked tasks are closed, a drain begins, the task list
+        changed, ..."""
         self._asked = why
         self._requested = False
 
@@ -66,15 +72,19 @@ class FollowUps:
         *,
         stale: bool = False,
     ) -> None:
-        """A rebalance ended: ``standby`` and ``warmup`` are this member's copies, ``followup_ms`` what it was told.
+        """A rebalance ended: ``standby`` and ``warmup`` are this member's copies, ``followup_ms``
+        what it was told.
 
-        ``stale``: a static member came back to what its former life had. Its standbys may have fallen behind meanwhile, but nobody
-        waits for them: that they catch up must not cost the group a rebalance, which a bounce is to avoid (KIP-345). Should the
-        group have waited for one already, the leader's follow-up after the probing interval finds it hot.
+        ``stale``: a static member came back to what its former life had. Its standbys may have
+        fallen behind meanwhile, but nobody waits for them: that they catch up must not cost the
+        group a rebalance, which a bounce is to avoid (KIP-345). Should the group have waited for
+        one already, the leader's follow-up after the probing interval finds it hot.
         """
         self._standby = frozenset(standby)
         self._unasked = self._standby if stale else frozenset()
-        self._hot = {task: due for task, due in self._hot.items() if task in standby or task in warmup}
+        self._hot = {
+            task: due for task, due in self._hot.items() if task in standby or task in warmup
+        }
         for task, wait in list(self._told.items()):
             if task not in warmup:
                 del self._told[task]
@@ -96,7 +106,8 @@ class FollowUps:
         self._probe_at = None
 
     def due(self, now_ms: float, rebalancing: bool) -> str | None:
-        """Why to ask for a rebalance now; None if there is no reason. The same reason is given once per join."""
+        """Why to ask for a rebalance now; None if there is no reason. The same reason is given once
+        per join."""
         if rebalancing or self._requested:
             return None
         why = self._asked

@@ -1,9 +1,11 @@
 """`GroupMember`: one thread joins the group and stays in it; any thread may read what it owns.
 
-What a rebalance brings is compared with what this member owns and becomes events, on the group client's IO thread, which only marks
-and queues (scenario 24). After tasks were taken away the thread does not rejoin until ``release``: the next generation would hand
-them to their new owner while their last batch still runs here (D7). Nothing below decides anything on its own: when to ask for a
-rebalance is `FollowUps`, what an answer means is `MemberAssignor`. A simulation gives its own channel and calls ``step`` itself.
+What a rebalance brings is compared with what this member owns and becomes events, on the group
+client's IO thread, which only marks and queues (scenario 24). After tasks were taken away the
+thread does not rejoin until ``release``: the next generation would hand them to their new owner
+while their last batch still runs here (D7). Nothing below decides anything on its own: when to ask
+for a rebalance is `FollowUps`, what an answer means is `MemberAssignor`. A simulation gives its own
+channel and calls ``step`` itself.
 """
 
 from __future__ import annotations
@@ -18,7 +20,13 @@ from typing import Protocol
 from everflow.assignment.user_data import AnswerError, AssignmentData, HostTasks, UserDataError
 from everflow.clock import Clock, SystemClock
 from everflow.errors import EverflowError, FatalError, RetriableError, TaskMigratedError
-from everflow.kafka.group_channel import GroupAssignor, GroupChannel, GroupListener, GroupSettings, watch_every
+from everflow.kafka.group_channel import (
+    GroupAssignor,
+    GroupChannel,
+    GroupListener,
+    GroupSettings,
+    watch_every,
+)
 from everflow.membership.assignor import Claims, MemberAssignor
 from everflow.membership.follow_ups import FollowUps
 from everflow.membership.refused import refusal_error
@@ -31,7 +39,8 @@ log = logging.getLogger("everflow.membership")
 METADATA_TIMEOUT_MS = 30_000
 """For so long a leader may miss a source topic before this member gives up."""
 CLASH_MARGIN_MS = 3_000
-"""How long after the session's time-out a former life of this instance may still be named as a clash."""
+"""How long after the session's time-out a former life of this instance may still be named as a
+clash."""
 FINISHING_MS = 1_000.0
 """For so long at most a join is put off for a batch that runs again."""
 _POLL_MS = 50.0
@@ -68,9 +77,11 @@ class Lost:
 
 @dataclass(frozen=True)
 class Roles:
-    """The copies this member keeps, after every completed rebalance, changed or not, after its Assigned and Revoked.
+    """The copies this member keeps, after every completed rebalance, changed or not, after its
+    Assigned and Revoked.
 
-    ``hosts`` by end point; None where it was left out for its size. ``draining_done``: nobody could take what is still here.
+    ``hosts`` by end point; None where it was left out for its size. ``draining_done``: nobody could
+    take what is still here.
     """
 
     generation: int
@@ -94,9 +105,10 @@ MemberEvent = Assigned | Revoked | Lost | Roles | Failed
 class MemberSnapshot:
     """Identity and ownership at one moment, for the commit gate.
 
-    ``owned`` maps a partition to the number of its ownership: a new one each time the partition is assigned, so an
-    equal number means "owned without a break". It is read after the metadata: an eviction clears the generation
-    first, and a new generation comes only after the ownership was taken back.
+    ``owned`` maps a partition to the number of its ownership: a new one each time the partition is
+    assigned, so an equal number means "owned without a break". It is read after the metadata: an
+    eviction clears the generation first, and a new generation comes only after the ownership was
+    taken back.
     """
 
     metadata: MemberMetadata
@@ -128,20 +140,24 @@ class MemberChannel(Protocol):
     def close(self, timeout_s: float, leave_group: bool | None = None) -> bool: ...
 
 
-OpenChannel = Callable[[GroupSettings, Iterable[str], GroupAssignor, GroupListener, float], MemberChannel]
+OpenChannel = Callable[
+    [GroupSettings, Iterable[str], GroupAssignor, GroupListener, float], MemberChannel
+]
 
 
 class GroupMember:
     """One member of the group ``application.id``.
 
-    ``start`` joins; events arrive through ``on_event`` (called on the group client's IO thread or the membership
-    thread: it must return at once, e.g. ``queue.put``) or, without one, in ``events``. Every ``Revoked`` holds the
-    rejoin until ``release``. All methods are safe from any thread but not from ``on_event``.
+    ``start`` joins; events arrive through ``on_event`` (called on the group client's IO thread or
+    the membership thread: it must return at once, e.g. ``queue.put``) or, without one, in
+    ``events``. Every ``Revoked`` holds the rejoin until ``release``. All methods are safe from any
+    thread but not from ``on_event``.
 
-    ``finishing``: whether a batch is in flight that should not be refused once more (`GateBook.finishing`); quick, any thread.
+    ``finishing``: whether a batch is in flight that should not be refused once more
+    (`GateBook.finishing`); quick, any thread.
 
-    ``drive`` calls ``turn`` again and again, as soon as ``wake`` is set or the seconds are over that it returned, until None; a
-    simulation has its own.
+    ``drive`` calls ``turn`` again and again, as soon as ``wake`` is set or the seconds are over
+    that it returned, until None; a simulation has its own.
     """
 
     def __init__(
@@ -177,23 +193,27 @@ class GroupMember:
         self._leave_group: bool | None = None
         self._error: EverflowError | None = None
         self._incomplete_since: float | None = None
-        self._clash: tuple[float, EverflowError] | None = None  # since when, and what to say if it stays
+        self._clash: tuple[float, EverflowError] | None = (
+            None  # since when, and what to say if it stays
+        )
         self._drive = drive or (lambda member: on_thread("everflow-membership", member._run))
         self._running: Running | None = None
         assignor.bind(self._claims)
 
-    # --- for the owner ---------------------------------------------------------------------------------------
+    # --- for the owner ----------------------------------------------------------------------------
 
     def start(self, timeout_s: float = 30.0) -> None:
         """Connect and begin to join, on a thread of its own.
 
-        Raises RetriableError when no broker answers within ``timeout_s`` seconds; it may then be called again.
+        Raises RetriableError when no broker answers within ``timeout_s`` seconds; it may then be
+        called again.
         """
         self.open(timeout_s)
         self._running = self._drive(self)
 
     def metadata(self) -> MemberMetadata:
-        """(generation, member id, instance id) at this moment; generation -1 when there is no membership."""
+        """(generation, member id, instance id) at this moment; generation -1 when there is no
+        membership."""
         return MemberMetadata(-1, "", None) if self._channel is None else self._channel.metadata()
 
     def snapshot(self) -> MemberSnapshot:
@@ -207,25 +227,30 @@ class GroupMember:
 
     @property
     def stable(self) -> bool:
-        """True while a member of a completed generation, with no rebalance known to be under way or wanted, and not one that was
-        refused and waits for the end of its former life."""
+        """True while a member of a completed generation, with no rebalance known to be under way or
+        wanted, and not one that was refused and waits for the end of its former life."""
         settled = self._clash is None and not self._held.is_set() and not self._follow_ups.pending
         return self._channel is not None and self._channel.stable and settled
 
     @property
     def heartbeats(self) -> int:
-        """How many heartbeats the group has confirmed so far. Once it is higher by two, one was *sent* after the first look: this
-        was a member then, and what it owned without a break until now was nobody else's."""
+        """How many heartbeats the group has confirmed so far. Once it is higher by two, one was
+        *sent* after the first look: this was a member then, and what it owned without a break until
+        now was nobody else's."""
         return 0 if self._channel is None else self._channel.heartbeats
 
     def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> bool:
-        """at_least_once: commit (next offset, metadata text); False = deferred, commit with the next batch.
+        """at_least_once: commit (next offset, metadata text); False = deferred, commit with the
+        next batch.
 
         Raises:
-            TaskMigratedError: not a member (any more). RetriableError: passing. FatalError: refused for good.
+            TaskMigratedError: not a member (any more). RetriableError: passing. FatalError: refused
+            for good.
         """
         if self._channel is None or self._channel.metadata().generation < 0:
-            raise TaskMigratedError(f"no membership in group {self._settings.group_id}: offsets were not committed")
+            raise TaskMigratedError(
+                f"no membership in group {self._settings.group_id}: offsets were not committed"
+            )
         return self._channel.commit(offsets)
 
     def release(self) -> None:
@@ -245,16 +270,19 @@ class GroupMember:
         self.wake.set()
 
     def became_hot(self, task: TaskId) -> None:
-        """A warm-up, or a standby of a task whose active waits, reached the acceptable lag; see `FollowUps`."""
+        """A warm-up, or a standby of a task whose active waits, reached the acceptable lag; see
+        `FollowUps`."""
         with self._asking:
             self._follow_ups.became_hot(task, self._clock.monotonic_ms())
         self.wake.set()
 
     def drain(self, leave_group: bool | None = None) -> None:
-        """Ask the others to take this member's tasks, each as soon as somebody has a hot copy of it; events go on.
+        """Ask the others to take this member's tasks, each as soon as somebody has a hot copy of
+        it; events go on.
 
-        Having released the last one the member leaves at once, as ``leave_group`` says (see ``leave``): the rebalance that hands
-        that task over is the one its leaving starts, so it costs the group none of its own.
+        Having released the last one the member leaves at once, as ``leave_group`` says (see
+        ``leave``): the rebalance that hands that task over is the one its leaving starts, so it
+        costs the group none of its own.
         """
         if not self._assignor.draining:
             self._leave_group = leave_group
@@ -262,25 +290,28 @@ class GroupMember:
             self.request_rejoin("this member drains")
 
     def await_drained(self, timeout_s: float) -> bool:
-        """Wait until a drain has nothing left to give away (or nobody to give it to); False after ``timeout_s``."""
+        """Wait until a drain has nothing left to give away (or nobody to give it to); False after
+        ``timeout_s``."""
         return self._clock.wait(self._drained, timeout_s * 1000)
 
     def set_threads(self, threads: int) -> None:
-        """Tell the group that so many stream threads work here from now on (KIP-663): its balance is one per thread."""
+        """Tell the group that so many stream threads work here from now on (KIP-663): its balance
+        is one per thread."""
         self._assignor.identity = replace(self._assignor.identity, threads=threads)
         self.request_rejoin(f"{threads} stream threads work here now")
 
     def shut_down_application(self) -> None:
-        """Ask every instance to end, this one too: each gets Failed(ShutdownRequestedError) (KIP-671)."""
+        """Ask every instance to end, this one too: each gets Failed(ShutdownRequestedError)
+        (KIP-671)."""
         self._assignor.shutting_down_all = True
         self.request_rejoin("the whole application is to shut down")
 
     def leave(self, timeout_s: float = 5.0, leave_group: bool | None = None) -> None:
-        """End the membership, unless a drain has; the caller has drained its tasks. No events follow. The group is told for
-        ``timeout_s`` seconds at most.
+        """End the membership, unless a drain has; the caller has drained its tasks. No events
+        follow. The group is told for ``timeout_s`` seconds at most.
 
-        ``leave_group``: None: a dynamic member leaves, a static one stays; True: also a static one leaves; False: silent:
-        its tasks wait for the session to end, or for its return.
+        ``leave_group``: None: a dynamic member leaves, a static one stays; True: also a static one
+        leaves; False: silent: its tasks wait for the session to end, or for its return.
         """
         self._silent = True
         if not self._closing:
@@ -290,11 +321,13 @@ class GroupMember:
         if self._running is not None:
             self._running.join(timeout_s + _LEAVE_SLACK_S)
 
-    # --- on the membership thread, or a simulation's ------------------------------------------------------------
+    # --- on the membership thread, or a simulation's ----------------------------------------------
 
     def open(self, timeout_s: float = 30.0) -> None:
         """Connect; RetriableError when no broker answers within ``timeout_s`` seconds."""
-        self._channel = self._open_channel(self._settings, self._assignor.topics, self._assignor, self, timeout_s)
+        self._channel = self._open_channel(
+            self._settings, self._assignor.topics, self._assignor, self, timeout_s
+        )
 
     def turn(self) -> float | None:
         """`step`, until it is over or ``leave`` was called: then `close`, and None."""
@@ -304,7 +337,8 @@ class GroupMember:
         return again
 
     def step(self) -> float | None:
-        """One look at the group. Seconds until the next is due, or None: it is over (failed, or drained), call ``close``."""
+        """One look at the group. Seconds until the next is due, or None: it is over (failed, or
+        drained), call ``close``."""
         assert self._channel is not None, "open() first"
         if self._handed_over:
             return None
@@ -322,7 +356,9 @@ class GroupMember:
             return None
         except Exception as failure:
             log.exception("the membership failed")
-            self._fail(FatalError(f"membership of group {self._settings.group_id} ended: {failure!r}"))
+            self._fail(
+                FatalError(f"membership of group {self._settings.group_id} ended: {failure!r}")
+            )
             return None
         return watch_every(self._clock.monotonic_ms() - self._completed_ms, _POLL_MS) / 1000
 
@@ -330,11 +366,15 @@ class GroupMember:
         """Leave as ``leave`` said and give up everything; no events follow."""
         self._silent = True
         try:
-            # Who was refused owns nothing that could wait for its return, and the others' rebalances would wait for it.
+            # Who was refused owns nothing that could wait for its return, and the others'
+            # rebalances would wait for it.
             leave_group = True if self._clash is not None else self._leave_group
             if self._channel is not None and not self._channel.close(timeout_s, leave_group):
                 moves.warning(
-                    "Group %s could not be told that this instance leaves: the others notice within %g s (session.timeout.ms)",
+                    (
+                        "Group %s could not be told that this instance leaves: the others notice "
+                        "within %g s (session.timeout.ms)"
+                    ),
                     self._settings.group_id,
                     self._settings.session_timeout_ms / 1000,
                 )
@@ -345,8 +385,14 @@ class GroupMember:
 
     @property
     def _handed_over(self) -> bool:
-        """Whether a drain has nothing left to give away: not to rejoin but to leave gives the others what was released last."""
-        return self._assignor.draining and self._generation >= 0 and not self._owned and not self._held.is_set()
+        """Whether a drain has nothing left to give away: not to rejoin but to leave gives the
+        others what was released last."""
+        return (
+            self._assignor.draining
+            and self._generation >= 0
+            and not self._owned
+            and not self._held.is_set()
+        )
 
     def _run(self) -> None:
         while (pause := self.turn()) is not None:
@@ -367,8 +413,8 @@ class GroupMember:
             channel.poll(_JOIN_SLICE_S)
 
     def _must_finish(self) -> bool:
-        """Whether to put off the next generation until a batch that the last one had refused is committed. Not for longer than
-        `FINISHING_MS`: the whole group waits for this member."""
+        """Whether to put off the next generation until a batch that the last one had refused is
+        committed. Not for longer than `FINISHING_MS`: the whole group waits for this member."""
         now_ms = self._clock.monotonic_ms()
         if not self._finishing():
             self._finishing_since_ms = None
@@ -378,7 +424,8 @@ class GroupMember:
         return now_ms - self._finishing_since_ms < FINISHING_MS
 
     def _notice_eviction(self, channel: MemberChannel) -> None:
-        """Without a generation others may own the tasks already; there is nothing left to hand over or to wait for."""
+        """Without a generation others may own the tasks already; there is nothing left to hand over
+        or to wait for."""
         if channel.metadata().generation < 0 and (self._owned or self._held.is_set()):
             self._lose()
 
@@ -397,22 +444,27 @@ class GroupMember:
         if not self._silent:
             self._emit(Failed(error))
 
-    # --- on the client's IO thread -----------------------------------------------------------------------------
+    # --- on the client's IO thread ----------------------------------------------------------------
 
     def _claims(self) -> Claims:
-        """A join goes out. An eviction since the last one is noticed here at the latest: a claim from before it would be false."""
+        """A join goes out. An eviction since the last one is noticed here at the latest: a claim
+        from before it would be false."""
         if self._channel is not None:
             self._notice_eviction(self._channel)
         with self._asking:
             self._follow_ups.joining()
         return Claims(self.owned(), self._generation)
 
-    def on_assignment(self, partitions: frozenset[TopicPartition], user_data: bytes, generation: int) -> None:
+    def on_assignment(
+        self, partitions: frozenset[TopicPartition], user_data: bytes, generation: int
+    ) -> None:
         """Compare with what is owned, mark and queue."""
         try:
             data = self._assignor.answer(user_data)
         except UserDataError as failure:
-            self._error = FatalError(f"group {self._settings.group_id}, generation {generation}: {failure}")
+            self._error = FatalError(
+                f"group {self._settings.group_id}, generation {generation}: {failure}"
+            )
             return
         if data.error is not AnswerError.NONE:
             self._refused(data)
@@ -423,7 +475,9 @@ class GroupMember:
         self._take(taken, generation)
         with self._asking:
             now_ms = self._clock.monotonic_ms()
-            self._follow_ups.completed(data.standby, data.warmup, data.followup_ms, now_ms, stale=stale)
+            self._follow_ups.completed(
+                data.standby, data.warmup, data.followup_ms, now_ms, stale=stale
+            )
         if self._handed_over or (self._assignor.draining and data.draining_done):
             self._drained.set()
         if not self._silent:
@@ -436,7 +490,9 @@ class GroupMember:
             self._serial += 1
         kept = {tp: serial for tp, serial in self._owned.items() if tp in taken}
         if revoked and not self._silent:
-            self._held.set()  # before they are gone from what is owned: else it would look as if they were handed over
+            # before they are gone from what is owned: else it would look as if they were handed
+            # over
+            self._held.set()
         self._owned = {**kept, **dict.fromkeys(added, self._serial)}
         self._generation, self._completed_ms = generation, self._clock.monotonic_ms()
         if revoked and not self._silent:
@@ -444,9 +500,12 @@ class GroupMember:
         if added and not self._silent:
             self._emit(Assigned(self._tasks(added), added, generation))
 
-    def _taken_from_stale(self, partitions: frozenset[TopicPartition], data: AssignmentData) -> frozenset[TopicPartition]:
-        """A static member came back and got what its former life had (KIP-345): right for a bounce, not for another program or
-        an empty disk (scenario 22). What it does not take is given anew in the rebalance it asks for."""
+    def _taken_from_stale(
+        self, partitions: frozenset[TopicPartition], data: AssignmentData
+    ) -> frozenset[TopicPartition]:
+        """A static member came back and got what its former life had (KIP-345): right for a bounce,
+        not for another program or an empty disk (scenario 22). What it does not take is given anew
+        in the rebalance it asks for."""
         if data.topology != self._assignor.topology:
             self.request_rejoin("this instance came back with another program")
             return frozenset()
@@ -462,7 +521,9 @@ class GroupMember:
             self.request_rejoin(f"the leader reads user data up to version {data.latest_version}")
         elif self._assignor.is_stale(data):
             self.request_rejoin("the answer was to a former life of this instance")
-        elif data.error is AnswerError.INCOMPLETE_SOURCE_METADATA and not self._missing_too_long(now_ms):
+        elif data.error is AnswerError.INCOMPLETE_SOURCE_METADATA and not self._missing_too_long(
+            now_ms
+        ):
             with self._asking:
                 self._follow_ups.completed((), (), data.followup_ms, now_ms)
         else:
@@ -473,17 +534,23 @@ class GroupMember:
                 self._end_with(error)
 
     def _await_former_life(self, now_ms: float, error: EverflowError) -> None:
-        """Killed while it joined and started again, this instance meets itself: its former life counts until its session ends,
-        and the group rebalances then. A clone of a running instance (scenario 31) is still there after that."""
+        """Killed while it joined and started again, this instance meets itself: its former life
+        counts until its session ends, and the group rebalances then. A clone of a running instance
+        (scenario 31) is still there after that."""
         if self._clash is None:
             wait_s = (self._settings.session_timeout_ms + CLASH_MARGIN_MS) / 1000
-            log.warning("%s Waiting %g s in case it is a former life of this instance.", error, wait_s)
+            log.warning(
+                "%s Waiting %g s in case it is a former life of this instance.", error, wait_s
+            )
             self._clash = (now_ms, error)
 
     def _give_up_clash(self) -> None:
         if self._clash is not None:
             since, error = self._clash
-            if self._clock.monotonic_ms() - since >= self._settings.session_timeout_ms + CLASH_MARGIN_MS:
+            if (
+                self._clock.monotonic_ms() - since
+                >= self._settings.session_timeout_ms + CLASH_MARGIN_MS
+            ):
                 self._end_with(error)
 
     def _end_with(self, error: EverflowError) -> None:

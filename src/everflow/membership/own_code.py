@@ -15,8 +15,9 @@ SAY_AFTER_S = 1.0
 SHARE = 3
 """Of the session's and of the rebalance's time-out, what the user's code may take.
 
-The group client's IO thread waits meanwhile and sends no heartbeats. One was sent at most a third of the session ago
-(``heartbeat.interval.ms`` is bounded by that), so another third leaves a third for the way to the coordinator.
+The group client's IO thread waits meanwhile and sends no heartbeats. One was sent at most a third
+of the session ago (``heartbeat.interval.ms`` is bounded by that), so another third leaves a third
+for the way to the coordinator.
 """
 
 
@@ -29,8 +30,9 @@ class OwnCodeError(EverflowError):
 class OwnCode:
     """Runs calls of one plug-in, one at a time; used by one thread.
 
-    A call that has not come back is left alone on its daemon thread: Python cannot end it. Until it has, further calls are refused
-    at once, so that threads do not pile up and the user's code is never entered twice.
+    A call that has not come back is left alone on its daemon thread: Python cannot end it. Until it
+    has, further calls are refused at once, so that threads do not pile up and the user's code is
+    never entered twice.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -38,19 +40,26 @@ class OwnCode:
         self._running: _Call | None = None
 
     def run(self, name: str, call: Callable[[], object]) -> None:
-        """``call()``; raises what it raises. OwnCodeError where that is no Exception (SystemExit), and when it does not come back.
+        """``call()``; raises what it raises. OwnCodeError where that is no Exception (SystemExit),
+        and when it does not come back.
 
         ``name`` is what people are told.
         """
         earlier = self._running
         if earlier is not None and not earlier.done.is_set():
-            raise OwnCodeError(f"{name} has not answered for {earlier.age_s():.0f} s, it is not asked again before it has")
+            raise OwnCodeError(
+                f"{name} has not answered for {earlier.age_s():.0f} s, it is not asked again "
+                f"before it has"
+            )
         running = self._running = _Call(name, call)
         threading.Thread(target=running.run, name=f"everflow-own-{name}", daemon=True).start()
         say_after_s = min(SAY_AFTER_S, self._limit_s)
         if not running.done.wait(say_after_s):
             log.warning(
-                "%s has not answered for %g s, and the whole group waits for it; after %g s everyone keeps what it has",
+                (
+                    "%s has not answered for %g s, and the whole group waits for it; after %g s "
+                    "everyone keeps what it has"
+                ),
                 name,
                 say_after_s,
                 self._limit_s,
@@ -82,7 +91,11 @@ class _Call:
             self.done.set()
             late = self._given_up
         if late:
-            log.warning("%s came back after %.1f s: too late, it will be asked again", self._name, self.age_s())
+            log.warning(
+                "%s came back after %.1f s: too late, it will be asked again",
+                self._name,
+                self.age_s(),
+            )
 
     def take(self, limit_s: float) -> None:
         """What became of it, now."""

@@ -21,28 +21,43 @@ def refusal_error(group_id: str, data: AssignmentData, identity: Identity) -> Ev
         return _other_program(group_id, data, identity)
     if data.error is AnswerError.PROCESS_ID_CLASH:
         return ProcessIdClashError(
-            f"Application {group_id}: {data.message}. This instance was refused; the other goes on. Give this instance a state "
-            "folder of its own: point state.dir somewhere else, or delete the copy (the state is restored from the changelogs). If "
-            "the other was only stopped, start again when its session has ended (session.timeout.ms)."
+            f"Application {group_id}: {data.message}. This instance was refused; the other goes "
+            f"on. Give this instance a state "
+            "folder of its own: point state.dir somewhere else, or delete the copy (the state is "
+            "restored from the changelogs). If "
+            "the other was only stopped, start again when its session has ended "
+            "(session.timeout.ms)."
         )
     if data.error is AnswerError.INCOMPLETE_SOURCE_METADATA:
         return MissingSourceTopicError(
-            f"Application {group_id}: {data.message}. Was it deleted? Create it again, or take it out of the program; then start "
+            f"Application {group_id}: {data.message}. Was it deleted? Create it again, or take it "
+            f"out of the program; then start "
             "the instances again."
         )
     if data.error is AnswerError.SHUTDOWN_REQUESTED:
         return ShutdownRequestedError(f"Application {group_id} shuts down: {data.message}.")
-    return AssignmentFailedError(f"Application {group_id}: {data.message}. No task was assigned, so this instance stops.")
+    return AssignmentFailedError(
+        f"Application {group_id}: {data.message}. No task was assigned, so this instance stops."
+    )
 
 
-def _other_program(group_id: str, data: AssignmentData, identity: Identity) -> IncompatibleTopologyError:
+def _other_program(
+    group_id: str, data: AssignmentData, identity: Identity
+) -> IncompatibleTopologyError:
     differs = difference(identity.topology, data.reference) if data.reference else ""
-    shown = f"Difference (+ this program, - the running one):\n{differs}" if differs else (
-        f"The lines of the running program (fingerprint {data.topology}) were not at hand; compare describe() of both."
+    shown = (
+        f"Difference (+ this program, - the running one):\n{differs}"
+        if differs
+        else (
+            f"The lines of the running program (fingerprint {data.topology}) were not at hand; "
+            f"compare describe() of both."
+        )
     )
     return IncompatibleTopologyError(
-        f"Application {group_id}: this instance's program does not fit the one that the group runs, so it was refused; the others "
-        f"go on. {shown}\nStart it under an application.id of its own, or, where no store has other types, stop all "
+        f"Application {group_id}: this instance's program does not fit the one that the group "
+        f"runs, so it was refused; the others "
+        f"go on. {shown}\nStart it under an application.id of its own, or, where no store has "
+        f"other types, stop all "
         "instances before the new program starts.",
         difference=differs,
     )

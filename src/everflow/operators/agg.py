@@ -1,7 +1,8 @@
 """The built-in aggregates, ``agg.count()`` and the others: vectorised, no Python per record.
 
-Nulls follow SQL: every aggregate but ``count()``, ``first`` and ``last`` leaves them out; with nothing left the result is
-null (``count`` of a column: 0). Integer sums are 64-bit and wrap around as Java's do. NaN is larger than every number.
+Nulls follow SQL: every aggregate but ``count()``, ``first`` and ``last`` leaves them out; with
+nothing left the result is null (``count`` of a column: 0). Integer sums are 64-bit and wrap around
+as Java's do. NaN is larger than every number.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ KINDS = ("count", "sum", "min", "max", "avg", "first", "last")
 
 @dataclass(frozen=True)
 class Aggregator:
-    """One aggregate of a group, as ``agg.count()`` and its like make it. ``column`` is a pyspark Column or a column name such as
-    ``value.amount``.
+    """One aggregate of a group, as ``agg.count()`` and its like make it. ``column`` is a pyspark
+    Column or a column name such as ``value.amount``.
 
-    Once the DSL has lowered it, ``column`` is the name of a field of the operator's input struct (``a0``).
+    Once the DSL has lowered it, ``column`` is the name of a field of the operator's input struct
+    (``a0``).
     """
 
     kind: str
@@ -32,7 +34,9 @@ class Aggregator:
         if self.kind not in KINDS:
             raise TopologyError(f"unknown aggregate {self.kind!r}; there are {', '.join(KINDS)}")
         if self.column is None and self.kind != "count":
-            raise TopologyError(f"agg.{self.kind} takes a column, for example agg.{self.kind}('value.amount')")
+            raise TopologyError(
+                f"agg.{self.kind} takes a column, for example agg.{self.kind}('value.amount')"
+            )
 
 
 def count(column: Any = None) -> Aggregator:
@@ -41,7 +45,8 @@ def count(column: Any = None) -> Aggregator:
 
 
 def sum(column: Any) -> Aggregator:  # noqa: A001 (the field's word; used as `agg.sum`)
-    """Sum: ``int64`` of integers, ``double`` of floats, a decimal with 10 more digits of decimals."""
+    """Sum: ``int64`` of integers, ``double`` of floats, a decimal with 10 more digits of
+    decimals."""
     return Aggregator("sum", column)
 
 
@@ -61,7 +66,8 @@ def avg(column: Any) -> Aggregator:
 
 
 def first(column: Any) -> Aggregator:
-    """The value in the first record that was processed, null or not; of merged sessions that of the earliest session."""
+    """The value in the first record that was processed, null or not; of merged sessions that of the
+    earliest session."""
     return Aggregator("first", column)
 
 
@@ -71,7 +77,8 @@ def last(column: Any) -> Aggregator:
 
 
 def result_type(aggregator: Aggregator, column_type: pa.DataType | None) -> pa.DataType:
-    """Arrow type of the aggregate's result; TopologyError if it cannot be taken of ``column_type``."""
+    """Arrow type of the aggregate's result; TopologyError if it cannot be taken of
+    ``column_type``."""
     kind = aggregator.kind
     if kind == "count":
         return pa.int64()

@@ -25,10 +25,11 @@ from everflow.windows import TimeWindows
 class AggregateSpec(KeyedOperator):
     """Built-in aggregates per key, or per key and window; make it with `of`.
 
-    Input value: a struct that holds the aggregators' fields, or a boolean where records are only counted; null where the
-    record's value was null. Output value: ``result``. Whole streams skip null keys and null values; windows skip null keys
-    only, so a windowed ``count()`` counts null values, as in Kafka Streams. A result carries max(record's, stored) time.
-    ``value_serde`` is the format of the stored state and of the changelog.
+    Input value: a struct that holds the aggregators' fields, or a boolean where records are only
+    counted; null where the record's value was null. Output value: ``result``. Whole streams skip
+    null keys and null values; windows skip null keys only, so a windowed ``count()`` counts null
+    values, as in Kafka Streams. A result carries max(record's, stored) time. ``value_serde`` is the
+    format of the stored state and of the changelog.
     """
 
     store: str
@@ -54,9 +55,10 @@ class AggregateSpec(KeyedOperator):
     ) -> AggregateSpec:
         """A spec with its state layout worked out.
 
-        ``aggregators`` are lowered: their ``column`` is None or a field name of ``input_type``. ``names`` None = one
-        aggregator whose bare result is the value; a bare ``count()`` is stored as Java's long, everything else packed.
-        Raises TopologyError if an aggregate cannot be taken of its column's type.
+        ``aggregators`` are lowered: their ``column`` is None or a field name of ``input_type``.
+        ``names`` None = one aggregator whose bare result is the value; a bare ``count()`` is stored
+        as Java's long, everything else packed. Raises TopologyError if an aggregate cannot be taken
+        of its column's type.
         """
         labels = ("value",) if names is None else tuple(names)
         if not aggregators or len(labels) != len(aggregators):
@@ -77,14 +79,26 @@ class AggregateSpec(KeyedOperator):
             aggregators=tuple(aggregators),
             names=None if names is None else labels,
             columns=columns,
-            result=results[0] if names is None else pa.struct(list(zip(labels, results, strict=True))),
+            result=results[0]
+            if names is None
+            else pa.struct(list(zip(labels, results, strict=True))),
             window=window,
             emit_every_update=emit_every_update,
         )
 
-    def process(self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int) -> OperatorResult:
-        """Folds one task's records into the stored aggregates; the last result per group, or every one."""
-        groups = group(batch, self.key_serde, self.window, stream_time, store=self.store, skip_null_values=self.window is None)
+    def process(
+        self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int
+    ) -> OperatorResult:
+        """Folds one task's records into the stored aggregates; the last result per group, or every
+        one."""
+        groups = group(
+            batch,
+            self.key_serde,
+            self.window,
+            stream_time,
+            store=self.store,
+            skip_null_values=self.window is None,
+        )
         stored = read(groups, stores[self.store], self.value_serde)
         folds = self._folds(batch.value, groups, stored)
         final = [fold.final() for fold in folds]
@@ -97,11 +111,19 @@ class AggregateSpec(KeyedOperator):
         if running is not None:
             at = np.arange(len(groups.rows), dtype=np.int64)
             shown = self.finish([fold.running() for fold in folds])
-            return result(batch, groups, changes, at=at, values=shown, timestamps=running, window=self.window)
+            return result(
+                batch, groups, changes, at=at, values=shown, timestamps=running, window=self.window
+            )
         order = np.argsort(groups.last)
         shown = self.finish(final).take(pa.array(order))
         return result(
-            batch, groups, changes, at=groups.last[order], values=shown, timestamps=timestamps[order], window=self.window
+            batch,
+            groups,
+            changes,
+            at=groups.last[order],
+            values=shown,
+            timestamps=timestamps[order],
+            window=self.window,
         )
 
     def decode_result(self, data: bytes) -> Any:
@@ -111,10 +133,14 @@ class AggregateSpec(KeyedOperator):
 
     def state_columns_of(self, state: pa.Array) -> list[pa.Array]:
         """The columns of decoded states, in the order of ``columns``."""
-        columns: list[pa.Array] = state.flatten() if pa.types.is_struct(self.value_serde.type) else [state]
+        columns: list[pa.Array] = (
+            state.flatten() if pa.types.is_struct(self.value_serde.type) else [state]
+        )
         return columns
 
-    def inputs_of(self, value: pa.Array, take: Callable[[pa.Array], pa.Array]) -> list[pa.Array | None]:
+    def inputs_of(
+        self, value: pa.Array, take: Callable[[pa.Array], pa.Array]
+    ) -> list[pa.Array | None]:
         """The input of each of ``columns``, ``take`` applied; None where records are counted."""
         fields: dict[str | None, pa.Array | None] = {None: None}
         if pa.types.is_struct(value.type):
@@ -129,7 +155,9 @@ class AggregateSpec(KeyedOperator):
         states = self.state_columns_of(stored.values)
         return [
             ColumnFold(column, state, stored.present, groups.codes, values)
-            for column, state, values in zip(self.columns, states, self.inputs_of(value, groups.take), strict=True)
+            for column, state, values in zip(
+                self.columns, states, self.inputs_of(value, groups.take), strict=True
+            )
         ]
 
     def state_of(self, columns: list[pa.Array]) -> pa.Array:
@@ -144,15 +172,26 @@ class AggregateSpec(KeyedOperator):
         for aggregator in self.aggregators:
             if aggregator.kind == "avg":
                 counts = state[at + 1].cast(pa.float64())
-                columns.append(pc.divide(state[at], pc.if_else(pc.equal(counts, 0.0), pa.scalar(None, pa.float64()), counts)))
+                columns.append(
+                    pc.divide(
+                        state[at],
+                        pc.if_else(pc.equal(counts, 0.0), pa.scalar(None, pa.float64()), counts),
+                    )
+                )
                 at += 2
             else:
                 columns.append(state[at])
                 at += 1
-        return columns[0] if self.names is None else pa.StructArray.from_arrays(columns, fields=list(self.result))
+        return (
+            columns[0]
+            if self.names is None
+            else pa.StructArray.from_arrays(columns, fields=list(self.result))
+        )
 
 
-def _state_columns(label: str, aggregator: Aggregator, type_: pa.DataType) -> tuple[StateColumn, ...]:
+def _state_columns(
+    label: str, aggregator: Aggregator, type_: pa.DataType
+) -> tuple[StateColumn, ...]:
     field: Any = aggregator.column
     if aggregator.kind == "avg":
         return (

@@ -24,8 +24,9 @@ class Presence:
 
 @dataclass(frozen=True)
 class Fields:
-    """Twin of a struct of plain fields of the value. ``paths`` are field names from the value inwards (empty = the value itself);
-    ``null_without_value``: the struct is null as a whole where the value is null."""
+    """Twin of a struct of plain fields of the value. ``paths`` are field names from the value
+    inwards (empty = the value itself); ``null_without_value``: the struct is null as a whole where
+    the value is null."""
 
     paths: tuple[tuple[str, ...], ...]
     type: pa.StructType
@@ -33,8 +34,15 @@ class Fields:
 
     def __call__(self, value: pa.Array) -> pa.Array:
         """Struct column of ``type``."""
-        columns = [_field(value, path).cast(field.type) for path, field in zip(self.paths, self.type, strict=True)]
-        mask = pc.invert(value.is_valid()) if self.null_without_value else pa.array(np.zeros(len(value), dtype=bool))
+        columns = [
+            _field(value, path).cast(field.type)
+            for path, field in zip(self.paths, self.type, strict=True)
+        ]
+        mask = (
+            pc.invert(value.is_valid())
+            if self.null_without_value
+            else pa.array(np.zeros(len(value), dtype=bool))
+        )
         return pa.StructArray.from_arrays(columns, fields=list(self.type), mask=mask)
 
 

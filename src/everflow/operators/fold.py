@@ -1,7 +1,8 @@
 """Folding values into stored aggregates, a column at a time.
 
-Every fold starts from the stored state and adds the batch's values in processing order (numpy's ``ufunc.at`` is sequential
-and unbuffered), so results do not depend on where a micro-batch was cut, floating-point sums included.
+Every fold starts from the stored state and adds the batch's values in processing order (numpy's
+``ufunc.at`` is sequential and unbuffered), so results do not depend on where a micro-batch was cut,
+floating-point sums included.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _INT64 = np.iinfo(np.int64)
 
 @dataclass(frozen=True)
 class StateColumn:
-    """One field of the stored state. ``op`` is ``count``, ``sum``, ``min``, ``max``, ``first`` or ``last``; ``field`` the
-    field of the input struct it reads, None to count records."""
+    """One field of the stored state. ``op`` is ``count``, ``sum``, ``min``, ``max``, ``first`` or
+    ``last``; ``field`` the field of the input struct it reads, None to count records."""
 
     name: str
     type: pa.DataType
@@ -37,8 +38,9 @@ class StateColumn:
 class ColumnFold:
     """One state column of all groups of a batch, and the values that go into it.
 
-    ``stored``: per group, null where the group is new (``present`` False); ``codes``: the group of each contribution, in
-    processing order; ``values``: their values, None where records are counted.
+    ``stored``: per group, null where the group is new (``present`` False); ``codes``: the group of
+    each contribution, in processing order; ``values``: their values, None where records are
+    counted.
     """
 
     column: StateColumn
@@ -73,7 +75,8 @@ class ColumnFold:
         return back(state, has)
 
     def running(self) -> pa.Array:
-        """The state of the contribution's group after each contribution (a loop: for `emit_every_update`)."""
+        """The state of the contribution's group after each contribution (a loop: for
+        `emit_every_update`)."""
         op, groups = self.column.op, len(self.present)
         if op in ("first", "last"):
             at = np.arange(len(self.codes), dtype=np.int64) + groups
@@ -98,7 +101,9 @@ class ColumnFold:
         result = np.empty(len(self.codes), numbers.dtype)
         result_has = np.zeros(len(self.codes), bool)
         with decimal.localcontext(DIGITS), np.errstate(invalid="ignore", over="ignore"):
-            for index, (code, used) in enumerate(zip(self.codes, valid(self._values()), strict=True)):
+            for index, (code, used) in enumerate(
+                zip(self.codes, valid(self._values()), strict=True)
+            ):
                 if used:
                     state[code] = ufunc(state[code], numbers[groups + index])
                     has[code] = True
@@ -140,16 +145,22 @@ def as_operands(column: StateColumn, values: pa.Array) -> pa.Array:
     return values
 
 
-def as_numbers(column: StateColumn, stored: pa.Array, values: pa.Array) -> tuple[npt.NDArray[Any], _Back]:
-    """Stored state and values as one numpy array of int64, float64 or Decimal, and the way back to the column's type.
+def as_numbers(
+    column: StateColumn, stored: pa.Array, values: pa.Array
+) -> tuple[npt.NDArray[Any], _Back]:
+    """Stored state and values as one numpy array of int64, float64 or Decimal, and the way back to
+    the column's type.
 
-    Types without numbers (text, booleans, decimals under min / max) are replaced by their rank among all values.
+    Types without numbers (text, booleans, decimals under min / max) are replaced by their rank
+    among all values.
     """
     type_ = column.type
     both = pa.concat_arrays([stored, values])
     if pa.types.is_decimal(type_) and column.op == "sum":
         zero = decimal.Decimal(0)
-        numbers = np.array([zero if item is None else item for item in both.to_pylist()] + [None], object)[:-1]
+        numbers = np.array(
+            [zero if item is None else item for item in both.to_pylist()] + [None], object
+        )[:-1]
         return numbers, lambda state, has: pa.array(
             [item if known else None for item, known in zip(state, has, strict=True)], type_
         )
@@ -158,13 +169,19 @@ def as_numbers(column: StateColumn, stored: pa.Array, values: pa.Array) -> tuple
             both = both.view(pa.int32() if type_.bit_width == 32 else pa.int64())
         kind = "f" if pa.types.is_floating(type_) else "i"
         raw = both.cast(pa.float64() if kind == "f" else pa.int64())
-        numbers = raw.fill_null(_NEUTRAL[column.op, kind]).to_numpy() if raw.null_count else raw.to_numpy()
+        numbers = (
+            raw.fill_null(_NEUTRAL[column.op, kind]).to_numpy()
+            if raw.null_count
+            else raw.to_numpy()
+        )
 
         def back(state: npt.NDArray[Any], has: _Bools) -> pa.Array:
             found = pa.array(state, mask=~has)
             if not pa.types.is_temporal(type_):
                 return found.cast(type_)
-            return found.cast(pa.int32()).view(type_) if type_.bit_width == 32 else found.view(type_)
+            return (
+                found.cast(pa.int32()).view(type_) if type_.bit_width == 32 else found.view(type_)
+            )
 
         return numbers, back
     order = pc.sort_indices(both).to_numpy().astype(np.int64)

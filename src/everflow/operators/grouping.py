@@ -23,7 +23,8 @@ TIMESTAMP_BYTES = 8
 
 
 class KeyedOperator:
-    """What specs of keyed operators have in common: one store, whose keys are the records', or with a window."""
+    """What specs of keyed operators have in common: one store, whose keys are the records', or with
+    a window."""
 
     store: str
     key_serde: Serde
@@ -33,10 +34,13 @@ class KeyedOperator:
     @property
     def result_key(self) -> pa.DataType:
         """Arrow type of the output's key."""
-        return self.key_serde.type if self.window is None else windowed_key_type(self.key_serde.type)
+        return (
+            self.key_serde.type if self.window is None else windowed_key_type(self.key_serde.type)
+        )
 
     def decode_result(self, data: bytes) -> Any:
-        """What the table shows for stored value bytes (without the 8-byte timestamp): here the value itself."""
+        """What the table shows for stored value bytes (without the 8-byte timestamp): here the
+        value itself."""
         return self.value_serde.decode(data)
 
 
@@ -44,8 +48,9 @@ class KeyedOperator:
 class Groups:
     """Contributions (a record, or a record and one of its windows) by store key.
 
-    ``rows``: row of the batch of each contribution, in processing order; ``codes``: its group; groups are in the order of
-    ``keys``, the sorted store keys. ``last``: the last contribution of each group. ``starts``: window start per group.
+    ``rows``: row of the batch of each contribution, in processing order; ``codes``: its group;
+    groups are in the order of ``keys``, the sorted store keys. ``last``: the last contribution of
+    each group. ``starts``: window start per group.
     """
 
     rows: Int64
@@ -60,16 +65,20 @@ class Groups:
         return len(self.keys)
 
     def take(self, column: pa.Array) -> pa.Array:
-        """The batch's ``column`` per contribution; without a copy where every record contributes once."""
+        """The batch's ``column`` per contribution; without a copy where every record contributes
+        once."""
         return column if self._every_row(len(column)) else column.take(pa.array(self.rows))
 
     def _every_row(self, count: int) -> bool:
-        return len(self.rows) == count and (self.starts is None or bool((self.rows == np.arange(count)).all()))
+        return len(self.rows) == count and (
+            self.starts is None or bool((self.rows == np.arange(count)).all())
+        )
 
 
 @dataclass
 class Stored:
-    """What the store holds for each group: ``values`` null and ``timestamps`` the smallest int64 where ``present`` is False."""
+    """What the store holds for each group: ``values`` null and ``timestamps`` the smallest int64
+    where ``present`` is False."""
 
     present: npt.NDArray[np.bool_]
     timestamps: Int64
@@ -77,13 +86,21 @@ class Stored:
 
 
 def group(
-    batch: EdgeBatch, key_serde: Serde, window: TimeWindows | None, stream_time: int, *, store: str, skip_null_values: bool
+    batch: EdgeBatch,
+    key_serde: Serde,
+    window: TimeWindows | None,
+    stream_time: int,
+    *,
+    store: str,
+    skip_null_values: bool,
 ) -> Groups:
-    """Groups ``batch`` by the bytes of its keys, and by window. UserFunctionError for a key that cannot be written.
+    """Groups ``batch`` by the bytes of its keys, and by window. UserFunctionError for a key that
+    cannot be written.
 
-    Stream time is a running maximum over the records with a key (and a value, where those are skipped); each record is
-    judged by the maximum up to and including itself. Dropped: ``null-key``, ``null-value``, and ``late`` once per closed
-    window of a record, as Kafka Streams counts.
+    Stream time is a running maximum over the records with a key (and a value, where those are
+    skipped); each record is judged by the maximum up to and including itself. Dropped:
+    ``null-key``, ``null-value``, and ``late`` once per closed window of a record, as Kafka Streams
+    counts.
     """
     dropped: dict[str, int] = {}
     rows = np.arange(len(batch), dtype=np.int64)
@@ -158,7 +175,8 @@ def result(
     timestamps: Int64,
     window: TimeWindows | None,
 ) -> OperatorResult:
-    """The results of the contributions ``at`` (increasing), each with the position of the record that made it."""
+    """The results of the contributions ``at`` (increasing), each with the position of the record
+    that made it."""
     rows = groups.rows[at]
     output = EdgeBatch(
         key=result_key(batch, groups, at, window),
@@ -170,10 +188,14 @@ def result(
         offset=batch.offset[rows],
         headers=None if batch.headers is None else batch.headers.take(pa.array(rows)),
     )
-    return OperatorResult(output, [changes] if len(changes) else [], groups.stream_time, groups.dropped)
+    return OperatorResult(
+        output, [changes] if len(changes) else [], groups.stream_time, groups.dropped
+    )
 
 
-def _codes(keys: pa.Array, starts: Int64 | None, window: TimeWindows | None) -> tuple[Int64, pa.Array, Int64 | None]:
+def _codes(
+    keys: pa.Array, starts: Int64 | None, window: TimeWindows | None
+) -> tuple[Int64, pa.Array, Int64 | None]:
     """Per contribution a code, per code the store key and the window start."""
     encoded = keys.dictionary_encode()
     codes = encoded.indices.to_numpy().astype(np.int64)
@@ -181,11 +203,14 @@ def _codes(keys: pa.Array, starts: Int64 | None, window: TimeWindows | None) -> 
         return codes, encoded.dictionary, None
     if len(codes) == 0:
         return codes, encoded.dictionary, starts
-    # one number for (key, window): windows start at multiples of the advance, so their numbers are small
+    # one number for (key, window): windows start at multiples of the advance, so their numbers are
+    # small
     numbers = starts // window.advance_ms
     lowest = int(numbers.min())
     span = int(numbers.max()) - lowest + 1
-    if span * len(encoded.dictionary) > np.iinfo(np.int64).max:  # stray timestamps: number the windows densely
+    if (
+        span * len(encoded.dictionary) > np.iinfo(np.int64).max
+    ):  # stray timestamps: number the windows densely
         windows, numbers = np.unique(numbers, return_inverse=True)
         lowest, span = 0, len(windows)
     else:
@@ -195,4 +220,8 @@ def _codes(keys: pa.Array, starts: Int64 | None, window: TimeWindows | None) -> 
     offsets = unique % span
     group_starts = (offsets + lowest if windows is None else windows[offsets]) * window.advance_ms
     group_keys = encoded.dictionary.take(pa.array(unique // span))
-    return pairs.indices.to_numpy().astype(np.int64), window_store_keys(group_keys, group_starts), group_starts
+    return (
+        pairs.indices.to_numpy().astype(np.int64),
+        window_store_keys(group_keys, group_starts),
+        group_starts,
+    )

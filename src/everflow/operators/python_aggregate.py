@@ -20,7 +20,8 @@ from everflow.windows import TimeWindows
 
 @dataclass(frozen=True)
 class PythonAggregator:
-    """``aggregator(key, value, aggregate)`` starting from ``initializer()``; None = the aggregate is deleted."""
+    """``aggregator(key, value, aggregate)`` starting from ``initializer()``; None = the aggregate
+    is deleted."""
 
     initializer: Callable[[], Any]
     aggregator: Callable[[Any, Any, Any], Any]
@@ -32,7 +33,8 @@ class PythonAggregator:
 
 @dataclass(frozen=True)
 class PythonReducer:
-    """``reducer(aggregate, value)``; the first value is taken as it is, without a call. None = deleted."""
+    """``reducer(aggregate, value)``; the first value is taken as it is, without a call. None =
+    deleted."""
 
     reducer: Callable[[Any, Any], Any]
 
@@ -43,10 +45,11 @@ class PythonReducer:
 
 @dataclass(frozen=True, kw_only=True)
 class PythonAggregateSpec(KeyedOperator):
-    """`PythonAggregator` or `PythonReducer` per key, or per key and window; null and time rules as in `AggregateSpec`.
+    """`PythonAggregator` or `PythonReducer` per key, or per key and window; null and time rules as
+    in `AggregateSpec`.
 
-    Functions get Python values (a dict for a struct, a `Windowed` for a windowed key) and may change and return the aggregate
-    they are given. Raises UserFunctionError naming the record.
+    Functions get Python values (a dict for a struct, a `Windowed` for a windowed key) and may
+    change and return the aggregate they are given. Raises UserFunctionError naming the record.
     """
 
     store: str
@@ -61,17 +64,39 @@ class PythonAggregateSpec(KeyedOperator):
         """Arrow type of the output's value."""
         return self.value_serde.type
 
-    def process(self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int) -> OperatorResult:
-        """Calls the function for every record (and window); the last result per group, or every one."""
-        groups = group(batch, self.key_serde, self.window, stream_time, store=self.store, skip_null_values=self.window is None)
+    def process(
+        self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int
+    ) -> OperatorResult:
+        """Calls the function for every record (and window); the last result per group, or every
+        one."""
+        groups = group(
+            batch,
+            self.key_serde,
+            self.window,
+            stream_time,
+            store=self.store,
+            skip_null_values=self.window is None,
+        )
         stored = read(groups, stores[self.store], self.value_serde)
         updates = self._run(batch, groups, stored)
         final = [updates.after[at] for at in groups.last]
         times = updates.times[groups.last]
         changes = StoreChanges(self.store, groups.keys, final, times)
-        at = np.arange(len(groups.rows), dtype=np.int64) if self.emit_every_update else np.sort(groups.last)
+        at = (
+            np.arange(len(groups.rows), dtype=np.int64)
+            if self.emit_every_update
+            else np.sort(groups.last)
+        )
         shown = self.value_serde.decode_array(pa.array([updates.after[i] for i in at], pa.binary()))
-        return result(batch, groups, changes, at=at, values=shown, timestamps=updates.times[at], window=self.window)
+        return result(
+            batch,
+            groups,
+            changes,
+            at=at,
+            values=shown,
+            timestamps=updates.times[at],
+            window=self.window,
+        )
 
     def _run(self, batch: EdgeBatch, groups: Groups, stored: Stored) -> _Updates:
         states: list[Any] = stored.values.to_pylist()
@@ -80,7 +105,8 @@ class PythonAggregateSpec(KeyedOperator):
         values = groups.take(batch.value).to_pylist()
         times = batch.timestamp[groups.rows].tolist()
         after: list[bytes | None] = [None] * len(values)
-        # an aggregate may be changed in place, so each result that is emitted is written down at once
+        # an aggregate may be changed in place, so each result that is emitted is written down at
+        # once
         written = np.ones(len(values), bool)
         if not self.emit_every_update:
             written[:] = False

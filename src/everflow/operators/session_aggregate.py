@@ -1,8 +1,9 @@
 """Aggregates of sessions: built-in ones and those with functions of the user (KIP-94).
 
-As in Kafka Streams, a window that a record extends or merges away gets a tombstone, then comes the new window's result; its time
-is the window's end. Of a micro-batch the last result per window is given (as the original's cache does: no tombstone for a window
-that no batch has shown), or, with ``emit_every_update``, every one.
+As in Kafka Streams, a window that a record extends or merges away gets a tombstone, then comes the
+new window's result; its time is the window's end. Of a micro-batch the last result per window is
+given (as the original's cache does: no tombstone for a window that no batch has shown), or, with
+``emit_every_update``, every one.
 """
 
 from __future__ import annotations
@@ -69,28 +70,45 @@ class _Sessions(Generic[Layout]):
 
 @dataclass(frozen=True)
 class SessionAggregateSpec(_Sessions[AggregateSpec]):
-    """Built-in aggregates per key and session. Null keys are skipped, null values are not, as in time windows. Where sessions
-    merge, their states are folded in order of time: ``first`` is the earliest one's."""
+    """Built-in aggregates per key and session. Null keys are skipped, null values are not, as in
+    time windows. Where sessions merge, their states are folded in order of time: ``first`` is the
+    earliest one's."""
 
     emit_every_update: bool = False
 
-    def process(self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int) -> OperatorResult:
-        """Folds one task's records into the stored sessions; the last result per window, or every one."""
+    def process(
+        self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int
+    ) -> OperatorResult:
+        """Folds one task's records into the stored sessions; the last result per window, or every
+        one."""
         run = _Run.begin(batch, self, stores[self.store], stream_time, self.emit_every_update)
         run.take_records()
         layout, book = self.layout, run.book
         known = layout.value_serde.decode_array(pa.array(run.stored, pa.binary()))
         states = pa.concat_arrays([known, pa.nulls(len(book.keys) - len(known), known.type)])
         codes = np.array(book.codes, np.int64)
-        inputs = layout.inputs_of(batch.value, lambda column: column.take(pa.array(run.rows, pa.int64())))
+        inputs = layout.inputs_of(
+            batch.value, lambda column: column.take(pa.array(run.rows, pa.int64()))
+        )
         folds = [
-            SessionFold(column=column, stored=state, known=book.stored, codes=codes, merges=book.merges, values=values)
-            for column, state, values in zip(layout.columns, layout.state_columns_of(states), inputs, strict=True)
+            SessionFold(
+                column=column,
+                stored=state,
+                known=book.stored,
+                codes=codes,
+                merges=book.merges,
+                values=values,
+            )
+            for column, state, values in zip(
+                layout.columns, layout.state_columns_of(states), inputs, strict=True
+            )
         ]
         final = run.final()
         sessions = pa.array(final.sessions, pa.int64())
         after = [fold.final().take(sessions) for fold in folds]
-        changes = run.changes(self.store, final, layout.value_serde.encode_array(layout.state_of(after)).to_pylist())
+        changes = run.changes(
+            self.store, final, layout.value_serde.encode_array(layout.state_of(after)).to_pylist()
+        )
         if self.emit_every_update:
             return run.every_result(changes, layout.finish([fold.running() for fold in folds]))
         return run.last_results(changes, final, layout.finish(after))
@@ -98,17 +116,21 @@ class SessionAggregateSpec(_Sessions[AggregateSpec]):
 
 @dataclass(frozen=True)
 class SessionFunctionSpec(_Sessions[PythonAggregateSpec]):
-    """Functions of the user per key and session. ``merger(key, one, two)`` is called where sessions merge, in order of time;
-    unlike the original it is not called to merge with a fresh aggregate. None = the session is deleted. Raises
-    UserFunctionError naming the record."""
+    """Functions of the user per key and session. ``merger(key, one, two)`` is called where sessions
+    merge, in order of time; unlike the original it is not called to merge with a fresh aggregate.
+    None = the session is deleted. Raises UserFunctionError naming the record."""
 
     merger: Callable[[Any, Any, Any], Any]
     emit_every_update: bool = False
 
-    def process(self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int) -> OperatorResult:
+    def process(
+        self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int
+    ) -> OperatorResult:
         """Calls the functions record by record; the last result per window, or every one."""
         run = _Run.begin(batch, self, stores[self.store], stream_time, self.emit_every_update)
-        states: dict[int, Any] = dict(enumerate(self.value_serde.decode_array(pa.array(run.stored, pa.binary())).to_pylist()))
+        states: dict[int, Any] = dict(
+            enumerate(self.value_serde.decode_array(pa.array(run.stored, pa.binary())).to_pylist())
+        )
         every: list[bytes | None] = []
         written: dict[int, bytes | None] = {}
         keys, values = python_keys(batch.key), batch.value.to_pylist()
@@ -132,8 +154,14 @@ class SessionFunctionSpec(_Sessions[PythonAggregateSpec]):
         final = run.final()
         after = [written[session] for session in final.sessions]
         changes = run.changes(self.store, final, after)
-        decoded = self.value_serde.decode_array(pa.array(every if self.emit_every_update else after, pa.binary()))
-        return run.every_result(changes, decoded) if self.emit_every_update else run.last_results(changes, final, decoded)
+        decoded = self.value_serde.decode_array(
+            pa.array(every if self.emit_every_update else after, pa.binary())
+        )
+        return (
+            run.every_result(changes, decoded)
+            if self.emit_every_update
+            else run.last_results(changes, final, decoded)
+        )
 
 
 @dataclass(frozen=True)
@@ -149,8 +177,9 @@ class ReducerMerger:
 
 @dataclass
 class _Final:
-    """The sessions with a record of this batch that are there after it, the contribution ``at`` which each got its last one, and
-    their store keys; ``gone``: stored sessions whose windows are no more, and the contributions that ended them."""
+    """The sessions with a record of this batch that are there after it, the contribution ``at``
+    which each got its last one, and their store keys; ``gone``: stored sessions whose windows are
+    no more, and the contributions that ended them."""
 
     sessions: list[int]
     at: list[int]
@@ -159,7 +188,8 @@ class _Final:
 
 
 class _Shown(NamedTuple):
-    """One result: of a contribution ``at``, with the value at ``place`` or a tombstone, for the session ``start`` to ``end``."""
+    """One result: of a contribution ``at``, with the value at ``place`` or a tombstone, for the
+    session ``start`` to ``end``."""
 
     at: int
     place: int
@@ -171,8 +201,9 @@ class _Shown(NamedTuple):
 class _Run:
     """One batch of one task: its keys, its book of sessions, and how results are shaped.
 
-    ``keys``: the batch's distinct key bytes; ``codes``: per row the index in ``keys``, -1 for one that is left out;
-    ``stored``: stored value bytes and ``stored_keys`` store keys, by session; ``rows``: the row of each contribution.
+    ``keys``: the batch's distinct key bytes; ``codes``: per row the index in ``keys``, -1 for one
+    that is left out; ``stored``: stored value bytes and ``stored_keys`` store keys, by session;
+    ``rows``: the row of each contribution.
     """
 
     batch: EdgeBatch
@@ -185,7 +216,9 @@ class _Run:
     dropped: dict[str, int]
 
     @staticmethod
-    def begin(batch: EdgeBatch, spec: _Sessions[Any], store: StoreView, stream_time: int, every: bool) -> _Run:
+    def begin(
+        batch: EdgeBatch, spec: _Sessions[Any], store: StoreView, stream_time: int, every: bool
+    ) -> _Run:
         """Tell the keys apart and read what is stored of them."""
         encoded = written_bytes(spec.key_serde, batch.key, spec.store, batch).dictionary_encode()
         keys = encoded.dictionary.to_pylist()
@@ -198,7 +231,10 @@ class _Run:
         np.maximum.at(last, codes[keyed], batch.timestamp[keyed])
         book = SessionBook(spec.windows, stream_time, len(keys), history=every)
         loaded = read_sessions(book, store, keys, first.tolist(), last.tolist())
-        counts = {"null-key": batch.key.null_count, "negative-timestamp": int(np.count_nonzero(negative))}
+        counts = {
+            "null-key": batch.key.null_count,
+            "negative-timestamp": int(np.count_nonzero(negative)),
+        }
         dropped = {reason: count for reason, count in counts.items() if count}
         stored = [value[TIMESTAMP_BYTES:] for _, value in loaded]
         return _Run(
@@ -218,9 +254,12 @@ class _Run:
             pass
 
     def take_each_record(self) -> Iterator[int]:
-        """`take_records`, one row after the other: yields each that is not late, once it is in its session."""
+        """`take_records`, one row after the other: yields each that is not late, once it is in its
+        session."""
         late = 0
-        for row, (code, time) in enumerate(zip(self.codes, self.batch.timestamp.tolist(), strict=True)):
+        for row, (code, time) in enumerate(
+            zip(self.codes, self.batch.timestamp.tolist(), strict=True)
+        ):
             if code < 0:
                 continue
             if self.book.add(code, time):
@@ -234,46 +273,70 @@ class _Run:
     def final(self) -> _Final:
         """What the batch has come to.
 
-        Two sessions may have the same window: one that the store showed no more, and one that began anew. The newer one counts.
+        Two sessions may have the same window: one that the store showed no more, and one that began
+        anew. The newer one counts.
         """
         book = self.book
         live = set(book.live())
         last = {session: at for at, session in enumerate(book.codes) if session in live}
         of_window = {self._store_key(session): session for session in sorted(last)}
-        gone = [(session, at) for session, at in book.gone.items() if self.stored_keys[session] not in of_window]
+        gone = [
+            (session, at)
+            for session, at in book.gone.items()
+            if self.stored_keys[session] not in of_window
+        ]
         sessions = list(of_window.values())
         return _Final(sessions, [last[session] for session in sessions], list(of_window), gone)
 
     def changes(self, store: str, final: _Final, values: Sequence[bytes | None]) -> StoreChanges:
         """Deletes of the windows that are no more, then the sessions' ``values``."""
         gone = [self.stored_keys[session] for session, _ in final.gone]
-        times = [split_session_key(key)[2] for key in gone] + [self.book.ends[session] for session in final.sessions]
-        return StoreChanges(store, gone + final.keys, [None] * len(gone) + list(values), np.array(times, np.int64))
+        times = [split_session_key(key)[2] for key in gone] + [
+            self.book.ends[session] for session in final.sessions
+        ]
+        return StoreChanges(
+            store, gone + final.keys, [None] * len(gone) + list(values), np.array(times, np.int64)
+        )
 
-    def last_results(self, changes: StoreChanges, final: _Final, values: pa.Array) -> OperatorResult:
-        """A tombstone for each window that is no more, and ``values``, the results of the sessions."""
-        shown = [_Shown(at, TOMBSTONE, *split_session_key(self.stored_keys[session])[1:]) for session, at in final.gone]
+    def last_results(
+        self, changes: StoreChanges, final: _Final, values: pa.Array
+    ) -> OperatorResult:
+        """A tombstone for each window that is no more, and ``values``, the results of the
+        sessions."""
+        shown = [
+            _Shown(at, TOMBSTONE, *split_session_key(self.stored_keys[session])[1:])
+            for session, at in final.gone
+        ]
         starts, ends = self.book.starts, self.book.ends
         sessions = enumerate(zip(final.sessions, final.at, strict=True))
-        shown += [_Shown(at, place, starts[session], ends[session]) for place, (session, at) in sessions]
+        shown += [
+            _Shown(at, place, starts[session], ends[session]) for place, (session, at) in sessions
+        ]
         return self._result(changes, shown, values)
 
     def every_result(self, changes: StoreChanges, values: pa.Array) -> OperatorResult:
-        """``values``, the result of each contribution, behind the tombstones of the windows that it replaced."""
+        """``values``, the result of each contribution, behind the tombstones of the windows that it
+        replaced."""
         shown = [_Shown(at, TOMBSTONE, start, end) for at, start, end in self.book.replaced]
         shown += [_Shown(at, at, start, end) for at, (start, end) in enumerate(self.book.after)]
         return self._result(changes, shown, values)
 
-    def _result(self, changes: StoreChanges, shown: list[_Shown], values: pa.Array) -> OperatorResult:
+    def _result(
+        self, changes: StoreChanges, shown: list[_Shown], values: pa.Array
+    ) -> OperatorResult:
         """What is ``shown``, in the order of contributions, tombstones first."""
         shown.sort(key=lambda entry: (entry.at, entry.place != TOMBSTONE))
         at, place, starts, ends = np.array(shown, np.int64).reshape(-1, 4).T
         batch = self.batch.take(np.array(self.rows, np.int64)[at] if len(at) else at)
         columns = [batch.key, pa.array(starts), pa.array(ends)]
-        key = pa.StructArray.from_arrays(columns, fields=list(windowed_key_type(self.batch.key.type)))
+        key = pa.StructArray.from_arrays(
+            columns, fields=list(windowed_key_type(self.batch.key.type))
+        )
         output = batch.with_columns(key, values.take(pa.array(place, mask=place == TOMBSTONE)))
         output.timestamp = np.ascontiguousarray(ends)
-        return OperatorResult(output, [changes] if len(changes) else [], self.book.stream_time, self.dropped)
+        return OperatorResult(
+            output, [changes] if len(changes) else [], self.book.stream_time, self.dropped
+        )
 
     def _store_key(self, session: int) -> bytes:
         book = self.book

@@ -1,7 +1,8 @@
 """Which sessions a batch's records open, extend and merge: intervals, no values (pure; KIP-94).
 
-Records are taken one by one in processing order, as Kafka Streams takes them: what a record finds depends on all before it.
-Aggregates are folded over the result, see `everflow.operators.session_fold` and `everflow.operators.session_aggregate`.
+Records are taken one by one in processing order, as Kafka Streams takes them: what a record finds
+depends on all before it. Aggregates are folded over the result, see
+`everflow.operators.session_fold` and `everflow.operators.session_aggregate`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ _FAR_FUTURE_MS = (1 << 56) - 1
 
 
 class Merge(NamedTuple):
-    """Sessions ``parents`` (in order of time) that became the new session ``session`` with the contribution ``at``, the record
-    that lies between them: a merged session always has a contribution of its own."""
+    """Sessions ``parents`` (in order of time) that became the new session ``session`` with the
+    contribution ``at``, the record that lies between them: a merged session always has a
+    contribution of its own."""
 
     at: int
     session: int
@@ -38,16 +40,21 @@ class _OfKey:
 
 
 class SessionBook:
-    """The sessions of a batch's keys. A session is a number: first those that were stored, then the new ones.
+    """The sessions of a batch's keys. A session is a number: first those that were stored, then the
+    new ones.
 
-    A session that grows keeps its number; one made of several gets a new one. ``keys``, ``starts``, ``ends``: by session;
-    ``codes``: the session of each contribution (a record that was not late); ``gone``: stored sessions whose window is no
-    more -> the contribution that ended it. With ``history`` also ``replaced``, every window that a contribution replaced as
-    (contribution, start, end), and ``after``, the window that each contribution went into.
+    A session that grows keeps its number; one made of several gets a new one. ``keys``, ``starts``,
+    ``ends``: by session; ``codes``: the session of each contribution (a record that was not late);
+    ``gone``: stored sessions whose window is no more -> the contribution that ended it. With
+    ``history`` also ``replaced``, every window that a contribution replaced as (contribution,
+    start, end), and ``after``, the window that each contribution went into.
     """
 
-    def __init__(self, windows: SessionWindows, stream_time: int, keys: int, *, history: bool = False) -> None:
-        """``keys``: how many keys there are; ``stream_time``: the operator's before the batch, ms."""
+    def __init__(
+        self, windows: SessionWindows, stream_time: int, keys: int, *, history: bool = False
+    ) -> None:
+        """``keys``: how many keys there are; ``stream_time``: the operator's before the batch,
+        ms."""
         self.gap_ms, self._retention_ms = windows.gap_ms, windows.retention_ms
         self._live = [_OfKey() for _ in range(keys)]
         self.stream_time = stream_time
@@ -63,23 +70,27 @@ class SessionBook:
         self._history = history
 
     def load(self, key: int, start: int, end: int) -> None:
-        """A stored session, with the next number; call it before any record, in order of time within a key."""
+        """A stored session, with the next number; call it before any record, in order of time
+        within a key."""
         self.stored += 1
         self._insert(self._live[key], len(self._live[key].ends), key, start, end)
 
     def add(self, key: int, time: int) -> bool:
-        """Take a record; False if it is late: the session it would be in, itself included, is closed: stream time is more than
-        gap and grace behind its end."""
+        """Take a record; False if it is late: the session it would be in, itself included, is
+        closed: stream time is more than gap and grace behind its end."""
         gap = self.gap_ms
         live = self._live[key]
         starts, ends = live.starts, live.ends
-        # A store shows no session that ends before its retention, though it may still be there (as in Kafka Streams).
+        # A store shows no session that ends before its retention, though it may still be there (as
+        # in Kafka Streams).
         earliest = max(time - gap, self.stream_time - self._retention_ms + 1)
         if time > self.stream_time:
             self.stream_time = time
         low = len(ends) - 1
         if low >= 0 and starts[low] <= time and ends[low] >= earliest:
-            high = low + 1  # the usual case: it belongs to the latest session, which is no other's neighbour
+            high = (
+                low + 1
+            )  # the usual case: it belongs to the latest session, which is no other's neighbour
         else:
             low = high = bisect_left(ends, earliest)
             while high < len(ends) and starts[high] <= time + gap:
@@ -97,7 +108,8 @@ class SessionBook:
         return True
 
     def remove(self, key: int, session: int) -> None:
-        """A session whose aggregate became null with the last contribution: there is none there any more."""
+        """A session whose aggregate became null with the last contribution: there is none there any
+        more."""
         live = self._live[key]
         at = bisect_left(live.ends, self.ends[session])
         while live.sessions[at] != session:  # one that is hidden may end at the same time
@@ -120,7 +132,9 @@ class SessionBook:
         """Let the sessions ``low`` to ``high`` of a key become one with these bounds."""
         contribution = len(self.codes)
         if self._history and start < end:
-            self.replaced += [(contribution, live.starts[at], live.ends[at]) for at in range(low, high)]
+            self.replaced += [
+                (contribution, live.starts[at], live.ends[at]) for at in range(low, high)
+            ]
         session = live.sessions[low]
         if high - low == 1:
             if (start, end) == (live.starts[low], live.ends[low]):
@@ -133,7 +147,11 @@ class SessionBook:
                 self._left(parent, contribution)
             session = self._new(self.keys[parents[0]], start, end)
             self.merges.append(Merge(contribution, session, parents))
-        live.starts[low:high], live.ends[low:high], live.sessions[low:high] = [start], [end], [session]
+        live.starts[low:high], live.ends[low:high], live.sessions[low:high] = (
+            [start],
+            [end],
+            [session],
+        )
 
     def _left(self, session: int, contribution: int) -> None:
         if session < self.stored:
@@ -146,14 +164,19 @@ class SessionBook:
 
 
 def read_sessions(
-    book: SessionBook, store: StoreView, keys: Sequence[bytes], first_ms: Sequence[int], last_ms: Sequence[int]
+    book: SessionBook,
+    store: StoreView,
+    keys: Sequence[bytes],
+    first_ms: Sequence[int],
+    last_ms: Sequence[int],
 ) -> list[tuple[bytes, bytes]]:
     """Load the stored sessions that records of ``keys`` from ``first_ms`` to ``last_ms`` can meet.
 
     Returns the store's entries, in the order of the sessions' numbers.
     """
     loaded = []
-    # No session ends after this; with it, keys that begin with ``key`` and go on with text lie outside.
+    # No session ends after this; with it, keys that begin with ``key`` and go on with text lie
+    # outside.
     end = max(book.stream_time, max(last_ms, default=0), _FAR_FUTURE_MS) + 1
     bounds = [
         (session_key(key, 0, max(first - book.gap_ms, 0)), session_key(key, 0, end))

@@ -1,7 +1,8 @@
 """Folding values into the aggregates of sessions, which merge while the batch is processed.
 
-Between two merges a column is folded as everywhere else; at a merge the parents' states are folded in order of time. So a
-result is the same as if records came one by one, floating-point sums included, wherever a micro-batch was cut.
+Between two merges a column is folded as everywhere else; at a merge the parents' states are folded
+in order of time. So a result is the same as if records came one by one, floating-point sums
+included, wherever a micro-batch was cut.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from everflow.records import Int64
 class SessionFold:
     """One state column of all sessions of a batch.
 
-    ``stored``: per session, null where it was not stored; ``known``: how many were; ``codes``: the session of each
-    contribution, in processing order; ``values``: their values, None where records are counted.
+    ``stored``: per session, null where it was not stored; ``known``: how many were; ``codes``: the
+    session of each contribution, in processing order; ``values``: their values, None where records
+    are counted.
     """
 
     column: StateColumn
@@ -36,13 +38,17 @@ class SessionFold:
     values: pa.Array | None
 
     def final(self) -> pa.Array:
-        """The state per session after the batch; of a session that was merged into another, before that."""
+        """The state per session after the batch; of a session that was merged into another, before
+        that."""
         if self.column.op in ("first", "last"):
-            return self._picked(self._last_of_session() if self.column.op == "last" else self._first_of_session())
+            return self._picked(
+                self._last_of_session() if self.column.op == "last" else self._first_of_session()
+            )
         return self._folded([merge.at for merge in self.merges])[0]
 
     def running(self) -> pa.Array:
-        """The state of the contribution's session after each contribution (a loop: for `emit_every_update`)."""
+        """The state of the contribution's session after each contribution (a loop: for
+        `emit_every_update`)."""
         if self.column.op == "last":
             return self._picked(self._sessions + np.arange(len(self.codes), dtype=np.int64))
         if self.column.op == "first":
@@ -60,7 +66,9 @@ class SessionFold:
 
     def _last_of_session(self) -> Int64:
         at = np.arange(self._sessions)
-        at[self.codes] = self._sessions + np.arange(len(self.codes), dtype=np.int64)  # the last assignment wins
+        at[self.codes] = self._sessions + np.arange(
+            len(self.codes), dtype=np.int64
+        )  # the last assignment wins
         return at
 
     def _first_of_session(self) -> Int64:
@@ -72,10 +80,13 @@ class SessionFold:
         return at
 
     def _folded(self, stops: Sequence[int]) -> tuple[pa.Array, pa.Array]:
-        """The final states, and those of the contributions at ``stops``, which include every merge."""
+        """The final states, and those of the contributions at ``stops``, which include every
+        merge."""
         op = "sum" if self.column.op == "count" else self.column.op
         stored, values = self._operands()
-        numbers, back = as_numbers(StateColumn(self.column.name, self.column.type, op), stored, values)
+        numbers, back = as_numbers(
+            StateColumn(self.column.name, self.column.type, op), stored, values
+        )
         ufunc = UFUNC[op, numbers.dtype.kind]
         state, has = numbers[: self._sessions].copy(), valid(stored).copy()
         used = np.flatnonzero(valid(values))
@@ -102,12 +113,16 @@ class SessionFold:
         """Stored states and values; a count is a sum of ones that begins with 0."""
         if self.column.op == "count":
             ones = np.ones(len(self.codes), np.int64)
-            return self.stored.fill_null(0), pa.array(ones, mask=None if self.values is None else ~valid(self.values))
+            return self.stored.fill_null(0), pa.array(
+                ones, mask=None if self.values is None else ~valid(self.values)
+            )
         assert self.values is not None
         return self.stored, as_operands(self.column, self.values)
 
 
-def _merge(merge: Merge, state: np.ndarray[Any, Any], has: np.ndarray[Any, Any], ufunc: np.ufunc) -> None:
+def _merge(
+    merge: Merge, state: np.ndarray[Any, Any], has: np.ndarray[Any, Any], ufunc: np.ufunc
+) -> None:
     parents = [parent for parent in merge.parents if has[parent]]
     if parents:
         state[merge.session] = reduce(ufunc, (state[parent] for parent in parents))

@@ -17,10 +17,12 @@ from everflow.state.store import StoreView
 
 @dataclass(frozen=True)
 class TableSpec(KeyedOperator):
-    """Keeps the last value of each key; null keys are dropped, a null value deletes and is forwarded.
+    """Keeps the last value of each key; null keys are dropped, a null value deletes and is
+    forwarded.
 
-    An update older than the stored one is applied all the same, as in Kafka Streams without versioned stores. The store is
-    not read. One output per key and batch, the last, with its own time; all of them with ``emit_every_update``.
+    An update older than the stored one is applied all the same, as in Kafka Streams without
+    versioned stores. The store is not read. One output per key and batch, the last, with its own
+    time; all of them with ``emit_every_update``.
     """
 
     store: str
@@ -33,13 +35,31 @@ class TableSpec(KeyedOperator):
         """Arrow type of the output's value."""
         return self.value_serde.type
 
-    def process(self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int) -> OperatorResult:
+    def process(
+        self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int
+    ) -> OperatorResult:
         """Upserts and deletes of one task's records."""
-        groups = group(batch, self.key_serde, None, stream_time, store=self.store, skip_null_values=False)
+        groups = group(
+            batch, self.key_serde, None, stream_time, store=self.store, skip_null_values=False
+        )
         last_rows = groups.rows[groups.last]
-        values = written_bytes(self.value_serde, batch.value.take(pa.array(last_rows)), self.store, batch, last_rows).to_pylist()
+        values = written_bytes(
+            self.value_serde, batch.value.take(pa.array(last_rows)), self.store, batch, last_rows
+        ).to_pylist()
         changes = StoreChanges(self.store, groups.keys, values, batch.timestamp[last_rows])
-        at = np.arange(len(groups.rows), dtype=np.int64) if self.emit_every_update else np.sort(groups.last)
+        at = (
+            np.arange(len(groups.rows), dtype=np.int64)
+            if self.emit_every_update
+            else np.sort(groups.last)
+        )
         rows = groups.rows[at]
         shown = batch.value.take(pa.array(rows))
-        return result(batch, groups, changes, at=at, values=shown, timestamps=batch.timestamp[rows], window=None)
+        return result(
+            batch,
+            groups,
+            changes,
+            at=at,
+            values=shown,
+            timestamps=batch.timestamp[rows],
+            window=None,
+        )

@@ -17,7 +17,8 @@ _RAISES = dis.opmap["RAISE_VARARGS"]
 class UserFunctionError(EverflowError):
     """A function of the user failed, or gave what its serde cannot write; the cause is chained.
 
-    Attributes: ``source`` (index of the input topic in the plan), ``partition`` and ``offset`` of the record.
+    Attributes: ``source`` (index of the input topic in the plan), ``partition`` and ``offset`` of
+    the record.
     """
 
     code = "EF-USER-FUNCTION"
@@ -28,9 +29,10 @@ class UserFunctionError(EverflowError):
 
 
 def require_users(error: BaseException) -> None:
-    """Whatever a function of the user raises is its failure at that record, ``sys.exit()`` and classes that are no Exception
-    included: nobody would be told of which record otherwise. Raises ``error`` again if it is an interrupt that a signal made
-    (Ctrl-C in a test driver): such a KeyboardInterrupt comes at a line that raises nothing."""
+    """Whatever a function of the user raises is its failure at that record, ``sys.exit()`` and
+    classes that are no Exception included: nobody would be told of which record otherwise. Raises
+    ``error`` again if it is an interrupt that a signal made (Ctrl-C in a test driver): such a
+    KeyboardInterrupt comes at a line that raises nothing."""
     if not isinstance(error, KeyboardInterrupt):
         return
     at = error.__traceback__
@@ -40,7 +42,9 @@ def require_users(error: BaseException) -> None:
         raise error
 
 
-def function_failure(store: str, batch: EdgeBatch, row: int, error: BaseException) -> UserFunctionError:
+def function_failure(
+    store: str, batch: EdgeBatch, row: int, error: BaseException
+) -> UserFunctionError:
     """The error of a user's function at the record in ``row`` of the batch."""
     what = "gave a value that cannot be stored" if isinstance(error, SerdeError) else "failed"
     return UserFunctionError(
@@ -51,9 +55,11 @@ def function_failure(store: str, batch: EdgeBatch, row: int, error: BaseExceptio
     )
 
 
-def refused(serde: Serde, column: pa.Array, error: BaseException) -> tuple[int, BaseException] | None:
-    """The value that ``serde`` could not write, its index and its own error, after `encode_array` raised ``error``; None where each
-    value by itself can be written."""
+def refused(
+    serde: Serde, column: pa.Array, error: BaseException
+) -> tuple[int, BaseException] | None:
+    """The value that ``serde`` could not write, its index and its own error, after `encode_array`
+    raised ``error``; None where each value by itself can be written."""
     if isinstance(error, SerdeError) and error.index is not None:
         return error.index, error
     for index, value in enumerate(column.to_pylist()):
@@ -65,9 +71,11 @@ def refused(serde: Serde, column: pa.Array, error: BaseException) -> tuple[int, 
     return None
 
 
-def written_bytes(serde: Serde, column: pa.Array, store: str, batch: EdgeBatch, rows: Int64 | None = None) -> pa.Array:
-    """Bytes of ``column``, whose values come from ``rows`` of the batch (None: from all, in order). UserFunctionError naming the
-    record of a value that cannot be written."""
+def written_bytes(
+    serde: Serde, column: pa.Array, store: str, batch: EdgeBatch, rows: Int64 | None = None
+) -> pa.Array:
+    """Bytes of ``column``, whose values come from ``rows`` of the batch (None: from all, in order).
+    UserFunctionError naming the record of a value that cannot be written."""
     try:
         return serde.encode_array(column)
     except BaseException as error:
@@ -76,4 +84,6 @@ def written_bytes(serde: Serde, column: pa.Array, store: str, batch: EdgeBatch, 
         if found is None:
             raise
         index, cause = found
-        raise function_failure(store, batch, index if rows is None else int(rows[index]), cause) from cause
+        raise function_failure(
+            store, batch, index if rows is None else int(rows[index]), cause
+        ) from cause

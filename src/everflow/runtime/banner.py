@@ -17,7 +17,8 @@ _LIST_WIDTH = 76  # topics or stores named before "and n more"
 
 @dataclass(frozen=True, kw_only=True)
 class Banner:
-    """``topology`` is `topology_lines` of the program, ``program`` says where it is, if anywhere."""
+    """``topology`` is `topology_lines` of the program, ``program`` says where it is, if
+    anywhere."""
 
     application_id: str
     version: str
@@ -34,7 +35,10 @@ class Banner:
         rows = [
             ("application", f"{self.application_id}   (everflow {self.version})"),
             ("brokers", self.bootstrap_servers),
-            ("guarantee", f"{self.guarantee}, {self.threads} stream thread{'s' * (self.threads != 1)}"),
+            (
+                "guarantee",
+                f"{self.guarantee}, {self.threads} stream thread{'s' * (self.threads != 1)}",
+            ),
             ("topology", self.topology[0]),
             ("", self.topology[1]),
             ("", self.topology[2]),
@@ -51,11 +55,20 @@ def topology_lines(topology: Topology) -> tuple[str, str, str]:
     sources = [node for node in topology.nodes if isinstance(node, SourceNode)]
     sinks = [node for node in topology.nodes if isinstance(node, SinkNode)]
     read = [topic for node in sources if node.kind != "repartition" for topic in node.topics]
-    stores = [spec.name for node in topology.nodes if isinstance(node, StatefulNode) for spec in node.stores]
-    written = [
-        node.topic if isinstance(node.topic, str) else "(a topic per record)" for node in sinks if node.kind != "repartition"
+    stores = [
+        spec.name
+        for node in topology.nodes
+        if isinstance(node, StatefulNode)
+        for spec in node.stores
     ]
-    rekeyed = len({topic for node in sources if node.kind == "repartition" for topic in node.topics})
+    written = [
+        node.topic if isinstance(node.topic, str) else "(a topic per record)"
+        for node in sinks
+        if node.kind != "repartition"
+    ]
+    rekeyed = len(
+        {topic for node in sources if node.kind == "repartition" for topic in node.topics}
+    )
     keeps = _listed(stores) if stores else "nothing (stateless)"
     if rekeyed:
         keeps += f"; re-keys through {rekeyed} repartition topic{'s' * (rekeyed != 1)}"

@@ -23,8 +23,8 @@ STATE = "state "
 #             ▼                      ▼
 #        NOT_RUNNING               ERROR
 class ClientState(enum.Enum):
-    """CREATED -> REBALANCING <-> RUNNING -> PENDING_SHUTDOWN -> NOT_RUNNING; a failure: -> PENDING_ERROR ->
-    ERROR."""
+    """CREATED -> REBALANCING <-> RUNNING -> PENDING_SHUTDOWN -> NOT_RUNNING; a failure: ->
+    PENDING_ERROR -> ERROR."""
 
     CREATED = "CREATED"
     REBALANCING = "REBALANCING"
@@ -36,7 +36,8 @@ class ClientState(enum.Enum):
 
 
 class IllegalStateError(EverflowError):
-    """An instance was asked for what it cannot do in its present state; the message says when it can."""
+    """An instance was asked for what it cannot do in its present state; the message says when it
+    can."""
 
     code = "EF-ILLEGAL-STATE"
 
@@ -60,8 +61,8 @@ StateListener = Callable[[ClientState, ClientState], None]
 
 
 class StateMachine:
-    """The present state; any thread may ask for a change. The listener gets ``(new, old)``, one call at a
-    time and in order."""
+    """The present state; any thread may ask for a change. The listener gets ``(new, old)``, one
+    call at a time and in order."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -76,15 +77,17 @@ class StateMachine:
             return self._state
 
     def to(self, state: ClientState) -> bool:
-        """Change; False if it is the state already, or if the instance is on its way out and ``state`` is not
-        (a late event of a thread that still runs). IllegalTransitionError for any other step the machine does
-        not have."""
+        """Change; False if it is the state already, or if the instance is on its way out and
+        ``state`` is not (a late event of a thread that still runs). IllegalTransitionError for any
+        other step the machine does not have."""
         with self._lock:
             old = self._state
             if state is old or (old in STOPPING and state not in CLIENT_TRANSITIONS[old]):
                 return False
             if state not in CLIENT_TRANSITIONS[old]:
-                raise IllegalTransitionError(f"An instance cannot go from {old.name} to {state.name}.")
+                raise IllegalTransitionError(
+                    f"An instance cannot go from {old.name} to {state.name}."
+                )
             self._state = state
             moves.info("%s%s -> %s", STATE, old.name, state.name)
             self._changed.notify_all()

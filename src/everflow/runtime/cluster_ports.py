@@ -90,9 +90,20 @@ def _nothing() -> None:
 class ClusterPorts:
     """See the module. What has to be closed whatever becomes of the instance goes to ``held``."""
 
-    def __init__(self, ground: Ground, context: Any, standbys: Callable[[], StandbyUpdateListener], held: ExitStack) -> None:
+    def __init__(
+        self,
+        ground: Ground,
+        context: Any,
+        standbys: Callable[[], StandbyUpdateListener],
+        held: ExitStack,
+    ) -> None:
         self._ground, self._context, self._standbys, self._held = ground, context, standbys, held
-        self._end_sums = EndSums(ground.changelogs.stable_ends, ground.changelogs_of_tasks(), ground.clock, ground.admin.stop)
+        self._end_sums = EndSums(
+            ground.changelogs.stable_ends,
+            ground.changelogs_of_tasks(),
+            ground.clock,
+            ground.admin.stop,
+        )
         self._racks = racks_of(ground)
         self._racks.refresh()
         self._lost_writers = lost_writers_of(ground)
@@ -114,16 +125,28 @@ class ClusterPorts:
         ground, directory, clock = self._ground, self._ground.directory, self._ground.clock
         specs = ground.blueprint.store_specs()
 
-        def prepare(task: TaskId, store: str, state: ChangelogState, incarnation: str) -> PreparedStore:
+        def prepare(
+            task: TaskId, store: str, state: ChangelogState, incarnation: str
+        ) -> PreparedStore:
             sync, now_ms = ground.config.state_sync, clock.now_ms()
-            return prepare_store(directory, task, specs[store], state, incarnation=incarnation, now_ms=now_ms, sync=sync)
+            return prepare_store(
+                directory,
+                task,
+                specs[store],
+                state,
+                incarnation=incarnation,
+                now_ms=now_ms,
+                sync=sync,
+            )
 
         services = UpdaterServices(
             open_follower=lambda: CopyFollower(ground.reader),
             states=ground.changelogs.states,
             stable_ends=ground.changelogs.stable_ends,
             prepare=prepare,
-            distrust=lambda task, store, reason: directory.distrust(directory.store_path(task, store), reason),
+            distrust=lambda task, store, reason: directory.distrust(
+                directory.store_path(task, store), reason
+            ),
             became_hot=lambda task: instance.member.became_hot(task),
             restores=instance.tracker,
             standbys=self._standbys,
@@ -134,23 +157,39 @@ class ClusterPorts:
 
     def copies(self, instance: Instance) -> Copies:
         """What the state folder holds is looked at here."""
-        sources = (instance.updater.followed, instance.running_ids, instance.recovering_ids, instance.tracker.positions)
-        copies = Copies(*sources, self._ground.changelogs.known_delete_retention_ms, self._ground.clock)
-        copies.scan(self._ground.directory, self._ground.logged, self._ground.changelog, self._ground.changelogs.states)
+        sources = (
+            instance.updater.followed,
+            instance.running_ids,
+            instance.recovering_ids,
+            instance.tracker.positions,
+        )
+        copies = Copies(
+            *sources, self._ground.changelogs.known_delete_retention_ms, self._ground.clock
+        )
+        copies.scan(
+            self._ground.directory,
+            self._ground.logged,
+            self._ground.changelog,
+            self._ground.changelogs.states,
+        )
         return copies
 
     def member(self, instance: Instance) -> GroupMember:
         """It will tell the group of the copies."""
         assignor = task_assignor(self._ground, instance.copies, self._end_sums, self._racks)
         settings = instance.hosts.group = group_settings(self._ground)
-        return GroupMember(settings, assignor, instance.on_member_event, finishing=lambda: instance.book.finishing)
+        return GroupMember(
+            settings, assignor, instance.on_member_event, finishing=lambda: instance.book.finishing
+        )
 
     def open_gate(self, instance: Instance) -> None:
         """Workers ask it before any commit."""
         application_id = self._ground.config.application_id
         backend = GateBackend(
             member=instance.member.metadata,
-            encode=lambda m: group_metadata(m.generation, application_id, m.member_id, m.instance_id),
+            encode=lambda m: group_metadata(
+                m.generation, application_id, m.member_id, m.instance_id
+            ),
             commit=instance.deferred.commit,
         )
         self._gate = CommitGate(instance.book, backend)
@@ -170,7 +209,8 @@ class ClusterPorts:
         return ThreadPoolExecutor(size, thread_name_prefix=f"everflow-{name}")
 
     def thread_settings(self, number: int) -> ThreadSettings:
-        """Also notes the thread's transactional id, so that the next start on this folder fences it."""
+        """Also notes the thread's transactional id, so that the next start on this folder fences
+        it."""
         ground, config, directory = self._ground, self._ground.config, self._ground.directory
         name = transactional_id(config, directory.process_id, number)
         if config.exactly_once and name not in directory.transactional_ids:
@@ -184,7 +224,9 @@ class ClusterPorts:
             limits=config.batches(),
             task_timeout_ms=config.task_timeout_ms,
             keep_alive_ms=config.keep_alive_ms,
-            partitions=prepared_partitions(ground.blueprint.plan, ground.input_partitions(), config.resident_max_records),
+            partitions=prepared_partitions(
+                ground.blueprint.plan, ground.input_partitions(), config.resident_max_records
+            ),
         )
 
     def recovery(self, instance: Instance, stop: threading.Event, *, pauses: bool) -> Recovery:
@@ -223,11 +265,16 @@ class ClusterPorts:
         freshness = Freshness(instance.settled_tasks, book.broken, lambda: member.heartbeats)
         in_use = lambda: instance.manager.in_use() | book.owned()  # noqa: E731
         delay_ms = ground.config.state_cleanup_delay_ms
-        cleaner = StateCleaner(ground.directory, instance.copies, in_use, generation, ground.clock, delay_ms)
+        cleaner = StateCleaner(
+            ground.directory, instance.copies, in_use, generation, ground.clock, delay_ms
+        )
         self._keeper = StateKeeper(freshness, cleaner, ground.directory.sweep, ground.clock)
         blueprint = ground.blueprint
         changelogs = {tp.topic for listed in ground.changelogs_of_tasks().values() for tp in listed}
-        names, external = changelogs.union(blueprint.partitions), set(blueprint.partitions) - blueprint.repartition
+        names, external = (
+            changelogs.union(blueprint.partitions),
+            set(blueprint.partitions) - blueprint.repartition,
+        )
         changes = TopicChanges(blueprint.application_id, blueprint.partitions, external, names)
         describe = lambda: ground.admin.describe_topics(names, WATCH_REQUEST_S)  # noqa: E731
         self._watch = TopicWatch(describe, changes, instance.failed, ground.clock)
@@ -251,7 +298,9 @@ class ClusterPorts:
     def fence(self, own: bool) -> None:
         """By a producer with the same transactional id."""
         if own:
-            fence_all(self._ground.config.producer(), self._ground.directory.transactional_ids, FENCE_S)
+            fence_all(
+                self._ground.config.producer(), self._ground.directory.transactional_ids, FENCE_S
+            )
         else:
             self._lost_writers.fence_all()
 

@@ -31,7 +31,8 @@ END_S = 30.0
 
 @dataclass
 class Foreground:
-    """``signal``: the number of the first one, None without; ``joined``: whether the start had gone through by then."""
+    """``signal``: the number of the first one, None without; ``joined``: whether the start had gone
+    through by then."""
 
     streams: KafkaStreams
     leave_group: bool | None
@@ -55,7 +56,8 @@ class Foreground:
         return None if self.streams._log_file is None else self.streams._log_file.path
 
     def run(self) -> None:
-        """Start it and return when it has ended. Raises what stopped it, if that was no signal; whoever calls tells it."""
+        """Start it and return when it has ended. Raises what stopped it, if that was no signal;
+        whoever calls tells it."""
         streams = self.streams
         streams._told_by_caller = True
         with owned() as signals, signals.told_to(self._on_signal):
@@ -74,7 +76,8 @@ class Foreground:
         return self.streams._life.states.wait_ended(TICK_S) or self._overdue()
 
     def _overdue(self) -> bool:
-        """Whether the end takes too long; it then goes on in the background for as long as this process lives."""
+        """Whether the end takes too long; it then goes on in the background for as long as this
+        process lives."""
         over = time.monotonic() - self._told_at_s > self.timeout_s
         if over:
             log.warning("The end takes longer than %.0f s, it is not waited for", self.timeout_s)
@@ -86,13 +89,23 @@ class Foreground:
         if count == 1:
             self.signal, self.joined, self._told_at_s = number, streams._joined, time.monotonic()
             hurry = "SIGTERM" if number == signal.SIGHUP else "a second one"
-            moves.info("stopping: %s (%s; %s does not wait)", self._what(), signal.Signals(number).name, hurry)
+            moves.info(
+                "stopping: %s (%s; %s does not wait)",
+                self._what(),
+                signal.Signals(number).name,
+                hurry,
+            )
             streams._begin_close(self.timeout_s, self.leave_group)
         elif count == 2:
-            moves.info("stopping now: batches in flight have a second to end, nothing more is handed over")
+            moves.info(
+                "stopping now: batches in flight have a second to end, nothing more is handed over"
+            )
             streams._life.hurry.set()
         else:
-            moves.info("still stopping: nothing can make it quicker but kill -9, which loses nothing that was committed")
+            moves.info(
+                "still stopping: nothing can make it quicker but kill -9, which loses nothing that "
+                "was committed"
+            )
 
     def _what(self) -> str:
         if self.streams.state in STOPPING:

@@ -1,7 +1,7 @@
 """Joins an instance's parts: what happens between them, and in which order they begin.
 
-`InstanceEnd` ends them. `KafkaStreams` runs both on a cluster (`ClusterPorts`), a simulation on a simulated one: neither has an
-order or a reaction to an event of its own (note 011).
+`InstanceEnd` ends them. `KafkaStreams` runs both on a cluster (`ClusterPorts`), a simulation on a
+simulated one: neither has an order or a reaction to an event of its own (note 011).
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from typing import Protocol
 from everflow import metrics as names
 from everflow.clock import Clock, Deadline
 from everflow.errors import EverflowError
-from everflow.membership.member import Assigned, Failed, GroupMember, Lost, MemberEvent, Revoked, Roles
+from everflow.membership.member import (
+    Assigned,
+    Failed,
+    GroupMember,
+    Lost,
+    MemberEvent,
+    Revoked,
+    Roles,
+)
 from everflow.metrics import Metrics
 from everflow.records import TaskId, TopicPartition
 from everflow.retry import quietly, retrying
@@ -74,11 +82,13 @@ class EventLoop(Protocol):
 
     def start(self) -> None: ...
     def end(self) -> None:
-        """Run no event that is posted from now on; returns when those before have run. Also where it was never started."""
+        """Run no event that is posted from now on; returns when those before have run. Also where
+        it was never started."""
 
 
 class InstancePorts(Protocol):
-    """Makes the parts of an instance that know its cluster, each once and in this order, and has the effects that no part has.
+    """Makes the parts of an instance that know its cluster, each once and in this order, and has
+    the effects that no part has.
 
     A part may use what the instance has by then, and call the instance once it was started.
     """
@@ -109,10 +119,12 @@ class InstancePorts(Protocol):
 
     def is_worker(self, pid: int) -> bool: ...
     def fence(self, own: bool) -> None:
-        """Abort what this process's transactional ids have left open; ``own`` False: what those of members that are gone have."""
+        """Abort what this process's transactional ids have left open; ``own`` False: what those of
+        members that are gone have."""
 
     def look(self) -> None:
-        """With every turn of the loop, quick: EverflowError where the instance has lost the ground that it stands on."""
+        """With every turn of the loop, quick: EverflowError where the instance has lost the ground
+        that it stands on."""
 
     def purge(self, positions: Mapping[TopicPartition, int]) -> None:
         """Now and then: records before these positions were read and committed."""
@@ -129,7 +141,8 @@ class InstancePorts(Protocol):
 
 
 class Instance:
-    """See the module. ``stop``: set once everything has to give up what it waits for. ``failed``: the instance cannot go on."""
+    """See the module. ``stop``: set once everything has to give up what it waits for. ``failed``:
+    the instance cannot go on."""
 
     def __init__(
         self,
@@ -143,7 +156,13 @@ class Instance:
         metrics: Metrics,
         tracker: RestoreTracker,
     ) -> None:
-        self.ports, self.settings, self.clock, self.states, self.failed = ports, settings, clock, states, failed
+        self.ports, self.settings, self.clock, self.states, self.failed = (
+            ports,
+            settings,
+            clock,
+            states,
+            failed,
+        )
         self.stop, self.pause, self.metrics, self.tracker = stop, pause, metrics, tracker
         self.book = GateBook()
         self.hosts = HostMap(clock)
@@ -156,10 +175,18 @@ class Instance:
         self.deferred = DeferredOffsets(self.member.commit)
         ports.open_gate(self)
         self.ends = ports.ends(self)
-        self.restores, self.tails = ports.pool("restore", RESTORE_THREADS), ports.pool("tail", TAIL_THREADS)
+        self.restores, self.tails = (
+            ports.pool("restore", RESTORE_THREADS),
+            ports.pool("tail", TAIL_THREADS),
+        )
         self.fencing = ports.pool("fence", 1)
         self.threads += [self.open_thread(number) for number in range(settings.threads)]
-        self.manager = TaskManager(gate=self.book, threads=self.threads, updater=self.updater, services=self._task_services())
+        self.manager = TaskManager(
+            gate=self.book,
+            threads=self.threads,
+            updater=self.updater,
+            services=self._task_services(),
+        )
         counted = ThreadCountPorts(
             open_thread=self.open_thread,
             slots=ports.slots,
@@ -173,15 +200,17 @@ class Instance:
         ports.wired(self)
 
     def start(self) -> None:
-        """Begin with everything and join; returns before tasks run. TaskTimeoutError where no broker lets it join, StoppedError."""
+        """Begin with everything and join; returns before tasks run. TaskTimeoutError where no
+        broker lets it join, StoppedError."""
         self.ports.begin()
         self.ends.start()
         for thread in self.threads:
             thread.start()
         self.updater.start()
         self.loop.start()
-        # From the joining on tasks arrive. Not before the threads are warm: a task that another instance hands over without a
-        # restore would stand still meanwhile (seconds; measured by `bench scaleout`).
+        # From the joining on tasks arrive. Not before the threads are warm: a task that another
+        # instance hands over without a restore would stand still meanwhile (seconds; measured by
+        # `bench scaleout`).
         await_warm([thread.warm for thread in self.threads], self.clock, self.stop)
         deadline = Deadline(self.clock, self.settings.task_timeout_ms)
         joining = lambda: self.member.start(JOIN_ATTEMPT_S)  # noqa: E731
@@ -199,7 +228,11 @@ class Instance:
 
     def running_positions(self) -> dict[TopicPartition, int]:
         """Next offsets to read of their inputs."""
-        return {tp: offset for task in self.running_tasks() for tp, offset in dict(task.positions).items()}
+        return {
+            tp: offset
+            for task in self.running_tasks()
+            for tp, offset in dict(task.positions).items()
+        }
 
     def running_ids(self) -> list[TaskId]:
         return [task.id for task in self.running_tasks()]
@@ -208,7 +241,9 @@ class Instance:
         """The running tasks, each as of its thread's last moment between batches."""
         found = []
         for thread in self.threads:
-            at_ms = thread.settled_ms  # before the tasks: one that comes now was recovered later, which its stores know already
+            # before the tasks: one that comes now was recovered later, which its stores know
+            # already
+            at_ms = thread.settled_ms
             for task in list(thread.tasks.values()):
                 if at_ms is None or task.state is not TaskState.RUNNING:
                     continue
@@ -271,7 +306,8 @@ class Instance:
     def _before_release(self, tasks: Collection[TaskId]) -> None:
         if self.deferred.held():
             quietly(lambda: self.deferred.commit([]))
-        # What the group still would not take must not go over the next owner's offsets with a later batch.
+        # What the group still would not take must not go over the next owner's offsets with a later
+        # batch.
         self.deferred.forget({tp for task in tasks for tp in self.ports.create(task).inputs})
 
     # --- the loop --------------------------------------------------------------------------------
@@ -314,7 +350,8 @@ class Instance:
             self.book.revoke(event.tasks, self.member.metadata())
             post(lambda: manager.revoked(event.tasks))
         elif isinstance(event, Lost):
-            # Everything, also what was revoked before and is not released yet: the event does not name it.
+            # Everything, also what was revoked before and is not released yet: the event does not
+            # name it.
             self.book.disown_all()
             self.deferred.forget(event.partitions | self.deferred.held())
             post(lambda: manager.lost(event.tasks))
@@ -327,8 +364,9 @@ class Instance:
             post(lambda: self.failed(event.error))  # it calls the user's state listener
 
     def _fence_lost(self) -> None:
-        """Tasks came: their last owner may have vanished in the middle of a transaction. Runs beside their recovery, which waits
-        for that transaction's end, and never behind one: on a thread of its own."""
+        """Tasks came: their last owner may have vanished in the middle of a transaction. Runs
+        beside their recovery, which waits for that transaction's end, and never behind one: on a
+        thread of its own."""
         self.fencing.submit(lambda: self.ports.fence(own=False))
 
     def _look_at_tasks(self) -> None:
@@ -338,7 +376,11 @@ class Instance:
         if self.states.state in STOPPING:
             return
         all_running = all_running and not any_stalled(self.threads, self.clock)
-        if all_running and self.member.stable and all(thread.warm.is_set() for thread in self.threads):
+        if (
+            all_running
+            and self.member.stable
+            and all(thread.warm.is_set() for thread in self.threads)
+        ):
             self.states.to(ClientState.RUNNING)
         elif not all_running:
             self.states.to(ClientState.REBALANCING)

@@ -24,7 +24,8 @@ _ROWS = 50
 
 
 class InstanceDisplay(Living):
-    """The last expression of a notebook's cell shows state, tasks and graph; a look also tells the rate since the one before."""
+    """The last expression of a notebook's cell shows state, tasks and graph; a look also tells the
+    rate since the one before."""
 
     _topology: Topology
     _looked: tuple[float, float] | None = None
@@ -39,7 +40,10 @@ class InstanceDisplay(Living):
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        parts = [f"state {self.state.name}", *([] if self.state in ENDED else [summary(self.all_tasks()), self._lag()])]
+        parts = [
+            f"state {self.state.name}",
+            *([] if self.state in ENDED else [summary(self.all_tasks()), self._lag()]),
+        ]
         if self.error is not None:
             parts.append(f"error [{self.error.code}] {_first_line(self.error)}")
         return f"KafkaStreams({self.config.application_id}: {', '.join(filter(None, parts))})"
@@ -61,7 +65,9 @@ class InstanceDisplay(Living):
         before, self._looked = self._looked, (now, records)
         found = [f"{records:,.0f} records processed"]
         if before is not None and now - before[0] >= 0.1:
-            found.append(f"{(records - before[1]) / (now - before[0]):,.0f} records/s since the last look")
+            found.append(
+                f"{(records - before[1]) / (now - before[0]):,.0f} records/s since the last look"
+            )
         return found if self.state in ENDED else [*found, self._lag()]
 
     def _lag(self) -> str:
@@ -75,7 +81,9 @@ class InstanceDisplay(Living):
 def _table(tasks: Mapping[TaskId, TaskStatus]) -> str:
     if not tasks:
         return ""
-    head = "".join(f'<th style="{_CELL}">{title}</th>' for title in ("task", "role", "state", "lag", ""))
+    head = "".join(
+        f'<th style="{_CELL}">{title}</th>' for title in ("task", "role", "state", "lag", "")
+    )
     rows = [_row(task, status) for task, status in list(tasks.items())[:_ROWS]]
     if len(tasks) > _ROWS:
         rows.append(f'<tr><td colspan="5">and {len(tasks) - _ROWS:,} more tasks</td></tr>')
@@ -84,7 +92,13 @@ def _table(tasks: Mapping[TaskId, TaskStatus]) -> str:
 
 def _row(task: TaskId, status: TaskStatus) -> str:
     lag = "unknown" if status.lag is None else f"{status.lag:,}"
-    said = trouble(status.trouble) if status.trouble is not None else "" if status.copied is None else progress([status])
+    said = (
+        trouble(status.trouble)
+        if status.trouble is not None
+        else ""
+        if status.copied is None
+        else progress([status])
+    )
     cells = (str(task), role_of(status), status.state.name, lag, said)
     return "<tr>" + "".join(f'<td style="{_CELL}">{escape(cell)}</td>' for cell in cells) + "</tr>"
 

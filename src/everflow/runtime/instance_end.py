@@ -20,14 +20,16 @@ log = logging.getLogger("everflow")
 
 LOOK_S = 0.1
 HURRY_MS = 1_000.0
-"""For so long a batch in flight may still end by itself where there is no time, or nobody who could take its commit."""
+"""For so long a batch in flight may still end by itself where there is no time, or nobody who could
+take its commit."""
 LEAVE_S, LEAVE_WITHOUT_BROKER_S = 5.0, 1.0
 
 
 @dataclass(kw_only=True)
 class InstanceEnd:
-    """Ends an instance, started or not. ``leave_group`` as `GroupMember.leave` has it; ``drain_s`` 0: hand nothing over;
-    ``hurry``: set by who does not want to wait; ``told``: what it is at, in words."""
+    """Ends an instance, started or not. ``leave_group`` as `GroupMember.leave` has it; ``drain_s``
+    0: hand nothing over; ``hurry``: set by who does not want to wait; ``told``: what it is at, in
+    words."""
 
     instance: Instance
     leave_group: bool | None
@@ -38,9 +40,10 @@ class InstanceEnd:
     """Workers were killed in the middle of a batch: a transaction may be open."""
 
     def run(self) -> None:
-        """Tasks are handed over -> batches end and commit -> offsets held back are committed -> stores are flushed -> the group is
-        left. Raises the first failure, after the last step: a member that did not leave would keep its tasks from the others for as
-        long as this process lives."""
+        """Tasks are handed over -> batches end and commit -> offsets held back are committed ->
+        stores are flushed -> the group is left. Raises the first failure, after the last step: a
+        member that did not leave would keep its tasks from the others for as long as this process
+        lives."""
         failures: list[Exception] = []
         steps = {
             "handing the tasks over": self._drain,
@@ -58,13 +61,18 @@ class InstanceEnd:
                 with waiting(name):
                     step()
             except Exception as error:
-                log.error("A step of the shutdown failed: %s", error, exc_info=not isinstance(error, EverflowError))
+                log.error(
+                    "A step of the shutdown failed: %s",
+                    error,
+                    exc_info=not isinstance(error, EverflowError),
+                )
                 failures.append(error)
         if failures:
             raise failures[0]
 
     def _drain(self) -> None:
-        """D8: go on processing until every task has gone to a hot copy elsewhere, or nobody could take one."""
+        """D8: go on processing until every task has gone to a hot copy elsewhere, or nobody could
+        take one."""
         instance, member = self.instance, self.instance.member
         if self.drain_s <= 0 or instance.stop.is_set() or member.metadata().generation < 0:
             return
@@ -99,12 +107,14 @@ class InstanceEnd:
         for thread in threads:
             self._await_thread(thread)
         for thread in threads:
-            # No batch runs any more. Idle workers hold a producer that the next instance on this folder fences; end them.
+            # No batch runs any more. Idle workers hold a producer that the next instance on this
+            # folder fences; end them.
             self._kill_workers(thread)
 
     def _await_thread(self, thread: StreamThread) -> None:
-        """Until its batch in flight has ended. By force where nobody wants to wait, or no broker could take its commit: that is a
-        worker's crash, which the next recovery of these tasks makes up for (D6)."""
+        """Until its batch in flight has ended. By force where nobody wants to wait, or no broker
+        could take its commit: that is a worker's crash, which the next recovery of these tasks
+        makes up for (D6)."""
         since_ms: float | None = None
         while not thread.join(LOOK_S):
             if not (self.hurry.is_set() or self._brokers_away()):
@@ -115,8 +125,18 @@ class InstanceEnd:
                 thread.cut_off = True
                 if self._kill_workers(thread):
                     self.cut_off = True
-                    why = "asked to stop now" if self.hurry.is_set() else "the brokers do not answer"
-                    moves.info("Stream thread %d: its batch is cut off (%s); its records are processed again", thread.number, why)
+                    why = (
+                        "asked to stop now" if self.hurry.is_set() else "the brokers do not answer"
+                    )
+                    moves.info(
+                        (
+                            "Stream thread %d: its batch is cut off (%s); its records are "
+                            "processed "
+                            "again"
+                        ),
+                        thread.number,
+                        why,
+                    )
 
     def _kill_workers(self, thread: StreamThread) -> bool:
         ports = self.instance.ports
@@ -142,7 +162,8 @@ class InstanceEnd:
             self.instance.ports.fence(own=True)
         except EverflowError as error:
             log.warning(
-                "A transaction of the batch that was cut off may stay open: %s. It ends with the next start on this state folder, "
+                "A transaction of the batch that was cut off may stay open: %s. It ends with the "
+                "next start on this state folder, "
                 "or by its time-out.",
                 error,
             )
@@ -154,4 +175,6 @@ class InstanceEnd:
         self.instance.ports.checkpoint(self.instance.running_tasks())
 
     def _leave(self) -> None:
-        self.instance.member.leave(LEAVE_WITHOUT_BROKER_S if self._brokers_away() else LEAVE_S, self.leave_group)
+        self.instance.member.leave(
+            LEAVE_WITHOUT_BROKER_S if self._brokers_away() else LEAVE_S, self.leave_group
+        )

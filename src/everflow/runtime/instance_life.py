@@ -1,8 +1,9 @@
 """Starts an instance once and ends it once, whoever asks for that and when.
 
-Any thread asks, at any moment: one thread ends the instance, once. While the start is still under way that thread only sets the
-flag that every wait of a start looks at, and begins when the start has given up: nothing is then made behind its back.
-`KafkaStreams` has one of these, and so has every simulated instance.
+Any thread asks, at any moment: one thread ends the instance, once. While the start is still under
+way that thread only sets the flag that every wait of a start looks at, and begins when the start
+has given up: nothing is then made behind its back. `KafkaStreams` has one of these, and so has
+every simulated instance.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class InstanceLife:
         self.instance: Instance | None = None
         """Once the cluster was looked at, for good."""
         self.held = ExitStack()
-        """What a start has opened: closed at the end, the last one first, whatever became of the start."""
+        """What a start has opened: closed at the end, the last one first, whatever became of the
+        start."""
         self.stop = threading.Event()
         """Set once everything has to give up what it waits for."""
         self.hurry = threading.Event()
@@ -51,7 +53,8 @@ class InstanceLife:
         self._end_over = threading.Event()
 
     def start(self, begin: Callable[[], None]) -> BaseException | None:
-        """Run ``begin`` in state REBALANCING. What its caller is told: nothing where it went through, or was closed meanwhile."""
+        """Run ``begin`` in state REBALANCING. What its caller is told: nothing where it went
+        through, or was closed meanwhile."""
         with self._lock:
             if not self.states.to(ClientState.REBALANCING):
                 return None  # closed this moment
@@ -95,12 +98,18 @@ class InstanceLife:
         elif self.stop.is_set():  # the wish of somebody else, or the failure of another thread
             told = self.error
         else:
-            self.error = error if isinstance(error, EverflowError) else EverflowError(f"The start failed: {error!r}")
+            self.error = (
+                error
+                if isinstance(error, EverflowError)
+                else EverflowError(f"The start failed: {error!r}")
+            )
             self._begin_end(ClientState.PENDING_ERROR)
         self._clock.wait(self._end_over, START_GIVES_UP_MS)
         return told
 
-    def _begin_end(self, state: ClientState, leave_group: bool | None = None, drain_s: float = 0.0) -> None:
+    def _begin_end(
+        self, state: ClientState, leave_group: bool | None = None, drain_s: float = 0.0
+    ) -> None:
         with self._lock:
             if self.states.to(state):  # the first of all who ask
                 self._spawn("everflow-shutdown", lambda: self._end(leave_group, drain_s))
@@ -115,7 +124,11 @@ class InstanceLife:
         try:
             self._end_all(leave_group, drain_s)
         except Exception as error:  # the state must still say that it is over
-            log.error("The shutdown did not go through: %s", error, exc_info=not isinstance(error, EverflowError))
+            log.error(
+                "The shutdown did not go through: %s",
+                error,
+                exc_info=not isinstance(error, EverflowError),
+            )
             failed = True
         self.states.to(ClientState.ERROR if failed else ClientState.NOT_RUNNING)
         self._ended()
@@ -127,7 +140,11 @@ class InstanceLife:
             try:
                 if self.instance is not None:
                     InstanceEnd(
-                        instance=self.instance, leave_group=leave_group, drain_s=drain_s, hurry=self.hurry, told=self.note_end
+                        instance=self.instance,
+                        leave_group=leave_group,
+                        drain_s=drain_s,
+                        hurry=self.hurry,
+                        told=self.note_end,
                     ).run()
             finally:
                 self.note_end("closing its connections")
@@ -151,7 +168,8 @@ class Living:
 
 
 def _interrupt(error: BaseException) -> BaseException | None:
-    """The interrupt behind an error: one that comes inside a client's C code surfaces as a SystemError."""
+    """The interrupt behind an error: one that comes inside a client's C code surfaces as a
+    SystemError."""
     seen: BaseException | None = error
     while seen is not None and isinstance(seen, Exception):
         seen = seen.__cause__ or seen.__context__

@@ -1,6 +1,7 @@
 """`KafkaStreams`: one instance of an application, from start to close.
 
-What it does between start and close is `Instance`'s: here is what users call, and what a start checks and opens first.
+What it does between start and close is `Instance`'s: here is what users call, and what a start
+checks and opens first.
 """
 
 from __future__ import annotations
@@ -51,17 +52,22 @@ from everflow.travel.inert import InertInstance, in_worker
 log = logging.getLogger("everflow")
 
 
-class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, InstanceDisplay, Telling):
-    """Runs a topology. One object is one instance: one member of the group ``application.id``; it starts once.
+class KafkaStreams(
+    InteractiveQueries, InstanceOperations, InstanceShutdown, InstanceDisplay, Telling
+):
+    """Runs a topology. One object is one instance: one member of the group ``application.id``; it
+    starts once.
 
-        KafkaStreams(builder.build(), application_id="delays", bootstrap_servers="broker:9092").run()
+        KafkaStreams(builder.build(), application_id="delays",
+        bootstrap_servers="broker:9092").run()
 
     Args:
         topology: what `StreamsBuilder.build` gave.
-        config: a `StreamsConfig`, or a mapping of its keys (``{"application.id": "delays"}``); or pass them as keywords.
+        config: a `StreamsConfig`, or a mapping of its keys (``{"application.id": "delays"}``); or
+        pass them as keywords.
 
-    All methods may be called from any thread, except `run` (main thread). Raises ConfigError for wrong settings, TopologyError for
-    what is no topology.
+    All methods may be called from any thread, except `run` (main thread). Raises ConfigError for
+    wrong settings, TopologyError for what is no topology.
     """
 
     def __new__(cls, *_: object, **__: object) -> KafkaStreams:
@@ -77,7 +83,11 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
         **keys: Any,
     ) -> None:
         self._topology = checked_topology(topology, "KafkaStreams")
-        self.config = config if isinstance(config, StreamsConfig) and not keys else StreamsConfig(config, **keys)
+        self.config = (
+            config
+            if isinstance(config, StreamsConfig) and not keys
+            else StreamsConfig(config, **keys)
+        )
         self._clock = clock or SystemClock()
         self._life = InstanceLife(self._clock, on_thread, self._on_ended)
         self._metrics = Metrics()
@@ -93,12 +103,14 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
     # --- what users see --------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Check everything that can be checked, join the group, start the threads; returns before the tasks run.
+        """Check everything that can be checked, join the group, start the threads; returns before
+        the tasks run.
 
-        Raises ConfigError, StateLockedError, StateFormatError, StateDiskError, TaskTimeoutError (no broker within
-        ``task.timeout.ms``), TopologyError (topics), InternalTopicError, OffsetsExpiredError, StoreLayoutError, SetupError. Then
-        the state is ERROR. Closed meanwhile it returns early, and interrupted (Ctrl-C) it raises KeyboardInterrupt: then the state
-        is NOT_RUNNING.
+        Raises ConfigError, StateLockedError, StateFormatError, StateDiskError, TaskTimeoutError (no
+        broker within ``task.timeout.ms``), TopologyError (topics), InternalTopicError,
+        OffsetsExpiredError, StoreLayoutError, SetupError. Then the state is ERROR. Closed meanwhile
+        it returns early, and interrupted (Ctrl-C) it raises KeyboardInterrupt: then the state is
+        NOT_RUNNING.
         """
         self._require_created("the instance is started")
         install()
@@ -108,15 +120,19 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
         failure = self._life.start(self._start)
         if isinstance(failure, EverflowError):
             log.debug("The start failed", exc_info=failure)
-            raise failure.with_traceback(None) from None  # for people: the frames of everflow are in the log
+            raise failure.with_traceback(
+                None
+            ) from None  # for people: the frames of everflow are in the log
         if failure is not None:
             raise failure
 
     def run(self, leave_group: bool | None = None) -> None:
-        """`start`, then block until SIGINT, SIGTERM or SIGHUP ends the instance in order, as `close` does with ``leave_group``, at
-        any moment, the start included. A second signal ends the draining and the batches in flight. Each is told in a line, and the
-        call returns (docs/STOPPING.md). Raises what stopped the instance otherwise. On another thread than the main one it hears
-        no signals, and no SIGHUP that is ignored (``nohup``) or has a handler of the program's own."""
+        """`start`, then block until SIGINT, SIGTERM or SIGHUP ends the instance in order, as
+        `close` does with ``leave_group``, at any moment, the start included. A second signal ends
+        the draining and the batches in flight. Each is told in a line, and the call returns
+        (docs/STOPPING.md). Raises what stopped the instance otherwise. On another thread than the
+        main one it hears no signals, and no SIGHUP that is ignored (``nohup``) or has a handler of
+        the program's own."""
         try:
             Foreground(self, leave_group).run()
         except EverflowError as error:
@@ -124,31 +140,47 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
 
     @staticmethod
     def running(application_id: str | None = None) -> list[KafkaStreams]:
-        """The instances, of one application or of all, that were started in this process and have not begun to end: where a
-        notebook's cell that was run again has taken the variable of one, ``KafkaStreams.running()[0].close()`` ends it."""
+        """The instances, of one application or of all, that were started in this process and have
+        not begun to end: where a notebook's cell that was run again has taken the variable of one,
+        ``KafkaStreams.running()[0].close()`` ends it."""
         found = [one for one in running_here() if isinstance(one, KafkaStreams)]
         return [one for one in found if application_id in (None, one.config.application_id)]
 
     def all_tasks(self) -> dict[TaskId, TaskStatus]:
-        """Every task on this instance: its role, state, how far behind it is. For operators and views."""
+        """Every task on this instance: its role, state, how far behind it is. For operators and
+        views."""
         instance = self._life.instance
         if instance is None:
             return {}
-        known = (instance.book.owned(), instance.running_tasks(), instance.ends.ends(), instance.updater.followed())
+        known = (
+            instance.book.owned(),
+            instance.running_tasks(),
+            instance.ends.ends(),
+            instance.updater.followed(),
+        )
         restores = (instance.recovering_ids(), self._tracker.progress())
-        return statuses(*known, *restores, handing_over=instance.manager.handing_over(), troubles=troubles(instance.threads))
+        return statuses(
+            *known,
+            *restores,
+            handing_over=instance.manager.handing_over(),
+            troubles=troubles(instance.threads),
+        )
 
     def metrics(self) -> dict[str, float | str]:
-        """Counters since the start, the present lag (records; NaN while it is not known) and restore progress, by the names in
-        `everflow.metrics`."""
+        """Counters since the start, the present lag (records; NaN while it is not known) and
+        restore progress, by the names in `everflow.metrics`."""
         values: dict[str, float | str] = {**self._metrics.snapshot()}
         values[names.CLIENT_STATE] = self.state.name
         instance = self._life.instance
         threads = [] if instance is None else instance.threads
         values[names.ALIVE_STREAM_THREADS] = sum(1 for thread in threads if not thread.join(0))
-        values[names.FAILING_STREAM_THREADS] = sum(1 for thread in threads if thread.trouble is not None)
+        values[names.FAILING_STREAM_THREADS] = sum(
+            1 for thread in threads if thread.trouble is not None
+        )
         tasks = self.all_tasks()
-        values[names.LAG] = input_lag(tasks.values()) if tasks or self.state is ClientState.RUNNING else math.nan
+        values[names.LAG] = (
+            input_lag(tasks.values()) if tasks or self.state is ClientState.RUNNING else math.nan
+        )
         values.update(copies_metrics({} if instance is None else instance.updater.followed()))
         return values
 
@@ -157,7 +189,8 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
         return self._tracker.fraction()
 
     def _introduction(self, program: str = "") -> str:
-        """The banner, for who shows it before `start`, which would say it otherwise; ``program``: where it was loaded from."""
+        """The banner, for who shows it before `start`, which would say it otherwise; ``program``:
+        where it was loaded from."""
         self._introduced = True
         return banner(self.config, self._topology, program).text()
 
@@ -176,7 +209,8 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
         directory = StateDirectory.open(path, config.application_id, sync=config.state_sync)
         held.push(lambda kind, *_: self._release(directory, clean=kind is None))
         self._log_file = instance_log(config)
-        # 2-7. The cluster is there, earlier writers are fenced, topics exist and fit, and so does what is stored.
+        # 2-7. The cluster is there, earlier writers are fenced, topics exist and fit, and so does
+        # what is stored.
         admin = ClusterAdmin(config.admin(), stop=stop)
         held.callback(admin.close)
         blueprint = prepare_cluster(self._topology, config, admin, directory, self._clock, stop)
@@ -191,9 +225,13 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
         )
         context = self._spark()  # 8.
         # 9-12. The instance, which joins last.
-        instance = self._life.instance = self._wired(ClusterPorts(ground, context, lambda: self._standby_listener, held))
+        instance = self._life.instance = self._wired(
+            ClusterPorts(ground, context, lambda: self._standby_listener, held)
+        )
         ports = self._query_ports(ground, instance)
-        self._queries = store_queries(self._topology, blueprint, config.application_server, ports, self._clock)
+        self._queries = store_queries(
+            self._topology, blueprint, config.application_server, ports, self._clock
+        )
         instance.start()
         self._joined = True
 
@@ -211,7 +249,10 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
         return get_context(self.config.num_stream_threads + RESTORE_THREADS + 1, self._life.stop)
 
     def _wired(self, ports: ClusterPorts, kind: Callable[..., Instance] = Instance) -> Instance:
-        settings, told = instance_settings(self.config), (self._life.states, self._on_failed, self._life.stop)
+        settings, told = (
+            instance_settings(self.config),
+            (self._life.states, self._on_failed, self._life.stop),
+        )
         return kind(ports, settings, self._clock, *told, self._pause, self._metrics, self._tracker)
 
     def _query_ports(self, ground: Ground, instance: Instance) -> QueryPorts:
@@ -222,7 +263,11 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
                 **instance.updater.stores(),
                 **instance.manager.idle_stores(),
                 # A thread restores its tasks after a batch that failed.
-                **{task.id: task.stores for task in instance.held_tasks() if task.state is TaskState.RESTORING},
+                **{
+                    task.id: task.stores
+                    for task in instance.held_tasks()
+                    if task.state is TaskState.RESTORING
+                },
             },
             hosts=instance.hosts.hosts,
             ends=lambda partitions: ground.admin.end_offsets(partitions, ground.isolation),
@@ -234,7 +279,12 @@ class KafkaStreams(InteractiveQueries, InstanceOperations, InstanceShutdown, Ins
             return
         self._metrics.add(names.FAILED_STREAM_THREADS, 1)
         log.debug("How the error that stops the instance came about", exc_info=error)
-        log.log(logging.INFO if self._told_by_caller else logging.ERROR, "The instance stops: [%s] %s", error.code, error)
+        log.log(
+            logging.INFO if self._told_by_caller else logging.ERROR,
+            "The instance stops: [%s] %s",
+            error.code,
+            error,
+        )
         self._life.fail(error)
 
     def _on_ended(self) -> None:

@@ -26,7 +26,8 @@ class InstanceOperations(Living):
     _standby_listener: StandbyUpdateListener
 
     def set_state_listener(self, listener: StateListener) -> None:
-        """``listener(new, old)`` on every change, on the thread that made it: return quickly. Before `start` only."""
+        """``listener(new, old)`` on every change, on the thread that made it: return quickly.
+        Before `start` only."""
         self._require_created("a state listener is set")
         self._life.states.listener = listener
 
@@ -36,16 +37,19 @@ class InstanceOperations(Living):
         self._tracker.listener = listener
 
     def set_standby_update_listener(self, listener: StandbyUpdateListener) -> None:
-        """Told of what standby tasks do (KIP-988), on the state updater's thread. Before `start` only."""
+        """Told of what standby tasks do (KIP-988), on the state updater's thread. Before `start`
+        only."""
         self._require_created("a standby update listener is set")
         self._standby_listener = listener
 
     def pause(self) -> None:
-        """Process nothing, restore nothing, let standbys follow nothing, on this instance, until `resume` (KIP-834).
+        """Process nothing, restore nothing, let standbys follow nothing, on this instance, until
+        `resume` (KIP-834).
 
-        Batches in flight end and commit. The instance stays a member of the group and keeps its tasks: heartbeats go on, rebalances
-        are answered, and tasks that come meanwhile are paused too; its state stays what it is. A draining `close` does not wait for
-        a resume. May be called before `start`. Not remembered by the next process, and the other instances go on.
+        Batches in flight end and commit. The instance stays a member of the group and keeps its
+        tasks: heartbeats go on, rebalances are answered, and tasks that come meanwhile are paused
+        too; its state stays what it is. A draining `close` does not wait for a resume. May be
+        called before `start`. Not remembered by the next process, and the other instances go on.
         """
         self._pause.pause()
 
@@ -58,56 +62,69 @@ class InstanceOperations(Living):
         return self._pause.paused
 
     def add_stream_thread(self) -> str | None:
-        """One stream thread more (KIP-663): its name once it has its share of this instance's tasks, or is about to get it.
+        """One stream thread more (KIP-663): its name once it has its share of this instance's
+        tasks, or is about to get it.
 
-        Returns when its workers run, some seconds later; until then it has no task. Tasks that come to it are handed over between
-        two batches, without a restore; those that stay where they are do not pause. The group counts it from the next rebalance on,
-        asked for at once. Not remembered by the next process: that is ``num.stream.threads``. None where the instance ends
+        Returns when its workers run, some seconds later; until then it has no task. Tasks that come
+        to it are handed over between two batches, without a restore; those that stay where they are
+        do not pause. The group counts it from the next rebalance on, asked for at once. Not
+        remembered by the next process: that is ``num.stream.threads``. None where the instance ends
         meanwhile, or the workers did not start within a minute.
 
-        Raises IllegalStateError where the instance does not run, or Spark has no task slot left for it.
+        Raises IllegalStateError where the instance does not run, or Spark has no task slot left for
+        it.
         """
         return self._counted().add()
 
     def remove_stream_thread(self, timeout: float | None = None) -> str | None:
-        """One stream thread less (KIP-663), the one added last: its name when it has ended; None where the instance ends meanwhile.
+        """One stream thread less (KIP-663), the one added last: its name when it has ended; None
+        where the instance ends meanwhile.
 
-        Its tasks go to the other threads after the batch in flight, without a restore; the group counts it no more from the next
-        rebalance on. The last one cannot be removed.
+        Its tasks go to the other threads after the batch in flight, without a restore; the group
+        counts it no more from the next rebalance on. The last one cannot be removed.
 
-        Raises IllegalStateError where the instance does not run or has one thread only; TaskTimeoutError if the batch in flight
-        takes longer than ``timeout`` seconds (None: any time): the thread stays then.
+        Raises IllegalStateError where the instance does not run or has one thread only;
+        TaskTimeoutError if the batch in flight takes longer than ``timeout`` seconds (None: any
+        time): the thread stays then.
         """
         return self._counted().remove(timeout)
 
     def shut_down_application(self) -> None:
-        """End every instance of the application, this one too, for a fault that no restart mends (KIP-671).
+        """End every instance of the application, this one too, for a fault that no restart mends
+        (KIP-671).
 
-        The request goes to the others with the next rebalance, which this one asks for at once. Each finishes as after a failure:
-        state ERROR, ``error`` a ShutdownRequestedError that names who asked; nothing is drained, all leave the group. Does not wait
-        for that. Instances that are started later run. Raises IllegalStateError where the instance is not a member of the group.
+        The request goes to the others with the next rebalance, which this one asks for at once.
+        Each finishes as after a failure: state ERROR, ``error`` a ShutdownRequestedError that names
+        who asked; nothing is drained, all leave the group. Does not wait for that. Instances that
+        are started later run. Raises IllegalStateError where the instance is not a member of the
+        group.
         """
         instance = self._life.instance
         if instance is None or self.state not in (ClientState.REBALANCING, ClientState.RUNNING):
             raise IllegalStateError(
-                f"In state {self.state.name} an instance cannot ask the others to end: it asks through the group, which it is in "
+                f"In state {self.state.name} an instance cannot ask the others to end: it asks "
+                f"through the group, which it is in "
                 f"while REBALANCING or RUNNING."
             )
         log.error("The whole application is asked to shut down")
         instance.member.shut_down_application()
 
     def clean_up(self) -> None:
-        """Delete this instance's stores; the next start restores them from their changelogs. Before `start` or after the end only.
+        """Delete this instance's stores; the next start restores them from their changelogs. Before
+        `start` or after the end only.
 
-        All tasks' stores below ``<state.dir>/<application.id>`` go, under the folder's lock. What is left names the instance and
-        the transactions it may have left open, so that the next start ends them. Without a folder there is nothing to clean.
+        All tasks' stores below ``<state.dir>/<application.id>`` go, under the folder's lock. What
+        is left names the instance and the transactions it may have left open, so that the next
+        start ends them. Without a folder there is nothing to clean.
 
-        Raises IllegalStateError while the instance runs; StateLockedError if another process works on the folder; StateFormatError
-        if it belongs to another application or a later release; StateDiskError.
+        Raises IllegalStateError while the instance runs; StateLockedError if another process works
+        on the folder; StateFormatError if it belongs to another application or a later release;
+        StateDiskError.
         """
         if self.state is not ClientState.CREATED and self.state not in ENDED:
             raise IllegalStateError(
-                f"In state {self.state.name} the stores are in use: clean up before the start, or after close()."
+                f"In state {self.state.name} the stores are in use: clean up before the start, or "
+                f"after close()."
             )
         remove_stores(Path(self.config.state_dir).expanduser(), self.config.application_id)
 
@@ -115,14 +132,16 @@ class InstanceOperations(Living):
         instance = self._life.instance
         if instance is None or self.state not in (ClientState.REBALANCING, ClientState.RUNNING):
             raise IllegalStateError(
-                f"In state {self.state.name} there are no stream threads to add to or to remove: start the instance first."
+                f"In state {self.state.name} there are no stream threads to add to or to remove: "
+                f"start the instance first."
             )
         return instance.thread_count
 
     def _require_created(self, what: str) -> None:
         if self.state is not ClientState.CREATED:
             raise IllegalStateError(
-                f"In state {self.state.name} it is too late: {what} once, before anything else. To run the topology again, close() "
+                f"In state {self.state.name} it is too late: {what} once, before anything else. To "
+                f"run the topology again, close() "
                 "this instance, then make a new KafkaStreams(...) and start that."
             )
 

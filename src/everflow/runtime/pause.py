@@ -8,7 +8,8 @@ _LOOK_S = 0.1
 
 
 class Pause:
-    """A flag of one instance, from its creation on, whatever becomes of its tasks meanwhile. Safe from any thread."""
+    """A flag of one instance, from its creation on, whatever becomes of its tasks meanwhile. Safe
+    from any thread."""
 
     def __init__(self) -> None:
         self._resumed = threading.Event()

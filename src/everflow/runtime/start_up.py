@@ -42,17 +42,25 @@ COMMITTED_TIMEOUT_S = 30.0
 
 
 def prepare_cluster(
-    topology: Topology, config: StreamsConfig, admin: ClusterAdmin, directory: StateDirectory, clock: Clock, stop: threading.Event
+    topology: Topology,
+    config: StreamsConfig,
+    admin: ClusterAdmin,
+    directory: StateDirectory,
+    clock: Clock,
+    stop: threading.Event,
 ) -> Blueprint:
-    """Steps 2-7 of a start (step 1, the lock on the state folder, is the caller's). ``stop``, set meanwhile, ends it with some
-    EverflowError; ``admin`` looks at it too.
+    """Steps 2-7 of a start (step 1, the lock on the state folder, is the caller's). ``stop``, set
+    meanwhile, ends it with some EverflowError; ``admin`` looks at it too.
 
-    Raises TaskTimeoutError (no broker), TopologyError (topics missing, partition counts that do not fit), InternalTopicError,
-    OffsetsExpiredError, StoreLayoutError, StateFormatError.
+    Raises TaskTimeoutError (no broker), TopologyError (topics missing, partition counts that do not
+    fit), InternalTopicError, OffsetsExpiredError, StoreLayoutError, StateFormatError.
     """
     # 2. A broker answers, or says for how long it has not.
-    cluster_id = admin.wait_until_reachable(config.task_timeout_ms / 1000, lambda line: log.warning("%s", line))
-    # 3. Earlier processes on this folder may have left transactions open; they hide committed offsets until fenced (D6).
+    cluster_id = admin.wait_until_reachable(
+        config.task_timeout_ms / 1000, lambda line: log.warning("%s", line)
+    )
+    # 3. Earlier processes on this folder may have left transactions open; they hide committed
+    #    offsets until fenced (D6).
     _fence_recorded(config, directory, clock, stop)
     # 4. The user's topics, and whether their partitions fit together.
     subs = cut(topology)
@@ -69,14 +77,21 @@ def prepare_cluster(
     _require_outputs(topology, config, admin, max(counts.values(), default=1))
     # 5. Internal topics: created at the first start, validated at every other (I10).
     _prepare_internal(needed, counts, config, admin)
-    partitions = {**counts, **{name: partitions for name, (partitions, _) in needed.repartition.items()}}
+    partitions = {
+        **counts,
+        **{name: partitions for name, (partitions, _) in needed.repartition.items()},
+    }
     # 6. What is stored was written as this program reads it.
     layouts = _compared_layouts(topology, config, admin, partitions)
     # 7. The physical plan.
     return Blueprint(
         application_id=config.application_id,
         cluster_id=cluster_id,
-        plan=plan(emitting_every_update(topology) if config.emit_every_update else topology, subs.index_of, config.application_id),
+        plan=plan(
+            emitting_every_update(topology) if config.emit_every_update else topology,
+            subs.index_of,
+            config.application_id,
+        ),
         inputs={sub.index: sub.inputs(config.application_id) for sub in subs.subtopologies},
         stores={sub.index: sub.stores for sub in subs.subtopologies},
         partitions=partitions,
@@ -99,23 +114,39 @@ def _partitions_of(counts: Mapping[str, int]) -> list[TopicPartition]:
     return [TopicPartition(name, p) for name, count in sorted(counts.items()) for p in range(count)]
 
 
-def _compared_layouts(topology: Topology, config: StreamsConfig, admin: ClusterAdmin, partitions: Mapping[str, int]) -> str:
+def _compared_layouts(
+    topology: Topology, config: StreamsConfig, admin: ClusterAdmin, partitions: Mapping[str, int]
+) -> str:
     """What is written of the stores beside offsets from now on; StoreLayoutError (note 013)."""
-    committed = admin.committed(config.application_id, _partitions_of(partitions), COMMITTED_TIMEOUT_S)
+    committed = admin.committed(
+        config.application_id, _partitions_of(partitions), COMMITTED_TIMEOUT_S
+    )
     found = [from_json(parse_metadata(offset.metadata).layouts) for offset in committed.values()]
     kept = layouts_to_keep(config.application_id, topology, found)
     text = to_text(kept)
     if kept and not text:
-        log.warning("The %d stores are too many for a check of their layouts at the next start (docs/design/013)", len(kept))
+        log.warning(
+            (
+                "The %d stores are too many for a check of their layouts at the next start "
+                "(docs/design/013)"
+            ),
+            len(kept),
+        )
     return text
 
 
-def _require_outputs(topology: Topology, config: StreamsConfig, admin: ClusterAdmin, partitions: int) -> None:
+def _require_outputs(
+    topology: Topology, config: StreamsConfig, admin: ClusterAdmin, partitions: int
+) -> None:
     dead_letters = config.errors_dead_letter_queue_topic_name
     outputs = fixed_outputs(topology, dead_letters)
     found = admin.describe_topics(outputs)
     missing = {name: where for name, where in outputs.items() if name not in found}
-    error = missing_outputs(missing, admin.creates_topics(), partitions, dead_letters) if missing else None
+    error = (
+        missing_outputs(missing, admin.creates_topics(), partitions, dead_letters)
+        if missing
+        else None
+    )
     if error is not None:
         raise error
 
@@ -125,7 +156,9 @@ def transactional_id(config: StreamsConfig, process_id: str, thread: int) -> str
     return f"{config.application_id}-{process_id}-{thread}"
 
 
-def _fence_recorded(config: StreamsConfig, directory: StateDirectory, clock: Clock, stop: threading.Event) -> None:
+def _fence_recorded(
+    config: StreamsConfig, directory: StateDirectory, clock: Clock, stop: threading.Event
+) -> None:
     recorded = directory.transactional_ids
     deadline = Deadline(clock, config.task_timeout_ms)
     fence = lambda: fence_all(config.producer(), recorded, FENCE_ATTEMPT_S)  # noqa: E731
@@ -139,14 +172,17 @@ def _fence_recorded(config: StreamsConfig, directory: StateDirectory, clock: Clo
 
 
 def offset_resets(subs: SubTopologies, config: StreamsConfig) -> dict[str, str]:
-    """Topic -> where it begins without a committed offset: as its source says, else as ``auto.offset.reset``."""
+    """Topic -> where it begins without a committed offset: as its source says, else as
+    ``auto.offset.reset``."""
     policies: dict[str, str] = {}
     for node in subs.topology.nodes:
         if isinstance(node, SourceNode):
             for topic in node.topics:
                 internal = node.kind == "repartition"
                 name = f"{config.application_id}-{topic}" if internal else topic
-                policies[name] = "earliest" if internal else node.offset_reset or config.auto_offset_reset
+                policies[name] = (
+                    "earliest" if internal else node.offset_reset or config.auto_offset_reset
+                )
     return policies
 
 
@@ -170,7 +206,9 @@ class ClusterTopics:
         wanted = {spec.name: (spec.partitions, spec.config) for spec in topics}
         self._admin.create_topics(wanted, self._config.replication_factor)
 
-    def spans(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, tuple[int, int]]:
+    def spans(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, tuple[int, int]]:
         """Log start and log end."""
         asked = list(partitions)
         starts = self._admin.list_offsets(asked, "earliest", "read_uncommitted")
@@ -179,13 +217,19 @@ class ClusterTopics:
 
     def any_committed(self, partitions: Iterable[TopicPartition]) -> bool:
         """Whether the group has an offset on any of them."""
-        return bool(self._admin.committed(self._config.application_id, list(partitions), COMMITTED_TIMEOUT_S))
+        return bool(
+            self._admin.committed(
+                self._config.application_id, list(partitions), COMMITTED_TIMEOUT_S
+            )
+        )
 
 
 def require_tasks(blueprint: Blueprint) -> None:
     """TopologyError for a program without any input."""
     if not any(blueprint.inputs.values()):
-        raise TopologyError("The topology reads no topic; add builder.stream(...) or builder.table(...).")
+        raise TopologyError(
+            "The topology reads no topic; add builder.stream(...) or builder.table(...)."
+        )
 
 
 def commit_starts(
@@ -195,8 +239,9 @@ def commit_starts(
     clock: Clock,
     stop: threading.Event,
 ) -> None:
-    """Commit where new partitions begin, before anything of them is processed: records in internal topics without any
-    committed offset then always mean that offsets were lost (D5). ``commit``: `GroupMember.commit`."""
+    """Commit where new partitions begin, before anything of them is processed: records in internal
+    topics without any committed offset then always mean that offsets were lost (D5). ``commit``:
+    `GroupMember.commit`."""
     if not started:
         return
     offsets = {tp: (offset, format_metadata(START_METADATA, {})) for tp, offset in started.items()}
@@ -210,9 +255,11 @@ def commit_starts(
 
 
 def await_warm(threads: Sequence[threading.Event], clock: Clock, stop: threading.Event) -> None:
-    """Wait, a minute for each at most, until the stream threads have their Spark jobs and workers; an operator is told.
-    StoppedError when ``stop`` is set."""
-    moves.info("Preparing the Spark jobs and Python workers of %s", counted(len(threads), "stream thread"))
+    """Wait, a minute for each at most, until the stream threads have their Spark jobs and workers;
+    an operator is told. StoppedError when ``stop`` is set."""
+    moves.info(
+        "Preparing the Spark jobs and Python workers of %s", counted(len(threads), "stream thread")
+    )
     with waiting("preparing Spark jobs and Python workers"):
         for warm in threads:
             slices = int(WARM_UP_WAIT_S / LOOK_S)
@@ -220,4 +267,7 @@ def await_warm(threads: Sequence[threading.Event], clock: Clock, stop: threading
                 slices -= 1
     if stop.is_set():
         raise StoppedError("stopped while stream threads were prepared")
-    moves.info("Joining the group; it waits for a member that was killed until its session is over (session.timeout.ms)")
+    moves.info(
+        "Joining the group; it waits for a member that was killed until its session is over "
+        "(session.timeout.ms)"
+    )

@@ -19,13 +19,17 @@ class TaskStatus:
     """One task on this instance.
 
     Attributes:
-        state: CREATED while it is ours and is nowhere yet: it waits for its stream thread, or for the state updater to let go.
-            SUSPENDED while it is handed over: revoked here, and its next owner does not have it yet.
-        lag: a running active task: input records that wait; otherwise offsets between its copy and the end of its changelogs.
+        state: CREATED while it is ours and is nowhere yet: it waits for its stream thread, or for
+        the state updater to let go.
+            SUSPENDED while it is handed over: revoked here, and its next owner does not have it
+            yet.
+        lag: a running active task: input records that wait; otherwise offsets between its copy and
+        the end of its changelogs.
             None: not known yet.
         rate: records/s of its copy, restoring or following.
         remaining_s: until its copy is complete at that rate; None: not known, 0: complete.
-        copied: offsets of its changelogs that its copy has, of ``copied + lag``; None for a running active task.
+        copied: offsets of its changelogs that its copy has, of ``copied + lag``; None for a running
+        active task.
         trouble: what keeps it from getting on, since when and how often; None for one that does.
     """
 
@@ -48,9 +52,12 @@ def statuses(
     handing_over: Collection[TaskId] = (),
     troubles: Mapping[TaskId, Trouble] | None = None,
 ) -> dict[TaskId, TaskStatus]:
-    """All tasks by id. ``owned``: what the group wants active here; ``ends``: of input partitions; ``restores``: under way;
-    ``handing_over``: revoked, not given up yet. One whose last batch still runs is RUNNING. ``troubles``: of their threads."""
-    found = {task: TaskStatus(role=TaskRole.ACTIVE, state=TaskState.CREATED, lag=None) for task in owned}
+    """All tasks by id. ``owned``: what the group wants active here; ``ends``: of input partitions;
+    ``restores``: under way; ``handing_over``: revoked, not given up yet. One whose last batch still
+    runs is RUNNING. ``troubles``: of their threads."""
+    found = {
+        task: TaskStatus(role=TaskRole.ACTIVE, state=TaskState.CREATED, lag=None) for task in owned
+    }
     found |= {
         task: TaskStatus(
             role=copy.role,
@@ -63,13 +70,21 @@ def statuses(
         for task, copy in followed.items()
     }
     found |= {task: _restoring(restores.get(task, ())) for task in recovering}
-    found |= {task: TaskStatus(role=TaskRole.ACTIVE, state=TaskState.SUSPENDED, lag=None) for task in handing_over}
+    found |= {
+        task: TaskStatus(role=TaskRole.ACTIVE, state=TaskState.SUSPENDED, lag=None)
+        for task in handing_over
+    }
     for task in running:
         positions = dict(task.positions)
         known = all(tp in ends for tp in positions)
         lag = sum(max(0, ends[tp] - offset) for tp, offset in positions.items()) if known else None
         found[task.id] = TaskStatus(
-            role=TaskRole.ACTIVE, state=task.state, lag=lag, rate=0.0, remaining_s=0.0, trouble=(troubles or {}).get(task.id)
+            role=TaskRole.ACTIVE,
+            state=task.state,
+            lag=lag,
+            rate=0.0,
+            remaining_s=0.0,
+            trouble=(troubles or {}).get(task.id),
         )
     return dict(sorted(found.items()))
 
@@ -90,8 +105,13 @@ def _restoring(stores: Sequence[RestoreProgress]) -> TaskStatus:
 
 
 def input_lag(tasks: Iterable[TaskStatus]) -> float:
-    """Input records that wait for the active tasks; NaN while one of them does not run yet, or its ends were not read yet."""
-    ours = [task for task in tasks if task.role is TaskRole.ACTIVE and task.state is not TaskState.SUSPENDED]
+    """Input records that wait for the active tasks; NaN while one of them does not run yet, or its
+    ends were not read yet."""
+    ours = [
+        task
+        for task in tasks
+        if task.role is TaskRole.ACTIVE and task.state is not TaskState.SUSPENDED
+    ]
     if any(task.state is not TaskState.RUNNING or task.lag is None for task in ours):
         return math.nan
     return sum(task.lag or 0 for task in ours)

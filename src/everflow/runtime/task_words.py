@@ -11,11 +11,18 @@ from everflow.runtime.task_status import TaskStatus
 from everflow.runtime.tasks.task import TaskRole, TaskState
 from everflow.runtime.thread.repeated_failures import Trouble
 
-ACTIVE, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP = "active", "starting", "restoring", "leaving", "standby", "warm-up"
+ACTIVE, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP = (
+    "active",
+    "starting",
+    "restoring",
+    "leaving",
+    "standby",
+    "warm-up",
+)
 FAILING = "failing"
 ROLES = (ACTIVE, FAILING, STARTING, RESTORING, LEAVING, STANDBY, WARM_UP)
-"""What a task is here, for people: an active one that cannot process yet is restoring, or waits for its stream thread; one whose
-batches fail is failing; one that is leaving is being handed over."""
+"""What a task is here, for people: an active one that cannot process yet is restoring, or waits for
+its stream thread; one whose batches fail is failing; one that is leaving is being handed over."""
 _ROWS_SHOWN = 12
 _TROUBLE_WIDTH = 120
 
@@ -26,15 +33,20 @@ def role_of(status: TaskStatus) -> str:
         return FAILING
     if status.role is not TaskRole.ACTIVE:
         return str(status.role.value)
-    named = {TaskState.RUNNING: ACTIVE, TaskState.RESTORING: RESTORING, TaskState.SUSPENDED: LEAVING}
+    named = {
+        TaskState.RUNNING: ACTIVE,
+        TaskState.RESTORING: RESTORING,
+        TaskState.SUSPENDED: LEAVING,
+    }
     return named.get(status.state, STARTING)
 
 
 def summary(tasks: Mapping[TaskId, TaskStatus], now_ms: float | None = None) -> str:
     """``6 active, 2 warm-up · warm-up 43 %, 12,000 records/s, 3 s left``; empty without tasks.
 
-    What somebody waits for has its progress: restores, and warm-ups, added up. Tasks whose batches fail say why: ``2 failing · no
-    leader for out-0 (3 times in 12 s)``. ``now_ms``: wall clock, None for now.
+    What somebody waits for has its progress: restores, and warm-ups, added up. Tasks whose batches
+    fail say why: ``2 failing · no leader for out-0 (3 times in 12 s)``. ``now_ms``: wall clock,
+    None for now.
     """
     counts = Counter(role_of(status) for status in tasks.values())
     parts = [", ".join(f"{counts[role]} {role}" for role in ROLES if counts[role])]
@@ -57,8 +69,13 @@ def trouble(found: Trouble, now_ms: float | None = None) -> str:
 
 
 def progress(copies: Collection[TaskStatus]) -> str:
-    """``43 %, 12,000 records/s, 3 s left`` of copies being built, added up; ``begins`` while nothing is known."""
-    known = [(status.copied, status.lag) for status in copies if status.copied is not None and status.lag is not None]
+    """``43 %, 12,000 records/s, 3 s left`` of copies being built, added up; ``begins`` while
+    nothing is known."""
+    known = [
+        (status.copied, status.lag)
+        for status in copies
+        if status.copied is not None and status.lag is not None
+    ]
     if not known:
         return "begins"
     copied, lag = (sum(column) for column in zip(*known, strict=True))
@@ -86,7 +103,10 @@ def task_lines(tasks: Mapping[TaskId, TaskStatus]) -> list[str]:
     """A line for each task, those that somebody waits for first; at most a dozen."""
     order = {FAILING: 0, RESTORING: 1, STARTING: 2, LEAVING: 3, WARM_UP: 4, ACTIVE: 5, STANDBY: 6}
     ranked = sorted(tasks.items(), key=lambda item: (order[role_of(item[1])], item[0]))
-    lines = [f"{task!s:>6}  {role_of(status):<9}  {_figures(status)}" for task, status in ranked[:_ROWS_SHOWN]]
+    lines = [
+        f"{task!s:>6}  {role_of(status):<9}  {_figures(status)}"
+        for task, status in ranked[:_ROWS_SHOWN]
+    ]
     hidden = len(ranked) - len(lines)
     return [*lines, f"and {hidden:,} more tasks"] if hidden > 0 else lines
 

@@ -1,7 +1,8 @@
 """Starts and ends stream threads (KIP-663); tasks that stay on theirs do not pause (I4).
 
-A new thread gets tasks only once its workers run. Threads hand tasks over between two of their batches, the store as it is; one
-that goes gives all it has to the others first. The group is told of the number, as its balance is one per thread.
+A new thread gets tasks only once its workers run. Threads hand tasks over between two of their
+batches, the store as it is; one that goes gives all it has to the others first. The group is told
+of the number, as its balance is one per thread.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from everflow.runtime.thread.stream_thread import StreamThread
 
 LOOK_S = 0.1
 SPARE_SLOTS = 1
-"""Each thread may keep a task slot of Spark for good (design note 004); with none left, all other work would wait for ever."""
+"""Each thread may keep a task slot of Spark for good (design note 004); with none left, all other
+work would wait for ever."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +28,12 @@ class ThreadCountPorts:
     """Effects of a change.
 
     Attributes:
-        open_thread: (number) -> a thread, not started; what it needs to be fenced after a crash is noted before.
+        open_thread: (number) -> a thread, not started; what it needs to be fenced after a crash is
+        noted before.
         slots: task slots of the Spark session.
         post: runs a function on the instance's loop, after what was posted before.
-        deal: on the loop: deals the tasks anew, none to the threads of these numbers until the next call.
+        deal: on the loop: deals the tasks anew, none to the threads of these numbers until the next
+        call.
         tell: the group is to count so many threads here.
         running: whether the instance is between start and close.
     """
@@ -43,7 +47,8 @@ class ThreadCountPorts:
 
 
 class ThreadCount:
-    """Changes ``threads``, the instance's own list: in place, and on its loop only. Safe from any thread; one change at a time."""
+    """Changes ``threads``, the instance's own list: in place, and on its loop only. Safe from any
+    thread; one change at a time."""
 
     def __init__(self, threads: list[StreamThread], ports: ThreadCountPorts, clock: Clock) -> None:
         self._threads = threads
@@ -57,13 +62,18 @@ class ThreadCount:
             slots = self._ports.slots()
             if slots <= len(self._threads) + SPARE_SLOTS:
                 raise IllegalStateError(
-                    f"Spark has {slots} task slots, {len(self._threads)} stream threads use one each and {SPARE_SLOTS} has to stay "
-                    f"free: start the instance with more num.stream.threads, or give it a Spark session with more slots (local[N])."
+                    f"Spark has {slots} task slots, {len(self._threads)} stream threads use one "
+                    f"each and {SPARE_SLOTS} has to stay "
+                    f"free: start the instance with more num.stream.threads, or give it a Spark "
+                    f"session with more slots (local[N])."
                 )
             used = {thread.number for thread in self._threads}
-            thread = self._ports.open_thread(next(number for number in range(len(used) + 1) if number not in used))
+            thread = self._ports.open_thread(
+                next(number for number in range(len(used) + 1) if number not in used)
+            )
             thread.start()
-            # Without tasks until then: the first of them would stand still while Spark starts Python workers.
+            # Without tasks until then: the first of them would stand still while Spark starts
+            # Python workers.
             if not self._wait(thread.warm, Deadline(self._clock, WARM_UP_WAIT_S * 1000)):
                 thread.stop()
                 return None
@@ -77,7 +87,9 @@ class ThreadCount:
         """See `InstanceOperations.remove_stream_thread`."""
         with self._changing:
             if len(self._threads) < 2:
-                raise IllegalStateError("The last stream thread cannot be removed: close() the instance, or pause() it.")
+                raise IllegalStateError(
+                    "The last stream thread cannot be removed: close() the instance, or pause() it."
+                )
             thread = self._threads[-1]
             empty = threading.Event()
             self._ports.tell(len(self._threads) - 1)
@@ -89,7 +101,8 @@ class ThreadCount:
                 self._ports.tell(len(self._threads))
                 self._on_loop(lambda: self._ports.deal(frozenset()))
                 raise TaskTimeoutError(
-                    f"{thread.name} did not give its tasks up within {timeout_s:g} s: a batch is still in flight. It stays."
+                    f"{thread.name} did not give its tasks up within {timeout_s:g} s: a batch is "
+                    f"still in flight. It stays."
                 )
             thread.stop()
             while not thread.join(LOOK_S) and self._ports.running():
@@ -110,7 +123,9 @@ class ThreadCount:
 
     def _give_up(self, thread: StreamThread, empty: threading.Event) -> None:
         self._ports.deal(frozenset({thread.number}))
-        thread.drop((), lambda _: empty.set())  # commands are taken in turn: what it had has been given up by then
+        thread.drop(
+            (), lambda _: empty.set()
+        )  # commands are taken in turn: what it had has been given up by then
 
     # ---------------------------------------------------------------------------------------------
 

@@ -1,11 +1,12 @@
 """Closes what a program that ends has not closed.
 
-`atexit` comes too late, behind the end of all executors, whose submits then fail in the middle of a batch. So would a thread that
-waits for the main one. `threading._register_atexit`, by which `concurrent.futures` ends, calls in the opposite order of
-registration: before that. It is not public; where it is missing, nothing is closed.
+`atexit` comes too late, behind the end of all executors, whose submits then fail in the middle of a
+batch. So would a thread that waits for the main one. `threading._register_atexit`, by which
+`concurrent.futures` ends, calls in the opposite order of registration: before that. It is not
+public; where it is missing, nothing is closed.
 
-A notebook's kernel that is shut down ends its child processes first, the JVM of a Spark session of the user's among them. So its
-``do_shutdown``, by which a kernel is told to, closes before that.
+A notebook's kernel that is shut down ends its child processes first, the JVM of a Spark session of
+the user's among them. So its ``do_shutdown``, by which a kernel is told to, closes before that.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class _Unclosed:
         with self._lock:
             self._started.add(instance)
             first, self._process = self._process != os.getpid(), os.getpid()
-        register: Callable[[Callable[[], None]], None] | None = getattr(threading, "_register_atexit", None)
+        register: Callable[[Callable[[], None]], None] | None = getattr(
+            threading, "_register_atexit", None
+        )
         if first and register is not None:
             register(self._close)
         if first:
@@ -58,7 +61,9 @@ class _Unclosed:
 
     def running(self) -> list[Closable]:
         with self._lock:
-            mine = self._process == os.getpid()  # otherwise a fork's copy: the instance is its parent's
+            mine = (
+                self._process == os.getpid()
+            )  # otherwise a fork's copy: the instance is its parent's
             return [found for found in self._started if mine and found.state not in STOPPING]
 
     def _close(self) -> None:
@@ -92,7 +97,8 @@ _unclosed = _Unclosed()
 
 
 def close_at_exit(instance: Closable) -> None:
-    """``instance``, started in this process, is closed when the program ends, unless its end has begun by then."""
+    """``instance``, started in this process, is closed when the program ends, unless its end has
+    begun by then."""
     _unclosed.watch(instance)
 
 

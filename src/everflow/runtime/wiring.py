@@ -33,13 +33,15 @@ from everflow.topology.physical_plan import PhysicalPlan
 log = logging.getLogger("everflow")
 
 PREPARED_PARTITIONS = 256
-"""Up to so many input partitions a Spark job is prepared for all of them at once; above it one is prepared per assignment: each
-partition costs some calls into the JVM. A resident step is told what to read batch by batch, however many there are."""
+"""Up to so many input partitions a Spark job is prepared for all of them at once; above it one is
+prepared per assignment: each partition costs some calls into the JVM. A resident step is told what
+to read batch by batch, however many there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ground:
-    """What every part stands on, known once the cluster was looked at (`start_up.prepare_cluster`)."""
+    """What every part stands on, known once the cluster was looked at
+    (`start_up.prepare_cluster`)."""
 
     config: StreamsConfig
     clock: Clock
@@ -50,7 +52,8 @@ class Ground:
 
     @property
     def reader(self) -> dict[str, Any]:
-        """librdkafka settings of our readers; with a rack, they read from replicas near by (KIP-392)."""
+        """librdkafka settings of our readers; with a rack, they read from replicas near by
+        (KIP-392)."""
         return {**self._rack, **self.config.consumer()}
 
     @property
@@ -71,7 +74,9 @@ class Ground:
     def input_partitions(self) -> frozenset[TopicPartition]:
         """Every partition that a task of the application reads."""
         counts = self.blueprint.partitions
-        return frozenset(TopicPartition(topic, p) for topic, count in counts.items() for p in range(count))
+        return frozenset(
+            TopicPartition(topic, p) for topic, count in counts.items() for p in range(count)
+        )
 
     def changelog(self, task: TaskId, spec: StoreSpec) -> TopicPartition:
         """The changelog partition of a task's store."""
@@ -86,14 +91,17 @@ class Ground:
         found = {}
         for subtopology, topics in self.blueprint.inputs.items():
             logged = self.logged(subtopology)
-            for partition in range(max(self.blueprint.partitions[topic] for topic in topics) if logged else 0):
+            for partition in range(
+                max(self.blueprint.partitions[topic] for topic in topics) if logged else 0
+            ):
                 task = TaskId(subtopology, partition)
                 found[task] = tuple(self.changelog(task, spec) for spec in logged)
         return found
 
 
 def instance_log(config: StreamsConfig) -> LogFile | None:
-    """The open log file of an instance, whose folder it has locked; None where there can be none, which is told."""
+    """The open log file of an instance, whose folder it has locked; None where there can be none,
+    which is told."""
     path = log_path(config.state_dir, config.application_id)
     try:
         return LogFile(path)
@@ -111,8 +119,8 @@ def new_incarnation() -> str:
 
 
 def group_settings(ground: Ground) -> GroupSettings:
-    """Settings of the group's channel. The process id is part of the client id, so that whoever describes the group knows which
-    processes live (`lost_writers`)."""
+    """Settings of the group's channel. The process id is part of the client id, so that whoever
+    describes the group knows which processes live (`lost_writers`)."""
     config = ground.config
     return GroupSettings(
         bootstrap_servers=config.bootstrap_servers,
@@ -122,11 +130,15 @@ def group_settings(ground: Ground) -> GroupSettings:
         heartbeat_interval_ms=config.heartbeat_interval_ms,
         rebalance_timeout_ms=config.rebalance_timeout_ms,
         client_id=f"{config.client_id or config.application_id}-{ground.directory.process_id}",
-        client={key.replace(".", "_"): value for key, value in config.clients.get("shared", {}).items()},
+        client={
+            key.replace(".", "_"): value for key, value in config.clients.get("shared", {}).items()
+        },
     )
 
 
-def task_assignor(ground: Ground, copies: LocalCopies, end_sums: EndSums, racks: PartitionRacks) -> MemberAssignor:
+def task_assignor(
+    ground: Ground, copies: LocalCopies, end_sums: EndSums, racks: PartitionRacks
+) -> MemberAssignor:
     """This instance's side of the group's protocol, and its decision when it leads."""
     config, blueprint = ground.config, ground.blueprint
     identity = Identity(
@@ -139,21 +151,38 @@ def task_assignor(ground: Ground, copies: LocalCopies, end_sums: EndSums, racks:
         topology=blueprint.fingerprint,
     )
     changelogs = {
-        index: [f"{config.application_id}-{spec.changelog}" for spec in ground.logged(index)] for index in blueprint.inputs
+        index: [f"{config.application_id}-{spec.changelog}" for spec in ground.logged(index)]
+        for index in blueprint.inputs
     }
     delay_ms = config.scheduled_rebalance_max_delay_ms
     rules, clock = config.assignment(), ground.clock
-    decide = decision(config.task_assignor_class, patience_s(config.session_timeout_ms, config.rebalance_timeout_ms))
+    decide = decision(
+        config.task_assignor_class,
+        patience_s(config.session_timeout_ms, config.rebalance_timeout_ms),
+    )
     return MemberAssignor(
-        identity, blueprint.inputs, changelogs, copies, end_sums, racks, rules, decide, max_delay_ms=delay_ms, clock=clock
+        identity,
+        blueprint.inputs,
+        changelogs,
+        copies,
+        end_sums,
+        racks,
+        rules,
+        decide,
+        max_delay_ms=delay_ms,
+        clock=clock,
     )
 
 
 def racks_of(ground: Ground) -> partition_racks.PartitionRacks:
     """Racks are only asked for where the assignor looks at them."""
     wanted = ground.config.rack_aware_assignment_strategy != "none"
-    topics = {tp.topic for listed in ground.changelogs_of_tasks().values() for tp in listed} | set(ground.blueprint.partitions)
-    return partition_racks.PartitionRacks(ground.admin.replica_racks, topics if wanted else (), ground.clock)
+    topics = {tp.topic for listed in ground.changelogs_of_tasks().values() for tp in listed} | set(
+        ground.blueprint.partitions
+    )
+    return partition_racks.PartitionRacks(
+        ground.admin.replica_racks, topics if wanted else (), ground.clock
+    )
 
 
 def lost_writers_of(ground: Ground) -> LostWriters:
@@ -165,7 +194,9 @@ def lost_writers_of(ground: Ground) -> LostWriters:
         ground.directory.process_id,
         open_ids=lambda: open_transactional_ids(config.bootstrap_servers, client),
         clients=lambda: ground.admin.client_ids(config.application_id),
-        fence=lambda transactional_ids: fence_all(config.producer(), transactional_ids, FENCE_TIMEOUT_S),
+        fence=lambda transactional_ids: fence_all(
+            config.producer(), transactional_ids, FENCE_TIMEOUT_S
+        ),
     )
 
 
@@ -179,19 +210,23 @@ def job_opener(context: Any, ground: Ground) -> OpenJob:
     from everflow.spark.session import slots_of
 
     config = ground.config
-    # A resident step keeps a slot: in a session with few (the user's own) the threads would wait for one another for ever.
+    # A resident step keeps a slot: in a session with few (the user's own) the threads would wait
+    # for one another for ever.
     slots = slots_of(context)
     resident_records = config.resident_max_records if slots > config.num_stream_threads else 0
     if resident_records != config.resident_max_records:
         log.warning(
-            "Spark has only %d task slots for %d stream threads: every batch is a job of its own, which is slower. With local[%d] "
+            "Spark has only %d task slots for %d stream threads: every batch is a job of its own, "
+            "which is slower. With local[%d] "
             "or more, or without a session of your own, batches need no job",
             slots,
             config.num_stream_threads,
             config.num_stream_threads + 1,
         )
     if resident_records == 0 or TwinSegment.of_plan(ground.blueprint.plan) is None:
-        add_connector(context)  # now, where an error reaches who starts: it may have to be downloaded
+        add_connector(
+            context
+        )  # now, where an error reaches who starts: it may have to be downloaded
     settings = JobSettings(
         bootstrap_servers=config.bootstrap_servers,
         application_id=config.application_id,
@@ -204,14 +239,17 @@ def job_opener(context: Any, ground: Ground) -> OpenJob:
         resident_records=resident_records,
     )
     plan = ground.blueprint.plan
-    work = pack(plan, settings)  # once for all threads: what the program's variables are now is what the workers get
+    work = pack(
+        plan, settings
+    )  # once for all threads: what the program's variables are now is what the workers get
     return lambda number, partitions: ThreadJob(context, plan, work, number, partitions, settings)
 
 
 def prepared_partitions(
     plan: PhysicalPlan, partitions: frozenset[TopicPartition], resident_records: int
 ) -> frozenset[TopicPartition]:
-    """The partitions for which a stream thread's job is opened at the start: all of them, so that tasks come and go without
-    another; none where that would cost too much and a job is opened per assignment. Pure."""
+    """The partitions for which a stream thread's job is opened at the start: all of them, so that
+    tasks come and go without another; none where that would cost too much and a job is opened per
+    assignment. Pure."""
     resident = resident_records > 0 and TwinSegment.of_plan(plan) is not None
     return partitions if resident or len(partitions) <= PREPARED_PARTITIONS else frozenset()

@@ -1,9 +1,9 @@
 """Serdes: how keys and values become bytes, and the Arrow type of each.
 
-``serdes.string()``, ``serdes.long()``, ``serdes.json("carrier string, delay double")``, ...; formats
-are Java's, so that topics and changelogs can be shared with Kafka Streams applications.
-`base` says what a serde is; `primitives`, `json_serde`, `packed` and `windowed` are the kinds, `schema` reads types from text,
-`fitting` says which Python values fit which type.
+``serdes.string()``, ``serdes.long()``, ``serdes.json("carrier string, delay double")``, ...;
+formats are Java's, so that topics and changelogs can be shared with Kafka Streams applications.
+`base` says what a serde is; `primitives`, `json_serde`, `packed` and `windowed` are the kinds,
+`schema` reads types from text, `fitting` says which Python values fit which type.
 May import layer 0, Arrow and orjson. Pure; driver and workers run it.
 """
 
@@ -81,19 +81,23 @@ def json(schema: Any) -> Serde:
 
 
 def time_windowed(inner: Serde, size_ms: int) -> Serde:
-    """Keys of windowed results (Java's TimeWindowedSerializer): ``inner``'s bytes, then the window start.
+    """Keys of windowed results (Java's TimeWindowedSerializer): ``inner``'s bytes, then the window
+    start.
 
-    Arrow ``struct<key: K, start: int64, end: int64>`` (ms); the end is not in the bytes, hence ``size_ms``.
-    SerdeError for what is no serde or no size.
+    Arrow ``struct<key: K, start: int64, end: int64>`` (ms); the end is not in the bytes, hence
+    ``size_ms``. SerdeError for what is no serde or no size.
     """
     inner = _inner("time_windowed", inner)
     if not isinstance(size_ms, int) or size_ms < 1:
-        raise SerdeError(f"time_windowed takes the size of the windows in ms, e.g. 3_600_000; found {size_ms!r}")
+        raise SerdeError(
+            f"time_windowed takes the size of the windows in ms, e.g. 3_600_000; found {size_ms!r}"
+        )
     return TimeWindowedSerde(inner, size_ms)
 
 
 def session_windowed(inner: Serde) -> Serde:
-    """Keys of sessions (Java's SessionWindowedSerializer): ``inner``'s bytes, then the session's end and start.
+    """Keys of sessions (Java's SessionWindowedSerializer): ``inner``'s bytes, then the session's
+    end and start.
 
     Arrow ``struct<key: K, start: int64, end: int64>`` (ms).
     """
@@ -103,17 +107,21 @@ def session_windowed(inner: Serde) -> Serde:
 
 def _inner(name: str, inner: object) -> Serde:
     if no_serde(inner, __all__) is not None:
-        raise SerdeError(f"{name} takes the serde of the keys, e.g. serdes.string(); found {inner!r}")
+        raise SerdeError(
+            f"{name} takes the serde of the keys, e.g. serdes.string(); found {inner!r}"
+        )
     return adopted(inner)
 
 
 def packed(schema: Any) -> Serde:
-    """everflow's compact layout of a struct, see `everflow.serdes.packed`; ``schema`` as in `json`."""
+    """everflow's compact layout of a struct, see `everflow.serdes.packed`; ``schema`` as in
+    `json`."""
     return PackedSerde(arrow_type(schema))
 
 
 def from_type(type_: pa.DataType) -> Serde:
-    """The default serde of an Arrow type: Java's for string, int32, int64, double, binary, else JSON."""
+    """The default serde of an Arrow type: Java's for string, int32, int64, double, binary, else
+    JSON."""
     if pa.types.is_string(type_) or pa.types.is_large_string(type_):
         return string()
     if pa.types.is_binary(type_) or pa.types.is_large_binary(type_):

@@ -38,7 +38,8 @@ class Serde(Protocol):
 
     @property
     def kind(self) -> str:
-        """``bytes``, ``string``, ``int``, ``long``, ``double``, ``json``, ``time_windowed`` or ``packed``."""
+        """``bytes``, ``string``, ``int``, ``long``, ``double``, ``json``, ``time_windowed`` or
+        ``packed``."""
 
     @property
     def type(self) -> pa.DataType:
@@ -48,7 +49,8 @@ class Serde(Protocol):
         """Bytes of one value; SerdeError if it does not fit the type."""
 
     def decode(self, data: bytes | None) -> Any:
-        """The value as ``pa.Scalar.as_py`` gives it (dict for a struct); SerdeError if unreadable."""
+        """The value as ``pa.Scalar.as_py`` gives it (dict for a struct); SerdeError if
+        unreadable."""
 
     def encode_array(self, values: pa.Array) -> pa.Array:
         """``pa.binary()`` of the same length, null where ``values`` is null."""
@@ -58,14 +60,17 @@ class Serde(Protocol):
 
 
 def flat(values: pa.Array | pa.ChunkedArray, type_: pa.DataType) -> pa.Array:
-    """``values`` as one contiguous array of ``type_`` (cast where it differs, e.g. large_string)."""
+    """``values`` as one contiguous array of ``type_`` (cast where it differs, e.g.
+    large_string)."""
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if values.type != type_:
         try:
             values = values.cast(type_)
         except pa.ArrowException as error:
-            raise SerdeError(f"a column of {values.type} cannot be written as {type_}: {error}") from error
+            raise SerdeError(
+                f"a column of {values.type} cannot be written as {type_}: {error}"
+            ) from error
     return values
 
 
@@ -78,7 +83,8 @@ def binary_from_matrix(rows: npt.NDArray[np.uint8]) -> pa.Array:
 
 
 def matrix_from_binary(data: pa.Array, width: int) -> npt.NDArray[np.uint8]:
-    """The bytes of ``data`` (``pa.binary()``) as a read-only ``(n, width)`` matrix; rows of nulls are zero.
+    """The bytes of ``data`` (``pa.binary()``) as a read-only ``(n, width)`` matrix; rows of nulls
+    are zero.
 
     Raises SerdeError with the first row that has another length.
     """
@@ -110,24 +116,32 @@ def with_nulls_of(values: pa.Array, source: pa.Array) -> pa.Array:
 def slices(data: pa.Array, begin: npt.NDArray[np.int64], size: npt.NDArray[np.int64]) -> pa.Array:
     """Bytes ``[begin, begin + size)`` of every row of ``data``, without a loop over rows."""
     buffers = data.buffers()
-    row_starts = np.frombuffer(buffers[1], np.int32)[data.offset : data.offset + len(data)].astype(np.int64)
+    row_starts = np.frombuffer(buffers[1], np.int32)[data.offset : data.offset + len(data)].astype(
+        np.int64
+    )
     offsets = np.zeros(len(data) + 1, np.int64)
     np.cumsum(size, out=offsets[1:])
     index = np.repeat(row_starts + begin - offsets[:-1], size) + np.arange(offsets[-1])
-    source = np.frombuffer(buffers[2], np.uint8) if buffers[2] is not None else np.zeros(0, np.uint8)
+    source = (
+        np.frombuffer(buffers[2], np.uint8) if buffers[2] is not None else np.zeros(0, np.uint8)
+    )
     return pa.Array.from_buffers(
-        pa.binary(), len(data), [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(source[index])]
+        pa.binary(),
+        len(data),
+        [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(source[index])],
     )
 
 
 def rest(data: pa.Array, start: int) -> pa.Array:
     """The bytes of every row from ``start`` on."""
-    # a finite stop: without one Arrow 26 overflows (stop - start) * rows and asks for a negative buffer
+    # a finite stop: without one Arrow 26 overflows (stop - start) * rows and asks for a negative
+    # buffer
     return pc.binary_slice(data, start, np.iinfo(np.int32).max)
 
 
 def decode_present(data: pa.Array, decode: Callable[[pa.Array], pa.Array]) -> pa.Array:
-    """``decode`` of the rows that are not null, null elsewhere: ``decode`` may rely on every row's length."""
+    """``decode`` of the rows that are not null, null elsewhere: ``decode`` may rely on every row's
+    length."""
     if data.null_count == 0:
         return _naming_first(data, decode)
     valid = data.is_valid().to_numpy(zero_copy_only=False)
@@ -152,7 +166,8 @@ def _naming_first(data: pa.Array, decode: Callable[[pa.Array], pa.Array]) -> pa.
 
 
 def first_bad(data: pa.Array, read: Callable[[bytes], Any]) -> SerdeError | None:
-    """The error of the first row that ``read`` refuses, with its index (slow path, after a failure)."""
+    """The error of the first row that ``read`` refuses, with its index (slow path, after a
+    failure)."""
     for index, item in enumerate(data.to_pylist()):
         if item is None:
             continue
@@ -164,7 +179,8 @@ def first_bad(data: pa.Array, read: Callable[[bytes], Any]) -> SerdeError | None
 
 
 def encode_one(serde: Serde, value: Any) -> bytes | None:
-    """One value through ``serde.encode_array``; None stays None. SerdeError where it does not fit the serde's type."""
+    """One value through ``serde.encode_array``; None stays None. SerdeError where it does not fit
+    the serde's type."""
     if value is None:
         return None
     try:

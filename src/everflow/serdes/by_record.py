@@ -23,7 +23,8 @@ _EXAMPLE = "write for example serdes.string(), serdes.json('a string, b double')
 
 @dataclass(frozen=True)
 class ByRecord:
-    """``own`` with ``encode`` and ``decode`` called for each row that is not null. What they raise is a SerdeError of that row."""
+    """``own`` with ``encode`` and ``decode`` called for each row that is not null. What they raise
+    is a SerdeError of that row."""
 
     own: Any
     type: pa.DataType
@@ -55,7 +56,9 @@ class ByRecord:
         try:
             return column_of(decoded, self.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            return pa.concat_arrays([self._row(value, index) for index, value in enumerate(decoded)])
+            return pa.concat_arrays(
+                [self._row(value, index) for index, value in enumerate(decoded)]
+            )
 
     def _column(self, values: Collection[Any]) -> pa.Array:
         encoded = _each(self.own.encode, values)
@@ -64,13 +67,18 @@ class ByRecord:
         except (pa.ArrowException, TypeError):
             index = next(row for row, data in enumerate(encoded) if not _is_binary(data))
         wrong = encoded[index]
-        raise SerdeError(f"encode of {self.own!r:.100} gave {type(wrong).__name__} {wrong!r:.200}, not bytes", index=index)
+        raise SerdeError(
+            f"encode of {self.own!r:.100} gave {type(wrong).__name__} {wrong!r:.200}, not bytes",
+            index=index,
+        )
 
     def _row(self, value: Any, index: int) -> pa.Array:
         try:
             return column_of([value], self.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise SerdeError(f"decode gave {value!r:.200}, which does not fit {self.type}: {error}", index=index) from error
+            raise SerdeError(
+                f"decode gave {value!r:.200}, which does not fit {self.type}: {error}", index=index
+            ) from error
 
 
 def _is_binary(data: Any) -> bool:
@@ -98,14 +106,16 @@ def is_serde(given: object) -> bool:
 
 
 def adopted(given: Any) -> Serde:
-    """``given``, for which `is_serde` is true, as a whole serde. SerdeError for a ``type`` that is none."""
+    """``given``, for which `is_serde` is true, as a whole serde. SerdeError for a ``type`` that is
+    none."""
     if hasattr(given, "encode_array") and hasattr(given, "decode_array"):
         return given  # type: ignore[no-any-return]
     return ByRecord(given, arrow_type(given.type))
 
 
 def no_serde(given: object, names: Collection[str]) -> str | None:
-    """What is wrong with ``given`` and how to write it; None for a serde. ``names``: of everflow's own makers of serdes."""
+    """What is wrong with ``given`` and how to write it; None for a serde. ``names``: of everflow's
+    own makers of serdes."""
     if is_serde(given):
         return None
     if isinstance(given, str):
@@ -119,6 +129,8 @@ def no_serde(given: object, names: Collection[str]) -> str | None:
         return f"is a class; give an object of it: {given.__name__}()"
     lacks = [name for name in NEEDED if not hasattr(given, name)]
     return (
-        f"is not a whole serde: it lacks {', '.join(lacks)}. It needs encode(value) -> bytes, decode(bytes) -> value and type, the "
-        "type of what decode gives: pyarrow's, or text such as 'string' or 'x bigint, y bigint' (then decode gives a dict)"
+        f"is not a whole serde: it lacks {', '.join(lacks)}. It needs encode(value) -> bytes, "
+        f"decode(bytes) -> value and type, the "
+        "type of what decode gives: pyarrow's, or text such as 'string' or 'x bigint, y bigint' "
+        "(then decode gives a dict)"
     )

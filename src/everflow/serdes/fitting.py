@@ -1,8 +1,8 @@
 """Which Python values fit which Arrow type.
 
-Strictly, so that nothing is cut off, converted or left out in silence. As PySpark's ``createDataFrame`` does: no float for an
-integer, no bool for a number, no letters of a text for an array. Beyond it an int fits a floating type, and what NumPy has of the
-same kind fits, too.
+Strictly, so that nothing is cut off, converted or left out in silence. As PySpark's
+``createDataFrame`` does: no float for an integer, no bool for a number, no letters of a text for an
+array. Beyond it an int fits a floating type, and what NumPy has of the same kind fits, too.
 """
 
 from __future__ import annotations
@@ -29,10 +29,17 @@ _INTS = (int, np.integer)
 _TIMES = (dt.datetime, np.datetime64)
 
 # (is it such a type, what it takes, what of that it does not take after all, both in words)
-_SCALARS: tuple[tuple[Callable[[pa.DataType], bool], tuple[type, ...], tuple[type, ...], str], ...] = (
+_SCALARS: tuple[
+    tuple[Callable[[pa.DataType], bool], tuple[type, ...], tuple[type, ...], str], ...
+] = (
     (pa.types.is_boolean, _BOOLS, (), "a bool"),
     (pa.types.is_integer, _INTS, (*_BOOLS, np.timedelta64), "an int"),
-    (pa.types.is_floating, (float, *_INTS, np.floating), (*_BOOLS, np.timedelta64), "a float or an int"),
+    (
+        pa.types.is_floating,
+        (float, *_INTS, np.floating),
+        (*_BOOLS, np.timedelta64),
+        "a float or an int",
+    ),
     (pa.types.is_decimal, (decimal.Decimal, int), _BOOLS, "a decimal.Decimal or an int"),
     (pa.types.is_string, (str,), (), "a str"),
     (pa.types.is_large_string, (str,), (), "a str"),
@@ -45,8 +52,8 @@ _NO_ARRAYS = (str, bytes, bytearray, memoryview, Mapping)
 
 
 def column_of(items: Sequence[Any], type_: pa.DataType) -> pa.Array:
-    """``items`` as an array of ``type_``. TypeError, ValueError, OverflowError or pa.ArrowException for one that does not fit.
-    A NamedTuple (a `Windowed`, for instance) fits a struct."""
+    """``items`` as an array of ``type_``. TypeError, ValueError, OverflowError or pa.ArrowException
+    for one that does not fit. A NamedTuple (a `Windowed`, for instance) fits a struct."""
     _check_of(type_)(items)
     try:
         return pa.array(items, type_)
@@ -64,7 +71,8 @@ def _plain(value: Any) -> Any:
 
 @lru_cache(maxsize=256)
 def _check_of(type_: pa.DataType) -> _Check:
-    """The check of a column of ``type_``: by the classes that occur, of which there are few, not value by value."""
+    """The check of a column of ``type_``: by the classes that occur, of which there are few, not
+    value by value."""
     if pa.types.is_struct(type_):
         return _struct_check(type_)
     if pa.types.is_map(type_):
@@ -101,13 +109,19 @@ def _map_check(type_: pa.DataType) -> _Check:
     keys, values = _check_of(type_.key_type), _check_of(type_.item_type)
 
     def check(items: Sequence[Any]) -> None:
-        _require(items, lambda found: not issubclass(found, (str, bytes)), "a dict or a list of pairs")
+        _require(
+            items, lambda found: not issubclass(found, (str, bytes)), "a dict or a list of pairs"
+        )
         dicts = [item for item in items if isinstance(item, dict)]
         pairs = [pair for item in items if isinstance(item, list | tuple) for pair in item]
         if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
             return  # Arrow says what is wrong
         _within("a key", keys, [*chain.from_iterable(dicts), *map(itemgetter(0), pairs)])
-        _within("a value", values, [*chain.from_iterable(map(dict.values, dicts)), *map(itemgetter(1), pairs)])
+        _within(
+            "a value",
+            values,
+            [*chain.from_iterable(map(dict.values, dicts)), *map(itemgetter(1), pairs)],
+        )
 
     return check
 
@@ -119,7 +133,9 @@ def _struct_check(type_: pa.DataType) -> _Check:
     def check(items: Sequence[Any]) -> None:
         rows = items
         if _require(items, _is_object, f"a dict of {', '.join(sorted(names))}") != {dict}:
-            present = [item for item in items if item is not None and not isinstance(item, pa.Scalar)]
+            present = [
+                item for item in items if item is not None and not isinstance(item, pa.Scalar)
+            ]
             rows = [item if isinstance(item, dict) else item._asdict() for item in present]
         for name in set(chain.from_iterable(rows)) - names:
             near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
@@ -139,7 +155,9 @@ def _of_field(name: str, rows: Sequence[dict[str, Any]]) -> list[Any]:
 
 
 def _is_object(found: type) -> bool:
-    return issubclass(found, (dict, type(None), pa.Scalar)) or (issubclass(found, tuple) and hasattr(found, "_asdict"))
+    return issubclass(found, (dict, type(None), pa.Scalar)) or (
+        issubclass(found, tuple) and hasattr(found, "_asdict")
+    )
 
 
 def _require(items: Sequence[Any], fits: Callable[[type], bool], words: str) -> set[type]:

@@ -26,8 +26,9 @@ _Convert = Callable[[Any], Any] | None
 class JsonSerde:
     """UTF-8 JSON text <-> ``type``.
 
-    Dates and timestamps are ISO 8601 text (timestamps ``2024-01-31T12:00:00.000000Z``, read with any offset),
-    binary is base64, decimals are numbers (read from numbers or text), null fields are written as ``null``.
+    Dates and timestamps are ISO 8601 text (timestamps ``2024-01-31T12:00:00.000000Z``, read with
+    any offset), binary is base64, decimals are numbers (read from numbers or text), null fields are
+    written as ``null``.
     """
 
     type: pa.DataType
@@ -45,9 +46,13 @@ class JsonSerde:
         for index, item in enumerate(flat(values, self.type).to_pylist()):
             try:
                 plain = item if item is None or write is None else write(item)
-                rows.append(None if item is None else orjson.dumps(plain, option=orjson.OPT_NON_STR_KEYS))
+                rows.append(
+                    None if item is None else orjson.dumps(plain, option=orjson.OPT_NON_STR_KEYS)
+                )
             except (TypeError, ValueError) as error:
-                raise SerdeError(f"row {index} cannot be written as JSON: {error}", index=index) from error
+                raise SerdeError(
+                    f"row {index} cannot be written as JSON: {error}", index=index
+                ) from error
         return pa.array(rows, pa.binary())
 
     def decode_array(self, data: pa.Array) -> pa.Array:
@@ -107,7 +112,9 @@ def _reader(type_: pa.DataType) -> _Convert:
         return _read_integer  # Arrow would cut off what is behind the point
     if pa.types.is_floating(type_):
         return _read_number if pa.types.is_float64(type_) else _read_float
-    return _nested(type_, _reader, map_in=_object, map_out=lambda value: list(value.items()), checked=True)
+    return _nested(
+        type_, _reader, map_in=_object, map_out=lambda value: list(value.items()), checked=True
+    )
 
 
 def _nested(
@@ -140,7 +147,9 @@ def _nested(
         item = convert(type_.item_type) or (lambda value: value)
         key = convert(type_.key_type) if not pa.types.is_integer(type_.key_type) else int
         name = key or (lambda value: value)
-        return lambda value: map_out({name(k): None if v is None else item(v) for k, v in map_in(value).items()})
+        return lambda value: map_out(
+            {name(k): None if v is None else item(v) for k, v in map_in(value).items()}
+        )
     return None
 
 
@@ -159,7 +168,10 @@ def _array(value: Any) -> list[Any]:
 def _write_timestamp(value: dt.datetime) -> str:
     if value.tzinfo is None:
         return value.isoformat(timespec="microseconds")
-    return value.astimezone(dt.timezone.utc).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+    return (
+        value.astimezone(dt.timezone.utc).replace(tzinfo=None).isoformat(timespec="microseconds")
+        + "Z"
+    )
 
 
 def _write_decimal(value: decimal.Decimal) -> Any:
@@ -210,7 +222,8 @@ def _has_decimal(type_: pa.DataType) -> bool:
 
 
 def _parse_exactly(row: bytes) -> Any:
-    """The standard library's parser: orjson reads every fraction as a double, which loses digits of decimals."""
+    """The standard library's parser: orjson reads every fraction as a double, which loses digits of
+    decimals."""
     try:
         return json.loads(row.decode(), parse_float=decimal.Decimal, parse_constant=_no_constant)
     except UnicodeDecodeError as error:

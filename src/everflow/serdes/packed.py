@@ -4,12 +4,14 @@ Layout of a value with n fields, all numbers big endian::
 
     null bits   ceil(n / 8) bytes; field i is null if bit (i % 8) of byte (i // 8) is set
     fields      in schema order, each with a fixed width:
-                boolean 1, int8/16/32/64 1/2/4/8, float 4, double 8, date 4, timestamp 8, decimal 16;
-                string, binary and all others 4 = the length of their bytes in the tail; zero where null
+                boolean 1, int8/16/32/64 1/2/4/8, float 4, double 8, date 4, timestamp 8, decimal
+                16; string, binary and all others 4 = the length of their bytes in the tail; zero
+                where null
     tail        the bytes of those last fields, in schema order: UTF-8, raw bytes, or JSON
                 (lists, maps, structs)
 
-Stores of several aggregates use it: 250,000 values are packed in a few milliseconds where JSON takes seconds.
+Stores of several aggregates use it: 250,000 values are packed in a few milliseconds where JSON
+takes seconds.
 """
 
 from __future__ import annotations
@@ -78,7 +80,9 @@ class PackedSerde:
             width = _width(column.type)
             if width is None:
                 tail = _tail_serde(column.type).encode_array(column).fill_null(b"")
-                rows[:, at : at + _LENGTH_BYTES] = _big_endian(pc.binary_length(tail).to_numpy(), ">i4")
+                rows[:, at : at + _LENGTH_BYTES] = _big_endian(
+                    pc.binary_length(tail).to_numpy(), ">i4"
+                )
                 tails.append(tail)
                 at += _LENGTH_BYTES
             else:
@@ -102,16 +106,22 @@ class PackedSerde:
         for index, field in enumerate(self.type):
             fixed = _width(field.type)
             if fixed is None:
-                size = rows[:, at : at + _LENGTH_BYTES].copy().view(">i4").reshape(-1).astype(np.int64)
+                size = (
+                    rows[:, at : at + _LENGTH_BYTES].copy().view(">i4").reshape(-1).astype(np.int64)
+                )
                 _check(
                     (size >= 0) & (taken + size <= lengths),
                     lengths,
                     f"a tail that holds field {field.name!r}",
                 )
-                column = _tail_serde(field.type).decode_array(with_nulls_of(slices(data, taken, size), _mask(rows, index)))
+                column = _tail_serde(field.type).decode_array(
+                    with_nulls_of(slices(data, taken, size), _mask(rows, index))
+                )
                 taken, at = taken + size, at + _LENGTH_BYTES
             else:
-                column = with_nulls_of(_from_fixed(rows[:, at : at + fixed], field.type), _mask(rows, index))
+                column = with_nulls_of(
+                    _from_fixed(rows[:, at : at + fixed], field.type), _mask(rows, index)
+                )
                 at += fixed
             columns.append(column)
         _check(taken == lengths, lengths, "no bytes after the last field")
@@ -159,13 +169,17 @@ def _fixed_bytes(column: pa.Array, width: int) -> _Bytes:
         if column.null_count:  # the bytes behind a null are undefined, the layout says zero
             column = pc.fill_null(column, pa.scalar(0, pa.int8()).cast(column.type))
         raw = np.frombuffer(column.buffers()[1], np.uint8)
-        rows: _Bytes = raw[column.offset * 16 : (column.offset + len(column)) * 16].reshape(-1, 16)[:, ::-1]
+        rows: _Bytes = raw[column.offset * 16 : (column.offset + len(column)) * 16].reshape(-1, 16)[
+            :, ::-1
+        ]
         return rows
     if pa.types.is_floating(column.type):
         numbers = (column.fill_null(0.0) if column.null_count else column).to_numpy()
         return _big_endian(numbers, f">f{width}")
     integers = column.view(pa.int64() if width == 8 else pa.int32()) if width >= 4 else column
-    return _big_endian((integers.fill_null(0) if integers.null_count else integers).to_numpy(), f">i{width}")
+    return _big_endian(
+        (integers.fill_null(0) if integers.null_count else integers).to_numpy(), f">i{width}"
+    )
 
 
 def _from_fixed(rows: _Bytes, type_: pa.DataType) -> pa.Array:
@@ -190,4 +204,7 @@ def _check(good: npt.NDArray[np.bool_], lengths: Int64, expected: str) -> None:
     bad = np.flatnonzero(~good)
     if len(bad):
         index = int(bad[0])
-        raise SerdeError(f"row {index}: a packed value of {lengths[index]} bytes, expected {expected}", index=index)
+        raise SerdeError(
+            f"row {index}: a packed value of {lengths[index]} bytes, expected {expected}",
+            index=index,
+        )

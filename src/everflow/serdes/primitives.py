@@ -94,7 +94,8 @@ class StringSerde:
 
 @dataclass(frozen=True, repr=False)
 class IntegerSerde:
-    """Java's IntegerSerializer (``bits=32``) and LongSerializer (64): two's complement, big endian."""
+    """Java's IntegerSerializer (``bits=32``) and LongSerializer (64): two's complement, big
+    endian."""
 
     kind: str
     bits: int
@@ -127,7 +128,11 @@ class IntegerSerde:
 
     def encode_array(self, values: pa.Array) -> pa.Array:
         values = flat(values, self.type)
-        numbers = values.fill_null(0).to_numpy(zero_copy_only=False) if values.null_count else values.to_numpy()
+        numbers = (
+            values.fill_null(0).to_numpy(zero_copy_only=False)
+            if values.null_count
+            else values.to_numpy()
+        )
         rows = numbers.astype(f">i{self.width}").view(np.uint8).reshape(-1, self.width)
         return with_nulls_of(binary_from_matrix(rows), values)
 
@@ -171,7 +176,11 @@ class DoubleSerde:
 
     def encode_array(self, values: pa.Array) -> pa.Array:
         values = flat(values, pa.float64())
-        numbers = values.fill_null(0.0).to_numpy(zero_copy_only=False) if values.null_count else values.to_numpy()
+        numbers = (
+            values.fill_null(0.0).to_numpy(zero_copy_only=False)
+            if values.null_count
+            else values.to_numpy()
+        )
         big_endian = np.where(np.isnan(numbers), np.nan, numbers).astype(">f8")
         return with_nulls_of(binary_from_matrix(big_endian.view(np.uint8).reshape(-1, 8)), values)
 

@@ -36,11 +36,14 @@ _SIMPLE: dict[str, pa.DataType] = {
     "timestamp_ntz": pa.timestamp("us"),
     "void": pa.null(),
 }
-_TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|([A-Za-z0-9_]+)|([<>(),:]))")
+_TOKEN = re.compile(
+    r"\s*(?:(`(?:[^`]|``)+`)|('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|([A-Za-z0-9_]+)|([<>(),:]))"
+)
 
 
 def arrow_type(schema: Any) -> pa.DataType:
-    """The Arrow type of ``schema``; text with several fields, or one ``name type`` pair, gives a struct.
+    """The Arrow type of ``schema``; text with several fields, or one ``name type`` pair, gives a
+    struct.
 
     Raises SerdeError that quotes the text and the place where reading stopped.
     """
@@ -66,17 +69,24 @@ class _Ddl:
             match = _TOKEN.match(text, position)
             if match is None:
                 unexpected = text[position:].strip()[:1]
-                raise SerdeError(f"cannot read the schema {text!r}: unexpected {unexpected!r} at {position}")
-            self.tokens.append((match.group(match.lastindex or 0), match.start(match.lastindex or 0)))
+                raise SerdeError(
+                    f"cannot read the schema {text!r}: unexpected {unexpected!r} at {position}"
+                )
+            self.tokens.append(
+                (match.group(match.lastindex or 0), match.start(match.lastindex or 0))
+            )
             position = match.end()
         self.at = 0
 
     def parse(self) -> pa.DataType:
         if not self.tokens:
-            raise SerdeError("the schema is empty; write fields such as 'name string, amount double'")
+            raise SerdeError(
+                "the schema is empty; write fields such as 'name string, amount double'"
+            )
         first = self.tokens[0][0].lower()
         single = len(self.tokens) == 1 or (
-            self.tokens[1][0] in "<(" and first in ("struct", "array", "map", "decimal", "varchar", "char")
+            self.tokens[1][0] in "<("
+            and first in ("struct", "array", "map", "decimal", "varchar", "char")
         )
         result = self.type() if single else pa.struct(self.fields(None))
         if self.at < len(self.tokens):
@@ -106,7 +116,11 @@ class _Ddl:
         return False
 
     def error(self, what: str) -> SerdeError:
-        place = f"{self.tokens[self.at][0]!r} (character {self.tokens[self.at][1]})" if self.peek() else "its end"
+        place = (
+            f"{self.tokens[self.at][0]!r} (character {self.tokens[self.at][1]})"
+            if self.peek()
+            else "its end"
+        )
         return SerdeError(f"cannot read the schema {self.text!r}: {what} at {place}")
 
     def fields(self, close: str | None) -> list[pa.Field]:
@@ -121,7 +135,8 @@ class _Ddl:
             if self.peek() == ":":
                 self.at += 1
             field_type = self.type()
-            # NOT NULL promises something about the writer, not the bytes: missing fields still decode to null
+            # NOT NULL promises something about the writer, not the bytes: missing fields still
+            # decode to null
             if self.word("not") and not self.word("null"):
                 raise self.error("expected NULL after NOT")
             if self.word("comment"):
@@ -161,8 +176,12 @@ class _Ddl:
             return pa.string()
         if word not in _SIMPLE:
             self.at -= 1
-            near = difflib.get_close_matches(word, [*_SIMPLE, "array", "map", "struct", "decimal"], n=1)
-            raise self.error(f"unknown type {word!r}{f' (did you mean {near[0]}?)' if near else ''}")
+            near = difflib.get_close_matches(
+                word, [*_SIMPLE, "array", "map", "struct", "decimal"], n=1
+            )
+            raise self.error(
+                f"unknown type {word!r}{f' (did you mean {near[0]}?)' if near else ''}"
+            )
         return _SIMPLE[word]
 
     def numbers(self) -> list[int]:
@@ -181,7 +200,9 @@ def _from_json_value(value: Any) -> pa.DataType:
         return _Ddl(value).type()
     kind = value["type"]
     if kind == "struct":
-        return pa.struct([pa.field(field["name"], _from_json_value(field["type"])) for field in value["fields"]])
+        return pa.struct(
+            [pa.field(field["name"], _from_json_value(field["type"])) for field in value["fields"]]
+        )
     if kind == "array":
         return pa.list_(_from_json_value(value["elementType"]))
     if kind == "map":

@@ -54,7 +54,9 @@ class TimeWindowedSerde:
         if data is None:
             return None
         if len(data) < START_BYTES:
-            raise SerdeError(f"a windowed key takes at least {START_BYTES} bytes, found {len(data)}")
+            raise SerdeError(
+                f"a windowed key takes at least {START_BYTES} bytes, found {len(data)}"
+            )
         start = int.from_bytes(data[-START_BYTES:], "big", signed=True)
         return Windowed(self.inner.decode(data[:-START_BYTES]), start, start + self.size_ms)
 
@@ -68,7 +70,9 @@ class TimeWindowedSerde:
 
     def _decode_all(self, data: pa.Array) -> pa.Array:
         keys, (starts,) = _split_all(self.inner, data, 1)
-        return pa.StructArray.from_arrays([keys, pa.array(starts), pa.array(starts + self.size_ms)], fields=list(self.type))
+        return pa.StructArray.from_arrays(
+            [keys, pa.array(starts), pa.array(starts + self.size_ms)], fields=list(self.type)
+        )
 
     def __repr__(self) -> str:
         return f"time_windowed({self.inner!r}, {self.size_ms} ms)"
@@ -76,8 +80,8 @@ class TimeWindowedSerde:
 
 @dataclass(frozen=True, repr=False)
 class SessionWindowedSerde:
-    """``inner`` key bytes + 8-byte big-endian end and start in ms (Java's SessionWindowedSerializer); decodes to a
-    `Windowed`, in Arrow ``struct<key, start, end>``."""
+    """``inner`` key bytes + 8-byte big-endian end and start in ms (Java's
+    SessionWindowedSerializer); decodes to a `Windowed`, in Arrow ``struct<key, start, end>``."""
 
     inner: Serde
     kind: str = "session_windowed"
@@ -109,7 +113,9 @@ class SessionWindowedSerde:
 
     def _decode_all(self, data: pa.Array) -> pa.Array:
         keys, (ends, starts) = _split_all(self.inner, data, 2)
-        return pa.StructArray.from_arrays([keys, pa.array(starts), pa.array(ends)], fields=list(self.type))
+        return pa.StructArray.from_arrays(
+            [keys, pa.array(starts), pa.array(ends)], fields=list(self.type)
+        )
 
     def __repr__(self) -> str:
         return f"session_windowed({self.inner!r})"
@@ -122,11 +128,14 @@ def windowed_key_type(key: pa.DataType) -> pa.DataType:
 
 def time_column(times: Int64) -> pa.Array:
     """Times (ms) as 8-byte big-endian values."""
-    return binary_from_matrix(np.ascontiguousarray(times.astype(">i8")).view(np.uint8).reshape(-1, START_BYTES))
+    return binary_from_matrix(
+        np.ascontiguousarray(times.astype(">i8")).view(np.uint8).reshape(-1, START_BYTES)
+    )
 
 
 def window_store_keys(keys: pa.Array, starts: Int64) -> pa.Array:
-    """Keys of a window store: key bytes + start + 4-byte sequence number 0. ``keys`` is ``pa.binary()``."""
+    """Keys of a window store: key bytes + start + 4-byte sequence number 0. ``keys`` is
+    ``pa.binary()``."""
     return _join(keys, [time_column(starts), pa.scalar(_SEQUENCE_ZERO)])
 
 
@@ -137,7 +146,9 @@ def window_store_key(key: bytes, start: int) -> bytes:
 def split_window_store_key(stored: bytes) -> tuple[bytes, int]:
     """Key bytes and window start (ms) of a window store's key; SerdeError if it is too short."""
     if len(stored) < STORE_SUFFIX_BYTES:
-        raise SerdeError(f"a window store's key takes at least {STORE_SUFFIX_BYTES} bytes, found {len(stored)}")
+        raise SerdeError(
+            f"a window store's key takes at least {STORE_SUFFIX_BYTES} bytes, found {len(stored)}"
+        )
     start = stored[-STORE_SUFFIX_BYTES : -len(_SEQUENCE_ZERO)]
     return stored[:-STORE_SUFFIX_BYTES], int.from_bytes(start, "big", signed=True)
 
@@ -151,13 +162,17 @@ def session_key(key: bytes, start: int, end: int) -> bytes:
     try:
         return key + _TWO_TIMES.pack(end, start)
     except struct.error:
-        raise SerdeError(f"a session from {start} to {end} ms does not fit into two longs") from None
+        raise SerdeError(
+            f"a session from {start} to {end} ms does not fit into two longs"
+        ) from None
 
 
 def split_session_key(stored: bytes) -> tuple[bytes, int, int]:
     """Key bytes, start and end (ms) of a session's key; SerdeError if it is too short."""
     if len(stored) < SESSION_SUFFIX_BYTES:
-        raise SerdeError(f"a session's key takes at least {SESSION_SUFFIX_BYTES} bytes, found {len(stored)}")
+        raise SerdeError(
+            f"a session's key takes at least {SESSION_SUFFIX_BYTES} bytes, found {len(stored)}"
+        )
     end, start = _TWO_TIMES.unpack_from(stored, len(stored) - SESSION_SUFFIX_BYTES)
     return stored[:-SESSION_SUFFIX_BYTES], start, end
 
@@ -165,17 +180,24 @@ def split_session_key(stored: bytes) -> tuple[bytes, int, int]:
 def _windowed(value: Any) -> Windowed:
     """``value`` if it is a windowed key; SerdeError."""
     if not isinstance(value, Windowed) or not all(isinstance(time, int) for time in value[1:]):
-        raise SerdeError(f"expected everflow.Windowed(key, start, end), with times in ms, found {value!r:.100}")
+        raise SerdeError(
+            f"expected everflow.Windowed(key, start, end), with times in ms, found {value!r:.100}"
+        )
     return value
 
 
 def python_keys(column: pa.Array) -> list[Any]:
-    """Keys as Python functions get them: ``to_pylist``, with a `Windowed` for each ``struct<key, start, end>``."""
+    """Keys as Python functions get them: ``to_pylist``, with a `Windowed` for each ``struct<key,
+    start, end>``."""
     if not _is_windowed(column.type):
         plain: list[Any] = column.to_pylist()
         return plain
     present = column.is_valid().to_pylist()
-    keys, starts, ends = python_keys(column.field(0)), column.field(1).to_pylist(), column.field(2).to_pylist()
+    keys, starts, ends = (
+        python_keys(column.field(0)),
+        column.field(1).to_pylist(),
+        column.field(2).to_pylist(),
+    )
     return [
         Windowed(key, start, end) if there else None
         for there, key, start, end in zip(present, keys, starts, ends, strict=True)
@@ -184,11 +206,14 @@ def python_keys(column: pa.Array) -> list[Any]:
 
 def _is_windowed(type_: pa.DataType) -> bool:
     fields = [(field.name, field.type) for field in type_] if pa.types.is_struct(type_) else []
-    return [name for name, _ in fields] == ["key", "start", "end"] and {kind for _, kind in fields[1:]} == {pa.int64()}
+    return [name for name, _ in fields] == ["key", "start", "end"] and {
+        kind for _, kind in fields[1:]
+    } == {pa.int64()}
 
 
 def _split_all(inner: Serde, data: pa.Array, times: int) -> tuple[pa.Array, list[Int64]]:
-    """Decoded keys, and the columns of the ``times`` 8-byte times behind them. SerdeError names a row that is too short."""
+    """Decoded keys, and the columns of the ``times`` 8-byte times behind them. SerdeError names a
+    row that is too short."""
     suffix = times * START_BYTES
     lengths = pc.binary_length(data).to_numpy().astype(np.int64)
     short = np.flatnonzero(lengths < suffix)
@@ -197,7 +222,9 @@ def _split_all(inner: Serde, data: pa.Array, times: int) -> tuple[pa.Array, list
         raise SerdeError(f"row {index}: a windowed key of {lengths[index]} bytes", index=index)
     keys = inner.decode_array(slices(data, np.zeros(len(data), np.int64), lengths - suffix))
     width = np.full(len(data), START_BYTES, np.int64)
-    return keys, [_times(slices(data, lengths - suffix + at * START_BYTES, width)) for at in range(times)]
+    return keys, [
+        _times(slices(data, lengths - suffix + at * START_BYTES, width)) for at in range(times)
+    ]
 
 
 def _times(data: pa.Array) -> Int64:

@@ -1,6 +1,7 @@
 """Spark's Kafka connector, put on the class path of a JVM that runs.
 
-Only a job that reads through Spark needs it: a resident step reads by itself. So no session is asked for jars when it starts.
+Only a job that reads through Spark needs it: a resident step reads by itself. So no session is
+asked for jars when it starts.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ _CLASS = "org.apache.spark.sql.kafka010.KafkaSourceRDD"
 
 
 def add_connector(context: SparkContext) -> None:
-    """Make the connector known to this JVM unless it is. The driver's class loader is the parent of the tasks' as well, as all run
-    in one process. Idempotent; any thread. SetupError where the jars cannot be had or the class loader takes none."""
+    """Make the connector known to this JVM unless it is. The driver's class loader is the parent of
+    the tasks' as well, as all run in one process. Idempotent; any thread. SetupError where the jars
+    cannot be had or the class loader takes none."""
     java: Any = context._jvm
     loader = java.java.lang.Thread.currentThread().getContextClassLoader()
     if _known(java, loader):
@@ -31,7 +33,8 @@ def add_connector(context: SparkContext) -> None:
         pass  # another kind of class loader
     if not _known(java, loader):
         raise SetupError(
-            "This Spark lets no jar be added while it runs, and this topology needs Spark's Kafka connector, because of its "
+            "This Spark lets no jar be added while it runs, and this topology needs Spark's Kafka "
+            "connector, because of its "
             "Columns. Start Spark with it:\n"
             f"  spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:{spark_version}"
         )

@@ -1,6 +1,7 @@
 """Spark's Python daemon with our imports done before it forks (`spark.python.daemon.module`).
 
-Without this the first batch after a worker's death pays the imports again (1.6 s against 0.26 s measured).
+Without this the first batch after a worker's death pays the imports again (1.6 s against 0.26 s
+measured).
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ PRELOADED = (
 
 
 def program_last(path: Iterable[str], own: Iterable[str], here: str) -> list[str]:
-    """A worker's path with the program's folders ``own``, and the current one, behind those of libraries."""
+    """A worker's path with the program's folders ``own``, and the current one, behind those of
+    libraries."""
     last = list(own)
     return [entry for entry in path if entry not in {"", here, *last}] + last
 
@@ -36,7 +38,9 @@ def main() -> None:
     """Import, then hand over to pyspark's daemon; runs as ``python -m everflow.spark.daemon``."""
     own = os.environ.get("EVERFLOW_PROGRAM_PATH", "").split(os.pathsep)
     sys.path[:] = program_last(sys.path, filter(None, own), os.getcwd())
-    os.environ.pop("PYTHONSAFEPATH", None)  # meant for this process, not for those that a function starts
+    os.environ.pop(
+        "PYTHONSAFEPATH", None
+    )  # meant for this process, not for those that a function starts
     for name in PRELOADED:
         importlib.import_module(name)
     from pyspark.daemon import manager

@@ -1,8 +1,9 @@
 """Analyses Columns while the topology is built: type, what they read, whether they may run (D2).
 
-A segment is planned once and re-run for every micro-batch, on one partition of rows, in an order that is not the merge order.
-So only deterministic projections of one row are accepted; everything Catalyst would freeze (the clock), shuffle, multiply or
-number per batch is refused here, with what to write instead.
+A segment is planned once and re-run for every micro-batch, on one partition of rows, in an order
+that is not the merge order. So only deterministic projections of one row are accepted; everything
+Catalyst would freeze (the clock), shuffle, multiply or number per batch is refused here, with what
+to write instead.
 """
 
 from __future__ import annotations
@@ -28,10 +29,14 @@ from everflow.user_texts import UNDECODED
 from everflow.waits import waiting
 
 _USE_TIMESTAMP = (
-    "a prepared plan would freeze the time of its first batch; use F.col('timestamp'), the record's time in ms"
+    "a prepared plan would freeze the time of its first batch; use "
+    "F.col('timestamp'), the record's time in ms"
 )
 _USE_AGGREGATE = "use group_by(...).aggregate(...) with everflow.agg"
-_USE_FUNCTION = "pass the Python function itself: the operator takes it in place of the Column, with returns=..."
+_USE_FUNCTION = (
+    "pass the Python function itself: the operator takes it in place of the Column, "
+    "with returns=..."
+)
 
 _REFUSED_EXPRESSIONS = {
     "CurrentTimestamp": ("the current time", _USE_TIMESTAMP),
@@ -43,8 +48,14 @@ _REFUSED_EXPRESSIONS = {
     "LocalTimestamp": ("the current time", _USE_TIMESTAMP),
     "PythonUDF": ("a Python UDF (it also runs on rows that F.when excludes)", _USE_FUNCTION),
     "PythonUDAF": ("a Python UDF", _USE_AGGREGATE),
-    "ScalarSubquery": ("a subquery", "join a table, or compute the value before the topology is built"),
-    "LateralSubquery": ("a subquery", "join a table, or compute the value before the topology is built"),
+    "ScalarSubquery": (
+        "a subquery",
+        "join a table, or compute the value before the topology is built",
+    ),
+    "LateralSubquery": (
+        "a subquery",
+        "join a table, or compute the value before the topology is built",
+    ),
     "Exists": ("a subquery", "join a table, or compute the value before the topology is built"),
     "InSubquery": ("a subquery", "join a table, or use F.col(...).isin(values)"),
     "ListQuery": ("a subquery", "join a table, or use F.col(...).isin(values)"),
@@ -53,13 +64,25 @@ _REFUSED_EXPRESSIONS = {
         "monotonically_increasing_id()",
         "it restarts in every batch; use topic, partition and offset",
     ),
-    "Uuid": ("uuid()", "derive an id from topic, partition and offset, e.g. F.sha2(F.concat_ws('-', ...), 256)"),
-    "Shuffle": ("shuffle()", "a re-run would give another result; use a Python function if that is wanted"),
+    "Uuid": (
+        "uuid()",
+        "derive an id from topic, partition and offset, e.g. F.sha2(F.concat_ws('-', ...), 256)",
+    ),
+    "Shuffle": (
+        "shuffle()",
+        "a re-run would give another result; use a Python function if that is wanted",
+    ),
 }
 _REFUSED_PLANS = {
     "Aggregate": ("an aggregate", _USE_AGGREGATE),
-    "Window": ("a window function such as row_number()", "rows of a stream have no neighbours; " + _USE_AGGREGATE),
-    "Generate": ("a generator such as explode()", "use flat_map(column) or flat_map_values(column) with an array Column"),
+    "Window": (
+        "a window function such as row_number()",
+        "rows of a stream have no neighbours; " + _USE_AGGREGATE,
+    ),
+    "Generate": (
+        "a generator such as explode()",
+        "use flat_map(column) or flat_map_values(column) with an array Column",
+    ),
 }
 _WINDOWED_TIME = (
     "F.window() or F.session_window()",
@@ -69,7 +92,10 @@ _WINDOWED_TIME = (
 _WINDOW_CALL = re.compile(r"\b(?:session_)?window\(")
 _NOT_DETERMINISTIC = (
     "a non-deterministic expression",
-    "a re-run after a failure would give another result; derive it from key, value, topic, partition and offset",
+    (
+        "a re-run after a failure would give another result; derive it from key, value, topic, "
+        "partition and offset"
+    ),
 )
 _KIND_BY_SQL_ERROR = {
     "UNSUPPORTED_GENERATOR": _REFUSED_PLANS["Generate"],
@@ -84,14 +110,17 @@ def analyse(
 ) -> ColumnExpr:
     """Resolve ``column`` against the columns of ``edge`` without running anything.
 
-    Columns in sight: key, value (in the edge's types), timestamp bigint in ms, topic, partition, offset, headers.
-    Must be called from the thread that builds the topology; starts a Spark session if there is none.
+    Columns in sight: key, value (in the edge's types), timestamp bigint in ms, topic, partition,
+    offset, headers. Must be called from the thread that builds the topology; starts a Spark session
+    if there is none.
 
     Args:
-        expected: the type the place asks for (``pa.bool_()`` for a predicate), None where any will do.
+        expected: the type the place asks for (``pa.bool_()`` for a predicate), None where any will
+        do.
 
     Raises:
-        TopologyError: unknown column (with the list of those there are), refused expression (with the alternative), wrong type.
+        TopologyError: unknown column (with the list of those there are), refused expression (with
+        the alternative), wrong type.
     """
     text = _text(column)
     frame = _empty_frame(get_session(), normal_type(edge.key), normal_type(edge.value))
@@ -107,10 +136,15 @@ def analyse(
         raise TopologyError(f"{text}: {what} cannot be used in a Column; {instead}", where=where)
     fields = selected.schema.fields
     if len(fields) != 1:
-        raise TopologyError(f"{text} gives {len(fields)} columns; wrap them: F.struct(...)", where=where)
+        raise TopologyError(
+            f"{text} gives {len(fields)} columns; wrap them: F.struct(...)", where=where
+        )
     type_ = arrow_type(fields[0].dataType, text, where)
     if _has_void(type_):
-        raise TopologyError(f"{text} is {type_text(type_)}: a NULL needs a type, e.g. F.lit(None).cast('string')", where=where)
+        raise TopologyError(
+            f"{text} is {type_text(type_)}: a NULL needs a type, e.g. F.lit(None).cast('string')",
+            where=where,
+        )
     if expected is not None and not same_type(type_, expected):
         raise TopologyError(
             f"{text} is {type_text(type_)}, but {type_text(expected)} is needed here; "
@@ -127,19 +161,28 @@ def spark_type(type_: pa.DataType) -> st.DataType:
     return from_arrow_type(normal_type(type_))
 
 
-def arrow_type(type_: st.DataType, text: str = "the column", where: str | None = None) -> pa.DataType:
+def arrow_type(
+    type_: st.DataType, text: str = "the column", where: str | None = None
+) -> pa.DataType:
     """The edge type of a Spark type; TopologyError for types that have no Arrow form."""
     try:
         return normal_type(to_arrow_type(type_, timezone="UTC"))
     except Exception as error:
         raise TopologyError(
-            f"{text} is {type_.simpleString()}, which cannot leave Spark; cast it, e.g. to string ({error})", where=where
+            (
+                f"{text} is {type_.simpleString()}, which cannot leave Spark; cast it, e.g. to "
+                f"string "
+                f"({error})"
+            ),
+            where=where,
         ) from None
 
 
 @lru_cache(maxsize=256)
 def _empty_frame(session: SparkSession, key: pa.DataType, value: pa.DataType) -> DataFrame:
-    header = st.StructType([st.StructField("key", st.StringType()), st.StructField("value", st.BinaryType())])
+    header = st.StructType(
+        [st.StructField("key", st.StringType()), st.StructField("value", st.BinaryType())]
+    )
     schema = st.StructType(
         [
             st.StructField("key", from_arrow_type(key)),
@@ -151,17 +194,21 @@ def _empty_frame(session: SparkSession, key: pa.DataType, value: pa.DataType) ->
             st.StructField("headers", st.ArrayType(header)),
         ]
     )
-    # Not by session.createDataFrame: that makes the session the thread's active one, which is the user's to choose.
+    # Not by session.createDataFrame: that makes the session the thread's active one, which is the
+    # user's to choose.
     java, jvm = session._jsparkSession, session._jvm
     assert jvm is not None
-    return DataFrame(java.createDataFrame(jvm.java.util.ArrayList(), java.parseDataType(schema.json())), session)
+    return DataFrame(
+        java.createDataFrame(jvm.java.util.ArrayList(), java.parseDataType(schema.json())), session
+    )
 
 
 def _refused(plan: Any) -> tuple[str, str] | None:
     """Why the analysed plan may not run, and the alternative; None if it may.
 
-    An accepted Column leaves exactly one projection above the frame; whatever else the analyser added is a refusal. The clock
-    is deterministic in Catalyst's eyes, so expressions are judged by class name as well.
+    An accepted Column leaves exactly one projection above the frame; whatever else the analyser
+    added is a refusal. The clock is deterministic in Catalyst's eyes, so expressions are judged by
+    class name as well.
     """
     operators = list(_walk(plan))
     for operator in operators:
@@ -178,7 +225,8 @@ def _refused(plan: Any) -> tuple[str, str] | None:
         if name in _REFUSED_PLANS:
             return _REFUSED_PLANS[name]
     if names[0] != "Project" or len(names) != 2:
-        return _WINDOWED_TIME  # what is left that rewrites the plan: time windows become projections and filters
+        # what is left that rewrites the plan: time windows become projections and filters
+        return _WINDOWED_TIME
     expressions = plan.expressions()
     if any(not expressions.apply(i).deterministic() for i in range(expressions.size())):
         return _NOT_DETERMINISTIC
@@ -207,7 +255,8 @@ def _text(column: Column) -> str:
 
 
 def _readable(text: str) -> str:
-    """Spark shows the arguments of a UDF as its own nodes; here they are the columns' names, or ``...``."""
+    """Spark shows the arguments of a UDF as its own nodes; here they are the columns' names, or
+    ``...``."""
     before, found, rest = text.partition("columnnodeexpression(")
     if not found:
         return text
@@ -219,35 +268,60 @@ def _readable(text: str) -> str:
     return before + (names[1].replace(", ", ".") if names else "...") + _readable(rest[end:])
 
 
-def _not_analysable(text: str, edge: EdgeType, where: str | None, error: Exception) -> TopologyError:
+def _not_analysable(
+    text: str, edge: EdgeType, where: str | None, error: Exception
+) -> TopologyError:
     condition = str(getattr(error, "getCondition", lambda: "")() or "")
     known = _KIND_BY_SQL_ERROR.get(condition.split(".")[0])
     if known is None and _WINDOW_CALL.search(text):  # whatever is wrong with its arguments
         known = _WINDOWED_TIME
     if known:
-        return TopologyError(f"{text}: {known[0]} cannot be used in a Column; {known[1]}", where=where)
-    reason = str(error).split("\n'", 1)[0].split("\n+-", 1)[0].split(" SQLSTATE", 1)[0].strip().replace("\n", " ")
+        return TopologyError(
+            f"{text}: {known[0]} cannot be used in a Column; {known[1]}", where=where
+        )
+    reason = (
+        str(error)
+        .split("\n'", 1)[0]
+        .split("\n+-", 1)[0]
+        .split(" SQLSTATE", 1)[0]
+        .strip()
+        .replace("\n", " ")
+    )
     available = ", ".join(column_names(edge.key, edge.value))
     hint = _field_hint(edge, error)
     if pa.types.is_binary(edge.value):
         hint = f"\n  {UNDECODED}"
-    return TopologyError(f"{text} cannot be used here: {reason}\n  columns: {available}{hint}", where=where)
+    return TopologyError(
+        f"{text} cannot be used here: {reason}\n  columns: {available}{hint}", where=where
+    )
 
 
 def _field_hint(edge: EdgeType, error: Exception) -> str:
     """For ``F.col("amount")`` where the value, or the key, is a struct with such a field."""
     parameters: dict[str, str] = getattr(error, "getMessageParameters", dict)() or {}
     unknown = parameters.get("objectName", "").strip("`")
-    structs = [(part, type_) for part, type_ in (("value", edge.value), ("key", edge.key)) if pa.types.is_struct(type_)]
+    structs = [
+        (part, type_)
+        for part, type_ in (("value", edge.value), ("key", edge.key))
+        if pa.types.is_struct(type_)
+    ]
     parts = [part for part, type_ in structs if type_.get_field_index(unknown) >= 0]
-    return f"\n  {unknown} is a field of the {parts[0]}: write F.col('{parts[0]}.{unknown}')" if parts else ""
+    return (
+        f"\n  {unknown} is a field of the {parts[0]}: write F.col('{parts[0]}.{unknown}')"
+        if parts
+        else ""
+    )
 
 
 @contextmanager
 def _without_error_log() -> Iterator[None]:
-    """pyspark logs each AnalysisException with its JVM stack to stderr; ours already says it in one line."""
-    # By PySpark's own way: a plain logger of that name cannot take what PySpark logs with, and every failing job would raise.
-    loggers = [PySparkLogger.getLogger(f"{kind}QueryContextLogger") for kind in ("DataFrame", "SQL")]
+    """pyspark logs each AnalysisException with its JVM stack to stderr; ours already says it in one
+    line."""
+    # By PySpark's own way: a plain logger of that name cannot take what PySpark logs with, and
+    # every failing job would raise.
+    loggers = [
+        PySparkLogger.getLogger(f"{kind}QueryContextLogger") for kind in ("DataFrame", "SQL")
+    ]
     disabled = [logger.disabled for logger in loggers]
     for logger in loggers:
         logger.disabled = True

@@ -28,6 +28,7 @@ from everflow.travel.own_code import program_folders
 _environment_lock = threading.Lock()
 """While an application's one environment is replaced by one per thread (`_Environment`)."""
 
+
 class _FailuresToldByUs(logging.Filter):
     """PySpark logs a Column's failure with its JVM stack on standard error, at every attempt."""
 
@@ -41,7 +42,8 @@ StepFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 class SparkJobError(EverflowError):
-    """A job failed; the text is the JVM's, with the workers' traceback. ``stack``: the JVM's, where the text is without."""
+    """A job failed; the text is the JVM's, with the workers' traceback. ``stack``: the JVM's, where
+    the text is without."""
 
     code = "EF-SPARK-JOB"
 
@@ -51,7 +53,8 @@ class SparkJobError(EverflowError):
 
 
 class SparkGoneError(SparkJobError):
-    """The JVM is gone or its SparkContext was stopped: no job will ever run again in this process."""
+    """The JVM is gone or its SparkContext was stopped: no job will ever run again in this
+    process."""
 
     code = "EF-SPARK-GONE"
 
@@ -65,10 +68,11 @@ def local_property(name: str) -> str | None:
 
 
 class PreparedJob:
-    """One stream thread's plan over one assignment. Owned by that thread: py4j keeps local properties per Python thread.
+    """One stream thread's plan over one assignment. Owned by that thread: py4j keeps local
+    properties per Python thread.
 
-    ``steps`` are the functions of the Python hops by level; the last one returns one row with one text column. ``slot`` names the
-    thread (``t0``): its hops run in workers of their own.
+    ``steps`` are the functions of the Python hops by level; the last one returns one row with one
+    text column. ``slot`` names the thread (``t0``): its hops run in workers of their own.
     """
 
     def __init__(
@@ -88,9 +92,12 @@ class PreparedJob:
         self._source = open_source(session, source, partitions)
         self._rdd: Any = None if self._source.rebuilds else _rdd_of(self._build())
 
-    def run(self, ranges: Mapping[TopicPartition, OffsetRange], properties: Mapping[str, str]) -> str:
-        """Run one micro-batch over ``ranges`` with the job's local ``properties``; blocks. Returns the last step's text; raises
-        SparkJobError for any failure: then nothing is known of what the workers did. SparkGoneError if Spark itself ended."""
+    def run(
+        self, ranges: Mapping[TopicPartition, OffsetRange], properties: Mapping[str, str]
+    ) -> str:
+        """Run one micro-batch over ``ranges`` with the job's local ``properties``; blocks. Returns
+        the last step's text; raises SparkJobError for any failure: then nothing is known of what
+        the workers did. SparkGoneError if Spark itself ended."""
         context = self._session.sparkContext
         try:
             self._source.set_ranges(ranges)
@@ -111,7 +118,8 @@ class PreparedJob:
 
     def _build(self) -> DataFrame:
         """Kafka rows -> segment 0 -> step 0 -> segment 1 -> ... -> the last step's one row."""
-        # coalesce keeps whole partitions in order, so co-partitioned topics of a task meet in one worker without a shuffle.
+        # coalesce keeps whole partitions in order, so co-partitioned topics of a task meet in one
+        # worker without a shuffle.
         frame = first_segment(self._source.frame(), self._plan).coalesce(1)
         for level in range(self._plan.levels):
             if level:
@@ -128,16 +136,25 @@ class PreparedJob:
 
 
 class ServingJob:
-    """A job of one task that calls ``serve``, whose input and output go elsewhere, and ends when that returns.
+    """A job of one task that calls ``serve``, whose input and output go elsewhere, and ends when
+    that returns.
 
-    It runs on a Python thread of its own; `ended` is set when it is over, `failure` says how. The task's worker is the one that a
-    `PreparedJob` of the same slot and level uses: only one of the two may run at a time.
+    It runs on a Python thread of its own; `ended` is set when it is over, `failure` says how. The
+    task's worker is the one that a `PreparedJob` of the same slot and level uses: only one of the
+    two may run at a time.
 
-    It has no rows, so it is no DataFrame: until the first one ran, Spark loads and compiles all of Catalyst (3.8 s, 4.1 s of CPU; a
-    plain job 1.4 s, 0.9 s of CPU), and many an instance never needs it.
+    It has no rows, so it is no DataFrame: until the first one ran, Spark loads and compiles all of
+    Catalyst (3.8 s, 4.1 s of CPU; a plain job 1.4 s, 0.9 s of CPU), and many an instance never
+    needs it.
     """
 
-    def __init__(self, context: SparkContext, slot: str, serve: Callable[[], None], properties: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        context: SparkContext,
+        slot: str,
+        serve: Callable[[], None],
+        properties: Mapping[str, str],
+    ) -> None:
         def run(rows: Iterable[int]) -> Iterable[int]:
             for _ in rows:  # a worker that leaves input unread is not used again
                 pass
@@ -151,7 +168,9 @@ class ServingJob:
             assert self._rdd._jrdd is not None  # made here, where the environment is the slot's
         self.ended = threading.Event()
         self.failure: SparkJobError | None = None
-        self._thread = threading.Thread(target=self._run, name=f"everflow-{slot}-serving", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=f"everflow-{slot}-serving", daemon=True
+        )
 
     def start(self) -> None:
         """Submit the job; returns at once."""
@@ -184,7 +203,9 @@ def failure(context: SparkContext, error: Exception) -> SparkJobError:
     return SparkJobError(str(error), stack) if lives else SparkGoneError(str(error), stack)
 
 
-def _map_in_arrow(session: SparkSession, frame: DataFrame, step: StepFunction, schema: Any, slot: str) -> DataFrame:
+def _map_in_arrow(
+    session: SparkSession, frame: DataFrame, step: StepFunction, schema: Any, slot: str
+) -> DataFrame:
     def run_step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return step(batches)
 
@@ -193,8 +214,9 @@ def _map_in_arrow(session: SparkSession, frame: DataFrame, step: StepFunction, s
 
 
 class _Environment(dict[str, Any]):
-    """``SparkContext.environment``, the workers' environment of the whole application, with additions that only one thread sees:
-    a function that the user's thread gives to Spark meanwhile must not run in a slot's workers."""
+    """``SparkContext.environment``, the workers' environment of the whole application, with
+    additions that only one thread sees: a function that the user's thread gives to Spark meanwhile
+    must not run in a slot's workers."""
 
     def __init__(self, shared: Mapping[str, Any]) -> None:
         super().__init__(shared)
@@ -227,22 +249,26 @@ def _workers_of(context: SparkContext, slot: str) -> Iterator[None]:
 
 
 def _rdd_of(frame: DataFrame) -> Any:
-    """The executed plan's rows. Run as a plain job: as a SQL action every micro-batch would pay 20 ms for an execution's events,
-    metrics and its way through Python's deserialisers (22 ms instead of 43 ms for an empty batch)."""
+    """The executed plan's rows. Run as a plain job: as a SQL action every micro-batch would pay 20
+    ms for an execution's events, metrics and its way through Python's deserialisers (22 ms instead
+    of 43 ms for an empty batch)."""
     return frame._jdf.queryExecution().toRdd()
 
 
 def worker_environment(slot: str) -> dict[str, str]:
-    """Every hop of every thread gets workers of its own: Spark keeps one daemon per distinct environment. Without it any process
-    serves any hop, and a producer or a store would be open in several.
+    """Every hop of every thread gets workers of its own: Spark keeps one daemon per distinct
+    environment. Without it any process serves any hop, and a producer or a store would be open in
+    several.
 
-    The program's folders come last on the workers' path (`everflow.spark.daemon`): its ``queue.py`` hides no library there.
+    The program's folders come last on the workers' path (`everflow.spark.daemon`): its ``queue.py``
+    hides no library there.
     """
     path = [os.path.abspath(entry) for entry in sys.path]  # "" is the current folder
     own = program_folders(path)
     return {
         "EVERFLOW_SLOT": slot,
-        # Spark sets it for SQL's workers only; a serving job and a prepared one must mean the same daemon.
+        # Spark sets it for SQL's workers only; a serving job and a prepared one must mean the same
+        # daemon.
         "SPARK_SIMPLIFIED_TRACEBACK": "1",
         "PYTHONPATH": os.pathsep.join(entry for entry in path if entry not in own),
         "PYTHONSAFEPATH": "1",

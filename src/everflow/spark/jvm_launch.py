@@ -1,8 +1,8 @@
 """Launches PySpark's JVM: quiet, deaf to signals for others, alive no longer than its user.
 
-PySpark launches it as a child and waits for the file in which it tells its port. If that wait is interrupted, the file's folder is
-removed, the JVM fails to write it, and lives on without anybody who could end it: only behind that point it watches for the end of
-its parent.
+PySpark launches it as a child and waits for the file in which it tells its port. If that wait is
+interrupted, the file's folder is removed, the JVM fails to write it, and lives on without anybody
+who could end it: only behind that point it watches for the end of its parent.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ LOOK_S = 0.05
 
 @contextmanager
 def jvm_ends_with_failure(stop: threading.Event | None = None) -> Iterator[None]:
-    """Around the start of a session: whatever it raises, also an interrupt, the JVM that it launched has ended before the error
-    goes on, and PySpark has forgotten it, so that a later start launches another. A JVM that was there before is left alone.
-    ``stop`` set meanwhile ends the JVM, and so the start, with some error of PySpark's.
+    """Around the start of a session: whatever it raises, also an interrupt, the JVM that it
+    launched has ended before the error goes on, and PySpark has forgotten it, so that a later start
+    launches another. A JVM that was there before is left alone. ``stop`` set meanwhile ends the
+    JVM, and so the start, with some error of PySpark's.
 
-    The JVM has a process group of its own and ignores what `StopSignals` answers: that comes to it when a terminal or a supervisor
-    signals everything that it started, and this process, which then ends in order, still needs it. It ends with its standard input,
-    at the end of this process at the latest. Not for several threads at once.
+    The JVM has a process group of its own and ignores what `StopSignals` answers: that comes to it
+    when a terminal or a supervisor signals everything that it started, and this process, which then
+    ends in order, still needs it. It ends with its standard input, at the end of this process at
+    the latest. Not for several threads at once.
     """
     launched: list[subprocess.Popen[Any]] = []
     output = JvmOutput()
@@ -55,7 +57,9 @@ def jvm_ends_with_failure(stop: threading.Event | None = None) -> Iterator[None]
     before, launcher.Popen = launcher.Popen, Recorded
     done = threading.Event()
     if stop is not None:
-        threading.Thread(target=_end_on, args=(stop, done, launched), name="everflow-spark-launch", daemon=True).start()
+        threading.Thread(
+            target=_end_on, args=(stop, done, launched), name="everflow-spark-launch", daemon=True
+        ).start()
     try:
         yield
     except BaseException as error:
@@ -86,7 +90,9 @@ def _deaf(given: Callable[[], None] | None) -> Callable[[], None]:
     return prepare
 
 
-def _end_on(stop: threading.Event, done: threading.Event, launched: list[subprocess.Popen[Any]]) -> None:
+def _end_on(
+    stop: threading.Event, done: threading.Event, launched: list[subprocess.Popen[Any]]
+) -> None:
     while not done.wait(LOOK_S):
         if stop.is_set():
             for process in launched:
@@ -104,12 +110,14 @@ def _end(process: subprocess.Popen[Any]) -> None:
 
 
 def _end_in_order(process: subprocess.Popen[Any]) -> None:
-    """At the end of this process: the JVM removes its temporary folders and its Python workers, and is gone before we are."""
+    """At the end of this process: the JVM removes its temporary folders and its Python workers, and
+    is gone before we are."""
     if process.poll() is not None or process.stdin is None:
         return
     gateway: Any = SparkContext._gateway
     if gateway is not None and gateway.proc is process:
-        # What Python no longer refers to is told to the JVM by a thread of its own: an ending JVM resets that, which it shows.
+        # What Python no longer refers to is told to the JVM by a thread of its own: an ending JVM
+        # resets that, which it shows.
         gateway._gateway_client.is_connected = False
     with suppress(OSError):
         process.stdin.close()
@@ -121,7 +129,8 @@ def _end_in_order(process: subprocess.Popen[Any]) -> None:
 
 
 def _forget() -> None:
-    """What the class keeps of a gateway; a context that was only half made is in ``_active_spark_context``."""
+    """What the class keeps of a gateway; a context that was only half made is in
+    ``_active_spark_context``."""
     gateway = SparkContext._gateway
     SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
     if gateway is not None:

@@ -1,7 +1,7 @@
 """Turns standard error of the JVM and the workers into lines of `everflow.logs.SPARK_OUTPUT`.
 
-They inherit the descriptor of the process that starts them, and nothing in Spark's settings covers what the JVM says before its
-logging is set up. So the JVM is launched with a pipe.
+They inherit the descriptor of the process that starts them, and nothing in Spark's settings covers
+what the JVM says before its logging is set up. So the JVM is launched with a pipe.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ _READ_BYTES = 65_536
 
 
 class JvmOutput:
-    """One pipe: give ``write_end`` to the process that is launched, then `launched`. A thread reads until nobody can write."""
+    """One pipe: give ``write_end`` to the process that is launched, then `launched`. A thread reads
+    until nobody can write."""
 
     def __init__(self) -> None:
         self._read_end, self.write_end = os.pipe()
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self._thread = threading.Thread(target=self._read, name="everflow-spark-output", daemon=True)
+        self._thread = threading.Thread(
+            target=self._read, name="everflow-spark-output", daemon=True
+        )
         self._open = True
         self._thread.start()
 
@@ -40,7 +43,8 @@ class JvmOutput:
         return list(self._tail)
 
     def _read(self) -> None:
-        # Not through a file object: its lock, held while waiting, would be missed when the interpreter ends.
+        # Not through a file object: its lock, held while waiting, would be missed when the
+        # interpreter ends.
         rest = b""
         while data := os.read(self._read_end, _READ_BYTES):
             *lines, rest = (rest + data).split(b"\n")

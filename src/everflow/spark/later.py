@@ -1,6 +1,7 @@
 """Starts Spark when PySpark is first asked for it: programs without Columns never wait.
 
-``pyspark.sql.functions`` ask whatever is the active SparkContext for its JVM, so a stand-in takes that place until then.
+``pyspark.sql.functions`` ask whatever is the active SparkContext for its JVM, so a stand-in takes
+that place until then.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ _chosen: list[Callable[[], object]] = []
 
 
 class LaterContext:
-    """In the place of the active SparkContext: the first attribute that is asked of it starts the real one, which then answers this
-    and every later question, and is the active one. Any thread may ask."""
+    """In the place of the active SparkContext: the first attribute that is asked of it starts the
+    real one, which then answers this and every later question, and is the active one. Any thread
+    may ask."""
 
     def __init__(self, start: Callable[[], object]) -> None:
         self._start = start
@@ -43,15 +45,16 @@ def running_context() -> SparkContext | None:
 
 
 def stand_in(start: Callable[[], object]) -> None:
-    """Let ``start``, which starts a SparkContext, be called when PySpark is first asked for one. Nothing changes where one runs, or
-    a stand-in is there already."""
+    """Let ``start``, which starts a SparkContext, be called when PySpark is first asked for one.
+    Nothing changes where one runs, or a stand-in is there already."""
     if SparkContext._active_spark_context is None:
         SparkContext._active_spark_context = LaterContext(start)  # type: ignore[assignment]
 
 
 @contextmanager
 def started_by(start: Callable[[], object]) -> Iterator[None]:
-    """While in the block a stand-in starts Spark by ``start``, which calls `get_context` and says that it does."""
+    """While in the block a stand-in starts Spark by ``start``, which calls `get_context` and says
+    that it does."""
     _chosen.append(start)
     try:
         yield
@@ -61,7 +64,8 @@ def started_by(start: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def real_one_starts() -> Iterator[None]:
-    """The stand-in steps aside for the block, which starts a SparkContext, and comes back if it failed."""
+    """The stand-in steps aside for the block, which starts a SparkContext, and comes back if it
+    failed."""
     before: object = SparkContext._active_spark_context
     SparkContext._active_spark_context = None
     try:

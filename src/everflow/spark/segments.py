@@ -1,8 +1,8 @@
 """Segments: the stateless Column operators of one level as one Catalyst projection (design D2).
 
-A segment turns rows (Kafka records on level 0, hop rows later) into hop rows. Every slot lives in columns ``p<id>`` (live),
-``p<id>_k`` and ``p<id>_x`` (value); expressions of the user run guarded by their slot's live flag, so that a row that an earlier
-filter removed is never evaluated.
+A segment turns rows (Kafka records on level 0, hop rows later) into hop rows. Every slot lives in
+columns ``p<id>`` (live), ``p<id>_k`` and ``p<id>_x`` (value); expressions of the user run guarded
+by their slot's live flag, so that a row that an earlier filter removed is never evaluated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,16 @@ from pyspark.sql.types import ArrayType, DataType, StringType, StructField, Stru
 from everflow.serdes import Serde
 from everflow.topology.graph import ColumnExpr
 from everflow.topology.hops import MARKER, HopSchema
-from everflow.topology.physical_plan import DEAD_LETTER_SLOT, Decode, Encode, PhysicalPlan, Projection, Segment, Slot, in_catalyst
+from everflow.topology.physical_plan import (
+    DEAD_LETTER_SLOT,
+    Decode,
+    Encode,
+    PhysicalPlan,
+    Projection,
+    Segment,
+    Slot,
+    in_catalyst,
+)
 
 _LOG_META = ("_src", "_part", "_off", "_ts")
 _META = (*_LOG_META, "_seq", "_ctl")
@@ -35,13 +44,16 @@ _CORRUPT = "__everflow_corrupt"
 
 
 def spark_type(kind: pa.DataType) -> DataType:
-    """The Spark type of an Arrow type (``null`` becomes string: Spark cannot carry void columns through Arrow)."""
+    """The Spark type of an Arrow type (``null`` becomes string: Spark cannot carry void columns
+    through Arrow)."""
     return StringType() if pa.types.is_null(kind) else from_arrow_type(kind)
 
 
 def spark_schema(schema: HopSchema) -> StructType:
     """A hop's schema as Spark sees it."""
-    return StructType([StructField(field.name, spark_type(field.type), True) for field in schema.arrow()])
+    return StructType(
+        [StructField(field.name, spark_type(field.type), True) for field in schema.arrow()]
+    )
 
 
 def hop_into_step(plan: PhysicalPlan, level: int) -> HopSchema:
@@ -55,26 +67,33 @@ def hop_out_of_step(plan: PhysicalPlan, level: int) -> HopSchema:
 
 
 def first_segment(kafka: DataFrame, plan: PhysicalPlan) -> DataFrame:
-    """Level 0: Kafka rows -> hop rows with the end marker last, in one Spark partition per input partition plus the marker's."""
+    """Level 0: Kafka rows -> hop rows with the end marker last, in one Spark partition per input
+    partition plus the marker's."""
     frame = _kafka_columns(kafka, plan)
     frame = _decode_all(frame, plan)
     frame = _run(frame, plan.segments[0], plan)
     frame = _shape(_drop_dead_rows(frame, plan), hop_into_step(plan, 0))
-    # After the Kafka rows, never before: a marker that arrives proves that everything before it did (scenario 33).
+    # After the Kafka rows, never before: a marker that arrives proves that everything before it did
+    # (scenario 33).
     return frame.union(_marker(kafka.sparkSession, hop_into_step(plan, 0)))
 
 
 def later_segment(hop: DataFrame, plan: PhysicalPlan, level: int) -> DataFrame:
-    """Levels above 0: hop rows of step ``level - 1`` -> hop rows; the marker passes through, as it is live on no slot."""
+    """Levels above 0: hop rows of step ``level - 1`` -> hop rows; the marker passes through, as it
+    is live on no slot."""
     incoming = hop_out_of_step(plan, level - 1)
     columns = [F.col(name) for name in (*_META, *(["_hdr"] if plan.headers else []))]
     for slot in incoming.slots:
-        columns += [F.col(f"p{slot.id}"), F.col(f"p{slot.id}_k"), _assemble(slot).alias(f"p{slot.id}_x")]
+        columns += [
+            F.col(f"p{slot.id}"),
+            F.col(f"p{slot.id}_k"),
+            _assemble(slot).alias(f"p{slot.id}_x"),
+        ]
     frame = _run(hop.select(*columns), plan.segments[level], plan)
     return _shape(frame, hop_into_step(plan, level))
 
 
-# --- Kafka rows ------------------------------------------------------------------------------------------------
+# --- Kafka rows -----------------------------------------------------------------------------------
 
 
 def _kafka_columns(kafka: DataFrame, plan: PhysicalPlan) -> DataFrame:
@@ -94,10 +113,13 @@ def _kafka_columns(kafka: DataFrame, plan: PhysicalPlan) -> DataFrame:
 
 
 def _decode_all(frame: DataFrame, plan: PhysicalPlan) -> DataFrame:
-    """One slot per source plus the dead letter slot. Decoded values, then the fault, are stages of their own: referred to more
-    than once, they would be evaluated more than once."""
+    """One slot per source plus the dead letter slot. Decoded values, then the fault, are stages of
+    their own: referred to more than once, they would be evaluated more than once."""
     only = len(plan.sources) == 1
-    mine = {d.output: F.lit(True) if only else F.col("_src") == d.source.index for d in plan.segments[0].decodes}
+    mine = {
+        d.output: F.lit(True) if only else F.col("_src") == d.source.index
+        for d in plan.segments[0].decodes
+    }
     parts: list[Column] = []
     for decode in plan.segments[0].decodes:
         for part, serde, raw in _parts(decode):
@@ -109,12 +131,24 @@ def _decode_all(frame: DataFrame, plan: PhysicalPlan) -> DataFrame:
     kept = [F.col(name) for name in (*_LOG_META, *(["_hdr"] if plan.headers else []))]
     for decode in plan.segments[0].decodes:
         slot = f"p{decode.output}"
-        live = mine[decode.output] & F.col("_fault").isNull() if plan.parses_in_catalyst else mine[decode.output]
-        kept += [live.alias(slot), _value_of(decode, "key").alias(f"{slot}_k"), _value_of(decode, "value").alias(f"{slot}_x")]
+        live = (
+            mine[decode.output] & F.col("_fault").isNull()
+            if plan.parses_in_catalyst
+            else mine[decode.output]
+        )
+        kept += [
+            live.alias(slot),
+            _value_of(decode, "key").alias(f"{slot}_k"),
+            _value_of(decode, "value").alias(f"{slot}_x"),
+        ]
     if plan.parses_in_catalyst:
         dead, bad = f"p{DEAD_LETTER_SLOT}", F.col("_fault").isNotNull()
         letter = F.struct(F.col("_value").alias("value"), F.col("_fault").alias("error"))
-        kept += [bad.alias(dead), F.when(bad, F.col("_key")).alias(f"{dead}_k"), F.when(bad, letter).alias(f"{dead}_x")]
+        kept += [
+            bad.alias(dead),
+            F.when(bad, F.col("_key")).alias(f"{dead}_k"),
+            F.when(bad, letter).alias(f"{dead}_x"),
+        ]
     return frame.select(*kept)
 
 
@@ -157,9 +191,15 @@ def _decode_column(serde: Serde, raw: Column) -> Column:
         return raw
     if serde.kind == "string":
         return raw.cast("string")
-    schema = cast(StructType | ArrayType, spark_type(serde.type))  # of a map too, which the signature leaves out
+    schema = cast(
+        StructType | ArrayType, spark_type(serde.type)
+    )  # of a map too, which the signature leaves out
     # As strict as JSON is, and as `JsonSerde`.
-    options = {"mode": "PERMISSIVE", "allowNonNumericNumbers": "false", "allowSingleQuotes": "false"}
+    options = {
+        "mode": "PERMISSIVE",
+        "allowNonNumericNumbers": "false",
+        "allowSingleQuotes": "false",
+    }
     if isinstance(schema, StructType):
         schema = StructType([*schema.fields, StructField(_CORRUPT, StringType(), True)])
         options["columnNameOfCorruptRecord"] = _CORRUPT
@@ -167,8 +207,8 @@ def _decode_column(serde: Serde, raw: Column) -> Column:
 
 
 def _is_bad_json(serde: Serde, raw: Column, decoded: Column) -> Column:
-    """Condition under which bytes are not the JSON they should be. The permissive parser accepts trailing text, turns empty bytes
-    into NULL and repairs UTF-8 silently: each is checked here."""
+    """Condition under which bytes are not the JSON they should be. The permissive parser accepts
+    trailing text, turns empty bytes into NULL and repairs UTF-8 silently: each is checked here."""
     invalid = raw.isNotNull() & ~F.is_valid_utf8(raw.cast("string"))
     text = F.rtrim(raw.cast("string"))
     infinite = _has_infinity(decoded, serde.type)
@@ -181,26 +221,41 @@ def _is_bad_json(serde: Serde, raw: Column, decoded: Column) -> Column:
 
 
 def _has_infinity(column: Column, type_: pa.DataType) -> Column | None:
-    """Whether a number became an infinity, which JSON cannot say: its text is too large for the type, and Jackson does not mind.
-    None for types without floating numbers."""
+    """Whether a number became an infinity, which JSON cannot say: its text is too large for the
+    type, and Jackson does not mind. None for types without floating numbers."""
     if pa.types.is_floating(type_):
         return F.abs(column) == F.lit(float("inf"))
     if pa.types.is_struct(type_):
-        found = [one for field in type_ if (one := _has_infinity(column[field.name], field.type)) is not None]
-        return reduce(lambda a, b: a | b, (F.coalesce(one, F.lit(False)) for one in found)) if found else None
+        found = [
+            one
+            for field in type_
+            if (one := _has_infinity(column[field.name], field.type)) is not None
+        ]
+        return (
+            reduce(lambda a, b: a | b, (F.coalesce(one, F.lit(False)) for one in found))
+            if found
+            else None
+        )
     if pa.types.is_map(type_):
         return _has_infinity(F.map_values(column), pa.list_(type_.item_type))
     if pa.types.is_list(type_) and _has_infinity(F.lit(None), type_.value_type) is not None:
-        return F.exists(column, lambda item: F.coalesce(cast(Column, _has_infinity(item, type_.value_type)), F.lit(False)))
+        return F.exists(
+            column,
+            lambda item: F.coalesce(
+                cast(Column, _has_infinity(item, type_.value_type)), F.lit(False)
+            ),
+        )
     return None
 
 
 def _drop_dead_rows(frame: DataFrame, plan: PhysicalPlan) -> DataFrame:
-    """Rows that no slot needs do not travel. Sources merged by time keep theirs: they carry stream time (D3)."""
+    """Rows that no slot needs do not travel. Sources merged by time keep theirs: they carry stream
+    time (D3)."""
     slots = hop_into_step(plan, 0).slots
-    if any(not isinstance(p, Projection) or p.node.predicate is not None for p in plan.segments[0].projections) or (
-        len(plan.sources) > 1
-    ):
+    if any(
+        not isinstance(p, Projection) or p.node.predicate is not None
+        for p in plan.segments[0].projections
+    ) or (len(plan.sources) > 1):
         alive = reduce(lambda a, b: a | b, (F.col(f"p{slot.id}") for slot in slots), F.lit(False))
     else:
         return frame  # every record is live on some slot
@@ -208,7 +263,7 @@ def _drop_dead_rows(frame: DataFrame, plan: PhysicalPlan) -> DataFrame:
     return frame.filter(alive | F.col("_src").isin(merged)) if merged else frame.filter(alive)
 
 
-# --- projections -----------------------------------------------------------------------------------------------
+# --- projections ----------------------------------------------------------------------------------
 
 
 def _run(frame: DataFrame, segment: Segment, plan: PhysicalPlan) -> DataFrame:
@@ -218,8 +273,11 @@ def _run(frame: DataFrame, segment: Segment, plan: PhysicalPlan) -> DataFrame:
     return frame
 
 
-def _project(frame: DataFrame, projection: Projection | Encode, topics: dict[int, str], headers: bool) -> DataFrame:
-    """One node on one slot. The names the user sees (key, value, ...) exist only inside this selection."""
+def _project(
+    frame: DataFrame, projection: Projection | Encode, topics: dict[int, str], headers: bool
+) -> DataFrame:
+    """One node on one slot. The names the user sees (key, value, ...) exist only inside this
+    selection."""
     i, o = projection.input, projection.output
     before = frame.columns
     seen = frame.select(
@@ -230,12 +288,18 @@ def _project(frame: DataFrame, projection: Projection | Encode, topics: dict[int
         _topic_name(topics).alias("topic"),
         F.col("_part").alias("partition"),
         F.col("_off").alias("offset"),
-        (F.col("_hdr") if headers else F.lit(None).cast("array<struct<key:string,value:binary>>")).alias("headers"),
+        (
+            F.col("_hdr") if headers else F.lit(None).cast("array<struct<key:string,value:binary>>")
+        ).alias("headers"),
     )
     live = F.coalesce(F.col(f"p{i}"), F.lit(False))
     if isinstance(projection, Encode):
         key, value = _encoded(projection)
-        new = [live.alias(f"p{o}"), F.when(live, key).alias(f"p{o}_k"), F.when(live, value).alias(f"p{o}_x")]
+        new = [
+            live.alias(f"p{o}"),
+            F.when(live, key).alias(f"p{o}_k"),
+            F.when(live, value).alias(f"p{o}_x"),
+        ]
         return seen.select(*[F.col(name) for name in before], *new)
     node = projection.node
     if node.predicate is not None:
@@ -257,7 +321,8 @@ def _project(frame: DataFrame, projection: Projection | Encode, topics: dict[int
 
 
 def _column(given: ColumnExpr | None, name: str) -> Column:
-    """What a projection gives for key or value: a Column, the text of one, or what is there already under ``name``."""
+    """What a projection gives for key or value: a Column, the text of one, or what is there already
+    under ``name``."""
     if given is None:
         return F.col(name)
     return F.expr(given.column) if isinstance(given.column, str) else cast(Column, given.column)
@@ -281,14 +346,15 @@ def _encoded(encode: Encode) -> tuple[Column, Column]:
 def _encode_column(serde: Serde, column: Column) -> Column:
     """Value -> bytes in Catalyst; parts of other serdes stay as they are, the step encodes them."""
     if serde.kind == "string":
-        # Bytes that are no text leave as U+FFFD, as from a step and as in Java, also where nothing in Catalyst looked at them.
+        # Bytes that are no text leave as U+FFFD, as from a step and as in Java, also where nothing
+        # in Catalyst looked at them.
         return F.make_valid_utf8(column.cast("string")).cast("binary")
     if serde.kind == "json" and in_catalyst(serde):
         return F.to_json(column, _JSON).cast("binary")
     return column
 
 
-# --- hop rows --------------------------------------------------------------------------------------------------
+# --- hop rows -------------------------------------------------------------------------------------
 
 
 def _assemble(slot: Slot) -> Column:
@@ -308,7 +374,9 @@ def _shape(frame: DataFrame, hop: HopSchema) -> DataFrame:
     types = spark_schema(hop)
     if len(columns) != len(types.fields):
         raise AssertionError(f"hop has {len(types.fields)} columns, segment made {len(columns)}")
-    return frame.select(*[c.cast(f.dataType).alias(f.name) for c, f in zip(columns, types.fields, strict=True)])
+    return frame.select(
+        *[c.cast(f.dataType).alias(f.name) for c, f in zip(columns, types.fields, strict=True)]
+    )
 
 
 def _slot_columns(slot: Slot) -> Sequence[Column]:
@@ -324,6 +392,7 @@ def _slot_columns(slot: Slot) -> Sequence[Column]:
 def _marker(session: SparkSession, hop: HopSchema) -> DataFrame:
     known = {"_src": MARKER, "_part": 0, "_off": 0, "_ts": 0, "_seq": 0}
     columns = [
-        F.lit(known.get(field.name)).cast(field.dataType).alias(field.name) for field in spark_schema(hop).fields
+        F.lit(known.get(field.name)).cast(field.dataType).alias(field.name)
+        for field in spark_schema(hop).fields
     ]
     return session.range(0, 1, 1, 1).select(*columns)

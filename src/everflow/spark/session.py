@@ -39,17 +39,19 @@ from everflow.waits import waiting
 log = logging.getLogger("everflow.spark")
 
 DEFAULT_SLOTS = 32
-"""Task slots of a local session at least: it may start before the number of stream threads is known, and they may become more.
-Slots are threads of the JVM, not cores; too few would let a full batch of one thread delay another (design section 2)."""
+"""Task slots of a local session at least: it may start before the number of stream threads is
+known, and they may become more. Slots are threads of the JVM, not cores; too few would let a full
+batch of one thread delay another (design section 2)."""
 
 SQL_SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.sources.useV1SourceList": "",
-    # Spark 4.2 asks at each row how large the Arrow batch is by now, which walks a column of nulls (keys, headers) from its start:
-    # 76 us a record with 50,000 rows in one, 5.5 with 2,000. Without the bound in bytes it is 2.6, but large records of a few tasks
-    # are more than the JVM may allocate.
+    # Spark 4.2 asks at each row how large the Arrow batch is by now, which walks a column of nulls
+    # (keys, headers) from its start: 76 us a record with 50,000 rows in one, 5.5 with 2,000.
+    # Without the bound in bytes it is 2.6, but large records of a few tasks are more than the JVM
+    # may allocate.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "2000",
     "spark.sql.legacy.allowUntypedScalaUDF": "false",
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
@@ -58,30 +60,44 @@ SQL_SETTINGS = {
 
 JAVA_OPTIONS = ("-XX:+UseSerialGC", "-XX:MaxHeapFreeRatio=40", "-XX:MinHeapFreeRatio=10")
 
-_TOLD = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled", "spark.sql.caseSensitive", "spark.sql.legacy.timeParserPolicy")
-"""Settings that change results and are often set: who has set one reads that a topology goes by its own."""
+_TOLD = (
+    "spark.sql.session.timeZone",
+    "spark.sql.ansi.enabled",
+    "spark.sql.caseSensitive",
+    "spark.sql.legacy.timeParserPolicy",
+)
+"""Settings that change results and are often set: who has set one reads that a topology goes by its
+own."""
 
 _lock = threading.RLock()
 _own: tuple[SparkContext, SparkSession] | None = None
 
 
 def session(
-    app_name: str | None = None, *, slots: int | None = None, conf: Mapping[str, object] | None = None
+    app_name: str | None = None,
+    *,
+    slots: int | None = None,
+    conf: Mapping[str, object] | None = None,
 ) -> SparkSession:
-    """A SparkSession of your own, in the Spark that everflow uses; starts it with everflow's settings unless one runs.
+    """A SparkSession of your own, in the Spark that everflow uses; starts it with everflow's
+    settings unless one runs.
 
-        spark = everflow.session("shop", slots=8, conf={"spark.driver.memory": "4g", "spark.jars": "own.jar"})
+        spark = everflow.session("shop", slots=8, conf={"spark.driver.memory": "4g", "spark.jars":
+        "own.jar"})
 
-    It is there for convenience: a session that you started yourself (``local[N]``) serves everflow as it is. Neither's SQL settings
-    reach a topology, whose Columns are computed in UTC and ANSI mode on every instance.
+    It is there for convenience: a session that you started yourself (``local[N]``) serves everflow
+    as it is. Neither's SQL settings reach a topology, whose Columns are computed in UTC and ANSI
+    mode on every instance.
 
     Args:
         app_name: ``spark.app.name``, by default ``everflow``.
-        slots: tasks that run at once, ``local[N]``; by default 32. Each stream thread keeps one for as long as it runs.
-        conf: any other settings of Spark, jars (``spark.jars``, ``spark.jars.packages``) included; they win over everflow's.
+        slots: tasks that run at once, ``local[N]``; by default 32. Each stream thread keeps one for
+        as long as it runs.
+        conf: any other settings of Spark, jars (``spark.jars``, ``spark.jars.packages``) included;
+        they win over everflow's.
 
-    Raises SetupError where Java is missing, for a master that is not ``local[N]``, for Spark Connect, and for settings that differ
-    from those of the Spark that runs already.
+    Raises SetupError where Java is missing, for a master that is not ``local[N]``, for Spark
+    Connect, and for settings that differ from those of the Spark that runs already.
     """
     wanted = wanted_settings(app_name, slots, conf)
     with _lock:
@@ -89,7 +105,10 @@ def session(
         if running is None:
             _start(slots or DEFAULT_SLOTS, wanted)
         else:
-            differing(running, {key: value for key, value in wanted.items() if not key.startswith("spark.sql.")})
+            differing(
+                running,
+                {key: value for key, value in wanted.items() if not key.startswith("spark.sql.")},
+            )
     found = _users()
     for key, value in wanted.items():
         if key.startswith("spark.sql.") and found.conf.isModifiable(key):
@@ -98,28 +117,31 @@ def session(
 
 
 def get_context(slots: int | None = None, stop: threading.Event | None = None) -> SparkContext:
-    """The running SparkContext, or a new local one with everflow's settings: Spark without SQL, which is all that
-    ``pyspark.sql.functions`` and a resident step need. (SQL takes 1.5 s more, and 3.5 s of CPU.)
+    """The running SparkContext, or a new local one with everflow's settings: Spark without SQL,
+    which is all that ``pyspark.sql.functions`` and a resident step need. (SQL takes 1.5 s more, and
+    3.5 s of CPU.)
 
-    One that the user (or ``spark-submit``) started is adopted as it is. Safe to call from any thread, any number of times. Raises
-    SetupError where Java is missing, and for a Spark that cannot serve (Spark Connect, a cluster). If it is interrupted while Spark
-    starts, Spark's JVM ends first; ``stop``, set meanwhile, ends it too, with some error of PySpark's.
+    One that the user (or ``spark-submit``) started is adopted as it is. Safe to call from any
+    thread, any number of times. Raises SetupError where Java is missing, and for a Spark that
+    cannot serve (Spark Connect, a cluster). If it is interrupted while Spark starts, Spark's JVM
+    ends first; ``stop``, set meanwhile, ends it too, with some error of PySpark's.
     """
     with _lock:
         return _running() or _start(max(slots or 0, DEFAULT_SLOTS), {}, stop)
 
 
 def start_when_asked() -> None:
-    """From now on PySpark finds a Spark when it is asked for one, by the first Column at the latest: the one that runs, or one that
-    `get_context` starts then. Raises SetupError for a Spark that runs and cannot serve."""
+    """From now on PySpark finds a Spark when it is asked for one, by the first Column at the
+    latest: the one that runs, or one that `get_context` starts then. Raises SetupError for a Spark
+    that runs and cannot serve."""
     with _lock:
         _running()
         stand_in(get_context)
 
 
 def get_session() -> SparkSession:
-    """everflow's own SQL session in the SparkContext that `get_context` gives: the same for every topology, whatever is set in the
-    user's, which it leaves alone."""
+    """everflow's own SQL session in the SparkContext that `get_context` gives: the same for every
+    topology, whatever is set in the user's, which it leaves alone."""
     global _own
     with _lock:
         context = get_context()
@@ -141,17 +163,29 @@ def _running() -> SparkContext | None:
     return None if running is None else adopt(running)
 
 
-def _start(slots: int, wanted: Mapping[str, str], stop: threading.Event | None = None) -> SparkContext:
+def _start(
+    slots: int, wanted: Mapping[str, str], stop: threading.Event | None = None
+) -> SparkContext:
     logs.install()
     hush_py4j()
     java = find_java()
     os.environ.setdefault("JAVA_HOME", str(java.resolve().parent.parent))
-    # Workers must be the interpreter that runs the driver, also where `python3` on the PATH is another one.
+    # Workers must be the interpreter that runs the driver, also where `python3` on the PATH is
+    # another one.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    defaults = {"spark.master": f"local[{slots},1]", "spark.app.name": "everflow", **context_settings(_sockets())}
+    defaults = {
+        "spark.master": f"local[{slots},1]",
+        "spark.app.name": "everflow",
+        **context_settings(_sockets()),
+    }
     settings = SparkConf().setAll(list({**defaults, **wanted}.items()))
     require_local(settings.get("spark.master") or "")
-    with waiting("starting Spark"), real_one_starts(), jvm_ends_with_failure(stop), _interrupt_kept():
+    with (
+        waiting("starting Spark"),
+        real_one_starts(),
+        jvm_ends_with_failure(stop),
+        _interrupt_kept(),
+    ):
         context = SparkContext(conf=settings)
         context.setLogLevel("ERROR")
         is_own(context)
@@ -161,7 +195,8 @@ def _start(slots: int, wanted: Mapping[str, str], stop: threading.Event | None =
 
 @contextmanager
 def _interrupt_kept() -> Iterator[None]:
-    """A new SparkContext installs a handler of Ctrl-C that cancels every job, a running instance's too: ours is not to have it."""
+    """A new SparkContext installs a handler of Ctrl-C that cancels every job, a running instance's
+    too: ours is not to have it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -174,7 +209,8 @@ def _interrupt_kept() -> Iterator[None]:
 
 
 def context_settings(socket_folder: str) -> dict[str, str]:
-    """Settings of Spark itself; each line was measured or broke something without it (design section 7)."""
+    """Settings of Spark itself; each line was measured or broke something without it (design
+    section 7)."""
     return {
         "spark.driver.memory": "1g",
         "spark.driver.host": "localhost",
@@ -195,22 +231,27 @@ def context_settings(socket_folder: str) -> dict[str, str]:
         "spark.ui.retainedTasks": "100",
         "spark.ui.retainedDeadExecutors": "1",
         "spark.cleaner.periodicGC.interval": "10min",
-        # What the connector fetched ahead is used by the next micro-batch or never (a commit marker moves the offset): one entry a
-        # batch and partition, with its records, stayed five minutes.
+        # What the connector fetched ahead is used by the next micro-batch or never (a commit marker
+        # moves the offset): one entry a batch and partition, with its records, stayed five minutes.
         "spark.kafka.consumer.fetchedData.cache.timeout": "20s",
         "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "10s",
     }
 
 
 def _users() -> SparkSession:
-    """The user's session, made if there is none: the first one becomes the process's default, so it must not be ours."""
+    """The user's session, made if there is none: the first one becomes the process's default, so it
+    must not be ours."""
     get_context()
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
 
 
 def _own_session(users: SparkSession) -> SparkSession:
     own = users.newSession()
-    given = {key: value for key, value in own.conf.getAll.items() if key.startswith("spark.sql.") and own.conf.isModifiable(key)}
+    given = {
+        key: value
+        for key, value in own.conf.getAll.items()
+        if key.startswith("spark.sql.") and own.conf.isModifiable(key)
+    }
     for key in given:
         own.conf.unset(key)
     _tell(users, own)
@@ -222,10 +263,15 @@ def _own_session(users: SparkSession) -> SparkSession:
 def _tell(users: SparkSession, own: SparkSession) -> None:
     """``own`` has Spark's defaults still."""
     now = users.conf.getAll
-    other = [f"{key}={now[key]}" for key in _TOLD if key in now and now[key] != SQL_SETTINGS.get(key, own.conf.get(key))]
+    other = [
+        f"{key}={now[key]}"
+        for key in _TOLD
+        if key in now and now[key] != SQL_SETTINGS.get(key, own.conf.get(key))
+    ]
     if other:
         log.warning(
-            "Your Spark session has %s, and keeps it. Columns of a topology are computed in UTC, in ANSI mode and with Spark's "
+            "Your Spark session has %s, and keeps it. Columns of a topology are computed in UTC, "
+            "in ANSI mode and with Spark's "
             "other defaults, here as on every instance",
             ", ".join(other),
         )

@@ -16,12 +16,19 @@ RECORDS = ['{"user": "ada", "price": 1.5, "at": "2026-01-01T00:00:00Z"}', "none"
 
 
 def main() -> None:
-    """Start Spark, compute some Columns, hand rows to a Python worker and back, and wait until the JVM has ended."""
+    """Start Spark, compute some Columns, hand rows to a Python worker and back, and wait until the
+    JVM has ended."""
     context: Any = get_context()
     frame = get_session().createDataFrame([(value,) for value in RECORDS], "value string")
-    parsed = frame.select(F.from_json("value", "user string, price double, at timestamp", {"mode": "PERMISSIVE"}).alias("value"))
+    parsed = frame.select(
+        F.from_json(
+            "value", "user string, price double, at timestamp", {"mode": "PERMISSIVE"}
+        ).alias("value")
+    )
     kept = parsed.where((F.col("value.price") > 1) & F.col("value.user").isNotNull())
-    made = F.struct(F.upper("value.user").alias("user"), F.round("value.price", 1).alias("price"), "value.at")
+    made = F.struct(
+        F.upper("value.user").alias("user"), F.round("value.price", 1).alias("price"), "value.at"
+    )
     shaped = kept.select(F.to_json(made).alias("value"))
     shaped.mapInArrow(lambda batches: batches, shaped.schema).collect()
     jvm = context._gateway.proc

@@ -1,10 +1,10 @@
 """Store changes as changelog records and as stored values: the bytes, and nothing else (pure).
 
-A changelog record of a store is (key bytes of the store, plain value bytes or None for a delete, record time
-in ms): the same bytes as Kafka Streams writes, so its changelogs can be taken over. The local store keeps the
-record time in front of the value: ``8-byte big-endian timestamp + value bytes``. A window store's key is
-``key bytes + 8-byte window start + 4-byte sequence number``, a session store's ``key bytes + 8-byte end + 8-byte
-start``, in the changelog and in the store alike.
+A changelog record of a store is (key bytes of the store, plain value bytes or None for a delete,
+record time in ms): the same bytes as Kafka Streams writes, so its changelogs can be taken over. The
+local store keeps the record time in front of the value: ``8-byte big-endian timestamp + value
+bytes``. A window store's key is ``key bytes + 8-byte window start + 4-byte sequence number``, a
+session store's ``key bytes + 8-byte end + 8-byte start``, in the changelog and in the store alike.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from everflow.records import Int64, StoreChanges
 _TIMESTAMP = struct.Struct(">q")
 TIMESTAMP_BYTES = 8
 SUFFIX_BYTES: Mapping[str, int] = {"window": 12, "session": 16}
-"""What follows the key in a store's key, by the kind of store. Its first 8 bytes are the time by which an entry expires: the
-start of a window, the end of a session."""
+"""What follows the key in a store's key, by the kind of store. Its first 8 bytes are the time by
+which an entry expires: the start of a window, the end of a session."""
 
 
 def pack_value(timestamp: int, value: bytes) -> bytes:
@@ -34,18 +34,23 @@ def unpack_value(stored: bytes) -> tuple[int, bytes]:
 
 
 def pack_values(values: Sequence[bytes | None], timestamps: Int64) -> list[bytes | None]:
-    """Stored forms of many values, None staying None; ``timestamps`` int64 ms, as long as ``values``."""
+    """Stored forms of many values, None staying None; ``timestamps`` int64 ms, as long as
+    ``values``."""
     if len(values) != len(timestamps):
         raise ValueError(f"{len(values)} values but {len(timestamps)} timestamps")
     stamps = np.asarray(timestamps, dtype=np.int64).astype(">i8").tobytes()
     offsets = range(0, TIMESTAMP_BYTES * len(values), TIMESTAMP_BYTES)
     return [
-        None if value is None else stamps[at : at + TIMESTAMP_BYTES] + value for at, value in zip(offsets, values, strict=True)
+        None if value is None else stamps[at : at + TIMESTAMP_BYTES] + value
+        for at, value in zip(offsets, values, strict=True)
     ]
 
 
-def last_values(keys: Sequence[bytes | None], values: Sequence[bytes | None], timestamps: Int64) -> dict[bytes, bytes | None]:
-    """The fold of changelog records: key -> stored form of its last value, None where that is a delete.
+def last_values(
+    keys: Sequence[bytes | None], values: Sequence[bytes | None], timestamps: Int64
+) -> dict[bytes, bytes | None]:
+    """The fold of changelog records: key -> stored form of its last value, None where that is a
+    delete.
 
     Records with a null key are skipped, as Kafka Streams does. The dictionary is in order of first
     appearance.
@@ -63,18 +68,21 @@ def fold(changes: StoreChanges) -> dict[bytes, bytes | None]:
 
 
 def records(changes: StoreChanges) -> Iterator[tuple[bytes, bytes | None, int]]:
-    """The changelog records (key, value, timestamp in ms) of ``changes``, in order, none left out."""
+    """The changelog records (key, value, timestamp in ms) of ``changes``, in order, none left
+    out."""
     return zip(changes.keys, changes.values, np.asarray(changes.timestamps).tolist(), strict=True)
 
 
 def expiry_times(keys: Sequence[bytes], kind: str) -> Int64:
-    """The times (ms) by which entries of a window or session store expire. ValueError if a key is too short to be one."""
+    """The times (ms) by which entries of a window or session store expire. ValueError if a key is
+    too short to be one."""
     suffix = SUFFIX_BYTES[kind]
     times = b"".join([key[-suffix : 8 - suffix] for key in keys])
     if keys and min(map(len, keys)) < suffix:
         shortest = min(keys, key=len)
         raise ValueError(
-            f"{shortest!r} is no {kind} store key: it has {len(shortest)} bytes, a key ends with {suffix} bytes: an 8-byte time "
+            f"{shortest!r} is no {kind} store key: it has {len(shortest)} bytes, a key ends with "
+            f"{suffix} bytes: an 8-byte time "
             f"and {'the start of the session' if kind == 'session' else 'a 4-byte sequence number'}"
         )
     return np.frombuffer(times, dtype=">i8").astype(np.int64)

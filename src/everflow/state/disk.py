@@ -15,7 +15,8 @@ import lmdb
 from everflow.errors import ConfigError, StateDiskError
 
 FULL_BYTES = 16 << 20
-"""With less free space than this a refused write is put down to the full disk, whatever the system calls it."""
+"""With less free space than this a refused write is put down to the full disk, whatever the system
+calls it."""
 
 _FULL = ("No space left", "Disk quota exceeded")
 _DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG})
@@ -23,8 +24,8 @@ _DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, er
 
 @contextmanager
 def disk_errors(path: Path, doing: str) -> Iterator[None]:
-    """StateDiskError instead of what LMDB or the system raises when the disk refuses a write to ``path``; ``doing`` completes
-    "The state could not be ...". Other errors pass."""
+    """StateDiskError instead of what LMDB or the system raises when the disk refuses a write to
+    ``path``; ``doing`` completes "The state could not be ...". Other errors pass."""
     try:
         yield
     except lmdb.Error as error:
@@ -37,8 +38,11 @@ def disk_errors(path: Path, doing: str) -> Iterator[None]:
         raise StateDiskError(message(path, doing, str(error))) from error
 
 
-def message(path: Path, doing: str, reason: str, *, free_bytes: Callable[[Path], int] | None = None) -> str:
-    """What happened to which store (its folder says task and name), the likely cause, what to do."""
+def message(
+    path: Path, doing: str, reason: str, *, free_bytes: Callable[[Path], int] | None = None
+) -> str:
+    """What happened to which store (its folder says task and name), the likely cause, what to
+    do."""
     free = (free_bytes or _free_bytes)(path)
     if any(text in reason for text in _FULL) or 0 <= free < FULL_BYTES:
         cause = f"The disk is full ({_megabytes(free)} free)"
@@ -47,15 +51,18 @@ def message(path: Path, doing: str, reason: str, *, free_bytes: Callable[[Path],
         cause = f"The disk or its file system refuses the write ({_megabytes(free)} free)"
         cure = "Look at the system's log, at quotas and at how it is mounted"
     return (
-        f"The state in {path} could not be {doing}: {reason}. {cause}. {cure}, or choose another state.dir, and start again: "
+        f"The state in {path} could not be {doing}: {reason}. {cause}. {cure}, or choose another "
+        f"state.dir, and start again: "
         "nothing is lost, the store goes on where it stands or is rebuilt from its changelog."
     )
 
 
 def _of_the_disk(error: lmdb.Error) -> bool:
-    """py-lmdb has a class for each of LMDB's own codes and for a full disk; what is left of the system's comes as plain Error
-    (LMDB calls a write that was cut short an input/output error)."""
-    return isinstance(error, lmdb.DiskError) or (type(error) is lmdb.Error and "No such file" not in str(error))
+    """py-lmdb has a class for each of LMDB's own codes and for a full disk; what is left of the
+    system's comes as plain Error (LMDB calls a write that was cut short an input/output error)."""
+    return isinstance(error, lmdb.DiskError) or (
+        type(error) is lmdb.Error and "No such file" not in str(error)
+    )
 
 
 def _free_bytes(path: Path) -> int:
@@ -75,7 +82,8 @@ def _megabytes(size: int) -> str:
 
 
 def require_usable(folder: Path) -> None:
-    """ConfigError unless ``folder`` exists, or was created now, and files can be made in it; StateDiskError if the disk is full."""
+    """ConfigError unless ``folder`` exists, or was created now, and files can be made in it;
+    StateDiskError if the disk is full."""
     try:
         with disk_errors(folder, "opened"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -96,6 +104,7 @@ def unusable(path: Path, error: OSError) -> str:
     else:
         cause = f"{existing} takes no new folders ({error.strerror or error})"
     return (
-        f"state.dir: {path} cannot hold the state: {cause}. Set state.dir to a folder on a local disk that this user may write to; "
+        f"state.dir: {path} cannot hold the state: {cause}. Set state.dir to a folder on a local "
+        f"disk that this user may write to; "
         "it is created if it is missing."
     )

@@ -2,18 +2,21 @@
 
 What LMDB demands and this module keeps (D4, failure scenario 18):
 
-- A file is opened once per process and never used across a fork: `forget_inherited` runs in every forked
-  child.
-- The map grows: a write that fills it is rolled back, the map doubled, the write run again. Other processes
-  then see MapResizedError and adopt the size. Changing the size invalidates the transactions of this process,
-  so it waits until its readers have left; reads are short.
-- Closing unmaps the pages under whoever reads them, and py-lmdb reads without the interpreter's lock: with readers still
-  there the last one closes.
-- Dead readers would pin old pages for ever: `reader_check` runs at opening and before the map grows.
-- Not flushing at commit is safe when a process is killed, as the pages are the operating system's; only a
-  crash of the operating system may lose or tear them, which the task directory detects by the boot id.
-- LMDB makes its lock file as one hole and writes into it through a mapping: on a full disk that ends the process (SIGBUS), so
-  the file's room is taken beforehand. Data is written with pwrite: there a full disk is an error.
+- A file is opened once per process and never used across a fork: `forget_inherited` runs in every
+  forked child.
+- The map grows: a write that fills it is rolled back, the map doubled, the write run again. Other
+  processes then see MapResizedError and adopt the size. Changing the size invalidates the
+  transactions of this process, so it waits until its readers have left; reads are short.
+- Closing unmaps the pages under whoever reads them, and py-lmdb reads without the interpreter's
+  lock: with readers still there the last one closes.
+- Dead readers would pin old pages for ever: `reader_check` runs at opening and before the map
+  grows.
+- Not flushing at commit is safe when a process is killed, as the pages are the operating system's;
+  only a crash of the operating system may lose or tear them, which the task directory detects by
+  the boot id.
+- LMDB makes its lock file as one hole and writes into it through a mapping: on a full disk that
+  ends the process (SIGBUS), so the file's room is taken beforehand. Data is written with pwrite:
+  there a full disk is an error.
 """
 
 from __future__ import annotations
@@ -50,12 +53,16 @@ class StoreClosedError(RetriableError):
 
 
 class StoreEnvironment:
-    """One open environment with named databases ``names``; used by any number of threads of one process.
+    """One open environment with named databases ``names``; used by any number of threads of one
+    process.
 
-    A thread that holds a read must not write: the write would wait for that read if the map has to grow.
+    A thread that holds a read must not write: the write would wait for that read if the map has to
+    grow.
     """
 
-    def __init__(self, path: Path, names: tuple[bytes, ...], map_bytes: int = MAP_BYTES_AT_FIRST) -> None:
+    def __init__(
+        self, path: Path, names: tuple[bytes, ...], map_bytes: int = MAP_BYTES_AT_FIRST
+    ) -> None:
         self.path = path
         flush = (path / FLUSH_MARKER).exists()
         self._pid = os.getpid()
@@ -84,12 +91,15 @@ class StoreEnvironment:
             raise
 
     def _open_databases(self, names: tuple[bytes, ...]) -> dict[bytes, Any]:
-        """Handles outlive the transaction that opened them only if it is a write transaction that commits: handles from a read
-        transaction are gone in another process (py-lmdb resets it instead of committing)."""
+        """Handles outlive the transaction that opened them only if it is a write transaction that
+        commits: handles from a read transaction are gone in another process (py-lmdb resets it
+        instead of committing)."""
         try:
             return {name: self._env.open_db(name, create=False) for name in names}
         except lmdb.NotFoundError:
-            return self.write(lambda txn: {name: self._env.open_db(name, txn=txn) for name in names})
+            return self.write(
+                lambda txn: {name: self._env.open_db(name, txn=txn) for name in names}
+            )
 
     def database(self, name: bytes) -> Any:
         """The handle to pass as ``db``."""
@@ -97,12 +107,14 @@ class StoreEnvironment:
 
     @property
     def stale(self) -> bool:
-        """Whether the file behind this is gone or another one by now, or was opened by a parent process."""
+        """Whether the file behind this is gone or another one by now, or was opened by a parent
+        process."""
         return self._pid != os.getpid() or file_identity(self.path) != self._identity
 
     @contextmanager
     def read(self) -> Iterator[lmdb.Transaction[bytes]]:
-        """A read transaction on a stable snapshot; keep it short, it pins pages. StoreClosedError after `close`."""
+        """A read transaction on a stable snapshot; keep it short, it pins pages. StoreClosedError
+        after `close`."""
         self._check_process()
         with self._reading() as txn:
             yield txn
@@ -110,14 +122,17 @@ class StoreEnvironment:
     def write(self, body: Callable[[lmdb.Transaction[bytes]], _Result]) -> _Result:
         """Run ``body`` in one write transaction: all of it is stored or nothing.
 
-        ``body`` may run several times (the map was full, or was resized by another process), so it has no
-        effect outside the transaction. Blocks while another process writes. RetriableError if the map cannot
-        grow, StateDiskError if the disk refuses the write, StoreClosedError after `close`.
+        ``body`` may run several times (the map was full, or was resized by another process), so it
+        has no effect outside the transaction. Blocks while another process writes. RetriableError
+        if the map cannot grow, StateDiskError if the disk refuses the write, StoreClosedError after
+        `close`.
         """
         self._check_process()
         with self._writing:
             if self._closed:
-                raise StoreClosedError(f"The store in {self.path} was closed by another thread: open it again.")
+                raise StoreClosedError(
+                    f"The store in {self.path} was closed by another thread: open it again."
+                )
             while True:
                 try:
                     with disk_errors(self.path, "written"), self._env.begin(write=True) as txn:
@@ -137,8 +152,11 @@ class StoreEnvironment:
         return self._env.reader_check()
 
     def close(self, wait_s: float = CLOSE_WAIT_S) -> None:
-        """Close, waiting up to ``wait_s`` for the reads of other threads; if some go on, the last of them closes it. Idempotent."""
-        if self._pid != os.getpid():  # inherited: the readers stayed behind, and the locks may be held for ever
+        """Close, waiting up to ``wait_s`` for the reads of other threads; if some go on, the last
+        of them closes it. Idempotent."""
+        if (
+            self._pid != os.getpid()
+        ):  # inherited: the readers stayed behind, and the locks may be held for ever
             self._env.close()
             return
         with self._writing, self._gate:
@@ -160,7 +178,9 @@ class StoreEnvironment:
             with self._gate:
                 self._gate.wait_for(lambda: not self._resizing)
                 if self._closed:
-                    raise StoreClosedError(f"The store in {self.path} was closed by another thread: open it again.")
+                    raise StoreClosedError(
+                        f"The store in {self.path} was closed by another thread: open it again."
+                    )
                 self._readers += 1
             try:
                 return self._env.begin()
@@ -184,18 +204,23 @@ class StoreEnvironment:
         self._env.reader_check()
         size = 2 * self._env.info()["map_size"]
         if size > MAP_BYTES_LIMIT:
-            raise FatalError(f"The store in {self.path} would need more than {MAP_BYTES_LIMIT >> 40} TiB.")
+            raise FatalError(
+                f"The store in {self.path} would need more than {MAP_BYTES_LIMIT >> 40} TiB."
+            )
         self._resize(size)
 
     def _resize(self, size: int) -> None:
-        """Set the map's size (0 = as another process set it); holding ``_writing``, outside a write."""
+        """Set the map's size (0 = as another process set it); holding ``_writing``, outside a
+        write."""
         with self._gate:
             self._resizing = True
             try:
                 if not self._gate.wait_for(lambda: self._readers == 0, READERS_LEAVE_S):
                     raise RetriableError(
-                        f"The store in {self.path} has to grow, but a read of it has been open for more than "
-                        f"{READERS_LEAVE_S:.0f} s in this process. Close range scans and snapshots soon."
+                        f"The store in {self.path} has to grow, but a read of it has been open for "
+                        f"more than "
+                        f"{READERS_LEAVE_S:.0f} s in this process. Close range scans and snapshots "
+                        f"soon."
                     )
                 self._env.set_mapsize(size)
             finally:
@@ -212,7 +237,8 @@ class StoreEnvironment:
 
 
 def _allocate_lock_file(path: Path) -> None:
-    """Of a new environment; OSError where the disk has no room for it. Not on macOS, which has no such call."""
+    """Of a new environment; OSError where the disk has no room for it. Not on macOS, which has no
+    such call."""
     if not hasattr(os, "posix_fallocate"):
         return
     name = path / "lock.mdb"

@@ -1,12 +1,13 @@
 """`LmdbStore`: the local copy of one store of one task, holding committed data only (D4, D5).
 
-A store is a folder with one LMDB environment: the database ``meta`` (one record, `StoreMeta`) and the data:
-one database for a key-value store, a ring of them for a window or session store, one per time segment, so that expired
-windows go by emptying a database instead of deleting keys. The ring has fixed names because databases that
-come and go would leave dead handles in the other processes that have the environment open.
+A store is a folder with one LMDB environment: the database ``meta`` (one record, `StoreMeta`) and
+the data: one database for a key-value store, a ring of them for a window or session store, one per
+time segment, so that expired windows go by emptying a database instead of deleting keys. The ring
+has fixed names because databases that come and go would leave dead handles in the other processes
+that have the environment open.
 
-Every write is one transaction with the metadata, so the store is the fold of its changelog up to its own
-position (I2), whatever is killed and when.
+Every write is one transaction with the metadata, so the store is the fold of its changelog up to
+its own position (I2), whatever is killed and when.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from everflow.state.store_snapshot import KEY_VALUE, SEGMENT_MS_MIN, StoreSnapsh
 
 KINDS = (KEY_VALUE, *changelog.SUFFIX_BYTES)
 RING = 8
-"""Databases of a store whose entries expire. At most four segments live: retention is two of them, plus both ends."""
+"""Databases of a store whose entries expire. At most four segments live: retention is two of them,
+plus both ends."""
 
 _META = b"meta"
 _DATA = (b"data",)
@@ -40,18 +42,21 @@ _SEGMENTS = tuple(b"segment-%d" % slot for slot in range(RING))
 
 
 class StoreDamagedError(EverflowError):
-    """The store's files cannot be read; the store is rebuilt from its changelog, the reason shown."""
+    """The store's files cannot be read; the store is rebuilt from its changelog, the reason
+    shown."""
 
     code = "EF-STORE-DAMAGED"
 
 
 def segment_ms(retention_ms: int) -> int:
-    """Length of a window store's time segments, as in Kafka Streams: half the retention, at least 60 s."""
+    """Length of a window store's time segments, as in Kafka Streams: half the retention, at least
+    60 s."""
     return max(retention_ms // 2, SEGMENT_MS_MIN)
 
 
 class LmdbStore:
-    """One store of one task; the same object for every caller of `open` in a process, usable from any thread.
+    """One store of one task; the same object for every caller of `open` in a process, usable from
+    any thread.
 
     Several processes may have it open. One writes at a time (LMDB's lock); readers never wait.
     """
@@ -75,11 +80,11 @@ class LmdbStore:
     ) -> LmdbStore:
         """The store in the folder ``path``; with ``kind`` it is created where there is none.
 
-        ``kind`` is ``key_value``, ``window`` or ``session`` (these need ``retention_ms``); of an existing store, what it
-        was created with stays (compare `meta`, `restore_plan` does). ``sync="commit"`` makes every process
-        flush at commit; it is kept in the folder. Raises StoreMismatchError where there is no store and no
-        ``kind`` (it was rebuilt elsewhere), StateFormatError for the format of a later release, StateDiskError if the disk
-        refuses it.
+        ``kind`` is ``key_value``, ``window`` or ``session`` (these need ``retention_ms``); of an
+        existing store, what it was created with stays (compare `meta`, `restore_plan` does).
+        ``sync="commit"`` makes every process flush at commit; it is kept in the folder. Raises
+        StoreMismatchError where there is no store and no ``kind`` (it was rebuilt elsewhere),
+        StateFormatError for the format of a later release, StateDiskError if the disk refuses it.
         """
         return _cache.open(Path(os.path.realpath(path)), kind, retention_ms, sync, map_bytes)
 
@@ -133,10 +138,11 @@ class LmdbStore:
         """Write a committed batch's changes, in ONE transaction with position and batch id.
 
         Call it for every store of the task, changes or not, so that all carry the same last batch.
-        ``position`` is the next changelog offset, None if nothing was sent; ``stream_time`` (ms), that of the operator
-        whose store it is, lets windows expire; ``reached("applying")`` is called in the middle of the transaction. Raises
-        StoreMismatchError, nothing written, unless owner incarnation and last batch are those in ``expected``: a stalled
-        orphan cannot overwrite newer state (scenario 3).
+        ``position`` is the next changelog offset, None if nothing was sent; ``stream_time`` (ms),
+        that of the operator whose store it is, lets windows expire; ``reached("applying")`` is
+        called in the middle of the transaction. Raises StoreMismatchError, nothing written, unless
+        owner incarnation and last batch are those in ``expected``: a stalled orphan cannot
+        overwrite newer state (scenario 3).
         """
         final = changelog.fold(changes)
         ordered = sorted(final)
@@ -160,11 +166,12 @@ class LmdbStore:
         incarnation: str | None = None,
         now_ms: int = -1,
     ) -> None:
-        """Restore: fold one chunk of the changelog into the store, in ONE transaction with its position (D9).
+        """Restore: fold one chunk of the changelog into the store, in ONE transaction with its
+        position (D9).
 
-        Null keys are skipped, None values delete; keys behind all present ones are appended, which is fastest
-        for the first chunk. Raises StoreMismatchError if ``incarnation`` is given and is not the owner's, or
-        for a position before the store's own.
+        Null keys are skipped, None values delete; keys behind all present ones are appended, which
+        is fastest for the first chunk. Raises StoreMismatchError if ``incarnation`` is given and is
+        not the owner's, or for a position before the store's own.
         """
         final = changelog.last_values(keys, values, timestamps)
         ordered = sorted(final)
@@ -182,7 +189,8 @@ class LmdbStore:
         self._env.write(body)
 
     def claim(self, incarnation: str) -> None:
-        """A new owner: from now on only `apply` calls that expect ``Owner(incarnation, "")`` pass."""
+        """A new owner: from now on only `apply` calls that expect ``Owner(incarnation, "")``
+        pass."""
         self._change_meta(lambda meta: replace(meta, incarnation=incarnation, last_batch=None))
 
     def bind(self, cluster_id: str | None, topic_id: str | None) -> None:
@@ -190,11 +198,13 @@ class LmdbStore:
         self._change_meta(lambda meta: replace(meta, cluster_id=cluster_id, topic_id=topic_id))
 
     def touch(self, now_ms: int, incarnation: str | None = None) -> None:
-        """Note that the store has followed its changelog to the end until ``now_ms``, though nothing changed.
+        """Note that the store has followed its changelog to the end until ``now_ms``, though
+        nothing changed.
 
-        Who follows it calls this now and then (the state updater, `Freshness` for tasks that run); a store not touched for
-        longer than ``delete.retention.ms`` is rebuilt (scenario 13). Waits for a batch's apply in another process. Raises
-        StoreMismatchError, nothing noted, if ``incarnation`` is given and is not the owner's.
+        Who follows it calls this now and then (the state updater, `Freshness` for tasks that run);
+        a store not touched for longer than ``delete.retention.ms`` is rebuilt (scenario 13). Waits
+        for a batch's apply in another process. Raises StoreMismatchError, nothing noted, if
+        ``incarnation`` is given and is not the owner's.
         """
 
         def touched(meta: StoreMeta) -> StoreMeta:
@@ -209,7 +219,8 @@ class LmdbStore:
         self._env.flush()
 
     def reader_check(self) -> int:
-        """Free reader slots of dead processes, which keep old pages from being reused; returns how many."""
+        """Free reader slots of dead processes, which keep old pages from being reused; returns how
+        many."""
         return self._env.reader_check()
 
     def close(self) -> None:
@@ -218,8 +229,8 @@ class LmdbStore:
 
     @staticmethod
     def close_removed() -> None:
-        """Close what this process still has open of stores whose files were removed or replaced: frees their disk space. A read
-        that goes on ends as it began, on what it sees."""
+        """Close what this process still has open of stores whose files were removed or replaced:
+        frees their disk space. A read that goes on ends as it began, on what it sees."""
         _cache.drop_retired()
 
     @staticmethod
@@ -227,12 +238,15 @@ class LmdbStore:
         """`close` the store in this folder, if this process has it open."""
         _cache.drop(Path(os.path.realpath(path)))
 
-    # -- inside one transaction ------------------------------------------------------------------------------
+    # -- inside one transaction --------------------------------------------------------------------
 
     def _read_meta(self, txn: lmdb.Transaction[bytes]) -> StoreMeta:
         data = txn.get(_META, db=self._meta)
         if data is None:
-            raise StateFormatError(f"The store in {self.path} has no metadata: its creation was cut off. Remove the folder.")
+            raise StateFormatError(
+                f"The store in {self.path} has no metadata: its creation was cut off. Remove the "
+                f"folder."
+            )
         return StoreMeta.decode(data, str(self.path))
 
     def _put_meta(self, txn: lmdb.Transaction[bytes], meta: StoreMeta) -> None:
@@ -250,7 +264,8 @@ class LmdbStore:
         stream_time: int,
         reached: Callable[[str], None],
     ) -> StoreMeta:
-        """Write the last value of each key; returns the metadata with new segments and stream time."""
+        """Write the last value of each key; returns the metadata with new segments and stream
+        time."""
         if meta.kind == KEY_VALUE:
             _write_sorted(txn, self._databases[0], ordered, final, reached)
             return replace(meta, stream_time=max(meta.stream_time, stream_time))
@@ -267,10 +282,15 @@ class LmdbStore:
             reached("applying")
         return meta
 
-    def _advance(self, txn: lmdb.Transaction[bytes], meta: StoreMeta, stream_time: int, times: Int64) -> StoreMeta:
-        """Empty the segments that stream time has left behind; give slots to the new ones of ``times``."""
+    def _advance(
+        self, txn: lmdb.Transaction[bytes], meta: StoreMeta, stream_time: int, times: Int64
+    ) -> StoreMeta:
+        """Empty the segments that stream time has left behind; give slots to the new ones of
+        ``times``."""
         if meta.retention_ms is None or meta.segment_ms is None:
-            raise StateFormatError(f"The {meta.kind} store in {self.path} has no retention. Remove the folder.")
+            raise StateFormatError(
+                f"The {meta.kind} store in {self.path} has no retention. Remove the folder."
+            )
         reached_ms = max(meta.stream_time, stream_time, int(times.max()) if len(times) else -1)
         oldest = (reached_ms - meta.retention_ms) // meta.segment_ms
         segments = {slot: segment for slot, segment in meta.segments.items() if segment >= oldest}
@@ -289,7 +309,8 @@ def _write_sorted(
     final: dict[bytes, bytes | None],
     reached: Callable[[str], None],
 ) -> None:
-    """Write ``ordered`` (sorted keys, each once) into one database; append if all lie behind the present."""
+    """Write ``ordered`` (sorted keys, each once) into one database; append if all lie behind the
+    present."""
     short = ordered
     if stored_keys.has_long(ordered):
         short = [key for key in ordered if len(key) <= stored_keys.SHORT_BYTES]
@@ -313,7 +334,9 @@ def _write_sorted(
         txn.delete(key, db=database)
 
 
-def _write_long(txn: lmdb.Transaction[bytes], database: Any, key: bytes, value: bytes | None) -> None:
+def _write_long(
+    txn: lmdb.Transaction[bytes], database: Any, key: bytes, value: bytes | None
+) -> None:
     stored, rest = stored_keys.encode(key), key[stored_keys.SHORT_BYTES :]
     entries = stored_keys.read_bucket(txn.get(stored, db=database))
     if value is None:
@@ -327,13 +350,21 @@ def _write_long(txn: lmdb.Transaction[bytes], database: Any, key: bytes, value: 
 
 
 class _OpenStores:
-    """The stores that this process has open, by path: LMDB forbids opening a file twice in one process."""
+    """The stores that this process has open, by path: LMDB forbids opening a file twice in one
+    process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stores: dict[Path, LmdbStore] = {}
 
-    def open(self, path: Path, kind: str | None, retention_ms: int | None, sync: str, map_bytes: int | None) -> LmdbStore:
+    def open(
+        self,
+        path: Path,
+        kind: str | None,
+        retention_ms: int | None,
+        sync: str,
+        map_bytes: int | None,
+    ) -> LmdbStore:
         with self._lock:
             known = self._stores.get(path)
             if known is not None and not known.retired:
@@ -365,8 +396,13 @@ class _OpenStores:
         self._stores.clear()
 
 
-def _open_files(path: Path, kind: str | None, retention_ms: int | None, sync: str, map_bytes: int | None) -> LmdbStore:
-    gone = f"There is no store in {path}: it was rebuilt elsewhere or its task was removed. Nothing was written."
+def _open_files(
+    path: Path, kind: str | None, retention_ms: int | None, sync: str, map_bytes: int | None
+) -> LmdbStore:
+    gone = (
+        f"There is no store in {path}: it was rebuilt elsewhere or its task was removed. "
+        f"Nothing was written."
+    )
     if kind is None and not (path / "data.mdb").exists():
         raise StoreMismatchError(gone)
     if kind is not None and kind not in KINDS:
@@ -380,16 +416,26 @@ def _open_files(path: Path, kind: str | None, retention_ms: int | None, sync: st
             if sync == "commit":
                 (path / FLUSH_MARKER).touch()
             return _open_environment(path, kind, retention_ms, map_bytes)
-    except (lmdb.CorruptedError, lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.PanicError) as error:
-        raise StoreDamagedError(f"the files of the store in {path} cannot be read: {error}") from error
+    except (
+        lmdb.CorruptedError,
+        lmdb.InvalidError,
+        lmdb.VersionMismatchError,
+        lmdb.PanicError,
+    ) as error:
+        raise StoreDamagedError(
+            f"the files of the store in {path} cannot be read: {error}"
+        ) from error
     except lmdb.Error as error:
         if kind is None and not (path / "data.mdb").exists():  # removed since it was looked for
             raise StoreMismatchError(gone) from error
         raise
 
 
-def _open_environment(path: Path, kind: str | None, retention_ms: int | None, map_bytes: int | None) -> LmdbStore:
-    # All names are registered whatever the kind: only the store's own metadata tells which kind it is.
+def _open_environment(
+    path: Path, kind: str | None, retention_ms: int | None, map_bytes: int | None
+) -> LmdbStore:
+    # All names are registered whatever the kind: only the store's own metadata tells which kind it
+    # is.
     sizes = {} if map_bytes is None else {"map_bytes": map_bytes}
     environment = StoreEnvironment(path, (_META, *_DATA, *_SEGMENTS), **sizes)
     database = environment.database(_META)
@@ -398,8 +444,12 @@ def _open_environment(path: Path, kind: str | None, retention_ms: int | None, ma
             known = txn.get(_META, db=database)
         if known is None:
             if kind is None:
-                raise StoreMismatchError(f"The store in {path} was never finished. Nothing was written.")
-            length = segment_ms(retention_ms) if kind != KEY_VALUE and retention_ms is not None else None
+                raise StoreMismatchError(
+                    f"The store in {path} was never finished. Nothing was written."
+                )
+            length = (
+                segment_ms(retention_ms) if kind != KEY_VALUE and retention_ms is not None else None
+            )
             known = StoreMeta(kind=kind, retention_ms=retention_ms, segment_ms=length).encode()
             environment.write(lambda txn: txn.put(_META, known, db=database, overwrite=False))
         return LmdbStore(path, environment, StoreMeta.decode(known, str(path)).kind)

@@ -19,10 +19,12 @@ from everflow.state.changelog import SUFFIX_BYTES, expiry_times
 class StoreSpec:
     """A store as the topology declares it.
 
-    ``kind``: ``key_value``, ``window`` or ``session``. Keys of window stores are ``key bytes + 8-byte window start (ms, big
-    endian) + 4-byte sequence number`` (Java's WindowKeySchema), of session stores ``key bytes + 8-byte end + 8-byte start``
-    (SessionKeySchema). ``retention_ms`` (both) is how long windows are kept behind stream time. ``logging`` False = no
-    changelog, best effort. ``folds``: what makes each stored field of a built-in aggregate (``count``, ``sum``, ...).
+    ``kind``: ``key_value``, ``window`` or ``session``. Keys of window stores are ``key bytes +
+    8-byte window start (ms, big endian) + 4-byte sequence number`` (Java's WindowKeySchema), of
+    session stores ``key bytes + 8-byte end + 8-byte start`` (SessionKeySchema). ``retention_ms``
+    (both) is how long windows are kept behind stream time. ``logging`` False = no changelog, best
+    effort. ``folds``: what makes each stored field of a built-in aggregate (``count``, ``sum``,
+    ...).
     """
 
     name: str
@@ -38,7 +40,8 @@ class StoreSpec:
 
     @property
     def expires(self) -> bool:
-        """Whether its keys end with times and stream time leaves entries behind: windows and sessions."""
+        """Whether its keys end with times and stream time leaves entries behind: windows and
+        sessions."""
         return self.kind in SUFFIX_BYTES
 
     @property
@@ -48,10 +51,12 @@ class StoreSpec:
 
 
 class StoreView(Protocol):
-    """What an operator reads during one micro-batch: committed content plus the batch's own earlier changes."""
+    """What an operator reads during one micro-batch: committed content plus the batch's own earlier
+    changes."""
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Stored values (8-byte big-endian timestamp + value bytes), in the order of ``keys``; None where absent."""
+        """Stored values (8-byte big-endian timestamp + value bytes), in the order of ``keys``; None
+        where absent."""
 
     def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         """Entries with ``start <= key < end`` in key order."""
@@ -61,7 +66,8 @@ class StoreView(Protocol):
 
 
 class InMemoryStore:
-    """The reference of a store's behaviour: a `StoreView` that committed changes are applied to. Single-threaded."""
+    """The reference of a store's behaviour: a `StoreView` that committed changes are applied to.
+    Single-threaded."""
 
     def __init__(self, spec: StoreSpec | None = None) -> None:
         self._kind = "key_value" if spec is None else spec.kind
@@ -87,14 +93,19 @@ class InMemoryStore:
         return [list(self.range(start, end)) for start, end in bounds]
 
     def apply(self, changes: StoreChanges, stream_time: int = -1) -> None:
-        """Puts and deletes in order; then windows with ``start <= stream_time - retention`` go, sessions by their end."""
-        for key, value, timestamp in zip(changes.keys, changes.values, changes.timestamps.tolist(), strict=True):
+        """Puts and deletes in order; then windows with ``start <= stream_time - retention`` go,
+        sessions by their end."""
+        for key, value, timestamp in zip(
+            changes.keys, changes.values, changes.timestamps.tolist(), strict=True
+        ):
             if value is None:
                 self._entries.pop(key, None)
             else:
                 self._entries[key] = timestamp.to_bytes(8, "big", signed=True) + value
         if self._retention_ms is not None:
             keys = list(self._entries)
-            for at in np.flatnonzero(expiry_times(keys, self._kind) <= stream_time - self._retention_ms).tolist():
+            for at in np.flatnonzero(
+                expiry_times(keys, self._kind) <= stream_time - self._retention_ms
+            ).tolist():
                 del self._entries[keys[at]]
         self._ordered = None

@@ -23,11 +23,12 @@ class Owner(NamedTuple):
 class StoreMeta:
     """Written in the same transaction as the data, so it is always as true as they are.
 
-    ``position`` is the next changelog offset to be read (None: nothing loaded yet); ``topic_id`` and
-    ``cluster_id`` name the changelog that it counts in. ``segments`` maps the sub-databases of a window or session store
-    to the time segment that each holds; ``stream_time`` is the highest stream time, window start or session end seen (ms,
-    -1 = none). ``updated_ms`` is the wall clock at which the store was last known to have followed its changelog
-    to the end, before it ever did the moment it was begun (-1 = unknown): it has missed no delete since.
+    ``position`` is the next changelog offset to be read (None: nothing loaded yet); ``topic_id``
+    and ``cluster_id`` name the changelog that it counts in. ``segments`` maps the sub-databases of
+    a window or session store to the time segment that each holds; ``stream_time`` is the highest
+    stream time, window start or session end seen (ms, -1 = none). ``updated_ms`` is the wall clock
+    at which the store was last known to have followed its changelog to the end, before it ever did
+    the moment it was begun (-1 = unknown): it has missed no delete since.
     """
 
     kind: str
@@ -54,11 +55,13 @@ class StoreMeta:
 
     @staticmethod
     def decode(data: bytes, where: str) -> StoreMeta:
-        """Inverse of ``encode``; ``where`` is the folder. StateFormatError if a newer release wrote it."""
+        """Inverse of ``encode``; ``where`` is the folder. StateFormatError if a newer release wrote
+        it."""
         raw = json.loads(data)
         if raw.get("format", 0) > FORMAT:
             raise StateFormatError(
-                f"The store in {where} has format {raw['format']}, this release reads up to {FORMAT}. Run "
+                f"The store in {where} has format {raw['format']}, this release reads up to "
+                f"{FORMAT}. Run "
                 "the release "
                 "that wrote it, or remove the folder: the store is then rebuilt from its changelog."
             )
@@ -70,7 +73,8 @@ class StoreMeta:
         if self.owner != expected:
             raise StoreMismatchError(
                 f"Nothing was written to the store in {where}: it belongs to incarnation "
-                f"{self.owner.incarnation or 'none'} after batch {self.owner.last_batch or 'none'}, but "
+                f"{self.owner.incarnation or 'none'} after batch "
+                f"{self.owner.last_batch or 'none'}, but "
                 "the change comes "
                 f"from incarnation {expected.incarnation or 'none'} after batch "
                 f"{expected.last_batch or 'none'}. The task "
@@ -83,7 +87,8 @@ class StoreMeta:
             return self
         if self.position is not None and position < self.position:
             raise StoreMismatchError(
-                f"Nothing was written to the store in {where}: it is at changelog offset {self.position} "
+                f"Nothing was written to the store in {where}: it is at changelog offset "
+                f"{self.position} "
                 "and cannot go "
                 f"back to {position}."
             )

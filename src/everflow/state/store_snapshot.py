@@ -21,15 +21,19 @@ SEGMENT_MS_MIN = 60_000
 
 
 class StoreSnapshot:
-    """A `StoreView` of one moment; valid inside the ``with`` block of `LmdbStore.snapshot`, on one thread."""
+    """A `StoreView` of one moment; valid inside the ``with`` block of `LmdbStore.snapshot`, on one
+    thread."""
 
-    def __init__(self, txn: lmdb.Transaction[bytes], meta: StoreMeta, databases: Sequence[Any]) -> None:
+    def __init__(
+        self, txn: lmdb.Transaction[bytes], meta: StoreMeta, databases: Sequence[Any]
+    ) -> None:
         self._txn = txn
         self._databases = databases
         self.meta = meta
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Stored values (8-byte big-endian timestamp + value bytes) in the order of ``keys``; None: absent."""
+        """Stored values (8-byte big-endian timestamp + value bytes) in the order of ``keys``; None:
+        absent."""
         if not keys:
             return []
         if self.meta.kind == KEY_VALUE:
@@ -49,7 +53,9 @@ class StoreSnapshot:
         found: list[bytes | None] = [None] * len(keys)
         for segment, database in databases.items():
             at = np.flatnonzero(segments == segment).tolist()
-            for index, value in zip(at, self._get([keys[index] for index in at], database), strict=True):
+            for index, value in zip(
+                at, self._get([keys[index] for index in at], database), strict=True
+            ):
                 found[index] = value
         return found
 
@@ -61,7 +67,9 @@ class StoreSnapshot:
         return [
             get(stored_keys.encode(key), None, database)
             if len(key) <= stored_keys.SHORT_BYTES
-            else stored_keys.read_bucket(get(stored_keys.encode(key), None, database)).get(key[stored_keys.SHORT_BYTES :])
+            else stored_keys.read_bucket(get(stored_keys.encode(key), None, database)).get(
+                key[stored_keys.SHORT_BYTES :]
+            )
             for key in keys
         ]
 
@@ -70,9 +78,14 @@ class StoreSnapshot:
         return self._merged(self._scan, start, end, reverse=False)
 
     def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
-        """`range` for each of many ranges (start, end): one cursor for all of them, a third of the time of one for each."""
+        """`range` for each of many ranges (start, end): one cursor for all of them, a third of the
+        time of one for each."""
         found: list[list[tuple[bytes, bytes]]] = [[] for _ in bounds]
-        databases = self._databases if self.meta.kind == KEY_VALUE else [self._databases[slot] for slot in self.meta.segments]
+        databases = (
+            self._databases
+            if self.meta.kind == KEY_VALUE
+            else [self._databases[slot] for slot in self.meta.segments]
+        )
         long = {at for at, ends in enumerate(bounds) if stored_keys.has_long(ends)}
         for database in databases:
             with self._txn.cursor(database) as cursor:
@@ -90,28 +103,41 @@ class StoreSnapshot:
         if self.meta.kind == KEY_VALUE:
             return found
         expired_ms = _expired_ms(self.meta)
-        return [sorted(_visible(iter(entries), self.meta.kind, expired_ms)) if entries else entries for entries in found]
+        return [
+            sorted(_visible(iter(entries), self.meta.kind, expired_ms)) if entries else entries
+            for entries in found
+        ]
 
     def _ranges_of_long(
         self, bounds: Sequence[tuple[bytes, bytes]], chosen: Iterable[int]
     ) -> Iterator[tuple[int, list[tuple[bytes, bytes]]]]:
-        """`range` for the ``chosen`` bounds; long keys with a common beginning are read once for all of them."""
+        """`range` for the ``chosen`` bounds; long keys with a common beginning are read once for
+        all of them."""
         by_beginning: dict[bytes, list[int]] = {}
         for at in chosen:
             by_beginning.setdefault(bounds[at][0][: stored_keys.SHORT_BYTES], []).append(at)
         for group in by_beginning.values():
-            entries = list(self.range(min(bounds[at][0] for at in group), max(bounds[at][1] for at in group)))
+            entries = list(
+                self.range(min(bounds[at][0] for at in group), max(bounds[at][1] for at in group))
+            )
             keys = [key for key, _ in entries]
             for at in group:
                 start, end = bounds[at]
                 yield at, entries[bisect_left(keys, start) : bisect_left(keys, end)]
 
-    def reversed_range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+    def reversed_range(
+        self, start: bytes | None, end: bytes | None
+    ) -> Iterator[tuple[bytes, bytes]]:
         """Entries with ``start <= key < end`` from the last to the first."""
         return self._merged(self._scan_back, start, end, reverse=True)
 
     def _merged(
-        self, scan: Callable[..., Iterator[tuple[bytes, bytes]]], start: bytes | None, end: bytes | None, *, reverse: bool
+        self,
+        scan: Callable[..., Iterator[tuple[bytes, bytes]]],
+        start: bytes | None,
+        end: bytes | None,
+        *,
+        reverse: bool,
     ) -> Iterator[tuple[bytes, bytes]]:
         if self.meta.kind == KEY_VALUE:
             return scan(self._databases[0], start, end)
@@ -119,23 +145,33 @@ class StoreSnapshot:
         scans = []
         for slot, segment in self.meta.segments.items():
             entries = scan(self._databases[slot], start, end)
-            scans.append(_visible(entries, self.meta.kind, expired_ms) if segment * length <= expired_ms else entries)
+            scans.append(
+                _visible(entries, self.meta.kind, expired_ms)
+                if segment * length <= expired_ms
+                else entries
+            )
         return merge(*scans, key=itemgetter(0), reverse=reverse)
 
-    def _scan(self, database: Any, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+    def _scan(
+        self, database: Any, start: bytes | None, end: bytes | None
+    ) -> Iterator[tuple[bytes, bytes]]:
         with self._txn.cursor(database) as cursor:
             if cursor.set_range(stored_keys.lower_bound(start)):
                 yield from stored_keys.in_range(cursor.iternext(), start, end)
 
-    def _scan_back(self, database: Any, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+    def _scan_back(
+        self, database: Any, start: bytes | None, end: bytes | None
+    ) -> Iterator[tuple[bytes, bytes]]:
         with self._txn.cursor(database) as cursor:
             bound = stored_keys.upper_bound(end)
-            # From the first key behind the bound, which the filter leaves out, or from the very last one.
+            # From the first key behind the bound, which the filter leaves out, or from the very
+            # last one.
             if (bound is not None and cursor.set_range(bound)) or cursor.last():
                 yield from stored_keys.in_range_reversed(cursor.iterprev(), start, end)
 
     def entries(self) -> int:
-        """How many keys the store holds (long keys with colliding hashes count once); does not read them."""
+        """How many keys the store holds (long keys with colliding hashes count once); does not read
+        them."""
         return sum(int(self._txn.stat(database)["entries"]) for database in self._databases)
 
 
@@ -144,10 +180,17 @@ def segments_of(times: Int64, meta: StoreMeta) -> Int64:
 
 
 def _expired_ms(meta: StoreMeta) -> int:
-    """Windows that start (sessions that end) at this time or before are not shown, though their segment may still be there."""
+    """Windows that start (sessions that end) at this time or before are not shown, though their
+    segment may still be there."""
     return meta.stream_time - (meta.retention_ms or 0)
 
 
-def _visible(entries: Iterator[tuple[bytes, bytes]], kind: str, expired_ms: int) -> Iterator[tuple[bytes, bytes]]:
+def _visible(
+    entries: Iterator[tuple[bytes, bytes]], kind: str, expired_ms: int
+) -> Iterator[tuple[bytes, bytes]]:
     suffix = changelog.SUFFIX_BYTES[kind]
-    return (entry for entry in entries if int.from_bytes(entry[0][-suffix : 8 - suffix], "big", signed=True) > expired_ms)
+    return (
+        entry
+        for entry in entries
+        if int.from_bytes(entry[0][-suffix : 8 - suffix], "big", signed=True) > expired_ms
+    )

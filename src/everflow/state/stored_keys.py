@@ -1,10 +1,10 @@
 """Fits keys of any length into LMDB's 1 to 511 bytes, in their order (D4). Pure.
 
 - A key of up to ``SHORT_BYTES`` is stored as ``0x00 + key``: the prefix makes the empty key legal.
-- A longer one is stored under ``0x00 + its first SHORT_BYTES bytes + hash of the whole key`` (always 511
-  bytes, so it cannot be taken for a short one). The rest of the key lies in the value, a *bucket*: usually
-  one entry, several where hashes collide. So stored order is key order, except inside a group of long keys
-  with one common beginning, which a range scan sorts.
+- A longer one is stored under ``0x00 + its first SHORT_BYTES bytes + hash of the whole key``
+  (always 511 bytes, so it cannot be taken for a short one). The rest of the key lies in the value,
+  a *bucket*: usually one entry, several where hashes collide. So stored order is key order, except
+  inside a group of long keys with one common beginning, which a range scan sorts.
 """
 
 from __future__ import annotations
@@ -71,14 +71,20 @@ def read_bucket(bucket: bytes | None) -> dict[bytes, bytes]:
 
 def write_bucket(entries: dict[bytes, bytes]) -> bytes:
     """Inverse of :func:`read_bucket`."""
-    return b"".join(_LENGTHS.pack(len(rest), len(value)) + rest + value for rest, value in sorted(entries.items()))
+    return b"".join(
+        _LENGTHS.pack(len(rest), len(value)) + rest + value
+        for rest, value in sorted(entries.items())
+    )
 
 
-def in_range(stored: Iterable[tuple[bytes, bytes]], start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-    """Entries ``start <= key < end`` in key order, out of stored ones from ``lower_bound(start)`` on.
+def in_range(
+    stored: Iterable[tuple[bytes, bytes]], start: bytes | None, end: bytes | None
+) -> Iterator[tuple[bytes, bytes]]:
+    """Entries ``start <= key < end`` in key order, out of stored ones from ``lower_bound(start)``
+    on.
 
-    Stops reading as soon as nothing can follow. Holds one group of long keys with a common beginning in
-    memory.
+    Stops reading as soon as nothing can follow. Holds one group of long keys with a common
+    beginning in memory.
     """
     group: list[tuple[bytes, bytes]] = []
     group_prefix = b""
@@ -91,7 +97,9 @@ def in_range(stored: Iterable[tuple[bytes, bytes]], start: bytes | None, end: by
             group = []
         if is_bucket(stored_key):
             group_prefix = stored_key[:GROUP_BYTES]
-            group += [(group_prefix[1:] + rest, found) for rest, found in read_bucket(value).items()]
+            group += [
+                (group_prefix[1:] + rest, found) for rest, found in read_bucket(value).items()
+            ]
             continue
         key = stored_key[1:]
         if end is not None and key >= end:
@@ -105,7 +113,8 @@ def in_range(stored: Iterable[tuple[bytes, bytes]], start: bytes | None, end: by
 def in_range_reversed(
     stored: Iterable[tuple[bytes, bytes]], start: bytes | None, end: bytes | None
 ) -> Iterator[tuple[bytes, bytes]]:
-    """:func:`in_range` from the last entry to the first; ``stored`` comes in falling order, from ``upper_bound(end)`` on."""
+    """:func:`in_range` from the last entry to the first; ``stored`` comes in falling order, from
+    ``upper_bound(end)`` on."""
     group: list[tuple[bytes, bytes]] = []
     group_prefix = b""
     for stored_key, value in stored:
@@ -117,7 +126,9 @@ def in_range_reversed(
             group = []
         if is_bucket(stored_key):
             group_prefix = stored_key[:GROUP_BYTES]
-            group += [(group_prefix[1:] + rest, found) for rest, found in read_bucket(value).items()]
+            group += [
+                (group_prefix[1:] + rest, found) for rest, found in read_bucket(value).items()
+            ]
             continue
         key = stored_key[1:]
         if start is not None and key < start:
@@ -128,7 +139,9 @@ def in_range_reversed(
     yield from _within(group, start, end)
 
 
-def _within(entries: list[tuple[bytes, bytes]], start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+def _within(
+    entries: list[tuple[bytes, bytes]], start: bytes | None, end: bytes | None
+) -> Iterator[tuple[bytes, bytes]]:
     for key, value in entries:
         if (start is None or key >= start) and (end is None or key < end):
             yield key, value

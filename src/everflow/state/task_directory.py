@@ -8,7 +8,8 @@
                                  would write into the removed file (failure scenario 18)
         .removed/                tasks that were given up, until `sweep` has deleted them
 
-The lock is fcntl's, not flock's: a child does not inherit it, so an orphaned worker cannot keep the folder busy.
+The lock is fcntl's, not flock's: a child does not inherit it, so an orphaned worker cannot keep the
+folder busy.
 """
 
 from __future__ import annotations
@@ -39,17 +40,18 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _held: dict[Path, int] = {}
 _held_guard = threading.Lock()
-"""Folders that this process (by pid) has locked: fcntl locks do not exclude a second holder in one process."""
+"""Folders that this process (by pid) has locked: fcntl locks do not exclude a second holder in one
+process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessMetadata:
     """What a restart has to know of the process before it.
 
-    ``process_id`` is the instance's uuid, kept over restarts. ``transactional_ids`` are all those it may have
-    open transactions under: a restart fences them first (D6). ``boot_id`` names the boot of the operating
-    system in which the folder was used last, ``clean_close`` whether everything was flushed at the end of
-    that use.
+    ``process_id`` is the instance's uuid, kept over restarts. ``transactional_ids`` are all those
+    it may have open transactions under: a restart fences them first (D6). ``boot_id`` names the
+    boot of the operating system in which the folder was used last, ``clean_close`` whether
+    everything was flushed at the end of that use.
     """
 
     application_id: str
@@ -61,7 +63,8 @@ class ProcessMetadata:
 
 
 def system_boot_id() -> str:
-    """Id of this boot of the operating system; empty where it has none: then nothing is distrusted."""
+    """Id of this boot of the operating system; empty where it has none: then nothing is
+    distrusted."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -71,10 +74,13 @@ def system_boot_id() -> str:
 class StateDirectory:
     """The folder of one application and instance, held exclusively from `open` until `close`.
 
-    Used by the driver only; workers get the paths of stores. Methods are not for concurrent use on one task.
+    Used by the driver only; workers get the paths of stores. Methods are not for concurrent use on
+    one task.
     """
 
-    def __init__(self, path: Path, lock: IO[str], found: ProcessMetadata | None, now: ProcessMetadata) -> None:
+    def __init__(
+        self, path: Path, lock: IO[str], found: ProcessMetadata | None, now: ProcessMetadata
+    ) -> None:
         self.path = path
         self.previous = found
         """The metadata of the process before this one, None at the first start: fence its ids."""
@@ -93,22 +99,29 @@ class StateDirectory:
     ) -> StateDirectory:
         """Lock the folder and take it over.
 
-        Raises StateLockedError, naming the pid, if another process or this one holds it; StateFormatError if
-        it belongs to another application or a later release, which leaves its content as it is. After a crash
-        of the operating system (another ``boot_id``, no clean close, ``sync`` = ``none``) every store in it
-        is marked as distrusted. ConfigError if there can be no such folder or it cannot be written to; StateDiskError
-        if its disk is full or broken.
+        Raises StateLockedError, naming the pid, if another process or this one holds it;
+        StateFormatError if it belongs to another application or a later release, which leaves its
+        content as it is. After a crash of the operating system (another ``boot_id``, no clean
+        close, ``sync`` = ``none``) every store in it is marked as distrusted. ConfigError if there
+        can be no such folder or it cannot be written to; StateDiskError if its disk is full or
+        broken.
         """
         path = Path(os.path.realpath(state_dir)) / application_id
         try:
             with disk_errors(path, "opened"):
-                return StateDirectory._take_over(path, application_id, sync, boot_id, new_process_id)
+                return StateDirectory._take_over(
+                    path, application_id, sync, boot_id, new_process_id
+                )
         except OSError as error:
             raise ConfigError(unusable(path, error)) from error
 
     @staticmethod
     def _take_over(
-        path: Path, application_id: str, sync: str, boot_id: str | None, new_process_id: Callable[[], str]
+        path: Path,
+        application_id: str,
+        sync: str,
+        boot_id: str | None,
+        new_process_id: Callable[[], str],
     ) -> StateDirectory:
         _read_metadata(path, application_id)
         path.mkdir(parents=True, exist_ok=True)
@@ -118,11 +131,16 @@ class StateDirectory:
             boot = system_boot_id() if boot_id is None else boot_id
             if found is None:
                 now = ProcessMetadata(
-                    application_id=application_id, process_id=new_process_id(), transactional_ids=(), boot_id=boot
+                    application_id=application_id,
+                    process_id=new_process_id(),
+                    transactional_ids=(),
+                    boot_id=boot,
                 )
             else:
                 if boot != found.boot_id and not found.clean_close and sync == "none":
-                    _distrust_all(path, "the operating system stopped while the store was open, unflushed")
+                    _distrust_all(
+                        path, "the operating system stopped while the store was open, unflushed"
+                    )
                 now = replace(found, boot_id=boot, clean_close=False)
             _write_metadata(path, now)
             return StateDirectory(path, lock, found, now)
@@ -141,14 +159,19 @@ class StateDirectory:
         return self._metadata.transactional_ids
 
     def record_transactional_ids(self, ids: Iterable[str]) -> None:
-        """Add ids, durably, BEFORE a producer first uses them: a restart fences what it finds here."""
+        """Add ids, durably, BEFORE a producer first uses them: a restart fences what it finds
+        here."""
         known = self._metadata.transactional_ids
         self._replace(transactional_ids=(*known, *sorted(set(ids) - set(known))))
 
     def forget_transactional_ids(self, ids: Iterable[str]) -> None:
         """Remove ids that were fenced or closed and are not used any more."""
         gone = set(ids)
-        self._replace(transactional_ids=tuple(known for known in self._metadata.transactional_ids if known not in gone))
+        self._replace(
+            transactional_ids=tuple(
+                known for known in self._metadata.transactional_ids if known not in gone
+            )
+        )
 
     def tasks(self) -> list[TaskId]:
         """The tasks that have a folder here, sorted."""
@@ -159,12 +182,15 @@ class StateDirectory:
         return sorted({name for name, _, _ in _generations(self.path / str(task))})
 
     def store_path(self, task: TaskId, store: str) -> Path:
-        """Where the store lies, or is to be created; the folder itself is made by whoever opens the store.
+        """Where the store lies, or is to be created; the folder itself is made by whoever opens the
+        store.
 
         What an interrupted rebuild left of older generations is removed.
         """
         folder = self.path / str(task)
-        found = sorted((number, path) for name, number, path in _generations(folder) if name == store)
+        found = sorted(
+            (number, path) for name, number, path in _generations(folder) if name == store
+        )
         for _, path in found[:-1]:
             shutil.rmtree(path, ignore_errors=True)
         return found[-1][1] if found else folder / f"{store}-0"
@@ -172,8 +198,8 @@ class StateDirectory:
     def rebuild(self, task: TaskId, store: str) -> Path:
         """A fresh folder for the store, at a new path; the old one is removed.
 
-        Close the store in this process first; another process that still has it open writes into a removed
-        file, which nobody reads.
+        Close the store in this process first; another process that still has it open writes into a
+        removed file, which nobody reads.
         """
         old = self.store_path(task, store)
         fresh = old.with_name(f"{store}-{int(old.name.rpartition('-')[2]) + 1}")
@@ -195,26 +221,30 @@ class StateDirectory:
             return None
 
     def remove_task(self, task: TaskId) -> None:
-        """Take the task's stores out of the folder, at once and as a whole: killed in the middle, they are there or not. The
-        disk space is free after `sweep`. Who reads one of them meanwhile reads on; nobody may write to it. StateDiskError."""
+        """Take the task's stores out of the folder, at once and as a whole: killed in the middle,
+        they are there or not. The disk space is free after `sweep`. Who reads one of them meanwhile
+        reads on; nobody may write to it. StateDiskError."""
         place = self.path / _REMOVED / f"{task}-{uuid.uuid4().hex}"
         with disk_errors(place, "removed"):
             place.parent.mkdir(exist_ok=True)
             (self.path / str(task)).rename(place)
 
     def sweep(self) -> None:
-        """Delete what `remove_task` took out, also in an earlier life; large stores take a while. From any thread."""
+        """Delete what `remove_task` took out, also in an earlier life; large stores take a while.
+        From any thread."""
         for place in (self.path / _REMOVED).glob("*"):
             shutil.rmtree(place, ignore_errors=True)
 
     def require_held(self) -> None:
-        """StateDiskError if the folder was deleted or replaced since `open`: our lock is then on a file that nobody sees, and
-        another process may take the folder for its own. Quick; often."""
+        """StateDiskError if the folder was deleted or replaced since `open`: our lock is then on a
+        file that nobody sees, and another process may take the folder for its own. Quick; often."""
         lost = self._lost()
         if lost:
             raise StateDiskError(
-                f"The state folder {self.path} was {lost} under the running instance, so it stops and others take its tasks over. "
-                "Nothing is lost: what was committed is in the changelogs. Start the instance again, its stores are rebuilt. To "
+                f"The state folder {self.path} was {lost} under the running instance, so it stops "
+                f"and others take its tasks over. "
+                "Nothing is lost: what was committed is in the changelogs. Start the instance "
+                "again, its stores are rebuilt. To "
                 "delete a state folder, stop its instance first."
             )
 
@@ -229,13 +259,17 @@ class StateDirectory:
         except OSError:
             return ""  # a fault of the disk shows at the next write
         ours = os.fstat(self._lock.fileno())
-        return "" if (now.st_dev, now.st_ino) == (ours.st_dev, ours.st_ino) else "deleted and made anew"
+        return (
+            ""
+            if (now.st_dev, now.st_ino) == (ours.st_dev, ours.st_ino)
+            else "deleted and made anew"
+        )
 
     def close(self, *, clean: bool = True) -> None:
         """Release the folder. ``clean``: flush every store first, against power cuts. Idempotent.
 
-        Call it with ``clean`` only when no worker applies changes any more. A folder that is not ours any more (`require_held`) is
-        left as it is. StateDiskError if it cannot be noted that
+        Call it with ``clean`` only when no worker applies changes any more. A folder that is not
+        ours any more (`require_held`) is left as it is. StateDiskError if it cannot be noted that
         the close was clean; the folder is released all the same.
         """
         if self._closed:
@@ -315,12 +349,15 @@ def _release(path: Path, lock: IO[str]) -> None:
 def _locked(path: Path, pid: str) -> StateLockedError:
     if pid == str(os.getpid()):
         return StateLockedError(
-            f"The state folder {path} is in use by another KafkaStreams of this process: close() that one first (where its "
-            f"variable is gone: `for one in KafkaStreams.running({path.name!r}): one.close()`), or give this instance a state.dir "
+            f"The state folder {path} is in use by another KafkaStreams of this process: close() "
+            f"that one first (where its "
+            f"variable is gone: `for one in KafkaStreams.running({path.name!r}): one.close()`), or "
+            f"give this instance a state.dir "
             "of its own."
         )
     return StateLockedError(
-        f"The state folder {path} is in use by process {pid or '(unknown)'}. Stop that process, or give "
+        f"The state folder {path} is in use by process {pid or '(unknown)'}. Stop that process, or "
+        f"give "
         "this instance a "
         "state.dir of its own: two instances of an application on one host each need one."
     )
@@ -336,22 +373,26 @@ def _read_metadata(path: Path, application_id: str) -> ProcessMetadata | None:
         written_format, owner = int(raw["format"]), raw["application_id"]
         if written_format > FORMAT:
             raise StateFormatError(
-                f"The state folder {path} has format {written_format}, this release reads up to {FORMAT}. "
+                f"The state folder {path} has format {written_format}, this release reads up to "
+                f"{FORMAT}. "
                 "Run the "
                 "release that wrote it, or choose another state.dir. The folder was left untouched."
             )
         if owner != application_id:
             raise StateFormatError(
-                f"The state folder {path} belongs to application {owner!r}, not to {application_id!r}. "
+                f"The state folder {path} belongs to application {owner!r}, not to "
+                f"{application_id!r}. "
                 "Choose another "
                 "state.dir. The folder was left untouched."
             )
         return ProcessMetadata(**{**raw, "transactional_ids": tuple(raw["transactional_ids"])})
     except (KeyError, TypeError, ValueError) as error:
         raise StateFormatError(
-            f"{path / _METADATA} cannot be read ({error}): this is no state folder of everflow, or it was "
+            f"{path / _METADATA} cannot be read ({error}): this is no state folder of everflow, or "
+            f"it was "
             "damaged. Choose "
-            "another state.dir, or remove the folder: its stores are then rebuilt from their changelogs."
+            "another state.dir, or remove the folder: its stores are then rebuilt from their "
+            "changelogs."
         ) from error
 
 

@@ -16,7 +16,12 @@ from everflow.testing.broker import EmbeddedBroker
 from everflow.testing.waiting import wait_until
 
 if TYPE_CHECKING:
-    from everflow.testing.store_views import KeyValueView, SessionView, ValueAndTimestamp, WindowView
+    from everflow.testing.store_views import (
+        KeyValueView,
+        SessionView,
+        ValueAndTimestamp,
+        WindowView,
+    )
     from everflow.testing.topics import InputTopic, OutputTopic, TestRecord
     from everflow.testing.topology_test_driver import TopologyTestDriver
 
@@ -35,7 +40,10 @@ __all__ = [
 
 _NEEDS_SPARK = {
     **dict.fromkeys(("InputTopic", "OutputTopic", "TestRecord"), "everflow.testing.topics"),
-    **dict.fromkeys(("KeyValueView", "SessionView", "ValueAndTimestamp", "WindowView"), "everflow.testing.store_views"),
+    **dict.fromkeys(
+        ("KeyValueView", "SessionView", "ValueAndTimestamp", "WindowView"),
+        "everflow.testing.store_views",
+    ),
     "TopologyTestDriver": "everflow.testing.topology_test_driver",
 }
 

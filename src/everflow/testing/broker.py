@@ -1,8 +1,8 @@
 """A real Kafka broker as a child process: one KRaft node, for tests, benches and the demo.
 
-The broker is Kafka's own code, started from its jars; only its settings are those of a single node that
-should be up quickly. It is a faithful peer (transactions, groups, compaction), not a safe place for data: one
-replica, no fsync.
+The broker is Kafka's own code, started from its jars; only its settings are those of a single node
+that should be up quickly. It is a faithful peer (transactions, groups, compaction), not a safe
+place for data: one replica, no fsync.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from everflow.jvm.java import find_java
 from everflow.waits import waiting
 
 _START_TIMEOUT_S = 180.0
-"""For machines that are slow or busy: it takes 3 s on a quick one, more than 60 s have been seen."""
+"""For machines that are slow or busy: it takes 3 s on a quick one, more than 60 s have been
+seen."""
 _STOP_TIMEOUT_S = 20.0
 _PORT_ATTEMPTS = 3
 _LOG_LINES_SHOWN = 25
@@ -85,7 +86,8 @@ _SETTINGS = {
 
 
 class EmbeddedBroker:
-    """A single-node Kafka broker, up within a few seconds and gone with the process that started it.
+    """A single-node Kafka broker, up within a few seconds and gone with the process that started
+    it.
 
     ::
 
@@ -93,14 +95,17 @@ class EmbeddedBroker:
             broker.create_topic("flights", partitions=4)
             producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
 
-    Owned by one thread. Ports are free ones on 127.0.0.1 and stay the same over ``restart``. If the owner
-    dies, even by SIGKILL, the broker is killed within about 0.1 s, and a temporary data folder is deleted.
+    Owned by one thread. Ports are free ones on 127.0.0.1 and stay the same over ``restart``. If the
+    owner dies, even by SIGKILL, the broker is killed within about 0.1 s, and a temporary data
+    folder is deleted.
 
     Args:
-        data_folder: where topics and ``broker.log`` live; kept afterwards, and used again if it holds a
+        data_folder: where topics and ``broker.log`` live; kept afterwards, and used again if it
+        holds a
             broker's data. None: a temporary folder, deleted by ``close``.
         port: the port clients connect to; None: a free one.
-        heap: the broker's largest heap, in Java's notation; its JVM hears ``KAFKA_OPTS``, too, as in Kafka's scripts.
+        heap: the broker's largest heap, in Java's notation; its JVM hears ``KAFKA_OPTS``, too, as
+        in Kafka's scripts.
         config: broker settings over ours.
         progress: told one line when jars are downloaded.
     """
@@ -123,7 +128,7 @@ class EmbeddedBroker:
         self._progress = progress
         self._guard: subprocess.Popen[bytes] | None = None
 
-    # --- life cycle ---------------------------------------------------------------------------------------
+    # --- life cycle -------------------------------------------------------------------------------
 
     def __enter__(self) -> EmbeddedBroker:
         try:
@@ -133,7 +138,10 @@ class EmbeddedBroker:
             raise
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -141,12 +149,15 @@ class EmbeddedBroker:
         """Start and wait until clients can use it; does nothing if it runs.
 
         Raises:
-            SetupError: no Java, no jars, no free port, another broker on the folder, or the broker ended (``EF-BROKER``, its
+            SetupError: no Java, no jars, no free port, another broker on the folder, or the broker
+            ended (``EF-BROKER``, its
                 log's tail).
         """
         if self.running:
             return self
-        class_path = os.pathsep.join(str(jar) for jar in resolve_jars("broker", progress=self._progress))
+        class_path = os.pathsep.join(
+            str(jar) for jar in resolve_jars("broker", progress=self._progress)
+        )
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="everflow-broker-"))
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -169,31 +180,38 @@ class EmbeddedBroker:
             taken = "Address already in use" in self._log_tail(since=log_start)
             if not taken or known or attempt == _PORT_ATTEMPTS - 1:
                 message = (
-                    f"the Kafka broker on {self.bootstrap_servers} {problem}. Its log ({self.log_path}):\n"
+                    f"the Kafka broker on {self.bootstrap_servers} {problem}. Its log "
+                    f"({self.log_path}):\n"
                 )
                 self._ports = known
                 raise SetupError(message + self._log_tail(since=log_start), code="EF-BROKER")
 
     @contextmanager
     def _folder_locked(self) -> Iterator[int]:
-        """The descriptor of a lock that the guard inherits: it lasts as long as the guard, and so as the broker. Kafka's own lock
-        comes late: before it, a second broker has overwritten the first one's settings and opened its metadata log."""
+        """The descriptor of a lock that the guard inherits: it lasts as long as the guard, and so
+        as the broker. Kafka's own lock comes late: before it, a second broker has overwritten the
+        first one's settings and opened its metadata log."""
         deadline = time.monotonic() + _LOCK_TIMEOUT_S
         pause = Event()
         with (self.data_folder / _LOCK_NAME).open("w") as file:
             while not _locked(file):
                 if time.monotonic() > deadline:
-                    message = f"another Kafka broker runs on {self.data_folder}; stop it, or take another folder"
+                    message = (
+                        f"another Kafka broker runs on {self.data_folder}; stop it, or take "
+                        f"another folder"
+                    )
                     raise SetupError(message, code="EF-BROKER")
                 pause.wait(0.05)
             yield file.fileno()
 
     def stop(self) -> None:
-        """Shut down in order (SIGTERM), by force after 20 s; data and ports are kept for ``restart``."""
+        """Shut down in order (SIGTERM), by force after 20 s; data and ports are kept for
+        ``restart``."""
         self._end("TERM", _STOP_TIMEOUT_S)
 
     def kill(self) -> None:
-        """Kill the broker (SIGKILL) and wait for its end; data and ports are kept for ``restart``."""
+        """Kill the broker (SIGKILL) and wait for its end; data and ports are kept for
+        ``restart``."""
         self._end("KILL", _STOP_TIMEOUT_S)
 
     def restart(self) -> EmbeddedBroker:
@@ -210,7 +228,8 @@ class EmbeddedBroker:
         self._say("CONT")
 
     def close(self) -> None:
-        """Stop and delete a temporary data folder; nothing of it is needed then, so it ends by SIGKILL."""
+        """Stop and delete a temporary data folder; nothing of it is needed then, so it ends by
+        SIGKILL."""
         if self._keep_data:
             self.stop()
         else:
@@ -219,7 +238,7 @@ class EmbeddedBroker:
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self._folder = None
 
-    # --- what it offers -----------------------------------------------------------------------------------
+    # --- what it offers ---------------------------------------------------------------------------
 
     @property
     def running(self) -> bool:
@@ -228,7 +247,8 @@ class EmbeddedBroker:
 
     @property
     def bootstrap_servers(self) -> str:
-        """``host:port`` for clients; known once started (SetupError before), unchanged over restarts."""
+        """``host:port`` for clients; known once started (SetupError before), unchanged over
+        restarts."""
         if self._ports is None:
             raise SetupError("the embedded broker has no address before start()", code="EF-BROKER")
         return f"127.0.0.1:{self._ports[0]}"
@@ -237,7 +257,9 @@ class EmbeddedBroker:
     def data_folder(self) -> Path:
         """The folder with topics and log; known once started, SetupError before."""
         if self._folder is None:
-            raise SetupError("the embedded broker has no data folder before start()", code="EF-BROKER")
+            raise SetupError(
+                "the embedded broker has no data folder before start()", code="EF-BROKER"
+            )
         return self._folder
 
     @property
@@ -260,7 +282,9 @@ class EmbeddedBroker:
             TimeoutError: no leaders in time.
         """
         admin = self._admin()
-        topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config or {}))
+        topic = NewTopic(
+            name, num_partitions=partitions, replication_factor=1, config=dict(config or {})
+        )
         admin.create_topics([topic], operation_timeout=timeout_s)[name].result(timeout_s)
         deadline = time.monotonic() + timeout_s
         pause = Event()
@@ -269,9 +293,11 @@ class EmbeddedBroker:
             if len(found) == partitions and all(p.leader >= 0 for p in found.values()):
                 return
             pause.wait(0.02)
-        raise TimeoutError(f"topic {name} was created, but not all {partitions} partitions have leaders")
+        raise TimeoutError(
+            f"topic {name} was created, but not all {partitions} partitions have leaders"
+        )
 
-    # --- inside -------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _admin(self) -> AdminClient:
         return AdminClient({"bootstrap.servers": self.bootstrap_servers}, logger=_QUIET)
@@ -296,9 +322,13 @@ class EmbeddedBroker:
     def _format(self, class_path: str) -> None:
         if (self.data_folder / "log" / "meta.properties").exists():
             return
-        # Kafka's ids are base64 of 16 bytes; one that starts with a dash would be read as an option.
+        # Kafka's ids are base64 of 16 bytes; one that starts with a dash would be read as an
+        # option.
         cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "x")
-        command = [*self._java(class_path, "-Xmx128m", "-XX:TieredStopAtLevel=1"), "kafka.tools.StorageTool"]
+        command = [
+            *self._java(class_path, "-Xmx128m", "-XX:TieredStopAtLevel=1"),
+            "kafka.tools.StorageTool",
+        ]
         command += ["format", "-t", cluster_id, "-c", str(self.data_folder / "server.properties")]
         done = subprocess.run(
             command,
@@ -310,7 +340,10 @@ class EmbeddedBroker:
         )
         if done.returncode != 0:
             raise SetupError(
-                f"formatting the broker's folder {self.data_folder} failed:\n{done.stdout}{done.stderr}",
+                (
+                    f"formatting the broker's folder {self.data_folder} "
+                    f"failed:\n{done.stdout}{done.stderr}"
+                ),
                 code="EF-BROKER",
             )
 
@@ -321,12 +354,20 @@ class EmbeddedBroker:
         removed_with_owner = "-" if self._keep_data else str(self.data_folder)
         with self.log_path.open("ab") as log:
             self._guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_HERE / "broker_guard.py"), removed_with_owner, *command],
+                [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    str(_HERE / "broker_guard.py"),
+                    removed_with_owner,
+                    *command,
+                ],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=(lock,),
-                start_new_session=True,  # Ctrl-C is for the owner, who then stops the broker when it is done
+                # Ctrl-C is for the owner, who then stops the broker when it is done
+                start_new_session=True,
             )
 
     def _wait_ready(self) -> str | None:
@@ -338,7 +379,8 @@ class EmbeddedBroker:
         while time.monotonic() < deadline:
             if not self.running:
                 return f"ended with exit code {self._guard.returncode if self._guard else None}"
-            # A plain socket finds out that nobody listens; a Kafka client would back off longer each time.
+            # A plain socket finds out that nobody listens; a Kafka client would back off longer
+            # each time.
             if admin is None:
                 with suppress(OSError):
                     socket.create_connection((host, int(port)), timeout=1.0).close()
@@ -349,7 +391,8 @@ class EmbeddedBroker:
                         return None
             pause.wait(0.05)
         return (
-            f"was not ready within {_START_TIMEOUT_S:.0f} s: the machine is too busy, or has too little memory "
+            f"was not ready within {_START_TIMEOUT_S:.0f} s: the machine is too busy, or has too "
+            f"little memory "
             f"(the broker's heap: {self._heap}); start it again when there is more of both"
         )
 

@@ -1,10 +1,12 @@
 """Runs one child and sees to it that the child never outlives whoever started this process.
 
-A program of its own (``python broker_guard.py FOLDER COMMAND...``), standard library only, single-threaded.
-It watches its standard input: the lines TERM, KILL, STOP and CONT are signals for the child, and end of file
-means that the parent is gone, by whatever death: the child is killed, and FOLDER (unless ``-``) deleted.
-Because a forked sibling may hold the pipe open, a changed parent pid counts as end of file too. On Linux the
-child also dies with this process (PR_SET_PDEATHSIG). Exit code: the child's, or 128 + signal.
+A program of its own (``python broker_guard.py FOLDER COMMAND...``), standard library only,
+single-threaded.
+It watches its standard input: the lines TERM, KILL, STOP and CONT are signals for the child, and
+end of file means that the parent is gone, by whatever death: the child is killed, and FOLDER
+(unless ``-``) deleted. Because a forked sibling may hold the pipe open, a changed parent pid counts
+as end of file too. On Linux the child also dies with this process (PR_SET_PDEATHSIG). Exit code:
+the child's, or 128 + signal.
 """
 
 from __future__ import annotations
@@ -19,7 +21,12 @@ import sys
 
 _TICK_S = 0.05
 _PR_SET_PDEATHSIG = 1
-_SIGNALS = {"TERM": signal.SIGTERM, "KILL": signal.SIGKILL, "STOP": signal.SIGSTOP, "CONT": signal.SIGCONT}
+_SIGNALS = {
+    "TERM": signal.SIGTERM,
+    "KILL": signal.SIGKILL,
+    "STOP": signal.SIGSTOP,
+    "CONT": signal.SIGCONT,
+}
 
 
 def main(arguments: list[str]) -> int:

@@ -17,12 +17,20 @@ def main() -> None:
     """Start a broker, write a transaction, read it as a member of a group, stop."""
     with EmbeddedBroker() as broker:
         broker.create_topic(TOPIC, partitions=2)
-        producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "transactional.id": TOPIC})
+        producer = Producer(
+            {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": TOPIC}
+        )
         producer.init_transactions()
         producer.begin_transaction()
         producer.produce(TOPIC, b"key", b"value")
         producer.commit_transaction()
-        consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": TOPIC, "auto.offset.reset": "earliest"})
+        consumer = Consumer(
+            {
+                "bootstrap.servers": broker.bootstrap_servers,
+                "group.id": TOPIC,
+                "auto.offset.reset": "earliest",
+            }
+        )
         consumer.subscribe([TOPIC])
         for _ in range(POLLS):
             if consumer.poll(1.0) is not None:

@@ -1,6 +1,7 @@
 """A plugin of pytest shows what a test waits for.
 
-It is loaded wherever everflow is installed. The capture of a test's output would hide that Spark or a broker still starts.
+It is loaded wherever everflow is installed. The capture of a test's output would hide that Spark or
+a broker still starts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ def pytest_configure(config: Any) -> None:
 
 
 def _write(config: Any, line: str) -> None:
-    """Above the report. The test's thread waits meanwhile: it writes nothing that would miss the capture."""
+    """Above the report. The test's thread waits meanwhile: it writes nothing that would miss the
+    capture."""
     reporter = config.pluginmanager.getplugin("terminalreporter")
     capture = config.pluginmanager.getplugin("capturemanager")
     if reporter is None:  # a worker of pytest-xdist
@@ -28,7 +30,10 @@ def _write(config: Any, line: str) -> None:
     if capture is None:
         _report(reporter, line)
         return
-    before = sys.stdout, sys.stderr  # the test's own, maybe; the capture puts its own there when it goes on
+    before = (
+        sys.stdout,
+        sys.stderr,
+    )  # the test's own, maybe; the capture puts its own there when it goes on
     with capture.global_and_fixture_disabled():
         _report(reporter, line)
     sys.stdout, sys.stderr = before

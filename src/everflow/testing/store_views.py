@@ -80,11 +80,17 @@ class WindowView(_View):
         """Windows, and values with their times, in the order of `all`."""
         for stored_key, found in self._entries():
             key, start = split_window_store_key(stored_key)
-            yield Windowed(self.spec.key_serde.decode(key), start, start + (self.spec.window_size_ms or 0)), found
+            yield (
+                Windowed(
+                    self.spec.key_serde.decode(key), start, start + (self.spec.window_size_ms or 0)
+                ),
+                found,
+            )
 
 
 class SessionView(_View):
-    """Decoded read access to a session store. The time of a session's value is the session's end."""
+    """Decoded read access to a session store. The time of a session's value is the session's
+    end."""
 
     def all(self) -> Iterator[tuple[Windowed, Any]]:
         """Sessions and values in key-byte order, the sessions of a key in order of time."""
@@ -96,10 +102,19 @@ class SessionView(_View):
         """The sessions of ``key`` and their values, in order of time."""
         return (entry for entry in self.all() if entry[0].key == key)
 
-    def find_sessions(self, key: Any, earliest_end: int, latest_start: int) -> Iterator[tuple[Windowed, Any]]:
-        """`fetch` of the sessions that end at ``earliest_end`` or later and start at ``latest_start`` or earlier."""
-        return (entry for entry in self.fetch(key) if entry[0].end >= earliest_end and entry[0].start <= latest_start)
+    def find_sessions(
+        self, key: Any, earliest_end: int, latest_start: int
+    ) -> Iterator[tuple[Windowed, Any]]:
+        """`fetch` of the sessions that end at ``earliest_end`` or later and start at
+        ``latest_start`` or earlier."""
+        return (
+            entry
+            for entry in self.fetch(key)
+            if entry[0].end >= earliest_end and entry[0].start <= latest_start
+        )
 
     def fetch_session(self, key: Any, start_ms: int, end_ms: int) -> Any:
         """The value of the session of ``key`` with exactly these bounds, None if absent."""
-        return next((value for session, value in self.fetch(key) if session[1:] == (start_ms, end_ms)), None)
+        return next(
+            (value for session, value in self.fetch(key) if session[1:] == (start_ms, end_ms)), None
+        )

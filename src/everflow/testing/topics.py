@@ -42,9 +42,11 @@ class RawRecord:
 
 
 class InputTopic(Telling):
-    """Pipes decoded records into one topic. A record without a time gets the topic's, which then moves on by ``advance_ms``.
+    """Pipes decoded records into one topic. A record without a time gets the topic's, which then
+    moves on by ``advance_ms``.
 
-    Raises SerdeError for a key or value that its serde cannot write, TypeError for a record that is no tuple of two or three.
+    Raises SerdeError for a key or value that its serde cannot write, TypeError for a record that is
+    no tuple of two or three.
     """
 
     def __init__(
@@ -60,7 +62,9 @@ class InputTopic(Telling):
         self._start_ms = self._next_ms = start_ms
         self._advance_ms = advance_ms
 
-    def pipe_input(self, key: Any, value: Any, timestamp: int | datetime | None = None, headers: Headers = ()) -> None:
+    def pipe_input(
+        self, key: Any, value: Any, timestamp: int | datetime | None = None, headers: Headers = ()
+    ) -> None:
         """Pipe one record and run it through; ``timestamp`` in ms or a datetime."""
         self._pipe([self._raw(key, value, timestamp, headers)])
 
@@ -69,7 +73,8 @@ class InputTopic(Telling):
         self._pipe([RawRecord(self._topic, key, value, timestamp)])
 
     def pipe_batch(self, records: Iterable[tuple[Any, ...]]) -> None:
-        """Pipe ``(key, value[, timestamp])`` as ONE micro-batch: results come out once per key, as from an instance."""
+        """Pipe ``(key, value[, timestamp])`` as ONE micro-batch: results come out once per key, as
+        from an instance."""
         self._pipe(self.written(records))
 
     def pipe_each(self, records: Iterable[tuple[Any, ...]]) -> None:
@@ -89,7 +94,9 @@ class InputTopic(Telling):
         """The time of records that bring none begins anew."""
         self._next_ms = self._start_ms
 
-    def _raw(self, key: Any, value: Any, timestamp: int | datetime | None, headers: Headers = ()) -> RawRecord:
+    def _raw(
+        self, key: Any, value: Any, timestamp: int | datetime | None, headers: Headers = ()
+    ) -> RawRecord:
         data = self._key.encode(key), self._value.encode(value)
         if timestamp is None:
             timestamp, self._next_ms = self._next_ms, self._next_ms + self._advance_ms
@@ -118,7 +125,9 @@ class OutputTopic(Telling):
         if not self._records:
             raise LookupError(f"no more records in topic {self._topic!r}")
         raw = self._records.popleft()
-        return TestRecord(self._key.decode(raw.key), self._value.decode(raw.value), raw.timestamp, raw.headers)
+        return TestRecord(
+            self._key.decode(raw.key), self._value.decode(raw.value), raw.timestamp, raw.headers
+        )
 
     def read_value(self) -> Any:
         """The next record's value."""
@@ -137,7 +146,8 @@ class OutputTopic(Telling):
         return [record[:2] for record in self.read_records()]
 
     def read_table(self) -> dict[Any, Any]:
-        """The records not read yet as a table: the last value per key; a null value deletes. Keys must be hashable."""
+        """The records not read yet as a table: the last value per key; a null value deletes. Keys
+        must be hashable."""
         table: dict[Any, Any] = {}
         for record in self.read_records():
             if record.value is None:
@@ -149,5 +159,7 @@ class OutputTopic(Telling):
 
 def _parts(record: object) -> tuple[Any, Any, int | datetime | None]:
     if not isinstance(record, tuple | list) or len(record) not in (2, 3):
-        raise TypeError(f"a record is a tuple (key, value) or (key, value, timestamp), found {record!r}")
+        raise TypeError(
+            f"a record is a tuple (key, value) or (key, value, timestamp), found {record!r}"
+        )
     return record[0], record[1], record[2] if len(record) > 2 else None

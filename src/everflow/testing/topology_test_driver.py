@@ -1,10 +1,11 @@
 """`TopologyTestDriver`: runs a topology without a broker, record by record, and shows its stores.
 
-It runs the very segments and steps that an instance runs: segments on the local Spark session of the test run, steps called in
-this process, stores in memory. Functions have gone through the same pickle as on their way to a worker, so what cannot travel fails
-here too, and what a function changes in a variable is changed in its own copy. Like Kafka Streams' driver it has one partition per
-topic, passes repartition topics on at once and commits after each input; so it shows every intermediate result, and it does not
-show co-partitioning faults.
+It runs the very segments and steps that an instance runs: segments on the local Spark session of
+the test run, steps called in this process, stores in memory. Functions have gone through the same
+pickle as on their way to a worker, so what cannot travel fails here too, and what a function
+changes in a variable is changed in its own copy. Like Kafka Streams' driver it has one partition
+per topic, passes repartition topics on at once and commits after each input; so it shows every
+intermediate result, and it does not show co-partitioning faults.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
     Args:
         topology: what ``StreamsBuilder.build()`` returned.
         application_id: prefix of internal topics.
-        dead_letter_topic: where undecodable records go; None = piping one raises RecordError, and nothing of it has an effect.
-        emit_every_update: every intermediate result of a `InputTopic.pipe_batch`, as ``emit.every.update`` gives; by default the
+        dead_letter_topic: where undecodable records go; None = piping one raises RecordError, and
+        nothing of it has an effect.
+        emit_every_update: every intermediate result of a `InputTopic.pipe_batch`, as
+        ``emit.every.update`` gives; by default the
             last per key (and window) of a batch.
         initial_wall_clock_ms: the driver's wall clock, moved by `advance_wall_clock_time` only.
     """
@@ -75,24 +78,43 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._stores = {name: InMemoryStore(spec) for name, spec in self._specs.items()}
         self._stream_times: dict[TaskId, dict[str, int]] = {}
         self._offsets: dict[str, int] = {source.topic: 0 for source in self._plan.sources}
-        self._looped = frozenset(source.topic for source in self._plan.sources if source.kind == "repartition")
-        self._outputs = _Outputs(topology, self._looped | {self._changelog(name) for name in self._specs}, dead_letter_topic)
+        self._looped = frozenset(
+            source.topic for source in self._plan.sources if source.kind == "repartition"
+        )
+        self._outputs = _Outputs(
+            topology,
+            self._looped | {self._changelog(name) for name in self._specs},
+            dead_letter_topic,
+        )
         self._inputs: list[InputTopic] = []
         self._sink = _MemorySink(dead_letter_topic)
         self._run = LocalRun(self._plan)
         self._closed = False
         self._request: BatchRequest | None = None
-        # As the workers get them: what cannot travel is refused here too, and a variable that a function changes is its own copy.
-        self._packed = packed((self._plan.sources, [step.ops for step in self._plan.steps]), self._plan)
+        # As the workers get them: what cannot travel is refused here too, and a variable that a
+        # function changes is its own copy.
+        self._packed = packed(
+            (self._plan.sources, [step.ops for step in self._plan.steps]), self._plan
+        )
         self._steps = self._new_steps()
 
     def _new_steps(self) -> list[TaskStep]:
         sources, operators = self._packed.copy()
         steps = [
-            TaskStep.of(self._plan, level, _Memory(self._stores), self._sink, self._current, _no_announcement)
+            TaskStep.of(
+                self._plan,
+                level,
+                _Memory(self._stores),
+                self._sink,
+                self._current,
+                _no_announcement,
+            )
             for level in range(self._plan.levels)
         ]
-        return [replace(step, ops=ops, sources=sources) for step, ops in zip(steps, operators, strict=True)]
+        return [
+            replace(step, ops=ops, sources=sources)
+            for step, ops in zip(steps, operators, strict=True)
+        ]
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -104,9 +126,9 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._run.close()
 
     def reset(self) -> None:
-        """Begin anew for another test case: empty stores and topics, stream times, offsets, clocks and the variables of Python
-        functions as at the start. Nothing is planned again; handles of topics and stores stay valid. IllegalStateError once the
-        driver is closed."""
+        """Begin anew for another test case: empty stores and topics, stream times, offsets, clocks
+        and the variables of Python functions as at the start. Nothing is planned again; handles of
+        topics and stores stay valid. IllegalStateError once the driver is closed."""
         self._require_open()
         self._forget()
         self._steps = self._new_steps()
@@ -120,51 +142,78 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         for topic in self._inputs:
             topic.rewind()
 
-    # -- topics ------------------------------------------------------------------------------------------------
+    # -- topics ------------------------------------------------------------------------------------
 
-    def create_input_topic(self, topic: str, key: Serde, value: Serde, start_ms: int = 0, advance_ms: int = 0) -> InputTopic:
-        """A handle to pipe records in. TopologyError if the topology does not read ``topic``, or for what is no serde. Records
-        without a time get ``start_ms`` and then ``advance_ms`` more each."""
+    def create_input_topic(
+        self, topic: str, key: Serde, value: Serde, start_ms: int = 0, advance_ms: int = 0
+    ) -> InputTopic:
+        """A handle to pipe records in. TopologyError if the topology does not read ``topic``, or
+        for what is no serde. Records without a time get ``start_ms`` and then ``advance_ms`` more
+        each."""
         where = user_line()
         if topic not in self._offsets:
             near = difflib.get_close_matches(topic, self._offsets, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it reads {', '.join(sorted(self._offsets))}"
+            hint = (
+                f"did you mean {near[0]!r}?"
+                if near
+                else f"it reads {', '.join(sorted(self._offsets))}"
+            )
             raise TopologyError(f"the topology does not read topic {topic!r}; {hint}", where=where)
-        created = InputTopic(self._pipe, topic, _serdes("create_input_topic", key, value, where), start_ms, advance_ms)
+        created = InputTopic(
+            self._pipe,
+            topic,
+            _serdes("create_input_topic", key, value, where),
+            start_ms,
+            advance_ms,
+        )
         self._inputs.append(created)
         return created
 
     def create_output_topic(self, topic: str, key: Serde, value: Serde) -> OutputTopic:
-        """A handle to read what the topology wrote to ``topic``, which may be an internal topic, too. TopologyError if it writes no
-        such topic (unless it chooses topics per record), or for what is no serde."""
+        """A handle to read what the topology wrote to ``topic``, which may be an internal topic,
+        too. TopologyError if it writes no such topic (unless it chooses topics per record), or for
+        what is no serde."""
         where = user_line()
-        return OutputTopic(self._outputs.of(topic, where), topic, _serdes("create_output_topic", key, value, where))
+        return OutputTopic(
+            self._outputs.of(topic, where), topic, _serdes("create_output_topic", key, value, where)
+        )
 
     def produced_topics(self) -> set[str]:
-        """Topics that have been written to since the start or the last `reset`, whether or not they have been read: outputs and
-        internal topics, repartition topics and changelogs, by their whole names."""
+        """Topics that have been written to since the start or the last `reset`, whether or not they
+        have been read: outputs and internal topics, repartition topics and changelogs, by their
+        whole names."""
         return set(self._outputs.produced)
 
-    # -- stores and time ---------------------------------------------------------------------------------------
+    # -- stores and time ---------------------------------------------------------------------------
 
     def get_key_value_store(self, name: str) -> KeyValueView:
-        """Read access to a key-value store. StoreNotFoundError, StoreKindError for another kind of store."""
+        """Read access to a key-value store. StoreNotFoundError, StoreKindError for another kind of
+        store."""
         return KeyValueView(*self._view(name, "key_value"))
 
     def get_window_store(self, name: str) -> WindowView:
-        """Read access to a window store. StoreNotFoundError, StoreKindError for another kind of store."""
+        """Read access to a window store. StoreNotFoundError, StoreKindError for another kind of
+        store."""
         return WindowView(*self._view(name, "window"))
 
     def get_session_store(self, name: str) -> SessionView:
-        """Read access to a session store. StoreNotFoundError, StoreKindError for another kind of store."""
+        """Read access to a session store. StoreNotFoundError, StoreKindError for another kind of
+        store."""
         return SessionView(*self._view(name, "session"))
 
-    def _view(self, name: str, kind: str) -> tuple[StoreSpec, Callable[[], InMemoryStore], Callable[[bytes], Any]]:
+    def _view(
+        self, name: str, kind: str
+    ) -> tuple[StoreSpec, Callable[[], InMemoryStore], Callable[[bytes], Any]]:
         spec = self._specs.get(name)
         if spec is None:
-            raise StoreNotFoundError(f"The topology has no store {name!r}; it has {', '.join(sorted(self._specs)) or 'none'}.")
+            raise StoreNotFoundError(
+                f"The topology has no store {name!r}; it has "
+                f"{', '.join(sorted(self._specs)) or 'none'}."
+            )
         if spec.kind != kind:
-            raise StoreKindError(f"Store {name!r} is a {spec.kind} store: ask get_{spec.kind}_store({name!r}).")
+            raise StoreKindError(
+                f"Store {name!r} is a {spec.kind} store: ask get_{spec.kind}_store({name!r})."
+            )
         return spec, lambda: self._stores[name], self._plan.value_decoder(name)
 
     def advance_wall_clock_time(self, by: timedelta | int) -> None:
@@ -173,25 +222,33 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
 
     @property
     def wall_clock_ms(self) -> int:
-        """What the driver takes for the present, in ms since the epoch; `advance_wall_clock_time` moves it."""
+        """What the driver takes for the present, in ms since the epoch; `advance_wall_clock_time`
+        moves it."""
         return self._wall_clock_ms
 
-    # -- running -----------------------------------------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------------------
 
     def pipe_batch(self, records: Mapping[InputTopic, Iterable[tuple[Any, ...]]]) -> None:
-        """Pipe records of several topics as ONE micro-batch: ``{orders: [(key, value[, timestamp]), ...], customers: [...]}``.
+        """Pipe records of several topics as ONE micro-batch: ``{orders: [(key, value[, timestamp]),
+        ...], customers: [...]}``.
 
-        Within a topic they keep their order; between topics of one sub-topology the earlier record time comes first, as in an
-        instance. Raises RecordError naming the record that a function or serde could not take; then nothing has an effect.
-        TopologyError for a topic of another driver.
+        Within a topic they keep their order; between topics of one sub-topology the earlier record
+        time comes first, as in an instance. Raises RecordError naming the record that a function or
+        serde could not take; then nothing has an effect. TopologyError for a topic of another
+        driver.
         """
         for topic in records:
             if topic not in self._inputs:
                 raise TopologyError(
-                    f"pipe_batch takes {{topic: records}} with what this driver's create_input_topic gave, found {topic!r}",
+                    (
+                        f"pipe_batch takes {{topic: records}} with what this driver's "
+                        f"create_input_topic gave, found {topic!r}"
+                    ),
                     where=user_line(),
                 )
-        self._pipe([record for topic, listed in records.items() for record in topic.written(listed)])
+        self._pipe(
+            [record for topic, listed in records.items() for record in topic.written(listed)]
+        )
 
     def _pipe(self, records: Sequence[RawRecord]) -> None:
         """Run ``records`` as one micro-batch, then whatever they put into repartition topics."""
@@ -219,12 +276,16 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             for changes in listed:
                 self._stores[changes.store].apply(changes, result.store_times[task][changes.store])
                 topic = self._changelog(changes.store)
-                written = zip(changes.keys, changes.values, changes.timestamps.tolist(), strict=True)
+                written = zip(
+                    changes.keys, changes.values, changes.timestamps.tolist(), strict=True
+                )
                 self._outputs.add(RawRecord(topic, *parts) for parts in written)
         return self._deliver(result)
 
     def _new_request(self, ends: Mapping[str, int]) -> BatchRequest:
-        tasks = [TaskId(sub, 0) for sub in sorted({source.subtopology for source in self._plan.sources})]
+        tasks = [
+            TaskId(sub, 0) for sub in sorted({source.subtopology for source in self._plan.sources})
+        ]
         return BatchRequest(
             batch_id="test.0.0",
             thread=0,
@@ -233,9 +294,14 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             transactional_id="",
             wall_clock_ms=self._wall_clock_ms,
             gate="",
-            ranges={TopicPartition(topic, 0): OffsetRange(start, ends[topic]) for topic, start in self._offsets.items()},
+            ranges={
+                TopicPartition(topic, 0): OffsetRange(start, ends[topic])
+                for topic, start in self._offsets.items()
+            },
             log_ends={TopicPartition(topic, 0): end for topic, end in ends.items()},
-            tasks=[TaskContext(task, "test", "", self._stream_times.get(task, {})) for task in tasks],
+            tasks=[
+                TaskContext(task, "test", "", self._stream_times.get(task, {})) for task in tasks
+            ],
             application_id=self._plan.application_id,
         )
 
@@ -258,11 +324,23 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
     def _deliver(self, result: StepResult) -> list[RawRecord]:
         looped: list[RawRecord] = []
         for output in result.outputs:
-            headers = output.batch.headers.to_pylist() if output.batch.headers is not None else [None] * len(output.keys)
-            topics = [output.topics] * len(output.keys) if isinstance(output.topics, str) else output.topics
+            headers = (
+                output.batch.headers.to_pylist()
+                if output.batch.headers is not None
+                else [None] * len(output.keys)
+            )
+            topics = (
+                [output.topics] * len(output.keys)
+                if isinstance(output.topics, str)
+                else output.topics
+            )
             times = output.batch.timestamp.tolist()
-            for topic, key, value, time, header in zip(topics, output.keys, output.values, times, headers, strict=True):
-                record = RawRecord(topic, key, value, time, tuple((h["key"], h["value"]) for h in header or ()))
+            for topic, key, value, time, header in zip(
+                topics, output.keys, output.values, times, headers, strict=True
+            ):
+                record = RawRecord(
+                    topic, key, value, time, tuple((h["key"], h["value"]) for h in header or ())
+                )
                 self._outputs.add([record])
                 if topic in self._looped:
                     looped.append(record)
@@ -275,28 +353,45 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
 
     def _require_open(self) -> None:
         if self._closed:
-            raise IllegalStateError("The driver is closed: make a new one. (reset() empties one that is to be used again.)")
+            raise IllegalStateError(
+                "The driver is closed: make a new one. (reset() empties one that is to be used "
+                "again.)"
+            )
 
 
 class _Outputs:
     """What has been written, by topic, and which topics may be."""
 
-    def __init__(self, topology: Topology, internal: Collection[str], dead_letter_topic: str | None) -> None:
-        targets = [node.topic for node in topology.nodes if isinstance(node, SinkNode) and node.kind == "sink"]
-        self._fixed = {target for target in (*targets, dead_letter_topic) if isinstance(target, str)}
+    def __init__(
+        self, topology: Topology, internal: Collection[str], dead_letter_topic: str | None
+    ) -> None:
+        targets = [
+            node.topic
+            for node in topology.nodes
+            if isinstance(node, SinkNode) and node.kind == "sink"
+        ]
+        self._fixed = {
+            target for target in (*targets, dead_letter_topic) if isinstance(target, str)
+        }
         self._internal = frozenset(internal)
         self._chosen_per_record = any(not isinstance(target, str) for target in targets)
         self._written: dict[str, deque[RawRecord]] = {}
         self.produced: set[str] = set()
 
     def of(self, topic: str, where: str | None) -> deque[RawRecord]:
-        """The records of a topic that have not been read; TopologyError for one that is never written."""
+        """The records of a topic that have not been read; TopologyError for one that is never
+        written."""
         if topic not in self._fixed | self._internal and not self._chosen_per_record:
             near = difflib.get_close_matches(topic, self._fixed | self._internal, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             writes = ", ".join(sorted(self._fixed)) or "no output topic"
-            internal = f" (and internally {', '.join(sorted(self._internal))})" if self._internal else ""
-            raise TopologyError(f"the topology does not write topic {topic!r}; it writes {writes}{internal}{hint}", where=where)
+            internal = (
+                f" (and internally {', '.join(sorted(self._internal))})" if self._internal else ""
+            )
+            raise TopologyError(
+                f"the topology does not write topic {topic!r}; it writes {writes}{internal}{hint}",
+                where=where,
+            )
         return self._written.setdefault(topic, deque())
 
     def add(self, records: Iterable[RawRecord]) -> None:
@@ -313,12 +408,22 @@ class _Outputs:
 
 
 def _serdes(operator: str, key: object, value: object, where: str | None) -> tuple[Serde, Serde]:
-    return checked_serde(key, "key", operator, where), checked_serde(value, "value", operator, where)
+    return checked_serde(key, "key", operator, where), checked_serde(
+        value, "value", operator, where
+    )
 
 
 def _dead(letters: EdgeBatch, topic: str) -> Iterator[RawRecord]:
-    for key, value, time in zip(letters.key.to_pylist(), letters.value.to_pylist(), letters.timestamp.tolist(), strict=True):
-        yield RawRecord(topic, key, value["value"], time, (("__streams.errors.message", value["error"].encode()),))
+    for key, value, time in zip(
+        letters.key.to_pylist(), letters.value.to_pylist(), letters.timestamp.tolist(), strict=True
+    ):
+        yield RawRecord(
+            topic,
+            key,
+            value["value"],
+            time,
+            (("__streams.errors.message", value["error"].encode()),),
+        )
 
 
 def _no_announcement(request: BatchRequest, level: int) -> None:
@@ -343,7 +448,9 @@ class _MemorySink:
         self._topic = dead_letter_topic
         self._result: StepResult | None = None
 
-    def __call__(self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]) -> BatchResult:
+    def __call__(
+        self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
+    ) -> BatchResult:
         letters = result.dead_letters
         if letters is not None and len(letters) and self._topic is None:
             raise UndecodableRecord(letters, sources)

@@ -22,14 +22,17 @@ def wait_until(
     """Poll ``condition`` until it returns something true, and return that.
 
     Args:
-        condition: called about every 20 ms on the calling thread, at least once and once more at the end;
+        condition: called about every 20 ms on the calling thread, at least once and once more at
+        the end;
             an exception it raises ends the wait.
         timeout_s: seconds, on the monotonic clock.
         what: the end of the sentence "waited 5 s for ...".
-        history: what happened meanwhile, or a function that returns it; the last 30 items are in the failure.
+        history: what happened meanwhile, or a function that returns it; the last 30 items are in
+        the failure.
 
     Raises:
-        AssertionError: the condition stayed false; the message holds its last value and the history.
+        AssertionError: the condition stayed false; the message holds its last value and the
+        history.
     """
     deadline = time.monotonic() + timeout_s
     pause = Event()

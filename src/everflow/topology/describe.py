@@ -1,9 +1,10 @@
 """Writes a topology as Kafka Streams' ``TopologyDescription``, as JSON and as Mermaid. Pure.
 
-Two nodes differ from what the graph holds, so that the text is the original's: a repartition sink shows the null-key filter
-that Kafka Streams puts before it, and projections that only prepare a value are folded into the node they prepare for.
-Nodes stand in the original's order (larger sub-tree first, then by name). Neighbours do too, except that the original sorts
-them while it is still counting, so behind a merge its order can depend on Java's hash order.
+Two nodes differ from what the graph holds, so that the text is the original's: a repartition sink
+shows the null-key filter that Kafka Streams puts before it, and projections that only prepare a
+value are folded into the node they prepare for. Nodes stand in the original's order (larger
+sub-tree first, then by name). Neighbours do too, except that the original sorts them while it is
+still counting, so behind a merge its order can depend on Java's hash order.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from everflow.topology.types import type_text
 
 @dataclass(kw_only=True)
 class Shown:
-    """A node as described: ``kind`` is Source, Processor or Sink; ``detail`` what stands in its brackets."""
+    """A node as described: ``kind`` is Source, Processor or Sink; ``detail`` what stands in its
+    brackets."""
 
     name: str
     kind: str
@@ -51,8 +53,8 @@ def as_text(topology: Graph) -> str:
 
 
 def as_json(topology: Graph) -> str:
-    """The same as JSON: ``{"subtopologies": [{"id", "nodes": [{"name", "type", "topics" | "stores" | "topic", "successors",
-    "predecessors", "key", "value", "where"}]}]}``."""
+    """The same as JSON: ``{"subtopologies": [{"id", "nodes": [{"name", "type", "topics" | "stores"
+    | "topic", "successors", "predecessors", "key", "value", "where"}]}]}``."""
     found = []
     for sub in cut(topology).subtopologies:
         shown = shown_nodes(sub)
@@ -101,11 +103,19 @@ def shown_nodes(sub: SubTopology) -> dict[str, Shown]:
             continue
         if isinstance(node, SinkNode) and node.kind == "repartition":
             filter_name = f"{node.topic}-filter"
-            shown[filter_name] = Shown(name=filter_name, kind="Processor", detail="stores: []", node=node, predecessors=inputs)
+            shown[filter_name] = Shown(
+                name=filter_name,
+                kind="Processor",
+                detail="stores: []",
+                node=node,
+                predecessors=inputs,
+            )
             inputs = [filter_name]
         kind, detail = _kind(node)
         predecessors = list(dict.fromkeys(inputs))
-        shown[node.name] = Shown(name=node.name, kind=kind, detail=detail, node=node, predecessors=predecessors)
+        shown[node.name] = Shown(
+            name=node.name, kind=kind, detail=detail, node=node, predecessors=predecessors
+        )
     for entry in shown.values():
         for name in entry.predecessors:
             shown[name].successors.append(entry.name)
@@ -159,7 +169,9 @@ def _node_json(entry: Shown, shown: dict[str, Shown]) -> dict[str, object]:
     elif entry.kind == "Sink":
         found["topic"] = sink_topic(node)
     else:
-        found["stores"] = sorted(store.name for store in node.stores) if isinstance(node, StatefulNode) else []
+        found["stores"] = (
+            sorted(store.name for store in node.stores) if isinstance(node, StatefulNode) else []
+        )
     found["predecessors"], found["successors"] = entry.predecessors, entry.successors
     found["key"], found["value"] = type_text(node.out.key), type_text(node.out.value)
     found["where"] = node.where

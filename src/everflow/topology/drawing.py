@@ -1,7 +1,7 @@
 """A topology as an inline SVG that needs no network and no script: for notebooks. Pure.
 
-Each sub-topology is a block of rows: the topics it reads, its processors (with their stores), the topics it writes. Rows follow the
-longest way from a source, so every arrow points down.
+Each sub-topology is a block of rows: the topics it reads, its processors (with their stores), the
+topics it writes. Rows follow the longest way from a source, so every arrow points down.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _STYLE = "font: 11px ui-monospace, Menlo, Consolas, monospace; max-width: 100%; 
 
 @dataclass(kw_only=True)
 class _Box:
-    """``lines``: what stands in it; ``kind``: topic, processor or store; ``tip``: shown when pointed at."""
+    """``lines``: what stands in it; ``kind``: topic, processor or store; ``tip``: shown when
+    pointed at."""
 
     lines: tuple[str, ...]
     kind: str
@@ -45,7 +46,8 @@ class _Box:
 
 
 def as_svg(topology: Graph) -> str:
-    """One ``<svg>`` element; text and lines have the colour of the page, so that it suits a dark one."""
+    """One ``<svg>`` element; text and lines have the colour of the page, so that it suits a dark
+    one."""
     parts: list[str] = []
     y, width = 0.0, 0.0
     for sub in cut(topology).subtopologies:
@@ -57,7 +59,11 @@ def as_svg(topology: Graph) -> str:
         y, width = bottom + _MARGIN, max(width, right)
     width, height = round(width + _MARGIN), round(y)
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} style="{_STYLE}">' + "".join(parts) + "</svg>"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} style="{_STYLE}">'
+        + "".join(parts)
+        + "</svg>"
+    )
 
 
 def _boxes(sub: SubTopology) -> tuple[dict[str, _Box], list[tuple[str, str]]]:
@@ -68,19 +74,33 @@ def _boxes(sub: SubTopology) -> tuple[dict[str, _Box], list[tuple[str, str]]]:
     for name, entry in shown.items():
         if isinstance(entry.node, SourceNode):
             for topic in entry.node.topics:
-                boxes[f"in {topic}"] = _Box(lines=(_short(topic),), kind="topic", tip=f"topic {topic}")
+                boxes[f"in {topic}"] = _Box(
+                    lines=(_short(topic),), kind="topic", tip=f"topic {topic}"
+                )
                 edges.append((f"in {topic}", name))
     for name, entry in shown.items():
         before = [boxes[start].rank for start, end in edges if end == name]
-        stores = [spec.name for spec in entry.node.stores] if isinstance(entry.node, StatefulNode) else []
+        stores = (
+            [spec.name for spec in entry.node.stores]
+            if isinstance(entry.node, StatefulNode)
+            else []
+        )
         lines = (_short(name), *(_short(f"store {store}") for store in stores))
-        boxes[name] = _Box(lines=lines, kind="store" if stores else "processor", tip=_tip(entry), rank=max(before, default=-1) + 1)
+        boxes[name] = _Box(
+            lines=lines,
+            kind="store" if stores else "processor",
+            tip=_tip(entry),
+            rank=max(before, default=-1) + 1,
+        )
         edges += [(name, after) for after in entry.successors]
     for name, entry in shown.items():
         if entry.kind == "Sink":
             topic = sink_topic(entry.node)
             below = boxes[name].rank + 1
-            found = boxes.setdefault(f"out {topic}", _Box(lines=(_short(topic),), kind="topic", tip=f"topic {topic}", rank=below))
+            found = boxes.setdefault(
+                f"out {topic}",
+                _Box(lines=(_short(topic),), kind="topic", tip=f"topic {topic}", rank=below),
+            )
             found.rank = max(found.rank, below)
             edges.append((name, f"out {topic}"))
     return boxes, edges
@@ -92,9 +112,16 @@ def _place(boxes: dict[str, _Box], edges: list[tuple[str, str]], top: float) -> 
     for rank in range(max(box.rank for box in boxes.values()) + 1):
         row = [(name, box) for name, box in boxes.items() if box.rank == rank]
         wanted = {
-            name: [boxes[start].middle for start, end in edges if end == name and boxes[start].rank < rank] for name, _ in row
+            name: [
+                boxes[start].middle
+                for start, end in edges
+                if end == name and boxes[start].rank < rank
+            ]
+            for name, _ in row
         }
-        row.sort(key=lambda item: sum(wanted[item[0]]) / len(wanted[item[0]]) if wanted[item[0]] else 0.0)
+        row.sort(
+            key=lambda item: sum(wanted[item[0]]) / len(wanted[item[0]]) if wanted[item[0]] else 0.0
+        )
         x = float(_MARGIN)
         for name, box in row:
             above = wanted[name]
@@ -117,12 +144,17 @@ def _short(text: str) -> str:
 
 
 def _drawn(box: _Box) -> str:
-    fill = {"topic": "rgba(120,120,120,.16)", "processor": "none", "store": "rgba(60,130,220,.18)"}[box.kind]
+    fill = {"topic": "rgba(120,120,120,.16)", "processor": "none", "store": "rgba(60,130,220,.18)"}[
+        box.kind
+    ]
     shape = (
         f'<rect x="{box.x:.0f}" y="{box.y:.0f}" width="{box.width:.0f}" height="{box.height:.0f}" '
-        f'rx="{10 if box.kind == "topic" else 3}" fill="{fill}" stroke="currentColor" stroke-opacity=".55"/>'
+        f'rx="{10 if box.kind == "topic" else 3}" fill="{fill}" stroke="currentColor" '
+        f'stroke-opacity=".55"/>'
     )
-    texts = [_text(box.x + _PAD, box.y + _LINE * (line + 1), text) for line, text in enumerate(box.lines)]
+    texts = [
+        _text(box.x + _PAD, box.y + _LINE * (line + 1), text) for line, text in enumerate(box.lines)
+    ]
     return f"<g><title>{escape(box.tip)}</title>{shape}{''.join(texts)}</g>"
 
 
@@ -135,6 +167,9 @@ def _arrow(start: _Box, end: _Box) -> str:
     from_y, to_y = start.y + start.height, end.y
     half = (from_y + to_y) / 2
     left, right = start.middle, end.middle
-    line = f"M{left:.0f} {from_y:.0f} C{left:.0f} {half:.0f} {right:.0f} {half:.0f} {right:.0f} {to_y:.0f}"
+    line = (
+        f"M{left:.0f} {from_y:.0f} C{left:.0f} {half:.0f} {right:.0f} {half:.0f} {right:.0f} "
+        f"{to_y:.0f}"
+    )
     tip = f"M{right - 3:.0f} {to_y - 6:.0f} L{right:.0f} {to_y:.0f} L{right + 3:.0f} {to_y - 6:.0f}"
     return f'<path d="{line} {tip}" fill="none" stroke="currentColor" stroke-opacity=".55"/>'

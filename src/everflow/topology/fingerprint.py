@@ -1,7 +1,8 @@
 """Lists what must be the same in all instances; tells two programs' difference in words. Pure.
 
-Two instances may share a group only if a task means the same to both: the same sub-topologies, reading the same topics, with
-stores of the same kind, retention and types. Stateless operators are not in it: they may change in a rolling upgrade.
+Two instances may share a group only if a task means the same to both: the same sub-topologies,
+reading the same topics, with stores of the same kind, retention and types. Stateless operators are
+not in it: they may change in a rolling upgrade.
 """
 
 from __future__ import annotations
@@ -17,15 +18,20 @@ _LINES_SHOWN = 12
 
 
 def fingerprint(subs: SubTopologies) -> tuple[str, ...]:
-    """The sorted lines, without the application id: one per input topic, repartition topic written, and store."""
+    """The sorted lines, without the application id: one per input topic, repartition topic written,
+    and store."""
     return tuple(sorted(line for sub in subs.subtopologies for line in _lines(sub)))
 
 
 def difference(mine: Sequence[str], theirs: Sequence[str]) -> str:
-    """What only one side has, a line each (``+`` here, ``-`` there), at most 12 lines; empty if they are equal."""
+    """What only one side has, a line each (``+`` here, ``-`` there), at most 12 lines; empty if
+    they are equal."""
     only_mine, only_theirs = set(mine) - set(theirs), set(theirs) - set(mine)
     # Sorted by the line, so that the two versions of a store stand side by side.
-    lines = sorted([(line, "+", "only here") for line in only_mine] + [(line, "-", "only there") for line in only_theirs])
+    lines = sorted(
+        [(line, "+", "only here") for line in only_mine]
+        + [(line, "-", "only there") for line in only_theirs]
+    )
     shown = [f"  {sign} {line}   ({where})" for line, sign, where in lines[:_LINES_SHOWN]]
     if len(lines) > _LINES_SHOWN:
         shown.append(f"  ... and {len(lines) - _LINES_SHOWN} lines more")
@@ -34,10 +40,16 @@ def difference(mine: Sequence[str], theirs: Sequence[str]) -> str:
 
 def _lines(sub: SubTopology) -> list[str]:
     at = f"sub-topology {sub.index}"
-    sources = {topic: node for node in sub.nodes if isinstance(node, SourceNode) for topic in node.topics}
-    # Not the types of the user's topics: what an instance reads of a record is its own affair until it is stored.
+    sources = {
+        topic: node for node in sub.nodes if isinstance(node, SourceNode) for topic in node.topics
+    }
+    # Not the types of the user's topics: what an instance reads of a record is its own affair until
+    # it is stored.
     lines = [f"{at} reads topic {topic}" for topic in sub.source_topics]
-    lines += [f"{at} reads repartition topic {topic} ({_types(sources[topic])})" for topic in sub.repartition_sources]
+    lines += [
+        f"{at} reads repartition topic {topic} ({_types(sources[topic])})"
+        for topic in sub.repartition_sources
+    ]
     lines += [f"{at} writes repartition topic {topic}" for topic in sub.repartition_sinks]
     return lines + [f"{at} has {_store(store)}" for store in sub.stores]
 

@@ -1,6 +1,7 @@
 """Frozen nodes of a topology: what the DSL produces and everything later reads.
 
-A node names its inputs (other nodes). Every node but a sink has one outgoing edge type; each consumer sees all records of it.
+A node names its inputs (other nodes). Every node but a sink has one outgoing edge type; each
+consumer sees all records of it.
 Columns and operators are opaque here: this layer knows neither Spark nor stores.
 """
 
@@ -18,8 +19,8 @@ from everflow.serdes import Serde
 from everflow.state.store import StoreSpec, StoreView
 
 PREPARE = "PREPARE"
-"""Label of a projection that only prepares the value for the node behind it (inputs of an aggregate, elements to unnest):
-``describe()`` shows it as part of that node."""
+"""Label of a projection that only prepares the value for the node behind it (inputs of an
+aggregate, elements to unnest): ``describe()`` shows it as part of that node."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class EdgeType:
 
 @dataclass(frozen=True)
 class ColumnExpr:
-    """A pyspark Column, or the text of one in SQL, over ``key, value, timestamp (bigint, ms), topic, partition, offset, headers``
-    of an edge.
+    """A pyspark Column, or the text of one in SQL, over ``key, value, timestamp (bigint, ms),
+    topic, partition, offset, headers`` of an edge.
 
     Analysed at build time; ``type`` is its Arrow type; ``uses`` the root columns it reads.
     """
@@ -57,7 +58,8 @@ ArrowTwin = Callable[[pa.Array], pa.Array]
 
 @dataclass(frozen=True)
 class Node:
-    """Base: ``name`` unique in the topology (``KSTREAM-FILTER-0000000001``), ``where`` = file:line of the user's call."""
+    """Base: ``name`` unique in the topology (``KSTREAM-FILTER-0000000001``), ``where`` = file:line
+    of the user's call."""
 
     name: str
     inputs: tuple[str, ...]
@@ -67,7 +69,8 @@ class Node:
 
 @dataclass(frozen=True)
 class SourceNode(Node):
-    """Reads topics. ``kind``: ``stream`` or ``repartition`` (an internal topic, named without the application id prefix)."""
+    """Reads topics. ``kind``: ``stream`` or ``repartition`` (an internal topic, named without the
+    application id prefix)."""
 
     topics: tuple[str, ...]
     key_serde: Serde
@@ -78,8 +81,8 @@ class SourceNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectNode(Node):
-    """Stateless Column operator, runs in Catalyst: rows where ``predicate`` is true (NULL counts as false), with a new key
-    and/or value (None = unchanged)."""
+    """Stateless Column operator, runs in Catalyst: rows where ``predicate`` is true (NULL counts as
+    false), with a new key and/or value (None = unchanged)."""
 
     label: str  # FILTER, MAP, MAPVALUES, KEY-SELECT, BRANCHCHILD ...
     predicate: ColumnExpr | None = None
@@ -87,17 +90,18 @@ class ProjectNode(Node):
     value: ColumnExpr | None = None
     changes_key: bool = False
     arrow: ArrowTwin | None = None
-    """The same change of the value on Arrow, where there is one: lets a step do without Catalyst (design note 004)."""
+    """The same change of the value on Arrow, where there is one: lets a step do without Catalyst
+    (design note 004)."""
 
 
 @dataclass(frozen=True)
 class FunctionNode(Node):
-    """Stateless Python operator, runs in a step. ``op`` is one of filter, filter_not, map, map_values, flat_map,
-    flat_map_values, select_key, peek, for_each, branch.
+    """Stateless Python operator, runs in a step. ``op`` is one of filter, filter_not, map,
+    map_values, flat_map, flat_map_values, select_key, peek, for_each, branch.
 
-    ``fn(key, value)`` gets Python objects (dicts for structs, a `Windowed` for a windowed key). Results: filter* -> truthy;
-    map -> (key, value); map_values -> value; select_key -> key; flat_map -> iterable of (key, value); flat_map_values ->
-    iterable of values.
+    ``fn(key, value)`` gets Python objects (dicts for structs, a `Windowed` for a windowed key).
+    Results: filter* -> truthy; map -> (key, value); map_values -> value; select_key -> key;
+    flat_map -> iterable of (key, value); flat_map_values -> iterable of values.
     """
 
     label: str
@@ -108,9 +112,9 @@ class FunctionNode(Node):
 
 @dataclass(frozen=True)
 class UnnestNode(Node):
-    """flat_map / flat_map_values given as an array Column: unnests the list in the input's value (a preceding ProjectNode has
-    put it there), in a step. ``keyed``: elements are ``struct<key, value>`` and replace the key too; null or empty lists emit
-    nothing."""
+    """flat_map / flat_map_values given as an array Column: unnests the list in the input's value (a
+    preceding ProjectNode has put it there), in a step. ``keyed``: elements are ``struct<key,
+    value>`` and replace the key too; null or empty lists emit nothing."""
 
     keyed: bool = False
     changes_key: bool = False
@@ -122,7 +126,8 @@ class MergeNode(Node):
 
 
 class StatefulOperator(Protocol):
-    """What a `StatefulNode` runs: a frozen dataclass without state of its own, which travels to the workers by pickle.
+    """What a `StatefulNode` runs: a frozen dataclass without state of its own, which travels to the
+    workers by pickle.
     Those there are: `everflow.operators`."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -145,17 +150,22 @@ class StatefulOperator(Protocol):
 
     @property
     def emit_every_update(self) -> bool:
-        """Whether `process` gives every intermediate result, instead of the last one per key (and window) of a batch."""
+        """Whether `process` gives every intermediate result, instead of the last one per key (and
+        window) of a batch."""
 
-    def process(self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int) -> OperatorResult:
+    def process(
+        self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int
+    ) -> OperatorResult:
         """Results and changes of one task's records, which come in merge order; writes nothing.
 
-        ``stores`` by name: committed content and the batch's earlier changes. ``stream_time``: the highest record time (ms) that
-        this operator has seen, -1 = none yet; the result carries the new one. Raises UserFunctionError, SerdeError.
+        ``stores`` by name: committed content and the batch's earlier changes. ``stream_time``: the
+        highest record time (ms) that this operator has seen, -1 = none yet; the result carries the
+        new one. Raises UserFunctionError, SerdeError.
         """
 
     def decode_result(self, data: bytes) -> Any:
-        """What the table shows for stored value bytes (without the 8-byte timestamp), as a Python value."""
+        """What the table shows for stored value bytes (without the 8-byte timestamp), as a Python
+        value."""
 
 
 @dataclass(frozen=True)
@@ -169,9 +179,9 @@ class StatefulNode(Node):
 
 @dataclass(frozen=True)
 class SinkNode(Node):
-    """Writes to a topic. ``topic`` is a name, a ColumnExpr/FunctionExpr giving one per record, or for
-    ``kind='repartition'`` the internal name without the application id prefix. Repartition sinks drop null keys (KIP-962
-    aside)."""
+    """Writes to a topic. ``topic`` is a name, a ColumnExpr/FunctionExpr giving one per record, or
+    for ``kind='repartition'`` the internal name without the application id prefix. Repartition
+    sinks drop null keys (KIP-962 aside)."""
 
     topic: str | ColumnExpr | FunctionExpr
     key_serde: Serde
@@ -181,7 +191,8 @@ class SinkNode(Node):
 
 @dataclass(frozen=True)
 class RepartitionTopic:
-    """An internal topic that cuts sub-topologies; ``name`` without the application id prefix, with ``-repartition``."""
+    """An internal topic that cuts sub-topologies; ``name`` without the application id prefix, with
+    ``-repartition``."""
 
     name: str
     partitions: int | None = None

@@ -1,8 +1,9 @@
 """Hop rows: one Arrow schema carries records on several slots between JVM and workers (design D2).
 
-One row per input record (a *wide row*): metadata, and for every slot that crosses a live flag and its key and value as flat
-nullable columns. The last row of every hop is the end marker (``_src`` = -1); its ``_ctl`` column carries the job's control
-text. Matching of columns is by position in Spark, so every batch is built and read here, with names checked (scenario 35).
+One row per input record (a *wide row*): metadata, and for every slot that crosses a live flag and
+its key and value as flat nullable columns. The last row of every hop is the end marker (``_src`` =
+-1); its ``_ctl`` column carries the job's control text. Matching of columns is by position in
+Spark, so every batch is built and read here, with names checked (scenario 35).
 """
 
 from __future__ import annotations
@@ -30,25 +31,30 @@ class HopTooLargeError(EverflowError):
     code = "EF-HOP-TOO-LARGE"
 
     def __init__(self, records: int, held: int) -> None:
-        super().__init__(f"{records:,} records have {held:,} bytes already, more than a micro-batch may have")
+        super().__init__(
+            f"{records:,} records have {held:,} bytes already, more than a micro-batch may have"
+        )
         self.size = (records, held)
 
 
 class HopError(EverflowError):
-    """A hop's rows do not look as the plan says, or ended without the end marker: an upstream stage failed."""
+    """A hop's rows do not look as the plan says, or ended without the end marker: an upstream stage
+    failed."""
 
     code = "EF-HOP"
 
 
 @dataclass(frozen=True)
 class HopSchema:
-    """Columns of one hop: metadata, then per slot ``p<id>`` (live), ``p<id>_k`` and the value: ``p<id>_v`` or, for structs, one
-    column per field ``p<id>_v<i>`` after ``p<id>_vn`` (value present)."""
+    """Columns of one hop: metadata, then per slot ``p<id>`` (live), ``p<id>_k`` and the value:
+    ``p<id>_v`` or, for structs, one column per field ``p<id>_v<i>`` after ``p<id>_vn`` (value
+    present)."""
 
     slots: tuple[Slot, ...]
     headers: bool
     first: bool = False
-    """The hop from the log into step 0 has no order and no control text yet; two columns less for every record."""
+    """The hop from the log into step 0 has no order and no control text yet; two columns less for
+    every record."""
 
     def meta(self) -> list[pa.Field]:
         fields = [
@@ -67,19 +73,22 @@ class HopSchema:
         if pa.types.is_struct(slot.type.value):
             fields.append(pa.field(f"{name}_vn", pa.bool_()))
             return fields + [
-                pa.field(f"{name}_v{i}", slot.type.value.field(i).type) for i in range(slot.type.value.num_fields)
+                pa.field(f"{name}_v{i}", slot.type.value.field(i).type)
+                for i in range(slot.type.value.num_fields)
             ]
         return [*fields, pa.field(f"{name}_v", slot.type.value)]
 
     def arrow(self) -> pa.Schema:
         """The whole schema, in order."""
-        return pa.schema(self.meta() + [field for slot in self.slots for field in self.slot_fields(slot)])
+        return pa.schema(
+            self.meta() + [field for slot in self.slots for field in self.slot_fields(slot)]
+        )
 
 
 @dataclass(kw_only=True)
 class HopInput:
-    """One hop's rows, read to the end: records by slot id (and the rows they stand in), the metadata of all rows, and the
-    marker's control text."""
+    """One hop's rows, read to the end: records by slot id (and the rows they stand in), the
+    metadata of all rows, and the marker's control text."""
 
     batches: dict[int, EdgeBatch]
     rows: dict[int, Int64]
@@ -93,22 +102,32 @@ class HopInput:
 
 def ends_hop(batch: pa.RecordBatch) -> bool:
     """Whether its last row is the end marker."""
-    return batch.num_rows > 0 and "_src" in batch.schema.names and batch.column("_src")[-1].as_py() == MARKER
+    return (
+        batch.num_rows > 0
+        and "_src" in batch.schema.names
+        and batch.column("_src")[-1].as_py() == MARKER
+    )
 
 
-def read_hop(batches: Iterable[pa.RecordBatch], schema: HopSchema, most_bytes: int = UNBOUNDED_BYTES) -> HopInput:
+def read_hop(
+    batches: Iterable[pa.RecordBatch], schema: HopSchema, most_bytes: int = UNBOUNDED_BYTES
+) -> HopInput:
     """Read a hop to its marker.
 
-    Raises HopTooLargeError as soon as it has more than ``most_bytes``: before a column has 2 GiB, or the machine has no memory.
-    Raises HopError if the marker is missing: then the input was cut short by a failure upstream and nothing of it may be
-    committed (scenario 33). Text that is not UTF-8 gets U+FFFD for its bad bytes, as Java's StringDeserializer does.
+    Raises HopTooLargeError as soon as it has more than ``most_bytes``: before a column has 2 GiB,
+    or the machine has no memory.
+    Raises HopError if the marker is missing: then the input was cut short by a failure upstream and
+    nothing of it may be committed (scenario 33). Text that is not UTF-8 gets U+FFFD for its bad
+    bytes, as Java's StringDeserializer does.
     """
     expected = schema.arrow()
     collected = []
     rows = held = 0
     for batch in batches:
         if batch.schema.names != expected.names:
-            raise HopError(f"hop columns differ: expected {expected.names}, got {batch.schema.names}")
+            raise HopError(
+                f"hop columns differ: expected {expected.names}, got {batch.schema.names}"
+            )
         collected.append(batch)
         rows, held = rows + batch.num_rows, held + batch.nbytes
         if held > most_bytes:
@@ -134,7 +153,9 @@ def read_hop(batches: Iterable[pa.RecordBatch], schema: HopSchema, most_bytes: i
     meta.bytes = table.nbytes
     seq = np.arange(last, dtype=np.int64) if schema.first else _numpy(body, "_seq")
     for slot in schema.slots:
-        meta.batches[slot.id], meta.rows[slot.id] = _read_slot(body, slot, meta, seq, schema.headers)
+        meta.batches[slot.id], meta.rows[slot.id] = _read_slot(
+            body, slot, meta, seq, schema.headers
+        )
     return meta
 
 
@@ -190,12 +211,14 @@ def _read_slot(
 
 
 def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The column in its edge's type: a session in another time zone names that zone in its types."""
+    """The column in its edge's type: a session in another time zone names that zone in its
+    types."""
     return array if array.type.equals(kind) else array.cast(kind)
 
 
 def _readable(array: pa.Array) -> pa.Array:
-    """Catalyst passes bytes through as text unchecked; Arrow's check of a whole column costs next to nothing."""
+    """Catalyst passes bytes through as text unchecked; Arrow's check of a whole column costs next
+    to nothing."""
     if not pa.types.is_string(array.type):
         return array
     try:
@@ -210,7 +233,9 @@ def as_text(raw: pa.Array) -> pa.Array:
     try:
         return raw.cast(pa.string())
     except pa.ArrowInvalid:
-        decoded = [None if text is None else text.decode("utf-8", "replace") for text in raw.to_pylist()]
+        decoded = [
+            None if text is None else text.decode("utf-8", "replace") for text in raw.to_pylist()
+        ]
         return pa.array(decoded, pa.string())
 
 
@@ -225,12 +250,27 @@ def _assemble(columns: dict[str, pa.Array], name: str, slot: Slot) -> pa.Array:
     return pa.StructArray.from_arrays(fields, fields=list(kind), mask=pc.invert(present))
 
 
-def write_hop(records: dict[int, EdgeBatch], schema: HopSchema, control: str) -> list[pa.RecordBatch]:
+def write_hop(
+    records: dict[int, EdgeBatch], schema: HopSchema, control: str
+) -> list[pa.RecordBatch]:
     """Rows of a step's output: one row per record and slot, then the marker with ``control``."""
     arrow = schema.arrow()
-    out = [_slot_rows(batch, slot, schema, arrow) for slot in schema.slots if len(batch := records[slot.id])]
-    marker = {"_src": [MARKER], "_part": [0], "_off": [0], "_ts": [0], "_seq": [0], "_ctl": [control]}
-    nulls = [pa.array(marker[f.name], f.type) if f.name in marker else pa.nulls(1, f.type) for f in arrow]
+    out = [
+        _slot_rows(batch, slot, schema, arrow)
+        for slot in schema.slots
+        if len(batch := records[slot.id])
+    ]
+    marker = {
+        "_src": [MARKER],
+        "_part": [0],
+        "_off": [0],
+        "_ts": [0],
+        "_seq": [0],
+        "_ctl": [control],
+    }
+    nulls = [
+        pa.array(marker[f.name], f.type) if f.name in marker else pa.nulls(1, f.type) for f in arrow
+    ]
     return [*out, pa.RecordBatch.from_arrays(nulls, schema=arrow)]
 
 
@@ -260,7 +300,8 @@ def _slot_rows(batch: EdgeBatch, slot: Slot, schema: HopSchema, arrow: pa.Schema
 
 
 def _typed(column: pa.Array | None, field: pa.Field, rows: int) -> pa.Array:
-    """Exactly the type of the hop: Spark refuses int32 for int64, dictionaries, other time units."""
+    """Exactly the type of the hop: Spark refuses int32 for int64, dictionaries, other time
+    units."""
     if column is None:
         return pa.nulls(rows, field.type)
     return column if column.type.equals(field.type) else column.cast(field.type)

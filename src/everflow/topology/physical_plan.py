@@ -1,8 +1,9 @@
 """The records of a physical plan (design D2): sources, slots, segments, steps; `plan` makes them.
 
-A *slot* is one value stream inside the plan: the output of a source, of one projection, or of one step operator. A slot that
-crosses a stage boundary is carried in the hop row (`everflow.topology.hops`). `everflow.spark.segments` turns segments into
-Columns, `everflow.runtime.step.task_step` runs steps.
+A *slot* is one value stream inside the plan: the output of a source, of one projection, or of one
+step operator. A slot that crosses a stage boundary is carried in the hop row
+(`everflow.topology.hops`). `everflow.spark.segments` turns segments into Columns,
+`everflow.runtime.step.task_step` runs steps.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from everflow.state.store import StoreSpec
 from everflow.topology.graph import ColumnExpr, EdgeType, ProjectNode, StatefulOperator
 
 CATALYST_SERDES = frozenset({"bytes", "string", "json"})
-"""Serde kinds that the JVM decodes and encodes; the others are faster in numpy inside a step (design section 7)."""
+"""Serde kinds that the JVM decodes and encodes; the others are faster in numpy inside a step
+(design section 7)."""
 
 
 def in_catalyst(serde: Serde) -> bool:
-    """Whether Catalyst reads and writes ``serde``: of JSON only what `from_json` takes (no bare scalars, no maps but of texts)."""
+    """Whether Catalyst reads and writes ``serde``: of JSON only what `from_json` takes (no bare
+    scalars, no maps but of texts)."""
     if serde.kind == "json":
         return pa.types.is_nested(serde.type) and _maps_have_text_keys(serde.type)
     return serde.kind in CATALYST_SERDES
@@ -39,7 +42,9 @@ def _maps_have_text_keys(type_: pa.DataType) -> bool:
 DEAD_LETTER_SLOT = 0
 """Slot of undecodable records: key = raw key, value = struct<value: raw value, error: text>."""
 
-DEAD_LETTER_TYPE = EdgeType(pa.binary(), pa.struct([("value", pa.binary()), ("error", pa.string())]))
+DEAD_LETTER_TYPE = EdgeType(
+    pa.binary(), pa.struct([("value", pa.binary()), ("error", pa.string())])
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +60,14 @@ class Source:
     offset_reset: str | None
     kind: str
     merged: bool
-    """True where the sub-topology reads several topics, so that the step has to merge partitions by time (D3)."""
+    """True where the sub-topology reads several topics, so that the step has to merge partitions by
+    time (D3)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """One value stream of the plan. ``level``/``in_step`` say where it is produced, ``last_step`` the last step that reads it
-    and ``last_segment`` the last segment that does (-1 = none)."""
+    """One value stream of the plan. ``level``/``in_step`` say where it is produced, ``last_step``
+    the last step that reads it and ``last_segment`` the last segment that does (-1 = none)."""
 
     id: int
     name: str
@@ -83,7 +89,8 @@ class Slot:
 
 @dataclass(frozen=True)
 class Decode:
-    """Segment 0: one source topic decoded into ``output``; a part whose serde Catalyst cannot read stays raw bytes."""
+    """Segment 0: one source topic decoded into ``output``; a part whose serde Catalyst cannot read
+    stays raw bytes."""
 
     source: Source
     output: int
@@ -102,8 +109,8 @@ class Projection:
 
 @dataclass(frozen=True, kw_only=True)
 class Encode:
-    """Serialisation for a sink inside Catalyst. A part stays decoded where its serde is not a Catalyst one. With ``topic`` the
-    output's value is ``struct<topic, value>``."""
+    """Serialisation for a sink inside Catalyst. A part stays decoded where its serde is not a
+    Catalyst one. With ``topic`` the output's value is ``struct<topic, value>``."""
 
     node: str
     key_serde: Serde
@@ -124,7 +131,8 @@ class Segment:
 
 @dataclass(frozen=True)
 class DecodeOp:
-    """Decodes in the step the parts of a source that Catalyst left raw (serde None = part is decoded already)."""
+    """Decodes in the step the parts of a source that Catalyst left raw (serde None = part is
+    decoded already)."""
 
     name: str
     input: int
@@ -173,7 +181,8 @@ class StatefulOp:
 
 @dataclass(frozen=True, kw_only=True)
 class SinkOp:
-    """A SinkNode. ``topic`` None = the input's value is ``struct<topic, value>``; a serde None = the part is bytes already."""
+    """A SinkNode. ``topic`` None = the input's value is ``struct<topic, value>``; a serde None =
+    the part is bytes already."""
 
     name: str
     topic: str | Callable[..., Any] | None
@@ -206,7 +215,8 @@ class PhysicalPlan:
     steps: tuple[PlannedStep, ...]
     headers: bool
     changelog_slots: Mapping[str, int]
-    """Store -> slot of its changes (key and value bytes), which travel to the sink in the last step."""
+    """Store -> slot of its changes (key and value bytes), which travel to the sink in the last
+    step."""
 
     @property
     def levels(self) -> int:
@@ -232,12 +242,15 @@ class PhysicalPlan:
         for step in self.steps:
             for op in step.ops:
                 if isinstance(op, StatefulOp):
-                    found.setdefault(op.subtopology, {}).update({spec.name: spec for spec in op.stores})
+                    found.setdefault(op.subtopology, {}).update(
+                        {spec.name: spec for spec in op.stores}
+                    )
         return {sub: tuple(specs.values()) for sub, specs in found.items()}
 
     def value_decoder(self, store: str) -> Callable[[bytes], Any]:
-        """Reads a store's value bytes (without the 8-byte timestamp) as the table shows them: of built-in aggregates the results,
-        not the state that is kept for them. KeyError for an unknown store."""
+        """Reads a store's value bytes (without the 8-byte timestamp) as the table shows them: of
+        built-in aggregates the results, not the state that is kept for them. KeyError for an
+        unknown store."""
         for step in self.steps:
             for op in step.ops:
                 if isinstance(op, StatefulOp) and any(spec.name == store for spec in op.stores):

@@ -1,11 +1,13 @@
 """The planner cuts a topology into segments (Catalyst) and steps (Python), design D2. Pure.
 
-Decides where each node runs and which records cross from one stage to the next (`physical_plan` has what comes out).
-Merges are dissolved: a projection behind a merge exists once per input path, and an operator behind it has several input slots.
+Decides where each node runs and which records cross from one stage to the next (`physical_plan` has
+what comes out).
+Merges are dissolved: a projection behind a merge exists once per input path, and an operator behind
+it has several input slots.
 
-Level of a node: segment L runs in the JVM, then step L in a Python worker. A Column behind a Python operator of level L opens
-level L+1; everything else stays as low as its inputs allow. Operators that share a store run in one step (D5), sinks in the
-last.
+Level of a node: segment L runs in the JVM, then step L in a Python worker. A Column behind a Python
+operator of level L opens level L+1; everything else stays as low as its inputs allow. Operators
+that share a store run in one step (D5), sinks in the last.
 """
 
 from __future__ import annotations
@@ -55,8 +57,8 @@ from everflow.topology.physical_plan import (
 def plan(topology: Graph, subtopology_of: Mapping[str, int], application_id: str) -> PhysicalPlan:
     """Cut ``topology`` into segments and steps.
 
-    ``subtopology_of`` maps node names to sub-topology numbers. Raises TopologyError where operators on one store cannot run in
-    one step.
+    ``subtopology_of`` maps node names to sub-topology numbers. Raises TopologyError where operators
+    on one store cannot run in one step.
     """
     floor: dict[str, int] = {}
     for _ in range(len(topology.nodes) + 1):
@@ -66,12 +68,16 @@ def plan(topology: Graph, subtopology_of: Mapping[str, int], application_id: str
         if raised == floor:
             return builder.finish()
         floor = raised
-    raise TopologyError("operators that share a store depend on each other through Columns; use Python functions between them")
+    raise TopologyError(
+        "operators that share a store depend on each other through Columns; use Python functions "
+        "between them"
+    )
 
 
 def emitting_every_update(topology: Graph) -> Graph:
-    """The topology with ``emit.every.update``: stateful operators give every intermediate result, as Kafka Streams does without
-    its record cache, instead of the last one per key (and window) of a micro-batch."""
+    """The topology with ``emit.every.update``: stateful operators give every intermediate result,
+    as Kafka Streams does without its record cache, instead of the last one per key (and window) of
+    a micro-batch."""
 
     def changed(node: Node) -> Node:
         if isinstance(node, StatefulNode):
@@ -102,14 +108,18 @@ def _raised_floor(planner: _Planner, floor: dict[str, int]) -> dict[str, int]:
 
 
 class _Planner:
-    """One pass over the nodes in topological order; ``floor`` holds minimum levels found by earlier passes."""
+    """One pass over the nodes in topological order; ``floor`` holds minimum levels found by earlier
+    passes."""
 
-    def __init__(self, topology: Graph, subtopology_of: Mapping[str, int], app: str, floor: Mapping[str, int]) -> None:
+    def __init__(
+        self, topology: Graph, subtopology_of: Mapping[str, int], app: str, floor: Mapping[str, int]
+    ) -> None:
         self._topology = topology
         self._sub = subtopology_of
         self._app = app
         self._floor = floor
-        # Only a JSON parser in Catalyst makes dead letters before step 0; else the slot begins there and no hop column is spent.
+        # Only a JSON parser in Catalyst makes dead letters before step 0; else the slot begins
+        # there and no hop column is spent.
         parsed = any(
             serde.kind == "json" and in_catalyst(serde)
             for node in topology.nodes
@@ -117,7 +127,13 @@ class _Planner:
             for serde in (node.key_serde, node.value_serde)
         )
         self._slots: list[Slot] = [
-            Slot(id=DEAD_LETTER_SLOT, name="dead-letters", type=DEAD_LETTER_TYPE, level=0, in_step=not parsed)
+            Slot(
+                id=DEAD_LETTER_SLOT,
+                name="dead-letters",
+                type=DEAD_LETTER_TYPE,
+                level=0,
+                in_step=not parsed,
+            )
         ]
         self._outputs: dict[str, tuple[int, ...]] = {}
         self._sources: list[Source] = []
@@ -125,17 +141,23 @@ class _Planner:
         self.step_ops: list[tuple[StepOp, int]] = []
         self.level_of: dict[str, int] = {}
 
-    # -- slots -------------------------------------------------------------------------------------------------
+    # -- slots -------------------------------------------------------------------------------------
 
     def _slot(self, name: str, edge: EdgeType, level: int, in_step: bool) -> int:
-        self._slots.append(Slot(id=len(self._slots), name=name, type=edge, level=level, in_step=in_step))
+        self._slots.append(
+            Slot(id=len(self._slots), name=name, type=edge, level=level, in_step=in_step)
+        )
         return len(self._slots) - 1
 
     def _read_in_step(self, slot: int, level: int) -> None:
-        self._slots[slot] = replace(self._slots[slot], last_step=max(self._slots[slot].last_step, level))
+        self._slots[slot] = replace(
+            self._slots[slot], last_step=max(self._slots[slot].last_step, level)
+        )
 
     def _read_in_segment(self, slot: int, level: int) -> None:
-        self._slots[slot] = replace(self._slots[slot], last_segment=max(self._slots[slot].last_segment, level))
+        self._slots[slot] = replace(
+            self._slots[slot], last_segment=max(self._slots[slot].last_segment, level)
+        )
 
     def _segment(self, level: int) -> tuple[list[Decode], list[Projection | Encode]]:
         return self._segments.setdefault(level, ([], []))
@@ -148,7 +170,7 @@ class _Planner:
     def _inputs(self, node: Node) -> tuple[int, ...]:
         return tuple(slot for name in node.inputs for slot in self._outputs[name])
 
-    # -- placing -----------------------------------------------------------------------------------------------
+    # -- placing -----------------------------------------------------------------------------------
 
     def place_all(self) -> None:
         """Place every node, inputs first."""
@@ -169,12 +191,16 @@ class _Planner:
             case FunctionNode() | UnnestNode() | StatefulNode():
                 yield from self._place_step_op(node)
             case _:
-                raise TopologyError(f"no place in the plan for {type(node).__name__} {node.name}", where=node.where)
+                raise TopologyError(
+                    f"no place in the plan for {type(node).__name__} {node.name}", where=node.where
+                )
 
     def _place_source(self, node: SourceNode) -> Iterator[int]:
         raw_key, raw_value = not in_catalyst(node.key_serde), not in_catalyst(node.value_serde)
         decoded = node.out
-        edge = EdgeType(pa.binary() if raw_key else decoded.key, pa.binary() if raw_value else decoded.value)
+        edge = EdgeType(
+            pa.binary() if raw_key else decoded.key, pa.binary() if raw_value else decoded.value
+        )
         for topic in node.topics:
             full = f"{self._app}-{topic}" if node.kind == "repartition" else topic
             source = Source(
@@ -228,7 +254,15 @@ class _Planner:
         out = self._slot(node.name, node.out, level, in_step=True)
         op: StepOp
         if isinstance(node, FunctionNode):
-            op = FunctionOp(name=node.name, op=node.op, fn=node.fn, type=node.out, inputs=inputs, output=out, where=node.where)
+            op = FunctionOp(
+                name=node.name,
+                op=node.op,
+                fn=node.fn,
+                type=node.out,
+                inputs=inputs,
+                output=out,
+                where=node.where,
+            )
         elif isinstance(node, UnnestNode):
             op = UnnestOp(node.name, node.keyed, node.out, inputs, out)
         else:
@@ -250,13 +284,20 @@ class _Planner:
         inputs: list[int] = []
         groups: dict[bool, list[int]] = {}
         for slot in self._inputs(node):
-            # A topic chosen by a function needs the decoded values; the step serialises after calling it.
+            # A topic chosen by a function needs the decoded values; the step serialises after
+            # calling it.
             by_function = isinstance(node.topic, FunctionExpr)
             encoded = column is not None or not (by_function or self._slots[slot].in_step)
             groups.setdefault(encoded, []).append(slot)
         for encoded, slots in groups.items():
             inputs = [self._encode(node, column, slot) for slot in slots] if encoded else slots
-            self._add_sink_op(node, column, tuple(inputs), encoded, suffix="" if len(groups) == 1 else f":{encoded}")
+            self._add_sink_op(
+                node,
+                column,
+                tuple(inputs),
+                encoded,
+                suffix="" if len(groups) == 1 else f":{encoded}",
+            )
 
     def _encode(self, node: SinkNode, column: ColumnExpr | None, slot: int) -> int:
         level = self._segment_level(slot)
@@ -268,11 +309,25 @@ class _Planner:
             value = pa.struct([("topic", pa.string()), ("value", value)])
         out = self._slot(node.name, EdgeType(key, value), level, in_step=False)
         self._segment(level)[1].append(
-            Encode(node=node.name, key_serde=node.key_serde, value_serde=node.value_serde, topic=column, input=slot, output=out)
+            Encode(
+                node=node.name,
+                key_serde=node.key_serde,
+                value_serde=node.value_serde,
+                topic=column,
+                input=slot,
+                output=out,
+            )
         )
         return out
 
-    def _add_sink_op(self, node: SinkNode, column: ColumnExpr | None, inputs: tuple[int, ...], encoded: bool, suffix: str) -> None:
+    def _add_sink_op(
+        self,
+        node: SinkNode,
+        column: ColumnExpr | None,
+        inputs: tuple[int, ...],
+        encoded: bool,
+        suffix: str,
+    ) -> None:
         topic: str | Callable[..., Any] | None
         if isinstance(node.topic, FunctionExpr):
             topic = node.topic.fn
@@ -292,7 +347,7 @@ class _Planner:
         )
         self.step_ops.append((op, self._step_level(op.name, inputs)))
 
-    # -- result ------------------------------------------------------------------------------------------------
+    # -- result ------------------------------------------------------------------------------------
 
     def finish(self) -> PhysicalPlan:
         last = max((level for _, level in self.step_ops), default=0)
@@ -301,18 +356,30 @@ class _Planner:
         for op, level in self.step_ops:
             for spec in op.stores if isinstance(op, StatefulOp) else ():
                 if spec.name not in changelogs:
-                    changelogs[spec.name] = self._slot(spec.changelog, EdgeType(pa.binary(), pa.binary()), level, in_step=True)
+                    changelogs[spec.name] = self._slot(
+                        spec.changelog, EdgeType(pa.binary(), pa.binary()), level, in_step=True
+                    )
                     self._read_in_step(changelogs[spec.name], last)
         segments = tuple(
-            Segment(level, tuple(self._segment(level)[0]), tuple(self._segment(level)[1])) for level in range(last + 1)
+            Segment(level, tuple(self._segment(level)[0]), tuple(self._segment(level)[1]))
+            for level in range(last + 1)
         )
-        steps = tuple(PlannedStep(level, tuple(op for op, at in self.step_ops if at == level)) for level in range(last + 1))
+        steps = tuple(
+            PlannedStep(level, tuple(op for op, at in self.step_ops if at == level))
+            for level in range(last + 1)
+        )
         topics_of: dict[int, int] = {}
         for source in self._sources:
             topics_of[source.subtopology] = topics_of.get(source.subtopology, 0) + 1
-        sources = {source.index: replace(source, merged=topics_of[source.subtopology] > 1) for source in self._sources}
+        sources = {
+            source.index: replace(source, merged=topics_of[source.subtopology] > 1)
+            for source in self._sources
+        }
         segments = tuple(
-            replace(segment, decodes=tuple(replace(d, source=sources[d.source.index]) for d in segment.decodes))
+            replace(
+                segment,
+                decodes=tuple(replace(d, source=sources[d.source.index]) for d in segment.decodes),
+            )
             for segment in segments
         )
         headers = self._reads_headers() or any(map(self._forwards_headers, self._topology.nodes))
@@ -337,8 +404,8 @@ class _Planner:
         return any("headers" in expr.uses for expr in found if isinstance(expr, ColumnExpr))
 
     def _forwards_headers(self, sink: Node) -> bool:
-        """Whether records reach a sink from a topic of others without a stateful operator between (those drop headers), through
-        repartition topics too."""
+        """Whether records reach a sink from a topic of others without a stateful operator between
+        (those drop headers), through repartition topics too."""
         if not isinstance(sink, SinkNode) or sink.kind == "repartition":
             return False
         todo, seen = list(sink.inputs), set[str]()
@@ -349,7 +416,11 @@ class _Planner:
             seen.add(name)
             found = self._topology.node(name)
             if isinstance(found, SourceNode) and found.kind == "repartition":
-                writers = [n for n in self._topology.nodes if isinstance(n, SinkNode) and n.topic in found.topics]
+                writers = [
+                    n
+                    for n in self._topology.nodes
+                    if isinstance(n, SinkNode) and n.topic in found.topics
+                ]
                 todo.extend(name for writer in writers for name in writer.inputs)
             elif isinstance(found, SourceNode):
                 return True

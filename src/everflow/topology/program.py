@@ -17,28 +17,52 @@ class Topology(Graph, Telling):
     """The whole program. ``nodes`` in topological order (inputs first)."""
 
     def describe(self) -> str:
-        """The topology in Kafka Streams' text format, sub-topologies numbered; the artefact to review before an upgrade."""
+        """The topology in Kafka Streams' text format, sub-topologies numbered; the artefact to
+        review before an upgrade."""
         return as_text(self)
 
     def __repr__(self) -> str:
-        sources = [node for node in self.nodes if isinstance(node, SourceNode) and node.kind != "repartition"]
-        sinks = [node for node in self.nodes if isinstance(node, SinkNode) and node.kind != "repartition"]
-        stores = [spec.name for node in self.nodes if isinstance(node, StatefulNode) for spec in node.stores]
+        sources = [
+            node
+            for node in self.nodes
+            if isinstance(node, SourceNode) and node.kind != "repartition"
+        ]
+        sinks = [
+            node for node in self.nodes if isinstance(node, SinkNode) and node.kind != "repartition"
+        ]
+        stores = [
+            spec.name
+            for node in self.nodes
+            if isinstance(node, StatefulNode)
+            for spec in node.stores
+        ]
         parts = {
             "reads": [topic for node in sources for topic in node.topics],
             "keeps": stores,
-            "writes": [node.topic if isinstance(node.topic, str) else "a topic per record" for node in sinks],
+            "writes": [
+                node.topic if isinstance(node.topic, str) else "a topic per record"
+                for node in sinks
+            ],
         }
-        return "Topology(" + "; ".join(f"{verb} {', '.join(listed)}" for verb, listed in parts.items() if listed) + ")"
+        return (
+            "Topology("
+            + "; ".join(f"{verb} {', '.join(listed)}" for verb, listed in parts.items() if listed)
+            + ")"
+        )
 
     def _repr_html_(self) -> str:
         return as_svg(self)
 
 
 def checked_topology(given: object, taker: str) -> Topology:
-    """``given`` if it is a topology, else TopologyError: what ``taker``, the name of a class, takes."""
+    """``given`` if it is a topology, else TopologyError: what ``taker``, the name of a class,
+    takes."""
     if isinstance(given, Topology):
         return given
     builder = not isinstance(given, type) and callable(getattr(given, "build", None))
-    what = f"the {type(given).__name__} itself: call .build() on it" if builder else f"{given!r:.100}"
-    raise TopologyError(f"{taker} takes the topology that builder.build() gives, found {what}", where=user_line())
+    what = (
+        f"the {type(given).__name__} itself: call .build() on it" if builder else f"{given!r:.100}"
+    )
+    raise TopologyError(
+        f"{taker} takes the topology that builder.build() gives, found {what}", where=user_line()
+    )

@@ -1,7 +1,8 @@
 """Says what a store's bytes mean; refuses to read them as something else. Pure.
 
-Equal words mean bytes that are read alike (note 013). They are written beside every committed offset, so they are known wherever
-state is: also to an instance that has nothing but the changelogs.
+Equal words mean bytes that are read alike (note 013). They are written beside every committed
+offset, so they are known wherever state is: also to an instance that has nothing but the
+changelogs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ import pyarrow as pa
 
 from everflow.errors import StoreLayoutError, start_over
 from everflow.location import place
-from everflow.serdes import BytesSerde, DoubleSerde, IntegerSerde, JsonSerde, PackedSerde, Serde, StringSerde
+from everflow.serdes import (
+    BytesSerde,
+    DoubleSerde,
+    IntegerSerde,
+    JsonSerde,
+    PackedSerde,
+    Serde,
+    StringSerde,
+)
 from everflow.serdes.by_record import ByRecord
 from everflow.serdes.windowed import SessionWindowedSerde, TimeWindowedSerde
 from everflow.state.store import StoreSpec
@@ -24,8 +33,8 @@ from everflow.topology.graph import Graph, StatefulNode
 from everflow.topology.types import normal_type, type_text
 
 ROOM = 2_400
-"""Characters that all layouts may take. Brokers take 4,096 bytes beside an offset (``offset.metadata.max.bytes``), and the stream
-times are there, too."""
+"""Characters that all layouts may take. Brokers take 4,096 bytes beside an offset
+(``offset.metadata.max.bytes``), and the stream times are there, too."""
 
 _NAMED_BY_TYPE = (BytesSerde, StringSerde, IntegerSerde, DoubleSerde, PackedSerde)
 
@@ -52,8 +61,8 @@ def layout_of(store: StoreSpec) -> StoreLayout:
 def serde_words(serde: Serde, folds: tuple[str, ...] = (), *, key: bool = False) -> str:
     """Types and format of what ``serde`` writes; ``folds`` as in `StoreSpec`.
 
-    JSON is read by the names of fields, so their order does not count, unless it is a ``key``: keys are equal if their bytes are.
-    What only the user's own serde knows is called by its class.
+    JSON is read by the names of fields, so their order does not count, unless it is a ``key``: keys
+    are equal if their bytes are. What only the user's own serde knows is called by its class.
     """
     if isinstance(serde, TimeWindowedSerde):
         return f"{serde_words(serde.inner, key=True)} in windows of {serde.size_ms} ms"
@@ -62,7 +71,9 @@ def serde_words(serde: Serde, folds: tuple[str, ...] = (), *, key: bool = False)
     if isinstance(serde, JsonSerde):
         return f"{_words(serde.type, folds, ordered=key, ordered_inside=key)} as JSON"
     if isinstance(serde, _NAMED_BY_TYPE):
-        return _words(serde.type, folds, ordered=True, ordered_inside=key)  # inside a packed field there is JSON
+        return _words(
+            serde.type, folds, ordered=True, ordered_inside=key
+        )  # inside a packed field there is JSON
     own = serde.own if isinstance(serde, ByRecord) else serde
     return f"{_words(serde.type, folds, ordered=True, ordered_inside=True)} as {type(own).__name__}"
 
@@ -73,8 +84,8 @@ def digest(layout: StoreLayout) -> str:
 
 
 def to_text(layouts: Mapping[str, Kept]) -> str:
-    """JSON of layouts by the stores' names, in at most `ROOM` characters: the longest become digests. Empty if even those take
-    more: then nothing is kept."""
+    """JSON of layouts by the stores' names, in at most `ROOM` characters: the longest become
+    digests. Empty if even those take more: then nothing is kept."""
     kept = dict(layouts)
     for name in sorted(kept, key=lambda name: len(_json(kept[name])), reverse=True):
         if len(_json(kept)) <= ROOM:
@@ -90,45 +101,69 @@ def from_json(data: Mapping[str, Any]) -> dict[str, Kept]:
     return {
         name: value if isinstance(value, str) else StoreLayout(*value)
         for name, value in data.items()
-        if isinstance(value, str) or (isinstance(value, list) and len(value) == len(StoreLayout._fields))
+        if isinstance(value, str)
+        or (isinstance(value, list) and len(value) == len(StoreLayout._fields))
     }
 
 
-def layouts_to_keep(application_id: str, graph: Graph, found: Iterable[Mapping[str, Kept]]) -> dict[str, Kept]:
-    """What is to be written from now on: the layouts of the program's stores, and of those that it has no more, as ``found`` beside
-    committed offsets. StoreLayoutError for a store that was written otherwise than the program reads it."""
+def layouts_to_keep(
+    application_id: str, graph: Graph, found: Iterable[Mapping[str, Kept]]
+) -> dict[str, Kept]:
+    """What is to be written from now on: the layouts of the program's stores, and of those that it
+    has no more, as ``found`` beside committed offsets. StoreLayoutError for a store that was
+    written otherwise than the program reads it."""
     nodes = [node for node in graph.nodes if isinstance(node, StatefulNode)]
     stores = {store.name: (node, store) for node in nodes for store in node.stores}
     mine = {name: layout_of(store) for name, (_, store) in stores.items()}
     known = [entry for one in found for entry in one.items()]
-    wrong = {name: differs for name, kept in known if name in mine and (differs := difference(kept, mine[name]))}
+    wrong = {
+        name: differs
+        for name, kept in known
+        if name in mine and (differs := difference(kept, mine[name]))
+    }
     if wrong:
-        raise _refusal(application_id, "\n".join(_told(*stores[name], differs) for name, differs in sorted(wrong.items())))
+        raise _refusal(
+            application_id,
+            "\n".join(_told(*stores[name], differs) for name, differs in sorted(wrong.items())),
+        )
     return {**dict(known), **mine}
 
 
 def difference(stored: Kept, now: StoreLayout) -> str:
     """Two lines for each part that differs; empty if none does."""
     if isinstance(stored, str):
-        other = f"stored: another layout, which was too long to be kept in words ({stored})\nnow:    {'; '.join(now)}"
+        other = (
+            f"stored: another layout, which was too long to be kept in words ({stored})\nnow:  "
+            f"  {'; '.join(now)}"
+        )
         return "" if stored == digest(now) else other
     parts = zip(StoreLayout._fields, stored, now, strict=True)
-    return "\n".join(f"{part} stored: {then}\n{part} now:    {new}" for part, then, new in parts if then != new)
+    return "\n".join(
+        f"{part} stored: {then}\n{part} now:    {new}" for part, then, new in parts if then != new
+    )
 
 
 def _told(node: StatefulNode, store: StoreSpec, differs: str) -> str:
     where = store.where or node.where
-    lines = [f"store {store.name} of {node.name}{f', at {place(where)}' if where else ''}", *differs.splitlines()]
+    lines = [
+        f"store {store.name} of {node.name}{f', at {place(where)}' if where else ''}",
+        *differs.splitlines(),
+    ]
     return "\n    ".join([f"  {lines[0]}", *lines[1:]])
 
 
 def _refusal(application_id: str, differs: str) -> StoreLayoutError:
     return StoreLayoutError(
-        f"Application {application_id} has stored something else than this program reads, so it was not started.\n{differs}\n"
-        "Read as it is written now, what is stored would give wrong figures. Nothing was read or changed; instances that run the "
-        "old program go on.\nTo keep what is stored, write the operator as it was. To keep the change, give the program an "
-        "application.id of its own: it makes its stores anew, from the input as auto.offset.reset says. (Another name for the "
-        f"store alone is refused, too: an application that has run gets no new stores.)\n{start_over(application_id)}",
+        f"Application {application_id} has stored something else than this program reads, so it "
+        f"was not started.\n{differs}\n"
+        "Read as it is written now, what is stored would give wrong figures. Nothing was read or "
+        "changed; instances that run the "
+        "old program go on.\nTo keep what is stored, write the operator as it was. To keep the "
+        "change, give the program an "
+        "application.id of its own: it makes its stores anew, from the input as auto.offset.reset "
+        "says. (Another name for the "
+        f"store alone is refused, too: an application that has run gets no new "
+        f"stores.)\n{start_over(application_id)}",
         difference=differs,
     )
 
@@ -137,12 +172,19 @@ def _json(data: object) -> str:
     return json.dumps(data, separators=(",", ":"), sort_keys=True)
 
 
-# --- types in words ---------------------------------------------------------------------------------------------
+# --- types in words -------------------------------------------------------------------------------
 
 
-def _words(type_: pa.DataType, folds: tuple[str, ...], *, ordered: bool, ordered_inside: bool) -> str:
-    """A type; of a struct its fields. Whether fields may be null is left out: the bytes are the same."""
-    fields = _fields(type_, ordered, ordered_inside) if pa.types.is_struct(type_) else [_type(type_, ordered_inside)]
+def _words(
+    type_: pa.DataType, folds: tuple[str, ...], *, ordered: bool, ordered_inside: bool
+) -> str:
+    """A type; of a struct its fields. Whether fields may be null is left out: the bytes are the
+    same."""
+    fields = (
+        _fields(type_, ordered, ordered_inside)
+        if pa.types.is_struct(type_)
+        else [_type(type_, ordered_inside)]
+    )
     if folds:
         fields = [f"{field} ({fold})" for field, fold in zip(fields, folds, strict=True)]
     return ", ".join(fields)
@@ -160,7 +202,8 @@ def _type(type_: pa.DataType, ordered: bool) -> str:
         return f"map<{_type(type_.key_type, ordered)}, {_type(type_.item_type, ordered)}>"
     if pa.types.is_list(type_):
         return f"array<{_type(type_.value_type, ordered)}>"
-    # Spark's word only where it says all: not of other units of time, widths of offsets or decimals, which have other bytes.
+    # Spark's word only where it says all: not of other units of time, widths of offsets or
+    # decimals, which have other bytes.
     exact = normal_type(type_) == type_ and not pa.types.is_decimal256(type_)
     return type_text(type_) if exact else str(type_)
 

@@ -1,7 +1,8 @@
 """Cuts a topology at its repartition topics; finds internal topics, partitions and tasks. Pure.
 
-Numbers are Kafka Streams': groups of connected nodes (nodes that share a store are connected), numbered in the order of their
-sources' *names*, so task ids of a Java application with the same names are the same.
+Numbers are Kafka Streams': groups of connected nodes (nodes that share a store are connected),
+numbered in the order of their sources' *names*, so task ids of a Java application with the same
+names are the same.
 """
 
 from __future__ import annotations
@@ -13,11 +14,22 @@ from types import MappingProxyType
 from everflow.errors import TopologyError
 from everflow.records import TaskId
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import Graph, Node, RepartitionTopic, SinkNode, SourceNode, StatefulNode
+from everflow.topology.graph import (
+    Graph,
+    Node,
+    RepartitionTopic,
+    SinkNode,
+    SourceNode,
+    StatefulNode,
+)
 
 WINDOW_STORE_ADDITIONAL_RETENTION_MS = 86_400_000
 _CREATE_TIME = {"message.timestamp.type": "CreateTime"}
-_REPARTITION_CONFIG = {"cleanup.policy": "delete", "retention.ms": "-1", "segment.bytes": str(50 * 1024 * 1024)}
+_REPARTITION_CONFIG = {
+    "cleanup.policy": "delete",
+    "retention.ms": "-1",
+    "segment.bytes": str(50 * 1024 * 1024),
+}
 
 TopicSpec = tuple[int, Mapping[str, str]]
 
@@ -26,8 +38,9 @@ TopicSpec = tuple[int, Mapping[str, str]]
 class SubTopology:
     """One connected part: every partition of its source topics is a task.
 
-    ``nodes`` in topological order; ``source_topics`` are the user's topics it reads; ``repartition_sources`` and
-    ``repartition_sinks`` internal ones without the application id prefix.
+    ``nodes`` in topological order; ``source_topics`` are the user's topics it reads;
+    ``repartition_sources`` and ``repartition_sinks`` internal ones without the application id
+    prefix.
     """
 
     index: int
@@ -39,12 +52,16 @@ class SubTopology:
 
     def inputs(self, application_id: str) -> tuple[str, ...]:
         """Full names of all topics it reads."""
-        return (*self.source_topics, *(f"{application_id}-{name}" for name in self.repartition_sources))
+        return (
+            *self.source_topics,
+            *(f"{application_id}-{name}" for name in self.repartition_sources),
+        )
 
 
 @dataclass(frozen=True)
 class SubTopologies:
-    """All sub-topologies; ``subtopologies[i].index == i``. ``index_of`` maps node names to sub-topology numbers."""
+    """All sub-topologies; ``subtopologies[i].index == i``. ``index_of`` maps node names to
+    sub-topology numbers."""
 
     topology: Graph
     subtopologies: tuple[SubTopology, ...]
@@ -62,7 +79,10 @@ class InternalTopics:
 def cut(topology: Graph) -> SubTopologies:
     """Group the nodes of ``topology`` and number the groups."""
     root_of = _groups(topology)
-    sources = sorted((node for node in topology.nodes if isinstance(node, SourceNode)), key=lambda node: node.name)
+    sources = sorted(
+        (node for node in topology.nodes if isinstance(node, SourceNode)),
+        key=lambda node: node.name,
+    )
     roots = list(dict.fromkeys(root_of[node.name] for node in sources))
     subtopologies = []
     for index, root in enumerate(roots):
@@ -82,11 +102,13 @@ def internal_topics(
 ) -> InternalTopics:
     """Names, partition counts and configurations of the internal topics.
 
-    ``partition_counts`` holds the user's source topics. ``topic_config`` are defaults from the ``topic.`` prefix; they win over
-    Kafka Streams' values and lose against a store's or repartition's own. ``additional_retention_ms`` is
+    ``partition_counts`` holds the user's source topics. ``topic_config`` are defaults from the
+    ``topic.`` prefix; they win over Kafka Streams' values and lose against a store's or
+    repartition's own. ``additional_retention_ms`` is
     ``windowstore.changelog.additional.retention.ms``.
 
-    Raises TopologyError for a missing source topic and for partition counts that keep equal keys apart.
+    Raises TopologyError for a missing source topic and for partition counts that keep equal keys
+    apart.
     """
     _check_sources_exist(subs, partition_counts)
     counts = _resolve_counts(subs, partition_counts)
@@ -108,10 +130,14 @@ def internal_topics(
     return InternalTopics(repartition, changelog)
 
 
-def tasks(subs: SubTopologies, partition_counts: Mapping[str, int], application_id: str) -> list[TaskId]:
-    """All tasks, in order; ``partition_counts`` holds every input topic by its full name (KeyError otherwise).
+def tasks(
+    subs: SubTopologies, partition_counts: Mapping[str, int], application_id: str
+) -> list[TaskId]:
+    """All tasks, in order; ``partition_counts`` holds every input topic by its full name (KeyError
+    otherwise).
 
-    A sub-topology has as many tasks as its widest input; a narrower one just has no partition for the others.
+    A sub-topology has as many tasks as its widest input; a narrower one just has no partition for
+    the others.
     """
     return [
         TaskId(sub.index, partition)
@@ -120,11 +146,12 @@ def tasks(subs: SubTopologies, partition_counts: Mapping[str, int], application_
     ]
 
 
-# --- grouping ---------------------------------------------------------------------------------------------------
+# --- grouping -------------------------------------------------------------------------------------
 
 
 def _groups(topology: Graph) -> dict[str, str]:
-    """Node name -> representative of its group: nodes are connected by edges and by shared stores."""
+    """Node name -> representative of its group: nodes are connected by edges and by shared
+    stores."""
     parent = {node.name: node.name for node in topology.nodes}
 
     def root(name: str) -> str:
@@ -147,12 +174,21 @@ def _groups(topology: Graph) -> dict[str, str]:
 def _subtopology(index: int, nodes: tuple[Node, ...]) -> SubTopology:
     sources = [node for node in nodes if isinstance(node, SourceNode)]
     sinks = [node for node in nodes if isinstance(node, SinkNode) and node.kind == "repartition"]
-    stores = {store.name: store for node in nodes if isinstance(node, StatefulNode) for store in node.stores}
+    stores = {
+        store.name: store
+        for node in nodes
+        if isinstance(node, StatefulNode)
+        for store in node.stores
+    }
     return SubTopology(
         index=index,
         nodes=nodes,
-        source_topics=_unique(topic for node in sources if node.kind != "repartition" for topic in node.topics),
-        repartition_sources=_unique(topic for node in sources if node.kind == "repartition" for topic in node.topics),
+        source_topics=_unique(
+            topic for node in sources if node.kind != "repartition" for topic in node.topics
+        ),
+        repartition_sources=_unique(
+            topic for node in sources if node.kind == "repartition" for topic in node.topics
+        ),
         repartition_sinks=_unique(str(node.topic) for node in sinks),
         stores=tuple(stores.values()),
     )
@@ -162,7 +198,7 @@ def _unique(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-# --- partition counts -------------------------------------------------------------------------------------------
+# --- partition counts -----------------------------------------------------------------------------
 
 
 def _check_sources_exist(subs: SubTopologies, partition_counts: Mapping[str, int]) -> None:
@@ -171,7 +207,8 @@ def _check_sources_exist(subs: SubTopologies, partition_counts: Mapping[str, int
             missing = [topic for topic in node.topics if topic not in partition_counts]
             if missing:
                 raise TopologyError(
-                    f"source topic {', '.join(missing)} does not exist; create it before the application starts, e.g.\n"
+                    f"source topic {', '.join(missing)} does not exist; create it before the "
+                    f"application starts, e.g.\n"
                     f"  everflow topic create {missing[0]}:4 --bootstrap-servers ...",
                     where=node.where,
                     code="EF-SOURCE-TOPIC",
@@ -179,7 +216,8 @@ def _check_sources_exist(subs: SubTopologies, partition_counts: Mapping[str, int
 
 
 def _copartition_groups(subs: SubTopologies) -> list[tuple[StatefulNode, frozenset[str]]]:
-    """For every stateful operator fed by several topics: those topics. Equal keys of all of them must meet in one task."""
+    """For every stateful operator fed by several topics: those topics. Equal keys of all of them
+    must meet in one task."""
     topics_of: dict[str, frozenset[str]] = {}
     groups = []
     for node in subs.topology.nodes:
@@ -193,20 +231,28 @@ def _copartition_groups(subs: SubTopologies) -> list[tuple[StatefulNode, frozens
 def _resolve_counts(subs: SubTopologies, partition_counts: Mapping[str, int]) -> dict[str, int]:
     """Partition counts of all source and repartition topics (without prefix).
 
-    A repartition topic has the enforced number, else that of the user's topics it meets in a stateful operator, else the
-    largest of the topics its writers read, through other repartition topics too.
+    A repartition topic has the enforced number, else that of the user's topics it meets in a
+    stateful operator, else the largest of the topics its writers read, through other repartition
+    topics too.
     """
     declared = {topic.name: topic for topic in subs.topology.repartition_topics}
-    external = {topic: partition_counts[topic] for sub in subs.subtopologies for topic in sub.source_topics}
+    external = {
+        topic: partition_counts[topic] for sub in subs.subtopologies for topic in sub.source_topics
+    }
     groups = _copartition_groups(subs)
     fixed = _fixed_by_copartitioning(groups, external, declared)
     resolved = {**external, **fixed}
-    writers = {name: [sub for sub in subs.subtopologies if name in sub.repartition_sinks] for name in declared}
+    writers = {
+        name: [sub for sub in subs.subtopologies if name in sub.repartition_sinks]
+        for name in declared
+    }
 
     def count(name: str, visiting: frozenset[str]) -> int:
         if name not in resolved:
             upstream = {
-                topic for sub in writers[name] for topic in (*sub.source_topics, *sub.repartition_sources)
+                topic
+                for sub in writers[name]
+                for topic in (*sub.source_topics, *sub.repartition_sources)
             } - (visiting | {name})
             resolved[name] = max((count(topic, visiting | {name}) for topic in upstream), default=1)
         return resolved[name]
@@ -214,7 +260,9 @@ def _resolve_counts(subs: SubTopologies, partition_counts: Mapping[str, int]) ->
     for name in declared:
         count(name, frozenset())
     changed = True
-    while changed:  # groups of internal topics only share the largest count, which may widen topics behind them
+    while (
+        changed
+    ):  # groups of internal topics only share the largest count, which may widen topics behind them
         changed = False
         for _, topics in groups:
             widest = max(resolved[name] for name in topics)
@@ -225,9 +273,12 @@ def _resolve_counts(subs: SubTopologies, partition_counts: Mapping[str, int]) ->
 
 
 def _fixed_by_copartitioning(
-    groups: list[tuple[StatefulNode, frozenset[str]]], external: Mapping[str, int], declared: Mapping[str, RepartitionTopic]
+    groups: list[tuple[StatefulNode, frozenset[str]]],
+    external: Mapping[str, int],
+    declared: Mapping[str, RepartitionTopic],
 ) -> dict[str, int]:
-    """Repartition topics whose count is enforced or given by a group; TopologyError where a group disagrees."""
+    """Repartition topics whose count is enforced or given by a group; TopologyError where a group
+    disagrees."""
     fixed: dict[str, int] = {}
     for name, topic in declared.items():
         if topic.partitions is not None:
@@ -236,10 +287,14 @@ def _fixed_by_copartitioning(
         known = {name: external.get(name, fixed.get(name)) for name in sorted(topics)}
         numbers = {number for number in known.values() if number is not None}
         if len(numbers) > 1:
-            listed = ", ".join(f"{name}: {number}" for name, number in known.items() if number is not None)
+            listed = ", ".join(
+                f"{name}: {number}" for name, number in known.items() if number is not None
+            )
             raise TopologyError(
-                f"{node.name} reads topics with different partition counts ({listed}), so equal keys would not meet in one "
-                "task; give the topics equal counts, or put .repartition(name=..., partitions=...) before it",
+                f"{node.name} reads topics with different partition counts ({listed}), so equal "
+                f"keys would not meet in one "
+                "task; give the topics equal counts, or put .repartition(name=..., partitions=...) "
+                "before it",
                 where=node.where,
                 code="EF-COPARTITION",
             )
@@ -248,7 +303,9 @@ def _fixed_by_copartitioning(
     return fixed
 
 
-def _changelog_config(store: StoreSpec, topic_config: Mapping[str, str], additional_retention_ms: int) -> dict[str, str]:
+def _changelog_config(
+    store: StoreSpec, topic_config: Mapping[str, str], additional_retention_ms: int
+) -> dict[str, str]:
     config = {**_CREATE_TIME, "cleanup.policy": "compact"}
     if store.expires:
         assert store.retention_ms is not None, f"{store.kind} store {store.name} without retention"

@@ -1,7 +1,7 @@
 """Arrow types as the topology compares and prints them.
 
-Two schemas that differ only in nullability, field metadata or the width of offsets are one type on an edge: a record may lack
-any field, and Arrow has several layouts for the same text.
+Two schemas that differ only in nullability, field metadata or the width of offsets are one type on
+an edge: a record may lack any field, and Arrow has several layouts for the same text.
 """
 
 from __future__ import annotations
@@ -10,12 +10,17 @@ import pyarrow as pa
 
 
 def normal_type(type_: pa.DataType) -> pa.DataType:
-    """``type_`` in the form edges use: everything nullable, 32-bit offsets, no metadata, instants in µs UTC."""
+    """``type_`` in the form edges use: everything nullable, 32-bit offsets, no metadata, instants
+    in µs UTC."""
     if pa.types.is_struct(type_):
         return pa.struct([pa.field(field.name, normal_type(field.type)) for field in type_])
     if pa.types.is_map(type_):
         return pa.map_(normal_type(type_.key_type), normal_type(type_.item_type))
-    if pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_):
+    if (
+        pa.types.is_list(type_)
+        or pa.types.is_large_list(type_)
+        or pa.types.is_fixed_size_list(type_)
+    ):
         return pa.list_(normal_type(type_.value_type))
     if pa.types.is_large_string(type_):
         return pa.string()
@@ -36,7 +41,9 @@ def same_type(left: pa.DataType, right: pa.DataType) -> bool:
 def type_text(type_: pa.DataType) -> str:
     """``type_`` as Spark's DDL writes it, e.g. ``struct<carrier:string,delay:double>``."""
     if pa.types.is_struct(type_):
-        return "struct<" + ",".join(f"{field.name}:{type_text(field.type)}" for field in type_) + ">"
+        return (
+            "struct<" + ",".join(f"{field.name}:{type_text(field.type)}" for field in type_) + ">"
+        )
     if pa.types.is_map(type_):
         return f"map<{type_text(type_.key_type)},{type_text(type_.item_type)}>"
     if pa.types.is_list(type_):
@@ -63,7 +70,9 @@ def column_names(key: pa.DataType, value: pa.DataType) -> list[str]:
     """What a Column on an edge may name, with types; struct fields are listed one level deep."""
     names: list[str] = []
     for root, type_ in (("key", key), ("value", value)):
-        names.append(f"{root} {type_text(type_)}" if not pa.types.is_struct(type_) else f"{root} struct")
+        names.append(
+            f"{root} {type_text(type_)}" if not pa.types.is_struct(type_) else f"{root} struct"
+        )
         if pa.types.is_struct(type_):
             names += [f"{root}.{field.name} {type_text(field.type)}" for field in type_]
     return [

@@ -1,8 +1,9 @@
 """Pickles the user's program by value: PySpark's cloudpickle; some modules keep their identity.
 
-cloudpickle alone pickles functions of a module by their name; asked for values, it gives every function that is not pickled in the
-same breath globals of its own, sends whole modules or none, and two closures over one variable get two variables. Here a module of
-the program becomes a module again on the other side, which holds what functions use of it; each object exists once.
+cloudpickle alone pickles functions of a module by their name; asked for values, it gives every
+function that is not pickled in the same breath globals of its own, sends whole modules or none, and
+two closures over one variable get two variables. Here a module of the program becomes a module
+again on the other side, which holds what functions use of it; each object exists once.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ _LRU_CACHE = type(functools.lru_cache(lambda: None))
 
 
 class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles what belongs to the user's program by value and everything else by reference. Raises whatever an object raises that
-    cannot be pickled: `everflow.travel.refusals` says it in words."""
+    """Pickles what belongs to the user's program by value and everything else by reference. Raises
+    whatever an object raises that cannot be pickled: `everflow.travel.refusals` says it in
+    words."""
 
     def __init__(self, file: Any, buffer_callback: Any = None) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback)
@@ -65,9 +67,15 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             arguments, state = classes.making_member(obj, self._is_made)
             return classes.make_instance, arguments, state, None, None, classes.fill_member
         if isinstance(obj, CellType):
-            return self._filled_later(cloudpickle._make_empty_cell, (), tuple(_contents((obj,))), _fill_cell, obj)
+            return self._filled_later(
+                cloudpickle._make_empty_cell, (), tuple(_contents((obj,))), _fill_cell, obj
+            )
         if isinstance(obj, _LRU_CACHE):
-            return (_cached, (obj.__wrapped__, obj.cache_parameters())) if self._travels(obj) else NotImplemented
+            return (
+                (_cached, (obj.__wrapped__, obj.cache_parameters()))
+                if self._travels(obj)
+                else NotImplemented
+            )
         if id(type(obj)) in self._open and type(obj) not in self.dispatch_table:
             return classes.making_instance(obj, self._is_made)
         special = _SPECIAL.get(type(obj))
@@ -80,7 +88,8 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return self._own[name]
 
     def _travels(self, obj: Any) -> bool:
-        """By value: what no module holds under its own name, and what a module of the program holds."""
+        """By value: what no module holds under its own name, and what a module of the program
+        holds."""
         found = cloudpickle._lookup_module_and_qualname(obj)
         return found is None or self._is_own(found[0])
 
@@ -89,23 +98,35 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         space = self._space(fn)
         used: list[tuple[ModuleType, dict[str, Any]]] = []
         if isinstance(space, ModuleType) and not self._is_own(space):
-            slots["__globals__"] = {}  # a closure of an installed module: its globals are that module's, there as here
+            slots[
+                "__globals__"
+            ] = {}  # a closure of an installed module: its globals are that module's, there as here
         else:
             used = list(self._used(fn, slots["__globals__"]).items())
         slots["__closure__"] = None  # the cells are part of the function from its beginning
-        name = fn.__name__ if isinstance(space, ModuleType) and vars(space).get(fn.__name__) is fn else None
+        name = (
+            fn.__name__
+            if isinstance(space, ModuleType) and vars(space).get(fn.__name__) is fn
+            else None
+        )
         made = fn.__code__, space, fn.__closure__
-        return self._filled_later(_make_function, made, (state, slots, used, name), _fill_function, fn)
+        return self._filled_later(
+            _make_function, made, (state, slots, used, name), _fill_function, fn
+        )
 
-    def _filled_later(self, make: Any, args: tuple[Any, ...], state: tuple[Any, ...], fill: Any, obj: Any) -> Any:
-        """``obj`` is made and filled; among the methods of a class it is made only, and filled when all of them are there."""
+    def _filled_later(
+        self, make: Any, args: tuple[Any, ...], state: tuple[Any, ...], fill: Any, obj: Any
+    ) -> Any:
+        """``obj`` is made and filled; among the methods of a class it is made only, and filled when
+        all of them are there."""
         if not self._later:
             return make, args, state, None, None, fill
         self._later[-1].append((fill, obj, state))
         return make, args
 
     def _space(self, fn: FunctionType) -> ModuleType | dict[str, Any]:
-        """The module whose globals ``fn`` has, or a fresh dict shared by all functions with the same globals."""
+        """The module whose globals ``fn`` has, or a fresh dict shared by all functions with the
+        same globals."""
         module = sys.modules.get(fn.__globals__.get("__name__", ""))
         if isinstance(module, ModuleType) and vars(module) is fn.__globals__:
             return module
@@ -113,14 +134,21 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return self._spaces.setdefault(id(fn.__globals__), facts)
 
     def _used(self, fn: FunctionType, names: Mapping[str, Any]) -> dict[ModuleType, dict[str, Any]]:
-        """Modules of the program that ``fn`` reads attributes of, each with those: attributes are told by their names alone."""
+        """Modules of the program that ``fn`` reads attributes of, each with those: attributes are
+        told by their names alone."""
         attributes, imported = _attributes(fn.__code__)
-        reached = [*names.values(), *_contents(fn.__closure__ or ()), *_imported(imported, fn.__globals__)]
+        reached = [
+            *names.values(),
+            *_contents(fn.__closure__ or ()),
+            *_imported(imported, fn.__globals__),
+        ]
         used: dict[ModuleType, dict[str, Any]] = {}
         while reached:
             module = reached.pop()
             if isinstance(module, ModuleType) and module not in used and self._is_own(module):
-                used[module] = {name: vars(module)[name] for name in sorted(attributes) if name in vars(module)}
+                used[module] = {
+                    name: vars(module)[name] for name in sorted(attributes) if name in vars(module)
+                }
                 reached += used[module].values()
         return used
 
@@ -132,8 +160,13 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return _make_module, (module.__name__, facts, parent)
 
     def _is_made(self, cls: type) -> bool:
-        """Whether a class is made again on the other side. cloudpickle names some in its own way (NoneType, FunctionType ...)."""
-        named = cls in cloudpickle._BUILTIN_TYPE_NAMES or cls in (type(None), type(Ellipsis), type(NotImplemented))
+        """Whether a class is made again on the other side. cloudpickle names some in its own way
+        (NoneType, FunctionType ...)."""
+        named = cls in cloudpickle._BUILTIN_TYPE_NAMES or cls in (
+            type(None),
+            type(Ellipsis),
+            type(NotImplemented),
+        )
         return not named and self._travels(cls)
 
     def _bare(self, cls: type) -> _Bare:
@@ -141,7 +174,11 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _class(self, cls: type) -> Any:
         meta: Any = type(cls)
-        family = [one for one in reversed((*cls.__mro__, *meta.__mro__)) if id(one) not in self._begun and self._is_made(one)]
+        family = [
+            one
+            for one in reversed((*cls.__mro__, *meta.__mro__))
+            if id(one) not in self._begun and self._is_made(one)
+        ]
         self._begun.update(map(id, family))
         if not family:
             return _first, (self._bare(cls),)
@@ -157,12 +194,21 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _methods(self, family: list[type]) -> Any:
         self._later.append([])
         self._open.update(map(id, family))
-        return _fill_classes, ([(self._bare(cls), classes.contents(cls)[0], self._home(cls)) for cls in family],)
+        return _fill_classes, (
+            [(self._bare(cls), classes.contents(cls)[0], self._home(cls)) for cls in family],
+        )
 
     def _left(self) -> Any:
-        # One after the other, and first what a key of a variable needs (__hash__, __eq__, __class__).
-        left = sorted(self._later.pop(), key=lambda given: isinstance(given[1], FunctionType) and given[1].__name__[:2] != "__")
-        return _first, (None, *(_Part(functools.partial(_given, _fill_now, given)) for given in left))
+        # One after the other, and first what a key of a variable needs (__hash__, __eq__,
+        # __class__).
+        left = sorted(
+            self._later.pop(),
+            key=lambda given: isinstance(given[1], FunctionType) and given[1].__name__[:2] != "__",
+        )
+        return _first, (
+            None,
+            *(_Part(functools.partial(_given, _fill_now, given)) for given in left),
+        )
 
     def _data(self, cls: type) -> Any:
         return _fill_classes, ([(self._bare(cls), classes.contents(cls)[1], None)],)
@@ -196,7 +242,8 @@ def _given(*found: Any) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _attributes(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """Names of attributes that ``code`` and the functions in it read, and of the modules they import."""
+    """Names of attributes that ``code`` and the functions in it read, and of the modules they
+    import."""
     attributes, imported = set(), set()
     for instruction in dis.get_instructions(code):
         if instruction.opname in _ATTRIBUTE_OPS:
@@ -218,7 +265,11 @@ def attributes_used(fn: FunctionType) -> list[str]:
 
 def globals_used(fn: FunctionType) -> dict[str, Any]:
     """The global variables that ``fn`` and the functions in it name, and that there are."""
-    return {name: fn.__globals__[name] for name in cloudpickle._extract_code_globals(fn.__code__) if name in fn.__globals__}
+    return {
+        name: fn.__globals__[name]
+        for name in cloudpickle._extract_code_globals(fn.__code__)
+        if name in fn.__globals__
+    }
 
 
 def _contents(cells: Iterable[CellType]) -> Iterator[Any]:
@@ -228,11 +279,18 @@ def _contents(cells: Iterable[CellType]) -> Iterator[Any]:
 
 
 def _imported(names: Iterable[str], space: Mapping[str, Any]) -> Iterator[ModuleType]:
-    """Modules imported already that an import statement with one of these names may mean, relative ones included."""
+    """Modules imported already that an import statement with one of these names may mean, relative
+    ones included."""
     package = space.get("__package__") or ""
-    parents = [package.rsplit(".", up)[0] for up in range(package.count(".") + 1)] if package else []
+    parents = (
+        [package.rsplit(".", up)[0] for up in range(package.count(".") + 1)] if package else []
+    )
     for name in names:
-        for candidate in (name, name.partition(".")[0], *(f"{parent}.{name}".rstrip(".") for parent in parents)):
+        for candidate in (
+            name,
+            name.partition(".")[0],
+            *(f"{parent}.{name}".rstrip(".") for parent in parents),
+        ):
             if isinstance(module := sys.modules.get(candidate), ModuleType):
                 yield module
 
@@ -253,22 +311,31 @@ _SPECIAL: dict[type, Callable[[Any], Any]] = {
     weakref.WeakValueDictionary: lambda found: (weakref.WeakValueDictionary, (dict(found),)),
     typing.TypeVar: _type_variable,
     typing.NewType: lambda found: (typing.NewType, (found.__name__, found.__supertype__)),
-    threading.local: lambda _: (threading.local, ()),  # a thread that is new to it finds it empty anyway
+    threading.local: lambda _: (
+        threading.local,
+        (),
+    ),  # a thread that is new to it finds it empty anyway
     type(dataclasses.MISSING): lambda _: "MISSING",  # compared by identity
-    functools.cached_property: lambda found: (_cached_property, (found.func, found.attrname)),  # holds a lock before Python 3.12
+    functools.cached_property: lambda found: (
+        _cached_property,
+        (found.func, found.attrname),
+    ),  # holds a lock before Python 3.12
 }
 
 
-# --- the other side --------------------------------------------------------------------------------------------
+# --- the other side -------------------------------------------------------------------------------
 
 
 class ProgramModule(ModuleType):
-    """A module of the user's program as it travelled: what functions use of it. Anything else is taken from the module itself,
-    imported when it is first asked for."""
+    """A module of the user's program as it travelled: what functions use of it. Anything else is
+    taken from the module itself, imported when it is first asked for."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or self.__name__ in MAIN:
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r} in a worker: no function names it")
+            raise AttributeError(
+                f"module {self.__name__!r} has no attribute {name!r} in a worker: no function "
+                f"names it"
+            )
         value = getattr(_imported_anew(self), name)
         setattr(self, name, value)
         return value
@@ -292,9 +359,14 @@ def _imported_anew(module: ProgramModule) -> ModuleType:
 
 
 def _from_its_file(module: ProgramModule) -> ModuleType:
-    """``module`` imported; not one of a library that has its name and comes before it on a worker's path."""
+    """``module`` imported; not one of a library that has its name and comes before it on a worker's
+    path."""
     name, file = module.__name__, vars(module).get("__file__")
-    spec = importlib.util.spec_from_file_location(name, file) if isinstance(file, str) and os.path.isfile(file) else None
+    spec = (
+        importlib.util.spec_from_file_location(name, file)
+        if isinstance(file, str) and os.path.isfile(file)
+        else None
+    )
     if spec is None or spec.loader is None:
         return importlib.import_module(name)
     sys.modules[name] = found = importlib.util.module_from_spec(spec)
@@ -311,7 +383,8 @@ _loading = _Loading()
 
 @contextmanager
 def loading_into(modules: dict[str, ModuleType]) -> Iterator[None]:
-    """What is unpickled inside finds, and puts, the program's modules here instead of in ``sys.modules``."""
+    """What is unpickled inside finds, and puts, the program's modules here instead of in
+    ``sys.modules``."""
     before, _loading.modules = _loading.modules, modules
     try:
         yield
@@ -331,7 +404,9 @@ def _make_module(name: str, facts: dict[str, Any], parent: ModuleType | None) ->
     return module
 
 
-def _make_function(code: CodeType, space: ModuleType | dict[str, Any], cells: tuple[CellType, ...] | None) -> FunctionType:
+def _make_function(
+    code: CodeType, space: ModuleType | dict[str, Any], cells: tuple[CellType, ...] | None
+) -> FunctionType:
     names = vars(space) if isinstance(space, ModuleType) else space
     names.setdefault("__builtins__", __builtins__)
     return FunctionType(code, names, None, None, cells)

@@ -1,8 +1,9 @@
 """Makes it harmless that a worker imports a program: what only the driver has takes every call.
 
-A worker rarely imports a program's modules, since they travel by value; it does for an import inside a function of a module that
-the driver never imported, for an attribute that no function names, and for an installed package. Then ``StreamsBuilder()``, Columns
-and a Spark session at module level must neither start a second Spark nor fail.
+A worker rarely imports a program's modules, since they travel by value; it does for an import
+inside a function of a module that the driver never imported, for an attribute that no function
+names, and for an installed package. Then ``StreamsBuilder()``, Columns and a Spark session at
+module level must neither start a second Spark nor fail.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ def in_worker() -> bool:
 
 
 def worker_imports_harmlessly() -> None:
-    """From now on this process is a worker. PySpark's Columns and sessions find a Spark that takes every call. Idempotent."""
+    """From now on this process is a worker. PySpark's Columns and sessions find a Spark that takes
+    every call. Idempotent."""
     if in_worker():
         return
     from pyspark import SparkContext
@@ -67,13 +69,16 @@ class Inert:
 
 
 class InertInstance(Inert):
-    """A `KafkaStreams` that a worker made while it imported a program: it may be there, it must not start."""
+    """A `KafkaStreams` that a worker made while it imported a program: it may be there, it must not
+    start."""
 
     def start(self, *_: Any, **__: Any) -> None:
         """Refused with the cure."""
         raise FatalError(
-            "a Spark Python worker imported a module that starts a KafkaStreams at once; put that line under "
-            "`if __name__ == '__main__':` or into a function, so that the module can be imported without running it",
+            "a Spark Python worker imported a module that starts a KafkaStreams at once; put that "
+            "line under "
+            "`if __name__ == '__main__':` or into a function, so that the module can be imported "
+            "without running it",
             code="EF-PROGRAM-IN-WORKER",
         )
 

@@ -2,9 +2,11 @@
 
 `belongs` is the rule, and pure; `is_own` collects a module's facts for it.
 
-A program's module has a file that is neither of the standard library, nor of an installed distribution, nor of everflow or Spark;
-or it has no file at all (a notebook, a console). An editable install is the program's: its files are where they are worked on.
-An installed module that holds a topology in a variable is a program, too: importing it would build the topology.
+A program's module has a file that is neither of the standard library, nor of an installed
+distribution, nor of everflow or Spark; or it has no file at all (a notebook, a console). An
+editable install is the program's: its files are where they are worked on.
+An installed module that holds a topology in a variable is a program, too: importing it would build
+the topology.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ TOPOLOGY_TYPES = frozenset(
 
 @dataclass(frozen=True)
 class ModuleFacts:
-    """``files``: the module's file, or the folders of a namespace package; none for what was made at run time or is built in.
+    """``files``: the module's file, or the folders of a namespace package; none for what was made
+    at run time or is built in.
     ``holds_topology``: one of its variables is a builder, a stream, a table or a topology."""
 
     name: str
@@ -42,9 +45,12 @@ class ModuleFacts:
     holds_topology: bool = False
 
 
-def belongs(facts: ModuleFacts, library: frozenset[str], recorded: Callable[[str, str], bool]) -> bool:
-    """Whether the module is the user's. ``library`` are the folders of the standard library; ``recorded(file, top)`` says whether
-    an installed distribution outside of a site-packages folder (``pip install --target``) lists the file's top-level package."""
+def belongs(
+    facts: ModuleFacts, library: frozenset[str], recorded: Callable[[str, str], bool]
+) -> bool:
+    """Whether the module is the user's. ``library`` are the folders of the standard library;
+    ``recorded(file, top)`` says whether an installed distribution outside of a site-packages folder
+    (``pip install --target``) lists the file's top-level package."""
     top = facts.name.partition(".")[0]
     if facts.name in MAIN:
         return True
@@ -59,11 +65,14 @@ def belongs(facts: ModuleFacts, library: frozenset[str], recorded: Callable[[str
     return not any(_is_installed(file, top, library, recorded) for file in facts.files)
 
 
-def _is_installed(file: str, top: str, library: frozenset[str], recorded: Callable[[str, str], bool]) -> bool:
+def _is_installed(
+    file: str, top: str, library: frozenset[str], recorded: Callable[[str, str], bool]
+) -> bool:
     path = PurePath(file)
     if INSTALLED_FOLDERS & set(path.parts):
         return True
-    # Folders of the standard library hold site-packages, but a folder above them, such as /usr, is nobody's in particular.
+    # Folders of the standard library hold site-packages, but a folder above them, such as /usr, is
+    # nobody's in particular.
     return any(str(parent) in library for parent in path.parents) or recorded(file, top)
 
 
@@ -73,20 +82,32 @@ def is_own(module: ModuleType) -> bool:
 
 
 def program_folders(path: Iterable[str]) -> list[str]:
-    """The entries of a Python path that are the program's: neither the standard library's, nor folders of installed packages."""
-    return [entry for entry in path if not _is_installed(str(PurePath(entry, "any.py")), "", _library(), _holds_packages)]
+    """The entries of a Python path that are the program's: neither the standard library's, nor
+    folders of installed packages."""
+    return [
+        entry
+        for entry in path
+        if not _is_installed(str(PurePath(entry, "any.py")), "", _library(), _holds_packages)
+    ]
 
 
 def called(cls: type, names: frozenset[str]) -> bool:
-    """Whether the class or one of its bases is called so; by name, so that nothing has to be imported for the question."""
+    """Whether the class or one of its bases is called so; by name, so that nothing has to be
+    imported for the question."""
     return any(f"{base.__module__}.{base.__qualname__}" in names for base in cls.__mro__)
 
 
 def _facts(module: ModuleType) -> ModuleFacts:
     file = getattr(module, "__file__", None)
-    files = (file,) if isinstance(file, str) else tuple(str(folder) for folder in getattr(module, "__path__", ()))
+    files = (
+        (file,)
+        if isinstance(file, str)
+        else tuple(str(folder) for folder in getattr(module, "__path__", ()))
+    )
     top = module.__name__.partition(".")[0]
-    held = top not in ENGINE and any(called(type(value), TOPOLOGY_TYPES) for value in tuple(vars(module).values()))
+    held = top not in ENGINE and any(
+        called(type(value), TOPOLOGY_TYPES) for value in tuple(vars(module).values())
+    )
     return ModuleFacts(module.__name__, files, held)
 
 
@@ -105,7 +126,9 @@ def _holds_packages(file: str, _: str) -> bool:
 
 
 def _recorded(file: str, top: str) -> bool:
-    folder = next((parent for parent in PurePath(file).parents if parent.name == top), PurePath(file)).parent
+    folder = next(
+        (parent for parent in PurePath(file).parents if parent.name == top), PurePath(file)
+    ).parent
     return top in _recorded_in(str(folder))
 
 

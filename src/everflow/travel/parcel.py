@@ -1,7 +1,7 @@
 """`Parcel`: the user's objects, pickled once in the driver, opened once in each worker process.
 
-Spark unpickles a job's function for every micro-batch; what is inside a parcel stays. So a variable of the program, such as a
-client made at first use, lives as long as its worker.
+Spark unpickles a job's function for every micro-batch; what is inside a parcel stays. So a variable
+of the program, such as a client made at first use, lives as long as its worker.
 """
 
 from __future__ import annotations
@@ -36,19 +36,23 @@ class Parcel:
 
     @staticmethod
     def of(content: Any) -> Parcel:
-        """Raises whatever an object raises that cannot be pickled; `everflow.travel.refusals.TravelCheck` says it in words."""
+        """Raises whatever an object raises that cannot be pickled;
+        `everflow.travel.refusals.TravelCheck` says it in words."""
         file = io.BytesIO()
         PortablePickler(file).dump(content)
-        # A name of its own even for equal content: an instance that starts again begins with its variables as they are then.
+        # A name of its own even for equal content: an instance that starts again begins with its
+        # variables as they are then.
         return Parcel(file.getvalue(), uuid.uuid4().hex)
 
     def copy(self) -> Any:
-        """The content as a worker would have it, new with each call; the modules of this process stay as they are."""
+        """The content as a worker would have it, new with each call; the modules of this process
+        stay as they are."""
         with loading_into({}):
             return pickle.loads(self.data)
 
     def open(self) -> Any:
-        """The content; in a worker process only, whose modules of the program become this parcel's. The same objects each time.
+        """The content; in a worker process only, whose modules of the program become this parcel's.
+        The same objects each time.
 
         Raises FatalError where the content needs something that a worker has not.
         """
@@ -73,22 +77,37 @@ class Parcel:
         except Exception as error:
             _forget_programs()
             raise FatalError(_failed(error), code="EF-PROGRAM-IN-WORKER") from error
-        return content, {name: module for name, module in sys.modules.items() if before.get(name) is not module and is_own(module)}
+        return content, {
+            name: module
+            for name, module in sys.modules.items()
+            if before.get(name) is not module and is_own(module)
+        }
 
 
 def _forget_programs() -> None:
-    """Modules of other programs, or of an earlier version of this one, that this process had: each parcel brings its own."""
+    """Modules of other programs, or of an earlier version of this one, that this process had: each
+    parcel brings its own."""
     _current.clear()
-    # All are known before the first goes: a package without __init__ looks for its parent when it is asked where it lies.
-    for name in [name for name, module in list(sys.modules.items()) if isinstance(module, ModuleType) and is_own(module)]:
+    # All are known before the first goes: a package without __init__ looks for its parent when it
+    # is asked where it lies.
+    for name in [
+        name
+        for name, module in list(sys.modules.items())
+        if isinstance(module, ModuleType) and is_own(module)
+    ]:
         del sys.modules[name]
     sys.modules["__main__"] = _workers_main
 
 
 def _failed(error: Exception) -> str:
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<")
+    ]
     at = f"\n  at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return (
-        f"a Spark Python worker cannot build the program: {type(error).__name__}: {error}; what a function uses must be there "
+        f"a Spark Python worker cannot build the program: {type(error).__name__}: {error}; what a "
+        f"function uses must be there "
         f"for the Python of the workers too ({sys.executable}){at}"
     )

@@ -32,11 +32,25 @@ DRIVER_TYPES = _SPARK_TYPES | TOPOLOGY_TYPES | {"everflow.dsl.grouped.KGroupedSt
 
 _DEPTH = 12
 _AT_FIRST_USE = (
-    "make it inside the function, or once per worker at first use, in a function with @functools.cache that returns it"
+    "make it inside the function, or once per worker at first use, in a function with "
+    "@functools.cache that returns it"
 )
 _CURES = (
-    (TOPOLOGY_TYPES, "the topology exists in the driver only; what a function remembers belongs into an aggregate or a table"),
-    (_SPARK_TYPES, "Spark exists in the driver only: use a Column in place of the function, or collect what it needs before"),
+    (
+        TOPOLOGY_TYPES,
+        (
+            "the topology exists in the driver only; what a function remembers belongs into an "
+            "aggregate or a table"
+        ),
+    ),
+    (
+        _SPARK_TYPES,
+        (
+            "Spark exists in the driver only: use a Column in place of the function, or collect "
+            "what "
+            "it needs before"
+        ),
+    ),
 )
 
 
@@ -71,12 +85,15 @@ class TravelCheck:
         self._pickler = _pickler()
 
     def require(self, taken: Mapping[str, object], operator: str, where: str | None) -> None:
-        """TopologyError unless what a node takes can travel: what is taken by its name, the operator or node, the user's line."""
+        """TopologyError unless what a node takes can travel: what is taken by its name, the
+        operator or node, the user's line."""
         try:
             self._pickler.dump(taken)
         except Exception as error:
             self._pickler = _pickler()  # it remembers objects that it did not finish
-            raise TopologyError(f"{operator}: {_in_words(taken, error)}", where=where, code="EF-NOT-PORTABLE") from None
+            raise TopologyError(
+                f"{operator}: {_in_words(taken, error)}", where=where, code="EF-NOT-PORTABLE"
+            ) from None
 
 
 def _pickler() -> PortablePickler:
@@ -125,7 +142,9 @@ def _what(culprit: object, error: Exception) -> str:
 
 def _cure(culprit: object) -> str:
     if isinstance(culprit, io.IOBase):
-        return "open it inside the function, or read it before and let the function use what was read"
+        return (
+            "open it inside the function, or read it before and let the function use what was read"
+        )
     for types, cure in _CURES:
         if called(type(culprit), types):
             return cure
@@ -159,9 +178,17 @@ def _children(obj: object) -> Iterator[tuple[str, object]]:
     elif isinstance(obj, list | tuple | set | frozenset):
         yield from ((f"[{index}]", item) for index, item in enumerate(obj))
     elif isinstance(obj, type):
-        yield from [(f".{name}", value) for name, value in vars(obj).items() if not name.startswith("__weakref")]
+        yield from [
+            (f".{name}", value)
+            for name, value in vars(obj).items()
+            if not name.startswith("__weakref")
+        ]
     elif is_dataclass(obj):
-        yield from ((_shown(obj, field.name), getattr(obj, field.name)) for field in fields(obj) if hasattr(obj, field.name))
+        yield from (
+            (_shown(obj, field.name), getattr(obj, field.name))
+            for field in fields(obj)
+            if hasattr(obj, field.name)
+        )
     else:
         yield from ((f".{name}", value) for name, value in _attributes_of(obj))
 
@@ -193,6 +220,9 @@ def _used_by(fn: FunctionType) -> Iterator[tuple[str, object]]:
         else:
             yield f"the variable {name}", value
     with_default = fn.__code__.co_varnames[: fn.__code__.co_argcount][-len(fn.__defaults__ or ()) :]
-    defaults = {**dict(zip(with_default, fn.__defaults__ or (), strict=False)), **(fn.__kwdefaults__ or {})}
+    defaults = {
+        **dict(zip(with_default, fn.__defaults__ or (), strict=False)),
+        **(fn.__kwdefaults__ or {}),
+    }
     yield from ((f"the default of {name}", one) for name, one in defaults.items())
     yield from ((f"its attribute {name}", one) for name, one in vars(fn).items())

@@ -1,4 +1,5 @@
-"""One broker for the crash tests of a module; every application has topics and a state folder of its own."""
+"""One broker for the crash tests of a module; every application has topics and a state folder of
+its own."""
 
 from __future__ import annotations
 

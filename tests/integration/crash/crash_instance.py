@@ -1,4 +1,5 @@
-"""A real instance in a process of its own, which tests stop at named points, kill, restart and check."""
+"""A real instance in a process of its own, which tests stop at named points, kill, restart and
+check."""
 
 from __future__ import annotations
 
@@ -50,9 +51,11 @@ class Read:
 
 @dataclass
 class Application:
-    """An application on a broker: its topics, its state folder, its running instance, and what it should have done.
+    """An application on a broker: its topics, its state folder, its running instance, and what it
+    should have done.
 
-    ``sent`` are the records (key, value) produced so far. Owned by one test at a time; `close` ends all its processes.
+    ``sent`` are the records (key, value) produced so far. Owned by one test at a time; `close` ends
+    all its processes.
     """
 
     name: str
@@ -93,7 +96,11 @@ class Application:
         return [TopicPartition(input_topic(self.name), p) for p in range(PARTITIONS)]
 
     def outputs(self) -> list[TopicPartition]:
-        return [TopicPartition(topic(self.name), p) for topic in (copies_topic, counts_topic) for p in range(PARTITIONS)]
+        return [
+            TopicPartition(topic(self.name), p)
+            for topic in (copies_topic, counts_topic)
+            for p in range(PARTITIONS)
+        ]
 
     def changelogs(self) -> list[TopicPartition]:
         return [TopicPartition(f"{self.name}-{COUNTS}-changelog", p) for p in range(PARTITIONS)]
@@ -111,7 +118,9 @@ class Application:
             "the instance to run",
             self.history,
         )
-        assert process.poll() is None, f"the instance ended with {process.returncode}\n" + "\n".join(self.history())
+        assert process.poll() is None, (
+            f"the instance ended with {process.returncode}\n" + "\n".join(self.history())
+        )
         self.family()
 
     def launch(self, **settings: Any) -> None:
@@ -128,9 +137,16 @@ class Application:
             **settings,
         }
         environment = {**os.environ, ENVIRONMENT_VARIABLE: str(self.points)}
-        command = [sys.executable, str(HERE / "crash_topologies.py"), self.program, json.dumps(config)]
+        command = [
+            sys.executable,
+            str(HERE / "crash_topologies.py"),
+            self.program,
+            json.dumps(config),
+        ]
         with self.log.open("ab") as log, (self.folder / "states").open("ab") as states:
-            self.process = subprocess.Popen(command, cwd=HERE, env=environment, stdout=states, stderr=log)
+            self.process = subprocess.Popen(
+                command, cwd=HERE, env=environment, stdout=states, stderr=log
+            )
 
     def _states(self) -> list[str]:
         path = self.folder / "states"
@@ -157,19 +173,29 @@ class Application:
     def family(self) -> list[psutil.Process]:
         """All processes the instance has started and that still live; remembered for `close`."""
         with suppress(psutil.NoSuchProcess):
-            self._family += [p for p in psutil.Process(self.driver).children(recursive=True) if p not in self._family]
+            self._family += [
+                p
+                for p in psutil.Process(self.driver).children(recursive=True)
+                if p not in self._family
+            ]
         return [p for p in self._family if p.is_running()]
 
     def jvm(self) -> int:
         """Pid of Spark's JVM."""
-        pids: list[int] = [p.pid for p in psutil.Process(self.driver).children(recursive=True) if p.name() == "java"]
+        pids: list[int] = [
+            p.pid
+            for p in psutil.Process(self.driver).children(recursive=True)
+            if p.name() == "java"
+        ]
         return pids[0]
 
     def wait_end(self, timeout_s: float = 30.0) -> int:
         """Wait for the instance's process to end; its exit code."""
         assert self.process is not None
         process = self.process
-        wait_until(lambda: process.poll() is not None, timeout_s, "the instance to end", self.history)
+        wait_until(
+            lambda: process.poll() is not None, timeout_s, "the instance to end", self.history
+        )
         return int(process.returncode)
 
     def stop(self) -> int:
@@ -213,7 +239,13 @@ class Application:
 
     def produce(self, records: Sequence[tuple[str, str]]) -> None:
         """Append to the input topic; partitions by the key's hash."""
-        producer = Producer({"bootstrap.servers": self.broker.bootstrap_servers, "linger.ms": 5, "partitioner": "murmur2_random"})
+        producer = Producer(
+            {
+                "bootstrap.servers": self.broker.bootstrap_servers,
+                "linger.ms": 5,
+                "partitioner": "murmur2_random",
+            }
+        )
         for key, value in records:
             producer.produce(input_topic(self.name), value, key)
             producer.poll(0)
@@ -221,7 +253,8 @@ class Application:
         self.sent += records
 
     def produce_at_once(self, records: Sequence[tuple[str, str]]) -> None:
-        """Append to the first input partition in one transaction: a committed reader sees all of them or none."""
+        """Append to the first input partition in one transaction: a committed reader sees all of
+        them or none."""
         identity = {"transactional.id": f"{self.name}-input", "linger.ms": 5}
         producer = Producer({"bootstrap.servers": self.broker.bootstrap_servers, **identity})
         producer.init_transactions(30)
@@ -232,20 +265,29 @@ class Application:
         producer.commit_transaction(30)
         self.sent += records
 
-    def ends(self, partitions: Iterable[TopicPartition], isolation: Any) -> dict[TopicPartition, int]:
+    def ends(
+        self, partitions: Iterable[TopicPartition], isolation: Any
+    ) -> dict[TopicPartition, int]:
         """Ends of logs."""
         return self.admin.end_offsets(list(partitions), isolation)
 
     def committed(self, *, stable: bool = True) -> dict[TopicPartition, int]:
-        """The group's offsets on the input, 0 where there is none; ``stable`` waits for open transactions to end."""
+        """The group's offsets on the input, 0 where there is none; ``stable`` waits for open
+        transactions to end."""
         asked = self.inputs()
         if stable:
             found = self.admin.committed(self.name, asked, 30.0)
             return {tp: found[tp].offset if tp in found else 0 for tp in asked}
-        isolation = {"group.id": self.name, "isolation.level": "read_uncommitted", "enable.auto.commit": False}
+        isolation = {
+            "group.id": self.name,
+            "isolation.level": "read_uncommitted",
+            "enable.auto.commit": False,
+        }
         reader = Consumer({"bootstrap.servers": self.broker.bootstrap_servers, **isolation})
         try:
-            answers = reader.committed([ClientPartition(tp.topic, tp.partition) for tp in asked], timeout=30)
+            answers = reader.committed(
+                [ClientPartition(tp.topic, tp.partition) for tp in asked], timeout=30
+            )
         finally:
             reader.close()
         return {TopicPartition(a.topic, a.partition): max(0, a.offset) for a in answers}
@@ -253,14 +295,17 @@ class Application:
     def drain(self) -> None:
         """Wait until all input is committed and the stores have followed."""
         self.drain_committed()
-        wait_until(self.stores_follow, DRAIN_S, "the stores to hold all that is committed", self.history)
+        wait_until(
+            self.stores_follow, DRAIN_S, "the stores to hold all that is committed", self.history
+        )
 
     def drain_committed(self) -> None:
         """Wait until all input is committed."""
         ends = self.ends(self.inputs(), "read_uncommitted")
 
         def drained() -> bool:
-            # Beyond these ends where the markers of a transaction of the input have landed since (KAFKA-10167).
+            # Beyond these ends where the markers of a transaction of the input have landed since
+            # (KAFKA-10167).
             committed = self.committed()
             return all(committed.get(tp, -1) >= end for tp, end in ends.items())
 
@@ -277,8 +322,18 @@ class Application:
     def read(self, tp: TopicPartition, isolation: str = "read_committed") -> list[Read]:
         """All records of a partition up to its present end."""
         end = self.ends([tp], isolation)[tp]
-        settings = {"group.id": f"{self.name}-check", "isolation.level": isolation, "enable.auto.commit": False}
-        reader = Consumer({"bootstrap.servers": self.broker.bootstrap_servers, "auto.offset.reset": "earliest", **settings})
+        settings = {
+            "group.id": f"{self.name}-check",
+            "isolation.level": isolation,
+            "enable.auto.commit": False,
+        }
+        reader = Consumer(
+            {
+                "bootstrap.servers": self.broker.bootstrap_servers,
+                "auto.offset.reset": "earliest",
+                **settings,
+            }
+        )
         found: list[Read] = []
         try:
             reader.assign([ClientPartition(tp.topic, tp.partition, 0)])
@@ -288,8 +343,17 @@ class Application:
                 nonlocal position
                 for message in reader.consume(1000, timeout=0.2):
                     assert message.error() is None
-                    found.append(Read(message.key(), message.value(), message.timestamp()[1], message.offset() or 0))
-                position = max(position, reader.position([ClientPartition(tp.topic, tp.partition)])[0].offset)
+                    found.append(
+                        Read(
+                            message.key(),
+                            message.value(),
+                            message.timestamp()[1],
+                            message.offset() or 0,
+                        )
+                    )
+                position = max(
+                    position, reader.position([ClientPartition(tp.topic, tp.partition)])[0].offset
+                )
                 return position >= end
 
             if end:
@@ -300,12 +364,17 @@ class Application:
 
     def read_all(self, topic: str, isolation: str = "read_committed") -> list[Read]:
         """`read` of every partition of a topic."""
-        return [record for p in range(PARTITIONS) for record in self.read(TopicPartition(topic, p), isolation)]
+        return [
+            record
+            for p in range(PARTITIONS)
+            for record in self.read(TopicPartition(topic, p), isolation)
+        ]
 
     # --- stores ----------------------------------------------------------------------------------
 
     def store_paths(self) -> dict[int, tuple[str, int]]:
-        """Partition -> (folder name, inode of the data file) of its store: a wiped or rebuilt store has others."""
+        """Partition -> (folder name, inode of the data file) of its store: a wiped or rebuilt store
+        has others."""
         found = {}
         for partition in range(PARTITIONS):
             folders = sorted((self.state / f"0_{partition}").glob(f"{COUNTS}-*"))
@@ -348,9 +417,14 @@ class Application:
         self.check_stores()
 
     def check_outputs(self) -> None:
-        """Every record was copied once; the updates of a key rise to its true count and end there."""
-        copies = Counter[Pair]((record.key, record.value) for record in self.read_all(copies_topic(self.name)))
-        expected = Counter[Pair](self.foreign) + Counter[Pair]((key.encode(), value.encode()) for key, value in self.sent)
+        """Every record was copied once; the updates of a key rise to its true count and end
+        there."""
+        copies = Counter[Pair](
+            (record.key, record.value) for record in self.read_all(copies_topic(self.name))
+        )
+        expected = Counter[Pair](self.foreign) + Counter[Pair](
+            (key.encode(), value.encode()) for key, value in self.sent
+        )
         lost, doubled = expected - copies, copies - expected
         assert not lost, f"lost {lost.total()}: {lost.most_common(10)}"
         assert not doubled, f"doubled {doubled.total()}: {doubled.most_common(10)}"
@@ -370,7 +444,10 @@ class Application:
         for partition in range(PARTITIONS):
             content = self.store_content(partition)
             assert content == self.changelog_fold(partition)
-            counts |= {key.decode(): int.from_bytes(unpack_value(stored)[1], "big") for key, stored in content.items()}
+            counts |= {
+                key.decode(): int.from_bytes(unpack_value(stored)[1], "big")
+                for key, stored in content.items()
+            }
         assert counts == Counter(key for key, _ in self.sent)
 
 

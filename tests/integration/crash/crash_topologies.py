@@ -1,4 +1,5 @@
-"""The programs that the crash tests kill, and the process that runs one of them: ``python -m crash_topologies NAME SETTINGS``.
+"""The programs that the crash tests kill, and the process that runs one of them: ``python -m
+crash_topologies NAME SETTINGS``.
 
 Topics are named after the application, so that every test has its own.
 """
@@ -48,7 +49,9 @@ def column_that_fails_on_bad(application: str) -> StreamsBuilder:
     builder = StreamsBuilder()
     records = builder.stream(input_topic(application), key=serdes.string(), value=serdes.string())
     value = F.col("value")
-    checked = records.map_values(F.when(value == "bad", value.cast("int").cast("string")).otherwise(value))
+    checked = records.map_values(
+        F.when(value == "bad", value.cast("int").cast("string")).otherwise(value)
+    )
     checked.to(copies_topic(application))
     checked.group_by_key().count(store=COUNTS).to_stream().to(counts_topic(application))
     return builder
@@ -72,7 +75,8 @@ def refuse_bad(value: str) -> str:
 
 
 def _cancel_jobs() -> None:
-    """On SIGUSR2: fail the running Spark jobs without touching their Python workers (scenario 34)."""
+    """On SIGUSR2: fail the running Spark jobs without touching their Python workers (scenario
+    34)."""
     get_session().sparkContext.cancelAllJobs()
 
 
@@ -84,7 +88,8 @@ PROGRAMS = {
 
 
 def main(name: str, settings: dict[str, Any]) -> None:
-    """Run the program until SIGTERM; states go to standard output, everything else to standard error."""
+    """Run the program until SIGTERM; states go to standard output, everything else to standard
+    error."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.ERROR)
     logging.getLogger("kafka").setLevel(logging.WARNING)

@@ -1,8 +1,9 @@
 """kill -9 at every named point of a micro-batch, of each kind of process: I2, I3, I6.
 
-Every case stops a worker at the point, proves there that the batch is half done, kills, and then holds outputs and stores
-against what an undisturbed run makes of the same input. A killed worker is the instance's own affair; after the death of the
-driver or of the JVM the instance is started again.
+Every case stops a worker at the point, proves there that the batch is half done, kills, and then
+holds outputs and stores against what an undisturbed run makes of the same input. A killed worker is
+the instance's own affair; after the death of the driver or of the JVM the instance is started
+again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ import pytest
 
 from everflow.records import TopicPartition
 from everflow.runtime.thread.worker_processes import alive
-from everflow.runtime.worker.crash_points import APPLYING, BEFORE_TRANSACTION, COMMITTED, FIRST_RECORD, NAMES, OFFSETS_SENT
+from everflow.runtime.worker.crash_points import (
+    APPLYING,
+    BEFORE_TRANSACTION,
+    COMMITTED,
+    FIRST_RECORD,
+    NAMES,
+    OFFSETS_SENT,
+)
 from everflow.testing.broker import EmbeddedBroker
 from everflow.testing.waiting import wait_until
 from integration.crash.crash_instance import Application, kill, records
@@ -24,13 +32,19 @@ from integration.crash.crash_topologies import copies_topic
 
 WORKER, DRIVER, JVM = "worker", "driver", "jvm"
 QUICK = {(WORKER, FIRST_RECORD), (WORKER, APPLYING), (DRIVER, OFFSETS_SENT), (JVM, COMMITTED)}
-"""The slice in the default suite; `./run test --all` has all 15, by both ways of running a batch (design note 004)."""
+"""The slice in the default suite; `./run test --all` has all 15, by both ways of running a batch
+(design note 004)."""
 
 RESIDENT, SPARK_JOB = "resident", "spark-job"
 WAYS = {RESIDENT: {}, SPARK_JOB: {"resident.max.records": 0}}
 
 CASES = [
-    pytest.param(way, victim, point, marks=() if (victim, point) in QUICK and way == RESIDENT else pytest.mark.slow)
+    pytest.param(
+        way,
+        victim,
+        point,
+        marks=() if (victim, point) in QUICK and way == RESIDENT else pytest.mark.slow,
+    )
     for way in WAYS
     for victim in (WORKER, DRIVER, JVM)
     for point in NAMES
@@ -39,14 +53,19 @@ KEYS = 7
 
 
 @pytest.fixture(scope="module")
-def of_victim(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, str], Application]]:
-    """One application for all cases of a way and a victim: a case finds it running, drained and right, whatever came before."""
+def of_victim(
+    broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str, str], Application]]:
+    """One application for all cases of a way and a victim: a case finds it running, drained and
+    right, whatever came before."""
     made: dict[tuple[str, str], Application] = {}
 
     def get(way: str, victim: str) -> Application:
         if (way, victim) not in made:
             name = f"{victim}{uuid.uuid4().hex[:8]}"
-            made[way, victim] = Application(name, broker, tmp_path_factory.mktemp("crash") / name, settings=WAYS[way])
+            made[way, victim] = Application(
+                name, broker, tmp_path_factory.mktemp("crash") / name, settings=WAYS[way]
+            )
         return made[way, victim]
 
     yield get
@@ -55,15 +74,23 @@ def of_victim(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.mark.parametrize(("way", "victim", "point"), CASES)
-def test_nothing_is_lost_doubled_or_wiped(way: str, victim: str, point: str, of_victim: Callable[[str, str], Application]) -> None:
-    """Scenario 11's kill, and 32's unknown outcome: between send_offsets and commit, and after the commit."""
+def test_nothing_is_lost_doubled_or_wiped(
+    way: str, victim: str, point: str, of_victim: Callable[[str, str], Application]
+) -> None:
+    """Scenario 11's kill, and 32's unknown outcome: between send_offsets and commit, and after the
+    commit."""
     app = of_victim(way, victim)
     if not app.running:
         app.start()
     app.produce(records(KEYS, 60, f"{point}-before"))
     app.drain()
     app.check()
-    stores, positions, committed, copied = app.store_paths(), app.positions(), app.committed(), _copies(app)
+    stores, positions, committed, copied = (
+        app.store_paths(),
+        app.positions(),
+        app.committed(),
+        _copies(app),
+    )
 
     app.arm(point)
     app.produce(records(KEYS, 60, f"{point}-hit"))
@@ -87,10 +114,16 @@ def test_nothing_is_lost_doubled_or_wiped(way: str, victim: str, point: str, of_
     app.check()
     assert app.store_paths() == stores, "a store was wiped or rebuilt"
     assert (app.driver == driver) == (victim == WORKER)
-    wait_until(lambda: not [pid for pid in orphans if alive(pid)], 10, f"no process of the old instance {orphans} to be left")
+    wait_until(
+        lambda: not [pid for pid in orphans if alive(pid)],
+        10,
+        f"no process of the old instance {orphans} to be left",
+    )
 
 
-def test_an_undisturbed_run_passes_the_same_check(of_victim: Callable[[str, str], Application]) -> None:
+def test_an_undisturbed_run_passes_the_same_check(
+    of_victim: Callable[[str, str], Application],
+) -> None:
     """Also after a clean stop: the check itself is right, and a stop leaves what a crash leaves."""
     app = of_victim(RESIDENT, WORKER)
     if not app.running:
@@ -125,7 +158,9 @@ def _prove_half_done(
 ) -> None:
     """The batch has come as far as its name says and no further; no store has moved (D5)."""
     assert app.positions() == positions, "a store moved before its time"
-    stable, ends = (app.ends(app.outputs(), isolation) for isolation in ("read_committed", "read_uncommitted"))
+    stable, ends = (
+        app.ends(app.outputs(), isolation) for isolation in ("read_committed", "read_uncommitted")
+    )
     if point == BEFORE_TRANSACTION:
         assert stable == ends
         assert _copies(app) == copied

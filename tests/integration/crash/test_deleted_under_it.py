@@ -1,4 +1,5 @@
-"""Somebody deletes what a running instance stands on: it stops and says so, it does not stand still."""
+"""Somebody deletes what a running instance stands on: it stops and says so, it does not stand
+still."""
 
 from __future__ import annotations
 
@@ -37,10 +38,14 @@ def test_a_state_folder_deleted_under_the_instance_stops_it_and_a_restart_restor
 
 
 @pytest.mark.slow
-def test_a_changelog_deleted_under_the_instance_stops_it_soon(application: Callable[..., Application]) -> None:
+def test_a_changelog_deleted_under_the_instance_stops_it_soon(
+    application: Callable[..., Application],
+) -> None:
     app = busy(application())
     changelog = app.changelogs()[0].topic
     app.admin.delete_topics([changelog])
     app.produce([(key, "two") for key in KEYS])
     assert app.wait_end(45.0) != 0
-    assert f"[EF-INTERNAL-TOPIC] Topic {changelog} was deleted while the application ran" in app.said()
+    assert (
+        f"[EF-INTERNAL-TOPIC] Topic {changelog} was deleted while the application ran" in app.said()
+    )

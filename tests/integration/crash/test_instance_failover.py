@@ -1,4 +1,5 @@
-"""An instance and all its processes vanish in the middle of a transaction: who takes over ends it and goes on (scenario 11)."""
+"""An instance and all its processes vanish in the middle of a transaction: who takes over ends it
+and goes on (scenario 11)."""
 
 from __future__ import annotations
 
@@ -26,8 +27,12 @@ def tree(pid: int) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
-def test_the_gap_after_a_kill_is_the_session_time_out_not_the_transactions(application: Callable[..., Application]) -> None:
-    app = application(settings={"session.timeout.ms": SESSION_MS, "transaction.timeout.ms": TRANSACTION_MS})
+def test_the_gap_after_a_kill_is_the_session_time_out_not_the_transactions(
+    application: Callable[..., Application],
+) -> None:
+    app = application(
+        settings={"session.timeout.ms": SESSION_MS, "transaction.timeout.ms": TRANSACTION_MS}
+    )
     app.start(**{"state.dir": str(app.folder / "one")})
     one = app.process
     assert one is not None
@@ -38,7 +43,9 @@ def test_the_gap_after_a_kill_is_the_session_time_out_not_the_transactions(appli
     assert two is not None
 
     def both_work() -> bool:
-        return app.said().count("runs tasks") >= 3  # both; the first alone with one of them; the second with the other
+        return (
+            app.said().count("runs tasks") >= 3
+        )  # both; the first alone with one of them; the second with the other
 
     wait_until(both_work, 60, "a task on each instance", app.history)
     app.drain_committed()
@@ -57,11 +64,18 @@ def test_the_gap_after_a_kill_is_the_session_time_out_not_the_transactions(appli
     def taken_over() -> bool:
         return all(offset >= ends[tp] for tp, offset in app.committed(stable=False).items())
 
-    wait_until(taken_over, TRANSACTION_MS / 1000, "the tasks of the instance that is gone to be processed", app.history)
+    wait_until(
+        taken_over,
+        TRANSACTION_MS / 1000,
+        "the tasks of the instance that is gone to be processed",
+        app.history,
+    )
     gap = time.monotonic() - killed
     print(f"gap {gap:.1f} s with a session time-out of {SESSION_MS / 1000:g} s")
     assert gap <= SESSION_MS / 1000 + TAKEOVER_S, app.history()
     ended = "Ended the open transactions of instances that are gone"
-    wait_until(lambda: ended in app.said(), 10, "the log to say who ended the transactions", app.history)
+    wait_until(
+        lambda: ended in app.said(), 10, "the log to say who ended the transactions", app.history
+    )
     app.drain_committed()
     app.check_outputs()

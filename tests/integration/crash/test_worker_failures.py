@@ -1,4 +1,5 @@
-"""What happens around a micro-batch that fails while its instance lives: other readers, zombies, late failures, idleness.
+"""What happens around a micro-batch that fails while its instance lives: other readers, zombies,
+late failures, idleness.
 
 Real broker, real Spark. The cheap cases share one running application.
 """
@@ -26,11 +27,14 @@ from integration.crash.crash_topologies import copies_topic, input_topic
 
 KEYS = 5
 SPARK_IDLE_S = 60.0
-"""Spark ends Python workers that were idle for a minute; the figure is fixed in its PythonWorkerFactory."""
+"""Spark ends Python workers that were idle for a minute; the figure is fixed in its
+PythonWorkerFactory."""
 
 
 @pytest.fixture(scope="module")
-def shared(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
+def shared(
+    broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Application]:
     name = f"shared{uuid.uuid4().hex[:8]}"
     app = Application(name, broker, tmp_path_factory.mktemp("crash") / name)
     yield app
@@ -47,8 +51,11 @@ def app(shared: Application) -> Application:
     return shared
 
 
-def test_a_worker_killed_in_a_transaction_delays_other_readers_less_than_two_seconds(app: Application) -> None:
-    """Scenario 11: the instance fences the dead worker's transaction at once, it does not time out."""
+def test_a_worker_killed_in_a_transaction_delays_other_readers_less_than_two_seconds(
+    app: Application,
+) -> None:
+    """Scenario 11: the instance fences the dead worker's transaction at once, it does not time
+    out."""
     app.arm(OFFSETS_SENT)
     app.produce(records(KEYS, 20, "reader"))
     worker = app.wait_reached(OFFSETS_SENT)
@@ -59,14 +66,27 @@ def test_a_worker_killed_in_a_transaction_delays_other_readers_less_than_two_sec
     other = Producer(bootstrap)
     other.produce(topic, b"probe", b"probe", held[0].partition)
     assert other.flush(10) == 0
-    reader = Consumer({**bootstrap, "group.id": "other", "isolation.level": "read_committed", "enable.auto.commit": False})
+    reader = Consumer(
+        {
+            **bootstrap,
+            "group.id": "other",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+        }
+    )
     try:
         start = app.ends([held[0]], "read_committed")[held[0]]
         reader.assign([ClientPartition(topic, held[0].partition, start)])
-        assert not [m for m in reader.consume(100, timeout=1.0) if m.value() == b"probe"], "the reader was not held up"
+        assert not [m for m in reader.consume(100, timeout=1.0) if m.value() == b"probe"], (
+            "the reader was not held up"
+        )
         kill(worker)
         killed = time.monotonic()
-        wait_until(lambda: [m for m in reader.consume(100, timeout=0.05) if m.value() == b"probe"], 30, "the other record")
+        wait_until(
+            lambda: [m for m in reader.consume(100, timeout=0.05) if m.value() == b"probe"],
+            30,
+            "the other record",
+        )
         delay_s = time.monotonic() - killed
     finally:
         reader.close()
@@ -77,7 +97,8 @@ def test_a_worker_killed_in_a_transaction_delays_other_readers_less_than_two_sec
 
 
 def test_the_sink_of_a_failed_job_is_ended_before_the_retry(app: Application) -> None:
-    """Scenarios 34 and 9: Spark lets it live (it would reach its commit later), and must not run it again by itself."""
+    """Scenarios 34 and 9: Spark lets it live (it would reach its commit later), and must not run it
+    again by itself."""
     app.arm(FIRST_RECORD)
     app.produce(records(KEYS, 20, "zombie"))
     worker = app.wait_reached(FIRST_RECORD)
@@ -91,7 +112,8 @@ def test_the_sink_of_a_failed_job_is_ended_before_the_retry(app: Application) ->
 
 
 def test_a_commit_whose_answer_is_lost_is_found_out_from_the_log(app: Application) -> None:
-    """Scenario 32: EndTxn is on its way when the worker dies; whatever the broker makes of it is found and respected."""
+    """Scenario 32: EndTxn is on its way when the worker dies; whatever the broker makes of it is
+    found and respected."""
     app.arm(OFFSETS_SENT)
     app.produce(records(KEYS, 20, "unknown"))
     worker = app.wait_reached(OFFSETS_SENT)
@@ -99,10 +121,16 @@ def test_a_commit_whose_answer_is_lost_is_found_out_from_the_log(app: Applicatio
     (broker,) = psutil.Process(app.broker._guard.pid).children()
     app.broker.pause()
     try:
-        wait_until(lambda: broker.status() == psutil.STATUS_STOPPED, 10, "the broker to stand still")
+        wait_until(
+            lambda: broker.status() == psutil.STATUS_STOPPED, 10, "the broker to stand still"
+        )
         waiting = _unread_bytes(worker)
         app.go(OFFSETS_SENT)
-        wait_until(lambda: _unread_bytes(worker) > waiting, 20, "the commit request to lie in the broker's socket")
+        wait_until(
+            lambda: _unread_bytes(worker) > waiting,
+            20,
+            "the commit request to lie in the broker's socket",
+        )
         kill(worker)
     finally:
         app.broker.resume()
@@ -113,8 +141,14 @@ def test_a_commit_whose_answer_is_lost_is_found_out_from_the_log(app: Applicatio
 
 
 def test_nothing_is_read_beyond_an_open_transaction_of_the_input(app: Application) -> None:
-    """Scenario 5: ranges end at the last stable offset; what was open is read when its writer commits."""
-    foreign = Producer({"bootstrap.servers": app.broker.bootstrap_servers, "transactional.id": f"{app.name}-writer"})
+    """Scenario 5: ranges end at the last stable offset; what was open is read when its writer
+    commits."""
+    foreign = Producer(
+        {
+            "bootstrap.servers": app.broker.bootstrap_servers,
+            "transactional.id": f"{app.name}-writer",
+        }
+    )
     foreign.init_transactions(30)
     foreign.begin_transaction()
     for partition in range(2):
@@ -135,11 +169,16 @@ def test_nothing_is_read_beyond_an_open_transaction_of_the_input(app: Applicatio
 
 @pytest.mark.slow
 def test_after_an_idle_minute_the_same_workers_answer_at_once(app: Application) -> None:
-    """Scenario 39: without keep-alive jobs Spark would have ended them, and this record would wait for new ones."""
+    """Scenario 39: without keep-alive jobs Spark would have ended them, and this record would wait
+    for new ones."""
     workers = _python_workers(app)
     assert workers
     since = time.monotonic()
-    wait_until(lambda: time.monotonic() > since + SPARK_IDLE_S + 5, SPARK_IDLE_S + 10, "more than a minute to pass")
+    wait_until(
+        lambda: time.monotonic() > since + SPARK_IDLE_S + 5,
+        SPARK_IDLE_S + 10,
+        "more than a minute to pass",
+    )
     sent = time.monotonic()
     app.produce(records(KEYS, 1, "idle"))
     ends = app.ends(app.inputs(), "read_uncommitted")
@@ -171,7 +210,8 @@ def test_a_second_instance_on_the_same_state_folder_is_refused(app: Application)
     ],
 )
 def test_an_orphan_of_a_dead_driver_changes_nothing(point: str, app: Application) -> None:
-    """Scenarios 10 and 3: it wakes up while its successor runs; its transaction is fenced, its batch unknown, its apply refused."""
+    """Scenarios 10 and 3: it wakes up while its successor runs; its transaction is fenced, its
+    batch unknown, its apply refused."""
     app.arm(point)
     app.produce(records(KEYS, 20, "orphan"))
     orphan = app.wait_reached(point)
@@ -200,16 +240,20 @@ def test_an_orphan_of_a_dead_driver_changes_nothing(point: str, app: Application
 @pytest.mark.parametrize(
     ("program", "cause"),
     [
-        pytest.param("column-fails", "'bad'", id="column", marks=pytest.mark.slow),  # `test_end_marker` has it without a broker
+        pytest.param(
+            "column-fails", "'bad'", id="column", marks=pytest.mark.slow
+        ),  # `test_end_marker` has it without a broker
         pytest.param("step-fails", "a bad record", id="step", marks=pytest.mark.slow),
     ],
 )
 def test_a_late_failure_in_a_large_batch_commits_nothing(
     program: str, cause: str, application: Callable[..., Application]
 ) -> None:
-    """Scenario 33: the sink just sees its input end. Without the end marker it would commit what came before.
+    """Scenario 33: the sink just sees its input end. Without the end marker it would commit what
+    came before.
 
-    The culprit is the last of more than 60,000 records of one transaction, which no batch can divide: their end is seen at once.
+    The culprit is the last of more than 60,000 records of one transaction, which no batch can
+    divide: their end is seen at once.
     """
     # No time bound makes a batch smaller than a thread's first one may be, on any machine.
     limits = {"max.batch.ms": 300_000, "transaction.timeout.ms": 600_000, "task.timeout.ms": 1_000}
@@ -222,13 +266,21 @@ def test_a_late_failure_in_a_large_batch_commits_nothing(
     assert cause in app.said()
     app.sent = app.sent[:1_000]
     app.check()
-    committed, ends = sum(app.committed().values()), sum(app.ends(app.inputs(), "read_uncommitted").values())
-    assert (committed, ends) == (1_000, 1_000 + 60_001 + 1), "the last one is the transaction's marker"
+    committed, ends = (
+        sum(app.committed().values()),
+        sum(app.ends(app.inputs(), "read_uncommitted").values()),
+    )
+    assert (committed, ends) == (1_000, 1_000 + 60_001 + 1), (
+        "the last one is the transaction's marker"
+    )
 
 
 @pytest.mark.slow  # `test_restoration_loading` has it without a broker
-def test_a_recreated_changelog_is_never_mixed_with_the_old_store(application: Callable[..., Application]) -> None:
-    """Scenario 14: the offsets look valid, the topic's id tells; the store is rebuilt from what the changelog now holds."""
+def test_a_recreated_changelog_is_never_mixed_with_the_old_store(
+    application: Callable[..., Application],
+) -> None:
+    """Scenario 14: the offsets look valid, the topic's id tells; the store is rebuilt from what the
+    changelog now holds."""
     app = application()
     app.start()
     app.produce(records(KEYS, 40, "old"))
@@ -236,7 +288,9 @@ def test_a_recreated_changelog_is_never_mixed_with_the_old_store(application: Ca
     assert app.stop() == 0
     old, changelog = app.store_paths(), app.changelogs()[0].topic
     app.admin.delete_topics([changelog])
-    wait_until(lambda: not app.admin.describe_topics([changelog]), 20, "the changelog to be deleted")
+    wait_until(
+        lambda: not app.admin.describe_topics([changelog]), 20, "the changelog to be deleted"
+    )
     app.broker.create_topic(changelog, 2, {"cleanup.policy": "compact"})
     filler = Producer({"bootstrap.servers": app.broker.bootstrap_servers})
     for partition in range(2):
@@ -272,17 +326,26 @@ def _open_transaction(app: Application, tp: object) -> bool:
 
 
 def _unread_bytes(pid: int) -> int:
-    """Bytes that this process has sent over TCP and the other side (on this machine) has not read yet."""
-    ports = {connection.laddr.port for connection in psutil.Process(pid).net_connections("tcp") if connection.raddr}
+    """Bytes that this process has sent over TCP and the other side (on this machine) has not read
+    yet."""
+    ports = {
+        connection.laddr.port
+        for connection in psutil.Process(pid).net_connections("tcp")
+        if connection.raddr
+    }
     total = 0
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
             fields = line.split()
-            if int(fields[2].rpartition(":")[2], 16) in ports:  # the peer's socket: its remote port is ours
+            if (
+                int(fields[2].rpartition(":")[2], 16) in ports
+            ):  # the peer's socket: its remote port is ours
                 total += int(fields[4].partition(":")[2], 16)
     return total
 
 
 def _python_workers(app: Application) -> set[int]:
     """Pids of Spark's Python workers (and their daemons)."""
-    return {p.pid for p in psutil.Process(app.jvm()).children(recursive=True) if "python" in p.name()}
+    return {
+        p.pid for p in psutil.Process(app.jvm()).children(recursive=True) if "python" in p.name()
+    }

@@ -1,4 +1,5 @@
-"""Catalyst writes the JSON that the serde writes, so that it does not matter where a value is serialised."""
+"""Catalyst writes the JSON that the serde writes, so that it does not matter where a value is
+serialised."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from everflow.testing.topology_test_driver import TopologyTestDriver
 
 pytestmark = pytest.mark.spark
 TYPE = (
-    "s string, n bigint, f double, b boolean, at timestamp, day date, m decimal(9,2), raw binary, l array<int>, "
+    "s string, n bigint, f double, b boolean, at timestamp, day date, m decimal(9,2), raw binary, "
+    "l array<int>, "
     "o struct<x int>, d map<string,int>"
 )
 FULL = {
@@ -39,7 +41,12 @@ def test_catalyst_and_the_serde_write_the_same_bytes() -> None:
     stream.filter(F.lit(True)).to("catalyst")
     stream.peek(lambda v: None).to("step")
     with TopologyTestDriver(builder.build()) as driver:
-        driver.create_input_topic("in", serdes.string(), serde).pipe_batch([("k", value) for value in VALUES])
-        found = [driver.create_output_topic(t, serdes.string(), serdes.bytes_()).read_records() for t in ("catalyst", "step")]
+        driver.create_input_topic("in", serdes.string(), serde).pipe_batch(
+            [("k", value) for value in VALUES]
+        )
+        found = [
+            driver.create_output_topic(t, serdes.string(), serdes.bytes_()).read_records()
+            for t in ("catalyst", "step")
+        ]
     for value, left, right in zip(VALUES, *found, strict=True):
         assert left.value == right.value == serde.encode(value)

@@ -1,4 +1,5 @@
-"""The test driver as a kit: misspelt topics, what was written, times in stores, several topics at once, many cases."""
+"""The test driver as a kit: misspelt topics, what was written, times in stores, several topics at
+once, many cases."""
 
 from __future__ import annotations
 
@@ -9,7 +10,16 @@ from functools import partial
 import pytest
 from pyspark.sql import functions as F
 
-from everflow import IllegalStateError, StoreNotFoundError, StreamsBuilder, TimeWindows, Topology, TopologyError, Windowed, serdes
+from everflow import (
+    IllegalStateError,
+    StoreNotFoundError,
+    StreamsBuilder,
+    TimeWindows,
+    Topology,
+    TopologyError,
+    Windowed,
+    serdes,
+)
 from everflow.testing import TestRecord, TopologyTestDriver, ValueAndTimestamp
 from everflow.waits import shown_by
 
@@ -40,8 +50,12 @@ def driver(shared: TopologyTestDriver) -> TopologyTestDriver:
     return shared
 
 
-def test_a_misspelt_topic_is_refused_with_those_the_topology_writes(driver: TopologyTestDriver) -> None:
-    with pytest.raises(TopologyError, match=r"'count-of-words'; it writes counts-of-words, joined-words") as caught:
+def test_a_misspelt_topic_is_refused_with_those_the_topology_writes(
+    driver: TopologyTestDriver,
+) -> None:
+    with pytest.raises(
+        TopologyError, match=r"'count-of-words'; it writes counts-of-words, joined-words"
+    ) as caught:
         driver.create_output_topic("count-of-words", TEXT, LONG)
     assert "did you mean 'counts-of-words'?" in str(caught.value)
     assert caught.value.where is not None
@@ -62,17 +76,23 @@ def test_the_first_column_and_the_first_records_are_waits_that_are_shown() -> No
     with shown_by(show):
         builder = StreamsBuilder()
         builder.stream("words", key=TEXT, value=TEXT).map_values(F.upper("value")).to("out")
-        assert shown.pop() == "analysing a Column", "behind the start of Spark, if this is the first"
+        assert shown.pop() == "analysing a Column", (
+            "behind the start of Spark, if this is the first"
+        )
         shown.clear()
         with TopologyTestDriver(builder.build()) as driver:
             words = driver.create_input_topic("words", TEXT, TEXT)
             words.pipe_input("k", "a")
             words.pipe_input("k", "b")
-    assert shown == ["running the first records of this topology through Spark"], "once: the next ones are quick"
+    assert shown == ["running the first records of this topology through Spark"], (
+        "once: the next ones are quick"
+    )
 
 
 def test_a_serde_that_is_none_is_refused_with_the_users_line(driver: TopologyTestDriver) -> None:
-    with pytest.raises(TopologyError, match=r"create_input_topic: key=.* is not a serde; write .*string\(\)") as caught:
+    with pytest.raises(
+        TopologyError, match=r"create_input_topic: key=.* is not a serde; write .*string\(\)"
+    ) as caught:
         driver.create_input_topic("words", serdes.string, TEXT)  # type: ignore[arg-type]
     assert caught.value.where is not None
     assert caught.value.where.startswith(__file__)
@@ -87,7 +107,9 @@ def test_topics_chosen_per_record_may_have_any_name() -> None:
         assert driver.create_output_topic("to-b", TEXT, TEXT).is_empty()
 
 
-def test_produced_topics_are_all_that_were_written_to_internal_ones_too_read_or_not(driver: TopologyTestDriver) -> None:
+def test_produced_topics_are_all_that_were_written_to_internal_ones_too_read_or_not(
+    driver: TopologyTestDriver,
+) -> None:
     assert driver.produced_topics() == set()
     driver.create_input_topic("more-words", TEXT, TEXT).pipe_input("k", "so")
     counts = driver.create_output_topic("counts-of-words", TEXT, LONG)
@@ -95,8 +117,13 @@ def test_produced_topics_are_all_that_were_written_to_internal_ones_too_read_or_
     assert driver.produced_topics() == wanted
     assert counts.read_key_values() == [("so", 1)]
     assert driver.produced_topics() == wanted, "reading takes nothing away"
-    assert driver.create_output_topic("app-counts-changelog", TEXT, LONG).read_record() == TestRecord("so", 1, 0)
-    assert driver.create_output_topic("app-by-word-repartition", TEXT, TEXT).read_key_value() == ("so", "so")
+    assert driver.create_output_topic(
+        "app-counts-changelog", TEXT, LONG
+    ).read_record() == TestRecord("so", 1, 0)
+    assert driver.create_output_topic("app-by-word-repartition", TEXT, TEXT).read_key_value() == (
+        "so",
+        "so",
+    )
 
 
 def test_views_have_the_times_of_values(driver: TopologyTestDriver) -> None:
@@ -112,19 +139,34 @@ def test_views_have_the_times_of_values(driver: TopologyTestDriver) -> None:
 
 
 def test_several_topics_are_one_micro_batch_in_merge_order(driver: TopologyTestDriver) -> None:
-    words, more = (driver.create_input_topic(topic, TEXT, TEXT) for topic in ("words", "more-words"))
-    driver.pipe_batch({words: [("k", "so", 1), ("k", "so", 9)], more: [("k", "so", 5), ("k", "it", 2)]})
+    words, more = (
+        driver.create_input_topic(topic, TEXT, TEXT) for topic in ("words", "more-words")
+    )
+    driver.pipe_batch(
+        {words: [("k", "so", 1), ("k", "so", 9)], more: [("k", "so", 5), ("k", "it", 2)]}
+    )
     counts = driver.create_output_topic("counts-of-words", TEXT, LONG)
-    assert counts.read_records() == [TestRecord("it", 1, 2), TestRecord("so", 3, 9)], "one result per key"
+    assert counts.read_records() == [TestRecord("it", 1, 2), TestRecord("so", 3, 9)], (
+        "one result per key"
+    )
     repartitioned = driver.create_output_topic("app-by-word-repartition", TEXT, TEXT)
-    assert [record.timestamp for record in repartitioned.read_records()] == [1, 5, 2, 9], "by time between topics"
-    with pytest.raises(TopologyError, match="with what this driver's create_input_topic gave, found 'words'"):
+    assert [record.timestamp for record in repartitioned.read_records()] == [1, 5, 2, 9], (
+        "by time between topics"
+    )
+    with pytest.raises(
+        TopologyError, match="with what this driver's create_input_topic gave, found 'words'"
+    ):
         driver.pipe_batch({"words": [("k", "v")]})  # type: ignore[dict-item]
-    with pytest.raises(TypeError, match=r"a record is a tuple \(key, value\) or \(key, value, timestamp\), found 'kv'"):
+    with pytest.raises(
+        TypeError,
+        match=r"a record is a tuple \(key, value\) or \(key, value, timestamp\), found 'kv'",
+    ):
         words.pipe_batch(["kv"])  # type: ignore[list-item]
 
 
-def test_after_a_reset_it_is_as_it_was_in_the_beginning_and_handles_go_on(driver: TopologyTestDriver) -> None:
+def test_after_a_reset_it_is_as_it_was_in_the_beginning_and_handles_go_on(
+    driver: TopologyTestDriver,
+) -> None:
     words = driver.create_input_topic("words", TEXT, TEXT, start_ms=4, advance_ms=1)
     joined = driver.create_output_topic("joined-words", serdes.time_windowed(TEXT, 10), TEXT)
     store = driver.get_window_store("joined")
@@ -143,7 +185,12 @@ def test_after_a_reset_it_is_as_it_was_in_the_beginning_and_handles_go_on(driver
 
     case()
     driver.reset()
-    assert (driver.wall_clock_ms, driver.produced_topics(), list(store.all()), joined.is_empty()) == (0, set(), [], True)
+    assert (
+        driver.wall_clock_ms,
+        driver.produced_topics(),
+        list(store.all()),
+        joined.is_empty(),
+    ) == (0, set(), [], True)
     case()
 
 

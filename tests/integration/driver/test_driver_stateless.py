@@ -1,4 +1,5 @@
-"""Stateless operators, each with a Column and a Python function, through the real segments and steps (reference 1.2)."""
+"""Stateless operators, each with a Column and a Python function, through the real segments and
+steps (reference 1.2)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,12 @@ from everflow.testing import TestRecord, TopologyTestDriver
 pytestmark = pytest.mark.spark
 TEXT, LONG = serdes.string(), serdes.long()
 VALUE = serdes.json("a string, n int")
-RECORDS = [("k", {"a": "x", "n": 1}), (None, {"a": "y", "n": None}), ("z", None), ("k", {"a": None, "n": 3})]
+RECORDS = [
+    ("k", {"a": "x", "n": 1}),
+    (None, {"a": "y", "n": None}),
+    ("z", None),
+    ("k", {"a": None, "n": 3}),
+]
 
 Build = Callable[[KStream], KStream]
 CASES: dict[str, tuple[Build, Build, Any, list[tuple[Any, Any]]]] = {
@@ -52,12 +58,16 @@ CASES: dict[str, tuple[Build, Build, Any, list[tuple[Any, Any]]]] = {
     ),
     "flat_map_values": (
         lambda s: s.flat_map_values(F.when(F.col("value.n") > 0, F.array_repeat("value.a", 2))),
-        lambda s: s.flat_map_values(lambda v: [v["a"]] * 2 if v and v["n"] else None, returns="string"),
+        lambda s: s.flat_map_values(
+            lambda v: [v["a"]] * 2 if v and v["n"] else None, returns="string"
+        ),
         TEXT,
         [("k", "x"), ("k", "x"), ("k", None), ("k", None)],
     ),
     "flat_map": (
-        lambda s: s.flat_map(F.array(F.struct(F.col("value.a").alias("key"), F.col("key").alias("value")))),
+        lambda s: s.flat_map(
+            F.array(F.struct(F.col("value.a").alias("key"), F.col("key").alias("value")))
+        ),
         lambda s: s.flat_map(lambda k, v: [(v and v["a"], k)], returns=("string", "string")),
         TEXT,
         [("x", "k"), ("y", None), (None, "z"), (None, "k")],
@@ -81,7 +91,9 @@ CASES: dict[str, tuple[Build, Build, Any, list[tuple[Any, Any]]]] = {
         [RECORDS[0], RECORDS[2], RECORDS[3]],
     ),
     "column behind function": (
-        lambda s: s.map_values(lambda v: v and v["a"], returns="string").filter(F.col("value") == "x"),
+        lambda s: s.map_values(lambda v: v and v["a"], returns="string").filter(
+            F.col("value") == "x"
+        ),
         lambda s: s.map_values(F.col("value.a")).filter(lambda v: v == "x"),
         TEXT,
         [("k", "x")],
@@ -96,10 +108,14 @@ def test_operator(name: str, variant: int) -> None:
     builder = StreamsBuilder()
     builds[variant](builder.stream("in", key=TEXT, value=VALUE)).to("out", value=serde)
     with TopologyTestDriver(builder.build()) as driver:
-        driver.create_input_topic("in", TEXT, VALUE).pipe_batch([(k, v, 5 + i) for i, (k, v) in enumerate(RECORDS)])
+        driver.create_input_topic("in", TEXT, VALUE).pipe_batch(
+            [(k, v, 5 + i) for i, (k, v) in enumerate(RECORDS)]
+        )
         records = driver.create_output_topic("out", TEXT, serde).read_records()
     assert [record[:2] for record in records] == expected
-    assert [record.timestamp for record in records] == sorted(record.timestamp for record in records)
+    assert [record.timestamp for record in records] == sorted(
+        record.timestamp for record in records
+    )
 
 
 def test_records_keep_headers_and_time_record_by_record() -> None:
@@ -121,10 +137,16 @@ def test_records_keep_headers_and_time_record_by_record() -> None:
 def test_topics_chosen_by_record(target: Any) -> None:
     builder = StreamsBuilder()
     stream = builder.stream("in", key=TEXT, value=VALUE)
-    stream.to(F.concat(F.lit("out-"), F.col("value.a")) if target else (lambda v: f"out-{v['a']}" if v["a"] else None))
+    stream.to(
+        F.concat(F.lit("out-"), F.col("value.a"))
+        if target
+        else (lambda v: f"out-{v['a']}" if v["a"] else None)
+    )
     with TopologyTestDriver(builder.build()) as driver:
         topic = driver.create_input_topic("in", TEXT, VALUE)
-        topic.pipe_batch([("k", {"a": "x", "n": 1}), ("l", {"a": "y", "n": 2}), ("m", {"a": "x", "n": 3})])
+        topic.pipe_batch(
+            [("k", {"a": "x", "n": 1}), ("l", {"a": "y", "n": 2}), ("m", {"a": "x", "n": 3})]
+        )
         assert driver.produced_topics() == {"out-x", "out-y"}
         out = driver.create_output_topic("out-x", TEXT, VALUE)
         assert out.read_key_values() == [("k", {"a": "x", "n": 1}), ("m", {"a": "x", "n": 3})]
@@ -136,9 +158,14 @@ def test_topics_chosen_by_record(target: Any) -> None:
 
 def test_a_failing_function_names_its_record_and_nothing_happens() -> None:
     builder = StreamsBuilder()
-    builder.stream("in", key=TEXT, value=LONG).map_values(lambda v: 10 // v, returns="bigint").to("out")
+    builder.stream("in", key=TEXT, value=LONG).map_values(lambda v: 10 // v, returns="bigint").to(
+        "out"
+    )
     with TopologyTestDriver(builder.build()) as driver:
-        topic, out = driver.create_input_topic("in", TEXT, LONG), driver.create_output_topic("out", TEXT, LONG)
+        topic, out = (
+            driver.create_input_topic("in", TEXT, LONG),
+            driver.create_output_topic("out", TEXT, LONG),
+        )
         with pytest.raises(RecordError, match="ZeroDivisionError") as failure:
             topic.pipe_batch([("a", 1), ("b", 0), ("c", 5)])
         assert (failure.value.topic, failure.value.partition, failure.value.offset) == ("in", 0, 1)
@@ -147,12 +174,24 @@ def test_a_failing_function_names_its_record_and_nothing_happens() -> None:
         assert out.read_key_values() == [("c", 2)]
 
 
-BAD = [b"{", b'{"a":1', b"", b'{"a":"x"} {', b'{"a":"\xff"}', b"[1]", b'{"n":"text"}', b"{'a':'x'}", b'{"n":NaN}']
+BAD = [
+    b"{",
+    b'{"a":1',
+    b"",
+    b'{"a":"x"} {',
+    b'{"a":"\xff"}',
+    b"[1]",
+    b'{"n":"text"}',
+    b"{'a':'x'}",
+    b'{"n":NaN}',
+]
 
 
 def test_json_that_is_none_becomes_a_dead_letter_behind_any_number_of_hops() -> None:
     builder = StreamsBuilder()
-    stream = builder.stream("in", key=TEXT, value=VALUE).map_values(lambda v: v["a"], returns="string")
+    stream = builder.stream("in", key=TEXT, value=VALUE).map_values(
+        lambda v: v["a"], returns="string"
+    )
     stream.map_values(F.upper("value")).to("out")
     with TopologyTestDriver(builder.build(), dead_letter_topic="dead") as driver:
         topic = driver.create_input_topic("in", TEXT, VALUE)
@@ -167,7 +206,10 @@ def test_json_that_is_none_becomes_a_dead_letter_behind_any_number_of_hops() -> 
 def test_bytes_that_are_no_long_stop_the_driver_unless_dead_letters_are_wanted() -> None:
     builder = StreamsBuilder()
     builder.stream("in", key=TEXT, value=LONG).map_values(F.col("value") + 1).to("out")
-    with TopologyTestDriver(builder.build()) as driver, pytest.raises(RecordError, match="not a valid") as failure:
+    with (
+        TopologyTestDriver(builder.build()) as driver,
+        pytest.raises(RecordError, match="not a valid") as failure,
+    ):
         driver.create_input_topic("in", TEXT, LONG).pipe_raw(b"k", b"short")
     assert failure.value.offset == 0
     with TopologyTestDriver(builder.build(), dead_letter_topic="dead") as driver:

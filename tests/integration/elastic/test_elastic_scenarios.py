@@ -1,6 +1,7 @@
-"""Failure scenarios of several instances, each as own processes on one broker, under load. Each ends with the checks of every chaos
-run: outputs and stores are those of an undisturbed run, every copy is the fold of its changelog up to its position, no task was on
-two members or went to a cold one while a hot copy lived.
+"""Failure scenarios of several instances, each as own processes on one broker, under load. Each
+ends with the checks of every chaos run: outputs and stores are those of an undisturbed run, every
+copy is the fold of its changelog up to its position, no task was on two members or went to a cold
+one while a hot copy lived.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def stage(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[OpenStage]:
     opened: list[Stage] = []
 
     def start(**settings: Any) -> Stage:
-        opened.append(Stage(f"e{uuid.uuid4().hex[:8]}", broker, tmp_path, SIZES, settings).__enter__())
+        opened.append(
+            Stage(f"e{uuid.uuid4().hex[:8]}", broker, tmp_path, SIZES, settings).__enter__()
+        )
         return opened[-1]
 
     yield start
@@ -63,8 +66,11 @@ def finish_right(stage: Stage) -> None:
     assert report.right, report
 
 
-def test_a_batch_of_tasks_that_stay_commits_although_the_generation_changed_in_it(stage: OpenStage) -> None:
-    """Scenario 6: its transaction is open when a second instance joins; the commit carries the generation of that moment."""
+def test_a_batch_of_tasks_that_stay_commits_although_the_generation_changed_in_it(
+    stage: OpenStage,
+) -> None:
+    """Scenario 6: its transaction is open when a second instance joins; the commit carries the
+    generation of that moment."""
     app = stage(**{"transaction.timeout.ms": 120_000})
     first = app.group.start(1)
     app.group.wait_balanced(0)
@@ -78,16 +84,20 @@ def test_a_batch_of_tasks_that_stay_commits_although_the_generation_changed_in_i
     first.go(FIRST_RECORD)
     app.group.wait_balanced(0)
     (held,) = [
-        event for event in events(first, "batch") if event.fields["began_ms"] / 1000 < reached_s and event.at_s > joined_s
+        event
+        for event in events(first, "batch")
+        if event.fields["began_ms"] / 1000 < reached_s and event.at_s > joined_s
     ]
     assert held.fields["committed"], (held, first.history())
     assert "batch failed" not in first.log.read_text()
     finish_right(app)
 
 
-def test_an_instance_that_stood_still_finds_its_tasks_gone_and_gets_them_back(stage: OpenStage) -> None:
-    """Scenarios 1 and 8, and a pause beyond the session: its open transaction never commits, the other processes the same records;
-    what comes back is replayed from the store's own position."""
+def test_an_instance_that_stood_still_finds_its_tasks_gone_and_gets_them_back(
+    stage: OpenStage,
+) -> None:
+    """Scenarios 1 and 8, and a pause beyond the session: its open transaction never commits, the
+    other processes the same records; what comes back is replayed from the store's own position."""
     app = stage(**SHORT_SESSION, **{"num.standby.replicas": 1})
     first = app.group.start(1)
     app.group.wait_balanced(0)
@@ -99,26 +109,37 @@ def test_an_instance_that_stood_still_finds_its_tasks_gone_and_gets_them_back(st
     frozen, frozen_s = first.family(), time.time()
     _each(frozen, psutil.Process.suspend)
     try:
-        app.group.wait("the other to take over", lambda: len(second.view().active) == PARTITIONS, LONG_S)
+        app.group.wait(
+            "the other to take over", lambda: len(second.view().active) == PARTITIONS, LONG_S
+        )
         app.wait_committed()
     finally:
         _each(frozen, psutil.Process.resume)
     first.go(OFFSETS_SENT)
     app.group.wait("its loss to be noticed", lambda: bool(events(first, "lost")), LONG_S)
     app.group.wait_balanced(1)
-    late = [e for e in events(first, "batch") if e.fields["began_ms"] / 1000 < frozen_s < e.at_s and e.fields["committed"]]
+    late = [
+        e
+        for e in events(first, "batch")
+        if e.fields["began_ms"] / 1000 < frozen_s < e.at_s and e.fields["committed"]
+    ]
     assert late == [], "what stood still committed all the same"
     finish_right(app)
 
 
-def test_a_worker_that_sleeps_before_its_apply_changes_nothing_of_its_successor(stage: OpenStage) -> None:
-    """Scenario 3: its batch is committed, the instance is killed, the same disk runs the task on; then the worker wakes up."""
+def test_a_worker_that_sleeps_before_its_apply_changes_nothing_of_its_successor(
+    stage: OpenStage,
+) -> None:
+    """Scenario 3: its batch is committed, the instance is killed, the same disk runs the task on;
+    then the worker wakes up."""
     app = stage(**SHORT_SESSION)
     first = app.group.start(1)
     app.group.wait_balanced(0)
     app.fill()
     first.arm(COMMITTED)
-    app.group.wait("a batch that is committed and not applied", lambda: first.reached(COMMITTED), LONG_S)
+    app.group.wait(
+        "a batch that is committed and not applied", lambda: first.reached(COMMITTED), LONG_S
+    )
     family = first.family()
     sleepers = family[1:]
     _each(sleepers, psutil.Process.suspend)  # the JVM too, or it would end them with the driver
@@ -133,7 +154,9 @@ def test_a_worker_that_sleeps_before_its_apply_changes_nothing_of_its_successor(
     finish_right(app)
 
 
-def test_a_static_member_with_an_empty_disk_takes_nothing_while_a_hot_copy_lives(stage: OpenStage) -> None:
+def test_a_static_member_with_an_empty_disk_takes_nothing_while_a_hot_copy_lives(
+    stage: OpenStage,
+) -> None:
     """Scenario 22."""
     app = stage(**{"num.standby.replicas": 1, "session.timeout.ms": 300_000})
     app.group.start(1, **{"group.instance.id": "one"})
@@ -145,16 +168,25 @@ def test_a_static_member_with_an_empty_disk_takes_nothing_while_a_hot_copy_lives
     app.forget_files(1)
     shutil.rmtree(app.group.state(1))
     empty = app.group.start(1, **{"group.instance.id": "one"})
-    app.group.wait("the other to take the tasks of the empty disk", lambda: len(second.view().active) == PARTITIONS, LONG_S)
+    app.group.wait(
+        "the other to take the tasks of the empty disk",
+        lambda: len(second.view().active) == PARTITIONS,
+        LONG_S,
+    )
     app.group.wait_balanced(1)
     first_assigned = events(empty, "assigned")[0]
-    have = {task: first_assigned.fields["sums"].get(task, 0) for task in first_assigned.fields["tasks"]}
-    assert all(total > SIZES.keys // PARTITIONS // 2 for total in have.values()), f"taken cold: {have}"
+    have = {
+        task: first_assigned.fields["sums"].get(task, 0) for task in first_assigned.fields["tasks"]
+    }
+    assert all(total > SIZES.keys // PARTITIONS // 2 for total in have.values()), (
+        f"taken cold: {have}"
+    )
     finish_right(app)
 
 
 def test_at_least_once_loses_nothing_while_the_group_is_rebalanced(stage: OpenStage) -> None:
-    """Scenario 26: offsets that a rebalance refuses go with the next batch; a clean scale-in loses no record."""
+    """Scenario 26: offsets that a rebalance refuses go with the next batch; a clean scale-in loses
+    no record."""
     app = stage(**{"processing.guarantee": "at_least_once"})
     first = app.group.start(1)
     app.group.wait_balanced(0)
@@ -171,8 +203,11 @@ def test_at_least_once_loses_nothing_while_the_group_is_rebalanced(stage: OpenSt
     assert report.right, report
 
 
-def test_a_broker_that_stands_still_for_seconds_empties_no_store(broker: EmbeddedBroker, stage: OpenStage) -> None:
-    """While instances join and one is killed: recoveries, restores, copies and the leader ask for ends of logs all the time."""
+def test_a_broker_that_stands_still_for_seconds_empties_no_store(
+    broker: EmbeddedBroker, stage: OpenStage
+) -> None:
+    """While instances join and one is killed: recoveries, restores, copies and the leader ask for
+    ends of logs all the time."""
     app = stage(**SHORT_SESSION, **{"num.standby.replicas": 1})
     first = app.group.start(1)
     app.group.wait_balanced(0)
@@ -191,11 +226,14 @@ def test_a_broker_that_stands_still_for_seconds_empties_no_store(broker: Embedde
 
 
 def _freeze_until(broker: EmbeddedBroker, reached: Callable[[], bool]) -> None:
-    """Stop the broker for longer than a request waits for its answer and for less than a session, again and again."""
+    """Stop the broker for longer than a request waits for its answer and for less than a session,
+    again and again."""
     between = threading.Event()
     deadline = time.monotonic() + LONG_S
     while not reached():
-        assert time.monotonic() < deadline, "nothing moves while the broker stands still now and then"
+        assert time.monotonic() < deadline, (
+            "nothing moves while the broker stands still now and then"
+        )
         broker.pause()
         between.wait(1.6)
         broker.resume()
@@ -203,7 +241,8 @@ def _freeze_until(broker: EmbeddedBroker, reached: Callable[[], bool]) -> None:
 
 
 def test_a_store_that_was_away_longer_than_deletes_are_kept_is_rebuilt(stage: OpenStage) -> None:
-    """Scenario 13: meanwhile the changelog grew on, and it may have missed deletes that the changelog no longer holds."""
+    """Scenario 13: meanwhile the changelog grew on, and it may have missed deletes that the
+    changelog no longer holds."""
     app = stage(**{"topic.delete.retention.ms": RETENTION_MS})
     app.group.start(1)
     app.group.wait_balanced(0)
@@ -218,18 +257,27 @@ def test_a_store_that_was_away_longer_than_deletes_are_kept_is_rebuilt(stage: Op
     back = app.group.start(1)
     app.group.wait_balanced(0)
     said = back.log.read_text()
-    assert "is not used: it has not followed its changelog" in said, "the old copies were offered to the group"
+    assert "is not used: it has not followed its changelog" in said, (
+        "the old copies were offered to the group"
+    )
     assert f"delete.retention.ms = {RETENTION_MS} ms" in said
-    restored = [event.fields["records"] for event in events(back, "restore_end") if event.fields["records"]]
+    restored = [
+        event.fields["records"] for event in events(back, "restore_end") if event.fields["records"]
+    ]
     assert restored, "nothing was rebuilt"
     assert min(restored) > SIZES.keys // PARTITIONS // 2, restored
     finish_right(app)
 
 
-def test_a_batch_that_hangs_is_ended_by_the_watchdog_and_run_again(broker: EmbeddedBroker, tmp_path: Path) -> None:
-    """Scenario 25: heartbeats go on, so the group would leave the task with this instance for ever."""
+def test_a_batch_that_hangs_is_ended_by_the_watchdog_and_run_again(
+    broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """Scenario 25: heartbeats go on, so the group would leave the task with this instance for
+    ever."""
     name = f"hung{uuid.uuid4().hex[:8]}"
-    app = Application(name, broker, tmp_path / name, settings={"max.poll.interval.ms": HUNG_AFTER_MS})
+    app = Application(
+        name, broker, tmp_path / name, settings={"max.poll.interval.ms": HUNG_AFTER_MS}
+    )
     try:
         app.start()
         app.produce(records(5, 50, "before"))

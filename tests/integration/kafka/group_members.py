@@ -1,4 +1,5 @@
-"""Members for tests against a real broker: what they hold on disk is said by the test, and every event is kept."""
+"""Members for tests against a real broker: what they hold on disk is said by the test, and every
+event is kept."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from everflow.testing.waiting import wait_until
 class Ports:
     """Copies on disk, ends of changelogs and racks; the test changes ``sums`` and ``ends``."""
 
-    def __init__(self, sums: Mapping[TaskId, int] | None = None, ends: Mapping[TaskId, int] | None = None) -> None:
+    def __init__(
+        self, sums: Mapping[TaskId, int] | None = None, ends: Mapping[TaskId, int] | None = None
+    ) -> None:
         self.sums, self.ends = dict(sums or {}), dict(ends or {})
 
     def offset_sums(self) -> Mapping[TaskId, int]:
@@ -42,17 +45,28 @@ def assignor_of(
     ports: Ports | None = None,
     latest_version: int = LATEST_VERSION,
 ) -> MemberAssignor:
-    """An assignor of tasks that are stateful if ``ports`` are given; otherwise with ports of its own (``.ports``)."""
+    """An assignor of tasks that are stateful if ``ports`` are given; otherwise with ports of its
+    own (``.ports``)."""
     changelogs = {index: [f"log-{index}"] for index in subtopologies} if ports is not None else {}
     ports = ports or Ports()
     rules = AssignmentRules(acceptable_lag=10)
-    assignor = MemberAssignor(identity, subtopologies, changelogs, ports, ports, ports, rules, latest_version=latest_version)
+    assignor = MemberAssignor(
+        identity,
+        subtopologies,
+        changelogs,
+        ports,
+        ports,
+        ports,
+        rules,
+        latest_version=latest_version,
+    )
     assignor.ports = ports  # type: ignore[attr-defined]
     return assignor
 
 
 class Instance:
-    """A member and the record of what it was told; gives up revoked tasks at once unless ``keeps``."""
+    """A member and the record of what it was told; gives up revoked tasks at once unless
+    ``keeps``."""
 
     def __init__(self, settings: GroupSettings, assignor: MemberAssignor) -> None:
         self.told: list[MemberEvent] = []
@@ -73,7 +87,8 @@ class Instance:
                 self.member.release()
 
     def hold(self) -> None:
-        """As if tasks had been taken away whose batches still run: it joins no generation until ``member.release``."""
+        """As if tasks had been taken away whose batches still run: it joins no generation until
+        ``member.release``."""
         self.member._held.set()
 
     @property
@@ -95,21 +110,33 @@ def settled(instances: Sequence[Instance], count: int, even: bool = True) -> boo
         assert instance.failed is None, instance.failed
     owned = [task for instance in instances for task in instance.tasks]
     assert len(owned) == len(set(owned)), "a task is on two members (I1)"
-    level = not even or max(len(i.tasks) for i in instances) - min(len(i.tasks) for i in instances) <= 1
+    level = (
+        not even or max(len(i.tasks) for i in instances) - min(len(i.tasks) for i in instances) <= 1
+    )
     return len(owned) == count and level and all(instance.member.stable for instance in instances)
 
 
 def history(instances: Sequence[Instance]) -> list[str]:
-    return [f"{place}: {event}" for place, instance in enumerate(instances) for event in instance.told]
+    return [
+        f"{place}: {event}" for place, instance in enumerate(instances) for event in instance.told
+    ]
 
 
 def await_settled(instances: Sequence[Instance], count: int, even: bool = True) -> None:
     wait_until(
-        lambda: settled(instances, count, even), 30, f"{count} tasks on {len(instances)} members", lambda: history(instances)
+        lambda: settled(instances, count, even),
+        30,
+        f"{count} tasks on {len(instances)} members",
+        lambda: history(instances),
     )
 
 
-def await_told(instances: Sequence[Instance], condition: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
+def await_told(
+    instances: Sequence[Instance],
+    condition: Callable[[], object],
+    what: str,
+    timeout_s: float = 20.0,
+) -> None:
     def look() -> bool:
         for instance in instances:
             instance.step()

@@ -25,7 +25,10 @@ def test_topics_are_created_once_described_and_deleted(admin: ClusterAdmin, name
     assert set(found) == {name}
     assert found[name].partitions == 3
     config = admin.topic_configs([name])[name]
-    assert (config["retention.ms"], set(config["cleanup.policy"].split(","))) == ("777", {"delete", "compact"})
+    assert (config["retention.ms"], set(config["cleanup.policy"].split(","))) == (
+        "777",
+        {"delete", "compact"},
+    )
     admin.delete_topics([name, f"{name}-absent"])
     admin.create_topics(wanted)
     assert admin.describe_topics([name])[name].topic_id != found[name].topic_id
@@ -35,7 +38,9 @@ def test_a_broker_says_whether_it_creates_topics(admin: ClusterAdmin) -> None:
     assert admin.creates_topics() is False
 
 
-def test_a_topic_created_again_has_another_id_for_a_client_that_knew_the_old_one(admin: ClusterAdmin, topic: Topic) -> None:
+def test_a_topic_created_again_has_another_id_for_a_client_that_knew_the_old_one(
+    admin: ClusterAdmin, topic: Topic
+) -> None:
     name, asks = topic(1), ClusterAdmin(admin._config)
     before = asks.describe_topics([name])[name].topic_id
     admin.delete_topics([name])
@@ -43,14 +48,18 @@ def test_a_topic_created_again_has_another_id_for_a_client_that_knew_the_old_one
     wait_until(lambda: asks.describe_topics([name])[name].topic_id != before, 10, "the new id")
 
 
-def test_offsets_by_time_and_of_an_unknown_group(admin: ClusterAdmin, topic: Topic, name: str) -> None:
+def test_offsets_by_time_and_of_an_unknown_group(
+    admin: ClusterAdmin, topic: Topic, name: str
+) -> None:
     tp = TopicPartition(topic(1), 0)
     assert admin.offsets_for_time([tp], 5, "read_committed") == {tp: -1}
     assert admin.list_offsets([tp], "earliest", "read_uncommitted") == {tp: 0}
     assert admin.committed(name, [tp]) == {}
 
 
-def test_a_closed_one_has_no_connection_and_says_so(topic: Topic, bootstrap: str, name: str) -> None:
+def test_a_closed_one_has_no_connection_and_says_so(
+    topic: Topic, bootstrap: str, name: str
+) -> None:
     tp = TopicPartition(topic(1), 0)
     before = psutil.Process().num_fds()
     closed = ClusterAdmin({"bootstrap.servers": bootstrap})
@@ -73,7 +82,8 @@ def test_an_absent_broker_is_retried_visibly_and_given_up() -> None:
 
 
 def test_a_broker_that_does_not_answer_in_time_has_not_told_an_offset() -> None:
-    """librdkafka gives -1001 for each partition then, and no error: as the end of a changelog it would empty a store."""
+    """librdkafka gives -1001 for each partition then, and no error: as the end of a changelog it
+    would empty a store."""
     tps = [TopicPartition("quiet", p) for p in range(2)]
     with EmbeddedBroker() as broker:
         broker.create_topic("quiet", 2)
@@ -95,6 +105,7 @@ def test_a_broker_that_does_not_answer_in_time_has_not_told_an_offset() -> None:
 
 
 def _until_refused(ask: Callable[[float], object]) -> None:
-    """The first may still be answered: the signal takes a moment to reach all threads of the broker."""
+    """The first may still be answered: the signal takes a moment to reach all threads of the
+    broker."""
     for _ in range(100):
         ask(1.5)

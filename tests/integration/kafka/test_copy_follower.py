@@ -1,4 +1,5 @@
-"""Copies far behind are read in bulk and then followed: the same records either way, none that is aborted or not committed yet."""
+"""Copies far behind are read in bulk and then followed: the same records either way, none that is
+aborted or not committed yet."""
 
 from __future__ import annotations
 
@@ -43,11 +44,18 @@ def writer(bootstrap: str, name: str) -> Iterator[RecordWriter]:
     found.close()
 
 
-def put(writer: RecordWriter, admin: ClusterAdmin, tp: TopicPartition, numbers: range, *, commit: bool = True) -> None:
+def put(
+    writer: RecordWriter,
+    admin: ClusterAdmin,
+    tp: TopicPartition,
+    numbers: range,
+    *,
+    commit: bool = True,
+) -> None:
     """One transaction; keys and values are the numbers.
 
-    Waits for its marker, which may land after the answer to the commit: the consumer reads what is stable by then, whatever end it
-    was told, and a log that it has read is not far behind.
+    Waits for its marker, which may land after the answer to the commit: the consumer reads what is
+    stable by then, whatever end it was told, and a log that it has read is not far behind.
     """
     writer.begin()
     values: list[bytes | None] = [b"%d" % number for number in numbers]
@@ -57,7 +65,11 @@ def put(writer: RecordWriter, admin: ClusterAdmin, tp: TopicPartition, numbers: 
         writer.commit(10)
     else:
         writer.abort()
-    wait_until(lambda: len({end(admin, tp, read) for read in ISOLATIONS}) == 1, 20, "the marker of the transaction")
+    wait_until(
+        lambda: len({end(admin, tp, read) for read in ISOLATIONS}) == 1,
+        20,
+        "the marker of the transaction",
+    )
 
 
 ISOLATIONS: tuple[Isolation, ...] = ("read_committed", "read_uncommitted")
@@ -70,7 +82,9 @@ def end(admin: ClusterAdmin, tp: TopicPartition, isolation: Isolation) -> int:
 class Seen:
     """What came of each log; checks that nothing lies beyond the ends that were given."""
 
-    def __init__(self, follower: CopyFollower, admin: ClusterAdmin, logs: list[TopicPartition]) -> None:
+    def __init__(
+        self, follower: CopyFollower, admin: ClusterAdmin, logs: list[TopicPartition]
+    ) -> None:
         self.follower = follower
         self.admin = admin
         self.values: dict[TopicPartition, list[bytes | None]] = {tp: [] for tp in logs}
@@ -94,7 +108,12 @@ class Seen:
             ends = self.ends()
             return all(self.follower.positions[tp] == ends[tp] for tp in self.values)
 
-        wait_until(there, 20, "the stable ends", lambda: [self.follower.positions, self.ends(), self.follower.far_behind])
+        wait_until(
+            there,
+            20,
+            "the stable ends",
+            lambda: [self.follower.positions, self.ends(), self.follower.far_behind],
+        )
 
 
 def numbers(*ranges: range) -> list[bytes | None]:
@@ -117,10 +136,14 @@ def test_in_bulk_up_to_the_stable_end_and_then_message_by_message(
     assert seen.bulk == {far}
     assert follower.far_behind == {}
     writer.begin()
-    writer.write(far.topic, [b"open"] * 200, [b"open"] * 200, np.zeros(200, np.int64), far.partition)
+    writer.write(
+        far.topic, [b"open"] * 200, [b"open"] * 200, np.zeros(200, np.int64), far.partition
+    )
     writer.flush(10)
     seen.poll()
-    assert seen.values == {far: numbers(range(5, 700)), near: numbers(range(1, 20))}, "an open transaction is not there yet"
+    assert seen.values == {far: numbers(range(5, 700)), near: numbers(range(1, 20))}, (
+        "an open transaction is not there yet"
+    )
     writer.abort()
     put(writer, admin, far, range(700, 710))
     seen.follow_up()
@@ -130,7 +153,9 @@ def test_in_bulk_up_to_the_stable_end_and_then_message_by_message(
     assert isinstance(follower._clock, Later)
     follower._clock.by_s = 31.0
     seen.poll()
-    assert not any(reading in thread.name for thread in threading.enumerate()), "a connection that nobody uses"
+    assert not any(reading in thread.name for thread in threading.enumerate()), (
+        "a connection that nobody uses"
+    )
 
 
 def test_one_that_falls_behind_is_read_in_bulk_again_and_a_log_may_be_dropped_in_the_middle(
@@ -159,13 +184,17 @@ def test_one_that_falls_behind_is_read_in_bulk_again_and_a_log_may_be_dropped_in
     assert seen.values == {one: numbers(range(1_000)), two: numbers(range(2_000))}
 
 
-def test_a_log_that_was_cut_is_named(admin: ClusterAdmin, topic: Topic, follower: CopyFollower, writer: RecordWriter) -> None:
+def test_a_log_that_was_cut_is_named(
+    admin: ClusterAdmin, topic: Topic, follower: CopyFollower, writer: RecordWriter
+) -> None:
     cut = TopicPartition(topic(1), 0)
     put(writer, admin, cut, range(1_000))
     admin.delete_records({cut: 500})
     follower.follow({cut: 3})
     ends = admin.end_offsets([cut], "read_committed")
-    gone = wait_until(lambda: follower.poll(1_000, 500, ends, 0.05).gone, 10, "the end of a log that was cut")
+    gone = wait_until(
+        lambda: follower.poll(1_000, 500, ends, 0.05).gone, 10, "the end of a log that was cut"
+    )
     assert list(gone) == [cut]
     assert "offset 3 is no longer in the changelog" in gone[cut]
 

@@ -1,4 +1,5 @@
-"""Many logs followed at once: aborted records are left out, nothing beyond the stable end, a log that begins later is named."""
+"""Many logs followed at once: aborted records are left out, nothing beyond the stable end, a log
+that begins later is named."""
 
 from __future__ import annotations
 
@@ -25,7 +26,13 @@ def follower(bootstrap: str) -> Iterator[CopyFollower]:
 
 
 def put(writer: RecordWriter, tp: TopicPartition, *values: bytes) -> None:
-    writer.write(tp.topic, [b"k"] * len(values), list(values), np.arange(len(values), dtype=np.int64), tp.partition)
+    writer.write(
+        tp.topic,
+        [b"k"] * len(values),
+        list(values),
+        np.arange(len(values), dtype=np.int64),
+        tp.partition,
+    )
     writer.flush(10)
 
 
@@ -48,7 +55,12 @@ def test_rounds_follow_the_stable_ends(
     put(writer, two, b"x")
     writer.commit(10)
     follower.follow({one: 1, two: 0})
-    wait_until(lambda: moved(one=3, two=2), 10, "both ends, the markers included", lambda: [seen, follower.positions])
+    wait_until(
+        lambda: moved(one=3, two=2),
+        10,
+        "both ends, the markers included",
+        lambda: [seen, follower.positions],
+    )
     assert seen == {one: [b"b"], two: [b"x"], other: []}
 
     writer.begin()
@@ -56,7 +68,9 @@ def test_rounds_follow_the_stable_ends(
     follower.follow({other: 0})
     follower.unfollow([two])
     follower.poll(1_000, 0, {}, 0.3)
-    assert follower.positions == {one: 3, other: 0}, "records of an open transaction are not there yet"
+    assert follower.positions == {one: 3, other: 0}, (
+        "records of an open transaction are not there yet"
+    )
     writer.abort()
     writer.begin()
     put(writer, one, b"c")
@@ -64,10 +78,17 @@ def test_rounds_follow_the_stable_ends(
     put(writer, two, b"unheard")
     writer.commit(10)
     writer.close()
-    wait_until(lambda: moved(one=7, other=2), 10, "the end behind an aborted record", lambda: [seen, follower.positions])
+    wait_until(
+        lambda: moved(one=7, other=2),
+        10,
+        "the end behind an aborted record",
+        lambda: [seen, follower.positions],
+    )
     assert seen == {one: [b"b", b"c"], two: [b"x"], other: [b"d"]}
 
     admin.delete_records({two: 3})
     follower.follow({two: 0})
-    gone = wait_until(lambda: follower.poll(1_000, 0, {}, 0.05).gone, 10, "the end of a log that was cut")
+    gone = wait_until(
+        lambda: follower.poll(1_000, 0, {}, 0.05).gone, 10, "the end of a log that was cut"
+    )
     assert list(gone) == [two]

@@ -1,4 +1,5 @@
-"""A coordinator that goes away and comes back, a process that stands still for longer than its session, against a real broker."""
+"""A coordinator that goes away and comes back, a process that stands still for longer than its
+session, against a real broker."""
 
 from __future__ import annotations
 
@@ -18,37 +19,64 @@ from everflow.membership.member import Lost
 from everflow.records import TopicPartition
 from everflow.testing.broker import EmbeddedBroker
 from everflow.testing.waiting import wait_until
-from integration.kafka.group_members import Instance, assignor_of, await_settled, await_told, history
+from integration.kafka.group_members import (
+    Instance,
+    assignor_of,
+    await_settled,
+    await_told,
+    history,
+)
 
 pytestmark = pytest.mark.broker
 Topic = Callable[..., str]
 
 
-def member_of(bootstrap: str, group: str, source: str, process_id: str, session_ms: int = 30_000) -> Instance:
-    settings = GroupSettings(bootstrap_servers=bootstrap, group_id=group, session_timeout_ms=session_ms)
+def member_of(
+    bootstrap: str, group: str, source: str, process_id: str, session_ms: int = 30_000
+) -> Instance:
+    settings = GroupSettings(
+        bootstrap_servers=bootstrap, group_id=group, session_timeout_ms=session_ms
+    )
     return Instance(settings, assignor_of(Identity(process_id=process_id), {0: [source]}))
 
 
 @pytest.mark.slow  # two starts of a broker of its own
 def test_a_restarted_coordinator_finds_its_members_where_they_were(name: str) -> None:
-    """The group is loaded from its log: nobody loses a task, commits go on, and the next rebalance works."""
+    """The group is loaded from its log: nobody loses a task, commits go on, and the next rebalance
+    works."""
     with EmbeddedBroker() as broker:
         broker.create_topic(name, 4)
-        first, second = (member_of(broker.bootstrap_servers, name, name, process_id) for process_id in "ab")
+        first, second = (
+            member_of(broker.bootstrap_servers, name, name, process_id) for process_id in "ab"
+        )
         try:
             await_settled([first, second], 4)
             owned = [instance.member.snapshot().owned for instance in (first, second)]
             broker.kill()
             broker.start()
             mine = next(iter(owned[0]))
-            wait_until(lambda: committed(first, mine), 30, "a commit is taken again", lambda: history([first, second]))
+            wait_until(
+                lambda: committed(first, mine),
+                30,
+                "a commit is taken again",
+                lambda: history([first, second]),
+            )
             await_settled([first, second], 4)
-            assert [instance.member.snapshot().owned for instance in (first, second)] == owned, history([first, second])
+            assert [instance.member.snapshot().owned for instance in (first, second)] == owned, (
+                history([first, second])
+            )
             generation = second.member.metadata().generation
             second.member.request_rejoin()
-            await_told([first, second], lambda: first.member.metadata().generation > generation, "a new generation", 30)
+            await_told(
+                [first, second],
+                lambda: first.member.metadata().generation > generation,
+                "a new generation",
+                30,
+            )
             await_settled([first, second], 4)
-            assert not any(instance.told_of(Lost) for instance in (first, second)), history([first, second])
+            assert not any(instance.told_of(Lost) for instance in (first, second)), history(
+                [first, second]
+            )
         finally:
             first.member.leave()
             second.member.leave()
@@ -80,15 +108,25 @@ member = GroupMember(settings, assignor_of(Identity(process_id="child"), {0: [sy
 member.start()
 sys.stdin.read()
 member.leave()
-"""
+"""  # noqa: E501
 
 
 class Child:
     """A member in a process of its own; what it was told arrives as lines."""
 
     def __init__(self, bootstrap: str, group: str, source: str) -> None:
-        arguments = [sys.executable, "-c", CHILD, bootstrap, group, source, str(Path(__file__).parents[2])]
-        self.process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        arguments = [
+            sys.executable,
+            "-c",
+            CHILD,
+            bootstrap,
+            group,
+            source,
+            str(Path(__file__).parents[2]),
+        ]
+        self.process = subprocess.Popen(
+            arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self.told: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -113,13 +151,18 @@ def child(bootstrap: str, name: str, topic: Topic) -> Iterator[tuple[Child, str]
     made.close()
 
 
-def test_a_process_that_stood_still_comes_back_as_a_new_member(bootstrap: str, name: str, child: tuple[Child, str]) -> None:
-    """Scenario 8, and long pauses of any kind: what it owned is lost, even when it gets the same again."""
+def test_a_process_that_stood_still_comes_back_as_a_new_member(
+    bootstrap: str, name: str, child: tuple[Child, str]
+) -> None:
+    """Scenario 8, and long pauses of any kind: what it owned is lost, even when it gets the same
+    again."""
     paused, source = child
     wait_until(lambda: "Assigned 2\n" in paused.told, 30, "the process has both tasks", paused.told)
     other = member_of(bootstrap, name, source, "other", session_ms=2_000)
     try:
-        await_told([other], lambda: len(other.tasks) == 1 and other.member.stable, "the tasks are shared")
+        await_told(
+            [other], lambda: len(other.tasks) == 1 and other.member.stable, "the tasks are shared"
+        )
         paused.process.send_signal(signal.SIGSTOP)
         await_told([other], lambda: len(other.tasks) == 2, "the session of the other process ends")
         paused.told.clear()
@@ -127,6 +170,10 @@ def test_a_process_that_stood_still_comes_back_as_a_new_member(bootstrap: str, n
         await_told([other], lambda: "Assigned 1\n" in paused.told, "the process is back")
         lost = paused.told.index("Lost 1\n")
         assert lost < paused.told.index("Assigned 1\n"), paused.told
-        await_told([other], lambda: len(other.tasks) == 1 and other.member.stable, "the tasks are shared again")
+        await_told(
+            [other],
+            lambda: len(other.tasks) == 1 and other.member.stable,
+            "the tasks are shared again",
+        )
     finally:
         other.member.leave()

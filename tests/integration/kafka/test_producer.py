@@ -1,4 +1,5 @@
-"""The exactly-once writer against a real broker: positions, fencing, and what the broker refuses and accepts."""
+"""The exactly-once writer against a real broker: positions, fencing, and what the broker refuses
+and accepts."""
 
 from __future__ import annotations
 
@@ -9,7 +10,13 @@ import numpy as np
 import pytest
 from confluent_kafka import Consumer, Message
 
-from everflow.errors import EverflowError, GenerationChanged, RecordTooLargeError, RetriableError, TaskMigratedError
+from everflow.errors import (
+    EverflowError,
+    GenerationChanged,
+    RecordTooLargeError,
+    RetriableError,
+    TaskMigratedError,
+)
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.errors import OffsetsUnstableError
 from everflow.kafka.group_channel import GroupSettings
@@ -33,7 +40,9 @@ def rows(count: int, value: bytes = b"v") -> tuple[list[bytes], list[bytes], np.
     return [b"k%d" % i for i in range(count)], [value] * count, stamps(count)
 
 
-def read_all(bootstrap: str, tp: TopicPartition, end: int) -> list[tuple[bytes | None, bytes | None, int]]:
+def read_all(
+    bootstrap: str, tp: TopicPartition, end: int
+) -> list[tuple[bytes | None, bytes | None, int]]:
     with LogReader({"bootstrap.servers": bootstrap}) as reader:
         return [
             (key, value, int(at))
@@ -43,9 +52,14 @@ def read_all(bootstrap: str, tp: TopicPartition, end: int) -> list[tuple[bytes |
 
 
 @pytest.mark.parametrize("exactly_once", [True, False])
-def test_tracked_positions_are_the_log_s(bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str, exactly_once: bool) -> None:
+def test_tracked_positions_are_the_log_s(
+    bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str, exactly_once: bool
+) -> None:
     target = topic(3)
-    config = {"bootstrap.servers": bootstrap, "queue.buffering.max.messages": 500}  # smaller than the batch
+    config = {
+        "bootstrap.servers": bootstrap,
+        "queue.buffering.max.messages": 500,
+    }  # smaller than the batch
     writer = RecordWriter.get(config, name if exactly_once else None)
     keys, values, at = rows(4_000)
     partitions = np.arange(4_000, dtype=np.int64) % 3
@@ -64,14 +78,28 @@ def test_tracked_positions_are_the_log_s(bootstrap: str, admin: ClusterAdmin, to
     assert got == expected * 2
 
 
-def test_records_keep_key_value_headers_and_java_s_partition(bootstrap: str, admin: ClusterAdmin, topic: Topic) -> None:
+def test_records_keep_key_value_headers_and_java_s_partition(
+    bootstrap: str, admin: ClusterAdmin, topic: Topic
+) -> None:
     target = topic(4)
     writer = RecordWriter({"bootstrap.servers": bootstrap}, None)
     writer.begin()
-    writer.write(target, [b"hello", None, b"21"], [b"x", b"", None], stamps(3), headers=[[("h", b"1"), ("h", None)], None, None])
+    writer.write(
+        target,
+        [b"hello", None, b"21"],
+        [b"x", b"", None],
+        stamps(3),
+        headers=[[("h", b"1"), ("h", None)], None, None],
+    )
     writer.flush(10)
     writer.close()
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "reads-headers", "auto.offset.reset": "earliest"})
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "reads-headers",
+            "auto.offset.reset": "earliest",
+        }
+    )
     consumer.subscribe([target])
     seen: list[Message] = []
 
@@ -113,8 +141,12 @@ def refusal(writer: RecordWriter) -> str:
 
 
 def test_a_refused_record_names_its_topic(bootstrap: str, topic: Topic, name: str) -> None:
-    """The last record of a write says where and why; for another one the commit says at least where."""
-    target, config = topic(2, max_message_bytes="2000"), {"bootstrap.servers": bootstrap, "batch.num.messages": 1}
+    """The last record of a write says where and why; for another one the commit says at least
+    where."""
+    target, config = (
+        topic(2, max_message_bytes="2000"),
+        {"bootstrap.servers": bootstrap, "batch.num.messages": 1},
+    )
     said = []
     for values in ([b"1", b"2", b"x" * 5000], [b"x" * 5000, b"2", b"3"]):
         writer = RecordWriter.get(config, name)
@@ -128,17 +160,25 @@ def test_a_refused_record_names_its_topic(bootstrap: str, topic: Topic, name: st
 
 
 def test_a_topic_that_does_not_exist_is_named(bootstrap: str, name: str) -> None:
-    writer = RecordWriter.get({"bootstrap.servers": bootstrap, "topic.metadata.propagation.max.ms": 100}, name)
+    writer = RecordWriter.get(
+        {"bootstrap.servers": bootstrap, "topic.metadata.propagation.max.ms": 100}, name
+    )
     writer.begin()
     writer.write(f"{name}-nope", *rows(100))
-    with pytest.raises(RetriableError, match=f"delivering to {name}-nope: .*[Uu]nknown topic.*create the topic"):
+    with pytest.raises(
+        RetriableError, match=f"delivering to {name}-nope: .*[Uu]nknown topic.*create the topic"
+    ):
         writer.flush(20)
     writer.close()
 
 
 def test_group_metadata_is_what_the_client_itself_builds(bootstrap: str) -> None:
     for instance in (None, "node-1"):
-        config = {"bootstrap.servers": bootstrap, "group.id": "g", **({"group.instance.id": instance} if instance else {})}
+        config = {
+            "bootstrap.servers": bootstrap,
+            "group.id": "g",
+            **({"group.instance.id": instance} if instance else {}),
+        }
         consumer = Consumer(config)
         assert consumer.consumer_group_metadata() == group_metadata(-1, "g", "", instance)
         consumer.close()
@@ -146,15 +186,19 @@ def test_group_metadata_is_what_the_client_itself_builds(bootstrap: str) -> None
 
 def member_of(bootstrap: str, group: str, source: str) -> GroupMember:
     member = GroupMember(
-        GroupSettings(bootstrap_servers=bootstrap, group_id=group), assignor_of(Identity(process_id="p1"), {0: [source]})
+        GroupSettings(bootstrap_servers=bootstrap, group_id=group),
+        assignor_of(Identity(process_id="p1"), {0: [source]}),
     )
     member.start()
     wait_until(lambda: member.stable and member.owned(), 20, "the member owns its task")
     return member
 
 
-def test_the_broker_fences_commits_by_generation_and_member(bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str) -> None:
-    """Scenarios 6 and 7: stale generation and unknown member are refused, no identity at all is accepted."""
+def test_the_broker_fences_commits_by_generation_and_member(
+    bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str
+) -> None:
+    """Scenarios 6 and 7: stale generation and unknown member are refused, no identity at all is
+    accepted."""
     source, target = topic(1), topic(1)
     member = member_of(bootstrap, name, source)
     now = member.metadata()
@@ -165,7 +209,9 @@ def test_the_broker_fences_commits_by_generation_and_member(bootstrap: str, admi
         writer.write(target, *rows(1), 0)
         writer.flush(10)
         try:
-            writer.send_offsets([(source, 0, offset, "text")], group_metadata(generation, name, member_id, None), 10)
+            writer.send_offsets(
+                [(source, 0, offset, "text")], group_metadata(generation, name, member_id, None), 10
+            )
         except Exception:
             writer.abort()
             raise
@@ -180,15 +226,19 @@ def test_the_broker_fences_commits_by_generation_and_member(bootstrap: str, admi
     assert admin.committed(name, [tp]) == {}
     attempt(now.generation, now.member_id, 3)
     assert admin.committed(name, [tp]) == {tp: CommittedOffset(3, "text")}
-    # The reason for the commit gate: nobody is accepted although a member lives and the group is stable.
+    # The reason for the commit gate: nobody is accepted although a member lives and the group is
+    # stable.
     attempt(-1, "", 4)
     assert admin.committed(name, [tp])[tp].offset == 4
     writer.close()
     member.leave()
 
 
-def test_a_fenced_writer_of_several_tracked_partitions_says_that_it_is_fenced(bootstrap: str, topic: Topic, name: str) -> None:
-    """The client runs the other partitions' callbacks while its own exception is pending: once a SystemError without a cause."""
+def test_a_fenced_writer_of_several_tracked_partitions_says_that_it_is_fenced(
+    bootstrap: str, topic: Topic, name: str
+) -> None:
+    """The client runs the other partitions' callbacks while its own exception is pending: once a
+    SystemError without a cause."""
     config = {"bootstrap.servers": bootstrap}
     target = topic(4)
     writer = RecordWriter.get(config, name)
@@ -207,7 +257,8 @@ def test_a_fenced_writer_of_several_tracked_partitions_says_that_it_is_fenced(bo
 def test_pending_offsets_are_waited_for_and_fencing_frees_them(
     bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str
 ) -> None:
-    """Scenarios 11 and 12: an abandoned transaction hides the offsets until its id is fenced, then soon."""
+    """Scenarios 11 and 12: an abandoned transaction hides the offsets until its id is fenced, then
+    soon."""
     source, target = topic(1), topic(1)
     config = {"bootstrap.servers": bootstrap, "transaction.timeout.ms": 60_000}
     tp, out = TopicPartition(source, 0), TopicPartition(target, 0)
@@ -216,7 +267,9 @@ def test_pending_offsets_are_waited_for_and_fencing_frees_them(
         writer.begin()
         writer.write(target, *rows(5), 0)
         writer.flush(10)
-        writer.send_offsets([(source, 0, offset, f"batch-{offset}")], group_metadata(-1, name, "", None), 10)
+        writer.send_offsets(
+            [(source, 0, offset, f"batch-{offset}")], group_metadata(-1, name, "", None), 10
+        )
         if end:
             writer.commit(10)
     with pytest.raises(OffsetsUnstableError):
@@ -225,7 +278,14 @@ def test_pending_offsets_are_waited_for_and_fencing_frees_them(
     began = time.monotonic()
     fence(config, name, 10)
     assert admin.committed(name, [tp]) == {tp: CommittedOffset(20, "batch-20")}
-    wait_until(lambda: admin.end_offsets([out], "read_committed") == admin.end_offsets([out], "read_uncommitted"), 5, "the marker")
+    wait_until(
+        lambda: (
+            admin.end_offsets([out], "read_committed")
+            == admin.end_offsets([out], "read_uncommitted")
+        ),
+        5,
+        "the marker",
+    )
     assert time.monotonic() - began < 2
     with pytest.raises(TaskMigratedError):
         writer.commit(10)

@@ -1,4 +1,5 @@
-"""Every test of an instance has topics and an application of its own, on the run's broker and Spark session."""
+"""Every test of an instance has topics and an application of its own, on the run's broker and Spark
+session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the tests of whole instances share: a cluster to write to and read from, and instances that are always closed."""
+"""What the tests of whole instances share: a cluster to write to and read from, and instances that
+are always closed."""
 
 from __future__ import annotations
 
@@ -38,7 +39,12 @@ class Record(NamedTuple):
 
 def text(key: str | None, value: str | None, timestamp: int = 1, partition: int = 0) -> Record:
     """A record of two texts."""
-    return Record(None if key is None else key.encode(), None if value is None else value.encode(), timestamp, partition)
+    return Record(
+        None if key is None else key.encode(),
+        None if value is None else value.encode(),
+        timestamp,
+        partition,
+    )
 
 
 def in_json(key: str | None, value: object, timestamp: int = 1, partition: int = 0) -> Record:
@@ -69,10 +75,13 @@ class Cluster:
             consumer.close()
 
     def topic(self, name: str, partitions: int = 2, **config: str) -> str:
-        """Create a topic of this test; its full name. ``config``: its settings, dots as underscores."""
+        """Create a topic of this test; its full name. ``config``: its settings, dots as
+        underscores."""
         full = f"{self.prefix}-{name}"
         settings = {key.replace("_", "."): value for key, value in config.items()}
-        asked = self._admin.create_topics([NewTopic(full, partitions, 1, config=settings)], operation_timeout=REQUEST_S)
+        asked = self._admin.create_topics(
+            [NewTopic(full, partitions, 1, config=settings)], operation_timeout=REQUEST_S
+        )
         for future in asked.values():
             future.result(REQUEST_S)
         return full
@@ -86,7 +95,11 @@ class Cluster:
     def topics(self) -> dict[str, int]:
         """Topics of this test -> number of partitions."""
         found = self._admin.list_topics(timeout=REQUEST_S).topics
-        return {name: len(topic.partitions) for name, topic in found.items() if name.startswith(self.prefix)}
+        return {
+            name: len(topic.partitions)
+            for name, topic in found.items()
+            if name.startswith(self.prefix)
+        }
 
     def config(self, topic: str) -> dict[str, str]:
         """A topic's effective settings."""
@@ -125,31 +138,42 @@ class Cluster:
         assert not refused, refused
 
     def ends(self, topic: str, isolation: str = "read_committed") -> dict[TopicPartition, int]:
-        """Ends of a topic's partitions; of committed records once the markers of ended transactions have landed."""
+        """Ends of a topic's partitions; of committed records once the markers of ended transactions
+        have landed."""
         if isolation == "read_committed":
             self._settle(topic)
         return self._watermarks(topic, isolation)
 
     def _settle(self, topic: str) -> None:
-        """A group's offsets may be committed while the same transaction's marker is still on its way to ``topic`` (KAFKA-10167)."""
+        """A group's offsets may be committed while the same transaction's marker is still on its
+        way to ``topic`` (KAFKA-10167)."""
 
         def landed() -> bool:
-            return self._watermarks(topic, "read_committed") == self._watermarks(topic, "read_uncommitted")
+            return self._watermarks(topic, "read_committed") == self._watermarks(
+                topic, "read_uncommitted"
+            )
 
         with suppress(AssertionError):  # a transaction that is open on purpose
             wait_until(landed, SETTLE_S, "the markers to land")
 
     def _watermarks(self, topic: str, isolation: str) -> dict[TopicPartition, int]:
         consumer = self._consumer(f"{self.prefix}-read", isolation)
-        return {tp: consumer.get_watermark_offsets(tp, REQUEST_S)[1] for tp in self._parts(consumer, topic)}
+        return {
+            tp: consumer.get_watermark_offsets(tp, REQUEST_S)[1]
+            for tp in self._parts(consumer, topic)
+        }
 
     def starts(self, topic: str) -> dict[int, int]:
         """Partition -> first offset in the log."""
         consumer = self._consumer(f"{self.prefix}-read", "read_committed")
-        return {tp.partition: consumer.get_watermark_offsets(tp, REQUEST_S)[0] for tp in self._parts(consumer, topic)}
+        return {
+            tp.partition: consumer.get_watermark_offsets(tp, REQUEST_S)[0]
+            for tp in self._parts(consumer, topic)
+        }
 
     def read(self, topic: str, isolation: str = "read_committed") -> list[Record]:
-        """Everything in a topic, partition after partition, as a reader of committed records sees it."""
+        """Everything in a topic, partition after partition, as a reader of committed records sees
+        it."""
         found: list[Record] = []
         if isolation == "read_committed":
             self._settle(topic)
@@ -172,7 +196,11 @@ class Cluster:
         """Partition -> (committed offset, metadata); partitions without an offset are left out."""
         consumer = self._consumer(group, "read_committed")
         found = consumer.committed(self._parts(consumer, topic), timeout=REQUEST_S)
-        return {tp.partition: (tp.offset, (tp.metadata or "").rstrip("\0")) for tp in found if tp.offset >= 0}
+        return {
+            tp.partition: (tp.offset, (tp.metadata or "").rstrip("\0"))
+            for tp in found
+            if tp.offset >= 0
+        }
 
     def _consumer(self, group: str, isolation: str) -> Consumer:
         """One that never joins its group."""
@@ -219,7 +247,8 @@ def last_by_key(records: Iterable[Record]) -> dict[bytes | None, bytes | None]:
 
 @dataclass
 class Application:
-    """One application: its name, settings and state folder; instances are started one after the other or side by side."""
+    """One application: its name, settings and state folder; instances are started one after the
+    other or side by side."""
 
     cluster: Cluster
     folder: Path
@@ -242,15 +271,20 @@ class Application:
             "task_timeout_ms": 60_000,
             "processing_guarantee": "exactly_once_v2",
             "state_dir": str(self.state),
-            # Records of 1970: by their times the broker would delete a window's changelog in the middle of a test.
+            # Records of 1970: by their times the broker would delete a window's changelog in the
+            # middle of a test.
             "windowstore_changelog_additional_retention_ms": 100 * 365 * 86_400_000,
             **self.settings,
             **settings,
         }
-        return KafkaStreams(topology, application_id=self.id, bootstrap_servers=self.cluster.bootstrap, **merged)
+        return KafkaStreams(
+            topology, application_id=self.id, bootstrap_servers=self.cluster.bootstrap, **merged
+        )
 
     @contextmanager
-    def running(self, topology: Topology, *, wait: bool = True, **settings: object) -> Iterator[KafkaStreams]:
+    def running(
+        self, topology: Topology, *, wait: bool = True, **settings: object
+    ) -> Iterator[KafkaStreams]:
         """A started instance, RUNNING unless ``wait`` is False; closed at the end."""
         streams = self.instance(topology, **settings)
         try:
@@ -262,15 +296,21 @@ class Application:
             assert streams.close(60.0), "the instance did not close within 60 s"
 
     def until_processed(self, streams: KafkaStreams | None, *topics: str) -> None:
-        """Wait until everything in the topics is processed, one topic after the other: sources before what they feed."""
+        """Wait until everything in the topics is processed, one topic after the other: sources
+        before what they feed."""
         for topic in topics:
 
             def done(topic: str = topic) -> bool:
                 if streams is not None and streams.error is not None:
                     raise streams.error
-                ends = {tp.partition: end for tp, end in self.cluster.ends(topic).items() if end > 0}
-                have = {p: offset for p, (offset, _) in self.cluster.committed(self.id, topic).items()}
-                # Stores follow their commit (D5): the instance counts a batch as done once it has been applied.
+                ends = {
+                    tp.partition: end for tp, end in self.cluster.ends(topic).items() if end > 0
+                }
+                have = {
+                    p: offset for p, (offset, _) in self.cluster.committed(self.id, topic).items()
+                }
+                # Stores follow their commit (D5): the instance counts a batch as done once it has
+                # been applied.
                 applied = streams is None or streams.metrics()[LAG] == 0
                 return applied and all(have.get(p, 0) >= end for p, end in ends.items())
 
@@ -295,7 +335,12 @@ def until_running(streams: KafkaStreams, timeout_s: float = CAUGHT_UP_S) -> None
 
 def until_failed(streams: KafkaStreams, timeout_s: float = CAUGHT_UP_S) -> EverflowError:
     """Wait for ERROR; what stopped the instance."""
-    wait_until(lambda: streams.state is ClientState.ERROR, timeout_s, "state ERROR", lambda: [streams.state])
+    wait_until(
+        lambda: streams.state is ClientState.ERROR,
+        timeout_s,
+        "state ERROR",
+        lambda: [streams.state],
+    )
     assert streams.error is not None
     return streams.error
 

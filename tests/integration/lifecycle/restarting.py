@@ -1,5 +1,6 @@
-"""One process that starts, looks at, closes, changes and starts an application again, with a Spark session of its own beside it:
-``python restarting.py SERVERS APPLICATION SOURCE OUTPUT ROUNDS``. A round's line of JSON says what it holds once closed."""
+"""One process that starts, looks at, closes, changes and starts an application again, with a Spark
+session of its own beside it: ``python restarting.py SERVERS APPLICATION SOURCE OUTPUT ROUNDS``. A
+round's line of JSON says what it holds once closed."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ ROUND_S = 120.0
 def topology(source: str, output: str, suffix: str) -> Topology:
     """Counts values with ``suffix``, which is another one each time."""
     builder = StreamsBuilder()
-    stream = builder.stream(source, key=serdes.string(), value=serdes.string()).filter(F.col("value").isNotNull())
+    stream = builder.stream(source, key=serdes.string(), value=serdes.string()).filter(
+        F.col("value").isNotNull()
+    )
     suffixed = stream.map_values(lambda value: value + suffix, returns=serdes.string())
     grouped = suffixed.group_by(lambda key, value: value, name="by-value", returns=serdes.string())
     grouped.count(store="counts").to_stream().to(output)
@@ -42,20 +45,31 @@ def look(streams: KafkaStreams) -> dict[str, int]:
 
 
 def held(broker: int) -> dict[str, Counter[str]]:
-    """Threads by name, and all of them in one number; descriptors by what they are; processes below this one."""
+    """Threads by name, and all of them in one number; descriptors by what they are; processes below
+    this one."""
     process = psutil.Process()
-    sockets = {found.fd: _other_end(found.raddr, broker) for found in process.net_connections("all")}
+    sockets = {
+        found.fd: _other_end(found.raddr, broker) for found in process.net_connections("all")
+    }
     threads = Counter(thread.name.rstrip("0123456789") for thread in threading.enumerate())
     return {
         "threads": threads + Counter(native=process.num_threads()),
-        "descriptors": Counter(sockets.get(int(name)) or _file(name) for name in os.listdir("/proc/self/fd")),
+        "descriptors": Counter(
+            sockets.get(int(name)) or _file(name) for name in os.listdir("/proc/self/fd")
+        ),
         "processes": Counter(child.name() for child in process.children(recursive=True)),
     }
 
 
 def _other_end(address: object, broker: int) -> str:
     port = address[1] if isinstance(address, tuple) and len(address) == 2 else None
-    return "socket" if port is None else "socket to the broker" if port == broker else "socket to the JVM"
+    return (
+        "socket"
+        if port is None
+        else "socket to the broker"
+        if port == broker
+        else "socket to the JVM"
+    )
 
 
 def _file(descriptor: str) -> str:
@@ -65,7 +79,15 @@ def _file(descriptor: str) -> str:
         return "gone"
 
 
-def once(servers: str, application: str, source: str, output: str, suffix: str, producer: Producer, spark: SparkSession) -> None:
+def once(
+    servers: str,
+    application: str,
+    source: str,
+    output: str,
+    suffix: str,
+    producer: Producer,
+    spark: SparkSession,
+) -> None:
     """Start, look, close."""
     streams = KafkaStreams(
         topology(source, output, suffix),
@@ -76,10 +98,14 @@ def once(servers: str, application: str, source: str, output: str, suffix: str, 
         state_dir="state",
     )
     streams.start()
-    wait_until(lambda: streams.state is ClientState.RUNNING, ROUND_S, "state RUNNING", lambda: [streams])
+    wait_until(
+        lambda: streams.state is ClientState.RUNNING, ROUND_S, "state RUNNING", lambda: [streams]
+    )
     producer.produce(source, b"v", b"k")
     assert producer.flush(ROUND_S) == 0
-    wait_until(lambda: look(streams).get(f"v{suffix}") == 1, ROUND_S, "the count", lambda: [streams])
+    wait_until(
+        lambda: look(streams).get(f"v{suffix}") == 1, ROUND_S, "the count", lambda: [streams]
+    )
     assert spark.range(3).count() == 3
     assert "RUNNING" in streams._repr_html_()
     assert streams.close()
@@ -88,7 +114,9 @@ def once(servers: str, application: str, source: str, output: str, suffix: str, 
 def main() -> None:
     """Round after round."""
     servers, application, source, output, rounds = sys.argv[1:]
-    spark = SparkSession.builder.master("local[8]").config("spark.ui.enabled", "false").getOrCreate()
+    spark = (
+        SparkSession.builder.master("local[8]").config("spark.ui.enabled", "false").getOrCreate()
+    )
     producer = Producer({"bootstrap.servers": servers})
     for number in range(int(rounds)):
         once(servers, application, source, output, f"-{number}", producer, spark)

@@ -1,4 +1,5 @@
-"""Start, look, close, change, start again, in one process beside a Spark session of its own: nothing of a closed instance stays."""
+"""Start, look, close, change, start again, in one process beside a Spark session of its own:
+nothing of a closed instance stays."""
 
 from __future__ import annotations
 
@@ -17,15 +18,22 @@ pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.slow, pytest.ma
 PROGRAM = Path(__file__).with_name("restarting.py")
 ROUNDS = 7
 WARM = 2
-"""Restarts after which a process has all that it ever needs: Spark's daemons, the producer's connection."""
+"""Restarts after which a process has all that it ever needs: Spark's daemons, the producer's
+connection."""
 
 
-def test_a_process_that_restarts_again_and_again_holds_no_more_each_time(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_process_that_restarts_again_and_again_holds_no_more_each_time(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     source, output = cluster.topic("in"), cluster.topic("out")
     arguments = [cluster.bootstrap, f"{cluster.prefix}-app", source, output, str(ROUNDS)]
     with (tmp_path / "errors.txt").open("w") as errors:
         done = subprocess.run(
-            [sys.executable, str(PROGRAM), *arguments], cwd=tmp_path, stdout=subprocess.PIPE, stderr=errors, text=True
+            [sys.executable, str(PROGRAM), *arguments],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
         )
     assert done.returncode == 0, (tmp_path / "errors.txt").read_text()[-4_000:]
     rounds = [json.loads(line) for line in done.stdout.splitlines()]
@@ -34,4 +42,6 @@ def test_a_process_that_restarts_again_and_again_holds_no_more_each_time(cluster
         before = Counter(rounds[WARM - 1][kind])
         assert before.total() > 0
         for number, later in enumerate(rounds[WARM:], WARM + 1):
-            assert Counter(later[kind]) - before == Counter(), f"{kind} after restart {number}, over those after restart {WARM}"
+            assert Counter(later[kind]) - before == Counter(), (
+                f"{kind} after restart {number}, over those after restart {WARM}"
+            )

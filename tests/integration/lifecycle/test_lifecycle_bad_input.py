@@ -1,4 +1,5 @@
-"""Wrong input: refused before anything runs, or stopped at the record, with a message that names place and cure."""
+"""Wrong input: refused before anything runs, or stopped at the record, with a message that names
+place and cure."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def run(app: Application, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """``everflow run`` on a program given as text, in this process: ``run(program, key=value, ...)``."""
+    """``everflow run`` on a program given as text, in this process: ``run(program, key=value,
+    ...)``."""
 
     def invoke(program: str, **settings: object) -> Result:
         module = f"program_{app.cluster.prefix}"
@@ -63,7 +65,11 @@ def run(app: Application, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ru
         (tmp_path / f"{module}.py").write_text(header + inspect.cleandoc(program) + "\n")
         monkeypatch.chdir(tmp_path)
         monkeypatch.syspath_prepend(str(tmp_path))
-        options = {"application.id": app.id, "bootstrap.servers": app.cluster.bootstrap, "state.dir": str(app.state)}
+        options = {
+            "application.id": app.id,
+            "bootstrap.servers": app.cluster.bootstrap,
+            "state.dir": str(app.state),
+        }
         options |= {key.replace("_", "."): str(value) for key, value in settings.items()}
         sets = [part for key, value in options.items() for part in ("--set", f"{key}={value}")]
         return CliRunner().invoke(everflow_command, ["run", f"{module}:builder", *sets])
@@ -82,7 +88,10 @@ def test_missing_source_topic(run: Run, cluster: Cluster) -> None:
     topic = f"{cluster.prefix}-absent"
     result = run(f"builder.stream('{topic}').group_by_key().count(store='n')")
     assert result.exit_code == USAGE
-    assert f"source topic {topic} does not exist; create it before the application starts" in result.output
+    assert (
+        f"source topic {topic} does not exist; create it before the application starts"
+        in result.output
+    )
     assert f"program_{cluster.prefix}.py:3" in result.output
     assert cluster.topics() == {}
 
@@ -99,9 +108,14 @@ def test_missing_output_topic(run: Run, cluster: Cluster) -> None:
 
 def test_missing_dead_letter_topic(run: Run, cluster: Cluster) -> None:
     source, letters = cluster.topic("in", 1), f"{cluster.prefix}-letters"
-    result = run(f"builder.stream('{source}').for_each(print)", errors_dead_letter_queue_topic_name=letters)
+    result = run(
+        f"builder.stream('{source}').for_each(print)", errors_dead_letter_queue_topic_name=letters
+    )
     assert result.exit_code == USAGE
-    assert f"dead-letter topic {letters} (errors.dead.letter.queue.topic.name) does not exist" in " ".join(result.output.split())
+    assert (
+        f"dead-letter topic {letters} (errors.dead.letter.queue.topic.name) does not exist"
+        in " ".join(result.output.split())
+    )
 
 
 def test_topics_that_cannot_meet(run: Run, cluster: Cluster) -> None:
@@ -119,7 +133,9 @@ def test_topics_that_cannot_meet(run: Run, cluster: Cluster) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_a_changed_aggregate_is_refused_with_its_state_or_only_its_changelog(run: Run, app: Application, cluster: Cluster) -> None:
+def test_a_changed_aggregate_is_refused_with_its_state_or_only_its_changelog(
+    run: Run, app: Application, cluster: Cluster
+) -> None:
     source = cluster.topic("in", 1)
     cluster.write(source, [in_json("ann", {"amount": amount}) for amount in (5, 7)])
     builder = StreamsBuilder()
@@ -135,19 +151,29 @@ def test_a_changed_aggregate_is_refused_with_its_state_or_only_its_changelog(run
             from everflow import agg
             orders = builder.stream('{source}', key=serdes.string(), value=serdes.json('amount bigint'))
             orders.group_by_key().aggregate(store='totals', total=agg.sum('value.amount'), n=agg.count())
-        """)
+        """)  # noqa: E501
         assert time.monotonic() - began < IN_SECONDS
         assert result.exit_code == FAILED
         told = result.output[result.output.index("[EF-STORE-LAYOUT]") :]
-        assert f"[EF-STORE-LAYOUT] Application {app.id} has stored something else than this program reads" in told
-        assert re.search(rf"store totals of KSTREAM-AGGREGATE-\d+, at \S*program_{cluster.prefix}.py:5", told)
+        assert (
+            f"[EF-STORE-LAYOUT] Application {app.id} has stored something else than this program "
+            f"reads"
+        ) in told
+        assert re.search(
+            rf"store totals of KSTREAM-AGGREGATE-\d+, at \S*program_{cluster.prefix}.py:5", told
+        )
         assert "value stored: n bigint (count), total bigint (sum)" in told
         assert "value now:    total bigint (sum), n bigint (count)" in told
         assert "write the operator as it was" in told
         assert "an application.id of its own" in " ".join(told.split())
         assert f"kafka-consumer-groups --delete --group {app.id}" in " ".join(told.split())
-        assert not [word for word in ("Traceback", "java.", "Py4J", "File ") if word in result.output]
-        assert [cluster.committed(app.id, source), cluster.read(f"{app.id}-totals-changelog")] == before
+        assert not [
+            word for word in ("Traceback", "java.", "Py4J", "File ") if word in result.output
+        ]
+        assert [
+            cluster.committed(app.id, source),
+            cluster.read(f"{app.id}-totals-changelog"),
+        ] == before
 
 
 WRONG_PROGRAMS = {
@@ -185,7 +211,10 @@ def test_broker_that_cannot_be_reached(app: Application, caplog: pytest.LogCaptu
     streams = app.instance(_passing("t", "u"), task_timeout_ms=3_000)
     object.__setattr__(streams.config, "bootstrap_servers", "127.0.0.1:1")
     began = time.monotonic()
-    with caplog.at_level(logging.WARNING, logger="everflow"), pytest.raises(TaskTimeoutError) as error:
+    with (
+        caplog.at_level(logging.WARNING, logger="everflow"),
+        pytest.raises(TaskTimeoutError) as error,
+    ):
         streams.start()
     assert 2.5 < time.monotonic() - began < 15
     assert "no answer from Kafka at 127.0.0.1:1 yet" in caplog.text
@@ -194,7 +223,9 @@ def test_broker_that_cannot_be_reached(app: Application, caplog: pytest.LogCaptu
 
 
 def test_broker_that_cannot_be_reached_ends_the_command(run: Run) -> None:
-    result = run("builder.stream('t').to('u')", bootstrap_servers="127.0.0.1:1", task_timeout_ms=1_000)
+    result = run(
+        "builder.stream('t').to('u')", bootstrap_servers="127.0.0.1:1", task_timeout_ms=1_000
+    )
     assert result.exit_code == FAILED
     assert "no Kafka broker answered at 127.0.0.1:1" in result.output
 
@@ -205,7 +236,7 @@ def _passing(source: str, output: str):  # type: ignore[no-untyped-def]
     return builder.build()
 
 
-# --- records ---------------------------------------------------------------------------------------------------
+# --- records --------------------------------------------------------------------------------------
 
 
 def records_with_bad_ones() -> list[Record]:
@@ -220,7 +251,9 @@ def records_with_bad_ones() -> list[Record]:
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_undecodable_records_go_to_the_dead_letter_topic(app: Application, cluster: Cluster, guarantee: str) -> None:
+def test_undecodable_records_go_to_the_dead_letter_topic(
+    app: Application, cluster: Cluster, guarantee: str
+) -> None:
     source, output, dead = cluster.topic("in"), cluster.topic("out"), cluster.topic("dead", 1)
     cluster.write(source, records_with_bad_ones())
     builder = StreamsBuilder()
@@ -231,8 +264,13 @@ def test_undecodable_records_go_to_the_dead_letter_topic(app: Application, clust
     found = {key: long(value) for key, value in last_by_key(cluster.read(output)).items()}
     assert found == dict.fromkeys((b"k0", b"k1", b"k2", b"k3"), 5)
     letters = sorted(cluster.read(dead), key=lambda record: record.timestamp)
-    bad = sorted((r for r in cluster.read(source) if r.timestamp >= 2_000), key=lambda record: record.timestamp)
-    assert [(r.key, r.value, r.timestamp) for r in letters] == [(r.key, r.value, r.timestamp) for r in bad]
+    bad = sorted(
+        (r for r in cluster.read(source) if r.timestamp >= 2_000),
+        key=lambda record: record.timestamp,
+    )
+    assert [(r.key, r.value, r.timestamp) for r in letters] == [
+        (r.key, r.value, r.timestamp) for r in bad
+    ]
     for letter, origin in zip(letters, bad, strict=True):
         headers = dict(letter.headers)
         assert headers["__streams.errors.topic"] == source.encode()
@@ -243,7 +281,9 @@ def test_undecodable_records_go_to_the_dead_letter_topic(app: Application, clust
         assert "__streams.errors.stacktrace" in headers
 
 
-def test_an_undecodable_record_stops_the_instance(run: Run, app: Application, cluster: Cluster) -> None:
+def test_an_undecodable_record_stops_the_instance(
+    run: Run, app: Application, cluster: Cluster
+) -> None:
     source, output = cluster.topic("in"), cluster.topic("out")
     cluster.write(source, records_with_bad_ones())
     bad = {r.partition: r.offset for r in reversed(cluster.read(source)) if r.timestamp >= 2_000}
@@ -254,7 +294,9 @@ def test_an_undecodable_record_stops_the_instance(run: Run, app: Application, cl
     assert result.exit_code == FAILED
     assert result.output.count("[EF-RECORD]") == 1, "told once"
     assert result.output.splitlines()[-1] == f"  More is in the log: {log_path(app.state, app.id)}"
-    assert any(f"{source}-{partition}@{offset}" in result.output for partition, offset in bad.items())
+    assert any(
+        f"{source}-{partition}@{offset}" in result.output for partition, offset in bad.items()
+    )
     assert cluster.members(app.id) == 0
 
 
@@ -288,21 +330,31 @@ def _total(value: str) -> int:
     return len(value) // int(value)
 
 
-def test_an_aggregator_that_fails_in_a_helper_names_the_helpers_line(app: Application, cluster: Cluster) -> None:
+def test_an_aggregator_that_fails_in_a_helper_names_the_helpers_line(
+    app: Application, cluster: Cluster
+) -> None:
     source = cluster.topic("in", 1)
     cluster.write(source, [text("k", str(number)) for number in (3, 2, 1, 0)])
     builder = StreamsBuilder()
     stream = builder.stream(source, key=serdes.string(), value=serdes.string())
     stream.group_by_key().aggregate(
-        initializer=int, aggregator=lambda key, value, total: total + _total(value), store="totals", returns="bigint"
+        initializer=int,
+        aggregator=lambda key, value, total: total + _total(value),
+        store="totals",
+        returns="bigint",
     )
     streams = app.instance(builder.build())
     streams.start()
     error = until_failed(streams, IN_SECONDS)
     assert isinstance(error, RecordError)
     first, line, operator, cure = str(error).splitlines()
-    assert first.startswith(f"ZeroDivisionError: integer division or modulo by zero (record {source}-0@3, node ")
-    assert line == f"  at {__file__}:{_total.__code__.co_firstlineno + 1} in _total: return len(value) // int(value)"
+    assert first.startswith(
+        f"ZeroDivisionError: integer division or modulo by zero (record {source}-0@3, node "
+    )
+    assert line == (
+        f"  at {__file__}:{_total.__code__.co_firstlineno + 1} in _total: return len(value) // "
+        f"int(value)"
+    )
     assert operator.startswith(f"  operator added at {__file__}:")
     assert "Correct the function" in cure
 
@@ -312,21 +364,30 @@ def test_a_record_on_which_the_process_dies_is_found_and_named(
 ) -> None:
     """The worker can say nothing: batches become smaller until there is but one record to blame."""
     source, output = cluster.topic("in", 1), cluster.topic("out", 1)
-    cluster.write(source, [text("k", "die" if number == 20 else str(number)) for number in range(40)])
+    cluster.write(
+        source, [text("k", "die" if number == 20 else str(number)) for number in range(40)]
+    )
     builder = StreamsBuilder()
     stream = builder.stream(source, key=serdes.string(), value=serdes.string())
-    stream.map_values(lambda value: os._exit(3) if value == "die" else value, returns="string").to(output)
+    stream.map_values(lambda value: os._exit(3) if value == "die" else value, returns="string").to(
+        output
+    )
     streams = app.instance(builder.build())
     with caplog.at_level(logging.WARNING, logger="everflow"):
         streams.start()
         error = until_failed(streams, TENS_OF_SECONDS)
     assert isinstance(error, WorkerDiedError)
-    assert str(error).startswith("A Python worker process died (no trace of why: killed (out of memory?), or ended by os._exit)")
+    assert str(error).startswith(
+        "A Python worker process died (no trace of why: killed (out of memory?), or ended by "
+        "os._exit)"
+    )
     assert f"times in a row, on {source}-0@20)" in str(error)
     assert "Correct the function" in str(error)
     assert "the same failure again, nothing has changed" in caplog.text
     assert "\tat " not in caplog.text
-    assert [record.value for record in cluster.read(output)] == [str(number).encode() for number in range(20)]
+    assert [record.value for record in cluster.read(output)] == [
+        str(number).encode() for number in range(20)
+    ]
 
 
 def loops(value: str) -> str:
@@ -335,27 +396,43 @@ def loops(value: str) -> str:
     return value
 
 
-def test_a_loop_without_end_is_told_with_its_line_and_record(app: Application, cluster: Cluster) -> None:
+def test_a_loop_without_end_is_told_with_its_line_and_record(
+    app: Application, cluster: Cluster
+) -> None:
     """Its workers are ended, and say before where they were; that they died is not why."""
     source, output = cluster.topic("in", 1), cluster.topic("out", 1)
-    cluster.write(source, [text("k", "loop" if number == 3 else str(number)) for number in range(6)])
+    cluster.write(
+        source, [text("k", "loop" if number == 3 else str(number)) for number in range(6)]
+    )
     builder = StreamsBuilder()
-    builder.stream(source, key=serdes.string(), value=serdes.string()).map_values(loops, returns="string").to(output)
+    builder.stream(source, key=serdes.string(), value=serdes.string()).map_values(
+        loops, returns="string"
+    ).to(output)
     streams = app.instance(builder.build(), max_poll_interval_ms=4_000)
     streams.start()
     error = until_failed(streams, TENS_OF_SECONDS)
     assert isinstance(error, BatchTimeoutError)
     told = str(error).splitlines()
-    assert told[0] == f"A batch has not ended within 4 s (max.poll.interval.ms) (2 times in a row, on {source}-0@3)"
+    assert told[0] == (
+        f"A batch has not ended within 4 s (max.poll.interval.ms) (2 times in a row, on "
+        f"{source}-0@3)"
+    )
     assert f"{__file__}:" in told[1]
     assert " in loops: " in told[1]
-    assert (error.__cause__, error.__context__) == (None, None), "whoever raises it sees what it says, not how it was found out"
+    assert (error.__cause__, error.__context__) == (None, None), (
+        "whoever raises it sees what it says, not how it was found out"
+    )
     assert [record.value for record in cluster.read(output)] == [b"0", b"1", b"2"]
 
 
 @pytest.mark.parametrize("resident", [10_000_000, 0], ids=["resident", "spark-job"])
-def test_a_time_that_spark_cannot_hold_names_the_record(app: Application, cluster: Cluster, resident: int) -> None:
-    source, output = cluster.topic("in", 1, message_timestamp_after_max_ms=str(2**63 - 1)), cluster.topic("out", 1)
+def test_a_time_that_spark_cannot_hold_names_the_record(
+    app: Application, cluster: Cluster, resident: int
+) -> None:
+    source, output = (
+        cluster.topic("in", 1, message_timestamp_after_max_ms=str(2**63 - 1)),
+        cluster.topic("out", 1),
+    )
     cluster.write(source, [text("k", "1", 1_000), text("k", "2", 1_700_000_000_000_000_000)])
     builder = StreamsBuilder()
     builder.stream(source, key=serdes.string(), value=serdes.string()).to(output)
@@ -367,26 +444,34 @@ def test_a_time_that_spark_cannot_hold_names_the_record(app: Application, cluste
     assert "where Kafka expects milliseconds" in str(error)
 
 
-# --- size ----------------------------------------------------------------------------------------------------------
+# --- size -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("resident", [10_000_000, 0], ids=["resident", "spark-job"])
-def test_records_that_suddenly_are_large_come_in_smaller_batches(app: Application, cluster: Cluster, resident: int) -> None:
+def test_records_that_suddenly_are_large_come_in_smaller_batches(
+    app: Application, cluster: Cluster, resident: int
+) -> None:
     source, output = cluster.topic("in", 1), cluster.topic("out", 1)
     sizes = [10] * 500 + [100_000] * 60 + [10] * 500
     cluster.write(source, [text(f"k{row % 7}", "v" * size) for row, size in enumerate(sizes)])
     builder = StreamsBuilder()
     stream = builder.stream(source, key=serdes.string(), value=serdes.string())
     stream.map_values(lambda value: str(len(value)), returns=serdes.string()).to(output)
-    with app.running(builder.build(), resident_max_records=resident, max_batch_bytes=1_000_000) as streams:
+    with app.running(
+        builder.build(), resident_max_records=resident, max_batch_bytes=1_000_000
+    ) as streams:
         app.until_processed(streams, source)
         batches = streams.metrics()[COMMITS]
-    assert [record.value for record in cluster.read(output)] == [str(size).encode() for size in sizes]
+    assert [record.value for record in cluster.read(output)] == [
+        str(size).encode() for size in sizes
+    ]
     assert isinstance(batches, float | int)
     assert batches >= 4, "6 MB in batches of 1 to 2"
 
 
-def test_a_result_that_the_topic_does_not_take_stops_the_instance_at_once(app: Application, cluster: Cluster) -> None:
+def test_a_result_that_the_topic_does_not_take_stops_the_instance_at_once(
+    app: Application, cluster: Cluster
+) -> None:
     source, output = cluster.topic("in", 1), cluster.topic("out", 1)
     cluster.write(source, [text("k", "v" * 900_000)])
     builder = StreamsBuilder()
@@ -403,7 +488,7 @@ def test_a_result_that_the_topic_does_not_take_stops_the_instance_at_once(app: A
     assert f"Raise max.message.bytes of {output}" in cure
 
 
-# --- folder ----------------------------------------------------------------------------------------------------
+# --- folder ---------------------------------------------------------------------------------------
 
 
 def test_a_state_folder_in_use_is_refused(app: Application, run: Run, cluster: Cluster) -> None:
@@ -415,10 +500,14 @@ def test_a_state_folder_in_use_is_refused(app: Application, run: Run, cluster: C
         print("held", flush=True)
         sys.stdin.read()
     """)
-    with subprocess.Popen([sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
         assert other.stdout is not None
         assert other.stdout.readline().strip() == "held"
-        with pytest.raises(StateLockedError, match=rf"in use by process {other.pid}\. Stop that process"):
+        with pytest.raises(
+            StateLockedError, match=rf"in use by process {other.pid}\. Stop that process"
+        ):
             app.instance(_passing("t", "u")).start()
         result = run("builder.stream('t').to('u')")
         assert result.exit_code == FAILED
@@ -430,7 +519,8 @@ def test_a_state_folder_in_use_is_refused(app: Application, run: Run, cluster: C
 def test_columns_that_fail_stop_the_instance_with_the_cause(
     app: Application, cluster: Cluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """ANSI arithmetic: no record is named by Spark, so it is looked for; what is before it is committed."""
+    """ANSI arithmetic: no record is named by Spark, so it is looked for; what is before it is
+    committed."""
     source, output = cluster.topic("in", 1), cluster.topic("out", 1)
     cluster.write(source, [text("k", "1"), text("k", "one")])
     builder = StreamsBuilder()
@@ -442,7 +532,9 @@ def test_columns_that_fail_stop_the_instance_with_the_cause(
     error = until_failed(streams, IN_SECONDS)
     assert isinstance(error, ColumnError)
     first, where, cure = str(error).splitlines()
-    assert first.startswith("A Column cannot be computed: [CAST_INVALID_INPUT] The value 'one' of the type \"STRING\"")
+    assert first.startswith(
+        "A Column cannot be computed: [CAST_INVALID_INPUT] The value 'one' of the type \"STRING\""
+    )
     assert first.endswith(f" times in a row, on {source}-0@1)")
     assert where == f"  operator added at {__file__}:{line}"
     assert ".try_cast" in cure
@@ -451,8 +543,11 @@ def test_columns_that_fail_stop_the_instance_with_the_cause(
 
 
 @pytest.mark.parametrize("records", [5, 50])
-def test_an_input_that_is_created_again_stops_the_instance(app: Application, cluster: Cluster, records: int) -> None:
-    """With fewer records than the old topic had (its end tells) and with more (only its id does)."""
+def test_an_input_that_is_created_again_stops_the_instance(
+    app: Application, cluster: Cluster, records: int
+) -> None:
+    """With fewer records than the old topic had (its end tells) and with more (only its id
+    does)."""
     source, output = cluster.topic("in"), cluster.topic("out")
     cluster.write(source, [text("k", "old")] * 20)
     builder = StreamsBuilder()

@@ -1,4 +1,5 @@
-"""``everflow run`` in a process of its own: stopped by a signal it commits, leaves the group at once and leaves nothing behind."""
+"""``everflow run`` in a process of its own: stopped by a signal it commits, leaves the group at
+once and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ import pytest
 
 from everflow.state.task_directory import StateDirectory
 from everflow.testing import wait_until
-from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, last_by_key, long, text
+from integration.lifecycle.lifecycle_cluster import (
+    Application,
+    Cluster,
+    Record,
+    last_by_key,
+    long,
+    text,
+)
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
@@ -38,17 +46,36 @@ def words(n: int, first: int = 0) -> list[Record]:
 
 @contextmanager
 def command(app: Application, *more: str) -> Iterator[subprocess.Popen[str]]:
-    """A running ``everflow run`` with ``more`` options; killed with all it started if the test fails before its end."""
-    options = ["--application-id", app.id, "--bootstrap-servers", app.cluster.bootstrap, "--guarantee", "exactly_once_v2"]
+    """A running ``everflow run`` with ``more`` options; killed with all it started if the test
+    fails before its end."""
+    options = [
+        "--application-id",
+        app.id,
+        "--bootstrap-servers",
+        app.cluster.bootstrap,
+        "--guarantee",
+        "exactly_once_v2",
+    ]
     options += ["--threads", "1", "--state-dir", str(app.state), *more]
     with (app.folder / "output.txt").open("w") as output:
         child = subprocess.Popen(
-            [sys.executable, "-c", "from everflow.cli import main; main()", "run", "program:builder", *options],
+            [
+                sys.executable,
+                "-c",
+                "from everflow.cli import main; main()",
+                "run",
+                "program:builder",
+                *options,
+            ],
             cwd=app.folder,
             stdout=output,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"},  # as the installed command
+            env={
+                **os.environ,
+                "PYTHONUNBUFFERED": "1",
+                "PYTHONSAFEPATH": "1",
+            },  # as the installed command
         )
     tree = psutil.Process(child.pid)
     try:
@@ -66,7 +93,11 @@ def test_a_signal_ends_it_cleanly_and_a_restart_goes_on(app: Application, cluste
     (app.folder / "queue.py").write_text("LINE = []\n")  # hides no library in the workers
     cluster.write(source, words(70))
     printed = app.folder / "output.txt"
-    static = ("--set", "group.instance.id=one", "--leave")  # told to, it leaves on purpose too (KIP-812)
+    static = (
+        "--set",
+        "group.instance.id=one",
+        "--leave",
+    )  # told to, it leaves on purpose too (KIP-812)
     for first, number, more in ((70, signal.SIGTERM, ()), (77, signal.SIGINT, static)):
         with command(app, *more) as child:
 
@@ -75,7 +106,11 @@ def test_a_signal_ends_it_cleanly_and_a_restart_goes_on(app: Application, cluste
                 have = {p: offset for p, (offset, _) in cluster.committed(app.id, source).items()}
                 return have == {tp.partition: end for tp, end in cluster.ends(source).items()}
 
-            wait_until(lambda: "-> RUNNING" in printed.read_text() and done(), START_S, "the input to be processed")
+            wait_until(
+                lambda: "-> RUNNING" in printed.read_text() and done(),
+                START_S,
+                "the input to be processed",
+            )
             before = len(cluster.read(output))
             cluster.write(source, words(7, first=first))
             wait_until(done, START_S, "the new records to be processed")
@@ -89,10 +124,16 @@ def test_a_signal_ends_it_cleanly_and_a_restart_goes_on(app: Application, cluste
             assert gone
     lines = printed.read_text()
     assert "application  " in lines
-    for step in ("CREATED -> REBALANCING", "REBALANCING -> RUNNING", "PENDING_SHUTDOWN -> NOT_RUNNING"):
+    for step in (
+        "CREATED -> REBALANCING",
+        "REBALANCING -> RUNNING",
+        "PENDING_SHUTDOWN -> NOT_RUNNING",
+    ):
         assert f"state {step}" in lines
     expected = Counter(record.key for record in words(84))
-    assert {key: long(value) for key, value in last_by_key(cluster.read(output)).items()} == expected
+    assert {
+        key: long(value) for key, value in last_by_key(cluster.read(output)).items()
+    } == expected
     _is_checkpointed(app)
 
 

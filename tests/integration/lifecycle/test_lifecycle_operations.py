@@ -1,4 +1,5 @@
-"""What may be asked of a running instance: threads more and fewer, a pause, clean-up, the end of the whole application."""
+"""What may be asked of a running instance: threads more and fewer, a pause, clean-up, the end of
+the whole application."""
 
 from __future__ import annotations
 
@@ -38,7 +39,10 @@ def counting(source: str, output: str) -> Topology:
 
 
 def records(first: int, count: int) -> list[Record]:
-    return [text(f"p{n % PARTITIONS}-{n % 12}", "v", n, n % PARTITIONS) for n in range(first, first + count)]
+    return [
+        text(f"p{n % PARTITIONS}-{n % 12}", "v", n, n % PARTITIONS)
+        for n in range(first, first + count)
+    ]
 
 
 class Restores:
@@ -61,7 +65,9 @@ def threads_of(streams: KafkaStreams) -> list[StreamThread]:
     return streams._life.instance.threads
 
 
-def test_threads_come_and_go_a_pause_holds_and_a_clean_start_restores(app: Application, cluster: Cluster) -> None:
+def test_threads_come_and_go_a_pause_holds_and_a_clean_start_restores(
+    app: Application, cluster: Cluster
+) -> None:
     source, output = cluster.topic("in", PARTITIONS), cluster.topic("out", PARTITIONS)
     topology, restores, sent = counting(source, output), Restores(), 0
     streams = app.instance(topology)
@@ -94,10 +100,21 @@ def test_threads_come_and_go_a_pause_holds_and_a_clean_start_restores(app: Appli
         streams.pause()
         before = cluster.committed(app.id, source)
         write(100)
-        wait_until(lambda: streams.metrics()[LAG] == 100, WAIT_S, "the records to wait", lambda: [streams.metrics()])
-        assert streams.add_stream_thread() == "everflow-stream-1"  # a rebalance, which the pause survives
+        wait_until(
+            lambda: streams.metrics()[LAG] == 100,
+            WAIT_S,
+            "the records to wait",
+            lambda: [streams.metrics()],
+        )
+        assert (
+            streams.add_stream_thread() == "everflow-stream-1"
+        )  # a rebalance, which the pause survives
         until_running(streams)
-        assert (cluster.committed(app.id, source), cluster.members(app.id), streams.is_paused()) == (before, 1, True)
+        assert (
+            cluster.committed(app.id, source),
+            cluster.members(app.id),
+            streams.is_paused(),
+        ) == (before, 1, True)
         assert streams.store("counts").get("p0-0") == len([n for n in range(300) if n % 12 == 0])
         streams.resume()
         app.until_processed(streams, source)
@@ -116,7 +133,9 @@ def clean_up(app: Application, streams: KafkaStreams) -> None:
     assert list(app.state.glob("*/*/counts-*")) == []
 
 
-def restored_by_the_next_start(app: Application, topology: Topology, source: str, write: Callable[[], None]) -> int:
+def restored_by_the_next_start(
+    app: Application, topology: Topology, source: str, write: Callable[[], None]
+) -> int:
     """After a clean-up it has all to restore: how many offsets it did."""
     again, restored = app.instance(topology), Restores()
     again.set_global_state_restore_listener(restored)
@@ -130,7 +149,9 @@ def restored_by_the_next_start(app: Application, topology: Topology, source: str
     return restored.offsets
 
 
-def test_one_instance_ends_all_of_the_application(app: Application, cluster: Cluster, tmp_path: Path) -> None:
+def test_one_instance_ends_all_of_the_application(
+    app: Application, cluster: Cluster, tmp_path: Path
+) -> None:
     source, output = cluster.topic("in", PARTITIONS), cluster.topic("out", PARTITIONS)
     topology = counting(source, output)
     both = [app.instance(topology, state_dir=str(tmp_path / str(n))) for n in range(2)]

@@ -1,6 +1,8 @@
-"""Programs as users write them, with real workers: a builder at module level and whatever functions use of the program around it.
+"""Programs as users write them, with real workers: a builder at module level and whatever functions
+use of the program around it.
 
-After the import each file is replaced by one that cannot be imported: what runs in the workers has travelled.
+After the import each file is replaced by one that cannot be imported: what runs in the workers has
+travelled.
 """
 
 from __future__ import annotations
@@ -114,7 +116,7 @@ TOPOLOGY = """
 
     words = source.group_by_key().aggregate(initializer=start, aggregator=collect, store="words", value=Pipes())
     words.to_stream().to(WORDS)
-    """
+    """  # noqa: E501
 
 
 PRICES = """
@@ -166,7 +168,9 @@ def test_everything_that_functions_use_of_the_program_around_them_travels(
     cluster.write(source, [text("k", "a")])
     with app.running(module.builder.build()) as streams:
         app.until_processed(streams, source)
-        assert {r.key.decode(): r.value.decode() for r in cluster.read(output) if r.key and r.value} == {
+        assert {
+            r.key.decode(): r.value.decode() for r in cluster.read(output) if r.key and r.value
+        } == {
             "def": "aaa",
             "class": "aa",
             "bound": "a!",
@@ -184,25 +188,38 @@ def test_everything_that_functions_use_of_the_program_around_them_travels(
         cluster.write(source, [text("k", "b")])
         app.until_processed(streams, source)
         again = last_by_key(cluster.read(output))
-        assert (again[b"first"], again[b"second"]) == (b"3", b"4"), "a variable lives as long as its worker, for all functions"
+        assert (again[b"first"], again[b"second"]) == (b"3", b"4"), (
+            "a variable lives as long as its worker, for all functions"
+        )
         assert last_by_key(cluster.read(words)) == {b"k": b"beside|a|b"}
     assert module.seen == []
 
 
-def test_functions_of_notebook_cells(app: Application, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_of_notebook_cells(
+    app: Application, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, output = cluster.topic("in", 1), cluster.topic("out", 1)
     notebook = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", notebook)
     cells = [
-        "from dataclasses import dataclass\nfrom everflow import StreamsBuilder, serdes\nbuilder = StreamsBuilder()\nRATE = 2",
+        (
+            "from dataclasses import dataclass\nfrom everflow import StreamsBuilder, "
+            "serdes\nbuilder = "
+            "StreamsBuilder()\nRATE = 2"
+        ),
         "@dataclass\nclass Line:\n    word: str\n    def times(self): return self.word * RATE\n"
         "def repeated(value):\n    return helper(Line(value))",
         f"stream = builder.stream({source!r}, key=serdes.string(), value=serdes.string())\n"
-        f"stream.map_values(repeated, returns='string').filter(lambda v: isinstance(v, str)).to({output!r})",
-        "def helper(line): return line.times() if isinstance(line, Line) else None\ntopology = builder.build()",
+        f"stream.map_values(repeated, returns='string').filter(lambda v: isinstance(v, "
+        f"str)).to({output!r})",
+        (
+            "def helper(line): return line.times() if isinstance(line, Line) else None\ntopology = "
+            "builder.build()"
+        ),
     ]
     for number, cell in enumerate(cells):
-        file = f"{gettempdir()}/ipykernel_{os.getpid()}/{number}.py"  # as ipykernel names its cells; there is no such file
+        # as ipykernel names its cells; there is no such file
+        file = f"{gettempdir()}/ipykernel_{os.getpid()}/{number}.py"
         linecache.cache[file] = (len(cell), None, cell.splitlines(True), file)
         exec(compile(cell, file, "exec"), vars(notebook))
     cluster.write(source, [text("k", "ab")])
@@ -210,12 +227,17 @@ def test_functions_of_notebook_cells(app: Application, cluster: Cluster, monkeyp
     assert [record.value for record in cluster.read(output)] == [b"abab"]
 
 
-def test_a_module_installed_with_a_builder_in_it_is_a_program_too(app: Application, cluster: Cluster, program: Program) -> None:
+def test_a_module_installed_with_a_builder_in_it_is_a_program_too(
+    app: Application, cluster: Cluster, program: Program
+) -> None:
     source, output = cluster.topic("in", 1), cluster.topic("out", 1)
     installed = Program(program.folder / "site-packages")
     sys.path.insert(0, str(installed.folder))
     try:
-        installed.write("installed_library.py", "from everflow import StreamsBuilder\ndef up(value): return value.upper()\n")
+        installed.write(
+            "installed_library.py",
+            "from everflow import StreamsBuilder\ndef up(value): return value.upper()\n",
+        )
         installed.write(
             "installed_program.py",
             f"""
@@ -258,7 +280,7 @@ MAIN = """
     if __name__ == "__main__":
         KafkaStreams(builder.build(), application_id={app!r}, bootstrap_servers={servers!r}, num_stream_threads=1,
                      state_dir={state!r}).run()
-    """
+    """  # noqa: E501
 
 
 def test_a_script_and_a_module_run_as_main(cluster: Cluster, tmp_path: Path) -> None:
@@ -275,10 +297,19 @@ def test_a_script_and_a_module_run_as_main(cluster: Cluster, tmp_path: Path) -> 
             cluster.write(source, [text("k", "abc")])
             file = "project/script.py" if kind == "script" else "package/inner/module.py"
             imports = "import helper" if kind == "script" else "from . import helper"
-            known = {"app": f"{cluster.prefix}-{kind}", "servers": cluster.bootstrap, "state": str(tmp_path / kind)}
-            program.write(file, MAIN.format(imports=imports, source=source, output=topics[kind], **known))
+            known = {
+                "app": f"{cluster.prefix}-{kind}",
+                "servers": cluster.bootstrap,
+                "state": str(tmp_path / kind),
+            }
+            program.write(
+                file, MAIN.format(imports=imports, source=source, output=topics[kind], **known)
+            )
             children[kind] = subprocess.Popen(
-                [sys.executable, *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=(tmp_path / f"{kind}.txt").open("w")
+                [sys.executable, *arguments],
+                cwd=tmp_path,
+                stdout=subprocess.DEVNULL,
+                stderr=(tmp_path / f"{kind}.txt").open("w"),
             )
 
         def done() -> bool:

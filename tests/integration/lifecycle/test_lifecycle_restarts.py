@@ -1,4 +1,5 @@
-"""An instance over its whole life: states, stop and restart, what a restart finds again, what it refuses."""
+"""An instance over its whole life: states, stop and restart, what a restart finds again, what it
+refuses."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ SECOND = 1_000
 
 def words(n: int, first: int = 0) -> list[Record]:
     """Records of seven keys over two partitions, a second apart."""
-    return [text(f"w{i % 7}", f"v{i}", 10_000 + i * SECOND, i % 7 % 2) for i in range(first, first + n)]
+    return [
+        text(f"w{i % 7}", f"v{i}", 10_000 + i * SECOND, i % 7 % 2) for i in range(first, first + n)
+    ]
 
 
 def counting(source: str, output: str) -> Topology:
@@ -54,7 +57,9 @@ def windowed(source: str, output: str) -> Topology:
     """Count per key and 10 s, without grace."""
     builder = StreamsBuilder()
     stream = builder.stream(source, key=serdes.string(), value=serdes.string())
-    counts = stream.group_by_key().windowed_by(TimeWindows.of_size("10 seconds")).count(store="windows")
+    counts = (
+        stream.group_by_key().windowed_by(TimeWindows.of_size("10 seconds")).count(store="windows")
+    )
     counts.to_stream().to(output)
     return builder.build()
 
@@ -77,14 +82,20 @@ def share(streams: KafkaStreams) -> dict[str, int]:
         return {}
 
 
-def assert_either_answers_for_both(first: KafkaStreams, second: KafkaStreams, mine: dict[str, int], others: dict[str, int]) -> None:
-    """The first instance reads its own keys, names the second for the others, and has them in its standbys too."""
+def assert_either_answers_for_both(
+    first: KafkaStreams, second: KafkaStreams, mine: dict[str, int], others: dict[str, int]
+) -> None:
+    """The first instance reads its own keys, names the second for the others, and has them in its
+    standbys too."""
 
     def by_number(key: bytes, partitions: int) -> int:
         return int(key[1:]) % partitions
 
     def owners(streams: KafkaStreams) -> dict[str, tuple[str | None, tuple[str, ...]]]:
-        found = {key: streams.query_metadata_for_key("counts", key, by_number) for key in (*mine, *others)}
+        found = {
+            key: streams.query_metadata_for_key("counts", key, by_number)
+            for key in (*mine, *others)
+        }
         return {key: (place.active_host, place.standby_hosts) for key, place in found.items()}
 
     def copies(streams: KafkaStreams) -> dict[str, int]:
@@ -93,13 +104,24 @@ def assert_either_answers_for_both(first: KafkaStreams, second: KafkaStreams, mi
         except InvalidStateStoreError:
             return {}
 
-    expected = {**dict.fromkeys(mine, ("first:1", ("second:1",))), **dict.fromkeys(others, ("second:1", ("first:1",)))}
+    expected = {
+        **dict.fromkeys(mine, ("first:1", ("second:1",))),
+        **dict.fromkeys(others, ("second:1", ("first:1",))),
+    }
     counts = first.store("counts", partitioner=by_number)
     assert {key: counts.get(key) for key in mine} == mine
     for streams in (first, second):
-        wait_until(partial(lambda s: owners(s) == expected, streams), 20, "the host map", partial(lambda s: [owners(s)], streams))
         wait_until(
-            partial(lambda s: copies(s) == {**mine, **others}, streams), 20, "standbys", partial(lambda s: [copies(s)], streams)
+            partial(lambda s: owners(s) == expected, streams),
+            20,
+            "the host map",
+            partial(lambda s: [owners(s)], streams),
+        )
+        wait_until(
+            partial(lambda s: copies(s) == {**mine, **others}, streams),
+            20,
+            "standbys",
+            partial(lambda s: [copies(s)], streams),
         )
         assert set(streams.all_local_store_partition_lags()["counts"]) == {0, 1, 2, 3}
     for key in others:
@@ -132,7 +154,9 @@ class Listener:
         self.calls.append(("suspended", progress))
 
 
-def test_states_are_kafka_streams_and_the_listener_sees_each(app: Application, cluster: Cluster) -> None:
+def test_states_are_kafka_streams_and_the_listener_sees_each(
+    app: Application, cluster: Cluster
+) -> None:
     source, output = cluster.topic("in"), cluster.topic("out")
     streams = app.instance(counting(source, output))
     seen: list[tuple[str, str]] = []
@@ -141,16 +165,22 @@ def test_states_are_kafka_streams_and_the_listener_sees_each(app: Application, c
     streams.start()
     until_running(streams)
     assert cluster.members(app.id) == 1
-    assert streams.metrics()[metrics.REBALANCES] == 1, "the changelog that this start created must not cost another rebalance"
+    assert streams.metrics()[metrics.REBALANCES] == 1, (
+        "the changelog that this start created must not cost another rebalance"
+    )
     assert streams.close(60.0)
     assert streams.state is ClientState.NOT_RUNNING
-    assert cluster.members(app.id) == 0, "a closed instance must leave its group at once, not time out"
+    assert cluster.members(app.id) == 0, (
+        "a closed instance must leave its group at once, not time out"
+    )
     names = ["CREATED", "REBALANCING", "RUNNING", "PENDING_SHUTDOWN", "NOT_RUNNING"]
     assert seen == list(itertools.pairwise(names))
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_a_restart_goes_on_where_the_last_instance_committed(app: Application, cluster: Cluster, guarantee: str) -> None:
+def test_a_restart_goes_on_where_the_last_instance_committed(
+    app: Application, cluster: Cluster, guarantee: str
+) -> None:
     source, output = cluster.topic("in"), cluster.topic("out")
     cluster.write(source, words(70))
     topology = counting(source, output)
@@ -177,17 +207,24 @@ def test_a_quiet_store_stays_fresh_and_state_without_a_role_is_removed(
     app.run_through(topology, source)
     shutil.copytree(folder / "0_0", folder / str(nobodys))
     with app.running(topology, state_cleanup_delay_ms=1_000) as streams:
-        stores = [LmdbStore.open(path) for task in ("0_0", "0_1") for path in (folder / task).iterdir()]
+        stores = [
+            LmdbStore.open(path) for task in ("0_0", "0_1") for path in (folder / task).iterdir()
+        ]
         before = [store.meta() for store in stores]
         wait_until(
-            lambda: all(store.meta().updated_ms > at.updated_ms + 1_000 for store, at in zip(stores, before, strict=True)),
+            lambda: all(
+                store.meta().updated_ms > at.updated_ms + 1_000
+                for store, at in zip(stores, before, strict=True)
+            ),
             20,
             "the stores to be fresh",
             lambda: [str(store.meta()) for store in stores],
         )
         assert [store.position for store in stores] == [at.position for at in before]
         assert consumed(streams) == 0
-        wait_until(lambda: not (folder / str(nobodys)).exists(), 20, "the state of no task to be removed")
+        wait_until(
+            lambda: not (folder / str(nobodys)).exists(), 20, "the state of no task to be removed"
+        )
         wait_until(lambda: not list((folder / ".removed").iterdir()), 20, "its files to be deleted")
         cluster.write(source, words(7, first=70))
         app.until_processed(streams, source)
@@ -221,14 +258,20 @@ def test_a_late_record_stays_late_after_a_restart(app: Application, cluster: Clu
     with app.running(topology) as streams:
         cluster.write(source, [text("k", "late", 16_000), text("k", "in time", 96_000)])
         app.until_processed(streams, source)
-        wait_until(lambda: streams.metrics().get(metrics.DROPPED_RECORDS) == 1, 10, "the late record to be counted as dropped")
+        wait_until(
+            lambda: streams.metrics().get(metrics.DROPPED_RECORDS) == 1,
+            10,
+            "the late record to be counted as dropped",
+        )
     key = serdes.time_windowed(serdes.string(), 10_000)
     counts = {key.decode(raw).start: count for raw, count in found(cluster, output).items()}
     assert counts == {10_000: 1, 90_000: 2}
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_a_deleted_state_folder_is_restored_from_the_changelog(app: Application, cluster: Cluster, guarantee: str) -> None:
+def test_a_deleted_state_folder_is_restored_from_the_changelog(
+    app: Application, cluster: Cluster, guarantee: str
+) -> None:
     source, output = cluster.topic("in"), cluster.topic("out")
     cluster.write(source, words(700))
     topology = counting(source, output)
@@ -251,7 +294,9 @@ def test_a_deleted_state_folder_is_restored_from_the_changelog(app: Application,
     assert cluster.read(output) == outputs, "restoring must not write results again"
     changelog = len(cluster.read(f"{app.id}-counts-changelog"))
     for task in ("0_0", "0_1"):
-        calls = [(kind, progress) for kind, progress in listener.calls if str(progress.task) == task]
+        calls = [
+            (kind, progress) for kind, progress in listener.calls if str(progress.task) == task
+        ]
         assert [kind for kind, _ in calls][:1] == ["start"]
         assert [kind for kind, _ in calls][-1:] == ["end"]
         assert {kind for kind, _ in calls[1:-1]} == {"batch"}
@@ -260,7 +305,9 @@ def test_a_deleted_state_folder_is_restored_from_the_changelog(app: Application,
     assert sum(progress.records for kind, progress in listener.calls if kind == "end") == changelog
 
 
-def test_missing_changelogs_are_an_error_and_are_not_made_again(app: Application, cluster: Cluster) -> None:
+def test_missing_changelogs_are_an_error_and_are_not_made_again(
+    app: Application, cluster: Cluster
+) -> None:
     """Invariant I10."""
     source, output = cluster.topic("in"), cluster.topic("out")
     cluster.write(source, words(50))
@@ -285,7 +332,9 @@ def test_missing_changelogs_are_an_error_and_are_not_made_again(app: Application
     assert not set(lost) & set(cluster.topics())
 
 
-def test_what_a_changed_aggregate_can_do_and_who_goes_on_meanwhile(app: Application, cluster: Cluster, tmp_path: Path) -> None:
+def test_what_a_changed_aggregate_can_do_and_who_goes_on_meanwhile(
+    app: Application, cluster: Cluster, tmp_path: Path
+) -> None:
     """The cures that EF-STORE-LAYOUT names, and the one that it says is none."""
     source = cluster.topic("in", 1)
     cluster.write(source, [text("k", "v")] * 3)
@@ -293,7 +342,9 @@ def test_what_a_changed_aggregate_can_do_and_who_goes_on_meanwhile(app: Applicat
     def program(returns: str, step: int, store: str = "seen") -> Topology:
         builder = StreamsBuilder()
         grouped = builder.stream(source, key=serdes.string(), value=serdes.string()).group_by_key()
-        grouped.aggregate(store=store, initializer=int, aggregator=lambda _, seen: seen + step, returns=returns)
+        grouped.aggregate(
+            store=store, initializer=int, aggregator=lambda _, seen: seen + step, returns=returns
+        )
         return builder.build()
 
     with app.running(program("bigint", 1)) as streams:
@@ -318,7 +369,9 @@ def test_what_a_changed_aggregate_can_do_and_who_goes_on_meanwhile(app: Applicat
     own.cluster.close()
 
 
-def test_lost_offsets_are_an_error_and_nothing_is_counted_again(app: Application, cluster: Cluster) -> None:
+def test_lost_offsets_are_an_error_and_nothing_is_counted_again(
+    app: Application, cluster: Cluster
+) -> None:
     source, output = cluster.topic("in"), cluster.topic("out")
     cluster.write(source, words(20))
     topology = counting(source, output)
@@ -359,7 +412,9 @@ def test_internal_topics_look_like_kafka_streams(app: Application, cluster: Clus
     assert {cluster.config(name)["message.timestamp.type"] for name in own} == {"CreateTime"}
 
 
-def test_a_repartition_topic_is_purged_up_to_the_committed_offset(app: Application, cluster: Cluster) -> None:
+def test_a_repartition_topic_is_purged_up_to_the_committed_offset(
+    app: Application, cluster: Cluster
+) -> None:
     source, output = cluster.topic("in"), cluster.topic("out")
     cluster.write(source, words(100))
     builder = StreamsBuilder()
@@ -383,7 +438,9 @@ def test_a_repartition_topic_is_purged_up_to_the_committed_offset(app: Applicati
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_the_number_of_threads_does_not_change_the_tables(app: Application, cluster: Cluster, threads: int) -> None:
+def test_the_number_of_threads_does_not_change_the_tables(
+    app: Application, cluster: Cluster, threads: int
+) -> None:
     source, output = cluster.topic("in", 4), cluster.topic("out")
     records = [text(f"w{i % 23}", f"v{i}", 10_000 + i, i % 23 % 4) for i in range(600)]
     cluster.write(source, records)
@@ -395,7 +452,9 @@ def test_the_number_of_threads_does_not_change_the_tables(app: Application, clus
     assert stored == found(cluster, output) == counts_of(records)
 
 
-def test_two_instances_share_the_partitions_and_hand_them_over(app: Application, cluster: Cluster) -> None:
+def test_two_instances_share_the_partitions_and_hand_them_over(
+    app: Application, cluster: Cluster
+) -> None:
     source, output = cluster.topic("in", 4), cluster.topic("out")
 
     def batch(number: int) -> list[Record]:
@@ -404,7 +463,12 @@ def test_two_instances_share_the_partitions_and_hand_them_over(app: Application,
     topology = counting(source, output)
 
     def running(name: str) -> AbstractContextManager[KafkaStreams]:
-        return app.running(topology, state_dir=str(app.folder / name), application_server=f"{name}:1", num_standby_replicas=1)
+        return app.running(
+            topology,
+            state_dir=str(app.folder / name),
+            application_server=f"{name}:1",
+            num_standby_replicas=1,
+        )
 
     with running("first") as first:
         cluster.write(source, batch(1))
@@ -412,32 +476,55 @@ def test_two_instances_share_the_partitions_and_hand_them_over(app: Application,
         with running("second") as second:
             wait_until(lambda: cluster.members(app.id) == 2, 20, "two members")
             for streams in (first, second):
-                wait_until(partial(lambda s: 0 < len(share(s)) < 23, streams), 30, "a share of the keys each")
+                wait_until(
+                    partial(lambda s: 0 < len(share(s)) < 23, streams),
+                    30,
+                    "a share of the keys each",
+                )
             until_running(first)
             until_running(second)
             cluster.write(source, batch(2))
             app.until_processed(None, source)
-            total = {str(key, "utf-8"): n for key, n in counts_of([*batch(1), *batch(2)]).items() if key is not None}
-            wait_until(lambda: {**share(first), **share(second)} == total, 20, "the stores to have followed")
+            total = {
+                str(key, "utf-8"): n
+                for key, n in counts_of([*batch(1), *batch(2)]).items()
+                if key is not None
+            }
+            wait_until(
+                lambda: {**share(first), **share(second)} == total,
+                20,
+                "the stores to have followed",
+            )
             seen = [share(streams) for streams in (first, second)]
             assert not set(seen[0]) & set(seen[1]), "a key may be active on one instance only"
             assert set(seen[0]) | set(seen[1]) == {f"w{i}" for i in range(23)}
             assert_either_answers_for_both(first, second, *seen)
             for streams in (first, second):
-                wait_until(partial(lambda s: consumed(s) > 0, streams), 10, "each instance to have processed its share")
+                wait_until(
+                    partial(lambda s: consumed(s) > 0, streams),
+                    10,
+                    "each instance to have processed its share",
+                )
         cluster.write(source, batch(3))
         app.until_processed(first, source)
         assert len(dict(first.store("counts").all())) == 23
     assert found(cluster, output) == counts_of([*batch(1), *batch(2), *batch(3)])
 
 
-def test_metadata_is_kept_for_partitions_that_did_not_move(app: Application, cluster: Cluster) -> None:
-    """A task of two inputs commits both with the same batch id and stream time, also where only one has records."""
+def test_metadata_is_kept_for_partitions_that_did_not_move(
+    app: Application, cluster: Cluster
+) -> None:
+    """A task of two inputs commits both with the same batch id and stream time, also where only one
+    has records."""
     left, right = cluster.topic("left", 1), cluster.topic("right", 1)
     cluster.write(left, [text("k", "x", 20_000)])
     builder = StreamsBuilder()
-    one, other = (builder.stream(topic, key=serdes.string(), value=serdes.string()) for topic in (left, right))
-    one.merge(other).group_by_key().windowed_by(TimeWindows.of_size("10 seconds")).count(store="windows")
+    one, other = (
+        builder.stream(topic, key=serdes.string(), value=serdes.string()) for topic in (left, right)
+    )
+    one.merge(other).group_by_key().windowed_by(TimeWindows.of_size("10 seconds")).count(
+        store="windows"
+    )
     app.run_through(builder.build(), left)
     ((end, first),) = cluster.committed(app.id, left).values()
     ((unmoved, second),) = cluster.committed(app.id, right).values()

@@ -1,4 +1,5 @@
-"""Two instances of an application under load: the second warms up before it takes over, and drains before it leaves."""
+"""Two instances of an application under load: the second warms up before it takes over, and drains
+before it leaves."""
 
 from __future__ import annotations
 
@@ -21,19 +22,29 @@ from everflow.runtime.restore.restore_listener import RestoreProgress
 from everflow.runtime.task_status import TaskStatus
 from everflow.runtime.tasks.task import TaskRole
 from everflow.testing import wait_until
-from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, last_by_key, long, text, until_running
+from integration.lifecycle.lifecycle_cluster import (
+    Application,
+    Cluster,
+    Record,
+    last_by_key,
+    long,
+    text,
+    until_running,
+)
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
 PARTITIONS = 4
 STATE_RECORDS = 5_000
 KEYS = 2_500
-"""Per partition. A batch writes a key once to the changelog: this alone makes it much longer than the acceptable lag."""
+"""Per partition. A batch writes a key once to the changelog: this alone makes it much longer than
+the acceptable lag."""
 ACCEPTABLE_LAG = 500
 EVERY_S = 0.05
 GAP_S = 3.0
-"""In which a partition whose task stays must have given output: some micro-batches on a busy machine; preparing a new job per
-change took as long for each of the rebalances of a scaling step (design note 006 has the measured figures)."""
+"""In which a partition whose task stays must have given output: some micro-batches on a busy
+machine; preparing a new job per change took as long for each of the rebalances of a scaling step
+(design note 006 has the measured figures)."""
 
 
 def counting(source: str, output: str) -> Topology:
@@ -44,7 +55,8 @@ def counting(source: str, output: str) -> Topology:
 
 
 def keyed(partition: int, number: int) -> Record:
-    """A record of one of `KEYS` keys of a partition; the output has the same partitions, whatever its partitioner does."""
+    """A record of one of `KEYS` keys of a partition; the output has the same partitions, whatever
+    its partitioner does."""
     return text(f"p{partition}-{number % KEYS}", "v", 10_000 + number, partition)
 
 
@@ -80,7 +92,11 @@ class Arrivals:
     def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
         self.at: dict[int, list[float]] = {p: [] for p in range(PARTITIONS)}
         self._consumer = Consumer(
-            {"bootstrap.servers": bootstrap, "group.id": f"{topic}-arrivals", "isolation.level": "read_committed"}
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": f"{topic}-arrivals",
+                "isolation.level": "read_committed",
+            }
         )
         self._consumer.assign([ClientTopicPartition(topic, p, 0) for p in range(partitions)])
         self._stop = threading.Event()
@@ -111,14 +127,17 @@ class Arrivals:
 
 
 class Restores:
-    """How much the restores of tasks that became active had to read; what warm-ups read does not count."""
+    """How much the restores of tasks that became active had to read; what warm-ups read does not
+    count."""
 
     def __init__(self) -> None:
         self.longest = 0
         self.tasks: Callable[[], Mapping[TaskId, TaskStatus]] = dict
 
     def restore_start(self, progress: RestoreProgress) -> None:
-        status = self.tasks().get(progress.task)  # a warm-up is told of a moment before it is listed
+        status = self.tasks().get(
+            progress.task
+        )  # a warm-up is told of a moment before it is listed
         if status is not None and status.role is TaskRole.ACTIVE:
             self.longest = max(self.longest, progress.end - progress.start)
 
@@ -128,7 +147,11 @@ class Restores:
 
 
 def active(streams: KafkaStreams) -> set[TaskId]:
-    return {task for task, status in streams.all_tasks().items() if status.role is TaskRole.ACTIVE and status.lag is not None}
+    return {
+        task
+        for task, status in streams.all_tasks().items()
+        if status.role is TaskRole.ACTIVE and status.lag is not None
+    }
 
 
 @contextmanager
@@ -141,17 +164,23 @@ def second(app: Application, topology: Topology, restores: Restores) -> Iterator
         yield streams
         with ThreadPoolExecutor(1) as pool:
             closed = pool.submit(streams.close, 60.0)
-            wait_until(lambda: streams.state is ClientState.PENDING_SHUTDOWN, 10, "the close to begin")
+            wait_until(
+                lambda: streams.state is ClientState.PENDING_SHUTDOWN, 10, "the close to begin"
+            )
             try:
                 assert list(streams.store("counts").all())
             except InvalidStateStoreError:
-                assert not active(streams), "an instance that drains answers for the tasks it still has"
+                assert not active(streams), (
+                    "an instance that drains answers for the tasks it still has"
+                )
             assert closed.result(70)
     finally:
         assert streams.close(60.0)
 
 
-def test_scale_out_and_back_moves_hot_tasks_only_and_loses_nothing(app: Application, cluster: Cluster) -> None:
+def test_scale_out_and_back_moves_hot_tasks_only_and_loses_nothing(
+    app: Application, cluster: Cluster
+) -> None:
     app.settings = {"acceptable_recovery_lag": ACCEPTABLE_LAG, "session_timeout_ms": 20_000}
     source, output = cluster.topic("in", PARTITIONS), cluster.topic("out", PARTITIONS)
     stored = [keyed(p, n) for n in range(STATE_RECORDS) for p in range(PARTITIONS)]
@@ -160,7 +189,10 @@ def test_scale_out_and_back_moves_hot_tasks_only_and_loses_nothing(app: Applicat
     restores, history = Restores(), list[object]()
     with app.running(topology) as first:
         app.until_processed(first, source)
-        with Arrivals(cluster.bootstrap, output, PARTITIONS) as arrivals, Load(cluster, source) as load:
+        with (
+            Arrivals(cluster.bootstrap, output, PARTITIONS) as arrivals,
+            Load(cluster, source) as load,
+        ):
             wait_until(lambda: len(arrivals.at[0]) > 10, 20, "outputs")
             began = time.monotonic()
             with second(app, topology, restores) as other:
@@ -175,15 +207,34 @@ def test_scale_out_and_back_moves_hot_tasks_only_and_loses_nothing(app: Applicat
                 stayed = {task.partition for task in active(first)}
             drained = time.monotonic()
             everything = {TaskId(0, p) for p in range(PARTITIONS)}
-            wait_until(lambda: active(first) == everything, 10, "all tasks on the instance that stays", first.all_tasks)
-            wait_until(lambda: all(times[-1] > drained for times in arrivals.at.values()), 20, "outputs of all partitions")
-            out, back = arrivals.longest_gaps(began, moved), arrivals.longest_gaps(moved, time.monotonic())
+            wait_until(
+                lambda: active(first) == everything,
+                10,
+                "all tasks on the instance that stays",
+                first.all_tasks,
+            )
+            wait_until(
+                lambda: all(times[-1] > drained for times in arrivals.at.values()),
+                20,
+                "outputs of all partitions",
+            )
+            out, back = (
+                arrivals.longest_gaps(began, moved),
+                arrivals.longest_gaps(moved, time.monotonic()),
+            )
         app.until_processed(first, source)
     print(f"longest gaps, s: scaling out {out}, draining {back}; stayed: {stayed}")
-    assert any(TaskRole.WARMUP.value in roles.values() for roles in history if isinstance(roles, dict)), history
+    assert any(
+        TaskRole.WARMUP.value in roles.values() for roles in history if isinstance(roles, dict)
+    ), history
     assert restores.longest <= ACCEPTABLE_LAG, "a cold instance got a task"
     assert max(out[p] for p in stayed) <= GAP_S, (out, stayed)
     assert max(back[p] for p in stayed) <= GAP_S, (back, stayed)
     expected = Counter(record.key for record in [*stored, *load.sent])
-    assert {key: long(value) for key, value in last_by_key(cluster.read(output)).items()} == expected
-    assert {key: long(value) for key, value in last_by_key(cluster.read(f"{app.id}-counts-changelog")).items()} == expected
+    assert {
+        key: long(value) for key, value in last_by_key(cluster.read(output)).items()
+    } == expected
+    assert {
+        key: long(value)
+        for key, value in last_by_key(cluster.read(f"{app.id}-counts-changelog")).items()
+    } == expected

@@ -1,4 +1,5 @@
-"""The two ways of a stream thread (design note 004) within one instance: the resident step, and a Spark job for a large batch."""
+"""The two ways of a stream thread (design note 004) within one instance: the resident step, and a
+Spark job for a large batch."""
 
 from __future__ import annotations
 
@@ -24,9 +25,16 @@ def way(_: str) -> str:
     return f"{RESIDENT if context.getLocalProperty(CHANNEL_PROPERTY) else SPARK_JOB} {os.getpid()}"
 
 
-def test_a_batch_too_large_for_the_resident_step_is_a_spark_job_in_the_same_worker(app: Application, cluster: Cluster) -> None:
-    """One worker: two would be two producers with one transactional id, and two views of a store."""
-    source, ways, counts = cluster.topic("in", 1), cluster.topic("ways", 1), cluster.topic("counts", 1)
+def test_a_batch_too_large_for_the_resident_step_is_a_spark_job_in_the_same_worker(
+    app: Application, cluster: Cluster
+) -> None:
+    """One worker: two would be two producers with one transactional id, and two views of a
+    store."""
+    source, ways, counts = (
+        cluster.topic("in", 1),
+        cluster.topic("ways", 1),
+        cluster.topic("counts", 1),
+    )
     builder = StreamsBuilder()
     stream = builder.stream(source, key=serdes.string(), value=serdes.string())
     stream.map_values(way, returns=serdes.string()).to(ways)

@@ -1,4 +1,5 @@
-"""A command or a program of everflow in a process group of its own, as under a terminal, and what must not be left of it."""
+"""A command or a program of everflow in a process group of its own, as under a terminal, and what
+must not be left of it."""
 
 from __future__ import annotations
 
@@ -38,28 +39,46 @@ NEVER_SHOWN = (
 
 
 class StopProcess:
-    """``arguments`` of Python, run in ``folder``. Its temporary folder is its own, and short: sockets lie in it."""
+    """``arguments`` of Python, run in ``folder``. Its temporary folder is its own, and short:
+    sockets lie in it."""
 
-    def __init__(self, arguments: Sequence[str], folder: Path, temporary: str, *, terminal: bool) -> None:
+    def __init__(
+        self, arguments: Sequence[str], folder: Path, temporary: str, *, terminal: bool
+    ) -> None:
         self.temporary = Path(temporary)
         self._printed = folder / f"printed-{os.path.basename(temporary)}"
         self._family: dict[int, psutil.Process] = {}
         self._controller = -1
         self._copying = threading.Thread(target=self._copy_screen, daemon=True)
         self._closing = threading.Event()
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": temporary, "SPARK_LOCAL_DIRS": temporary}
+        environment = {
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            "TMPDIR": temporary,
+            "SPARK_LOCAL_DIRS": temporary,
+        }
         command = [sys.executable, *arguments]
         if terminal:
             self._child = self._under_terminal(command, folder, environment)
         else:
             with self._printed.open("wb") as out:
                 self._child = subprocess.Popen(
-                    command, cwd=folder, stdout=out, stderr=subprocess.STDOUT, env=environment, preexec_fn=_in_the_foreground
+                    command,
+                    cwd=folder,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    preexec_fn=_in_the_foreground,
                 )
 
-    def _under_terminal(self, command: list[str], folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def _under_terminal(
+        self, command: list[str], folder: Path, environment: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
         self._controller, screen = pty.openpty()
-        take = f"import fcntl, os, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv({command[0]!r}, {command!r})"
+        take = (
+            f"import fcntl, os, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+            f"os.execv({command[0]!r}, {command!r})"
+        )
         child = subprocess.Popen(
             [sys.executable, "-c", take],
             cwd=folder,
@@ -112,7 +131,8 @@ class StopProcess:
         os.write(self._controller, keys)
 
     def hang_up(self) -> None:
-        """Close its terminal; whoever reads it lets go at the next output, which a live progress line is."""
+        """Close its terminal; whoever reads it lets go at the next output, which a live progress
+        line is."""
         self.family()
         self._closing.set()
         self._copying.join(END_S)
@@ -131,12 +151,16 @@ class StopProcess:
 
     def ended(self, timeout_s: float = END_S) -> int:
         """Its exit code."""
-        wait_until(lambda: self._child.poll() is not None, timeout_s, "its end", lambda: [self.printed])
+        wait_until(
+            lambda: self._child.poll() is not None, timeout_s, "its end", lambda: [self.printed]
+        )
         return int(self._child.returncode)
 
     def left(self) -> list[str]:
         """Processes, and files in its temporary folder."""
-        _, alive = psutil.wait_procs(self.family(), timeout=1)  # the launcher of a JVM ends by itself
+        _, alive = psutil.wait_procs(
+            self.family(), timeout=1
+        )  # the launcher of a JVM ends by itself
         running = [str(found) for found in alive if not _is_zombie(found)]
         return running + [path.name for path in self.temporary.iterdir()]
 
@@ -161,7 +185,8 @@ def _is_zombie(found: psutil.Process) -> bool:
 
 
 def _in_the_foreground() -> None:
-    """A session of its own, with signals as a shell leaves them to a command in the foreground, however these tests were run."""
+    """A session of its own, with signals as a shell leaves them to a command in the foreground,
+    however these tests were run."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -171,7 +196,8 @@ def _in_the_foreground() -> None:
 def process(
     arguments: Sequence[str], folder: Path, *, terminal: bool = False, temporary: str | None = None
 ) -> Iterator[StopProcess]:
-    """A started process; killed at the end with all it started. ``temporary``: its temporary folder, else one of its own."""
+    """A started process; killed at the end with all it started. ``temporary``: its temporary
+    folder, else one of its own."""
     with tempfile.TemporaryDirectory(prefix="efs-", ignore_cleanup_errors=True) as own:
         found = StopProcess(arguments, folder, temporary or own, terminal=terminal)
         try:

@@ -1,5 +1,6 @@
-"""Every row of docs/STOPPING.md: the moment is waited for, the signal sent to the whole process group, and what is printed and left
-is what the row says. Four of the rows are in the default suite."""
+"""Every row of docs/STOPPING.md: the moment is waited for, the signal sent to the whole process
+group, and what is printed and left is what the row says. Four of the rows are in the default
+suite."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def topology():
     builder = StreamsBuilder()
     builder.stream({source!r}, key=serdes.string(), value=serdes.string()).map_values(stuck, returns=serdes.string()).to({output!r})
     return builder
-"""
+"""  # noqa: E501
 LOADING = """
 import threading
 print("loading", flush=True)
@@ -84,7 +85,7 @@ if __name__ == "__main__":
         processing_guarantee="exactly_once_v2")
     streams.run()
     print("run has returned", flush=True)
-"""
+"""  # noqa: E501
 
 
 class World:
@@ -111,9 +112,13 @@ class World:
     def program(self, text: str = COUNT) -> None:
         """Both topics, and the module ``program`` over them."""
         source, output = f"{self.app}-in", f"{self.app}-out"
-        for made in self.admin.create_topics([NewTopic(source, 2, 1), NewTopic(output, 2, 1)], operation_timeout=WAIT_S).values():
+        for made in self.admin.create_topics(
+            [NewTopic(source, 2, 1), NewTopic(output, 2, 1)], operation_timeout=WAIT_S
+        ).values():
             made.result(WAIT_S)
-        (self.folder / "program.py").write_text(text.format(source=source, output=output, mark=str(self.folder / "mark")))
+        (self.folder / "program.py").write_text(
+            text.format(source=source, output=output, mark=str(self.folder / "mark"))
+        )
 
     def write(self, records: int, flush: bool = True) -> None:
         producer = Producer({"bootstrap.servers": self.servers})
@@ -123,11 +128,27 @@ class World:
         assert producer.flush(WAIT_S) == 0
         self.written += records
 
-    def run(self, *more: str, state: str = "state", terminal: bool = False, **options: Any) -> AbstractContextManager[StopProcess]:
+    def run(
+        self, *more: str, state: str = "state", terminal: bool = False, **options: Any
+    ) -> AbstractContextManager[StopProcess]:
         """``everflow run`` of the program."""
-        given = ["--application-id", self.app, "--bootstrap-servers", self.servers, "--threads", "1", "--state-dir", state]
+        given = [
+            "--application-id",
+            self.app,
+            "--bootstrap-servers",
+            self.servers,
+            "--threads",
+            "1",
+            "--state-dir",
+            state,
+        ]
         given += ["--guarantee", "exactly_once_v2"]
-        return process(everflow("run", "program:topology", *given, *more), self.folder, terminal=terminal, **options)
+        return process(
+            everflow("run", "program:topology", *given, *more),
+            self.folder,
+            terminal=terminal,
+            **options,
+        )
 
     def script(self) -> AbstractContextManager[StopProcess]:
         """A program that calls `KafkaStreams.run` itself."""
@@ -143,7 +164,9 @@ class World:
 
         consumer = Consumer({"bootstrap.servers": self.servers, "group.id": self.app})
         try:
-            found = consumer.committed([TopicPartition(f"{self.app}-in", p) for p in range(2)], timeout=WAIT_S)
+            found = consumer.committed(
+                [TopicPartition(f"{self.app}-in", p) for p in range(2)], timeout=WAIT_S
+            )
             return sum(max(0, tp.offset) for tp in found)
         finally:
             consumer.close()
@@ -163,9 +186,10 @@ def on_shared_broker(world: World, program: str = COUNT) -> None:
 
 
 PATIENT = ("--set", "session.timeout.ms=120000")
-"""Who has died, or stands still, is a member for so long: on a busy machine all else takes a while."""
+"""Who has died, or stands still, is a member for so long: on a busy machine all else takes a
+while."""
 
-# --- the moments ---------------------------------------------------------------------------------------------------------------
+# --- the moments ----------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -233,7 +257,9 @@ def rebalancing(world: World) -> Iterator[StopProcess]:
 
         def waits_for_the_dead() -> bool:
             group = world.admin.describe_consumer_groups([world.app])[world.app].result(WAIT_S)
-            return group.state is ConsumerGroupState.PREPARING_REBALANCING and len(group.members) == 2
+            return (
+                group.state is ConsumerGroupState.PREPARING_REBALANCING and len(group.members) == 2
+            )
 
         child.until(waits_for_the_dead)
         yield child
@@ -244,7 +270,9 @@ def restoring(world: World) -> Iterator[StopProcess]:
     on_shared_broker(world)
     with world.run() as child:
         child.until("Preparing the Spark jobs")
-        held = Producer({"bootstrap.servers": world.servers, "transactional.id": f"held-{world.app}"})
+        held = Producer(
+            {"bootstrap.servers": world.servers, "transactional.id": f"held-{world.app}"}
+        )
         held.init_transactions(WAIT_S)
         held.begin_transaction()
         for partition in range(2):
@@ -379,13 +407,14 @@ def describe(world: World) -> Iterator[StopProcess]:
         yield child
 
 
-# --- the rows ------------------------------------------------------------------------------------------------------------------
+# --- the rows -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Row:
-    """``lines``: one for each signal. ``states``: those that come after the first signal. ``members``: of the group afterwards,
-    None where nobody answers or there is none. ``quick``: in the default suite."""
+    """``lines``: one for each signal. ``states``: those that come after the first signal.
+    ``members``: of the group afterwards, None where nobody answers or there is none. ``quick``: in
+    the default suite."""
 
     moment: Callable[[World], AbstractContextManager[StopProcess]]
     signals: tuple[int, ...]
@@ -397,7 +426,9 @@ class Row:
     quick: bool = False
 
 
-def stops(moment: Callable[[World], AbstractContextManager[StopProcess]], number: int, **more: Any) -> Row:
+def stops(
+    moment: Callable[[World], AbstractContextManager[StopProcess]], number: int, **more: Any
+) -> Row:
     """An instance that has joined its group and leaves it."""
     return Row(moment, (number,), 0, (LEAVES,), **{"members": 0, **more})
 
@@ -419,12 +450,16 @@ ROWS = {
     "stay": Row(stay, (TERM,), 0, (STAYS,), members=1),
     "broker-gone": stops(broker_gone, INT, members=None, also=GONE),
     "broker-hangs": stops(broker_hangs, TERM, members=None, also=GONE),
-    "draining": Row(draining, (TERM, TERM), 0, (LEAVES, NOW), members=1),  # the one that stands still
+    "draining": Row(
+        draining, (TERM, TERM), 0, (LEAVES, NOW), members=1
+    ),  # the one that stands still
     "twice": Row(stuck, (INT, INT), 0, (LEAVES, NOW), members=0),
     "thrice": Row(stuck, (INT, INT, INT), 0, (LEAVES, NOW, STILL), members=0),
     "script": stops(script, INT, also="run has returned"),
     "script-starting": Row(script_starting, (TERM,), 0, (UNJOINED,), also="run has returned"),
-    "script-spark-starts": Row(script_spark_starts, (INT,), 0, (UNJOINED,), also="run has returned"),
+    "script-spark-starts": Row(
+        script_spark_starts, (INT,), 0, (UNJOINED,), also="run has returned"
+    ),
     "broker": Row(broker, (INT,), 0, ("stopping: the broker is told to end",), ()),
     "describe": Row(describe, (TERM,), 143, (UNBEGUN,), ()),
 }
@@ -437,7 +472,9 @@ def marks(row: Row) -> list[pytest.MarkDecorator]:
     return [pytest.mark.spark, pytest.mark.broker, *slow]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(row)) for name, row in ROWS.items()])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=marks(row)) for name, row in ROWS.items()]
+)
 def test_a_signal_ends_it_in_order(name: str, world: World) -> None:
     row = ROWS[name]
     with row.moment(world) as child:
@@ -456,7 +493,11 @@ def test_a_signal_ends_it_in_order(name: str, world: World) -> None:
         _says(printed[before:], row, printed)
     if row.members is not None:
         assert world.members() == row.members, "it must leave the group at once, not time out"
-        assert not [found for found in open_transactional_ids(world.servers, {}) if found.startswith(world.app)], printed
+        assert not [
+            found
+            for found in open_transactional_ids(world.servers, {})
+            if found.startswith(world.app)
+        ], printed
     if row.states:
         _is_released(world)
     if name == "load":
@@ -473,13 +514,18 @@ def _says(after: str, row: Row, printed: str) -> None:
     assert [word for word in NEVER_SHOWN if word in printed] == [], printed
     for number, line in zip(row.signals, row.lines, strict=True):
         assert printed.count(line.format(signal.Signals(number).name)) == 1, printed
-    said = [line for line in after.splitlines() if "stopping" in line and "Handing over" not in line]
+    said = [
+        line for line in after.splitlines() if "stopping" in line and "Handing over" not in line
+    ]
     assert len(said) == len(row.signals), printed
     assert row.also in printed
     assert CHANGE.findall(after) == list(row.states), printed
     assert "ERROR" not in printed
     last = after.strip().splitlines()[-1]
-    assert any(text in last for text in ("-> NOT_RUNNING", "stopping: ", "run has returned", "broker stopped")), printed
+    assert any(
+        text in last
+        for text in ("-> NOT_RUNNING", "stopping: ", "run has returned", "broker stopped")
+    ), printed
 
 
 def _is_released(world: World) -> None:
@@ -524,8 +570,14 @@ def test_what_a_killed_one_leaves_is_removed_by_the_next_start(world: World) -> 
         with world.run(temporary=temporary) as killed:
             killed.until("-> RUNNING")
             killed.kill()
-            wait_until(lambda: not [found for found in killed.left() if found.startswith("psutil")], WAIT_S, "its JVM to end")
-            assert all(name.startswith("ef") for name in os.listdir(temporary)), os.listdir(temporary)
+            wait_until(
+                lambda: not [found for found in killed.left() if found.startswith("psutil")],
+                WAIT_S,
+                "its JVM to end",
+            )
+            assert all(name.startswith("ef") for name in os.listdir(temporary)), os.listdir(
+                temporary
+            )
             assert os.listdir(temporary) != []
         with world.run(temporary=temporary) as next_one:
             next_one.until("-> RUNNING")

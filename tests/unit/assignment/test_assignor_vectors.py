@@ -1,4 +1,5 @@
-"""Kafka Streams' own test vectors for assignors, by the names that the reference gives them (facts of its tests, restated)."""
+"""Kafka Streams' own test vectors for assignors, by the names that the reference gives them (facts
+of its tests, restated)."""
 
 from __future__ import annotations
 
@@ -8,9 +9,20 @@ from dataclasses import replace
 
 import pytest
 
-from everflow.assignment.api import KafkaStreamsAssignment, TaskAssignment, application_state, optimize_rack_aware_active_tasks
+from everflow.assignment.api import (
+    KafkaStreamsAssignment,
+    TaskAssignment,
+    application_state,
+    optimize_rack_aware_active_tasks,
+)
 from everflow.assignment.assignor import UNKNOWN_ENDS_RETRY_MS, assign, place
-from everflow.assignment.cluster_state import RUNNING, AssignmentRules, ClusterState, Member, TaskInfo
+from everflow.assignment.cluster_state import (
+    RUNNING,
+    AssignmentRules,
+    ClusterState,
+    Member,
+    TaskInfo,
+)
 from everflow.assignment.lags import Lags
 from everflow.assignment.racks import RackCosts, costs_of
 from everflow.assignment.refine import Placement, refine
@@ -25,22 +37,44 @@ ALL = 2**63 - 1
 def stateful(count: int) -> dict[TaskId, TaskInfo]:
     """``count`` tasks over sub-topologies of three."""
     ids = [TaskId(number // 3, number % 3) for number in range(count)]
-    return {task: TaskInfo(task, (), (TopicPartition("c", number),), True) for number, task in enumerate(ids)}
+    return {
+        task: TaskInfo(task, (), (TopicPartition("c", number),), True)
+        for number, task in enumerate(ids)
+    }
 
 
 def member(
-    name: str, owned: Mapping[TaskId, object] | None = None, *, lags: Mapping[TaskId, int] | None = None, threads: int = 1
+    name: str,
+    owned: Mapping[TaskId, object] | None = None,
+    *,
+    lags: Mapping[TaskId, int] | None = None,
+    threads: int = 1,
 ) -> Member:
     sums = {task: END - lag for task, lag in (lags or {}).items()}
-    return Member(member_id=name, process_id=name, owned=frozenset(owned or ()), generation=1, threads=threads, offset_sums=sums)
+    return Member(
+        member_id=name,
+        process_id=name,
+        owned=frozenset(owned or ()),
+        generation=1,
+        threads=threads,
+        offset_sums=sums,
+    )
 
 
 def cluster(
-    tasks: Mapping[TaskId, TaskInfo], *members: Member, acceptable: int = 0, warmups: int = 2, standbys: int = 0
+    tasks: Mapping[TaskId, TaskInfo],
+    *members: Member,
+    acceptable: int = 0,
+    warmups: int = 2,
+    standbys: int = 0,
 ) -> ClusterState:
     rules = AssignmentRules(acceptable_lag=acceptable, max_warmups=warmups, num_standbys=standbys)
     return ClusterState(
-        members=members, tasks=tasks, end_sums={task: END for task, info in tasks.items() if info.stateful}, racks={}, rules=rules
+        members=members,
+        tasks=tasks,
+        end_sums={task: END for task, info in tasks.items() if info.stateful},
+        racks={},
+        rules=rules,
     )
 
 
@@ -87,7 +121,9 @@ def test_v2_everyone_is_hot_with_the_largest_acceptable_lag() -> None:
 
 def test_v3_nobody_is_hot() -> None:
     tasks = stateful(9)
-    state = cluster(tasks, *(member(name, lags=dict.fromkeys(tasks, 10)) for name in ("c1", "c2", "c3")))
+    state = cluster(
+        tasks, *(member(name, lags=dict.fromkeys(tasks, 10)) for name in ("c1", "c2", "c3"))
+    )
     assert actives(decided(state)) == {"c1": 3, "c2": 3, "c3": 3}
     assert not probes(state)
 
@@ -99,15 +135,22 @@ def test_v3_nobody_is_hot() -> None:
         pytest.param(9, {"c1": 6, "c2": 3}, {"c1": 6, "c2": 3}, id="V5"),
     ],
 )
-def test_v4_v5_actives_follow_the_threads(number: int, threads: dict[str, int], expected: dict[str, int]) -> None:
-    state = cluster(stateful(number), *(member(name, threads=count) for name, count in threads.items()))
+def test_v4_v5_actives_follow_the_threads(
+    number: int, threads: dict[str, int], expected: dict[str, int]
+) -> None:
+    state = cluster(
+        stateful(number), *(member(name, threads=count) for name, count in threads.items())
+    )
     assert actives(decided(state)) == expected
 
 
 def v6(*, warm: bool) -> ClusterState:
     tasks = stateful(4)
     ids = sorted(tasks)
-    newcomers = [member(name, lags={ids[2 + at]: 0} if warm else {}, threads=5) for at, name in enumerate(("c2", "c3"))]
+    newcomers = [
+        member(name, lags={ids[2 + at]: 0} if warm else {}, threads=5)
+        for at, name in enumerate(("c2", "c3"))
+    ]
     return cluster(tasks, member("c1", tasks, threads=5), *newcomers)
 
 
@@ -131,7 +174,9 @@ def test_v8_one_warm_up_although_no_standby_is_wanted() -> None:
     assert probes(state)
 
 
-@pytest.mark.parametrize(("standbys", "expected"), [pytest.param(0, 1, id="V9"), pytest.param(1, 4, id="V10")])
+@pytest.mark.parametrize(
+    ("standbys", "expected"), [pytest.param(0, 1, id="V9"), pytest.param(1, 4, id="V10")]
+)
 def test_v9_v10_the_budget_and_the_standbys_that_do_not_count(standbys: int, expected: int) -> None:
     tasks = stateful(4)
     state = cluster(tasks, member("c1", tasks), member("c2"), warmups=1, standbys=standbys)
@@ -180,7 +225,7 @@ def test_v15_nobody_has_anything() -> None:
     assert decided(state).movements == 0
 
 
-# --- movements: the ideal is given ------------------------------------------------------------------------------------
+# --- movements: the ideal is given ----------------------------------------------------------------
 
 T0, T1, T2 = (TaskId(0, number) for number in range(3))
 IDEAL = Ideal({T0: "c1", T1: "c2", T2: "c3"}, {})
@@ -192,7 +237,11 @@ def refined(state: ClusterState, ideal: Ideal = IDEAL) -> Placement:
 
 def caught_up_elsewhere(warmups: int) -> ClusterState:
     return cluster(
-        stateful(3), member("c1", lags={T0: 0}), member("c2", lags={T2: 0}), member("c3", lags={T1: 0}), warmups=warmups
+        stateful(3),
+        member("c1", lags={T0: 0}),
+        member("c2", lags={T2: 0}),
+        member("c3", lags={T1: 0}),
+        warmups=warmups,
     )
 
 
@@ -213,7 +262,8 @@ def test_m2_the_budget_is_for_the_whole_group() -> None:
 def test_m3_a_swap_with_a_hot_standby_is_free() -> None:
     tasks = {T0: stateful(1)[T0]}
     placement = refined(
-        cluster(tasks, member("c1", lags={T0: 0}), member("c2"), warmups=0), Ideal({T0: "c2"}, {T0: frozenset({"c1"})})
+        cluster(tasks, member("c1", lags={T0: 0}), member("c2"), warmups=0),
+        Ideal({T0: "c2"}, {T0: frozenset({"c1"})}),
     )
     assert placement.active == {T0: "c1"}
     assert placement.standby == {T0: {"c2"}}
@@ -242,20 +292,40 @@ def test_m5_nobody_is_hot_but_some_are_nearer() -> None:
     assert placement.movements == 2
 
 
-# --- racks ------------------------------------------------------------------------------------------------------------
+# --- racks ----------------------------------------------------------------------------------------
 
 
 def racked(traffic: int, overlap: int) -> tuple[ClusterState, TaskAssignment]:
     """c1, c2, c3 stand in r1, r2, r3, beside an empty c4 and c5; every task reads one partition."""
-    near = {TaskId(0, 0): {"r1"}, TaskId(0, 1): {"r2", "r3"}, TaskId(1, 0): {"r1", "r3"}, TaskId(1, 1): {"r2"}}
-    tasks = {task: TaskInfo(task, (TopicPartition(f"t{task.subtopology}", task.partition),), (), True) for task in near}
+    near = {
+        TaskId(0, 0): {"r1"},
+        TaskId(0, 1): {"r2", "r3"},
+        TaskId(1, 0): {"r1", "r3"},
+        TaskId(1, 1): {"r2"},
+    }
+    tasks = {
+        task: TaskInfo(task, (TopicPartition(f"t{task.subtopology}", task.partition),), (), True)
+        for task in near
+    }
     racks = {tasks[task].inputs[0]: frozenset(where) for task, where in near.items()}
-    given = {"c1": {TaskId(0, 1), TaskId(1, 1)}, "c2": {TaskId(1, 0)}, "c3": {TaskId(0, 0)}, "c4": set(), "c5": set()}
+    given = {
+        "c1": {TaskId(0, 1), TaskId(1, 1)},
+        "c2": {TaskId(1, 0)},
+        "c3": {TaskId(0, 0)},
+        "c4": set(),
+        "c5": set(),
+    }
     stand = {"c1": "r1", "c2": "r2", "c3": "r3", "c4": "r1", "c5": "r2"}
     members = tuple(replace(member(name), rack=rack) for name, rack in stand.items())
-    rules = AssignmentRules(rack_strategy="min_traffic", traffic_cost=traffic, non_overlap_cost=overlap)
-    start = TaskAssignment({name: KafkaStreamsAssignment(frozenset(some)) for name, some in given.items()})
-    return ClusterState(members=members, tasks=tasks, end_sums=dict.fromkeys(tasks, END), racks=racks, rules=rules), start
+    rules = AssignmentRules(
+        rack_strategy="min_traffic", traffic_cost=traffic, non_overlap_cost=overlap
+    )
+    start = TaskAssignment(
+        {name: KafkaStreamsAssignment(frozenset(some)) for name, some in given.items()}
+    )
+    return ClusterState(
+        members=members, tasks=tasks, end_sums=dict.fromkeys(tasks, END), racks=racks, rules=rules
+    ), start
 
 
 def cost(state: ClusterState, start: TaskAssignment, answer: TaskAssignment) -> int:
@@ -290,7 +360,7 @@ def test_r2_without_traffic_cost_nothing_moves() -> None:
     assert cost(state, start, start) == 0
 
 
-# --- tags -------------------------------------------------------------------------------------------------------------
+# --- tags -----------------------------------------------------------------------------------------
 
 
 def in_zones(*, distinct: bool) -> tuple[ClusterState, list[Member]]:
@@ -300,11 +370,16 @@ def in_zones(*, distinct: bool) -> tuple[ClusterState, list[Member]]:
     members = []
     for number in range(9):
         owned = ids[2 * number : 2 * number + 2]
-        tags = {"zone": f"z{1 + number // 3 if distinct else 1}", "cluster": f"k{1 + number % 3 if distinct else 1}"}
+        tags = {
+            "zone": f"z{1 + number // 3 if distinct else 1}",
+            "cluster": f"k{1 + number % 3 if distinct else 1}",
+        }
         members.append(replace(member(f"c{number + 1}", dict.fromkeys(owned)), tags=tags))
     return replace(
         cluster(tasks, *members, standbys=2),
-        rules=AssignmentRules(acceptable_lag=0, max_warmups=2, num_standbys=2, rack_tags=("zone", "cluster")),
+        rules=AssignmentRules(
+            acceptable_lag=0, max_warmups=2, num_standbys=2, rack_tags=("zone", "cluster")
+        ),
     ), members
 
 
@@ -325,11 +400,13 @@ def test_g2_too_few_tags_still_give_all_standbys() -> None:
     active = {task: one.member_id for one in members for task in one.owned}
     standby = place_standbys(state, members, sorted(active), active, Lags(state))
     assert all(len(followers) == 2 for followers in standby.values())
-    load = Counter([*active.values(), *(one for followers in standby.values() for one in followers)])
+    load = Counter(
+        [*active.values(), *(one for followers in standby.values() for one in followers)]
+    )
     assert max(load.values()) - min(load.values()) <= 1
 
 
-# --- what the leader cannot know --------------------------------------------------------------------------------------
+# --- what the leader cannot know ------------------------------------------------------------------
 
 
 def test_x1_a_copy_beyond_the_end_counts_as_none() -> None:
@@ -338,8 +415,11 @@ def test_x1_a_copy_beyond_the_end_counts_as_none() -> None:
     wrong = replace(member("c1"), offset_sums={task: END + 50_000})
     lags = Lags(cluster(tasks, wrong, member("c2", lags={task: 500}), acceptable=1_000))
     assert lags.lag("c1", task) == END
-    assert decided(cluster(tasks, wrong, member("c2", lags={task: 500}), acceptable=1_000)).active == {task: "c2"}
-    # Not as in the reference: stable ends may lie behind a copy in order for a moment (note 005, the end).
+    assert decided(
+        cluster(tasks, wrong, member("c2", lags={task: 500}), acceptable=1_000)
+    ).active == {task: "c2"}
+    # Not as in the reference: stable ends may lie behind a copy in order for a moment (note 005,
+    # the end).
     a_moment_later = replace(member("c1"), offset_sums={task: END + 500})
     assert Lags(cluster(tasks, a_moment_later)).hot("c1", task)
 
@@ -348,7 +428,11 @@ def test_x1_a_copy_beyond_the_end_counts_as_none() -> None:
 def test_x2_without_ends_everyone_keeps_what_it_has(ends: dict[TaskId, int] | None) -> None:
     tasks = stateful(4)
     ids = sorted(tasks)
-    members = (member("c1", dict.fromkeys(ids[:3])), member("c2", lags={ids[3]: 9, ids[0]: 1}), member("c3"))
+    members = (
+        member("c1", dict.fromkeys(ids[:3])),
+        member("c2", lags={ids[3]: 9, ids[0]: 1}),
+        member("c3"),
+    )
     state = cluster(tasks, *members, standbys=1)
     decision = assign(replace(state, end_sums=ends))
     assert decision.active == {"c1": frozenset(ids[:3]), "c2": {ids[3]}, "c3": frozenset()}

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from everflow.assignment.cluster_state import Assignment, Member, owners_of, tasks_of, validate_assignment
+from everflow.assignment.cluster_state import (
+    Assignment,
+    Member,
+    owners_of,
+    tasks_of,
+    validate_assignment,
+)
 from everflow.records import TaskId, TopicPartition
 
 
@@ -13,9 +19,9 @@ def test_an_old_claim_gives_way_and_equal_claims_free_the_task() -> None:
         Member(member_id="m2", process_id="b", owned=frozenset({task}), generation=4),
     )
     assert owners_of([old, new]) == {task: frozenset({"m2"})}
-    assert owners_of([Member(member_id="m1", process_id="a", owned=frozenset({task}), generation=4), new]) == {
-        task: frozenset({"m1", "m2"})
-    }
+    assert owners_of(
+        [Member(member_id="m1", process_id="a", owned=frozenset({task}), generation=4), new]
+    ) == {task: frozenset({"m1", "m2"})}
 
 
 def test_the_validator_names_each_broken_rule() -> None:

@@ -1,25 +1,42 @@
-"""scheduled.rebalance.max.delay.ms: what waits for a lost member, for how long, and what does not wait."""
+"""scheduled.rebalance.max.delay.ms: what waits for a lost member, for how long, and what does not
+wait."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from everflow.assignment.assignor import assign
-from everflow.assignment.cluster_state import Assignment, AssignmentRules, ClusterState, Member, TaskInfo
+from everflow.assignment.cluster_state import (
+    Assignment,
+    AssignmentRules,
+    ClusterState,
+    Member,
+    TaskInfo,
+)
 from everflow.assignment.delayed import Delay, hold_back, remember
 from everflow.records import TaskId, TopicPartition
 
 A, B, FREE = TaskId(0, 0), TaskId(0, 1), TaskId(1, 0)
-TASKS = {task: TaskInfo(task, (), (TopicPartition("c", task.partition),), True) for task in (A, B)} | {FREE: TaskInfo(FREE, ())}
+TASKS = {
+    task: TaskInfo(task, (), (TopicPartition("c", task.partition),), True) for task in (A, B)
+} | {FREE: TaskInfo(FREE, ())}
 ONE = Member(member_id="m1", process_id="p1", owned=frozenset({A}), generation=1)
 TWO = Member(member_id="m2", process_id="p2", owned=frozenset({B, FREE}), generation=1)
 
 
 def cluster(*members: Member) -> ClusterState:
-    return ClusterState(members=members, tasks=TASKS, end_sums={A: 100_000, B: 100_000}, racks={}, rules=AssignmentRules())
+    return ClusterState(
+        members=members,
+        tasks=TASKS,
+        end_sums={A: 100_000, B: 100_000},
+        racks={},
+        rules=AssignmentRules(),
+    )
 
 
-def step(delay: Delay, state: ClusterState, now_ms: int, max_delay_ms: int = 60_000) -> tuple[Delay, Assignment]:
+def step(
+    delay: Delay, state: ClusterState, now_ms: int, max_delay_ms: int = 60_000
+) -> tuple[Delay, Assignment]:
     delay, state = hold_back(delay, state, now_ms, max_delay_ms)
     return remember(delay, state, assign(state), now_ms)
 
@@ -54,7 +71,9 @@ def test_the_waiting_ends_and_a_further_loss_does_not_prolong_it() -> None:
     delay, decided = step(delay, cluster(newcomer), 50_000)
     assert delay.lost == {A: "p1", B: "p2"}
     assert decided.active == {"m3": {FREE}}
-    delay, decided = step(delay, cluster(replace(newcomer, owned=frozenset({FREE}), generation=4)), 61_000)
+    delay, decided = step(
+        delay, cluster(replace(newcomer, owned=frozenset({FREE}), generation=4)), 61_000
+    )
     assert decided.active == {"m3": {A, B, FREE}}
     assert delay.deadline_ms is None
     assert delay.lost == {}

@@ -19,13 +19,22 @@ from everflow.assignment.api import (
     identity_assignment,
     optimize_rack_aware_standby_tasks,
 )
-from everflow.assignment.cluster_state import RUNNING, AssignmentRules, ClusterState, Member, TaskInfo, validate_assignment
+from everflow.assignment.cluster_state import (
+    RUNNING,
+    AssignmentRules,
+    ClusterState,
+    Member,
+    TaskInfo,
+    validate_assignment,
+)
 from everflow.assignment.sticky import StickyTaskAssignor
 from everflow.errors import FatalError
 from everflow.records import TaskId, TopicPartition
 
 A, B, C, FREE = TaskId(0, 0), TaskId(0, 1), TaskId(0, 2), TaskId(1, 0)
-TASKS = {task: TaskInfo(task, (), (TopicPartition("c", task.partition),), True) for task in (A, B, C)} | {FREE: TaskInfo(FREE, ())}
+TASKS = {
+    task: TaskInfo(task, (), (TopicPartition("c", task.partition),), True) for task in (A, B, C)
+} | {FREE: TaskInfo(FREE, ())}
 
 
 def cluster(*members: Member, standbys: int = 0, **rules: Any) -> ClusterState:
@@ -70,13 +79,22 @@ class Fixed:
 
 def on(**given: tuple[set[TaskId], set[TaskId]]) -> TaskAssignment:
     return TaskAssignment(
-        {one: KafkaStreamsAssignment(frozenset(active), frozenset(standby)) for one, (active, standby) in given.items()}
+        {
+            one: KafkaStreamsAssignment(frozenset(active), frozenset(standby))
+            for one, (active, standby) in given.items()
+        }
     )
 
 
 def test_it_sees_lags_and_what_was_where() -> None:
     one = application_state(TWO).states["p1"]
-    assert (one.previous_active, one.previous_standby, one.host, one.rack, one.threads) == ({A, FREE}, {B}, "host:1", "r1", 2)
+    assert (one.previous_active, one.previous_standby, one.host, one.rack, one.threads) == (
+        {A, FREE},
+        {B},
+        "host:1",
+        "r1",
+        2,
+    )
     assert (one.lag_for(A), one.lag_for(B), one.lag_for(C)) == (RUNNING, 100, 1_000)
     assert application_state(TWO).states["p2"].previous_tasks_by_lag() == [B, C]
 
@@ -94,7 +112,9 @@ def test_an_answer_is_handed_over_in_two_steps() -> None:
 def test_it_may_ask_for_a_follow_up() -> None:
     answer = identity_assignment(application_state(TWO))
     assert decide_with(Fixed(answer))(TWO).followup_ms is None
-    later = TaskAssignment({**answer.assignments, "p1": replace(answer.assignments["p1"], followup_ms=7_000)})
+    later = TaskAssignment(
+        {**answer.assignments, "p1": replace(answer.assignments["p1"], followup_ms=7_000)}
+    )
     assert decide_with(Fixed(later))(TWO).followup_ms == 7_000
 
 
@@ -111,12 +131,21 @@ def asking(followup_ms: object) -> TaskAssignment:
         (asking(0.5), AssignmentError.INVALID_FOLLOWUP),
         (asking(True), AssignmentError.INVALID_FOLLOWUP),
         (asking(2**63), AssignmentError.INVALID_FOLLOWUP),
-        (on(p1=({A, B, C, FREE}, set()), p2=({C}, set())), AssignmentError.ACTIVE_TASK_ASSIGNED_MULTIPLE_TIMES),
+        (
+            on(p1=({A, B, C, FREE}, set()), p2=({C}, set())),
+            AssignmentError.ACTIVE_TASK_ASSIGNED_MULTIPLE_TIMES,
+        ),
         (on(p1=({A, B, C, FREE}, {A}), p2=(set(), set())), AssignmentError.INVALID_STANDBY_TASK),
         (on(p1=({A, B, C, FREE}, set()), p2=(set(), {FREE})), AssignmentError.INVALID_STANDBY_TASK),
         (on(p1=({A, B, C, FREE}, set())), AssignmentError.MISSING_PROCESS_ID),
-        (on(p1=({A, B, C, FREE}, set()), p2=(set(), set()), p3=(set(), set())), AssignmentError.UNKNOWN_PROCESS_ID),
-        (on(p1=({A, B, C, FREE}, {TaskId(9, 9)}), p2=(set(), set())), AssignmentError.UNKNOWN_TASK_ID),
+        (
+            on(p1=({A, B, C, FREE}, set()), p2=(set(), set()), p3=(set(), set())),
+            AssignmentError.UNKNOWN_PROCESS_ID,
+        ),
+        (
+            on(p1=({A, B, C, FREE}, {TaskId(9, 9)}), p2=(set(), set())),
+            AssignmentError.UNKNOWN_TASK_ID,
+        ),
         (on(p1=({A, B, C}, set()), p2=(set(), set())), AssignmentError.ACTIVE_TASK_NOT_ASSIGNED),
     ],
     ids=lambda value: value.name.lower() if isinstance(value, AssignmentError) else "",
@@ -152,14 +181,20 @@ GARBAGE: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("assignor", [Raises(), Raises(SystemExit(1)), *(Fixed(answer) for answer in GARBAGE)])
-def test_nobody_stops_because_an_assignor_fails(assignor: Fixed | Raises, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "assignor", [Raises(), Raises(SystemExit(1)), *(Fixed(answer) for answer in GARBAGE)]
+)
+def test_nobody_stops_because_an_assignor_fails(
+    assignor: Fixed | Raises, caplog: pytest.LogCaptureFixture
+) -> None:
     decide = decide_with(assignor)
     for _ in range(2):
         assert decide(TWO).active == {"m1": {A, FREE}, "m2": {B, C}}
     said = [record for record in caplog.records if record.levelname == "ERROR"]
     assert len(said) == 2, "each time"
-    assert all(type(assignor).__name__ in record.getMessage() and record.exc_info for record in said)
+    assert all(
+        type(assignor).__name__ in record.getMessage() and record.exc_info for record in said
+    )
 
 
 def test_whoever_presses_control_c_is_heard() -> None:
@@ -167,12 +202,16 @@ def test_whoever_presses_control_c_is_heard() -> None:
         decide_with(Raises(KeyboardInterrupt()))(TWO)
 
 
-def test_an_answer_counts_though_its_assignor_hangs_when_it_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_answer_counts_though_its_assignor_hangs_when_it_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def never_comes_back(name: str, call: Callable[[], object]) -> None:
         call()
         raise TimeoutError(f"{name} has not answered")
 
-    decided = decide_with(Fixed(on(p1=({A, B}, set()), p2=({C, FREE}, set()))), never_comes_back)(TWO)
+    decided = decide_with(Fixed(on(p1=({A, B}, set()), p2=({C, FREE}, set()))), never_comes_back)(
+        TWO
+    )
     assert decided.active == {"m1": {A}, "m2": {C}}
     assert "Fixed has not answered; its answer counts all the same" in caplog.text
 
@@ -189,19 +228,29 @@ def test_what_nobody_has_is_given_away_though_the_assignor_fails() -> None:
     assert A in decided.active["m2"]
     assert all(len(tasks) in (1, 2) for tasks in decided.active.values()), decided
     gone = cluster(
-        Member(member_id="m1", process_id="p1", owned=frozenset({A}), generation=3, offset_sums={B: 400}),
+        Member(
+            member_id="m1",
+            process_id="p1",
+            owned=frozenset({A}),
+            generation=3,
+            offset_sums={B: 400},
+        ),
         Member(member_id="m2", process_id="p2", owned=frozenset({FREE}), generation=3),
     )
     decided = decide_with(Raises())(gone)
     assert decided.active == {"m1": {A, B}, "m2": {C, FREE}}
 
 
-@pytest.mark.parametrize("failure", [RuntimeError("no room for the news"), SystemExit("no room for the news")])
+@pytest.mark.parametrize(
+    "failure", [RuntimeError("no room for the news"), SystemExit("no room for the news")]
+)
 def test_an_answer_counts_though_its_assignor_fails_when_it_is_told(
     failure: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     class FailsWhenTold(Fixed):
-        def on_assignment_computed(self, assignment: TaskAssignment, error: AssignmentError) -> None:
+        def on_assignment_computed(
+            self, assignment: TaskAssignment, error: AssignmentError
+        ) -> None:
             raise failure
 
     decided = decide_with(FailsWhenTold(on(p1=({A, B}, set()), p2=({C, FREE}, set()))))(TWO)
@@ -217,11 +266,22 @@ def test_helpers_build_on_what_is() -> None:
 
 
 def test_standbys_are_exchanged_between_racks() -> None:
-    racks = {info.changelogs[0]: frozenset({"r1" if task == A else "r2"}) for task, info in TASKS.items() if info.stateful}
-    members = [Member(member_id=f"m{n}", process_id=f"p{n}", rack=rack) for n, rack in enumerate(("r1", "r2", "r3"))]
-    state = application_state(replace(cluster(*members, standbys=1, rack_strategy="min_traffic"), racks=racks))
+    racks = {
+        info.changelogs[0]: frozenset({"r1" if task == A else "r2"})
+        for task, info in TASKS.items()
+        if info.stateful
+    }
+    members = [
+        Member(member_id=f"m{n}", process_id=f"p{n}", rack=rack)
+        for n, rack in enumerate(("r1", "r2", "r3"))
+    ]
+    state = application_state(
+        replace(cluster(*members, standbys=1, rack_strategy="min_traffic"), racks=racks)
+    )
     before = on(p0=(set(), {B}), p1=(set(), {A}), p2=({A, B, C, FREE}, set()))
-    assert optimize_rack_aware_standby_tasks(state, before) == on(p0=(set(), {A}), p1=(set(), {B}), p2=({A, B, C, FREE}, set()))
+    assert optimize_rack_aware_standby_tasks(state, before) == on(
+        p0=(set(), {A}), p1=(set(), {B}), p2=({A, B, C, FREE}, set())
+    )
 
 
 def test_the_sticky_assignor_keeps_what_is_under_quota() -> None:
@@ -240,4 +300,8 @@ def test_the_sticky_assignor_keeps_what_is_under_quota() -> None:
 
 def test_a_copied_state_folder_is_named() -> None:
     with pytest.raises(FatalError, match="state folder copied"):
-        application_state(cluster(Member(member_id="m1", process_id="p1"), Member(member_id="m2", process_id="p1")))
+        application_state(
+            cluster(
+                Member(member_id="m1", process_id="p1"), Member(member_id="m2", process_id="p1")
+            )
+        )

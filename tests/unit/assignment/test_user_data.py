@@ -1,4 +1,5 @@
-"""The bytes of a rebalance: every value comes back, other versions and damage are told apart, and 1,000 members fit."""
+"""The bytes of a rebalance: every value comes back, other versions and damage are told apart, and
+1,000 members fit."""
 
 from __future__ import annotations
 
@@ -42,7 +43,11 @@ USER_DATA = st.builds(
     owned=TASKS,
     generation=st.integers(-1, 2**31),
     threads=st.integers(1, 64),
-    offset_sums=st.dictionaries(st.builds(TaskId, st.integers(0, 3), st.integers(0, 20)), st.integers(-2, 2**62), max_size=20),
+    offset_sums=st.dictionaries(
+        st.builds(TaskId, st.integers(0, 3), st.integers(0, 20)),
+        st.integers(-2, 2**62),
+        max_size=20,
+    ),
     rack=NAMES,
     tags=st.dictionaries(NAMES, NAMES, max_size=3),
     endpoint=NAMES,
@@ -85,14 +90,23 @@ def test_runs_come_back(tasks: frozenset[TaskId]) -> None:
 
 
 def test_runs_are_short() -> None:
-    assert runs([TaskId(1, 2), TaskId(0, 3), TaskId(0, 0), TaskId(0, 1), TaskId(0, 2), TaskId(0, 7)]) == "0:0-3,7;1:2"
-    assert len(encode(UserData(process_id="p", owned=frozenset(TaskId(0, p) for p in range(10_000))))) < 60
+    assert (
+        runs([TaskId(1, 2), TaskId(0, 3), TaskId(0, 0), TaskId(0, 1), TaskId(0, 2), TaskId(0, 7)])
+        == "0:0-3,7;1:2"
+    )
+    assert (
+        len(encode(UserData(process_id="p", owned=frozenset(TaskId(0, p) for p in range(10_000)))))
+        < 60
+    )
 
 
 @given(st.binary(max_size=60), st.sampled_from([b"", b"ef", b"ef\x02\x02"]))
 def test_other_bytes_are_an_error_for_people(noise: bytes, start: bytes) -> None:
     for read in (decode, decode_assignment):
-        with pytest.raises(UserDataError, match=r"the (member's|leader's) \w+( data)? .*(not everflow's|damaged|version)"):
+        with pytest.raises(
+            UserDataError,
+            match=r"the (member's|leader's) \w+( data)? .*(not everflow's|damaged|version)",
+        ):
             read(start + noise)
 
 
@@ -106,7 +120,15 @@ def test_a_flipped_bit_never_goes_unnoticed(data: UserData, choice: st.DataObjec
 
 
 @pytest.mark.parametrize(
-    "body", [b"[]", b"{}", b'{"p":1,"n":0}', b'{"p":"x","n":0,"o":"0:x"}', b'{"p":"x","n":0,"s":[[1]]}', b'{"p":"x","n":0,"x":99}']
+    "body",
+    [
+        b"[]",
+        b"{}",
+        b'{"p":1,"n":0}',
+        b'{"p":"x","n":0,"o":"0:x"}',
+        b'{"p":"x","n":0,"s":[[1]]}',
+        b'{"p":"x","n":0,"x":99}',
+    ],
 )
 def test_a_body_of_another_shape_is_damage(body: bytes) -> None:
     with pytest.raises(UserDataError, match="damaged"):
@@ -115,17 +137,30 @@ def test_a_body_of_another_shape_is_damage(body: bytes) -> None:
 
 def test_a_newer_version_is_told_apart_and_names_its_writer() -> None:
     with pytest.raises(FutureVersionError, match="newer everflow") as failure:
-        decode(encode(UserData(process_id="p", used_version=LATEST_VERSION + 1, latest_version=LATEST_VERSION + 2)))
+        decode(
+            encode(
+                UserData(
+                    process_id="p",
+                    used_version=LATEST_VERSION + 1,
+                    latest_version=LATEST_VERSION + 2,
+                )
+            )
+        )
     assert (failure.value.used, failure.value.latest) == (LATEST_VERSION + 1, LATEST_VERSION + 2)
     # A newer member that writes an old version is read, whatever it adds.
-    blob = b"ef" + bytes([LATEST_VERSION, LATEST_VERSION + 1]) + zlib.compress(b'{"p":"x","n":3,"new":[1]}')
+    blob = (
+        b"ef"
+        + bytes([LATEST_VERSION, LATEST_VERSION + 1])
+        + zlib.compress(b'{"p":"x","n":3,"new":[1]}')
+    )
     assert decode(blob) == UserData(process_id="x", nonce=3, latest_version=LATEST_VERSION + 1)
     with pytest.raises(UserDataError, match="upgrade that instance"):
         decode(b"ef\x01\x01")
 
 
 def test_a_thousand_members_with_ten_thousand_tasks_fit_the_group_s_record() -> None:
-    """The broker keeps all of it in one record of at most 1 MB by default; names of topics, members and hosts need room too."""
+    """The broker keeps all of it in one record of at most 1 MB by default; names of topics, members
+    and hosts need room too."""
     rng = random.Random(1)
     tasks = [TaskId(sub, p) for sub in range(4) for p in range(2_500)]
     dealt = rng.sample(tasks, len(tasks))
@@ -145,7 +180,9 @@ def test_a_thousand_members_with_ten_thousand_tasks_fit_the_group_s_record() -> 
             topology=digest([str(number)]),
             nonce=rng.getrandbits(32),
         )
-        answer = AssignmentData(active=owned, standby=standby, hosts=None, answers=data.nonce, topology=data.topology)
+        answer = AssignmentData(
+            active=owned, standby=standby, hosts=None, answers=data.nonce, topology=data.topology
+        )
         sizes[0] += len(encode(data))
         sizes[1] += len(encode_assignment(answer))
     print(f"subscriptions {sizes[0]:,} bytes, assignments {sizes[1]:,} bytes")
@@ -153,17 +190,25 @@ def test_a_thousand_members_with_ten_thousand_tasks_fit_the_group_s_record() -> 
 
 
 def test_the_host_map_is_left_out_above_its_budget() -> None:
-    hosts = {f"host-{n}:80": HostTasks(frozenset(TaskId(0, p) for p in range(n, 1000, 50))) for n in range(50)}
+    hosts = {
+        f"host-{n}:80": HostTasks(frozenset(TaskId(0, p) for p in range(n, 1000, 50)))
+        for n in range(50)
+    }
     assert hosts_within_budget(hosts, 10) is hosts
     assert hosts_within_budget(hosts, HOSTS_BUDGET_BYTES) is None
 
 
 def test_the_host_map_can_be_read_from_a_description_of_the_group() -> None:
-    first = AssignmentData(active=frozenset({TaskId(0, 1)}), standby=frozenset({TaskId(0, 2)}), hosts=None)
+    first = AssignmentData(
+        active=frozenset({TaskId(0, 1)}), standby=frozenset({TaskId(0, 2)}), hosts=None
+    )
     group = [
         (encode(UserData(process_id="a", endpoint="a:1")), encode_assignment(first)),
         (encode(UserData(process_id="b")), encode_assignment(first)),
-        (encode(UserData(process_id="c", endpoint="c:1")), encode_assignment(replace(first, error=AnswerError.PROCESS_ID_CLASH))),
+        (
+            encode(UserData(process_id="c", endpoint="c:1")),
+            encode_assignment(replace(first, error=AnswerError.PROCESS_ID_CLASH)),
+        ),
         (b"", b""),
     ]
     assert hosts_of(group) == {"a:1": HostTasks(first.active, first.standby)}

@@ -28,7 +28,9 @@ def test_moves_are_printed_with_the_time_and_only_once() -> None:
 
 def test_progress_has_the_time_where_there_is_no_terminal_and_repeats_nothing() -> None:
     out, now = io.StringIO(), [0.0]
-    with StatusLine(Console(file=out), clock=lambda: now[0], stamp=lambda: f"t{now[0]:.0f}") as status:
+    with StatusLine(
+        Console(file=out), clock=lambda: now[0], stamp=lambda: f"t{now[0]:.0f}"
+    ) as status:
         for at in (0.0, 6.0, 12.0):
             now[0] = at
             status.show("lag 3" if at < 12 else "lag 2")

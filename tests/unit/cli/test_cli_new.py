@@ -25,14 +25,33 @@ def current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_project_has_a_program_its_test_and_how_to_run_it(current_folder: Path) -> None:
     done = CliRunner().invoke(app, ["new", "shop-views"])
     assert done.exit_code == 0, done.output
-    written = {str(path.relative_to(current_folder / "shop-views")) for path in (current_folder / "shop-views").rglob("*.*")}
-    assert written == {"shop_views.py", "tests/test_shop_views.py", "sample.jsonl", "README.md", "pyproject.toml", ".gitignore"}
+    written = {
+        str(path.relative_to(current_folder / "shop-views"))
+        for path in (current_folder / "shop-views").rglob("*.*")
+    }
+    assert written == {
+        "shop_views.py",
+        "tests/test_shop_views.py",
+        "sample.jsonl",
+        "README.md",
+        "pyproject.toml",
+        ".gitignore",
+    }
     for python in ("shop_views.py", "tests/test_shop_views.py"):
         ast.parse((current_folder / "shop-views" / python).read_text())
     readme = (current_folder / "shop-views/README.md").read_text()
     assert "everflow run shop_views:builder --application-id shop-views" in readme
-    assert not [path for path in (current_folder / "shop-views").rglob("*.*") if "$" in path.read_text()]
-    for command in ("cd shop-views", "-m pytest", "broker", "run shop_views:builder", "produce", "consume"):
+    assert not [
+        path for path in (current_folder / "shop-views").rglob("*.*") if "$" in path.read_text()
+    ]
+    for command in (
+        "cd shop-views",
+        "-m pytest",
+        "broker",
+        "run shop_views:builder",
+        "produce",
+        "consume",
+    ):
         assert command in done.output
 
 
@@ -68,7 +87,9 @@ def test_the_next_steps_can_be_typed_where_a_folder_has_a_blank(current_folder: 
         ("PySpark!", "a letter and then letters, digits", "my-pyspark"),
     ],
 )
-def test_a_name_that_will_not_do_is_told_why_with_one_that_will(name: str, says: str, proposes: str, current_folder: Path) -> None:
+def test_a_name_that_will_not_do_is_told_why_with_one_that_will(
+    name: str, says: str, proposes: str, current_folder: Path
+) -> None:
     done = CliRunner().invoke(app, ["new", name])
     assert done.exit_code == 2
     assert says in done.output
@@ -100,7 +121,18 @@ def test_every_template_is_used() -> None:
 @pytest.mark.slow
 def test_the_wheel_has_the_templates(tmp_path: Path) -> None:
     root = Path(__file__).parents[3]
-    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(root)]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(tmp_path),
+        str(root),
+    ]
     subprocess.run(pip, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()

@@ -1,4 +1,5 @@
-"""What `everflow run` says of its options: under the names that were typed, and before anything starts."""
+"""What `everflow run` says of its options: under the names that were typed, and before anything
+starts."""
 
 from __future__ import annotations
 
@@ -32,14 +33,23 @@ def test_what_is_missing_is_named_as_it_is_typed_all_at_once() -> None:
     done = CliRunner().invoke(app, ["run", "flights:builder"])
     assert done.exit_code == 2
     assert "--application-id is missing" in done.output
-    assert "--bootstrap-servers is missing: host:port of a broker, or set EVERFLOW_BOOTSTRAP_SERVERS" in done.output
+    assert (
+        "--bootstrap-servers is missing: host:port of a broker, or set EVERFLOW_BOOTSTRAP_SERVERS"
+        in done.output
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--application-id", "a b", "--bootstrap-servers", "b:1"], "--application-id = 'a b' may hold letters"),
-        (["--set", "application.id=a b", "--bootstrap-servers", "b:1"], "application.id = 'a b' may hold letters"),
+        (
+            ["--application-id", "a b", "--bootstrap-servers", "b:1"],
+            "--application-id = 'a b' may hold letters",
+        ),
+        (
+            ["--set", "application.id=a b", "--bootstrap-servers", "b:1"],
+            "application.id = 'a b' may hold letters",
+        ),
         ([*GIVEN, "--state-dir", "flights.py"], "flights.py"),
         ([*GIVEN, "--set", "num.stream.threads=many"], "num.stream.threads"),
         ([*GIVEN, "--set", "sesion.timeout.ms=1"], "did you mean session.timeout.ms"),
@@ -63,7 +73,9 @@ def test_a_wrong_setting_is_named_as_it_was_given(arguments: list[str], says: st
     ],
 )
 @pytest.mark.parametrize("command", ["run", "describe"])
-def test_a_wrong_module_or_name_is_told_before_spark_starts(command: str, target: str, says: str) -> None:
+def test_a_wrong_module_or_name_is_told_before_spark_starts(
+    command: str, target: str, says: str
+) -> None:
     done = CliRunner().invoke(app, [command, target, *(GIVEN if command == "run" else [])])
     assert done.exit_code == 2
     assert says in done.output
@@ -77,7 +89,10 @@ def test_a_wrong_module_or_name_is_told_before_spark_starts(command: str, target
         ("state.dir = 'x' is wrong.", "--state-dir = 'x' is wrong."),
         ("Check state.dir.", "Check --state-dir."),
         ("(state.dir)", "(--state-dir)"),
-        ("my.state.dir and state.dir.other, state.dirs", "my.state.dir and state.dir.other, state.dirs"),
+        (
+            "my.state.dir and state.dir.other, state.dirs",
+            "my.state.dir and state.dir.other, state.dirs",
+        ),
     ],
 )
 def test_only_whole_keys_are_renamed(text: str, shown: str) -> None:
@@ -85,7 +100,10 @@ def test_only_whole_keys_are_renamed(text: str, shown: str) -> None:
 
 
 def test_an_error_stays_what_it_is() -> None:
-    with pytest.raises(FatalError, match=r"^--threads is 5$") as caught, named_as_typed({"num.stream.threads": "--threads"}):
+    with (
+        pytest.raises(FatalError, match=r"^--threads is 5$") as caught,
+        named_as_typed({"num.stream.threads": "--threads"}),
+    ):
         raise FatalError("num.stream.threads is 5", code="EF-ANY")
     assert caught.value.code == "EF-ANY"
 
@@ -93,7 +111,10 @@ def test_an_error_stays_what_it_is() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["run", "flights:builder", "--guarantee", "exactly_once"], "'--guarantee': 'exactly_once' is not one of 'at_least_on"),
+        (
+            ["run", "flights:builder", "--guarantee", "exactly_once"],
+            "'--guarantee': 'exactly_once' is not one of 'at_least_on",
+        ),
         (["run", "flights:builder", "--threads", "many"], "Invalid value for '--threads': "),
         (["run", "flights:builder", "--threds", "3"], "--threds"),
         (["run"], "Missing argument 'MODULE:NAME'"),
@@ -101,7 +122,9 @@ def test_an_error_stays_what_it_is() -> None:
         (["rnu"], "No such command 'rnu'. Did you mean 'run'?"),
     ],
 )
-def test_a_line_that_cannot_be_read_is_told_as_all_errors_are(arguments: list[str], says: str) -> None:
+def test_a_line_that_cannot_be_read_is_told_as_all_errors_are(
+    arguments: list[str], says: str
+) -> None:
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2
     first, last = done.output.splitlines()

@@ -34,7 +34,8 @@ def broken():
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of programs as the current one; modules imported from it are forgotten afterwards."""
+    """A folder of programs as the current one; modules imported from it are forgotten
+    afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     known = set(sys.modules)
@@ -93,8 +94,13 @@ def test_a_failing_function_is_named_with_its_line(folder: Path) -> None:
     assert caught.value.where == f"{folder / 'program.py'}:{line}"
 
 
-@pytest.mark.parametrize("line", ["import sys; sys.exit('no data')", "raise type('Stop', (BaseException,), {})('no data')"])
-def test_a_program_that_ends_while_it_is_loaded_is_named_with_its_line(folder: Path, line: str) -> None:
+@pytest.mark.parametrize(
+    "line",
+    ["import sys; sys.exit('no data')", "raise type('Stop', (BaseException,), {})('no data')"],
+)
+def test_a_program_that_ends_while_it_is_loaded_is_named_with_its_line(
+    folder: Path, line: str
+) -> None:
     (folder / "ending.py").write_text(f"topology = 1\n{line}\n")
     (folder / "ended.py").write_text(f"def topology():\n    {line}\n")
     for module in ("ending", "ended"):
@@ -117,8 +123,12 @@ def test_a_syntax_error_is_named_with_its_line(folder: Path) -> None:
     assert caught.value.where == f"{folder / 'unreadable.py'}:2"
 
 
-@pytest.mark.parametrize("broken", ["y = = 2", "return 5", "x = (1,", "\0", "# -*- coding: klingon -*-"])
-def test_what_is_wrong_in_the_source_is_told_before_anything_of_it_runs(folder: Path, broken: str) -> None:
+@pytest.mark.parametrize(
+    "broken", ["y = = 2", "return 5", "x = (1,", "\0", "# -*- coding: klingon -*-"]
+)
+def test_what_is_wrong_in_the_source_is_told_before_anything_of_it_runs(
+    folder: Path, broken: str
+) -> None:
     (folder / "early.py").write_text(f"{broken}\nopen('it ran', 'w')\ntopology = None\n")
     with pytest.raises(TopologyError) as caught:
         load("early:topology")
@@ -152,7 +162,12 @@ def test_a_name_counts_however_the_module_binds_it(folder: Path, source: str) ->
     require("binds", "topology.inner")
 
 
-ELSEWHERE = ["def f():\n    topology = 1", "print(topology)", "class A:\n    topology = 1", "x.topology = 1"]
+ELSEWHERE = [
+    "def f():\n    topology = 1",
+    "print(topology)",
+    "class A:\n    topology = 1",
+    "x.topology = 1",
+]
 
 
 @pytest.mark.parametrize("source", ELSEWHERE)

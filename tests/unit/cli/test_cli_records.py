@@ -31,15 +31,27 @@ def test_the_separator_may_be_any_text() -> None:
 
 
 def test_a_line_may_begin_with_the_time_of_its_record() -> None:
-    source = ["1970-01-01T00:00:01.500Z\tk\tv", "1970-01-01T01:00:01+01:00\tv", "1970-01-02\tk\t", "1500\tk\tv"]
-    assert [(line.key, line.value, line.time_ms) for line in lines(source, "\t", Format.string, Format.string, timed=True)] == [
+    source = [
+        "1970-01-01T00:00:01.500Z\tk\tv",
+        "1970-01-01T01:00:01+01:00\tv",
+        "1970-01-02\tk\t",
+        "1500\tk\tv",
+    ]
+    assert [
+        (line.key, line.value, line.time_ms)
+        for line in lines(source, "\t", Format.string, Format.string, timed=True)
+    ] == [
         (b"k", b"v", 1_500),
         (None, b"v", 1_000),
         (b"k", b"", 86_400_000),
         (b"k", b"v", 1_500),
     ]
     early = ("0\tv", "line 1: the time '0' is not after 1970-01-01T00:00:00Z")
-    for text, says in (early, ("k\tv", "line 1: not a time: 'k'; write 2026-"), ("1500", "line 1: nothing behind the time '1500'")):
+    for text, says in (
+        early,
+        ("k\tv", "line 1: not a time: 'k'; write 2026-"),
+        ("1500", "line 1: nothing behind the time '1500'"),
+    ):
         with pytest.raises(ConfigError, match=says):
             list(lines([text], "\t", Format.string, Format.string, timed=True))
 
@@ -82,7 +94,13 @@ def test_what_is_not_utf_8_is_said_so() -> None:
 
 
 def test_an_argument_that_is_not_utf_8_is_said_so() -> None:
-    command: list[str | bytes] = [sys.executable, "-c", "from everflow.cli import main; main()", "produce", b"a\xff"]
+    command: list[str | bytes] = [
+        sys.executable,
+        "-c",
+        "from everflow.cli import main; main()",
+        "produce",
+        b"a\xff",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, "error: the argument a\\xff is not UTF-8\n")
 
@@ -99,10 +117,15 @@ def test_nothing_is_null_and_bytes_are_shown_as_they_are() -> None:
 
 
 def test_windowed_keys_are_the_key_and_its_times() -> None:
-    time = serdes.time_windowed(serdes.string(), 60_000).encode(everflow.Windowed("JFK", 60_000, 120_000))
+    time = serdes.time_windowed(serdes.string(), 60_000).encode(
+        everflow.Windowed("JFK", 60_000, 120_000)
+    )
     session = serdes.session_windowed(serdes.long()).encode(everflow.Windowed(7, 1, 2_000))
     assert windowed(time, Format.string, WindowKind.time) == "JFK@1970-01-01T00:01:00Z"
-    assert windowed(session, Format.long, WindowKind.session) == "7@1970-01-01T00:00:00.001Z/1970-01-01T00:00:02Z"
+    assert (
+        windowed(session, Format.long, WindowKind.session)
+        == "7@1970-01-01T00:00:00.001Z/1970-01-01T00:00:02Z"
+    )
     with pytest.raises(SerdeError, match="at least, found 2"):
         windowed(b"ab", Format.string, WindowKind.time)
 
@@ -112,7 +135,8 @@ def test_a_time_beyond_the_calendar_is_its_number() -> None:
 
 
 def test_a_reader_that_has_had_enough_is_no_error() -> None:
-    """`everflow consume ... | head -3`, here with the help of a command, whose output nobody reads."""
+    """`everflow consume ... | head -3`, here with the help of a command, whose output nobody
+    reads."""
     code = (
         "import typer\n"
         "from everflow.cli.app import _errors_for_people, app\n"
@@ -123,7 +147,9 @@ def test_a_reader_that_has_had_enough_is_no_error() -> None:
         "            typer.echo('line ' * 1000)\n"
         "app(['much'])\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert process.stdout is not None
     process.stdout.readline()
     process.stdout.close()

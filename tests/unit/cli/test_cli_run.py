@@ -1,4 +1,5 @@
-"""`everflow run`: what becomes of the membership when it is stopped, from the option to `KafkaStreams.run`."""
+"""`everflow run`: what becomes of the membership when it is stopped, from the option to
+`KafkaStreams.run`."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from everflow.cli import run as run_module
 from everflow.cli.app import app
 
 
-@pytest.mark.parametrize(("option", "leaves"), [([], None), (["--leave"], True), (["--stay"], False)])
+@pytest.mark.parametrize(
+    ("option", "leaves"), [([], None), (["--leave"], True), (["--stay"], False)]
+)
 def test_leave_and_stay_say_what_becomes_of_the_membership(
     option: list[str], leaves: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -22,6 +25,9 @@ def test_leave_and_stay_say_what_becomes_of_the_membership(
         return 0
 
     monkeypatch.setattr(run_module, "run_program", run_program)
-    done = CliRunner().invoke(app, ["run", "program:builder", "--application-id", "a", "--bootstrap-servers", "b:1", *option])
+    done = CliRunner().invoke(
+        app,
+        ["run", "program:builder", "--application-id", "a", "--bootstrap-servers", "b:1", *option],
+    )
     assert done.exit_code == 0, done.output
     assert given == [("program:builder", leaves)]

@@ -15,11 +15,15 @@ SMALL = ("simulate", "--members", "2", "--tasks", "6", "--state-records", "50000
 
 def test_it_shows_the_rounds_and_writes_json_and_history(tmp_path: Path) -> None:
     result, history = tmp_path / "out.json", tmp_path / "history.txt"
-    done = CliRunner().invoke(app, [*SMALL, "--add", "1", "--json", str(result), "--history", str(history)])
+    done = CliRunner().invoke(
+        app, [*SMALL, "--add", "1", "--json", str(result), "--history", str(history)]
+    )
     assert done.exit_code == 0, done.output
     for word in ("moves", "rebalances", "paused", "balanced", "warm-ups"):
         assert word in done.output
-    assert any(line.startswith("2 instances") and len(line) > 80 for line in done.output.splitlines()), "prose is wrapped"
+    assert any(
+        line.startswith("2 instances") and len(line) > 80 for line in done.output.splitlines()
+    ), "prose is wrapped"
     written = json.loads(result.read_text())
     assert written["step"]["members"] == 2
     assert written["moves"] == 2
@@ -29,8 +33,13 @@ def test_it_shows_the_rounds_and_writes_json_and_history(tmp_path: Path) -> None
 
 def measured(file: Path, **rates: float) -> Path:
     """What `./run bench restore --json` writes."""
-    rows = [{"bench": "restore", "system": "everflow", "metric": metric, "value": value} for metric, value in rates.items()]
-    file.write_text(json.dumps([*({**row, "system": "kafka-streams", "value": 1.0} for row in rows), *rows]))
+    rows = [
+        {"bench": "restore", "system": "everflow", "metric": metric, "value": value}
+        for metric, value in rates.items()
+    ]
+    file.write_text(
+        json.dumps([*({**row, "system": "kafka-streams", "value": 1.0} for row in rows), *rows])
+    )
     return file
 
 
@@ -44,12 +53,19 @@ def test_both_rates_may_come_from_a_bench(tmp_path: Path) -> None:
 
 
 def test_warm_ups_take_the_time_of_their_own_rate(tmp_path: Path) -> None:
-    """A new instance's tasks are warmed up: how fast active tasks are restored has nothing to do with it."""
+    """A new instance's tasks are warmed up: how fast active tasks are restored has nothing to do
+    with it."""
     balanced = {}
-    for name, restore, follow in (("even", 20_000, 20_000), ("restore", 2_000_000, 20_000), ("follow", 20_000, 2_000_000)):
+    for name, restore, follow in (
+        ("even", 20_000, 20_000),
+        ("restore", 2_000_000, 20_000),
+        ("follow", 20_000, 2_000_000),
+    ):
         result = tmp_path / f"{name}.json"
         rates = ["--restore-rate", str(restore), "--follow-rate", str(follow)]
-        done = CliRunner().invoke(app, [*SMALL, "--state-records", "400000", "--add", "1", *rates, "--json", str(result)])
+        done = CliRunner().invoke(
+            app, [*SMALL, "--state-records", "400000", "--add", "1", *rates, "--json", str(result)]
+        )
         assert done.exit_code == 0, done.output
         balanced[name] = json.loads(result.read_text())["balanced_after_s"]
     assert balanced["follow"] < balanced["even"] / 2, balanced
@@ -71,10 +87,16 @@ def test_warm_ups_take_the_time_of_their_own_rate(tmp_path: Path) -> None:
         (("--add", "1", "--restore-rate", "nan"), "--restore-rate nan"),
         (("--add", "1", "--restore-rate", "inf"), "--restore-rate inf"),
         (("--add", "1", "--follow-rate", "nan"), "--follow-rate nan"),
-        (("--add", "1", "--input-rate", "nan"), "--input-rate nan: must be from 0 to 1,000,000,000,000"),
+        (
+            ("--add", "1", "--input-rate", "nan"),
+            "--input-rate nan: must be from 0 to 1,000,000,000,000",
+        ),
         (("--add", "1", "--input-rate", "-5"), "--input-rate -5"),
         (("--add", "1", "--session-timeout", "nan"), "--session-timeout nan"),
-        (("--add", "1", "--session-timeout", "0.5"), "--session-timeout 0.5: must be from 1 to 86,400"),
+        (
+            ("--add", "1", "--session-timeout", "0.5"),
+            "--session-timeout 0.5: must be from 1 to 86,400",
+        ),
         (("--add", "1", "--state-records", "9" * 23), "--state-records 99,999"),
         (("--add", "1", "--state-records", "1" + "0" * 13), "one task alone takes 289.4 days"),
     ],

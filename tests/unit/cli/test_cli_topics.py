@@ -17,7 +17,15 @@ def test_the_table_has_users_topics_first_and_marks_the_others() -> None:
         "app-by-x-repartition": TopicShape(4, 1),
         "orders": TopicShape(4, 3),
     }
-    lines = table(topics, {"__consumer_offsets": 1_234, "app-counts-changelog": 2, "app-by-x-repartition": 0, "orders": 10})
+    lines = table(
+        topics,
+        {
+            "__consumer_offsets": 1_234,
+            "app-counts-changelog": 2,
+            "app-by-x-repartition": 0,
+            "orders": 10,
+        },
+    )
     assert [" ".join(line.split()) for line in lines] == [
         "TOPIC PARTITIONS REPLICATION RECORDS",
         "orders 4 3 10",
@@ -34,7 +42,10 @@ def test_the_table_has_users_topics_first_and_marks_the_others() -> None:
         (["create", "my orders"], "topic 'my orders': a topic's name is 1 to 249 letters"),
         (["create", "orders:0"], "topic 'orders:0': a topic has 1 to 1,000 partitions"),
         (["create", "orders", "orders:2"], "topic orders is given twice"),
-        (["create", "orders", "--config", "cleanup.policy"], "--config 'cleanup.policy': write it as key=value"),
+        (
+            ["create", "orders", "--config", "cleanup.policy"],
+            "--config 'cleanup.policy': write it as key=value",
+        ),
         (["list", "--set", "securty.protocol=SSL"], "'securty.protocol'"),
         (["list", "--set", "x"], "--set 'x': write it as key=value"),
     ],

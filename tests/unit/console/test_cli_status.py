@@ -14,7 +14,14 @@ from everflow.testing.waiting import wait_until
 def test_plain_lines_come_every_few_seconds_and_only_when_they_change() -> None:
     out, now = io.StringIO(), [0.0]
     with StatusLine(Console(file=out), interval_s=5.0, clock=lambda: now[0]) as status:
-        for at, text in [(0, "lag 3"), (1, "lag 2"), (6, "lag 2"), (7, "lag 1"), (12, "lag 2"), (13, "lag 0")]:
+        for at, text in [
+            (0, "lag 3"),
+            (1, "lag 2"),
+            (6, "lag 2"),
+            (7, "lag 1"),
+            (12, "lag 2"),
+            (13, "lag 0"),
+        ]:
             now[0] = float(at)
             status.show(text)
     assert out.getvalue().splitlines() == ["lag 3", "lag 2", "lag 0"]
@@ -50,7 +57,9 @@ def test_a_wait_is_shown_at_once_and_then_with_its_seconds() -> None:
     with status.waiting("starting Spark"):
         wait_until(lambda: "starting Spark\n" in out.getvalue(), 10, "the first line")
         now[0] = 5.0
-        wait_until(lambda: "starting Spark, 5 s\n" in out.getvalue(), 10, "the line with the seconds")
+        wait_until(
+            lambda: "starting Spark, 5 s\n" in out.getvalue(), 10, "the line with the seconds"
+        )
     assert out.getvalue() == "starting Spark\nstarting Spark, 5 s\n"
 
 

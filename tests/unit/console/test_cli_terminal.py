@@ -74,7 +74,10 @@ def test_topology_lines_of_a_stateless_program_without_output() -> None:
 
 def test_long_lists_are_cut_and_counted() -> None:
     names = [f"a-topic-with-quite-a-long-name-{n}" for n in range(9)]
-    assert topology_lines(Topology((source("a", *names),)))[0] == f"reads  {names[0]}, {names[1]} and 7 more"
+    assert (
+        topology_lines(Topology((source("a", *names),)))[0]
+        == f"reads  {names[0]}, {names[1]} and 7 more"
+    )
 
 
 def test_banner_has_everything_and_the_topology_in_three_lines() -> None:
@@ -116,7 +119,10 @@ def test_progress_ends_with_what_the_tasks_do() -> None:
 
 
 def test_settings_keep_equal_signs_of_the_value() -> None:
-    assert parse_settings(["a.b=1", "sasl.config=x=y", "a.b=2"]) == {"a.b": "2", "sasl.config": "x=y"}
+    assert parse_settings(["a.b=1", "sasl.config=x=y", "a.b=2"]) == {
+        "a.b": "2",
+        "sasl.config": "x=y",
+    }
 
 
 @pytest.mark.parametrize("wrong", ["commit.interval.ms", "=5"])
@@ -132,16 +138,25 @@ def test_options_win_over_settings_and_missing_ones_do_not() -> None:
 
 def test_error_text_indents_what_follows_the_first_line() -> None:
     assert error_text(ValueError("bad\n  at x.py:3"), "EF-X") == "error: [EF-X] bad\n  at x.py:3"
-    assert error_text(ValueError("bad"), "EF-X", ["More is in the log"]) == "error: [EF-X] bad\n  More is in the log"
+    assert (
+        error_text(ValueError("bad"), "EF-X", ["More is in the log"])
+        == "error: [EF-X] bad\n  More is in the log"
+    )
 
 
 def test_a_state_that_lasts_is_told_with_its_seconds_and_with_what_was_said_last() -> None:
     waits = StateWait(ClientState.CREATED, 0.0)
     assert waits.text(ClientState.REBALANCING, 10.0, said="Joining the group") == ""
-    assert waits.text(ClientState.REBALANCING, 13.0, said="Joining the group") == "REBALANCING for 3 s: Joining the group"
+    assert (
+        waits.text(ClientState.REBALANCING, 13.0, said="Joining the group")
+        == "REBALANCING for 3 s: Joining the group"
+    )
     assert waits.text(ClientState.REBALANCING, 14.0, said="") == "REBALANCING for 4 s"
     assert waits.text(ClientState.RUNNING, 15.0, said="Assigned 4 tasks") == ""
     assert waits.text(ClientState.RUNNING, 99.0, said="Assigned 4 tasks") == ""
     assert waits.text(ClientState.PENDING_SHUTDOWN, 100.0, said="stopping") == ""
     ending = "waiting for the batches in flight"
-    assert waits.text(ClientState.PENDING_SHUTDOWN, 107.2, said=ending) == f"PENDING_SHUTDOWN for 7 s: {ending}"
+    assert (
+        waits.text(ClientState.PENDING_SHUTDOWN, 107.2, said=ending)
+        == f"PENDING_SHUTDOWN for 7 s: {ending}"
+    )

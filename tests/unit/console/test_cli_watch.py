@@ -31,11 +31,19 @@ class FakeAdmin:
         known = self.partitions
         return {name: TopicDescription(name, known[name], "id") for name in names if name in known}
 
-    def committed(self, group: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, CommittedOffset]:
+    def committed(
+        self, group: str, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, CommittedOffset]:
         self.asked.append("committed")
-        return {tp: CommittedOffset(offset, "") for tp, offset in self.offsets.items() if tp in partitions}
+        return {
+            tp: CommittedOffset(offset, "")
+            for tp, offset in self.offsets.items()
+            if tp in partitions
+        }
 
-    def list_offsets(self, partitions: Iterable[TopicPartition], which: str, isolation: str) -> dict[TopicPartition, int]:
+    def list_offsets(
+        self, partitions: Iterable[TopicPartition], which: str, isolation: str
+    ) -> dict[TopicPartition, int]:
         self.asked.append(f"{which} {isolation}")
         known = self.starts if which == "earliest" else self.ends
         return {tp: known[tp] for tp in partitions}
@@ -48,7 +56,12 @@ def reader(admin: FakeAdmin, *topics: str) -> LagReader:
 def test_partitions_without_a_commit_count_from_their_start() -> None:
     sample = reader(FakeAdmin(), "flights").sample(1.0, "2 active")
     assert sample is not None
-    assert (sample.at_s, sample.consumed, sample.log_end, sample.tasks) == (1.0, 30 + 5, 120, "2 active")
+    assert (sample.at_s, sample.consumed, sample.log_end, sample.tasks) == (
+        1.0,
+        30 + 5,
+        120,
+        "2 active",
+    )
 
 
 def test_purged_records_are_not_lag() -> None:
@@ -79,4 +92,8 @@ def test_input_topics_hold_repartition_topics_by_their_full_name() -> None:
         SourceNode("a", (), edge, None, ("flights", "weather"), text, text),
         SourceNode("b", (), edge, None, ("by-route-repartition",), text, text, "repartition"),
     )
-    assert input_topics(Topology(nodes), "app") == ["flights", "weather", "app-by-route-repartition"]
+    assert input_topics(Topology(nodes), "app") == [
+        "flights",
+        "weather",
+        "app-by-route-repartition",
+    ]

@@ -1,4 +1,5 @@
-"""The plain figures against hand-counted flights, and the comparison against every kind of difference."""
+"""The plain figures against hand-counted flights, and the comparison against every kind of
+difference."""
 
 from __future__ import annotations
 
@@ -36,8 +37,16 @@ def test_equal_figures_have_no_differences() -> None:
 
 
 def test_means_may_differ_by_rounding_only() -> None:
-    nearly = Figures({**EXPECTED.carriers, "UA": MeanDelay(2, 3.0 * (1 + 1e-10))}, EXPECTED.carrier_days, EXPECTED.routes)
-    off = Figures({**EXPECTED.carriers, "UA": MeanDelay(2, 3.0 * (1 + 1e-8))}, EXPECTED.carrier_days, EXPECTED.routes)
+    nearly = Figures(
+        {**EXPECTED.carriers, "UA": MeanDelay(2, 3.0 * (1 + 1e-10))},
+        EXPECTED.carrier_days,
+        EXPECTED.routes,
+    )
+    off = Figures(
+        {**EXPECTED.carriers, "UA": MeanDelay(2, 3.0 * (1 + 1e-8))},
+        EXPECTED.carrier_days,
+        EXPECTED.routes,
+    )
     assert differences(nearly, EXPECTED) == []
     assert len(differences(off, EXPECTED)) == 1
 
@@ -55,7 +64,11 @@ def test_means_may_differ_by_rounding_only() -> None:
                 {**EXPECTED.carrier_days, CarrierDay("UA", 0): MeanDelay(3, 3.0)},
                 EXPECTED.routes,
             ),
-            "carrier and day UA on 1970-01-01: streamed 3 flights, mean 3.0, batch 2 flights, mean 3.0",
+            (
+                "carrier and day UA on 1970-01-01: streamed 3 flights, mean 3.0, batch 2 flights, "
+                "mean "
+                "3.0"
+            ),
         ),
         (
             Figures(EXPECTED.carriers, EXPECTED.carrier_days, {**EXPECTED.routes, "EWR-LAX": 1}),

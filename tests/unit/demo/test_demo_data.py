@@ -1,4 +1,5 @@
-"""The records of the demo: all flights, in the order and with the times that the grace relies on."""
+"""The records of the demo: all flights, in the order and with the times that the grace relies
+on."""
 
 from __future__ import annotations
 

@@ -8,7 +8,16 @@ from rich.console import Console
 
 from everflow.demo.batch import CarrierDay, Figures, MeanDelay
 from everflow.demo.moves import Moves
-from everflow.demo.report import DIFFERENCES_SHOWN, Outcome, busiest_routes, moves_text, pauses, show, verdict, worst_carriers
+from everflow.demo.report import (
+    DIFFERENCES_SHOWN,
+    Outcome,
+    busiest_routes,
+    moves_text,
+    pauses,
+    show,
+    verdict,
+    worst_carriers,
+)
 from everflow.records import TaskId
 
 FIGURES = Figures(
@@ -29,7 +38,12 @@ MOVES = Moves(
 
 def outcome(*differences: str, moves: Moves | None = None) -> Outcome:
     return Outcome(
-        records_in=3, guarantee="exactly_once_v2", elapsed_s=1.23456, streamed=FIGURES, differences=differences, moves=moves
+        records_in=3,
+        guarantee="exactly_once_v2",
+        elapsed_s=1.23456,
+        streamed=FIGURES,
+        differences=differences,
+        moves=moves,
     )
 
 
@@ -76,12 +90,17 @@ def test_json_of_two_instances_has_the_same_keys_and_more() -> None:
 def test_pauses_tell_tasks_that_stayed_from_those_that_moved() -> None:
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(pauses(MOVES))
-    rows = [line.split("│")[1:5] for line in console.export_text().splitlines() if line.startswith("│")]
+    rows = [
+        line.split("│")[1:5] for line in console.export_text().splitlines() if line.startswith("│")
+    ]
     assert [[cell.strip() for cell in row] for row in rows] == [
         ["0_0", "0.25", "0.75", "stayed"],
         ["0_1", "0.50", "1.25", "moved there and back"],
     ]
-    assert "0.50 s with one instance; then 0.75 s of the tasks that stayed, 1.25 s of those that moved" in moves_text(MOVES)
+    assert (
+        "0.50 s with one instance; then 0.75 s of the tasks that stayed, 1.25 s of those that moved"
+        in moves_text(MOVES)
+    )
 
 
 def test_prose_is_not_wrapped_at_the_width_that_a_pipe_is_taken_to_have() -> None:

@@ -39,7 +39,9 @@ def test_the_last_value_of_a_key_wins_and_null_deletes() -> None:
 
 
 def test_the_day_key_is_what_the_serde_writes() -> None:
-    key = serdes.time_windowed(serdes.string(), DAY_MS).encode(Windowed("UA", 3 * DAY_MS, 4 * DAY_MS))
+    key = serdes.time_windowed(serdes.string(), DAY_MS).encode(
+        Windowed("UA", 3 * DAY_MS, 4 * DAY_MS)
+    )
     assert key == day_key("UA", 3)
 
 

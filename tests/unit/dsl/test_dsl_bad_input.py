@@ -1,4 +1,5 @@
-"""Every mistake fails while the topology is built, names the user's line and says what to write instead."""
+"""Every mistake fails while the topology is built, names the user's line and says what to write
+instead."""
 
 from __future__ import annotations
 
@@ -11,7 +12,15 @@ import pytest
 from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType
 
-from everflow import KStream, SessionWindows, StreamsBuilder, TimeWindows, TopologyError, agg, serdes
+from everflow import (
+    KStream,
+    SessionWindows,
+    StreamsBuilder,
+    TimeWindows,
+    TopologyError,
+    agg,
+    serdes,
+)
 
 pytestmark = pytest.mark.spark
 Mistake = Callable[[Any, Any], object]
@@ -41,42 +50,108 @@ def named_twice(builder: StreamsBuilder, orders: KStream) -> object:
 
 SESSIONS = SessionWindows.of_inactivity_gap("5 minutes")
 MISTAKES: dict[str, tuple[Mistake, str]] = {
-    "unnamed store": (lambda b, s: s.group_by_key().count(), r"write count\(\.\.\., store='a-name'\)"),
+    "unnamed store": (
+        lambda b, s: s.group_by_key().count(),
+        r"write count\(\.\.\., store='a-name'\)",
+    ),
     "unnamed table": (lambda b, s: b.table("t"), r"write table\(\.\.\., store="),
     "unnamed to_table": (lambda b, s: s.to_table(), r"write to_table\(\.\.\., store="),
-    "unnamed group": (lambda b, s: s.group_by(F.col("value.item")), r"write group_by\(\.\.\., name='a-name'\)"),
-    "unnamed regrouping": (lambda b, s: s.select_key(F.col("offset")).group_by_key(), r"write group_by_key\(\.\.\., name="),
+    "unnamed group": (
+        lambda b, s: s.group_by(F.col("value.item")),
+        r"write group_by\(\.\.\., name='a-name'\)",
+    ),
+    "unnamed regrouping": (
+        lambda b, s: s.select_key(F.col("offset")).group_by_key(),
+        r"write group_by_key\(\.\.\., name=",
+    ),
     "unnamed repartition": (lambda b, s: s.repartition(), r"write repartition\(\.\.\., name="),
-    "store twice": (twice, r"store name 'n' is used twice \(first at .*test_dsl_bad_input.py:\d+\)"),
+    "store twice": (
+        twice,
+        r"store name 'n' is used twice \(first at .*test_dsl_bad_input.py:\d+\)",
+    ),
     "repartition twice": (repartitioned_twice, "repartition name 'r' is used twice"),
     "node name twice": (named_twice, "node name 'f' is used twice"),
-    "topic twice": (lambda b, s: b.stream("orders"), "read twice .*keep the first stream in a variable"),
+    "topic twice": (
+        lambda b, s: b.stream("orders"),
+        "read twice .*keep the first stream in a variable",
+    ),
     "topic name": (lambda b, s: b.stream("a topic"), "cannot name a topic"),
     "no topic": (lambda b, s: b.stream([]), "at least one topic"),
     "store name": (lambda b, s: s.group_by_key().count(store="a/b"), "cannot name a store"),
     "offset reset": (lambda b, s: b.stream("x", offset_reset="first"), "earliest, latest, none"),
     "text for a serde": (lambda b, s: b.stream("x", value="a int"), r"serdes\.json\('a int'\)"),
-    "unusable serde": (lambda b, s: s.to("out", value=serdes.long()), "the value is struct<.*cannot write"),
-    "unknown field": (lambda b, s: s.filter(F.col("value.amont") > 1), r"columns: .*value\.amount double"),
+    "unusable serde": (
+        lambda b, s: s.to("out", value=serdes.long()),
+        "the value is struct<.*cannot write",
+    ),
+    "unknown field": (
+        lambda b, s: s.filter(F.col("value.amont") > 1),
+        r"columns: .*value\.amount double",
+    ),
     "unknown column": (lambda b, s: s.map_values(F.col("amount")), r"columns: key string"),
-    "field of bytes": (lambda b, s: b.stream("raw").filter(F.col("value.a") > 1), "undecoded bytes; give the stream a serde"),
-    "not a condition": (lambda b, s: s.filter(F.col("value.amount")), r"double, but boolean is needed.*cast"),
-    "text for a column": (lambda b, s: s.filter("value.amount > 1"), r"; write F\.expr\('value.amount > 1'\)"),
-    "a name for a column": (lambda b, s: s.map_values("value.amount"), r"found 'value.amount'; write F\.col\('value.amount'\)"),
+    "field of bytes": (
+        lambda b, s: b.stream("raw").filter(F.col("value.a") > 1),
+        "undecoded bytes; give the stream a serde",
+    ),
+    "not a condition": (
+        lambda b, s: s.filter(F.col("value.amount")),
+        r"double, but boolean is needed.*cast",
+    ),
+    "text for a column": (
+        lambda b, s: s.filter("value.amount > 1"),
+        r"; write F\.expr\('value.amount > 1'\)",
+    ),
+    "a name for a column": (
+        lambda b, s: s.map_values("value.amount"),
+        r"found 'value.amount'; write F\.col\('value.amount'\)",
+    ),
     "a window to group by": (
         lambda b, s: s.group_by(F.window(F.timestamp_millis("timestamp"), "1 minute"), name="w"),
-        r"F\.window\(\) or F\.session_window\(\) cannot be used in a Column; .*windowed_by\(TimeWindows\.of_size",
+        (
+            r"F\.window\(\) or F\.session_window\(\) cannot be used in a Column; "
+            r".*windowed_by\(TimeWindows\.of_size"
+        ),
     ),
-    "a window of no time": (lambda b, s: s.group_by(F.window("timestamp", "1 minute"), name="w"), r"windowed_by\(TimeWindows"),
-    "a session to group by": (lambda b, s: s.group_by(F.session_window("offset", "1 minute"), name="w"), r"windowed_by\("),
-    "a column of a stream": (lambda b, s: s["value"], r"^KStream has no \[...\]: its columns .* map_values\(F\.col\('value'\)\)"),
-    "a field of a stream": (lambda b, s: s["amount"], r"filter\(F\.col\('value\.amount'\)\.isNotNull"),
-    "rows of a stream": (lambda b, s: s[F.col("value.amount") > 1], r"records are chosen by filter\(condition\)"),
-    "a stream's column by name": (lambda b, s: s.value, r"^KStream has no value: its columns .* map_values\(F\.col\('value'\)\)"),
-    "a stream's field by name": (lambda b, s: s.amount, r"^KStream has no amount: .*F\.col\('value\.amount'\)"),
-    "a stream's time": (lambda b, s: s.timestamp, r"^KStream has no timestamp: .*F\.col\('timestamp'\)"),
-    "a table's column": (lambda b, s: b.table("t", store="t")["value"], r"^KTable has no \[...\]: .*F\.col\('value'\)"),
-    "a table's column by name": (lambda b, s: b.table("t", store="t").value, r"^KTable has no value: .*F\.col\('value'\)"),
+    "a window of no time": (
+        lambda b, s: s.group_by(F.window("timestamp", "1 minute"), name="w"),
+        r"windowed_by\(TimeWindows",
+    ),
+    "a session to group by": (
+        lambda b, s: s.group_by(F.session_window("offset", "1 minute"), name="w"),
+        r"windowed_by\(",
+    ),
+    "a column of a stream": (
+        lambda b, s: s["value"],
+        r"^KStream has no \[...\]: its columns .* map_values\(F\.col\('value'\)\)",
+    ),
+    "a field of a stream": (
+        lambda b, s: s["amount"],
+        r"filter\(F\.col\('value\.amount'\)\.isNotNull",
+    ),
+    "rows of a stream": (
+        lambda b, s: s[F.col("value.amount") > 1],
+        r"records are chosen by filter\(condition\)",
+    ),
+    "a stream's column by name": (
+        lambda b, s: s.value,
+        r"^KStream has no value: its columns .* map_values\(F\.col\('value'\)\)",
+    ),
+    "a stream's field by name": (
+        lambda b, s: s.amount,
+        r"^KStream has no amount: .*F\.col\('value\.amount'\)",
+    ),
+    "a stream's time": (
+        lambda b, s: s.timestamp,
+        r"^KStream has no timestamp: .*F\.col\('timestamp'\)",
+    ),
+    "a table's column": (
+        lambda b, s: b.table("t", store="t")["value"],
+        r"^KTable has no \[...\]: .*F\.col\('value'\)",
+    ),
+    "a table's column by name": (
+        lambda b, s: b.table("t", store="t").value,
+        r"^KTable has no value: .*F\.col\('value'\)",
+    ),
     "a misspelt branch": (
         lambda b, s: s.branch(big=F.col("value.amount") > 1, default="rest")["bgi"],
         r"^no branch is called 'bgi'; there are 'big', 'rest'; did you mean 'big'\?",
@@ -86,78 +161,193 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
         r"^no branch is called 'other'; there are 'a'\n",
     ),
     "no return type": (lambda b, s: s.map_values(lambda v: 1), r"add returns=\.\.\."),
-    "unreadable return type": (lambda b, s: s.map_values(lambda v: 1, returns="numbr"), "is not a type: .*numbr"),
-    "map without two types": (lambda b, s: s.map(lambda v: (1, 2), returns="int"), r"returns=\('string', 'double'\)"),
+    "unreadable return type": (
+        lambda b, s: s.map_values(lambda v: 1, returns="numbr"),
+        "is not a type: .*numbr",
+    ),
+    "map without two types": (
+        lambda b, s: s.map(lambda v: (1, 2), returns="int"),
+        r"returns=\('string', 'double'\)",
+    ),
     "map without anything": (lambda b, s: s.map(), "needs key="),
     "map of no pair": (lambda b, s: s.map(F.col("value")), "takes struct<key, value>"),
     "constant field": (lambda b, s: s.map_values(a=1), r"constants are F\.lit"),
     "map_values without anything": (lambda b, s: s.map_values(), "needs a Column"),
-    "three parameters": (lambda b, s: s.filter(lambda a, b, c: True), r"\(value\) or \(key, value\).* takes 3"),
+    "three parameters": (
+        lambda b, s: s.filter(lambda a, b, c: True),
+        r"\(value\) or \(key, value\).* takes 3",
+    ),
     "no parameters": (lambda b, s: s.peek(lambda: None), "takes 0"),
     "peek of a column": (lambda b, s: s.peek(F.col("value")), "for its effect"),
-    "flat_map of no array": (lambda b, s: s.flat_map_values(F.col("value.item")), "takes an array Column, found string"),
-    "merge of other types": (lambda b, s: s.merge(b.stream("raw")), "streams of equal types; the keys are string and binary"),
+    "flat_map of no array": (
+        lambda b, s: s.flat_map_values(F.col("value.item")),
+        "takes an array Column, found string",
+    ),
+    "merge of other types": (
+        lambda b, s: s.merge(b.stream("raw")),
+        "streams of equal types; the keys are string and binary",
+    ),
     "merge of nothing": (lambda b, s: s.merge(), "at least one other"),
-    "merge across builders": (lambda b, s: s.merge(StreamsBuilder().stream("x")), "one StreamsBuilder"),
+    "merge across builders": (
+        lambda b, s: s.merge(StreamsBuilder().stream("x")),
+        "one StreamsBuilder",
+    ),
     "split without branches": (lambda b, s: s.split().no_default_branch(), "without a branch"),
-    "branch twice": (lambda b, s: s.split().branch(F.lit(True), name="a").branch(F.lit(True), name="a"), "called 'a'"),
+    "branch twice": (
+        lambda b, s: s.split().branch(F.lit(True), name="a").branch(F.lit(True), name="a"),
+        "called 'a'",
+    ),
     "partitions": (lambda b, s: s.repartition(name="r", partitions=0), "above 0"),
     "windows": (lambda b, s: s.group_by_key().windowed_by("1 hour"), r"TimeWindows\.of_size"),
     "sessions without a merger": (
-        lambda b, s: s.group_by_key().windowed_by(SESSIONS).aggregate(store="x", initializer=int, aggregator=max, returns="int"),
-        r"aggregate: merger takes a function of \(key, earlier aggregate, later aggregate\), found None",
+        lambda b, s: (
+            s.group_by_key()
+            .windowed_by(SESSIONS)
+            .aggregate(store="x", initializer=int, aggregator=max, returns="int")
+        ),
+        (
+            r"aggregate: merger takes a function of \(key, earlier aggregate, later aggregate\), "
+            r"found "
+            r"None"
+        ),
     ),
     "a merger of one": (
-        lambda b, s: s.group_by_key()
-        .windowed_by(SESSIONS)
-        .aggregate(store="x", initializer=int, aggregator=lambda v, a: a, merger=lambda a: a, returns="int"),
+        lambda b, s: (
+            s.group_by_key()
+            .windowed_by(SESSIONS)
+            .aggregate(
+                store="x",
+                initializer=int,
+                aggregator=lambda v, a: a,
+                merger=lambda a: a,
+                returns="int",
+            )
+        ),
         r"aggregate: merger calls its function with .* takes 1",
     ),
     "a merger of built-ins": (
-        lambda b, s: s.group_by_key().windowed_by(SESSIONS).aggregate(store="x", n=agg.count(), merger=lambda a, b: a),
+        lambda b, s: (
+            s.group_by_key()
+            .windowed_by(SESSIONS)
+            .aggregate(store="x", n=agg.count(), merger=lambda a, b: a)
+        ),
         "built-ins merge by themselves",
     ),
     "a merger without sessions": (
-        lambda b, s: s.group_by_key().aggregate(initializer=int, aggregator=max, merger=max, store="x", returns="int"),
+        lambda b, s: s.group_by_key().aggregate(
+            initializer=int, aggregator=max, merger=max, store="x", returns="int"
+        ),
         "merger= is for sessions",
     ),
     "sessions that nothing can join": (
         lambda b, s: s.group_by_key().windowed_by(SessionWindows.of_inactivity_gap(0)),
         "a gap of zero need a grace above zero",
     ),
-    "sum of text": (lambda b, s: s.group_by_key().aggregate(store="x", a=agg.sum("value.item")), "takes numbers"),
-    "unknown input": (lambda b, s: s.group_by_key().aggregate(store="x", a=agg.sum("value.x")), r"columns: .*value\.item"),
-    "not an aggregate": (lambda b, s: s.group_by_key().aggregate(store="x", a=F.lit(1)), r"a=agg\.sum"),
-    "nothing to aggregate": (lambda b, s: s.group_by_key().aggregate(store="x"), "either built-ins"),
-    "reducer": (lambda b, s: s.group_by_key().reduce(lambda a: a, store="x"), r"\(aggregate, value\).* takes 1"),
-    "no initializer": (lambda b, s: s.group_by_key().aggregate(store="x", aggregator=lambda v, a: a), "initializer"),
-    "unknown keyword": (lambda b, s: s.group_by_key().count(materialized="n"), "takes no materialized=; did you mean store="),
-    "misspelt keyword": (lambda b, s: s.to("out", vale=serdes.string()), "to takes no vale=; did you mean value="),
-    "no such keyword": (lambda b, s: s.filter(F.lit(True), zzz=1), "filter takes no zzz=; it takes predicate, name="),
-    "a store by place": (lambda b, s: s.group_by_key().count("n"), "takes store=, name=; 'n' is one too many: give it by name"),
+    "sum of text": (
+        lambda b, s: s.group_by_key().aggregate(store="x", a=agg.sum("value.item")),
+        "takes numbers",
+    ),
+    "unknown input": (
+        lambda b, s: s.group_by_key().aggregate(store="x", a=agg.sum("value.x")),
+        r"columns: .*value\.item",
+    ),
+    "not an aggregate": (
+        lambda b, s: s.group_by_key().aggregate(store="x", a=F.lit(1)),
+        r"a=agg\.sum",
+    ),
+    "nothing to aggregate": (
+        lambda b, s: s.group_by_key().aggregate(store="x"),
+        "either built-ins",
+    ),
+    "reducer": (
+        lambda b, s: s.group_by_key().reduce(lambda a: a, store="x"),
+        r"\(aggregate, value\).* takes 1",
+    ),
+    "no initializer": (
+        lambda b, s: s.group_by_key().aggregate(store="x", aggregator=lambda v, a: a),
+        "initializer",
+    ),
+    "unknown keyword": (
+        lambda b, s: s.group_by_key().count(materialized="n"),
+        "takes no materialized=; did you mean store=",
+    ),
+    "misspelt keyword": (
+        lambda b, s: s.to("out", vale=serdes.string()),
+        "to takes no vale=; did you mean value=",
+    ),
+    "no such keyword": (
+        lambda b, s: s.filter(F.lit(True), zzz=1),
+        "filter takes no zzz=; it takes predicate, name=",
+    ),
+    "a store by place": (
+        lambda b, s: s.group_by_key().count("n"),
+        "takes store=, name=; 'n' is one too many: give it by name",
+    ),
     "functions in Java's order": (
         lambda b, s: s.group_by_key().aggregate(lambda: 0, lambda value, total: total, store="x"),
         r"functions are given by name: aggregate\(initializer=\.\.\., aggregator=\.\.\.\)",
     ),
-    "a field of the value": (lambda b, s: s.filter(F.col("amount") > 1), r"field of the value: write F\.col\('value\.amount'\)"),
-    "nothing to filter by": (lambda b, s: s.filter(), "filter takes predicate, name=; predicate is missing"),
-    "a function of PySpark": (lambda b, s: s.map_values(F.upper), r"function upper itself; call it: map_values\(F\.upper"),
-    "a UDF": (lambda b, s: s.map_values(TWICE), r"PySpark UDF; pass .* itself: map_values\(twice_of, returns='double'\)"),
-    "a UDF to peek": (lambda b, s: s.peek(TWICE), r"pass the Python function itself: peek\(twice_of\)"),
-    "a UDF to reduce": (lambda b, s: s.group_by_key().reduce(TWICE, store="x"), r"itself: reduce\(twice_of\)"),
-    "a UDF in a column": (lambda b, s: s.filter(TWICE(F.col("value.amount"))), r"^Column 'twice_of\(value\.amount\)'"),
+    "a field of the value": (
+        lambda b, s: s.filter(F.col("amount") > 1),
+        r"field of the value: write F\.col\('value\.amount'\)",
+    ),
+    "nothing to filter by": (
+        lambda b, s: s.filter(),
+        "filter takes predicate, name=; predicate is missing",
+    ),
+    "a function of PySpark": (
+        lambda b, s: s.map_values(F.upper),
+        r"function upper itself; call it: map_values\(F\.upper",
+    ),
+    "a UDF": (
+        lambda b, s: s.map_values(TWICE),
+        r"PySpark UDF; pass .* itself: map_values\(twice_of, returns='double'\)",
+    ),
+    "a UDF to peek": (
+        lambda b, s: s.peek(TWICE),
+        r"pass the Python function itself: peek\(twice_of\)",
+    ),
+    "a UDF to reduce": (
+        lambda b, s: s.group_by_key().reduce(TWICE, store="x"),
+        r"itself: reduce\(twice_of\)",
+    ),
+    "a UDF in a column": (
+        lambda b, s: s.filter(TWICE(F.col("value.amount"))),
+        r"^Column 'twice_of\(value\.amount\)'",
+    ),
     "a UDF in an aggregate": (
         lambda b, s: s.group_by_key().aggregate(store="x", a=agg.sum(TWICE(F.col("value.amount")))),
         r"^Column 'twice_of\(value\.amount\)': a Python UDF",
     ),
-    "a number for a column": (lambda b, s: s.group_by_key().aggregate(store="x", a=agg.sum(3)), r"a=agg\.sum\(3\) takes a Column"),
-    "text for a key": (lambda b, s: s.map(key="value.item"), r"is not a Column; write key=F\.col\('value\.item'\)"),
+    "a number for a column": (
+        lambda b, s: s.group_by_key().aggregate(store="x", a=agg.sum(3)),
+        r"a=agg\.sum\(3\) takes a Column",
+    ),
+    "text for a key": (
+        lambda b, s: s.map(key="value.item"),
+        r"is not a Column; write key=F\.col\('value\.item'\)",
+    ),
     "a function for a key": (lambda b, s: s.map(key=lambda v: v), "one function gives both: map"),
-    "a Python type": (lambda b, s: s.map_values(lambda v: "", returns=str), "write returns='string'"),
-    "a serde not called": (lambda b, s: b.stream("x", key=serdes.string), r"is not a serde; write for example serdes\.string\(\)"),
-    "a topic pattern": (lambda b, s: b.stream(re.compile("a.*")), r"topic patterns are not there yet, found 'a\.\*'; name"),
-    "a number for a topic": (lambda b, s: b.stream(7), "takes the name of a topic or a list of names, found 7"),
-    "a duration": (lambda b, s: TimeWindows.of_size("1 fortnight"), "cannot read the duration '1 fortnight'"),
+    "a Python type": (
+        lambda b, s: s.map_values(lambda v: "", returns=str),
+        "write returns='string'",
+    ),
+    "a serde not called": (
+        lambda b, s: b.stream("x", key=serdes.string),
+        r"is not a serde; write for example serdes\.string\(\)",
+    ),
+    "a topic pattern": (
+        lambda b, s: b.stream(re.compile("a.*")),
+        r"topic patterns are not there yet, found 'a\.\*'; name",
+    ),
+    "a number for a topic": (
+        lambda b, s: b.stream(7),
+        "takes the name of a topic or a list of names, found 7",
+    ),
+    "a duration": (
+        lambda b, s: TimeWindows.of_size("1 fortnight"),
+        "cannot read the duration '1 fortnight'",
+    ),
     "untyped null": (lambda b, s: s.map_values(F.lit(None)), r"a NULL needs a type"),
     "topic column of numbers": (lambda b, s: s.to(F.col("value.amount")), "string is needed"),
 }
@@ -167,7 +357,9 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
 def test_mistake(name: str) -> None:
     mistake, cure = MISTAKES[name]
     builder = StreamsBuilder()
-    orders = builder.stream("orders", key=serdes.string(), value=serdes.json("item string, amount double"))
+    orders = builder.stream(
+        "orders", key=serdes.string(), value=serdes.json("item string, amount double")
+    )
     with pytest.raises(TopologyError, match=cure) as caught:
         mistake(builder, orders)
     assert caught.value.where is not None

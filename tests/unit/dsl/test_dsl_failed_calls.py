@@ -1,4 +1,5 @@
-"""A call that fails leaves nothing behind: corrected and repeated it gives the topology that it would have given at first."""
+"""A call that fails leaves nothing behind: corrected and repeated it gives the topology that it
+would have given at first."""
 
 from __future__ import annotations
 
@@ -11,7 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import functions as F
 
-from everflow import KGroupedStream, KStream, KTable, SessionWindows, StreamsBuilder, TimeWindows, TopologyError, agg, serdes
+from everflow import (
+    KGroupedStream,
+    KStream,
+    KTable,
+    SessionWindows,
+    StreamsBuilder,
+    TimeWindows,
+    TopologyError,
+    agg,
+    serdes,
+)
 
 pytestmark = pytest.mark.spark
 HOUR = TimeWindows.of_size("1 hour")
@@ -31,7 +42,12 @@ class World:
         builder = StreamsBuilder()
         stream = builder.stream("orders", key=serdes.string(), value=VALUE)
         grouped = stream.group_by(F.col("value.item"), name="by-item")
-        return World(builder, stream, grouped, stream.map_values(F.col("value.amount")).to_table(store="table", name="taken"))
+        return World(
+            builder,
+            stream,
+            grouped,
+            stream.map_values(F.col("value.amount")).to_table(store="table", name="taken"),
+        )
 
     def name(self) -> str:
         self.made += 1
@@ -39,7 +55,8 @@ class World:
 
 
 Step = Callable[[World], object]
-# Each fails as late as it can: after it has claimed names, topics or stores, burnt numbers or added nodes.
+# Each fails as late as it can: after it has claimed names, topics or stores, burnt numbers or added
+# nodes.
 FAILING: list[Step] = [
     lambda w: w.grouped.count(store="s", name="taken"),
     lambda w: w.grouped.aggregate(store="s", a=agg.sum("value.nothing")),
@@ -48,7 +65,9 @@ FAILING: list[Step] = [
     lambda w: w.grouped.aggregate(store="s", initializer=int, aggregator=max, returns="nothing"),
     lambda w: w.grouped.reduce(cast(Any, lambda a: a), store="s"),
     lambda w: w.grouped.windowed_by(HOUR).count(store="s", name="taken"),
-    lambda w: w.grouped.windowed_by(SessionWindows(5)).aggregate(store="s", initializer=int, aggregator=max, returns="int"),
+    lambda w: w.grouped.windowed_by(SessionWindows(5)).aggregate(
+        store="s", initializer=int, aggregator=max, returns="int"
+    ),
     lambda w: w.builder.table("t", store="s", name="taken"),
     lambda w: w.builder.table("t", store="s", key=serdes.string),  # type: ignore[arg-type]
     lambda w: w.builder.stream(["u", "orders"]),
@@ -71,11 +90,20 @@ FAILING: list[Step] = [
 ]
 WORKING: list[Step] = [
     lambda w: w.grouped.count(store=w.name()),
-    lambda w: w.grouped.windowed_by(HOUR).aggregate(store=w.name(), a=agg.sum("value.amount")).to_stream().to("out"),
+    lambda w: (
+        w.grouped.windowed_by(HOUR)
+        .aggregate(store=w.name(), a=agg.sum("value.amount"))
+        .to_stream()
+        .to("out")
+    ),
     lambda w: w.builder.table(w.name(), store=f"{w.made}-store", name=f"{w.made}-table"),
     lambda w: w.builder.stream([w.name()]).filter(F.col("offset") > 1),
-    lambda w: w.stream.group_by(lambda value: value["item"], returns="string", name=w.name()).count(store=f"{w.made}-count"),
-    lambda w: w.stream.branch(big=F.col("value.amount") > 1, small=lambda value: True, default="rest"),
+    lambda w: w.stream.group_by(lambda value: value["item"], returns="string", name=w.name()).count(
+        store=f"{w.made}-count"
+    ),
+    lambda w: w.stream.branch(
+        big=F.col("value.amount") > 1, small=lambda value: True, default="rest"
+    ),
     lambda w: w.stream.flat_map_values(F.split("value.item", " ")),
     lambda w: w.table.filter(lambda value: value > 1).to_stream().repartition(name=w.name()),
 ]
@@ -96,7 +124,9 @@ def shape(world: World) -> Any:
 
 @settings(max_examples=12)
 @given(steps=st.lists(st.sampled_from(range(len(WORKING))), max_size=5), data=st.data())
-def test_a_build_with_failing_calls_in_between_is_the_build_without_them(steps: list[int], data: st.DataObject) -> None:
+def test_a_build_with_failing_calls_in_between_is_the_build_without_them(
+    steps: list[int], data: st.DataObject
+) -> None:
     plain, disturbed = World.new(), World.new()
     for step in steps:
         for failing in data.draw(st.lists(st.sampled_from(range(len(FAILING))), max_size=6)):

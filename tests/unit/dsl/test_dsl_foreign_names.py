@@ -1,4 +1,5 @@
-"""Names of other APIs on streams, tables and groups: the message tells the name here, and its example works as it is written."""
+"""Names of other APIs on streams, tables and groups: the message tells the name here, and its
+example works as it is written."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ from everflow.foreign_names import FOREIGN_NAMES
 pytestmark = pytest.mark.spark
 VALUE = "item string, amount double"
 OWNERS = (
-    *("StreamsBuilder", "KStream", "KTable", "KGroupedStream", "TimeWindowedKStream", "SessionWindowedKStream"),
+    *(
+        "StreamsBuilder",
+        "KStream",
+        "KTable",
+        "KGroupedStream",
+        "TimeWindowedKStream",
+        "SessionWindowedKStream",
+    ),
     *("BranchedKStream", "TimeWindows", "SessionWindows", "Topology", "agg", "serdes"),
 )
 EXAMPLES = [
@@ -32,8 +40,14 @@ class World:
     def __init__(self, owner: str) -> None:
         self.builder = StreamsBuilder()
         reads = owner != "StreamsBuilder"  # its examples read the topics themselves
-        stream = StreamsBuilder().stream("orders", key=serdes.string(), value=serdes.json(VALUE)) if not reads else None
-        self.stream = stream or self.builder.stream("orders", key=serdes.string(), value=serdes.json(VALUE))
+        stream = (
+            StreamsBuilder().stream("orders", key=serdes.string(), value=serdes.json(VALUE))
+            if not reads
+            else None
+        )
+        self.stream = stream or self.builder.stream(
+            "orders", key=serdes.string(), value=serdes.json(VALUE)
+        )
         self.other = self.builder.stream("more", key=serdes.string(), value=serdes.json(VALUE))
         self.grouped = self.stream.group_by_key()
         sessions = SessionWindows.of_inactivity_gap("5 minutes")
@@ -44,11 +58,19 @@ class World:
         self.table = self.grouped.count(store="a-store")
 
     def run(self, example: str) -> object:
-        names = {"F": F, "agg": agg, "serdes": serdes, "TimeWindows": TimeWindows, "SessionWindows": SessionWindows}
+        names = {
+            "F": F,
+            "agg": agg,
+            "serdes": serdes,
+            "TimeWindows": TimeWindows,
+            "SessionWindows": SessionWindows,
+        }
         return eval(example, {**names, **vars(self)})
 
 
-@pytest.mark.parametrize(("owner", "example"), EXAMPLES, ids=[f"{owner}: {example}" for owner, example in EXAMPLES])
+@pytest.mark.parametrize(
+    ("owner", "example"), EXAMPLES, ids=[f"{owner}: {example}" for owner, example in EXAMPLES]
+)
 def test_an_example_works_as_it_is_written(owner: str, example: str) -> None:
     World(owner).run(example)
 
@@ -56,23 +78,41 @@ def test_an_example_works_as_it_is_written(owner: str, example: str) -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("stream.mapValues(str)", r"KStream has no mapValues: it is map_values here, for example stream\.map_values\("),
+        (
+            "stream.mapValues(str)",
+            r"KStream has no mapValues: it is map_values here, for example stream\.map_values\(",
+        ),
         ("stream.left_join(other)", "KStream has no left_join: joins are not there yet"),
         ("stream.join(other)", "joins are not there yet"),
         ("stream.groupByKey()", "it is group_by_key here"),
-        ("stream.select('value.amount')", r"it is map_values here, for example stream\.map_values\(item=F\.col"),
+        (
+            "stream.select('value.amount')",
+            r"it is map_values here, for example stream\.map_values\(item=F\.col",
+        ),
         ("stream.where('a > 1')", r"it is filter here, for example stream\.filter\("),
         ("stream.process(list)", "the Processor API is not there yet.*store='kept'"),
         ("stream.writeStream.start()", r"it is to here, for example stream\.to\('output'"),
         ("table.suppress(None)", "suppress is not there yet"),
-        ("table.to('out')", r"it is to_stream here, for example table\.to_stream\(\)\.to\('output'\)"),
-        ("grouped.agg(n=1)", r"it is aggregate here, for example grouped\.aggregate\(total=agg\.sum"),
+        (
+            "table.to('out')",
+            r"it is to_stream here, for example table\.to_stream\(\)\.to\('output'\)",
+        ),
+        (
+            "grouped.agg(n=1)",
+            r"it is aggregate here, for example grouped\.aggregate\(total=agg\.sum",
+        ),
         ("windowed.emitStrategy(None)", "emitting when a window closes is not there yet"),
-        ("builder.readStream.format('kafka')", r"it is stream here, for example builder\.stream\('orders'"),
+        (
+            "builder.readStream.format('kafka')",
+            r"it is stream here, for example builder\.stream\('orders'",
+        ),
         ("builder.global_table('t')", "global tables are not there yet"),
         ("builder.build().addSource('s')", "topologies are written with StreamsBuilder"),
         ("stream.fliter(None)", r"KStream has no fliter; did you mean filter\?"),
-        ("stream.split().to('out')", "BranchedKStream has no to; it has branch, default_branch, no_default_branch\n"),
+        (
+            "stream.split().to('out')",
+            "BranchedKStream has no to; it has branch, default_branch, no_default_branch\n",
+        ),
         ("stream.qqqqq", "KStream has no qqqqq; it has branch, "),
     ],
 )

@@ -22,7 +22,9 @@ def builder() -> StreamsBuilder:
 
 @pytest.fixture
 def sessions(builder: StreamsBuilder) -> SessionWindowedKStream:
-    orders = builder.stream("orders", key=serdes.string(), value=serdes.json("item string, amount double"))
+    orders = builder.stream(
+        "orders", key=serdes.string(), value=serdes.json("item string, amount double")
+    )
     return orders.group_by_key().windowed_by(SESSIONS)
 
 
@@ -32,33 +34,54 @@ def last(builder: StreamsBuilder) -> StatefulNode:
     return node
 
 
-def test_a_count_has_a_session_store_and_session_keys(sessions: SessionWindowedKStream, builder: StreamsBuilder) -> None:
+def test_a_count_has_a_session_store_and_session_keys(
+    sessions: SessionWindowedKStream, builder: StreamsBuilder
+) -> None:
     table = sessions.count(store="visits")
     node = last(builder)
     assert node.label == "AGGREGATE"
     assert [field.name for field in node.out.key] == ["key", "start", "end"]
     store = node.stores[0]
-    assert (store.kind, store.retention_ms, store.window_size_ms, store.expires) == ("session", 360_000, None, True)
+    assert (store.kind, store.retention_ms, store.window_size_ms, store.expires) == (
+        "session",
+        360_000,
+        None,
+        True,
+    )
     assert table.edge.key_serde == serdes.session_windowed(serdes.string())
     assert isinstance(node.operator, SessionAggregateSpec)
     assert node.operator.windows == SESSIONS
 
 
-@pytest.mark.parametrize("merger", [lambda one, two: one + two, lambda key, one, two: one + two, operator.add])
-def test_functions_may_do_without_the_key(merger: Any, sessions: SessionWindowedKStream, builder: StreamsBuilder) -> None:
-    sessions.aggregate(initializer=int, aggregator=lambda value, n: n + 1, merger=merger, store="n", returns="bigint")
+@pytest.mark.parametrize(
+    "merger", [lambda one, two: one + two, lambda key, one, two: one + two, operator.add]
+)
+def test_functions_may_do_without_the_key(
+    merger: Any, sessions: SessionWindowedKStream, builder: StreamsBuilder
+) -> None:
+    sessions.aggregate(
+        initializer=int,
+        aggregator=lambda value, n: n + 1,
+        merger=merger,
+        store="n",
+        returns="bigint",
+    )
     spec = last(builder).operator
     assert isinstance(spec, SessionFunctionSpec)
     assert spec.merger("k", 3, 4) == 7
     assert spec.layout.aggregator("k", {}, None) == 1
 
 
-def test_a_field_may_be_called_merger(sessions: SessionWindowedKStream, builder: StreamsBuilder) -> None:
+def test_a_field_may_be_called_merger(
+    sessions: SessionWindowedKStream, builder: StreamsBuilder
+) -> None:
     sessions.aggregate(store="n", merger=agg.count())
     assert [field.name for field in last(builder).out.value] == ["merger"]
 
 
-def test_a_reducer_merges_sessions_earlier_first(sessions: SessionWindowedKStream, builder: StreamsBuilder) -> None:
+def test_a_reducer_merges_sessions_earlier_first(
+    sessions: SessionWindowedKStream, builder: StreamsBuilder
+) -> None:
     sessions.reduce(lambda one, two: [*one, *two], store="r")
     spec = last(builder).operator
     assert isinstance(spec, SessionFunctionSpec)
@@ -68,7 +91,9 @@ def test_a_reducer_merges_sessions_earlier_first(sessions: SessionWindowedKStrea
 def test_a_built_in_function_merges_the_aggregates_not_the_key(
     sessions: SessionWindowedKStream, builder: StreamsBuilder
 ) -> None:
-    sessions.aggregate(initializer=int, aggregator=lambda value, n: n + 1, merger=max, store="n", returns="bigint")
+    sessions.aggregate(
+        initializer=int, aggregator=lambda value, n: n + 1, merger=max, store="n", returns="bigint"
+    )
     spec = last(builder).operator
     assert isinstance(spec, SessionFunctionSpec)
     assert spec.merger("k", 3, 4) == 4

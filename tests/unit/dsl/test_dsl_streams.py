@@ -143,12 +143,18 @@ def test_flat_map_values_with_an_array_column(orders: KStream, builder: StreamsB
     assert isinstance(prepared, ProjectNode)
     assert isinstance(unnest, UnnestNode)
     assert prepared.out.value == pa.list_(pa.string())
-    assert (unnest.out.value, unnest.keyed, unnest.name) == (pa.string(), False, "KSTREAM-FLATMAPVALUES-0000000001")
+    assert (unnest.out.value, unnest.keyed, unnest.name) == (
+        pa.string(),
+        False,
+        "KSTREAM-FLATMAPVALUES-0000000001",
+    )
     assert stream.edge.value_serde == serdes.string()
 
 
 def test_flat_map_with_an_array_of_pairs(orders: KStream, builder: StreamsBuilder) -> None:
-    pair = F.transform("value.tags", lambda tag: F.struct(tag.alias("key"), F.lit(1).alias("value")))
+    pair = F.transform(
+        "value.tags", lambda tag: F.struct(tag.alias("key"), F.lit(1).alias("value"))
+    )
     stream = orders.flat_map(pair)
     node = last(builder)
     assert (node.keyed, node.changes_key, stream.key_changed) == (True, True, True)
@@ -202,7 +208,11 @@ def test_repartition(orders: KStream, builder: StreamsBuilder) -> None:
     sink, source = builder.build().nodes[-2:]
     assert isinstance(sink, SinkNode)
     assert isinstance(source, SourceNode)
-    assert (sink.kind, source.kind, sink.topic) == ("repartition", "repartition", "by-item-repartition")
+    assert (sink.kind, source.kind, sink.topic) == (
+        "repartition",
+        "repartition",
+        "by-item-repartition",
+    )
     assert source.topics == ("by-item-repartition",)
     assert not stream.key_changed
     assert builder.build().repartition_topics[0].partitions == 7
@@ -227,7 +237,12 @@ def test_to_takes_a_name_a_column_or_a_function(orders: KStream, builder: Stream
 def test_builders_names_share_one_counter(orders: KStream, builder: StreamsBuilder) -> None:
     orders.filter(F.col("value.amount") > 1, name="own").map_values(F.lit(1)).to("out")
     names = [node.name for node in builder.build().nodes]
-    assert names == ["KSTREAM-SOURCE-0000000000", "own", "KSTREAM-MAPVALUES-0000000001", "KSTREAM-SINK-0000000002"]
+    assert names == [
+        "KSTREAM-SOURCE-0000000000",
+        "own",
+        "KSTREAM-MAPVALUES-0000000001",
+        "KSTREAM-SINK-0000000002",
+    ]
 
 
 def kept(node: Node) -> list[float | None]:
@@ -246,6 +261,11 @@ def test_null_is_false_for_filters_and_branches(orders: KStream, builder: Stream
     assert kept(last(builder)) == [12.0]
     orders.filter_not(big)
     assert kept(last(builder)) == [1.0, 7.0, None]
-    branches = orders.split().branch(big, name="big").branch(F.col("value.amount") > 5, name="mid").default_branch(name="rest")
+    branches = (
+        orders.split()
+        .branch(big, name="big")
+        .branch(F.col("value.amount") > 5, name="mid")
+        .default_branch(name="rest")
+    )
     by_branch = {name: kept(builder.build().node(stream.node)) for name, stream in branches.items()}
     assert by_branch == {"big": [12.0], "mid": [7.0], "rest": [1.0, None]}

@@ -25,14 +25,18 @@ def builder() -> StreamsBuilder:
 
 @pytest.fixture
 def orders(builder: StreamsBuilder) -> KStream:
-    return builder.stream("orders", key=serdes.string(), value=serdes.json("item string, amount double"))
+    return builder.stream(
+        "orders", key=serdes.string(), value=serdes.json("item string, amount double")
+    )
 
 
 def last(builder: StreamsBuilder) -> Any:
     return builder.build().nodes[-1]
 
 
-def test_count_reads_a_boolean_and_stores_javas_long(orders: KStream, builder: StreamsBuilder) -> None:
+def test_count_reads_a_boolean_and_stores_javas_long(
+    orders: KStream, builder: StreamsBuilder
+) -> None:
     table = orders.group_by_key().count(store="counts")
     prepared, node = builder.build().nodes[-2:]
     assert isinstance(prepared, ProjectNode)
@@ -46,10 +50,14 @@ def test_count_reads_a_boolean_and_stores_javas_long(orders: KStream, builder: S
 
 
 def test_aggregate_reads_a_struct_of_its_inputs(orders: KStream, builder: StreamsBuilder) -> None:
-    orders.group_by_key().aggregate(store="s", n=agg.count(), mean=agg.avg("value.amount"), top=agg.max(F.col("offset")))
+    orders.group_by_key().aggregate(
+        store="s", n=agg.count(), mean=agg.avg("value.amount"), top=agg.max(F.col("offset"))
+    )
     prepared, node = builder.build().nodes[-2:]
     assert prepared.out.value == pa.struct([("a1", pa.float64()), ("a2", pa.int64())])
-    assert node.out.value == pa.struct([("n", pa.int64()), ("mean", pa.float64()), ("top", pa.int64())])
+    assert node.out.value == pa.struct(
+        [("n", pa.int64()), ("mean", pa.float64()), ("top", pa.int64())]
+    )
     assert isinstance(node, StatefulNode)
     assert node.stores[0].value_serde.kind == "packed"
     assert "CASE WHEN" in str(prepared.value.column)  # type: ignore[attr-defined]
@@ -62,12 +70,20 @@ def test_fields_may_be_called_like_options(orders: KStream, builder: StreamsBuil
 
 def test_windowed_aggregate_has_windowed_keys(orders: KStream, builder: StreamsBuilder) -> None:
     windows = TimeWindows.of_size("1 hour").grace("5 minutes")
-    table = orders.group_by_key().windowed_by(windows).aggregate(store="s", total=agg.sum("value.amount"))
+    table = (
+        orders.group_by_key()
+        .windowed_by(windows)
+        .aggregate(store="s", total=agg.sum("value.amount"))
+    )
     prepared, node = builder.build().nodes[-2:]
     assert isinstance(node, StatefulNode)
     assert [field.name for field in node.out.key] == ["key", "start", "end"]
     store = node.stores[0]
-    assert (store.kind, store.retention_ms, store.window_size_ms) == ("window", 3_900_000, 3_600_000)
+    assert (store.kind, store.retention_ms, store.window_size_ms) == (
+        "window",
+        3_900_000,
+        3_600_000,
+    )
     assert table.edge.key_serde == serdes.time_windowed(serdes.string(), 3_600_000)
     assert "CASE WHEN" not in str(prepared.value.column)  # type: ignore[attr-defined]
 
@@ -82,16 +98,24 @@ def test_reduce_keeps_the_values_type(orders: KStream, builder: StreamsBuilder) 
     assert node.out.value == pa.float64()
 
 
-@pytest.mark.parametrize("aggregator", [lambda value, total: total + 1, lambda key, value, total: total + 1])
-def test_aggregate_with_functions(aggregator: Any, orders: KStream, builder: StreamsBuilder) -> None:
-    orders.group_by_key().aggregate(initializer=int, aggregator=aggregator, store="n", returns="bigint")
+@pytest.mark.parametrize(
+    "aggregator", [lambda value, total: total + 1, lambda key, value, total: total + 1]
+)
+def test_aggregate_with_functions(
+    aggregator: Any, orders: KStream, builder: StreamsBuilder
+) -> None:
+    orders.group_by_key().aggregate(
+        initializer=int, aggregator=aggregator, store="n", returns="bigint"
+    )
     spec = last(builder).operator
     assert isinstance(spec, PythonAggregateSpec)
     assert spec.aggregator("k", {"amount": 1.0}, 4) == 5
     assert spec.value_serde == serdes.long()
 
 
-def test_group_by_repartitions_and_aggregations_share_the_topic(orders: KStream, builder: StreamsBuilder) -> None:
+def test_group_by_repartitions_and_aggregations_share_the_topic(
+    orders: KStream, builder: StreamsBuilder
+) -> None:
     group = orders.group_by(F.col("value.item"), name="by-item")
     group.count(store="one")
     group.aggregate(store="two", total=agg.sum("value.amount"))
@@ -108,7 +132,9 @@ def test_group_by_with_a_function(orders: KStream, builder: StreamsBuilder) -> N
     assert node.op == "select_key"
 
 
-def test_group_by_key_repartitions_only_a_changed_key(orders: KStream, builder: StreamsBuilder) -> None:
+def test_group_by_key_repartitions_only_a_changed_key(
+    orders: KStream, builder: StreamsBuilder
+) -> None:
     orders.group_by_key().count(store="a")
     assert not builder.build().repartition_topics
     orders.select_key(F.col("value.item")).group_by_key(name="again").count(store="b")

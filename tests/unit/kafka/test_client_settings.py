@@ -1,4 +1,5 @@
-"""Settings for Kafka's clients are refused before anything runs, under the name that the user gave them."""
+"""Settings for Kafka's clients are refused before anything runs, under the name that the user gave
+them."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ BASE = {"application_id": "a", "bootstrap_servers": "nowhere.invalid:1"}
     ],
 )
 @pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once_v2"])
-def test_what_a_client_refuses_names_the_users_key(key: str, value: object, reason: str, guarantee: str) -> None:
+def test_what_a_client_refuses_names_the_users_key(
+    key: str, value: object, reason: str, guarantee: str
+) -> None:
     extra = {"security.protocol": "SSL"} if key.startswith("ssl") else {}
     config = StreamsConfig(**BASE, processing_guarantee=guarantee, **extra, **{key: value})
     with pytest.raises(ConfigError) as refused:
@@ -36,13 +39,21 @@ def test_what_a_client_refuses_names_the_users_key(key: str, value: object, reas
 
 def test_the_layer_that_wins_is_named() -> None:
     keys = {"consumer.fetch.min.bytes": "x", "restore.consumer.fetch.min.bytes": "y"}
-    with pytest.raises(ConfigError, match=r"^restore\.consumer\.fetch\.min\.bytes = 'y' is refused"):
+    with pytest.raises(
+        ConfigError, match=r"^restore\.consumer\.fetch\.min\.bytes = 'y' is refused"
+    ):
         check_clients(StreamsConfig(**BASE, **keys))
 
 
 def test_what_does_not_go_together_names_all_that_was_given_but_no_secret() -> None:
-    keys = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.password": "hunter2"}
-    with pytest.raises(ConfigError, match=r"sasl\.username and sasl\.password must be set") as refused:
+    keys = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.password": "hunter2",
+    }
+    with pytest.raises(
+        ConfigError, match=r"sasl\.username and sasl\.password must be set"
+    ) as refused:
         check_clients(StreamsConfig(**BASE, **keys))
     assert "sasl.mechanism = 'PLAIN'" in str(refused.value)
     assert "sasl.password = (not shown)" in str(refused.value)
@@ -50,7 +61,12 @@ def test_what_does_not_go_together_names_all_that_was_given_but_no_secret() -> N
 
 
 def test_right_settings_pass_without_a_broker(capfd: pytest.CaptureFixture[str]) -> None:
-    keys = {"producer.linger.ms": 5, "consumer.fetch.min.bytes": "7", "main.consumer.max.poll.records": 5, "admin.log_level": 3}
+    keys = {
+        "producer.linger.ms": 5,
+        "consumer.fetch.min.bytes": "7",
+        "main.consumer.max.poll.records": 5,
+        "admin.log_level": 3,
+    }
     for guarantee in ("at_least_once", "exactly_once_v2"):
         check_clients(StreamsConfig(**BASE, processing_guarantee=guarantee, **keys))
     assert capfd.readouterr().err == ""

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from everflow.errors import FatalError, GenerationChanged, RecordTooLargeError, RetriableError, TaskMigratedError
+from everflow.errors import (
+    FatalError,
+    GenerationChanged,
+    RecordTooLargeError,
+    RetriableError,
+    TaskMigratedError,
+)
 from everflow.kafka.errors import classify
 from everflow.kafka.producer import RecordWriter
 
@@ -13,7 +19,8 @@ from everflow.kafka.producer import RecordWriter
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
-        # A broker that was killed and came back answers so for a moment; stopping for it would turn a restart into an outage.
+        # A broker that was killed and came back answers so for a moment; stopping for it would turn
+        # a restart into an outage.
         (KafkaError.FENCED_LEADER_EPOCH, RetriableError),
         (KafkaError.UNKNOWN_LEADER_EPOCH, RetriableError),
         (KafkaError.OFFSET_NOT_AVAILABLE, RetriableError),
@@ -46,11 +53,14 @@ def test_a_fenced_static_member_is_not_said_to_rejoin() -> None:
 
 
 def test_a_delivery_callback_that_meets_a_pending_error_gives_that_error() -> None:
-    """After a fatal error the client runs the next callback while its own exception is pending: Python makes it a SystemError."""
+    """After a fatal error the client runs the next callback while its own exception is pending:
+    Python makes it a SystemError."""
     fenced = KafkaException(KafkaError(KafkaError._FENCED, "fenced by a newer producer"))
 
     def flush() -> None:
-        raise SystemError("<method 'partition'> returned a result with an exception set") from fenced
+        raise SystemError(
+            "<method 'partition'> returned a result with an exception set"
+        ) from fenced
 
     with pytest.raises(TaskMigratedError, match="flushing: fenced by a newer producer"):
         _writer()._call("flushing", flush)
@@ -58,7 +68,10 @@ def test_a_delivery_callback_that_meets_a_pending_error_gives_that_error() -> No
 
 def test_a_pending_error_that_quotes_a_too_large_record_is_told_as_one() -> None:
     """Whether the record's own callback or the writer's end comes first is a matter of luck."""
-    quoted = "ProduceRequest for a [0] failed: Broker: Message size too large: unable to satisfy gap-less guarantee"
+    quoted = (
+        "ProduceRequest for a [0] failed: Broker: Message size too large: unable to satisfy "
+        "gap-less guarantee"
+    )
     ended = KafkaException(KafkaError(KafkaError._GAPLESS_GUARANTEE, quoted, fatal=True))
 
     def flush() -> None:
@@ -70,7 +83,9 @@ def test_a_pending_error_that_quotes_a_too_large_record_is_told_as_one() -> None
 
 def test_another_pending_error_is_named() -> None:
     def flush() -> None:
-        raise SystemError("<method 'partition'> returned a result with an exception set") from ValueError("the real cause")
+        raise SystemError(
+            "<method 'partition'> returned a result with an exception set"
+        ) from ValueError("the real cause")
 
     with pytest.raises(RetriableError, match="flushing: ValueError: the real cause"):
         _writer()._call("flushing", flush)

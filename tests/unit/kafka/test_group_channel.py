@@ -23,16 +23,21 @@ from everflow.kafka.group_channel import Given, GroupSettings, _Assignor, _clien
         (client_errors.NodeNotReadyError("1"), RetriableError, "joining"),
     ],
 )
-def test_client_errors_become_reactions(failure: Exception, expected: type[EverflowError], says: str) -> None:
+def test_client_errors_become_reactions(
+    failure: Exception, expected: type[EverflowError], says: str
+) -> None:
     error = classify(failure, "joining")
     assert type(error) is expected
     assert says in str(error)
 
 
 def test_the_client_s_settings_that_guarantees_stand_on() -> None:
-    """Scenario 12: only a read_committed client is made to wait for pending offsets; scenario 21: half a second."""
+    """Scenario 12: only a read_committed client is made to wait for pending offsets; scenario 21:
+    half a second."""
     config = _client_config(
-        GroupSettings(bootstrap_servers="b:1", group_id="app", client={"enable_auto_commit": True}), _Assignor(Nothing()), 1.0
+        GroupSettings(bootstrap_servers="b:1", group_id="app", client={"enable_auto_commit": True}),
+        _Assignor(Nothing()),
+        1.0,
     )
     wanted = {
         "isolation_level": "read_committed",
@@ -52,5 +57,7 @@ class Nothing:
     def user_data(self) -> bytes:
         raise NotImplementedError
 
-    def assign(self, members: Mapping[str, bytes], partition_counts: Mapping[str, int]) -> Mapping[str, Given]:
+    def assign(
+        self, members: Mapping[str, bytes], partition_counts: Mapping[str, int]
+    ) -> Mapping[str, Given]:
         raise NotImplementedError

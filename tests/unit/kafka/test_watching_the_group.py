@@ -1,4 +1,5 @@
-"""How closely a member watches its group after a rebalance, and that the client's heartbeats keep to it."""
+"""How closely a member watches its group after a rebalance, and that the client's heartbeats keep
+to it."""
 
 from __future__ import annotations
 
@@ -11,9 +12,12 @@ from everflow.kafka.group_channel import _Heartbeat, watch_every
 
 
 @pytest.mark.parametrize(
-    ("since_ms", "every_ms"), [(0, 50), (400, 50), (800, 100), (2_000, 250), (4_000, 500), (1e9, 500)]
+    ("since_ms", "every_ms"),
+    [(0, 50), (400, 50), (800, 100), (2_000, 250), (4_000, 500), (1e9, 500)],
 )
-def test_a_second_rebalance_is_noticed_after_an_eighth_of_the_time_it_took_to_come(since_ms: float, every_ms: float) -> None:
+def test_a_second_rebalance_is_noticed_after_an_eighth_of_the_time_it_took_to_come(
+    since_ms: float, every_ms: float
+) -> None:
     assert watch_every(since_ms, 500) == every_ms
 
 
@@ -71,7 +75,9 @@ def test_heartbeats_are_close_together_after_a_rebalance_and_then_spread(now: li
 
 
 def test_a_heartbeat_that_failed_is_repeated_as_the_client_does_it(now: list[float]) -> None:
-    heartbeat = _Heartbeat(group_id="app", heartbeat_interval_ms=500, session_timeout_ms=6_000, retry_backoff_ms=100)
+    heartbeat = _Heartbeat(
+        group_id="app", heartbeat_interval_ms=500, session_timeout_ms=6_000, retry_backoff_ms=100
+    )
     heartbeat.sent_heartbeat()
     heartbeat.fail_heartbeat()
     assert heartbeat.time_to_next_heartbeat() == pytest.approx(0.1)

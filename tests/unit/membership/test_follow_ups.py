@@ -1,4 +1,5 @@
-"""When a member asks for a rebalance: gathered, never in the middle of one, and not again what the last join said."""
+"""When a member asks for a rebalance: gathered, never in the middle of one, and not again what the
+last join said."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def test_hot_warm_ups_are_gathered_from_the_first(follow_ups: FollowUps) -> None
     assert follow_ups.due(101.0 + GATHER_MS, False) is None, "once per join"
 
 
-def test_during_a_rebalance_nothing_is_asked_and_what_it_settled_is_forgotten(follow_ups: FollowUps) -> None:
+def test_during_a_rebalance_nothing_is_asked_and_what_it_settled_is_forgotten(
+    follow_ups: FollowUps,
+) -> None:
     follow_ups.joining()
     follow_ups.became_hot(A, 0.0)
     follow_ups.became_hot(B, 0.0)
@@ -41,12 +44,16 @@ def test_during_a_rebalance_nothing_is_asked_and_what_it_settled_is_forgotten(fo
     assert follow_ups.due(5_000.0, False) == "1 warm-up caught up (0_1)"
 
 
-def test_what_the_join_said_is_not_asked_again_unless_the_leader_left_it(follow_ups: FollowUps) -> None:
+def test_what_the_join_said_is_not_asked_again_unless_the_leader_left_it(
+    follow_ups: FollowUps,
+) -> None:
     follow_ups.became_hot(A, 0.0)
     follow_ups.became_hot(B, 0.0)
     follow_ups.joining()
     assert follow_ups.due(10_000.0, False) is None
-    follow_ups.completed((), {A}, None, 10_000.0)  # its end sums were not at hand: A is a warm-up still
+    follow_ups.completed(
+        (), {A}, None, 10_000.0
+    )  # its end sums were not at hand: A is a warm-up still
     follow_ups.became_hot(A, 10_001.0)
     assert follow_ups.due(9_999.0 + AGAIN_MS, False) is None
     assert follow_ups.due(10_000.0 + AGAIN_MS, False) == "1 warm-up caught up (0_0)"
@@ -57,17 +64,22 @@ def test_what_the_join_said_is_not_asked_again_unless_the_leader_left_it(follow_
 
 
 def test_standbys_that_fell_behind_in_a_bounce_cost_no_rebalance(follow_ups: FollowUps) -> None:
-    """Found under load: a static member came back with standbys beyond the acceptable lag, and each bounce made a generation."""
+    """Found under load: a static member came back with standbys beyond the acceptable lag, and each
+    bounce made a generation."""
     follow_ups.joining()
     follow_ups.completed({A}, {B}, None, 0.0, stale=True)
     follow_ups.became_hot(A, 10.0)
     assert follow_ups.due(10.0**9, False) is None
     follow_ups.became_hot(B, 10.0)
-    assert follow_ups.due(10.0 + GATHER_MS, False) == "1 warm-up caught up (0_1)", "a warm-up is waited for, bounce or not"
+    assert follow_ups.due(10.0 + GATHER_MS, False) == "1 warm-up caught up (0_1)", (
+        "a warm-up is waited for, bounce or not"
+    )
     follow_ups.joining()
     follow_ups.completed({A}, (), None, 5_000.0)
     follow_ups.became_hot(A, 5_000.0)
-    assert follow_ups.due(5_000.0 + GATHER_MS, False), "after a real rebalance the leader may wait for a standby"
+    assert follow_ups.due(5_000.0 + GATHER_MS, False), (
+        "after a real rebalance the leader may wait for a standby"
+    )
 
 
 def test_standbys_are_not_called_warm_ups(follow_ups: FollowUps) -> None:
@@ -79,7 +91,10 @@ def test_standbys_are_not_called_warm_ups(follow_ups: FollowUps) -> None:
     follow_ups.completed({A}, {B}, None, 10_000.0)
     follow_ups.became_hot(A, 10_000.0)
     follow_ups.became_hot(B, 10_000.0)
-    assert follow_ups.due(10_000.0 + GATHER_MS, False) == "1 warm-up caught up (0_1); 1 standby caught up (0_0)"
+    assert (
+        follow_ups.due(10_000.0 + GATHER_MS, False)
+        == "1 warm-up caught up (0_1); 1 standby caught up (0_0)"
+    )
 
 
 def test_what_is_asked_at_once_waits_for_the_end_of_a_rebalance_only(follow_ups: FollowUps) -> None:
@@ -92,7 +107,9 @@ def test_what_is_asked_at_once_waits_for_the_end_of_a_rebalance_only(follow_ups:
     assert not follow_ups.pending
 
 
-def test_a_told_follow_up_comes_at_its_time_unless_a_rebalance_was_before(follow_ups: FollowUps) -> None:
+def test_a_told_follow_up_comes_at_its_time_unless_a_rebalance_was_before(
+    follow_ups: FollowUps,
+) -> None:
     follow_ups.completed((), (), 600_000, 50.0)
     assert follow_ups.due(600_049.0, False) is None
     assert follow_ups.due(600_050.0, False) == "the leader wanted a follow-up"
@@ -118,8 +135,11 @@ def test_a_lost_membership_forgets_its_copies(follow_ups: FollowUps) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("hjca"), st.floats(0, 3_000)), max_size=60))
-def test_asked_at_most_once_per_join_and_every_hot_warm_up_is_told(steps: list[tuple[str, float]]) -> None:
-    """Whatever the order: between two joins one question; a hot task is told by a join within the gathering time of calm."""
+def test_asked_at_most_once_per_join_and_every_hot_warm_up_is_told(
+    steps: list[tuple[str, float]],
+) -> None:
+    """Whatever the order: between two joins one question; a hot task is told by a join within the
+    gathering time of calm."""
     follow_ups, now, asked, hot = FollowUps(), 0.0, 0, False
     for what, wait in steps:
         now += wait

@@ -1,4 +1,5 @@
-"""One member over a channel that the test moves: what becomes an event, what is taken, what is asked for."""
+"""One member over a channel that the test moves: what becomes an event, what is taken, what is
+asked for."""
 
 from __future__ import annotations
 
@@ -74,7 +75,9 @@ class Channel:
         self.wanted = False
         self.identity = MemberMetadata(self.identity.generation + 1, "m-1", None)
         nonce = data.answers or self.said[-1].nonce
-        data = replace(data, active=frozenset(tasks), answers=nonce, topology=data.topology or digest(LINES))
+        data = replace(
+            data, active=frozenset(tasks), answers=nonce, topology=data.topology or digest(LINES)
+        )
         partitions = frozenset(TopicPartition("a", task.partition) for task in tasks)
         self.listener.on_assignment(partitions, encode_assignment(data), self.identity.generation)
 
@@ -118,11 +121,17 @@ class Driven:
         self.ports, self.clock = Ports(), ManualClock(1_000)
         three = (self.ports, self.ports, self.ports)
         me = Identity(process_id="p", topology=LINES)
-        assignor = MemberAssignor(me, {0: ["a"]}, {0: ["log"]}, *three, AssignmentRules(), first_nonce=9)
+        assignor = MemberAssignor(
+            me, {0: ["a"]}, {0: ["log"]}, *three, AssignmentRules(), first_nonce=9
+        )
         opened: list[Channel] = []
 
         def open_channel(
-            settings: GroupSettings, topics: Iterable[str], assignor: GroupAssignor, listener: GroupListener, timeout_s: float
+            settings: GroupSettings,
+            topics: Iterable[str],
+            assignor: GroupAssignor,
+            listener: GroupListener,
+            timeout_s: float,
         ) -> Channel:
             assert set(topics) == {"a"}
             opened.append(Channel(assignor, listener))
@@ -162,7 +171,10 @@ def at(*tasks: TaskId) -> frozenset[TopicPartition]:
 def test_every_completed_rebalance_ends_with_roles_changed_or_not(driven: Driven) -> None:
     hosts = {"h:1": HostTasks(frozenset({T0}))}
     told = driven.given(T0, standby=frozenset({T1}), warmup=frozenset({T2}), hosts=hosts)
-    assert told == [Assigned(frozenset({T0}), at(T0), 0), Roles(0, frozenset({T1}), frozenset({T2}), hosts, False)]
+    assert told == [
+        Assigned(frozenset({T0}), at(T0), 0),
+        Roles(0, frozenset({T1}), frozenset({T2}), hosts, False),
+    ]
     driven.member.request_rejoin()
     assert driven.given(T0) == [Roles(1, frozenset(), frozenset(), {}, False)]
     assert driven.member.snapshot().owned == {TopicPartition("a", 0): 1}, "owned without a break"
@@ -185,7 +197,9 @@ def test_nothing_is_joined_until_the_revoked_tasks_are_closed(driven: Driven) ->
     assert driven.member.stable
 
 
-def test_the_next_generation_waits_for_a_batch_that_the_last_one_refused_but_not_for_ever(driven: Driven) -> None:
+def test_the_next_generation_waits_for_a_batch_that_the_last_one_refused_but_not_for_ever(
+    driven: Driven,
+) -> None:
     driven.given(T0)
     driven.finishing, driven.channel.wanted = True, True
     assert driven.given(T0, warmup=frozenset({T1})) == []
@@ -213,7 +227,8 @@ def test_the_claims_are_as_of_the_last_completed_generation(driven: Driven) -> N
 
 
 def test_an_eviction_is_noticed_before_a_claim_goes_out(driven: Driven) -> None:
-    """Scenarios 7, 8: without a generation the tasks are lost, also when they come back with the next one."""
+    """Scenarios 7, 8: without a generation the tasks are lost, also when they come back with the
+    next one."""
     driven.given(T0, T1)
     driven.member.request_rejoin()
     driven.given(T0)
@@ -271,8 +286,11 @@ def test_a_drain_is_said_at_once_and_over_when_nothing_is_left(driven: Driven) -
 
 
 @pytest.mark.parametrize("leave_group", [None, True])
-def test_a_drained_member_leaves_instead_of_asking_for_one_more_rebalance(driven: Driven, leave_group: bool | None) -> None:
-    """Leaving starts the rebalance in which the others get what was released last: another before it would only cost time."""
+def test_a_drained_member_leaves_instead_of_asking_for_one_more_rebalance(
+    driven: Driven, leave_group: bool | None
+) -> None:
+    """Leaving starts the rebalance in which the others get what was released last: another before
+    it would only cost time."""
     driven.given(T0)
     driven.member.drain(leave_group)
     assert [type(event) for event in driven.given(followup_ms=0)] == [Revoked, Roles]
@@ -288,7 +306,9 @@ def test_a_drained_member_leaves_instead_of_asking_for_one_more_rebalance(driven
     assert len(driven.channel.said) == joins
 
 
-def test_a_member_whose_tasks_nobody_could_take_stays_until_it_is_told_to_leave(driven: Driven) -> None:
+def test_a_member_whose_tasks_nobody_could_take_stays_until_it_is_told_to_leave(
+    driven: Driven,
+) -> None:
     driven.given(T0)
     driven.member.drain()
     driven.given(T0, draining_done=True)
@@ -319,7 +339,7 @@ def test_a_drain_is_over_where_nobody_could_take_anything(driven: Driven) -> Non
     assert driven.member.await_drained(0)
 
 
-# --- a static member's old answer ---------------------------------------------------------------------------------
+# --- a static member's old answer -----------------------------------------------------------------
 
 
 def test_a_bounced_static_member_takes_its_old_answer_as_it_is(driven: Driven) -> None:
@@ -358,18 +378,23 @@ def test_a_refusal_of_a_former_life_does_not_count(driven: Driven) -> None:
 
 
 def test_a_refusal_because_of_unreadable_bytes_always_counts(driven: Driven) -> None:
-    """Such an answer repeats no nonce: taken for an old one, it would be asked for again and again."""
+    """Such an answer repeats no nonce: taken for an old one, it would be asked for again and
+    again."""
     (told,) = driven.given(error=AnswerError.ASSIGNMENT_FAILED, answers=UNREAD)
     assert isinstance(told, Failed)
 
 
-# --- answers that are errors ------------------------------------------------------------------------------------------
+# --- answers that are errors ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("error", "expected", "says"),
     [
-        (AnswerError.INCOMPATIBLE_TOPOLOGY, IncompatibleTopologyError, "+ sub-topology 0 reads topic a"),
+        (
+            AnswerError.INCOMPATIBLE_TOPOLOGY,
+            IncompatibleTopologyError,
+            "+ sub-topology 0 reads topic a",
+        ),
         (AnswerError.PROCESS_ID_CLASH, ProcessIdClashError, "state.dir"),
         (AnswerError.ASSIGNMENT_FAILED, AssignmentFailedError, "as told"),
         (AnswerError.SHUTDOWN_REQUESTED, ShutdownRequestedError, "as told"),
@@ -390,7 +415,9 @@ def test_a_refused_member_fails_with_what_to_do_and_leaves(
     assert driven.channel.closed == [True]
 
 
-def test_a_newcomer_that_meets_its_former_life_waits_for_the_end_of_that_session(driven: Driven) -> None:
+def test_a_newcomer_that_meets_its_former_life_waits_for_the_end_of_that_session(
+    driven: Driven,
+) -> None:
     """Killed while it joined, started again at once: the group still counts the dead one."""
     assert driven.given(error=AnswerError.PROCESS_ID_CLASH, message="taken") == []
     assert not driven.member.stable, "an instance without tasks that waits is not RUNNING"
@@ -404,7 +431,9 @@ def test_a_newcomer_that_meets_its_former_life_waits_for_the_end_of_that_session
 
 def test_a_clone_of_a_running_instance_gives_up_after_one_session(driven: Driven) -> None:
     assert driven.given(error=AnswerError.PROCESS_ID_CLASH, message="taken") == []
-    driven.clock.advance(GroupSettings(bootstrap_servers="b", group_id="g").session_timeout_ms + CLASH_MARGIN_MS)
+    driven.clock.advance(
+        GroupSettings(bootstrap_servers="b", group_id="g").session_timeout_ms + CLASH_MARGIN_MS
+    )
     (told,) = driven.step()
     assert isinstance(told, Failed)
     assert isinstance(told.error, ProcessIdClashError)
@@ -413,7 +442,9 @@ def test_a_clone_of_a_running_instance_gives_up_after_one_session(driven: Driven
 
 
 @pytest.mark.parametrize("leave_group", [None, False])
-def test_a_refused_static_member_that_is_closed_while_it_waits_leaves_the_group(driven: Driven, leave_group: bool | None) -> None:
+def test_a_refused_static_member_that_is_closed_while_it_waits_leaves_the_group(
+    driven: Driven, leave_group: bool | None
+) -> None:
     """It stayed, and the others' next rebalance waited for it until ``rebalance.timeout.ms``."""
     driven.given(error=AnswerError.PROCESS_ID_CLASH, message="taken")
     driven.member.leave(leave_group=leave_group)
@@ -421,7 +452,9 @@ def test_a_refused_static_member_that_is_closed_while_it_waits_leaves_the_group(
     assert driven.channel.closed == [True]
 
 
-def test_without_the_running_program_s_lines_the_refusal_still_says_what_to_do(driven: Driven) -> None:
+def test_without_the_running_program_s_lines_the_refusal_still_says_what_to_do(
+    driven: Driven,
+) -> None:
     (told,) = driven.given(error=AnswerError.INCOMPATIBLE_TOPOLOGY, topology="abc")
     assert isinstance(told, Failed)
     assert "fingerprint abc" in str(told.error)
@@ -438,7 +471,11 @@ def test_a_version_the_leader_cannot_read_costs_one_more_join_and_no_task(driven
 
 def test_a_missing_topic_is_waited_for_then_named(driven: Driven) -> None:
     driven.given(T0)
-    missing = {"error": AnswerError.INCOMPLETE_SOURCE_METADATA, "message": "topic a is gone", "followup_ms": 1_000}
+    missing = {
+        "error": AnswerError.INCOMPLETE_SOURCE_METADATA,
+        "message": "topic a is gone",
+        "followup_ms": 1_000,
+    }
     driven.member.request_rejoin()
     assert driven.given(**missing) == []
     assert driven.member.owned() == {T0}
@@ -459,7 +496,7 @@ def test_bytes_nobody_can_read_end_the_membership(driven: Driven) -> None:
     assert "not everflow's" in str(told.error)
 
 
-# --- leaving -----------------------------------------------------------------------------------------------------
+# --- leaving --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("leave_group", [None, True, False])

@@ -1,4 +1,5 @@
-"""The glue between the group protocol and the pure assignor: what members say, what the leader answers, who is refused."""
+"""The glue between the group protocol and the pure assignor: what members say, what the leader
+answers, who is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from everflow.assignment.cluster_state import RUNNING, Assignment, AssignmentRules, ClusterState, Member
+from everflow.assignment.cluster_state import (
+    RUNNING,
+    Assignment,
+    AssignmentRules,
+    ClusterState,
+    Member,
+)
 from everflow.assignment.user_data import (
     UNREAD,
     AnswerError,
@@ -32,7 +39,9 @@ TASK_0, TASK_1, TASK_2 = (TaskId(0, partition) for partition in range(3))
 class Ports:
     """Copies, ends and racks as the test says."""
 
-    def __init__(self, sums: Mapping[TaskId, int] | None = None, ends: Mapping[TaskId, int] | None = None) -> None:
+    def __init__(
+        self, sums: Mapping[TaskId, int] | None = None, ends: Mapping[TaskId, int] | None = None
+    ) -> None:
         self.sums, self.ends, self.refreshed = dict(sums or {}), ends, 0
 
     def offset_sums(self) -> Mapping[TaskId, int]:
@@ -75,7 +84,14 @@ def assignor(
 
 def member(process_id: str, *owned: TaskId, generation: int = -1, **more: object) -> UserData:
     nonce = sum(process_id.encode())
-    return UserData(process_id=process_id, owned=frozenset(owned), generation=generation, topology=PROGRAM, nonce=nonce, **more)  # type: ignore[arg-type]
+    return UserData(
+        process_id=process_id,
+        owned=frozenset(owned),
+        generation=generation,
+        topology=PROGRAM,
+        nonce=nonce,
+        **more,  # type: ignore[arg-type]
+    )
 
 
 def answers(given: Mapping[str, Given]) -> dict[str, AssignmentData]:
@@ -85,7 +101,13 @@ def answers(given: Mapping[str, Given]) -> dict[str, AssignmentData]:
 def test_each_join_sends_other_bytes_and_what_holds_now() -> None:
     ports = Ports({TASK_2: 77})
     me = Identity(
-        process_id="p-1", threads=2, rack="rack-1", tags={"zone": "z"}, endpoint="host:1", instance_id="node-1", topology=LINES
+        process_id="p-1",
+        threads=2,
+        rack="rack-1",
+        tags={"zone": "z"},
+        endpoint="host:1",
+        instance_id="node-1",
+        topology=LINES,
     )
     one = assignor(ports, identity=me)
     held = {TASK_1}
@@ -110,7 +132,11 @@ def test_each_join_sends_other_bytes_and_what_holds_now() -> None:
     held.clear()
     one.draining = one.shutting_down_all = True
     again = decode(one.user_data())
-    assert (again.owned, again.draining, again.error) == (frozenset(), True, AnswerError.SHUTDOWN_REQUESTED)
+    assert (again.owned, again.draining, again.error) == (
+        frozenset(),
+        True,
+        AnswerError.SHUTDOWN_REQUESTED,
+    )
     assert ports.refreshed == 3
 
 
@@ -119,15 +145,25 @@ def test_the_cluster_state_says_what_the_members_said() -> None:
 
     def decide(cluster: ClusterState) -> Assignment:
         seen.append(cluster)
-        return Assignment(active={"m1": frozenset({TASK_0}), "m2": frozenset({TASK_1})}, followup_ms=5)
+        return Assignment(
+            active={"m1": frozenset({TASK_0}), "m2": frozenset({TASK_1})}, followup_ms=5
+        )
 
     one = assignor(Ports(ends={TASK_0: 100}), decide, topics=("a", "b"))
-    facts: dict[str, Any] = {"rack": "r", "tags": {"k": "v"}, "endpoint": "h:1", "threads": 3, "instance_id": "i"}
+    facts: dict[str, Any] = {
+        "rack": "r",
+        "tags": {"k": "v"},
+        "endpoint": "h:1",
+        "threads": 3,
+        "instance_id": "i",
+    }
     said = {
         "m1": member("x", TASK_0, generation=3, **facts),
         "m2": member("w", offset_sums={TASK_0: 60}, draining=True),
     }
-    given = one.assign({member_id: encode(data) for member_id, data in said.items()}, {"a": 2, "b": 1})
+    given = one.assign(
+        {member_id: encode(data) for member_id, data in said.items()}, {"a": 2, "b": 1}
+    )
     (cluster,) = seen
     assert cluster.members == (
         Member(member_id="m1", process_id="x", owned=frozenset({TASK_0}), generation=3, **facts),
@@ -138,7 +174,8 @@ def test_the_cluster_state_says_what_the_members_said() -> None:
     assert cluster.tasks[TASK_0].inputs == (TopicPartition("a", 0), TopicPartition("b", 0))
     assert cluster.tasks[TASK_1].changelogs == (TopicPartition("log", 1),)
     assert cluster.tasks[TASK_1].stateful
-    # A task's partitions are those that exist; one member, which stays, is told of the follow-up; each gets its nonce back.
+    # A task's partitions are those that exist; one member, which stays, is told of the follow-up;
+    # each gets its nonce back.
     assert given["m1"].partitions == [TopicPartition("a", 0), TopicPartition("b", 0)]
     assert given["m2"].partitions == [TopicPartition("a", 1)]
     told = answers(given)
@@ -147,14 +184,17 @@ def test_the_cluster_state_says_what_the_members_said() -> None:
         "m2": (None, said["m2"].nonce),
     }
     assert told["m2"].hosts == told["m1"].hosts
-    assert {end: tasks.active for end, tasks in (told["m1"].hosts or {}).items()} == {"h:1": frozenset({TASK_0})}
+    assert {end: tasks.active for end, tasks in (told["m1"].hosts or {}).items()} == {
+        "h:1": frozenset({TASK_0})
+    }
 
 
 def test_with_the_real_assignor_a_newcomer_warms_up_and_the_owner_goes_on() -> None:
     ends = {TASK_0: 1000, TASK_1: 1000}
     told = answers(
         assignor(Ports(ends=ends)).assign(
-            {"m1": encode(member("x", TASK_0, TASK_1, generation=3)), "m2": encode(member("y"))}, {"a": 2}
+            {"m1": encode(member("x", TASK_0, TASK_1, generation=3)), "m2": encode(member("y"))},
+            {"a": 2},
         )
     )
     assert told["m1"].active == {TASK_0, TASK_1}
@@ -170,7 +210,11 @@ def test_a_decision_against_the_rules_or_an_exception_is_told_to_everyone() -> N
         raise KeyError("theirs")
 
     for decide, says in ((nobody, "0_0 is on nobody"), (broken, "KeyError('theirs')")):
-        told = answers(assignor(decide=decide).assign({"m1": encode(member("x")), "m2": encode(member("y"))}, {"a": 1}))
+        told = answers(
+            assignor(decide=decide).assign(
+                {"m1": encode(member("x")), "m2": encode(member("y"))}, {"a": 1}
+            )
+        )
         assert {data.error for data in told.values()} == {AnswerError.ASSIGNMENT_FAILED}
         assert all(says in data.message for data in told.values())
 
@@ -178,7 +222,11 @@ def test_a_decision_against_the_rules_or_an_exception_is_told_to_everyone() -> N
 def test_an_incompatible_program_is_refused_with_the_lines_and_the_others_go_on() -> None:
     told = answers(
         assignor().assign(
-            {"m1": encode(member("x", TASK_0, generation=4)), "m2": encode(replace(member("a"), topology="other"))}, {"a": 2}
+            {
+                "m1": encode(member("x", TASK_0, generation=4)),
+                "m2": encode(replace(member("a"), topology="other")),
+            },
+            {"a": 2},
         )
     )
     assert (told["m2"].error, told["m2"].reference, told["m2"].active) == (
@@ -204,14 +252,25 @@ def test_the_group_s_program_is_that_of_the_newest_owners_not_of_the_leader() ->
         "leader": "INCOMPATIBLE_TOPOLOGY",
     }
     assert told["leader"].reference == ()
-    assert answers(assignor().assign({"leader": others["leader"]}, {"a": 2}))["leader"].active == {TASK_0, TASK_1}
+    assert answers(assignor().assign({"leader": others["leader"]}, {"a": 2}))["leader"].active == {
+        TASK_0,
+        TASK_1,
+    }
 
 
 def test_a_cloned_process_id_is_named_and_the_newer_member_refused() -> None:
     """Scenario 31."""
-    said = {"a": encode(member("p")), "b": encode(member("p", TASK_0, generation=2)), "c": encode(member("q"))}
+    said = {
+        "a": encode(member("p")),
+        "b": encode(member("p", TASK_0, generation=2)),
+        "c": encode(member("q")),
+    }
     told = answers(assignor().assign(said, {"a": 2}))
-    assert {m: data.error.name for m, data in told.items()} == {"a": "PROCESS_ID_CLASH", "b": "NONE", "c": "NONE"}
+    assert {m: data.error.name for m, data in told.items()} == {
+        "a": "PROCESS_ID_CLASH",
+        "b": "NONE",
+        "c": "NONE",
+    }
     assert "process id p" in told["a"].message
     assert "b and a" in told["a"].message
 
@@ -235,7 +294,11 @@ def test_a_member_of_a_future_version_is_answered_and_keeps_what_it_may_run() ->
 
 
 def test_bytes_that_cannot_be_read_cost_only_their_member_its_tasks() -> None:
-    told = answers(assignor().assign({"m1": encode(member("x")), "m2": b"ef\x02\x00damaged", "m3": b""}, {"a": 2}))
+    told = answers(
+        assignor().assign(
+            {"m1": encode(member("x")), "m2": b"ef\x02\x00damaged", "m3": b""}, {"a": 2}
+        )
+    )
     assert {m: data.error.name for m, data in told.items()} == {
         "m1": "NONE",
         "m2": "ASSIGNMENT_FAILED",
@@ -248,15 +311,26 @@ def test_bytes_that_cannot_be_read_cost_only_their_member_its_tasks() -> None:
 
 
 def test_a_missing_topic_is_told_to_everyone_and_one_asks_again() -> None:
-    told = answers(assignor(topics=("a", "gone")).assign({"m1": encode(member("x")), "m2": encode(member("y"))}, {"a": 2}))
+    told = answers(
+        assignor(topics=("a", "gone")).assign(
+            {"m1": encode(member("x")), "m2": encode(member("y"))}, {"a": 2}
+        )
+    )
     assert {data.error for data in told.values()} == {AnswerError.INCOMPLETE_SOURCE_METADATA}
     assert all("topic gone" in data.message for data in told.values())
-    assert sorted(str(data.followup_ms) for data in told.values()) == [str(METADATA_RETRY_MS), "None"]
+    assert sorted(str(data.followup_ms) for data in told.values()) == [
+        str(METADATA_RETRY_MS),
+        "None",
+    ]
 
 
 def test_one_member_can_end_the_whole_application() -> None:
     asking = replace(member("y"), error=AnswerError.SHUTDOWN_REQUESTED)
-    told = answers(assignor().assign({"m1": encode(member("x", TASK_0, generation=1)), "m2": encode(asking)}, {"a": 2}))
+    told = answers(
+        assignor().assign(
+            {"m1": encode(member("x", TASK_0, generation=1)), "m2": encode(asking)}, {"a": 2}
+        )
+    )
     assert {data.error for data in told.values()} == {AnswerError.SHUTDOWN_REQUESTED}
     assert all("m2" in data.message for data in told.values())
 
@@ -272,10 +346,14 @@ def test_draining_is_done_only_where_nobody_else_could_take_anything(others: boo
 
 
 def test_a_lost_member_s_tasks_wait_for_it_as_long_as_the_same_leader_remembers() -> None:
-    """``scheduled.rebalance.max.delay.ms``; the decision itself is tested in tests/unit/assignment."""
+    """``scheduled.rebalance.max.delay.ms``; the decision itself is tested in
+    tests/unit/assignment."""
     clock = ManualClock(0)
     leader = assignor(Ports(ends={TASK_0: 1000, TASK_1: 1000}), max_delay_ms=5_000, clock=clock)
-    both = {"m1": encode(member("x", TASK_0, generation=3)), "m2": encode(member("y", TASK_1, generation=3))}
+    both = {
+        "m1": encode(member("x", TASK_0, generation=3)),
+        "m2": encode(member("y", TASK_1, generation=3)),
+    }
     leader.answer(leader.assign(both, {"a": 2})["m1"].user_data)
     told = answers(leader.assign({"m1": both["m1"]}, {"a": 2}))
     assert (told["m1"].active, told["m1"].followup_ms) == ({TASK_0}, 5_000)
@@ -297,6 +375,8 @@ def test_a_decision_that_ends_with_system_exit_is_told_to_the_group() -> None:
     def exits(cluster: ClusterState) -> Assignment:
         raise SystemExit(1)
 
-    (answer,) = answers(assignor(decide=exits).assign({"m": encode(member("p"))}, {"a": 1})).values()
+    (answer,) = answers(
+        assignor(decide=exits).assign({"m": encode(member("p"))}, {"a": 1})
+    ).values()
     assert answer.error is AnswerError.ASSIGNMENT_FAILED
     assert "SystemExit" in answer.message

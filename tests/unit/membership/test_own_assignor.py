@@ -1,4 +1,5 @@
-"""``task.assignor.class``: a user's assignor is loaded at start, or the start fails and says why."""
+"""``task.assignor.class``: a user's assignor is loaded at start, or the start fails and says
+why."""
 
 from __future__ import annotations
 
@@ -30,7 +31,10 @@ class NeedsMore:
 
 
 def test_without_one_everflow_decides() -> None:
-    assert decision(StreamsConfig(application_id="a", bootstrap_servers="b:1").task_assignor_class) is everflow_assignor.assign
+    assert (
+        decision(StreamsConfig(application_id="a", bootstrap_servers="b:1").task_assignor_class)
+        is everflow_assignor.assign
+    )
 
 
 @pytest.mark.parametrize("path", [f"{STICKY}:StickyTaskAssignor", f"{STICKY}.StickyTaskAssignor"])
@@ -47,7 +51,13 @@ def test_a_named_one_decides(path: str) -> None:
 
 
 def test_a_class_itself_is_taken() -> None:
-    config = StreamsConfig(**{"application.id": "a", "bootstrap.servers": "b:1", "task.assignor.class": StickyTaskAssignor})
+    config = StreamsConfig(
+        **{
+            "application.id": "a",
+            "bootstrap.servers": "b:1",
+            "task.assignor.class": StickyTaskAssignor,
+        }
+    )
     assert config.task_assignor_class == f"{STICKY}:StickyTaskAssignor"
 
 
@@ -68,7 +78,11 @@ def test_a_wrong_one_is_refused_with_the_reason(path: str, says: str) -> None:
 
 @pytest.mark.parametrize(
     ("path", "says"),
-    [("nowhere.at.all:Class", "No module named"), ("Class", "Write module:Class"), (f"{__name__}:NotAnAssignor", "has no assign")],
+    [
+        ("nowhere.at.all:Class", "No module named"),
+        ("Class", "Write module:Class"),
+        (f"{__name__}:NotAnAssignor", "has no assign"),
+    ],
 )
 def test_the_check_before_spark_s_start_refuses_it_too(path: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
@@ -94,8 +108,12 @@ class Hangs(Exits):
         raise AssertionError("it came back")
 
 
-@pytest.mark.parametrize(("name", "says"), [("Exits", "raised SystemExit"), ("Hangs", "has not answered within 0.05 s")])
-def test_one_that_exits_or_hangs_leaves_everyone_what_it_has(name: str, says: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("name", "says"), [("Exits", "raised SystemExit"), ("Hangs", "has not answered within 0.05 s")]
+)
+def test_one_that_exits_or_hangs_leaves_everyone_what_it_has(
+    name: str, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
     task = TaskId(0, 0)
     tasks = {task: TaskInfo(task, (TopicPartition("in", 0),))}
     cluster = ClusterState(

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from everflow.assignment.cluster_state import Assignment, AssignmentRules, ClusterState, Member, TaskInfo
+from everflow.assignment.cluster_state import (
+    Assignment,
+    AssignmentRules,
+    ClusterState,
+    Member,
+    TaskInfo,
+)
 from everflow.membership.own_assignor import decision
 from everflow.records import TaskId, TopicPartition
 
@@ -28,7 +34,9 @@ def decide(monkeypatch: pytest.MonkeyPatch) -> Decide:
 
 
 def cluster(*members: Member) -> ClusterState:
-    return ClusterState(members=members, tasks=INFOS, end_sums=ENDS, rules=AssignmentRules(num_standbys=1))
+    return ClusterState(
+        members=members, tasks=INFOS, end_sums=ENDS, rules=AssignmentRules(num_standbys=1)
+    )
 
 
 def test_tasks_of_nobody_are_dealt_evenly_by_threads(decide: Decide) -> None:
@@ -55,7 +63,11 @@ def test_a_draining_instance_gives_each_task_to_the_nearest_copy(decide: Decide)
     assert taken.withheld == frozenset(TASKS[:2]), "first the present owner lets go"
     assert not taken.active["m1"]
     given = decide(cluster(replace(leaving, owned=frozenset()), near, busy))
-    assert given.active == {"m1": frozenset(), "m2": frozenset(TASKS[:1]), "m3": frozenset(TASKS[1:])}
+    assert given.active == {
+        "m1": frozenset(),
+        "m2": frozenset(TASKS[:1]),
+        "m3": frozenset(TASKS[1:]),
+    }
 
 
 def test_where_everybody_drains_somebody_still_works(decide: Decide) -> None:

@@ -29,7 +29,9 @@ def test_what_would_end_its_thread_in_silence_is_an_error(failure: BaseException
         OwnCode(10.0).run("Plug", ends)
 
 
-def test_one_that_hangs_is_left_alone_and_not_entered_again_before_it_came_back(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_hangs_is_left_alone_and_not_entered_again_before_it_came_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     code, go_on, entered = OwnCode(0.05), threading.Event(), []
 
     def hangs() -> None:
@@ -51,7 +53,13 @@ def test_whoever_waits_is_told_so_after_a_second(caplog: pytest.LogCaptureFixtur
     go_on = threading.Event()
 
     def said() -> None:
-        wait_until(lambda: "Plug has not answered for 1 s, and the whole group waits for it" in caplog.text, 10, "it is said")
+        wait_until(
+            lambda: (
+                "Plug has not answered for 1 s, and the whole group waits for it" in caplog.text
+            ),
+            10,
+            "it is said",
+        )
         go_on.set()
 
     waiter = threading.Thread(target=said)

@@ -1,4 +1,5 @@
-"""Aggregates record by record: the vectors of the original's documentation and source, and every column type."""
+"""Aggregates record by record: the vectors of the original's documentation and source, and every
+column type."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ from everflow.windows import TimeWindows
 Spec = AggregateSpec | PythonAggregateSpec | TableSpec
 
 
-def records(*rows: tuple[Any, Any, int], key: pa.DataType | None = None, value: pa.DataType | None = None) -> EdgeBatch:
+def records(
+    *rows: tuple[Any, Any, int], key: pa.DataType | None = None, value: pa.DataType | None = None
+) -> EdgeBatch:
     """An EdgeBatch of (key, value, timestamp) rows; offsets start at 100."""
     seq = np.arange(len(rows), dtype=np.int64)
     zero = np.zeros(len(rows), np.int32)
@@ -51,7 +54,9 @@ def count(**options: Any) -> AggregateSpec:
     return AggregateSpec.of("s", serdes.string(), [agg.count()], None, pa.bool_(), **options)
 
 
-def run(spec: Spec, batch: EdgeBatch, store: InMemoryStore | None = None, stream_time: int = -1) -> OperatorResult:
+def run(
+    spec: Spec, batch: EdgeBatch, store: InMemoryStore | None = None, stream_time: int = -1
+) -> OperatorResult:
     store = InMemoryStore() if store is None else store
     result: OperatorResult = spec.process(batch, {"s": store}, stream_time)
     for changes in result.changes:
@@ -61,7 +66,11 @@ def run(spec: Spec, batch: EdgeBatch, store: InMemoryStore | None = None, stream
 
 def shown(result: OperatorResult) -> list[tuple[Any, Any, int]]:
     output = result.output
-    return list(zip(output.key.to_pylist(), output.value.to_pylist(), output.timestamp.tolist(), strict=True))
+    return list(
+        zip(
+            output.key.to_pylist(), output.value.to_pylist(), output.timestamp.tolist(), strict=True
+        )
+    )
 
 
 def test_count_skips_null_keys_and_null_values_and_stores_javas_long() -> None:
@@ -71,9 +80,15 @@ def test_count_skips_null_keys_and_null_values_and_stores_javas_long() -> None:
     assert shown(result) == [("a", 2, 5)]  # time = max(record, stored)
     assert result.dropped == {"null-key": 1, "null-value": 1}
     assert result.output.offset.tolist() == [103]
-    assert list(store.range(None, None)) == [(b"a", (5).to_bytes(8, "big") + (2).to_bytes(8, "big"))]
+    assert list(store.range(None, None)) == [
+        (b"a", (5).to_bytes(8, "big") + (2).to_bytes(8, "big"))
+    ]
     (changes,) = result.changes
-    assert (changes.keys, changes.values, changes.timestamps.tolist()) == ([b"a"], [(2).to_bytes(8, "big")], [5])
+    assert (changes.keys, changes.values, changes.timestamps.tolist()) == (
+        [b"a"],
+        [(2).to_bytes(8, "big")],
+        [5],
+    )
     assert shown(run(count(), records(("a", True, 1)), store)) == [("a", 3, 5)]
 
 
@@ -84,7 +99,9 @@ def test_results_come_in_the_order_of_their_last_record() -> None:
 
 
 def test_every_update_is_emitted_on_request() -> None:
-    result = run(count(emit_every_update=True), records(("a", True, 5), ("b", True, 1), ("a", True, 2)))
+    result = run(
+        count(emit_every_update=True), records(("a", True, 5), ("b", True, 1), ("a", True, 2))
+    )
     assert shown(result) == [("a", 1, 5), ("b", 1, 1), ("a", 2, 5)]
     assert result.changes[0].keys == [b"a", b"b"]
 
@@ -101,7 +118,11 @@ def test_lateness_is_judged_record_by_record_within_a_batch() -> None:
     spec = count(window=TimeWindows.of_size(10).grace(5))
     store = InMemoryStore()
     # 14: window [0, 10) still open; 15 closes it for the record after, in the same batch
-    result = run(spec, records(("a", True, 9), ("a", True, 14), ("a", True, 9), ("a", True, 15), ("a", True, 9)), store)
+    result = run(
+        spec,
+        records(("a", True, 9), ("a", True, 14), ("a", True, 9), ("a", True, 15), ("a", True, 9)),
+        store,
+    )
     assert shown(result) == [
         ({"key": "a", "start": 0, "end": 10}, 2, 9),
         ({"key": "a", "start": 10, "end": 20}, 2, 15),
@@ -109,7 +130,12 @@ def test_lateness_is_judged_record_by_record_within_a_batch() -> None:
     assert result.dropped == {"late": 1}
     assert result.stream_time == 15
     late = run(spec, records(("a", True, 9)), store, stream_time=15)
-    assert (len(late.output), late.changes, late.dropped, late.stream_time) == (0, [], {"late": 1}, 15)
+    assert (len(late.output), late.changes, late.dropped, late.stream_time) == (
+        0,
+        [],
+        {"late": 1},
+        15,
+    )
 
 
 def test_a_record_may_be_late_for_some_hopping_windows_only() -> None:
@@ -124,13 +150,20 @@ def test_stray_timestamps_of_many_keys_do_not_overflow_the_grouping() -> None:
     spec = count(window=TimeWindows.of_size(1).grace(2**62))
     rows = [(f"k{i}", True, 2**61 if i == 0 else i) for i in range(20)]
     result = run(spec, records(*rows))
-    assert [(r[0]["key"], r[0]["start"], r[1]) for r in shown(result)] == [(k, t, 1) for k, _, t in rows]
+    assert [(r[0]["key"], r[0]["start"], r[1]) for r in shown(result)] == [
+        (k, t, 1) for k, _, t in rows
+    ]
 
 
 def test_empty_batches_change_nothing() -> None:
     for spec in (count(), count(window=TimeWindows.of_size(10)), count(emit_every_update=True)):
         result = run(spec, records(), stream_time=4)
-        assert (len(result.output), result.changes, result.dropped, result.stream_time) == (0, [], {}, 4)
+        assert (len(result.output), result.changes, result.dropped, result.stream_time) == (
+            0,
+            [],
+            {},
+            4,
+        )
         assert result.output.key.type == spec.result_key
         result = run(spec, records((None, True, 9)), stream_time=4)
         assert (len(result.output), result.stream_time) == (0, 4)
@@ -151,12 +184,24 @@ MOMENT = dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc)
         (pa.binary(), b"", b"a", b"\xff"),
         (pa.bool_(), False, False, True),
         (pa.date32(), dt.date(1969, 1, 1), dt.date(2000, 1, 1), dt.date(2024, 1, 1)),
-        (pa.timestamp("us", "UTC"), MOMENT, MOMENT + dt.timedelta(microseconds=1), MOMENT + dt.timedelta(days=1)),
-        (pa.decimal128(38, 2), decimal.Decimal("-1.50"), decimal.Decimal("0.00"), decimal.Decimal("9" * 36 + ".99")),
+        (
+            pa.timestamp("us", "UTC"),
+            MOMENT,
+            MOMENT + dt.timedelta(microseconds=1),
+            MOMENT + dt.timedelta(days=1),
+        ),
+        (
+            pa.decimal128(38, 2),
+            decimal.Decimal("-1.50"),
+            decimal.Decimal("0.00"),
+            decimal.Decimal("9" * 36 + ".99"),
+        ),
     ],
 )
 @pytest.mark.parametrize("every", [False, True])
-def test_min_max_first_last_of_every_type(type_: pa.DataType, low: Any, middle: Any, high: Any, every: bool) -> None:
+def test_min_max_first_last_of_every_type(
+    type_: pa.DataType, low: Any, middle: Any, high: Any, every: bool
+) -> None:
     struct = pa.struct([("a0", type_)])
     names = ["low", "high", "first", "last"]
     kinds = [agg.min("a0"), agg.max("a0"), agg.first("a0"), agg.last("a0")]
@@ -165,7 +210,9 @@ def test_min_max_first_last_of_every_type(type_: pa.DataType, low: Any, middle: 
     none = dict.fromkeys(names)
     result = run(spec, records(("a", {"a0": None}, 0), value=struct), store)
     assert shown(result) == [("a", none, 0)]
-    result = run(spec, records(("a", {"a0": middle}, 0), ("a", {"a0": low}, 0), value=struct), store)
+    result = run(
+        spec, records(("a", {"a0": middle}, 0), ("a", {"a0": low}, 0), value=struct), store
+    )
     assert shown(result)[-1] == ("a", {"low": low, "high": middle, "first": None, "last": low}, 0)
     result = run(spec, records(("a", {"a0": high}, 1), ("a", {"a0": None}, 0), value=struct), store)
     assert shown(result)[-1] == ("a", {"low": low, "high": high, "first": None, "last": None}, 1)
@@ -179,14 +226,26 @@ def test_min_max_first_last_of_every_type(type_: pa.DataType, low: Any, middle: 
         (pa.int32(), [2**31 - 1, 1, None], 2**31, 2**30),
         (pa.int64(), [2**63 - 1, 1], -(2**63), 2.0**62),  # wraps as Java's long; the mean does not
         (pa.float32(), [0.5, 0.25], 0.75, 0.375),
-        (pa.decimal128(30, 2), [decimal.Decimal("9" * 28 + ".99"), decimal.Decimal("0.01")], decimal.Decimal("1e28"), 5e27),
+        (
+            pa.decimal128(30, 2),
+            [decimal.Decimal("9" * 28 + ".99"), decimal.Decimal("0.01")],
+            decimal.Decimal("1e28"),
+            5e27,
+        ),
         (pa.float64(), [None], None, None),
     ],
 )
-def test_sums_and_means(type_: pa.DataType, rows: list[Any], total: Any, mean: float | None, every: bool) -> None:
+def test_sums_and_means(
+    type_: pa.DataType, rows: list[Any], total: Any, mean: float | None, every: bool
+) -> None:
     struct = pa.struct([("a0", type_)])
     spec = AggregateSpec.of(
-        "s", serdes.string(), [agg.sum("a0"), agg.avg("a0")], ["sum", "avg"], struct, emit_every_update=every
+        "s",
+        serdes.string(),
+        [agg.sum("a0"), agg.avg("a0")],
+        ["sum", "avg"],
+        struct,
+        emit_every_update=every,
     )
     result = run(spec, records(*[("a", {"a0": row}, 0) for row in rows], value=struct))
     assert shown(result)[-1][1] == {"sum": total, "avg": mean}
@@ -212,8 +271,15 @@ def test_reduce_does_not_call_the_function_for_the_first_value() -> None:
         calls.append((total, value))
         return total + value
 
-    spec = PythonAggregateSpec(store="s", key_serde=serdes.string(), value_serde=serdes.long(), aggregator=PythonReducer(add))
-    result = run(spec, records(("a", 1, 0), ("b", 5, 0), ("a", 2, 0), ("a", None, 9), value=pa.int64()))
+    spec = PythonAggregateSpec(
+        store="s",
+        key_serde=serdes.string(),
+        value_serde=serdes.long(),
+        aggregator=PythonReducer(add),
+    )
+    result = run(
+        spec, records(("a", 1, 0), ("b", 5, 0), ("a", 2, 0), ("a", None, 9), value=pa.int64())
+    )
     assert calls == [(1, 2)]
     assert shown(result) == [("b", 5, 0), ("a", 3, 0)]
     assert result.dropped == {"null-value": 1}
@@ -232,7 +298,9 @@ def test_none_from_an_aggregator_is_a_tombstone() -> None:
     assert shown(result) == [("a", None, 50)]
     assert result.changes[0].values == [None]
     assert len(store) == 0
-    assert shown(run(spec, records(("a", 4, 6), value=pa.int64()), store)) == [("a", 4, 6)]  # begins anew
+    assert shown(run(spec, records(("a", 4, 6), value=pa.int64()), store)) == [
+        ("a", 4, 6)
+    ]  # begins anew
 
 
 @pytest.mark.parametrize(
@@ -245,7 +313,10 @@ def test_none_from_an_aggregator_is_a_tombstone() -> None:
 )
 def test_a_failing_function_names_its_record(aggregator: Callable[..., Any], message: str) -> None:
     spec = PythonAggregateSpec(
-        store="s", key_serde=serdes.string(), value_serde=serdes.long(), aggregator=PythonAggregator(lambda: 0, aggregator)
+        store="s",
+        key_serde=serdes.string(),
+        value_serde=serdes.long(),
+        aggregator=PythonAggregator(lambda: 0, aggregator),
     )
     with pytest.raises(UserFunctionError, match=message) as caught:
         run(spec, records(("a", None, 0), ("a", 1, 0), value=pa.int64()))
@@ -289,7 +360,10 @@ def test_tables_apply_old_updates_and_forward_deletes() -> None:
     result = run(spec, batch, store)
     assert shown(result) == [("a", 2, 3), ("gone", None, 4)]
     assert result.dropped == {"null-key": 1}
-    assert store.get_many([b"a", b"gone"]) == [(3).to_bytes(8, "big") + (2).to_bytes(8, "big"), None]
+    assert store.get_many([b"a", b"gone"]) == [
+        (3).to_bytes(8, "big") + (2).to_bytes(8, "big"),
+        None,
+    ]
     assert shown(run(spec, records(("a", None, 5), value=pa.int64()), store)) == [("a", None, 5)]
     assert len(store) == 0
 
@@ -352,6 +426,7 @@ def lines_to_count(n: int) -> int:
 
 
 def test_a_large_batch_is_counted_without_a_loop_over_records() -> None:
-    """Measured at 250,000 records of 50,000 keys: 35 ms of a laptop core; a loop over the records takes ten times that."""
+    """Measured at 250,000 records of 50,000 keys: 35 ms of a laptop core; a loop over the records
+    takes ten times that."""
     assert lines_to_count(20_000) == lines_to_count(2_000)
     assert lines_run(lambda: [0 for _ in range(2_000)]) > 2_000, "a loop would show"

@@ -15,4 +15,7 @@ def test_a_drain_ends_with_the_first_reason_that_applies_or_well() -> None:
     answers = iter([False, False, True])
     assert drained_or_ended(lambda _: next(answers), {"late": lambda: False}) is None
     looks = iter([False, True])
-    assert drained_or_ended(lambda _: False, {"late": lambda: False, "evicted": lambda: next(looks)}) == "evicted"
+    assert (
+        drained_or_ended(lambda _: False, {"late": lambda: False, "evicted": lambda: next(looks)})
+        == "evicted"
+    )

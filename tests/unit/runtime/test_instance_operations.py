@@ -1,4 +1,5 @@
-"""Pause, clean up and shut down the application: what an operator may ask of an instance, and when."""
+"""Pause, clean up and shut down the application: what an operator may ask of an instance, and
+when."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ TASK = TaskId(0, 1)
 def instance(folder: Path) -> KafkaStreams:
     builder = StreamsBuilder()
     builder.stream("in", key=serdes.string(), value=serdes.string()).to("out")
-    return KafkaStreams(builder.build(), application_id="app", bootstrap_servers="nowhere:1", state_dir=str(folder))
+    return KafkaStreams(
+        builder.build(), application_id="app", bootstrap_servers="nowhere:1", state_dir=str(folder)
+    )
 
 
 def filled(folder: Path) -> Path:
@@ -41,7 +44,9 @@ def filled(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_clean_up_deletes_the_stores_before_the_start_and_after_the_end(tmp_path: Path, ended: bool) -> None:
+def test_clean_up_deletes_the_stores_before_the_start_and_after_the_end(
+    tmp_path: Path, ended: bool
+) -> None:
     path, streams = filled(tmp_path), instance(tmp_path)
     before = StateDirectory.open(tmp_path, "app")
     before.close()
@@ -63,8 +68,12 @@ def test_clean_up_of_no_folder_makes_none(tmp_path: Path) -> None:
     assert not (tmp_path / "state").exists()
 
 
-@pytest.mark.parametrize("state", [ClientState.REBALANCING, ClientState.RUNNING, ClientState.PENDING_SHUTDOWN])
-def test_clean_up_while_it_runs_is_refused_and_deletes_nothing(tmp_path: Path, state: ClientState) -> None:
+@pytest.mark.parametrize(
+    "state", [ClientState.REBALANCING, ClientState.RUNNING, ClientState.PENDING_SHUTDOWN]
+)
+def test_clean_up_while_it_runs_is_refused_and_deletes_nothing(
+    tmp_path: Path, state: ClientState
+) -> None:
     path, streams = filled(tmp_path), instance(tmp_path)
     steps = [ClientState.REBALANCING, ClientState.RUNNING, ClientState.PENDING_SHUTDOWN]
     for step in steps[: steps.index(state) + 1]:
@@ -109,7 +118,7 @@ def test_a_restore_stands_still_while_paused_and_ends_when_it_is_stopped() -> No
         waiting.start()
         assert waiting.is_alive()
         end()
-        wait_until(lambda waiting=waiting: not waiting.is_alive(), 10, "the restore to go on")  # type: ignore[misc]
+        wait_until(lambda waiting=waiting: not waiting.is_alive(), 10, ("the restore to go on"))  # type: ignore[misc]
     assert answers == [False, True]
     assert wake.is_set()
 
@@ -132,7 +141,9 @@ def test_the_whole_application_is_shut_down_through_the_group(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("leave_group", [None, True, False])
-def test_a_signal_closes_it_as_run_was_told(tmp_path: Path, leave_group: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_closes_it_as_run_was_told(
+    tmp_path: Path, leave_group: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     streams, closed = instance(tmp_path), []
 
     def start() -> None:

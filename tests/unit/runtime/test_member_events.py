@@ -1,4 +1,5 @@
-"""What a rebalance brings is only marked and queued on the group client's thread: heart-beats go on (scenario 24)."""
+"""What a rebalance brings is only marked and queued on the group client's thread: heart-beats go on
+(scenario 24)."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ class Ports:
         return lambda *_, **__: Parts()
 
 
-def test_events_return_while_the_loop_is_blocked_and_listeners_run_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_return_while_the_loop_is_blocked_and_listeners_run_on_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     streams = KafkaStreams(Topology(()), application_id="a", bootstrap_servers="b:1")
     manager, unblocked, listened = Manager(), threading.Event(), []
 
@@ -77,12 +80,19 @@ def test_events_return_while_the_loop_is_blocked_and_listeners_run_on_the_loop(m
         kafka_streams,
         "instance_settings",
         lambda config: InstanceSettings(
-            threads=0, exactly_once=True, task_timeout_ms=1.0, max_poll_interval_ms=1.0, drain_timeout_ms=1.0, purge_interval_ms=1.0
+            threads=0,
+            exactly_once=True,
+            task_timeout_ms=1.0,
+            max_poll_interval_ms=1.0,
+            drain_timeout_ms=1.0,
+            purge_interval_ms=1.0,
         ),
     )
     instance = streams._wired(cast(Any, Ports()))
     instance.manager = cast(Any, manager)
-    monkeypatch.setattr(streams._life, "_begin_end", streams._life.states.to)  # nothing was started that would have to end
+    monkeypatch.setattr(
+        streams._life, "_begin_end", streams._life.states.to
+    )  # nothing was started that would have to end
     monkeypatch.setattr(instance, "_tick", lambda: None)
     instance.loop.post(lambda: cast(None, unblocked.wait(60)))
     instance.loop.start()
@@ -95,11 +105,15 @@ def test_events_return_while_the_loop_is_blocked_and_listeners_run_on_the_loop(m
     client.start()
     client.join(BOUND_S)
     try:
-        assert not client.is_alive(), "an event waits for the loop: no heart-beat would be sent meanwhile"
+        assert not client.is_alive(), (
+            "an event waits for the loop: no heart-beat would be sent meanwhile"
+        )
         assert (manager.told, listened) == ([], []), "the client's thread did the loop's work"
     finally:
         unblocked.set()
         instance.loop.end()
-    assert manager.told == [(name, "everflow-instance") for name in ("assigned", "roles", "revoked", "lost")]
+    assert manager.told == [
+        (name, "everflow-instance") for name in ("assigned", "roles", "revoked", "lost")
+    ]
     assert listened == [(ClientState.PENDING_ERROR, "everflow-instance")]
     assert isinstance(streams.error, FatalError)

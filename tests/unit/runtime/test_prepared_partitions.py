@@ -30,7 +30,12 @@ def partitions(count: int) -> frozenset[TopicPartition]:
 @pytest.mark.parametrize(
     ("with_column", "resident_records", "count", "all_of_them"),
     [
-        (False, 10_000_000, PREPARED_PARTITIONS + 1, True),  # a resident step is told batch by batch what to read
+        (
+            False,
+            10_000_000,
+            PREPARED_PARTITIONS + 1,
+            True,
+        ),  # a resident step is told batch by batch what to read
         (False, 0, PREPARED_PARTITIONS + 1, False),
         (True, 10_000_000, PREPARED_PARTITIONS + 1, False),
         (True, 10_000_000, PREPARED_PARTITIONS, True),
@@ -39,5 +44,7 @@ def partitions(count: int) -> frozenset[TopicPartition]:
 def test_all_partitions_unless_a_spark_job_would_have_to_be_prepared_for_too_many(
     with_column: bool, resident_records: int, count: int, all_of_them: bool
 ) -> None:
-    found = prepared_partitions(planned(with_column=with_column), partitions(count), resident_records)
+    found = prepared_partitions(
+        planned(with_column=with_column), partitions(count), resident_records
+    )
     assert found == (partitions(count) if all_of_them else frozenset())

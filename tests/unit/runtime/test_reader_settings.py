@@ -14,7 +14,14 @@ def ground(**settings: Any) -> Ground:
     """The readers' settings stand on the configuration only."""
     config = StreamsConfig(**{"application.id": "a", "bootstrap.servers": "b:9092", **settings})
     nothing = cast(Any, None)
-    return Ground(config=config, clock=nothing, admin=nothing, blueprint=nothing, directory=nothing, changelogs=nothing)
+    return Ground(
+        config=config,
+        clock=nothing,
+        admin=nothing,
+        blueprint=nothing,
+        directory=nothing,
+        changelogs=nothing,
+    )
 
 
 def test_the_rack_reaches_our_readers_and_spark_s() -> None:

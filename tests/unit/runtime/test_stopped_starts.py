@@ -1,4 +1,5 @@
-"""A start that is told to stop gives up what it waits for; a wish to end is never an error. No broker answers here."""
+"""A start that is told to stop gives up what it waits for; a wish to end is never an error. No
+broker answers here."""
 
 from __future__ import annotations
 
@@ -27,7 +28,12 @@ SOON_S = 10.0
 def streams(tmp_path: Path) -> Iterator[KafkaStreams]:
     builder = StreamsBuilder()
     builder.stream("a").to("b")
-    made = KafkaStreams(builder.build(), application_id="app", bootstrap_servers="localhost:1", state_dir=str(tmp_path))
+    made = KafkaStreams(
+        builder.build(),
+        application_id="app",
+        bootstrap_servers="localhost:1",
+        state_dir=str(tmp_path),
+    )
     yield made
     made.close(SOON_S)
     StateDirectory.open(tmp_path, "app").close()  # nobody holds it
@@ -39,7 +45,9 @@ def states_of(streams: KafkaStreams) -> list[str]:
     return told
 
 
-def test_close_from_another_thread_ends_a_start_that_waits_for_a_broker(streams: KafkaStreams) -> None:
+def test_close_from_another_thread_ends_a_start_that_waits_for_a_broker(
+    streams: KafkaStreams,
+) -> None:
     told = states_of(streams)
     failures: list[BaseException] = []
 
@@ -90,10 +98,14 @@ def test_run_returns_where_a_signal_comes_while_it_starts(
         streams.run()
     assert told == ["REBALANCING", "PENDING_SHUTDOWN", "NOT_RUNNING"]
     lines = [record.getMessage() for record in caplog.records if "stopping" in record.getMessage()]
-    assert set(lines) == {f"stopping: it had not joined its group yet ({number.name}; a second one does not wait)"}
+    assert set(lines) == {
+        f"stopping: it had not joined its group yet ({number.name}; a second one does not wait)"
+    }
 
 
-def test_an_instance_whose_variable_a_second_one_has_taken_is_found_and_closed(streams: KafkaStreams) -> None:
+def test_an_instance_whose_variable_a_second_one_has_taken_is_found_and_closed(
+    streams: KafkaStreams,
+) -> None:
     starting = threading.Thread(target=streams.start)
     starting.start()
     wait_until(lambda: streams._log_file is not None, SOON_S, "the state folder to be locked")
@@ -110,7 +122,11 @@ def test_an_instance_whose_variable_a_second_one_has_taken_is_found_and_closed(s
 def test_a_start_that_fails_by_itself_still_ends_in_error(tmp_path: Path) -> None:
     builder = StreamsBuilder()
     builder.stream("a").to("b")
-    settings: dict[str, Any] = {"application_id": "app", "bootstrap_servers": "localhost:1", "state_dir": str(tmp_path)}
+    settings: dict[str, Any] = {
+        "application_id": "app",
+        "bootstrap_servers": "localhost:1",
+        "state_dir": str(tmp_path),
+    }
     streams = KafkaStreams(builder.build(), **settings, task_timeout_ms=500)
     with pytest.raises(TaskTimeoutError, match="no Kafka broker answered"):
         streams.start()

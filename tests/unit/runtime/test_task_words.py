@@ -12,10 +12,28 @@ from everflow.runtime.task_words import duration, summary, task_lines
 from everflow.runtime.tasks.task import TaskRole, TaskState
 from everflow.runtime.thread.repeated_failures import Trouble
 
-RUNNING = TaskStatus(role=TaskRole.ACTIVE, state=TaskState.RUNNING, lag=1_200, rate=0.0, remaining_s=0.0)
-STANDBY = TaskStatus(role=TaskRole.STANDBY, state=TaskState.RUNNING, lag=0, rate=50.0, remaining_s=0.0, copied=900)
-WARM_UP = TaskStatus(role=TaskRole.WARMUP, state=TaskState.RUNNING, lag=6_000, rate=2_000.0, remaining_s=3.0, copied=2_000)
-RESTORING = TaskStatus(role=TaskRole.ACTIVE, state=TaskState.RESTORING, lag=570, rate=1_000.0, remaining_s=0.57, copied=430)
+RUNNING = TaskStatus(
+    role=TaskRole.ACTIVE, state=TaskState.RUNNING, lag=1_200, rate=0.0, remaining_s=0.0
+)
+STANDBY = TaskStatus(
+    role=TaskRole.STANDBY, state=TaskState.RUNNING, lag=0, rate=50.0, remaining_s=0.0, copied=900
+)
+WARM_UP = TaskStatus(
+    role=TaskRole.WARMUP,
+    state=TaskState.RUNNING,
+    lag=6_000,
+    rate=2_000.0,
+    remaining_s=3.0,
+    copied=2_000,
+)
+RESTORING = TaskStatus(
+    role=TaskRole.ACTIVE,
+    state=TaskState.RESTORING,
+    lag=570,
+    rate=1_000.0,
+    remaining_s=0.57,
+    copied=430,
+)
 BEGINNING = TaskStatus(role=TaskRole.ACTIVE, state=TaskState.RESTORING, lag=None)
 
 
@@ -25,7 +43,10 @@ def tasks(*found: TaskStatus) -> dict[TaskId, TaskStatus]:
 
 def test_roles_are_counted_and_what_somebody_waits_for_has_its_progress() -> None:
     assert summary(tasks(RUNNING, RUNNING, STANDBY)) == "2 active, 1 standby"
-    assert summary(tasks(RUNNING, WARM_UP, WARM_UP)) == "1 active, 2 warm-up · warm-up 25 %, 4,000 records/s, 3.0 s left"
+    assert (
+        summary(tasks(RUNNING, WARM_UP, WARM_UP))
+        == "1 active, 2 warm-up · warm-up 25 %, 4,000 records/s, 3.0 s left"
+    )
     assert summary(tasks(RESTORING)) == "1 restoring · restoring 43 %, 1,000 records/s, 0.6 s left"
     assert summary({}) == ""
 
@@ -45,18 +66,33 @@ def test_what_is_not_known_is_not_said() -> None:
 def test_tasks_whose_batches_fail_say_so_with_how_often_since_when_and_why() -> None:
     trouble = Trouble(1_000, 3, "no leader for out-0")
     failing = replace(RUNNING, trouble=trouble)
-    recovering = TaskStatus(role=TaskRole.ACTIVE, state=TaskState.RESTORING, lag=None, trouble=trouble)
+    recovering = TaskStatus(
+        role=TaskRole.ACTIVE, state=TaskState.RESTORING, lag=None, trouble=trouble
+    )
     found = tasks(RUNNING, failing, recovering)
     assert summary(found, 13_000) == "1 active, 2 failing · no leader for out-0 (3 times in 12 s)"
-    assert [line[:16] for line in task_lines(found)] == ["   0_1  failing ", "   0_2  failing ", "   0_0  active  "]
+    assert [line[:16] for line in task_lines(found)] == [
+        "   0_1  failing ",
+        "   0_2  failing ",
+        "   0_0  active  ",
+    ]
     assert "no leader for out-0 (3 times in" in task_lines(found)[0]
     long = tasks(replace(RUNNING, trouble=Trouble(1_000, 1, "x" * 500)))
     assert summary(long, 1_000) == f"1 failing · {'x' * 120}... (once in 0.0 s)"
 
 
 def test_a_hundred_percent_is_said_of_complete_copies_only() -> None:
-    nearly = TaskStatus(role=TaskRole.WARMUP, state=TaskState.RUNNING, lag=1, rate=0.0, remaining_s=None, copied=999_999)
-    done = TaskStatus(role=TaskRole.WARMUP, state=TaskState.RUNNING, lag=0, rate=0.0, remaining_s=0.0, copied=5)
+    nearly = TaskStatus(
+        role=TaskRole.WARMUP,
+        state=TaskState.RUNNING,
+        lag=1,
+        rate=0.0,
+        remaining_s=None,
+        copied=999_999,
+    )
+    done = TaskStatus(
+        role=TaskRole.WARMUP, state=TaskState.RUNNING, lag=0, rate=0.0, remaining_s=0.0, copied=5
+    )
     assert summary(tasks(nearly)) == "1 warm-up · warm-up 99 %"
     assert summary(tasks(done)) == "1 warm-up · warm-up 100 %"
 
@@ -73,7 +109,8 @@ def test_lines_begin_with_what_is_waited_for_and_end_after_a_dozen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.44, "0.4 s"), (9.96, "10 s"), (100, "2 min"), (7_800, "2 h 10 min"), (0.0, "0.0 s")]
+    ("seconds", "text"),
+    [(0.44, "0.4 s"), (9.96, "10 s"), (100, "2 min"), (7_800, "2 h 10 min"), (0.0, "0.0 s")],
 )
 def test_durations_are_as_exact_as_people_read_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -1,4 +1,5 @@
-"""Stream threads come and go: tasks only to threads that are warm, none left on one that ends, and the group knows the number."""
+"""Stream threads come and go: tasks only to threads that are warm, none left on one that ends, and
+the group knows the number."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ class World:
             open_thread=self.open,
             slots=lambda: self.slots,
             post=self.events.put,
-            deal=lambda without: self.done.append(f"deal to {sorted({t.number for t in self.threads} - without)}"),
+            deal=lambda without: self.done.append(
+                f"deal to {sorted({t.number for t in self.threads} - without)}"
+            ),
             tell=lambda count: self.done.append(f"tell {count}"),
             running=lambda: self.running,
         )
@@ -106,10 +109,14 @@ def in_background(work: Callable[[], object]) -> list[object]:
 def test_a_thread_gets_tasks_only_when_it_is_warm(world: World) -> None:
     world.warm_at_once = False
     result = in_background(world.count.add)
-    wait_until(lambda: world.done == ["start 2"], 10, "the thread to be started", lambda: world.done)
+    wait_until(
+        lambda: world.done == ["start 2"], 10, "the thread to be started", lambda: world.done
+    )
     assert (len(world.threads), result) == (2, [])
     world.opened[0].warm.set()
-    wait_until(lambda: result == ["t2"], 10, "the thread to be added", lambda: [*world.done, result])
+    wait_until(
+        lambda: result == ["t2"], 10, "the thread to be added", lambda: [*world.done, result]
+    )
     assert world.done == ["start 2", "tell 3", "deal to [0, 1, 2]"]
 
 
@@ -146,20 +153,26 @@ def test_the_last_thread_stays(world: World) -> None:
 def test_each_thread_needs_a_slot_and_one_is_left(world: World) -> None:
     world.slots = 4
     assert world.count.add() == "t2"
-    with pytest.raises(IllegalStateError, match="Spark has 4 task slots, 3 stream threads use one each"):
+    with pytest.raises(
+        IllegalStateError, match="Spark has 4 task slots, 3 stream threads use one each"
+    ):
         world.count.add()
 
 
 def test_an_instance_that_ends_meanwhile_keeps_its_threads(world: World) -> None:
     world.warm_at_once = False
     adding = in_background(world.count.add)
-    wait_until(lambda: world.done == ["start 2"], 10, "the thread to be started", lambda: world.done)
+    wait_until(
+        lambda: world.done == ["start 2"], 10, "the thread to be started", lambda: world.done
+    )
     world.running = False
     wait_until(lambda: adding == [None], 10, "the addition to return", lambda: adding)
     assert world.opened[0].ended
     world.running, world.threads[1].busy = True, True
     removing = in_background(lambda: world.count.remove(None))
-    wait_until(lambda: world.threads[1].waiting != [], 10, "the thread to be asked", lambda: world.done)
+    wait_until(
+        lambda: world.threads[1].waiting != [], 10, "the thread to be asked", lambda: world.done
+    )
     world.running = False
     wait_until(lambda: removing == [None], 10, "the removal to return", lambda: removing)
     assert [thread.number for thread in world.threads] == [0, 1]

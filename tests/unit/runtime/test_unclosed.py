@@ -1,4 +1,5 @@
-"""A program that ends without close(): its instance ends in order first, while all that it needs still works."""
+"""A program that ends without close(): its instance ends in order first, while all that it needs
+still works."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ install()
 instance = Instance()
 close_at_exit(instance)
 {then}
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,12 @@ close_at_exit(instance)
         ("", "", ["closed"], True),
         ("", "raise KeyboardInterrupt", ["closed", "hurried"], True),
         ("instance.state = ClientState.NOT_RUNNING", "", [], False),
-        ("pid = os.fork()\nif pid == 0: threading._shutdown(); os._exit(0)\nos.waitpid(pid, 0)", "", ["closed"], True),
+        (
+            "pid = os.fork()\nif pid == 0: threading._shutdown(); os._exit(0)\nos.waitpid(pid, 0)",
+            "",
+            ["closed"],
+            True,
+        ),
     ],
 )
 def test_what_runs_at_the_end_of_a_program_is_closed_while_executors_work(
@@ -57,8 +63,13 @@ def test_what_runs_at_the_end_of_a_program_is_closed_while_executors_work(
     lines = done.stderr.splitlines()
     told = [line for line in lines if line.endswith("write `with KafkaStreams(...) as streams:`)")]
     assert len(told) == warned
-    assert "The program ends and has not closed its instance: it is closed now" in "".join(told) or not warned
-    assert [line for line in lines if line not in told][-1:] == (["ValueError: of the program"] if "raise" in then else [])
+    assert (
+        "The program ends and has not closed its instance: it is closed now" in "".join(told)
+        or not warned
+    )
+    assert [line for line in lines if line not in told][-1:] == (
+        ["ValueError: of the program"] if "raise" in then else []
+    )
 
 
 CELL = """
@@ -77,10 +88,12 @@ class Instance:
 
 instance = Instance()
 close_at_exit(instance)
-"""
+"""  # noqa: E501
 
 
-def test_a_kernel_that_is_shut_down_closes_what_runs_before_it_ends_its_child_processes(tmp_path: Path) -> None:
+def test_a_kernel_that_is_shut_down_closes_what_runs_before_it_ends_its_child_processes(
+    tmp_path: Path,
+) -> None:
     manager = KernelManager(kernel_name="python3")
     manager.start_kernel(cwd=str(tmp_path))
     client = manager.client()

@@ -24,7 +24,14 @@ from everflow.topology.program import Topology
 from everflow.user_listener import ListenerGuard
 
 PROGRESS = RestoreProgress(
-    task=TaskId(0, 1), store="counts", changelog=TopicPartition("log", 1), start=0, end=10, position=5, records=5, elapsed_s=1.0
+    task=TaskId(0, 1),
+    store="counts",
+    changelog=TopicPartition("log", 1),
+    start=0,
+    end=10,
+    position=5,
+    records=5,
+    elapsed_s=1.0,
 )
 
 
@@ -44,7 +51,9 @@ class Listener:
         return note
 
 
-def test_what_a_listener_raises_is_logged_with_its_line_and_ever_more_seldom(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_listener_raises_is_logged_with_its_line_and_ever_more_seldom(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     guard, calls = ListenerGuard("restore listener"), 0
 
     def fails() -> None:
@@ -57,7 +66,9 @@ def test_what_a_listener_raises_is_logged_with_its_line_and_ever_more_seldom(cap
     guard.tell("restore_end", fails)
     messages = [record.getMessage() for record in caplog.records]
     assert calls == 101
-    assert [message.count("batch_restored") for message in messages] == [1] * 7 + [0], "1, 2, 4, ... 64, then another event"
+    assert [message.count("batch_restored") for message in messages] == [1] * 7 + [0], (
+        "1, 2, 4, ... 64, then another event"
+    )
     assert messages[0].startswith(f"The restore listener failed in batch_restored at {__file__}:")
     assert "ValueError: no such row" in messages[0]
     assert "for the 64th time" in messages[6]
@@ -74,10 +85,18 @@ def test_a_restore_listener_that_raises_ends_no_restore_and_the_figures_stay_rig
     tracker.restore_end(PROGRESS)
     assert tracker.fraction() is None
     told = [name for name, *_ in listener.told]
-    assert told == ["restore_start", "batch_restored", "restore_suspended", "restore_start", "restore_end"]
+    assert told == [
+        "restore_start",
+        "batch_restored",
+        "restore_suspended",
+        "restore_start",
+        "restore_end",
+    ]
 
 
-def test_a_state_listener_that_raises_does_not_stop_the_change(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_state_listener_that_raises_does_not_stop_the_change(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     machine = StateMachine()
     machine.listener = Listener(RuntimeError("the user's own fault")).state
     assert machine.to(ClientState.REBALANCING)
@@ -89,10 +108,14 @@ class EnoughError(Exception):
     """Ends the start behind the state updater."""
 
 
-def test_the_standby_update_listener_reaches_the_state_updater(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_standby_update_listener_reaches_the_state_updater(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     updaters: list[StateUpdater] = []
 
-    def ports_with_an_updater(ground: Ground, context: object, standbys: object, held: object) -> None:
+    def ports_with_an_updater(
+        ground: Ground, context: object, standbys: object, held: object
+    ) -> None:
         ports: Any = SimpleNamespace(_ground=ground, _standbys=standbys)
         instance: Any = SimpleNamespace(tracker=RestoreTracker(Metrics()), pause=Pause())
         updaters.append(ClusterPorts.updater(ports, instance))
@@ -105,7 +128,9 @@ def test_the_standby_update_listener_reaches_the_state_updater(tmp_path: Path, m
     monkeypatch.setattr("everflow.spark.session.get_context", lambda *_: None)
     monkeypatch.setattr(kafka_streams, "ClusterPorts", ports_with_an_updater)
     topology = Topology(())  # the Spark that a real one needs takes seconds to start
-    streams = KafkaStreams(topology, application_id="app", bootstrap_servers="localhost:1", state_dir=str(tmp_path))
+    streams = KafkaStreams(
+        topology, application_id="app", bootstrap_servers="localhost:1", state_dir=str(tmp_path)
+    )
     listener = Listener()
     streams.set_standby_update_listener(listener)
     with pytest.raises(EnoughError):

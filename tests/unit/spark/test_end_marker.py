@@ -1,5 +1,6 @@
-"""Scenario 33 with real Spark: when a Column or an earlier step fails late, the next worker only sees its input end, so without the
-end marker a sink would commit what it got. The sink here writes down that it was called."""
+"""Scenario 33 with real Spark: when a Column or an earlier step fails late, the next worker only
+sees its input end, so without the end marker a sink would commit what it got. The sink here writes
+down that it was called."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ ROWS = 5_000  # more than one Arrow batch: the first 4,000 are through when the 
 class NotedSink:
     path: str
 
-    def __call__(self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]) -> BatchResult:
+    def __call__(
+        self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
+    ) -> BatchResult:
         Path(self.path).write_text(str(sum(len(output.keys) for output in result.outputs)))
         return BatchResult(outcome=COMMITTED, consumed=result.consumed)
 
@@ -65,7 +68,8 @@ def announce(request: BatchRequest, level: int) -> None:
 
 
 class LocalSource:
-    """The rows of one partition; the value is the offset as text, and of the last row what the test wants."""
+    """The rows of one partition; the value is the offset as text, and of the last row what the test
+    wants."""
 
     rebuilds = False
 
@@ -73,7 +77,9 @@ class LocalSource:
         self._spark, self._last = spark, last
 
     def frame(self) -> DataFrame:
-        value = F.when(F.col("id") == ROWS - 1, F.lit(self._last)).otherwise(F.col("id").cast("string"))
+        value = F.when(F.col("id") == ROWS - 1, F.lit(self._last)).otherwise(
+            F.col("id").cast("string")
+        )
         return self._spark.range(0, ROWS, 1, 1).select(
             F.lit(b"k").alias("key"),
             value.cast("binary").alias("value"),
@@ -90,7 +96,9 @@ class LocalSource:
 
 def planned(build: Callable[[KStream], KStream]) -> PhysicalPlan:
     builder = StreamsBuilder()
-    build(builder.stream("in", key=serdes.string(), value=serdes.string())).to("out", value=serdes.json("n int"))
+    build(builder.stream("in", key=serdes.string(), value=serdes.string())).to(
+        "out", value=serdes.json("n int")
+    )
     topology = builder.build()
     return plan(topology, cut(topology).index_of, "app")
 
@@ -102,11 +110,17 @@ def number() -> Column:
 BUILDS: dict[str, tuple[int, Callable[[KStream], KStream]]] = {
     "a Column before the only step": (1, lambda s: s.map_values(number())),
     "a Column between two steps": (2, lambda s: s.peek(lambda v: None).map_values(number())),
-    "the step before": (2, lambda s: s.map_values(lambda v: str(int(v)), returns="string").map_values(number())),
+    "the step before": (
+        2,
+        lambda s: s.map_values(lambda v: str(int(v)), returns="string").map_values(number()),
+    ),
 }
 
 
-@pytest.mark.parametrize(("name", "last"), [("a Column between two steps", str(ROWS - 1)), *((name, "none") for name in BUILDS)])
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [("a Column between two steps", str(ROWS - 1)), *((name, "none") for name in BUILDS)],
+)
 def test_no_marker_no_commit(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, last: str
 ) -> None:
@@ -114,14 +128,21 @@ def test_no_marker_no_commit(
     found, noted = planned(build), tmp_path / "called"
     assert found.levels == levels
     monkeypatch.setattr(spark_job, "open_source", lambda *_: LocalSource(spark, last))
-    steps = [TaskStep.of(found, level, NoStores(), NotedSink(str(noted)), request, announce) for level in range(levels)]
-    settings = SourceSettings(bootstrap_servers="unused", group="app", read_committed=True, headers=False)
+    steps = [
+        TaskStep.of(found, level, NoStores(), NotedSink(str(noted)), request, announce)
+        for level in range(levels)
+    ]
+    settings = SourceSettings(
+        bootstrap_servers="unused", group="app", read_committed=True, headers=False
+    )
     job = PreparedJob(spark, found, "marker", [IN], settings, steps)
     if last != "none":
         result = BatchResult.from_json(job.run({}, {}))
         assert (noted.read_text(), result.consumed) == (str(ROWS), {IN: ROWS})
         return
-    if name == "the step before":  # it can still speak, and the steps behind it pass on what it says
+    if (
+        name == "the step before"
+    ):  # it can still speak, and the steps behind it pass on what it says
         failure = BatchResult.from_json(job.run({}, {})).failure
         assert failure is not None
         assert failure["record"]["offset"] == ROWS - 1

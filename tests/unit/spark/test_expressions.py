@@ -1,4 +1,5 @@
-"""Which Columns are accepted (scenarios 36, 37, 38 of the failure list), with which type, and what the refusals say."""
+"""Which Columns are accepted (scenarios 36, 37, 38 of the failure list), with which type, and what
+the refusals say."""
 
 from __future__ import annotations
 
@@ -41,10 +42,18 @@ ACCEPTED: dict[str, tuple[Callable[[], Column], pa.DataType, set[str]]] = {
     "struct": (lambda: F.col("value"), EDGE.value, {"value"}),
     "instant": (lambda: F.col("value.at"), pa.timestamp("us", "UTC"), {"value"}),
     "decimal": (lambda: F.col("value.d"), pa.decimal128(9, 2), {"value"}),
-    "metadata": (lambda: F.concat_ws("-", "topic", "partition", "offset"), pa.string(), {"topic", "partition", "offset"}),
+    "metadata": (
+        lambda: F.concat_ws("-", "topic", "partition", "offset"),
+        pa.string(),
+        {"topic", "partition", "offset"},
+    ),
     "time": (lambda: F.timestamp_millis("timestamp"), pa.timestamp("us", "UTC"), {"timestamp"}),
     "headers": (lambda: F.size("headers"), pa.int32(), {"headers"}),
-    "higher-order": (lambda: F.transform("value.b", lambda x: x + 1), pa.list_(pa.int32()), {"value"}),
+    "higher-order": (
+        lambda: F.transform("value.b", lambda x: x + 1),
+        pa.list_(pa.int32()),
+        {"value"},
+    ),
     "constant": (lambda: F.lit(True), pa.bool_(), set()),
     "hash": (lambda: F.sha2(F.col("key"), 256), pa.string(), {"key"}),
 }
@@ -77,25 +86,49 @@ REFUSED: dict[str, tuple[Callable[[], Column], str]] = {
     "rand inside": (lambda: F.transform("value.b", lambda x: x + F.rand()), "non-deterministic"),
     "uuid": (lambda: F.uuid(), r"uuid\(\).*topic, partition and offset"),
     "shuffle": (lambda: F.shuffle("value.b"), "shuffle"),
-    "java_method": (lambda: F.java_method(F.lit("java.util.UUID"), F.lit("randomUUID")), "non-deterministic"),
+    "java_method": (
+        lambda: F.java_method(F.lit("java.util.UUID"), F.lit("randomUUID")),
+        "non-deterministic",
+    ),
     "current_timestamp": (lambda: F.current_timestamp(), r"current time.*F\.col\('timestamp'\)"),
     "now": (lambda: F.now(), "current time"),
     "localtimestamp": (lambda: F.localtimestamp(), "current time"),
     "unix_timestamp": (lambda: F.unix_timestamp(), "current time"),
-    "current_date inside": (lambda: F.datediff(F.current_date(), F.col("value.at")), "current date"),
+    "current_date inside": (
+        lambda: F.datediff(F.current_date(), F.col("value.at")),
+        "current date",
+    ),
     "current_time": (lambda: F.current_time(), "current time"),
     # scenario 37: a Python UDF runs on rows that its guard excludes
-    "guarded udf": (lambda: F.when(F.col("value.a") > 0, plain_udf()), "Python UDF.*pass the Python function itself"),
+    "guarded udf": (
+        lambda: F.when(F.col("value.a") > 0, plain_udf()),
+        "Python UDF.*pass the Python function itself",
+    ),
     "pandas udf": (pandas_udf, "Python UDF"),
     # scenario 38: silently sorts, multiplies rows, restarts per batch
-    "row_number": (lambda: F.row_number().over(by_key()), r"window function such as row_number\(\)"),  # type: ignore[arg-type]
+    "row_number": (
+        lambda: F.row_number().over(by_key()),  # type: ignore[arg-type]
+        r"window function such as row_number\(\)",
+    ),
     "row_number without over": (lambda: F.row_number(), "window function"),
     "lag": (lambda: F.lag("timestamp").over(by_key()), "window function"),  # type: ignore[arg-type]
     "sum over": (lambda: F.sum("offset").over(by_key()), "aggregate"),  # type: ignore[arg-type]
-    "window": (lambda: F.window(F.timestamp_millis("timestamp"), "1 hour"), r"F\.window\(\).*windowed_by"),
-    "sliding window": (lambda: F.window(F.timestamp_millis("timestamp"), "1 hour", "10 minutes"), "windowed_by"),
-    "session_window": (lambda: F.session_window(F.timestamp_millis("timestamp"), "1 hour"), "windowed_by"),
-    "monotonically_increasing_id": (lambda: F.monotonically_increasing_id(), "restarts in every batch"),
+    "window": (
+        lambda: F.window(F.timestamp_millis("timestamp"), "1 hour"),
+        r"F\.window\(\).*windowed_by",
+    ),
+    "sliding window": (
+        lambda: F.window(F.timestamp_millis("timestamp"), "1 hour", "10 minutes"),
+        "windowed_by",
+    ),
+    "session_window": (
+        lambda: F.session_window(F.timestamp_millis("timestamp"), "1 hour"),
+        "windowed_by",
+    ),
+    "monotonically_increasing_id": (
+        lambda: F.monotonically_increasing_id(),
+        "restarts in every batch",
+    ),
     "spark_partition_id": (lambda: F.spark_partition_id(), "non-deterministic"),
     # more than one row in, or another number of rows out
     "sum": (lambda: F.sum("value.a"), r"an aggregate.*group_by\(\.\.\.\)\.aggregate"),
@@ -119,7 +152,9 @@ def test_refused(name: str, capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_expected_type() -> None:
-    with pytest.raises(TopologyError, match=r"double, but boolean is needed here; cast it: \.cast\('boolean'\)"):
+    with pytest.raises(
+        TopologyError, match=r"double, but boolean is needed here; cast it: \.cast\('boolean'\)"
+    ):
         analyse(F.col("value.a"), EDGE, None, expected=pa.bool_())
 
 

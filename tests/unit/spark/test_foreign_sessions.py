@@ -1,4 +1,5 @@
-"""What a Spark that everflow did not start must be, and what `everflow.session` refuses: read as the user reads it."""
+"""What a Spark that everflow did not start must be, and what `everflow.session` refuses: read as
+the user reads it."""
 
 from __future__ import annotations
 
@@ -20,21 +21,29 @@ def test_every_local_master_serves(master: str) -> None:
     require_local(master)
 
 
-@pytest.mark.parametrize("master", ["yarn", "spark://host:7077", "local-cluster[2,1,1024]", "k8s://https://host"])
+@pytest.mark.parametrize(
+    "master", ["yarn", "spark://host:7077", "local-cluster[2,1,1024]", "k8s://https://host"]
+)
 def test_a_cluster_is_refused_with_what_to_start_instead(master: str) -> None:
     with pytest.raises(SetupError) as told:
         require_local(master)
-    assert str(told.value).startswith(f"spark.master is {master!r}, but everflow runs its tasks on the driver's host")
+    assert str(told.value).startswith(
+        f"spark.master is {master!r}, but everflow runs its tasks on the driver's host"
+    )
     assert "everflow.session(slots=8)" in str(told.value)
 
 
 def test_spark_connect_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
-    with pytest.raises(SetupError, match="This is a Spark Connect session: it has no Spark in this process"):
+    with pytest.raises(
+        SetupError, match="This is a Spark Connect session: it has no Spark in this process"
+    ):
         refuse_connect()
 
 
-def test_an_address_of_spark_connect_is_refused_before_a_session_is_made_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_of_spark_connect_is_refused_before_a_session_is_made_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(SparkContext, "_active_spark_context", None)
     monkeypatch.setenv("SPARK_REMOTE", "sc://host:15002")
     with pytest.raises(SetupError, match="without SPARK_REMOTE"):
@@ -43,13 +52,22 @@ def test_an_address_of_spark_connect_is_refused_before_a_session_is_made_of_it(m
 
 def test_settings_are_texts_as_spark_writes_them() -> None:
     found = wanted_settings("shop", 4, {"spark.ui.enabled": True, "spark.ui.port": 4050})
-    assert found == {"spark.ui.enabled": "true", "spark.ui.port": "4050", "spark.app.name": "shop", "spark.master": "local[4,1]"}
+    assert found == {
+        "spark.ui.enabled": "true",
+        "spark.ui.port": "4050",
+        "spark.app.name": "shop",
+        "spark.master": "local[4,1]",
+    }
 
 
 @pytest.mark.parametrize(
     ("slots", "conf", "said"),
     [
-        (4, {"spark.master": "local[2]"}, r"conf has spark.master=local\[2\], the arguments of session\(\) say local\[4,1\]"),
+        (
+            4,
+            {"spark.master": "local[2]"},
+            r"conf has spark.master=local\[2\], the arguments of session\(\) say local\[4,1\]",
+        ),
         (None, {"spark.master": "yarn"}, "spark.master is 'yarn'"),
         (0, {}, "slots is 0: at least one task has to run"),
         (None, {"spark.remote": "sc://host"}, "needs a classic session"),
@@ -61,10 +79,15 @@ def test_contradictions_are_refused(slots: int | None, conf: dict[str, str], sai
         wanted_settings(None, slots, conf)
 
 
-def test_what_the_jvm_reads_at_its_start_is_refused_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_jvm_reads_at_its_start_is_refused_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(SparkContext, "_active_spark_context", None)
     monkeypatch.setattr(SparkContext, "_gateway", object())
-    with pytest.raises(SetupError, match=r"spark.driver.memory: read when Spark's JVM starts.*also after spark.stop\(\)"):
+    with pytest.raises(
+        SetupError,
+        match=r"spark.driver.memory: read when Spark's JVM starts.*also after spark.stop\(\)",
+    ):
         wanted_settings(None, None, {"spark.driver.memory": "4g", "spark.ui.port": 1})
 
 

@@ -34,12 +34,18 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
 
 def launch() -> subprocess.Popen[bytes]:
     """As `launch_gateway` does, by the name it uses."""
-    started: subprocess.Popen[bytes] = vars(java_gateway)["Popen"](["sleep", "60"], stdin=subprocess.PIPE)
+    started: subprocess.Popen[bytes] = vars(java_gateway)["Popen"](
+        ["sleep", "60"], stdin=subprocess.PIPE
+    )
     return started
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1), RuntimeError("JAVA_GATEWAY_EXITED")])
-def test_a_failed_start_ends_what_it_launched_and_forgets_it(error: BaseException, gateway: Gateway) -> None:
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), SystemExit(1), RuntimeError("JAVA_GATEWAY_EXITED")]
+)
+def test_a_failed_start_ends_what_it_launched_and_forgets_it(
+    error: BaseException, gateway: Gateway
+) -> None:
     launched = []
 
     def start() -> None:
@@ -51,7 +57,11 @@ def test_a_failed_start_ends_what_it_launched_and_forgets_it(error: BaseExceptio
         start()
     assert not alive(launched[0].pid)
     assert launched[0].returncode == -9
-    assert (SparkContext._gateway, SparkContext._active_spark_context, gateway.shutdowns) == (None, None, 1)
+    assert (SparkContext._gateway, SparkContext._active_spark_context, gateway.shutdowns) == (
+        None,
+        None,
+        1,
+    )
 
 
 def test_a_jvm_of_an_earlier_start_is_left_alone(gateway: Gateway) -> None:

@@ -1,4 +1,5 @@
-"""Settings of the Kafka readers that each cost data or time when they were others (scenarios 29, 40 and 41)."""
+"""Settings of the Kafka readers that each cost data or time when they were others (scenarios 29, 40
+and 41)."""
 
 from __future__ import annotations
 
@@ -6,7 +7,9 @@ from everflow.spark.source import FETCH, POLL_TIMEOUT_MS, SourceSettings
 
 
 def settings(read_committed: bool) -> SourceSettings:
-    return SourceSettings(bootstrap_servers="broker:9092", group="app", read_committed=read_committed, headers=False)
+    return SourceSettings(
+        bootstrap_servers="broker:9092", group="app", read_committed=read_committed, headers=False
+    )
 
 
 def test_each_isolation_level_has_a_reader_group_of_its_own() -> None:
@@ -14,7 +17,10 @@ def test_each_isolation_level_has_a_reader_group_of_its_own() -> None:
     committed, uncommitted = settings(True), settings(False)
     assert (committed.isolation, uncommitted.isolation) == ("read_committed", "read_uncommitted")
     assert committed.reader_group != uncommitted.reader_group
-    assert "app" not in {committed.reader_group, uncommitted.reader_group}  # the application's own group has the offsets
+    assert "app" not in {
+        committed.reader_group,
+        uncommitted.reader_group,
+    }  # the application's own group has the offsets
 
 
 def test_a_fetch_at_the_tail_of_a_topic_does_not_wait() -> None:

@@ -9,11 +9,18 @@ from everflow.records import StoreChanges
 from everflow.serdes.windowed import session_key
 from everflow.state import changelog
 
-CHANGES = StoreChanges("counts", [b"a", b"b", b"a", b"b"], [b"1", b"2", b"3", None], np.array([5, 6, 7, 8]))
+CHANGES = StoreChanges(
+    "counts", [b"a", b"b", b"a", b"b"], [b"1", b"2", b"3", None], np.array([5, 6, 7, 8])
+)
 
 
 def test_records_keep_every_change_in_order() -> None:
-    assert list(changelog.records(CHANGES)) == [(b"a", b"1", 5), (b"b", b"2", 6), (b"a", b"3", 7), (b"b", None, 8)]
+    assert list(changelog.records(CHANGES)) == [
+        (b"a", b"1", 5),
+        (b"b", b"2", 6),
+        (b"a", b"3", 7),
+        (b"b", None, 8),
+    ]
 
 
 def test_the_fold_keeps_the_last_value_with_its_time_in_front() -> None:
@@ -21,7 +28,9 @@ def test_the_fold_keeps_the_last_value_with_its_time_in_front() -> None:
 
 
 def test_a_null_key_is_skipped() -> None:
-    assert changelog.last_values([None, b"a"], [b"1", b"2"], np.array([1, 2])) == {b"a": changelog.pack_value(2, b"2")}
+    assert changelog.last_values([None, b"a"], [b"1", b"2"], np.array([1, 2])) == {
+        b"a": changelog.pack_value(2, b"2")
+    }
 
 
 @pytest.mark.parametrize("timestamp", [-1, 0, 1_700_000_000_000])
@@ -47,5 +56,7 @@ def test_expiry_times_are_read_from_the_key_s_end() -> None:
 def test_sessions_expire_by_their_end_which_stands_before_their_start() -> None:
     keys = [session_key(b"a", 3, 5), session_key(b"", 0, 86_400_000)]
     assert changelog.expiry_times(keys, "session").tolist() == [5, 86_400_000]
-    with pytest.raises(ValueError, match="no session store key: it has 15 bytes, a key ends with 16"):
+    with pytest.raises(
+        ValueError, match="no session store key: it has 15 bytes, a key ends with 16"
+    ):
         changelog.expiry_times([bytes(15)], "session")

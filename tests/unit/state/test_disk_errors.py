@@ -42,12 +42,14 @@ assert store.position == done * batch, (store.position, done)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 load(done)
 print("went on at", store.position, "of", (done + 1) * batch)
-"""
+"""  # noqa: E501
 
 
 def test_a_store_whose_disk_refuses_stays_as_it_was_and_goes_on_with_room(tmp_path: Path) -> None:
     path = tmp_path / "0_3" / "counts-0"
-    done = subprocess.run([sys.executable, "-c", _FILLS, str(path)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", _FILLS, str(path)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     refused, went_on = done.stdout.splitlines()
     assert refused.startswith(f"The state in {path} could not be written: "), done.stdout
@@ -72,10 +74,18 @@ def test_the_likely_cause_is_told_by_the_free_space(reason: str, free: int, caus
 
 
 def test_what_is_no_fault_of_the_disk_passes(tmp_path: Path) -> None:
-    for error in (lmdb.MapFullError("full"), lmdb.CorruptedError("torn"), FileNotFoundError(2, "gone"), ValueError("x")):
+    for error in (
+        lmdb.MapFullError("full"),
+        lmdb.CorruptedError("torn"),
+        FileNotFoundError(2, "gone"),
+        ValueError("x"),
+    ):
         with pytest.raises(type(error)), disk_errors(tmp_path, "written"):
             raise error
-    with pytest.raises(StateDiskError, match="could not be flushed"), disk_errors(tmp_path / "gone" / "s-0", "flushed"):
+    with (
+        pytest.raises(StateDiskError, match="could not be flushed"),
+        disk_errors(tmp_path / "gone" / "s-0", "flushed"),
+    ):
         raise lmdb.DiskError("mdb_env_sync: No space left on device")
 
 
@@ -85,7 +95,9 @@ def test_the_lock_files_room_is_taken_at_creation(tmp_path: Path) -> None:
     assert (tmp_path / "s-0" / "lock.mdb").stat().st_blocks * 512 >= LOCK_FILE_BYTES
 
 
-def test_no_room_for_the_lock_file_is_an_error_and_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_for_the_lock_file_is_an_error_and_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -97,7 +109,9 @@ def test_no_room_for_the_lock_file_is_an_error_and_leaves_none(tmp_path: Path, m
     LmdbStore.open(tmp_path / "s-0", kind="key_value").close()
 
 
-def test_a_close_that_cannot_be_noted_says_so_and_releases_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_close_that_cannot_be_noted_says_so_and_releases_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory = StateDirectory.open(tmp_path, "app")
 
     def full(path: Path, text: str) -> None:
@@ -125,16 +139,22 @@ def _a_file(folder: Path) -> Path:
     return folder / "state"
 
 
-@pytest.mark.parametrize("make", [_below_a_file, _a_file, lambda folder: Path("/proc/no-such-folder")])
+@pytest.mark.parametrize(
+    "make", [_below_a_file, _a_file, lambda folder: Path("/proc/no-such-folder")]
+)
 def test_an_unusable_folder_is_a_matter_of_configuration(make, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     path = make(tmp_path)
     for use in (lambda: StateDirectory.open(path, "app"), lambda: require_usable(path)):
-        with pytest.raises(ConfigError, match=rf"state\.dir: {path}.* cannot hold the state: .*Set state\.dir") as refused:
+        with pytest.raises(
+            ConfigError, match=rf"state\.dir: {path}.* cannot hold the state: .*Set state\.dir"
+        ) as refused:
             use()
         assert "Errno" not in str(refused.value)
 
 
-def test_a_folder_without_the_right_to_write_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_the_right_to_write_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def denied(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 

@@ -23,8 +23,12 @@ def stored_form(keys: set[bytes]) -> list[tuple[bytes, bytes]]:
         if len(key) <= stored_keys.SHORT_BYTES:
             plain.append((stored_keys.encode(key), b"v" + key))
         else:
-            buckets.setdefault(stored_keys.encode(key), {})[key[stored_keys.SHORT_BYTES :]] = b"v" + key
-    return sorted(plain + [(stored, stored_keys.write_bucket(bucket)) for stored, bucket in buckets.items()])
+            buckets.setdefault(stored_keys.encode(key), {})[key[stored_keys.SHORT_BYTES :]] = (
+                b"v" + key
+            )
+    return sorted(
+        plain + [(stored, stored_keys.write_bucket(bucket)) for stored, bucket in buckets.items()]
+    )
 
 
 @given(st.sets(keys), st.none() | keys, st.none() | keys)
@@ -32,11 +36,17 @@ def test_a_range_of_stored_keys_is_the_range_of_keys_in_key_order(
     present: set[bytes], start: bytes | None, end: bytes | None
 ) -> None:
     stored = [item for item in stored_form(present) if item[0] >= stored_keys.lower_bound(start)]
-    expected = [key for key in sorted(present) if (start is None or key >= start) and (end is None or key < end)]
+    expected = [
+        key
+        for key in sorted(present)
+        if (start is None or key >= start) and (end is None or key < end)
+    ]
     assert list(stored_keys.in_range(stored, start, end)) == [(key, b"v" + key) for key in expected]
     bound = stored_keys.upper_bound(end)
     below = [item for item in stored_form(present) if bound is None or item[0] <= bound]
-    assert list(stored_keys.in_range_reversed(below[::-1], start, end)) == [(key, b"v" + key) for key in expected[::-1]]
+    assert list(stored_keys.in_range_reversed(below[::-1], start, end)) == [
+        (key, b"v" + key) for key in expected[::-1]
+    ]
 
 
 @given(keys)

@@ -1,4 +1,5 @@
-"""The state folder: one holder, one application, trust after a crash of the operating system, rebuilt paths."""
+"""The state folder: one holder, one application, trust after a crash of the operating system,
+rebuilt paths."""
 
 from __future__ import annotations
 
@@ -38,16 +39,22 @@ def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path: Path) -
         "try:\n    StateDirectory.open(sys.argv[1], 'app')\n"
         "except StateLockedError as error:\n    print(error)\n"
     )
-    said = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
+    )
     assert f"in use by process {os.getpid()}" in said.stdout
     directory.close()
-    said = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
+    )
     assert said.stdout == ""
 
 
 def test_the_same_process_is_refused_too(tmp_path: Path) -> None:
     with_first = opened(tmp_path)
-    with pytest.raises(StateLockedError, match=r"for one in KafkaStreams\.running\('app'\): one\.close\(\)"):
+    with pytest.raises(
+        StateLockedError, match=r"for one in KafkaStreams\.running\('app'\): one\.close\(\)"
+    ):
         opened(tmp_path)
     with_first.close()
     opened(tmp_path).close()
@@ -73,8 +80,12 @@ def test_a_restart_finds_process_id_and_transactional_ids(tmp_path: Path) -> Non
     third.close()
 
 
-@pytest.mark.parametrize("wrong", [{"application_id": "other"}, {"format": 99}, {"transactional_ids": 7}])
-def test_a_foreign_or_newer_folder_is_refused_and_left_as_it_is(tmp_path: Path, wrong: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "wrong", [{"application_id": "other"}, {"format": 99}, {"transactional_ids": 7}]
+)
+def test_a_foreign_or_newer_folder_is_refused_and_left_as_it_is(
+    tmp_path: Path, wrong: dict[str, object]
+) -> None:
     opened(tmp_path).close()
     metadata = tmp_path / "app" / "process-metadata"
     metadata.write_text(json.dumps({**json.loads(metadata.read_text()), **wrong}))
@@ -88,7 +99,12 @@ def test_a_foreign_or_newer_folder_is_refused_and_left_as_it_is(tmp_path: Path, 
     ("clean", "boot_id", "sync", "distrusted"),
     [
         (False, "boot-2", "none", True),
-        (False, "boot-1", "none", False),  # the process was killed: the operating system has the pages
+        (
+            False,
+            "boot-1",
+            "none",
+            False,
+        ),  # the process was killed: the operating system has the pages
         (True, "boot-2", "none", False),
         (False, "boot-2", "commit", False),
     ],
@@ -133,23 +149,33 @@ def test_a_rebuild_goes_to_a_new_path_and_removes_the_old_one(tmp_path: Path) ->
 def test_an_interrupted_rebuild_leaves_the_newer_folder_in_charge(tmp_path: Path) -> None:
     directory = opened(tmp_path)
     old = make_store(directory, "counts")
-    (old.parent / "counts-1").mkdir()  # killed between making the new folder and removing the old one
+    (
+        old.parent / "counts-1"
+    ).mkdir()  # killed between making the new folder and removing the old one
     assert directory.store_path(TASK, "counts").name == "counts-1"
     assert not old.exists()
     directory.close()
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\x00broken", b"\xc3\x28", b"", b"[]", b"{}", b'{"format": 1'])
-def test_metadata_that_was_damaged_is_said_and_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe\x00broken", b"\xc3\x28", b"", b"[]", b"{}", b'{"format": 1']
+)
+def test_metadata_that_was_damaged_is_said_and_left_as_it_is(
+    tmp_path: Path, content: bytes
+) -> None:
     opened(tmp_path).close()
     metadata = tmp_path / "app" / "process-metadata"
     metadata.write_bytes(content)
-    with pytest.raises(StateFormatError, match=r"process-metadata cannot be read .* or it was damaged"):
+    with pytest.raises(
+        StateFormatError, match=r"process-metadata cannot be read .* or it was damaged"
+    ):
         opened(tmp_path)
     assert metadata.read_bytes() == content
 
 
-def test_a_folder_deleted_under_the_running_process_is_noticed_and_anothers_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_deleted_under_the_running_process_is_noticed_and_anothers_is_left_alone(
+    tmp_path: Path,
+) -> None:
     directory = opened(tmp_path)
     directory.require_held()
     shutil.rmtree(directory.path)
@@ -157,7 +183,9 @@ def test_a_folder_deleted_under_the_running_process_is_noticed_and_anothers_is_l
         directory.require_held()
     directory.path.mkdir()
     (directory.path / ".lock").write_text("another process")
-    with pytest.raises(StateDiskError, match="was deleted and made anew under the running instance"):
+    with pytest.raises(
+        StateDiskError, match="was deleted and made anew under the running instance"
+    ):
         directory.require_held()
     directory.close()
     assert [entry.name for entry in directory.path.iterdir()] == [".lock"]

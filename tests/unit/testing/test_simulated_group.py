@@ -1,10 +1,18 @@
-"""The simulated coordinator behaves as the broker does: what the membership's code relies on, request by request."""
+"""The simulated coordinator behaves as the broker does: what the membership's code relies on,
+request by request."""
 
 from __future__ import annotations
 
 import pytest
 
-from everflow.testing.simulation.group_coordinator import Code, GroupCoordinator, GroupState, JoinReply, JoinRequest, SyncReply
+from everflow.testing.simulation.group_coordinator import (
+    Code,
+    GroupCoordinator,
+    GroupState,
+    JoinReply,
+    JoinRequest,
+    SyncReply,
+)
 from everflow.testing.simulation.history import History
 from everflow.testing.simulation.scheduler import Scheduler
 
@@ -16,11 +24,15 @@ class Group:
 
     def __init__(self) -> None:
         self.scheduler = Scheduler()
-        self.coordinator = GroupCoordinator(scheduler=self.scheduler, history=History(lambda: self.scheduler.now_ms))
+        self.coordinator = GroupCoordinator(
+            scheduler=self.scheduler, history=History(lambda: self.scheduler.now_ms)
+        )
         self.joined: dict[str, list[JoinReply]] = {}
         self.synced: dict[str, list[SyncReply]] = {}
 
-    def join(self, who: str, member_id: str = "", static: bool = False, metadata: bytes = b"1") -> str:
+    def join(
+        self, who: str, member_id: str = "", static: bool = False, metadata: bytes = b"1"
+    ) -> str:
         request = JoinRequest(
             member_id=member_id,
             instance_id=who if static else None,
@@ -42,11 +54,15 @@ class Group:
         reply = self.last(who)
         instance_id = who if static else None
         listed = self.synced.setdefault(who, [])
-        self.coordinator.sync(reply.member_id, instance_id, reply.generation, given or {}, listed.append)
+        self.coordinator.sync(
+            reply.member_id, instance_id, reply.generation, given or {}, listed.append
+        )
 
     def beat(self, who: str, static: bool = False) -> Code:
         reply = self.last(who)
-        return self.coordinator.heartbeat(reply.member_id, who if static else None, reply.generation)
+        return self.coordinator.heartbeat(
+            reply.member_id, who if static else None, reply.generation
+        )
 
     def stable(self, *who: str, static: bool = False) -> None:
         """These new members in one generation, each with its own name as assignment."""
@@ -88,7 +104,9 @@ def test_everyone_gets_the_leaders_assignment(group: Group) -> None:
 
 def test_a_follower_that_rejoins_unchanged_changes_nothing(group: Group) -> None:
     group.stable("a", "b")
-    follower = next(who for who in ("a", "b") if group.last(who).member_id != group.coordinator.leader)
+    follower = next(
+        who for who in ("a", "b") if group.last(who).member_id != group.coordinator.leader
+    )
     before = group.coordinator.generation
     metadata = group.coordinator.members[group.last(follower).member_id].metadata
     group.join(follower, group.last(follower).member_id, metadata=metadata)
@@ -130,7 +148,9 @@ def test_a_silent_member_leaves_with_its_session(group: Group) -> None:
     assert group.coordinator.state is GroupState.PREPARING
 
 
-def test_a_static_member_comes_back_without_a_rebalance_and_its_former_life_is_fenced(group: Group) -> None:
+def test_a_static_member_comes_back_without_a_rebalance_and_its_former_life_is_fenced(
+    group: Group,
+) -> None:
     group.stable("a", "b", static=True)
     before, old_id = group.coordinator.generation, group.last("a").member_id
     group.join("a", static=True, metadata=b"other bytes")
@@ -140,7 +160,10 @@ def test_a_static_member_comes_back_without_a_rebalance_and_its_former_life_is_f
     group.sync("a", static=True)
     assert group.synced["a"][-1] == SyncReply(Code.NONE, b"a")
     assert group.coordinator.heartbeat(old_id, "a", before) is Code.FENCED_INSTANCE_ID
-    assert group.coordinator.offset_commit(old_id, "a", before, transactional=True) is Code.FENCED_INSTANCE_ID
+    assert (
+        group.coordinator.offset_commit(old_id, "a", before, transactional=True)
+        is Code.FENCED_INSTANCE_ID
+    )
     assert group.coordinator.rebalances == 1
 
 
@@ -151,10 +174,14 @@ def test_offsets_are_fenced_by_generation_and_member_but_not_without_them(group:
     assert commit(me, None, now, transactional=True) is Code.NONE
     assert commit(me, None, now - 1, transactional=True) is Code.ILLEGAL_GENERATION
     assert commit("nobody", None, now, transactional=True) is Code.UNKNOWN_MEMBER_ID
-    assert commit("", None, -1, transactional=True) is Code.NONE, "scenario 7: this is why there is a gate"
+    assert commit("", None, -1, transactional=True) is Code.NONE, (
+        "scenario 7: this is why there is a gate"
+    )
     assert commit("", None, -1, transactional=False) is Code.UNKNOWN_MEMBER_ID
     group.join("a", me, metadata=b"2")
-    assert commit(me, None, now, transactional=True) is Code.NONE, "while the group prepares, the old generation commits"
+    assert commit(me, None, now, transactional=True) is Code.NONE, (
+        "while the group prepares, the old generation commits"
+    )
     group.join("b", group.last("b").member_id, metadata=b"2")
     assert group.coordinator.state is GroupState.COMPLETING
     assert commit(me, None, now, transactional=True) is Code.ILLEGAL_GENERATION

@@ -12,7 +12,12 @@ from everflow.records import CommittedOffset, TopicPartition
 from everflow.testing.simulation.group_coordinator import GroupCoordinator
 from everflow.testing.simulation.history import History
 from everflow.testing.simulation.log import FencedError, Fold, SimulatedLog, fold_of
-from everflow.testing.simulation.scheduler import Process, Scheduler, SimulatedClock, SimulationError
+from everflow.testing.simulation.scheduler import (
+    Process,
+    Scheduler,
+    SimulatedClock,
+    SimulationError,
+)
 
 INPUT, CHANGELOG = TopicPartition("input", 0), TopicPartition("changelog", 0)
 NOBODY = (-1, "", None)
@@ -32,7 +37,9 @@ class Cluster:
     def write(self, epoch: int, records: int = 5) -> None:
         self.log.begin("id", epoch, "w", 10_000.0)
         self.log.write("id", epoch, CHANGELOG, records, {INPUT: fold_of(0, records)}, "b1")
-        self.log.send_offsets("id", epoch, {INPUT: CommittedOffset(records, "m")}, {INPUT: (0, records)}, NOBODY)
+        self.log.send_offsets(
+            "id", epoch, {INPUT: CommittedOffset(records, "m")}, {INPUT: (0, records)}, NOBODY
+        )
 
 
 @pytest.fixture
@@ -65,12 +72,15 @@ def test_readers_see_a_transaction_when_its_markers_have_landed(cluster: Cluster
 
 
 def test_a_marker_that_lands_late_does_not_bring_an_older_offset_back(cluster: Cluster) -> None:
-    """A task that moved to another stream thread: two transactional ids, one input. The broker goes by the order of sending."""
+    """A task that moved to another stream thread: two transactional ids, one input. The broker goes
+    by the order of sending."""
     log = cluster.log
     for name, end, marker_ms in (("t0", 5, 500.0), ("t1", 9, 10.0)):
         epoch = log.init_transactions(name)
         log.begin(name, epoch, "w", 10_000.0)
-        log.send_offsets(name, epoch, {INPUT: CommittedOffset(end, name)}, {INPUT: (0, end)}, NOBODY)
+        log.send_offsets(
+            name, epoch, {INPUT: CommittedOffset(end, name)}, {INPUT: (0, end)}, NOBODY
+        )
         log.marker_delay_ms = (marker_ms, marker_ms)
         log.commit(name, epoch)
     cluster.scheduler.run_until(100.0)
@@ -138,6 +148,7 @@ def test_a_paused_process_does_everything_later_and_a_killed_one_nothing() -> No
 
 def test_an_error_on_a_fiber_reaches_whoever_runs_the_simulation() -> None:
     scheduler, process = Scheduler(), Process("p")
+
     def code() -> None:
         int("x")
 

@@ -1,4 +1,5 @@
-"""What a notebook shows of a topology and of an instance: complete, escaped, and without anything from the network."""
+"""What a notebook shows of a topology and of an instance: complete, escaped, and without anything
+from the network."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def topology() -> Topology:
     return Topology(
         (
             SourceNode("source", (), TEXTS, "a.py:1", ("orders", "returns"), S, S),
-            FunctionNode("<b>large & small</b>", ("source",), TEXTS, "a.py:2", "FILTER", "filter", len),
+            FunctionNode(
+                "<b>large & small</b>", ("source",), TEXTS, "a.py:2", "FILTER", "filter", len
+            ),
             StatefulNode(
                 "count",
                 ("<b>large & small</b>",),
@@ -49,12 +52,25 @@ def topology() -> Topology:
 
 def drawn(svg: str) -> list[str]:
     """The texts of a drawing; it is well-formed XML or this fails."""
-    return [text for found in ElementTree.fromstring(svg).iter() if found.tag.endswith("}text") and (text := found.text)]
+    return [
+        text
+        for found in ElementTree.fromstring(svg).iter()
+        if found.tag.endswith("}text") and (text := found.text)
+    ]
 
 
 def test_a_topology_draws_its_topics_nodes_and_stores() -> None:
     svg = topology()._repr_html_()
-    boxes = ["orders", "returns", "source", "<b>large & small</b>", "count", "store counts", "sink", "totals"]
+    boxes = [
+        "orders",
+        "returns",
+        "source",
+        "<b>large & small</b>",
+        "count",
+        "store counts",
+        "sink",
+        "totals",
+    ]
     assert drawn(svg) == ["Sub-topology 0", *[box for box in drawn(svg) if box in boxes]]
     assert set(boxes) <= set(drawn(svg))
     assert svg.count("<path") == 6  # two topics -> source -> filter -> count -> sink -> topic
@@ -92,8 +108,15 @@ def instance() -> Shown:
     streams = Shown(topology(), application_id="shop", bootstrap_servers="localhost:1")
     streams.tasks = {
         TaskId(0, 0): TaskStatus(role=TaskRole.ACTIVE, state=TaskState.RUNNING, lag=1234),
-        TaskId(0, 1): TaskStatus(role=TaskRole.WARMUP, state=TaskState.RUNNING, lag=50, rate=10.0, copied=50),
-        TaskId(0, 2): TaskStatus(role=TaskRole.ACTIVE, state=TaskState.RUNNING, lag=0, trouble=Trouble(0, 3, "ValueError: <oops>")),
+        TaskId(0, 1): TaskStatus(
+            role=TaskRole.WARMUP, state=TaskState.RUNNING, lag=50, rate=10.0, copied=50
+        ),
+        TaskId(0, 2): TaskStatus(
+            role=TaskRole.ACTIVE,
+            state=TaskState.RUNNING,
+            lag=0,
+            trouble=Trouble(0, 3, "ValueError: <oops>"),
+        ),
     }
     return streams
 
@@ -121,14 +144,19 @@ def test_nothing_of_the_page_comes_from_the_network_or_runs() -> None:
 def test_what_stopped_an_instance_is_shown_with_its_code() -> None:
     streams = instance()
     streams._life.error = EverflowError("the broker is <gone>\nstart it")
-    assert "<b>[EF-ERROR]</b> <pre>the broker is &lt;gone&gt;\nstart it</pre>" in streams._repr_html_()
+    assert (
+        "<b>[EF-ERROR]</b> <pre>the broker is &lt;gone&gt;\nstart it</pre>" in streams._repr_html_()
+    )
     assert "error [EF-ERROR] the broker is <gone>)" in repr(streams)
 
 
 def test_an_instance_is_one_line_at_a_prompt() -> None:
     streams = instance()
     streams.tasks.popitem()
-    assert repr(streams) == "KafkaStreams(shop: state CREATED, 1 active, 1 warm-up · warm-up 50 %, 10 records/s, lag 1,234)"
+    assert repr(streams) == (
+        "KafkaStreams(shop: state CREATED, 1 active, 1 warm-up · warm-up 50 %, 10 records/s, "
+        "lag 1,234)"
+    )
 
 
 def test_a_lag_is_unknown_until_every_active_task_knows_its_own() -> None:
@@ -142,10 +170,14 @@ def test_a_lag_is_unknown_until_every_active_task_knows_its_own() -> None:
         assert math.isnan(float(streams.metrics()["records-lag"])), status
         assert repr(streams).endswith("lag unknown)")
         assert "lag unknown" in streams._repr_html_()
-    streams.tasks[TaskId(0, 2)] = TaskStatus(role=TaskRole.ACTIVE, state=TaskState.SUSPENDED, lag=None)  # another's from now on
+    streams.tasks[TaskId(0, 2)] = TaskStatus(
+        role=TaskRole.ACTIVE, state=TaskState.SUSPENDED, lag=None
+    )  # another's from now on
     assert streams.metrics()["records-lag"] == 1234
     streams.tasks = {}
-    assert repr(streams) == "KafkaStreams(shop: state CREATED, lag unknown)", "its tasks have not come yet"
+    assert repr(streams) == "KafkaStreams(shop: state CREATED, lag unknown)", (
+        "its tasks have not come yet"
+    )
     streams.close()
     assert repr(streams) == "KafkaStreams(shop: state NOT_RUNNING)", "it has none any more"
 

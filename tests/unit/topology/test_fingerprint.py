@@ -10,7 +10,14 @@ from everflow import serdes
 from everflow.operators.table import TableSpec
 from everflow.state.store import StoreSpec
 from everflow.topology.fingerprint import difference, fingerprint
-from everflow.topology.graph import EdgeType, ProjectNode, RepartitionTopic, SinkNode, SourceNode, StatefulNode
+from everflow.topology.graph import (
+    EdgeType,
+    ProjectNode,
+    RepartitionTopic,
+    SinkNode,
+    SourceNode,
+    StatefulNode,
+)
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
 
@@ -18,24 +25,61 @@ EDGE = EdgeType(pa.binary(), pa.binary())
 BYTES = serdes.bytes_()
 LONGS = serdes.long()
 STORE = StoreSpec(
-    name="counts", kind="window", key_serde=BYTES, value_serde=LONGS, retention_ms=7_200_000, window_size_ms=3_600_000
+    name="counts",
+    kind="window",
+    key_serde=BYTES,
+    value_serde=LONGS,
+    retention_ms=7_200_000,
+    window_size_ms=3_600_000,
 )
 
 
-def program(store: StoreSpec = STORE, topic: str = "flights", stateless: bool = False) -> tuple[str, ...]:
+def program(
+    store: StoreSpec = STORE, topic: str = "flights", stateless: bool = False
+) -> tuple[str, ...]:
     source = SourceNode("SRC", (), EDGE, "app.py:1", (topic,), BYTES, BYTES)
-    middle = (ProjectNode(name="MAP", inputs=("SRC",), out=EDGE, where="app.py:2", label="MAPVALUES"),) if stateless else ()
-    sink = SinkNode("OUT", ("MAP" if stateless else "SRC",), EDGE, None, "by-carrier-repartition", BYTES, BYTES, "repartition")
-    again = SourceNode("SRC2", (), EDGE, None, ("by-carrier-repartition",), BYTES, BYTES, "repartition")
-    count = StatefulNode("COUNT", ("SRC2",), EDGE, "app.py:3", "AGGREGATE", TableSpec(store.name, BYTES, BYTES), (store,))
-    return fingerprint(cut(Topology((source, *middle, sink, again, count), (RepartitionTopic("by-carrier-repartition"),))))
+    middle = (
+        (ProjectNode(name="MAP", inputs=("SRC",), out=EDGE, where="app.py:2", label="MAPVALUES"),)
+        if stateless
+        else ()
+    )
+    sink = SinkNode(
+        "OUT",
+        ("MAP" if stateless else "SRC",),
+        EDGE,
+        None,
+        "by-carrier-repartition",
+        BYTES,
+        BYTES,
+        "repartition",
+    )
+    again = SourceNode(
+        "SRC2", (), EDGE, None, ("by-carrier-repartition",), BYTES, BYTES, "repartition"
+    )
+    count = StatefulNode(
+        "COUNT",
+        ("SRC2",),
+        EDGE,
+        "app.py:3",
+        "AGGREGATE",
+        TableSpec(store.name, BYTES, BYTES),
+        (store,),
+    )
+    return fingerprint(
+        cut(
+            Topology(
+                (source, *middle, sink, again, count), (RepartitionTopic("by-carrier-repartition"),)
+            )
+        )
+    )
 
 
 def test_the_lines_name_topics_stores_and_types() -> None:
     assert program() == (
         "sub-topology 0 reads topic flights",
         "sub-topology 0 writes repartition topic by-carrier-repartition",
-        "sub-topology 1 has window store counts, retention 7200000 ms, window 3600000 ms, changelog counts-changelog "
+        "sub-topology 1 has window store counts, retention 7200000 ms, window 3600000 ms, "
+        "changelog counts-changelog "
         "(key binary, value bigint)",
         "sub-topology 1 reads repartition topic by-carrier-repartition (key binary, value binary)",
     )

@@ -1,4 +1,5 @@
-"""Hop rows: complete or refused (scenario 33), matched by name (scenario 35), every type there and back."""
+"""Hop rows: complete or refused (scenario 33), matched by name (scenario 35), every type there and
+back."""
 
 from __future__ import annotations
 
@@ -16,12 +17,25 @@ from everflow.topology.physical_plan import Slot
 STRUCT = pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string()))])
 WINDOWED = pa.struct([("key", pa.string()), ("start", pa.int64()), ("end", pa.int64())])
 SLOTS = (
-    Slot(id=1, name="plain", type=EdgeType(pa.string(), pa.int64()), level=0, in_step=True, last_step=1),
+    Slot(
+        id=1,
+        name="plain",
+        type=EdgeType(pa.string(), pa.int64()),
+        level=0,
+        in_step=True,
+        last_step=1,
+    ),
     Slot(id=2, name="nested", type=EdgeType(WINDOWED, STRUCT), level=0, in_step=True, last_step=1),
 )
 
 
-def edge(slot: Slot, keys: list[Any], values: list[Any], headers: Any = None, seq: list[int] | None = None) -> EdgeBatch:
+def edge(
+    slot: Slot,
+    keys: list[Any],
+    values: list[Any],
+    headers: Any = None,
+    seq: list[int] | None = None,
+) -> EdgeBatch:
     n = len(keys)
     order = np.arange(n, dtype=np.int64) if seq is None else np.array(seq, np.int64)
     small = np.zeros(n, np.int32)
@@ -49,7 +63,9 @@ FULL = {
 EMPTY = {1: edge(SLOTS[0], [], []), 2: edge(SLOTS[1], [], [])}
 
 
-@pytest.mark.parametrize("records", [FULL, EMPTY, {1: FULL[1], 2: EMPTY[2]}], ids=["full", "empty", "one slot"])
+@pytest.mark.parametrize(
+    "records", [FULL, EMPTY, {1: FULL[1], 2: EMPTY[2]}], ids=["full", "empty", "one slot"]
+)
 def test_round_trip(records: dict[int, EdgeBatch]) -> None:
     schema = HopSchema(SLOTS, headers=False)
     back = read_hop(write_hop(records, schema, '{"x":1}'), schema)
@@ -64,7 +80,9 @@ def test_round_trip(records: dict[int, EdgeBatch]) -> None:
 def test_headers_keep_duplicates_and_nulls() -> None:
     schema = HopSchema(SLOTS[:1], headers=True)
     headers = [[{"key": "h", "value": b"1"}, {"key": "h", "value": None}], []]
-    back = read_hop(write_hop({1: edge(SLOTS[0], ["a", "b"], [1, 2], headers)}, schema, "{}"), schema)
+    back = read_hop(
+        write_hop({1: edge(SLOTS[0], ["a", "b"], [1, 2], headers)}, schema, "{}"), schema
+    )
     assert back.batches[1].headers is not None
     assert back.batches[1].headers.to_pylist() == headers
 
@@ -72,14 +90,24 @@ def test_headers_keep_duplicates_and_nulls() -> None:
 def test_input_without_marker_is_a_failure_upstream() -> None:
     schema = HopSchema(SLOTS, headers=False)
     rows = write_hop(FULL, schema, "{}")
-    cut_short: list[list[pa.RecordBatch]] = [[], rows[:-1], rows[:1], [rows[-1].slice(0, 0)], [*rows, rows[0]], [rows[-1], *rows]]
+    cut_short: list[list[pa.RecordBatch]] = [
+        [],
+        rows[:-1],
+        rows[:1],
+        [rows[-1].slice(0, 0)],
+        [*rows, rows[0]],
+        [rows[-1], *rows],
+    ]
     for batches in cut_short:
         with pytest.raises(HopError, match="end marker"):
             read_hop(batches, schema)
 
 
 def test_swapped_columns_are_refused() -> None:
-    two = (SLOTS[0], Slot(id=3, name="twin", type=SLOTS[0].type, level=0, in_step=True, last_step=1))
+    two = (
+        SLOTS[0],
+        Slot(id=3, name="twin", type=SLOTS[0].type, level=0, in_step=True, last_step=1),
+    )
     schema = HopSchema(two, headers=False)
     (batch, *rest) = write_hop({1: FULL[1], 3: EMPTY[1]}, schema, "{}")
     swapped = {"p1_v": "p3_v", "p3_v": "p1_v"}
@@ -92,14 +120,30 @@ def test_text_that_is_not_utf8_is_mended_as_java_does() -> None:
     schema = HopSchema(SLOTS[:1], headers=False)
     bad = pa.Array.from_buffers(pa.string(), 1, pa.array([b"a\xff"], pa.binary()).buffers())
     batch = edge(SLOTS[0], ["?"], [1]).with_columns(key=bad)
-    assert read_hop(write_hop({1: batch}, schema, "{}"), schema).batches[1].key.to_pylist() == ["a\ufffd"]
+    assert read_hop(write_hop({1: batch}, schema, "{}"), schema).batches[1].key.to_pylist() == [
+        "a\ufffd"
+    ]
 
 
 def test_times_of_a_session_in_another_zone_are_the_same_instants() -> None:
-    slot = Slot(id=1, name="at", type=EdgeType(pa.string(), pa.timestamp("us", "UTC")), level=0, in_step=True, last_step=1)
+    slot = Slot(
+        id=1,
+        name="at",
+        type=EdgeType(pa.string(), pa.timestamp("us", "UTC")),
+        level=0,
+        in_step=True,
+        last_step=1,
+    )
     schema = HopSchema((slot,), headers=False)
     rows = write_hop({1: edge(slot, ["k"], [0])}, schema, "{}")
-    zoned = [b.set_column(b.schema.get_field_index("p1_v"), "p1_v", b["p1_v"].cast(pa.timestamp("us", "Asia/Tokyo"))) for b in rows]
+    zoned = [
+        b.set_column(
+            b.schema.get_field_index("p1_v"),
+            "p1_v",
+            b["p1_v"].cast(pa.timestamp("us", "Asia/Tokyo")),
+        )
+        for b in rows
+    ]
     assert read_hop(zoned, schema).batches[1].value.type == slot.type.value
 
 

@@ -1,4 +1,5 @@
-"""Where the planner puts each node: levels, dissolved merges, shared stores, sinks, changelogs (design D2, D5)."""
+"""Where the planner puts each node: levels, dissolved merges, shared stores, sinks, changelogs
+(design D2, D5)."""
 
 from __future__ import annotations
 
@@ -89,11 +90,19 @@ def test_operators_on_one_store_share_a_step() -> None:
     builder = StreamsBuilder()
     stream = builder.stream("in", key=TEXT, value=TEXT)
     stream.to_table(store="early")
-    stream.map_values(lambda v: v, returns="string").map_values(F.upper("value")).to_table(store="late")
+    stream.map_values(lambda v: v, returns="string").map_values(F.upper("value")).to_table(
+        store="late"
+    )
     topology = builder.build()
     stores = {n.stores[0].name: n.stores for n in topology.nodes if isinstance(n, StatefulNode)}
-    shared = tuple(replace(n, stores=stores["early"]) if isinstance(n, StatefulNode) else n for n in topology.nodes)
-    apart, together = planned(topology), plan(replace(topology, nodes=shared), cut(topology).index_of, "app")
+    shared = tuple(
+        replace(n, stores=stores["early"]) if isinstance(n, StatefulNode) else n
+        for n in topology.nodes
+    )
+    apart, together = (
+        planned(topology),
+        plan(replace(topology, nodes=shared), cut(topology).index_of, "app"),
+    )
     assert level_of(apart, StatefulOp) == [0, 1]
     assert level_of(together, StatefulOp) == [1, 1]
 
@@ -111,7 +120,11 @@ def test_changes_of_an_early_step_travel_to_the_last() -> None:
 
 
 def test_dead_letters_begin_where_they_can_be_found() -> None:
-    cases = ((serdes.json("a int"), False, 0), (serdes.long(), True, 1), (serdes.json("map<int,int>"), True, 1))
+    cases = (
+        (serdes.json("a int"), False, 0),
+        (serdes.long(), True, 1),
+        (serdes.json("map<int,int>"), True, 1),
+    )
     for value, in_step, decodes in cases:
         builder = StreamsBuilder()
         builder.stream("in", key=TEXT, value=value).for_each(lambda k, v: None)
@@ -122,7 +135,13 @@ def test_dead_letters_begin_where_they_can_be_found() -> None:
 
 
 def test_json_that_catalyst_cannot_read_is_read_in_a_step() -> None:
-    texts = {"a int": True, "array<int>": True, "map<string,int>": True, "map<int,int>": False, "double": False}
+    texts = {
+        "a int": True,
+        "array<int>": True,
+        "map<string,int>": True,
+        "map<int,int>": False,
+        "double": False,
+    }
     for text, expected in texts.items():
         assert in_catalyst(serdes.json(text)) is expected, text
 
@@ -148,7 +167,10 @@ def test_names_of_internal_topics_carry_the_application() -> None:
     found = planned(builder)
     assert [source.topic for source in found.sources] == ["in", "app-r-repartition"]
     sinks = [op for op in found.steps[0].ops if isinstance(op, SinkOp)]
-    assert [(op.topic, op.drop_null_keys) for op in sinks] == [("app-r-repartition", True), ("out", False)]
+    assert [(op.topic, op.drop_null_keys) for op in sinks] == [
+        ("app-r-repartition", True),
+        ("out", False),
+    ]
 
 
 def test_a_topology_without_consumers_has_a_plan() -> None:
@@ -165,6 +187,10 @@ def test_emitting_every_update_changes_every_operator() -> None:
     grouped.windowed_by(TimeWindows.of_size("1 minute")).aggregate(store="b", n=agg.count())
     grouped.reduce(max, store="c")
     topology = builder.build()
-    operators = [n.operator for n in emitting_every_update(topology).nodes if isinstance(n, StatefulNode)]
+    operators = [
+        n.operator for n in emitting_every_update(topology).nodes if isinstance(n, StatefulNode)
+    ]
     assert [op.emit_every_update for op in operators] == [True] * 3
-    assert not any(n.operator.emit_every_update for n in topology.nodes if isinstance(n, StatefulNode))
+    assert not any(
+        n.operator.emit_every_update for n in topology.nodes if isinstance(n, StatefulNode)
+    )

@@ -19,14 +19,29 @@ from everflow.serdes.by_record import adopted
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import EdgeType, StatefulNode
 from everflow.topology.program import Topology
-from everflow.topology.store_layouts import ROOM, StoreLayout, digest, from_json, layout_of, layouts_to_keep, to_text
+from everflow.topology.store_layouts import (
+    ROOM,
+    StoreLayout,
+    digest,
+    from_json,
+    layout_of,
+    layouts_to_keep,
+    to_text,
+)
 
 TEXT = serdes.string()
 EDGE = EdgeType(pa.string(), pa.string())
 
 
 def store(value: Serde, key: Serde = TEXT, **other: Any) -> StoreSpec:
-    return StoreSpec(name="totals", kind="key_value", key_serde=key, value_serde=value, where="shop.py:12", **other)
+    return StoreSpec(
+        name="totals",
+        kind="key_value",
+        key_serde=key,
+        value_serde=value,
+        where="shop.py:12",
+        **other,
+    )
 
 
 def packed(schema: str, *folds: str) -> StoreSpec:
@@ -40,7 +55,15 @@ def struct(schema: str) -> pa.DataType:
 def program(*stores: StoreSpec) -> Topology:
     return Topology(
         tuple(
-            StatefulNode(f"AGG-{at}", (), EDGE, None, "AGGREGATE", TableSpec(one.name, one.key_serde, one.value_serde), (one,))
+            StatefulNode(
+                f"AGG-{at}",
+                (),
+                EDGE,
+                None,
+                "AGGREGATE",
+                TableSpec(one.name, one.key_serde, one.value_serde),
+                (one,),
+            )
             for at, one in enumerate(stores)
         )
     )
@@ -73,12 +96,18 @@ NOT_NULL = pa.struct([pa.field("n", pa.int64(), nullable=False), pa.field("s", p
 SAME = {
     "nothing": (packed("n bigint, total double"), packed("n bigint, total double")),
     "nulls": (store(serdes.packed(NOT_NULL)), packed("n bigint, s string")),
-    "order in JSON, which is read by name": (store(serdes.json("a int, b string")), store(serdes.json("b string, a int"))),
+    "order in JSON, which is read by name": (
+        store(serdes.json("a int, b string")),
+        store(serdes.json("b string, a int")),
+    ),
     "order deep in JSON": (
         store(serdes.json("a array<struct<x: int, y: map<string, struct<p: int, q: int>>>>")),
         store(serdes.json("a array<struct<y: map<string, struct<q: int, p: int>>, x: int>>")),
     ),
-    "order in the JSON of a packed field": (packed("s struct<a: int, b: int>"), packed("s struct<b: int, a: int>")),
+    "order in the JSON of a packed field": (
+        packed("s struct<a: int, b: int>"),
+        packed("s struct<b: int, a: int>"),
+    ),
     "line": (packed("n bigint"), replace(packed("n bigint"), where="other.py:99")),
     "retention, by which the store is rebuilt": (
         replace(packed("n bigint"), kind="session", retention_ms=1),
@@ -97,7 +126,10 @@ OTHER = {
     "function instead of a built-in": (packed("n bigint", "count"), store(serdes.json("n bigint"))),
     "type in JSON": (store(serdes.json("a int")), store(serdes.json("a string"))),
     "a field of JSON more": (store(serdes.json("a int")), store(serdes.json("a int, b int"))),
-    "name deep in JSON": (store(serdes.json("a array<struct<x: int>>")), store(serdes.json("a array<struct<y: int>>"))),
+    "name deep in JSON": (
+        store(serdes.json("a array<struct<x: int>>")),
+        store(serdes.json("a array<struct<y: int>>")),
+    ),
     "format": (store(serdes.json("a int")), packed("a int")),
     "format of a number": (store(serdes.json("bigint")), store(serdes.long())),
     "own serde": (store(adopted(Own())), store(adopted(Another()))),
@@ -110,7 +142,10 @@ OTHER = {
         store(serdes.long(), serdes.packed("k struct<a: int, b: int>")),
         store(serdes.long(), serdes.packed("k struct<b: int, a: int>")),
     ),
-    "windows": (packed("n bigint"), replace(packed("n bigint"), kind="window", window_size_ms=1000, retention_ms=1000)),
+    "windows": (
+        packed("n bigint"),
+        replace(packed("n bigint"), kind="window", window_size_ms=1000, retention_ms=1000),
+    ),
     "size of windows": (
         replace(packed("n bigint"), kind="window", window_size_ms=1000, retention_ms=9000),
         replace(packed("n bigint"), kind="window", window_size_ms=2000, retention_ms=9000),
@@ -148,38 +183,57 @@ def test_what_would_be_read_as_something_else_is_refused(change: str) -> None:
 @pytest.mark.parametrize("width", [pa.string(), pa.large_string()])
 def test_a_wide_text_is_packed_in_other_bytes(width: pa.DataType) -> None:
     serde = serdes.packed(pa.struct([("t", width)]))
-    assert (serde.encode({"t": "x"}) == serdes.packed("t string").encode({"t": "x"})) == (width == pa.string())
+    assert (serde.encode({"t": "x"}) == serdes.packed("t string").encode({"t": "x"})) == (
+        width == pa.string()
+    )
 
 
 def test_json_written_in_another_order_is_read_by_its_names() -> None:
-    one, other = serdes.json("a int, b struct<x: int, y: int>"), serdes.json("b struct<y: int, x: int>, a int")
+    one, other = (
+        serdes.json("a int, b struct<x: int, y: int>"),
+        serdes.json("b struct<y: int, x: int>, a int"),
+    )
     value = {"a": 1, "b": {"x": 2, "y": 3}}
     assert other.decode(one.encode(value)) == value
     assert layout_of(store(one)) == layout_of(store(other))
 
 
 def test_the_message_says_where_what_and_what_to_do() -> None:
-    before, after = packed("n bigint, total bigint", "count", "sum"), packed("total bigint, n bigint", "sum", "count")
+    before, after = (
+        packed("n bigint, total bigint", "count", "sum"),
+        packed("total bigint, n bigint", "sum", "count"),
+    )
     with pytest.raises(StoreLayoutError) as refused:
         restarted(before, after)
     told = str(refused.value).splitlines()
     assert told[:4] == [
-        "Application shop has stored something else than this program reads, so it was not started.",
+        (
+            "Application shop has stored something else than this program reads, so it was not "
+            "started."
+        ),
         "  store totals of AGG-0, at shop.py:12",
         "    value stored: n bigint (count), total bigint (sum)",
         "    value now:    total bigint (sum), n bigint (count)",
     ]
     assert refused.value.difference.splitlines() == told[1:4]
-    for cure in ("write the operator as it was", "an application.id of its own", "To start shop over from its input: stop all"):
+    for cure in (
+        "write the operator as it was",
+        "an application.id of its own",
+        "To start shop over from its input: stop all",
+    ):
         assert cure in str(refused.value)
 
 
 def test_every_store_and_every_part_that_differs_is_told() -> None:
     ran = program(store(serdes.long()), replace(store(TEXT), name="names"))
-    changed = program(store(serdes.double(), serdes.long()), replace(store(serdes.bytes_()), name="names"))
+    changed = program(
+        store(serdes.double(), serdes.long()), replace(store(serdes.bytes_()), name="names")
+    )
     with pytest.raises(StoreLayoutError) as refused:
         layouts_to_keep("shop", changed, [layouts_to_keep("shop", ran, [])])
-    assert [line.strip() for line in refused.value.difference.splitlines() if "line" not in line] == [
+    assert [
+        line.strip() for line in refused.value.difference.splitlines() if "line" not in line
+    ] == [
         "store names of AGG-1, at shop.py:12",
         "value stored: string",
         "value now:    binary",
@@ -192,7 +246,9 @@ def test_every_store_and_every_part_that_differs_is_told() -> None:
 
 
 def test_offsets_of_before_without_layouts_are_accepted() -> None:
-    assert layouts_to_keep("shop", program(packed("n bigint")), [{}, {}]) == {"totals": layout_of(packed("n bigint"))}
+    assert layouts_to_keep("shop", program(packed("n bigint")), [{}, {}]) == {
+        "totals": layout_of(packed("n bigint"))
+    }
 
 
 def test_one_partition_that_differs_is_enough() -> None:
@@ -211,7 +267,9 @@ def test_a_store_that_the_program_has_no_more_is_not_forgotten() -> None:
 
 
 def test_layouts_without_room_become_digests_the_longest_first() -> None:
-    long = StoreLayout("key_value", "string", ", ".join(f"field{n} bigint" for n in range(ROOM // 10)))
+    long = StoreLayout(
+        "key_value", "string", ", ".join(f"field{n} bigint" for n in range(ROOM // 10))
+    )
     short = StoreLayout("key_value", "string", "n bigint")
     text = to_text({"long": long, "short": short})
     assert len(text) <= ROOM
@@ -222,7 +280,9 @@ def test_layouts_without_room_become_digests_the_longest_first() -> None:
 
 def test_a_digest_is_compared_too() -> None:
     now = packed("n bigint")
-    assert layouts_to_keep("shop", program(now), [{"totals": digest(layout_of(now))}]) == {"totals": layout_of(now)}
+    assert layouts_to_keep("shop", program(now), [{"totals": digest(layout_of(now))}]) == {
+        "totals": layout_of(now)
+    }
     with pytest.raises(StoreLayoutError, match="too long to be kept in words"):
         layouts_to_keep("shop", program(now), [{"totals": digest(layout_of(packed("m bigint")))}])
 
@@ -237,8 +297,15 @@ def test_a_built_in_aggregate_says_what_makes_its_fields() -> None:
     grouped = builder.stream("t", key=TEXT, value=TEXT).group_by_key()
     grouped.count(store="counts")
     grouped.windowed_by(TimeWindows.of_size("1 second")).aggregate(store="windows", n=agg.count())
-    grouped.aggregate(store="own", initializer=int, aggregator=lambda value, n: n + 1, returns="bigint")
-    stores = {one.name: layout_of(one) for node in builder.build().nodes if isinstance(node, StatefulNode) for one in node.stores}
+    grouped.aggregate(
+        store="own", initializer=int, aggregator=lambda value, n: n + 1, returns="bigint"
+    )
+    stores = {
+        one.name: layout_of(one)
+        for node in builder.build().nodes
+        if isinstance(node, StatefulNode)
+        for one in node.stores
+    }
     assert stores == {
         "counts": StoreLayout("key_value", "string", "bigint (count)"),
         "windows": StoreLayout("window of 1000 ms", "string", "n bigint (count)"),
@@ -247,6 +314,8 @@ def test_a_built_in_aggregate_says_what_makes_its_fields() -> None:
 
 
 def test_a_mean_has_two_fields() -> None:
-    spec = AggregateSpec.of("s", TEXT, [Aggregator("avg", "a0")], ["mean"], struct("a0 int, a1 int"))
+    spec = AggregateSpec.of(
+        "s", TEXT, [Aggregator("avg", "a0")], ["mean"], struct("a0 int, a1 int")
+    )
     words = layout_of(store(spec.value_serde, folds=tuple(column.op for column in spec.columns)))
     assert words.value == "mean.sum double (sum), mean.count bigint (count)"

@@ -10,7 +10,15 @@ from everflow.errors import TopologyError
 from everflow.operators.table import TableSpec
 from everflow.records import TaskId
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import EdgeType, MergeNode, Node, RepartitionTopic, SinkNode, SourceNode, StatefulNode
+from everflow.topology.graph import (
+    EdgeType,
+    MergeNode,
+    Node,
+    RepartitionTopic,
+    SinkNode,
+    SourceNode,
+    StatefulNode,
+)
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut, internal_topics, tasks
 
@@ -30,13 +38,22 @@ def through(topic: str, *inputs: str) -> tuple[Node, Node]:
 
 
 def stateful(name: str, *inputs: str, store: StoreSpec | None = None) -> StatefulNode:
-    spec = store or StoreSpec(name=f"{name}-store", kind="key_value", key_serde=BYTES, value_serde=BYTES)
-    return StatefulNode(name, inputs, EDGE, "app.py:9", "AGGREGATE", TableSpec(name, BYTES, BYTES), (spec,))
+    spec = store or StoreSpec(
+        name=f"{name}-store", kind="key_value", key_serde=BYTES, value_serde=BYTES
+    )
+    return StatefulNode(
+        name, inputs, EDGE, "app.py:9", "AGGREGATE", TableSpec(name, BYTES, BYTES), (spec,)
+    )
 
 
 def test_numbers_follow_the_names_of_the_sources() -> None:
     topology = Topology(
-        (source("S2", "late"), source("S1", "early"), *through("r-repartition", "S2"), stateful("A", "r-repartition-source")),
+        (
+            source("S2", "late"),
+            source("S1", "early"),
+            *through("r-repartition", "S2"),
+            stateful("A", "r-repartition-source"),
+        ),
         (RepartitionTopic("r-repartition"),),
     )
     subs = cut(topology)
@@ -50,7 +67,12 @@ def test_numbers_follow_the_names_of_the_sources() -> None:
 
 def test_nodes_that_share_a_store_are_one_sub_topology() -> None:
     shared = StoreSpec(name="shared", kind="key_value", key_serde=BYTES, value_serde=BYTES)
-    nodes = (source("S1", "a"), source("S2", "b"), stateful("A", "S1", store=shared), stateful("B", "S2", store=shared))
+    nodes = (
+        source("S1", "a"),
+        source("S2", "b"),
+        stateful("A", "S1", store=shared),
+        stateful("B", "S2", store=shared),
+    )
     assert len(cut(Topology(nodes)).subtopologies) == 1
 
 
@@ -62,7 +84,9 @@ def test_repartition_topics_inherit_the_largest_count_through_others() -> None:
         *through("r2-repartition", "r1-repartition-source"),
         stateful("A", "r2-repartition-source"),
     )
-    topology = Topology(nodes, (RepartitionTopic("r1-repartition"), RepartitionTopic("r2-repartition")))
+    topology = Topology(
+        nodes, (RepartitionTopic("r1-repartition"), RepartitionTopic("r2-repartition"))
+    )
     found = internal_topics(cut(topology), {"a": 2, "b": 5}, "app")
     assert {name: count for name, (count, _) in found.repartition.items()} == {
         "app-r1-repartition": 5,
@@ -72,24 +96,51 @@ def test_repartition_topics_inherit_the_largest_count_through_others() -> None:
 
 
 def test_an_enforced_count_wins_and_is_inherited() -> None:
-    nodes = (source("S1", "a"), *through("r1-repartition", "S1"), *through("r2-repartition", "r1-repartition-source"))
-    topology = Topology(nodes, (RepartitionTopic("r1-repartition", 7), RepartitionTopic("r2-repartition")))
+    nodes = (
+        source("S1", "a"),
+        *through("r1-repartition", "S1"),
+        *through("r2-repartition", "r1-repartition-source"),
+    )
+    topology = Topology(
+        nodes, (RepartitionTopic("r1-repartition", 7), RepartitionTopic("r2-repartition"))
+    )
     found = internal_topics(cut(topology), {"a": 2}, "app")
     assert [count for count, _ in found.repartition.values()] == [7, 7]
 
 
 def test_a_repartition_topic_that_its_own_sub_topology_reads() -> None:
-    nodes = (source("S1", "a"), *through("r-repartition", "S1"), MergeNode("M", ("S1", "r-repartition-source"), EDGE, None))
+    nodes = (
+        source("S1", "a"),
+        *through("r-repartition", "S1"),
+        MergeNode("M", ("S1", "r-repartition-source"), EDGE, None),
+    )
     topology = Topology(nodes, (RepartitionTopic("r-repartition"),))
     found = internal_topics(cut(topology), {"a": 3}, "app")
     assert found.repartition["app-r-repartition"][0] == 3
 
 
 def test_configurations() -> None:
-    windowed = StoreSpec(name="w", kind="window", key_serde=BYTES, value_serde=BYTES, retention_ms=1000, window_size_ms=500)
-    visits = StoreSpec(name="visits", kind="session", key_serde=BYTES, value_serde=BYTES, retention_ms=2000)
-    own = StoreSpec(name="own", kind="key_value", key_serde=BYTES, value_serde=BYTES, topic_config={"segment.ms": "1"})
-    silent = StoreSpec(name="silent", kind="key_value", key_serde=BYTES, value_serde=BYTES, logging=False)
+    windowed = StoreSpec(
+        name="w",
+        kind="window",
+        key_serde=BYTES,
+        value_serde=BYTES,
+        retention_ms=1000,
+        window_size_ms=500,
+    )
+    visits = StoreSpec(
+        name="visits", kind="session", key_serde=BYTES, value_serde=BYTES, retention_ms=2000
+    )
+    own = StoreSpec(
+        name="own",
+        kind="key_value",
+        key_serde=BYTES,
+        value_serde=BYTES,
+        topic_config={"segment.ms": "1"},
+    )
+    silent = StoreSpec(
+        name="silent", kind="key_value", key_serde=BYTES, value_serde=BYTES, logging=False
+    )
     nodes = (
         source("S1", "a"),
         *through("r-repartition", "S1"),
@@ -99,7 +150,9 @@ def test_configurations() -> None:
         stateful("D", "r-repartition-source", store=visits),
     )
     subs = cut(Topology(nodes, (RepartitionTopic("r-repartition"),)))
-    found = internal_topics(subs, {"a": 1}, "app", topic_config={"segment.ms": "5", "min.insync.replicas": "2"})
+    found = internal_topics(
+        subs, {"a": 1}, "app", topic_config={"segment.ms": "5", "min.insync.replicas": "2"}
+    )
     assert found.repartition["app-r-repartition"][1] == {
         "message.timestamp.type": "CreateTime",
         "cleanup.policy": "delete",
@@ -109,9 +162,15 @@ def test_configurations() -> None:
         "min.insync.replicas": "2",
     }
     window = found.changelog["app-w-changelog"][1]
-    assert (window["cleanup.policy"], window["retention.ms"]) == ("compact,delete", str(1000 + DAY_MS))
+    assert (window["cleanup.policy"], window["retention.ms"]) == (
+        "compact,delete",
+        str(1000 + DAY_MS),
+    )
     sessions = found.changelog["app-visits-changelog"][1]
-    assert (sessions["cleanup.policy"], sessions["retention.ms"]) == ("compact,delete", str(2000 + DAY_MS))
+    assert (sessions["cleanup.policy"], sessions["retention.ms"]) == (
+        "compact,delete",
+        str(2000 + DAY_MS),
+    )
     assert found.changelog["app-own-changelog"][1]["cleanup.policy"] == "compact"
     assert found.changelog["app-own-changelog"][1]["segment.ms"] == "1"
     assert "app-silent-changelog" not in found.changelog
@@ -124,7 +183,12 @@ def test_a_missing_source_topic_names_the_users_line() -> None:
 
 
 def test_topics_that_meet_in_a_stateful_operator_need_equal_counts() -> None:
-    nodes = (source("S1", "a"), source("S2", "b"), MergeNode("M", ("S1", "S2"), EDGE, None), stateful("A", "M"))
+    nodes = (
+        source("S1", "a"),
+        source("S2", "b"),
+        MergeNode("M", ("S1", "S2"), EDGE, None),
+        stateful("A", "M"),
+    )
     subs = cut(Topology(nodes))
     with pytest.raises(TopologyError, match=r"\(a: 2, b: 3\).*repartition") as caught:
         internal_topics(subs, {"a": 2, "b": 3}, "app")
@@ -149,14 +213,20 @@ def test_a_repartition_topic_takes_the_count_of_the_topic_it_meets() -> None:
         stateful("A", "M"),
     )
     free = Topology(nodes, (RepartitionTopic("r-repartition"),))
-    assert internal_topics(cut(free), {"a": 9, "b": 4}, "app").repartition["app-r-repartition"][0] == 4
+    assert (
+        internal_topics(cut(free), {"a": 9, "b": 4}, "app").repartition["app-r-repartition"][0] == 4
+    )
     enforced = Topology(nodes, (RepartitionTopic("r-repartition", 6),))
     with pytest.raises(TopologyError, match="b: 4, r-repartition: 6"):
         internal_topics(cut(enforced), {"a": 9, "b": 4}, "app")
 
 
 def test_tasks_of_every_sub_topology() -> None:
-    nodes = (source("S1", "a"), *through("r-repartition", "S1"), stateful("A", "r-repartition-source"))
+    nodes = (
+        source("S1", "a"),
+        *through("r-repartition", "S1"),
+        stateful("A", "r-repartition-source"),
+    )
     subs = cut(Topology(nodes, (RepartitionTopic("r-repartition"),)))
     found = tasks(subs, {"a": 1, "app-r-repartition": 2}, "app")
     assert [str(task) for task in found] == ["0_0", "1_0", "1_1"]

@@ -38,7 +38,15 @@ def test_different_types_differ(left: pa.DataType, right: pa.DataType) -> None:
 
 @pytest.mark.parametrize(
     "ddl",
-    ["int", "struct<a:string,b:array<double>>", "map<string,bigint>", "decimal(9,2)", "timestamp", "timestamp_ntz", "boolean"],
+    [
+        "int",
+        "struct<a:string,b:array<double>>",
+        "map<string,bigint>",
+        "decimal(9,2)",
+        "timestamp",
+        "timestamp_ntz",
+        "boolean",
+    ],
 )
 def test_text_is_ddl_that_reads_back(ddl: str) -> None:
     assert type_text(arrow_type(ddl)) == ddl

@@ -1,4 +1,5 @@
-"""Functions of a program in a process that never imported it: they find what they find in the driver, once."""
+"""Functions of a program in a process that never imported it: they find what they find in the
+driver, once."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ def break_file(program: Program, name: str) -> None:
     program.write(name, "raise RuntimeError('imported again')")
 
 
-def test_a_function_with_constants_helpers_and_classes_of_its_module(program: Program, worker: Worker) -> None:
+def test_a_function_with_constants_helpers_and_classes_of_its_module(
+    program: Program, worker: Worker
+) -> None:
     module = program.module(
         "alone",
         """
@@ -59,7 +62,7 @@ def test_a_function_with_constants_helpers_and_classes_of_its_module(program: Pr
             same = DEFAULT is Colour.RED and isinstance(made, Box) and type(Box.of(1)) is Box and Box.unit() == Box(1)
             defaults = [x.default is MISSING for x in fields(Box)]
             return same, factorial(n), Cube(n).area, replace(ONE, side=5).area, defaults, Colour(1) is DEFAULT
-        """,
+        """,  # noqa: E501
     )
     parcel = Parcel.of([module.f])
     break_file(program, "alone")
@@ -67,7 +70,9 @@ def test_a_function_with_constants_helpers_and_classes_of_its_module(program: Pr
     assert worker.call(parcel, 0, 4) == "wrong"
 
 
-def test_a_helper_module_keeps_its_identity_however_it_is_named(program: Program, worker: Worker) -> None:
+def test_a_helper_module_keeps_its_identity_however_it_is_named(
+    program: Program, worker: Worker
+) -> None:
     program.write(
         "shapes",
         """
@@ -98,7 +103,7 @@ def test_a_helper_module_keeps_its_identity_however_it_is_named(program: Program
             note(x)
             fine = isinstance(make(), shapes.Box) and shapes.Kind.A is FIRST and again.Box is others.Box
             return fine, type(pickle.loads(pickle.dumps(make()))) is shapes.Box, shapes.note(x), shapes.seen
-        """,
+        """,  # noqa: E501
     )
     parcel = Parcel.of([module.f])
     break_file(program, "shapes")
@@ -109,7 +114,13 @@ def test_a_helper_module_keeps_its_identity_however_it_is_named(program: Program
 
 def test_a_package_with_relative_imports(program: Program, worker: Worker) -> None:
     program.write("shop.__init__", "from .prices import price\n")
-    program.write("shop.prices", "from . import taxes\nimport shop.names\ndef price(n): return taxes.RATE * n, shop.names.NAME\n")
+    program.write(
+        "shop.prices",
+        (
+            "from . import taxes\nimport shop.names\ndef price(n): return taxes.RATE * n, "
+            "shop.names.NAME\n"
+        ),
+    )
     program.write("shop.taxes", "RATE = 2\n")
     program.write("shop.names", "NAME = 'shop'\n")
     program.write("shop.late", "LATE = 'late'\n")
@@ -130,7 +141,9 @@ def test_a_package_with_relative_imports(program: Program, worker: Worker) -> No
     assert worker.call(parcel, 0, 5) == (True, (10, "shop"), 2, "late")
 
 
-def test_two_functions_share_the_variables_of_their_module_and_of_their_closure(program: Program, worker: Worker) -> None:
+def test_two_functions_share_the_variables_of_their_module_and_of_their_closure(
+    program: Program, worker: Worker
+) -> None:
     module = program.module(
         "sharing",
         """
@@ -216,7 +229,7 @@ def listed(x):
     with opened(x) as found: return list(many(found)), WORD.match("ab1").group(), LOCAL.x
 everything = [Add(1), Add(1).bound, functools.partial(pow, 2), functools.partial(plain, 5), plain, which, listed,
               lambda x, n=Add(7): n(x), plain.__wrapped__, made]
-"""
+"""  # noqa: E501
 
 
 def test_callables_of_every_kind(program: Program, worker: Worker) -> None:
@@ -225,7 +238,16 @@ def test_callables_of_every_kind(program: Program, worker: Worker) -> None:
     assert which(1) == "int"
     parcel = Parcel.of(module.everything)
     break_file(program, "kinds")
-    assert [worker.call(parcel, i, 4) for i in (0, 1, 2, 4, 5, 6, 7, 8)] == [5, 10, 16, 10, "int", ([0, 1, 2, 3], "ab", 4), 11, 5]
+    assert [worker.call(parcel, i, 4) for i in (0, 1, 2, 4, 5, 6, 7, 8)] == [
+        5,
+        10,
+        16,
+        10,
+        "int",
+        ([0, 1, 2, 3], "ab", 4),
+        11,
+        5,
+    ]
     assert worker.call(parcel, 3) == 12
     assert worker.call(parcel, 9, 4)[1:] == ("tagged", "Outer.Inner")
     assert tuple(worker.call(parcel, 9, 4)[0]) == (4, "y")
@@ -255,7 +277,9 @@ def test_a_model_of_pydantic(program: Program, worker: Worker) -> None:
     assert worker.call(parcel, 0, -2) == "not valid"
 
 
-def test_what_a_worker_cannot_know_beforehand_is_imported_from_the_file(program: Program, worker: Worker) -> None:
+def test_what_a_worker_cannot_know_beforehand_is_imported_from_the_file(
+    program: Program, worker: Worker
+) -> None:
     module = program.module(
         "dynamic",
         """
@@ -290,20 +314,36 @@ def test_what_a_worker_cannot_know_beforehand_is_imported_from_the_file(program:
         frame = spark.createDataFrame([(1,)], "a int").filter(F.col("a") > 1)
         streams = KafkaStreams(builder.build(), application_id="a", bootstrap_servers="b")
         HIDDEN = 41
-        """,
+        """,  # noqa: E501
     )
     assert worker.call(parcel, 0, "HIDDEN") == 42
 
 
-def test_a_module_that_starts_its_application_when_imported_is_refused_in_words(program: Program, worker: Worker) -> None:
-    module = program.module("unguarded", "HIDDEN = 1\ndef f(name): return getattr(__import__('unguarded'), name)\n")
+def test_a_module_that_starts_its_application_when_imported_is_refused_in_words(
+    program: Program, worker: Worker
+) -> None:
+    module = program.module(
+        "unguarded", "HIDDEN = 1\ndef f(name): return getattr(__import__('unguarded'), name)\n"
+    )
     parcel = Parcel.of([module.f])
-    program.write("unguarded", "from everflow import KafkaStreams\nKafkaStreams(None, application_id='a').run()\nHIDDEN = 1\n")
-    with pytest.raises(RuntimeError, match=r"imported a module that starts a KafkaStreams at once; put that line under `if"):
+    program.write(
+        "unguarded",
+        (
+            "from everflow import KafkaStreams\nKafkaStreams(None, "
+            "application_id='a').run()\nHIDDEN = "
+            "1\n"
+        ),
+    )
+    with pytest.raises(
+        RuntimeError,
+        match=r"imported a module that starts a KafkaStreams at once; put that line under `if",
+    ):
         worker.call(parcel, 0, "HIDDEN")
 
 
-def test_a_worker_that_serves_two_programs_keeps_them_apart(program: Program, worker: Worker) -> None:
+def test_a_worker_that_serves_two_programs_keeps_them_apart(
+    program: Program, worker: Worker
+) -> None:
     module = program.module(
         "twice",
         """
@@ -321,23 +361,37 @@ def test_a_worker_that_serves_two_programs_keeps_them_apart(program: Program, wo
     assert worker.call(second, 0, "b") == (2, ["b"])
     assert worker.call(first, 0, "c") == (1, ["a", "c"])
     again = Parcel.of([module.f])
-    assert worker.call(again, 0, "d") == (2, ["d"]), "what starts again begins with its variables as they are"
+    assert worker.call(again, 0, "d") == (2, ["d"]), (
+        "what starts again begins with its variables as they are"
+    )
 
 
-def test_a_module_with_the_name_of_a_library_is_imported_from_its_own_file(program: Program, worker: Worker) -> None:
+def test_a_module_with_the_name_of_a_library_is_imported_from_its_own_file(
+    program: Program, worker: Worker
+) -> None:
     program.write("later.tabnanny", "HIDDEN = 1\n")
     sys.path.insert(0, str(program.folder / "later"))
     try:
-        module = program.module("shades", "import tabnanny\ndef f(name): return getattr(tabnanny, name), tabnanny.__name__\n")
+        module = program.module(
+            "shades",
+            "import tabnanny\ndef f(name): return getattr(tabnanny, name), tabnanny.__name__\n",
+        )
     finally:
         sys.path.remove(str(program.folder / "later"))
     assert worker.call(Parcel.of([module.f]), 0, "HIDDEN") == (1, "tabnanny")
 
 
-def test_folders_without_init_that_a_function_imports_from(program: Program, worker: Worker) -> None:
+def test_folders_without_init_that_a_function_imports_from(
+    program: Program, worker: Worker
+) -> None:
     program.write("rules.eu.vat", "RATE = 2\n")
     module = program.module(
-        "taxing", "def f(x):\n    from rules.eu.vat import RATE\n    import rules.eu.vat as vat\n    return x * vat.RATE\n"
+        "taxing",
+        (
+            "def f(x):\n    from rules.eu.vat import RATE\n    import rules.eu.vat as vat\n    "
+            "return "
+            "x * vat.RATE\n"
+        ),
     )
     first, second = Parcel.of([module.f]), Parcel.of([module.f])
     assert [worker.call(parcel, 0, 3) for parcel in (first, second, first)] == [6, 6, 6]
@@ -357,7 +411,10 @@ def test_what_a_worker_does_not_have_is_told_in_words(program: Program, worker: 
         parcel = Parcel.of([module.f])
     finally:
         del sys.modules["statistics_gone"]
-    with pytest.raises(RuntimeError, match="cannot build the program: ModuleNotFoundError: No module named 'statistics_gone'"):
+    with pytest.raises(
+        RuntimeError,
+        match="cannot build the program: ModuleNotFoundError: No module named 'statistics_gone'",
+    ):
         worker.call(parcel, 0)
 
 

@@ -1,4 +1,5 @@
-"""Classes of a program in a process that never imported it: each is there once, as it is, and nothing creates it again."""
+"""Classes of a program in a process that never imported it: each is there once, as it is, and
+nothing creates it again."""
 
 from __future__ import annotations
 
@@ -66,20 +67,39 @@ ENUMS = """
     ALL = (Planet, Size, Named, Perm, Mask, Level, Day, Cents, Text, Where, Op, Outer.Inner)
     MEMBERS = [one for cls in ALL for one in cls]
     PICKLED = [one for one in MEMBERS if type(one) in (Planet, Size, Perm, Mask, Level, Day, Cents, Text, Where)]
-    """
+    """  # noqa: E501
 ENUM_CASES = {
     "attributes": "Planet.EARTH.mass, Planet.MARS.radius, Planet((6.421e23, 3.4e6)) is Planet.MARS",
-    "made by its own __new__": "Size.S.label, Size.L + 1, Size(2).label, Size(1) is Size.S, repr(Size.S)",
+    "made by its own __new__": (
+        "Size.S.label, Size.L + 1, Size(2).label, Size(1) is Size.S, repr(Size.S)"
+    ),
     "a key of a dict that a method uses": "Planet.MARS.weight(), SCALE[Planet.EARTH]",
-    "a key with a hash and a reduction of its own": "NAMED[Named.A], Named.A.doubled(), Named.A.upper()",
-    "flags": "Perm.RW is Perm.R | Perm.W, Perm.R in Perm.RW, BOTH is Perm(5), list(Perm), (~Perm.RW) is Perm.X, Mask(3)",
-    "aliases": "Level.SMALL is Level.LOW, list(Level.__members__), Level(9), Level.HIGH > 1, Level['SMALL']",
+    "a key with a hash and a reduction of its own": (
+        "NAMED[Named.A], Named.A.doubled(), Named.A.upper()"
+    ),
+    "flags": (
+        "Perm.RW is Perm.R | Perm.W, Perm.R in Perm.RW, BOTH is Perm(5), list(Perm), "
+        "(~Perm.RW) is Perm.X, Mask(3)"
+    ),
+    "aliases": (
+        "Level.SMALL is Level.LOW, list(Level.__members__), Level(9), Level.HIGH > 1, "
+        "Level['SMALL']"
+    ),
     "dates and decimals": "Day.NEW.isoformat(), Day(datetime.date(2024, 1, 1)).name, Cents.ONE * 3",
     "values made of names": "Text.P.value, Text('p') is Text.P",
     "a mixin of the program": "Where.HERE.x, isinstance(Where.HERE, Point), Where.HERE.name",
-    "identity": "[m is type(m)[m.name] for m in MEMBERS], all(pickle.loads(pickle.dumps(m)) is m for m in PICKLED)",
-    "names": "[repr(m) for m in MEMBERS if m not in (*Op,)], [len(c) for c in ALL], Outer.Inner.__qualname__, Planet.__doc__",
-    "what they refuse": "refused(lambda: setattr(Planet, 'EARTH', 1)), refused(lambda: Planet(1)), refused(lambda: Size('x', 3))",
+    "identity": (
+        "[m is type(m)[m.name] for m in MEMBERS], all(pickle.loads(pickle.dumps(m)) is m "
+        "for m in PICKLED)"
+    ),
+    "names": (
+        "[repr(m) for m in MEMBERS if m not in (*Op,)], [len(c) for c in ALL], "
+        "Outer.Inner.__qualname__, Planet.__doc__"
+    ),
+    "what they refuse": (
+        "refused(lambda: setattr(Planet, 'EARTH', 1)), refused(lambda: Planet(1)), "
+        "refused(lambda: Size('x', 3))"
+    ),
 }
 
 
@@ -103,7 +123,9 @@ def test_enums(program: Program, worker: Worker, case: str) -> None:
     assert worker.call(parcel, 1) == len(module.made)
 
 
-def test_a_registry_of_subclasses_has_the_classes_that_others_have(program: Program, worker: Worker) -> None:
+def test_a_registry_of_subclasses_has_the_classes_that_others_have(
+    program: Program, worker: Worker
+) -> None:
     module = program.module(
         "events",
         """
@@ -146,15 +168,19 @@ def test_a_registry_of_subclasses_has_the_classes_that_others_have(program: Prog
             class Late(Event, weight=100): pass
             return Event.kinds["Late"] is Late, Event.count
         sell_first = [lambda: Event.kinds["Sell"], Sell, f]
-        """,
+        """,  # noqa: E501
     )
-    for number, content in enumerate(([module.f], [module.Buy, module.f], [module.Sell, module.f], [module.Meta, module.f])):
+    for number, content in enumerate(
+        ([module.f], [module.Buy, module.f], [module.Sell, module.f], [module.Meta, module.f])
+    ):
         parcel = Parcel.of([*content, module.later])
         assert worker.call(parcel, len(content) - 1) == module.f(), number
         assert worker.call(parcel, len(content)) == (True, 111)
 
 
-def test_an_instance_that_its_class_needs_to_hash_is_found_again(program: Program, worker: Worker) -> None:
+def test_an_instance_that_its_class_needs_to_hash_is_found_again(
+    program: Program, worker: Worker
+) -> None:
     module = program.module(
         "hashing",
         """
@@ -186,10 +212,21 @@ def test_an_instance_that_its_class_needs_to_hash_is_found_again(program: Progra
         def f(n):
             found = Code("a").price(), Own("b").price(), Own("b") in Code.all, Code("a") in Code.all, Code("k") in Own.known
             return found, Single() is SINGLE, Interned("one") is ONE, ONE.hits, hasattr(ONE, "__dict__")
-        """,
+        """,  # noqa: E501
     )
-    for content in ([module.f], [module.PRICES, module.f], [module.Own, module.f], [module.SINGLE, module.ONE, module.f]):
-        assert worker.call(Parcel.of(content), len(content) - 1, 0) == ((1, 2, True, True, True), True, True, 0, False)
+    for content in (
+        [module.f],
+        [module.PRICES, module.f],
+        [module.Own, module.f],
+        [module.SINGLE, module.ONE, module.f],
+    ):
+        assert worker.call(Parcel.of(content), len(content) - 1, 0) == (
+            (1, 2, True, True, True),
+            True,
+            True,
+            0,
+            False,
+        )
 
 
 def test_slots_generics_protocols_and_typed_dicts(program: Program, worker: Worker) -> None:
@@ -233,9 +270,13 @@ def test_slots_generics_protocols_and_typed_dicts(program: Program, worker: Work
                 Tree.__parameters__, isinstance(Dog(), Louder), Dog().shout(),
                 Wide(a=1), Wide.__optional_keys__, Pair(1, Pair(2)).total(), Pair._fields,
                 ORIGIN, ORIGIN.near == Point(1), hash(ORIGIN) == hash(Point(0, Point(1))), Point.__slots__))
-        """,
+        """,  # noqa: E501
     )
-    for content in ([module.f], [module.Leaf, module.f], [module.Wide, module.Below, module.Louder, module.f]):
+    for content in (
+        [module.f],
+        [module.Leaf, module.f],
+        [module.Wide, module.Below, module.Louder, module.f],
+    ):
         assert worker.call(Parcel.of(content), len(content) - 1) == module.f()
 
 

@@ -1,4 +1,5 @@
-"""What cannot travel is refused where the topology takes it in: the line, the function, the variable and what to do instead."""
+"""What cannot travel is refused where the topology takes it in: the line, the function, the
+variable and what to do instead."""
 
 from __future__ import annotations
 
@@ -58,10 +59,14 @@ def refused(fn: Any) -> str:
     """What a user reads whose line app.py:7 takes ``fn`` in."""
     graph = GraphBuilder(FACES)
     with pytest.raises(TopologyError) as caught:
-        graph.add(FunctionNode("MAPVALUES-1", ("in",), EDGE, "app.py:7", "MAPVALUES", "map_values", fn))
+        graph.add(
+            FunctionNode("MAPVALUES-1", ("in",), EDGE, "app.py:7", "MAPVALUES", "map_values", fn)
+        )
     assert caught.value.where == "app.py:7"
     assert caught.value.code == "EF-NOT-PORTABLE"
-    graph.add(FunctionNode("MAPVALUES-1", ("in",), EDGE, "app.py:7", "MAPVALUES", "map_values", str.upper))
+    graph.add(
+        FunctionNode("MAPVALUES-1", ("in",), EDGE, "app.py:7", "MAPVALUES", "map_values", str.upper)
+    )
     return str(caught.value)
 
 
@@ -69,28 +74,41 @@ def line_of(fn: Any) -> str:
     return f"{FILE}:{fn.__code__.co_firstlineno}"
 
 
-AT_FIRST_USE = "which cannot be sent to the Python workers; make it inside the function, or once per worker at first use, in a "
+AT_FIRST_USE = (
+    "which cannot be sent to the Python workers; make it inside the function, or once "
+    "per worker at first use, in a "
+)
 
 
 def test_a_variable_of_the_module() -> None:
     assert refused(uses_global) == (
-        f"map_values: the function `uses_global` ({line_of(uses_global)}) uses the variable `LOCK`, of type lock, {AT_FIRST_USE}"
+        f"map_values: the function `uses_global` ({line_of(uses_global)}) uses the variable "
+        f"`LOCK`, of type lock, {AT_FIRST_USE}"
         "function with @functools.cache that returns it\n  at app.py:7"
     )
 
 
 def test_a_part_of_a_variable() -> None:
-    assert f"({line_of(uses_deep_global)}) uses the variable `CLIENTS['a'].lock`, of type lock, " in refused(uses_deep_global)
+    assert (
+        f"({line_of(uses_deep_global)}) uses the variable `CLIENTS['a'].lock`, of type lock, "
+        in refused(uses_deep_global)
+    )
 
 
 def test_a_function_that_a_function_calls() -> None:
-    assert f"the function `uses_global` ({line_of(uses_global)}) uses the variable `LOCK`" in refused(calls_another)
+    assert (
+        f"the function `uses_global` ({line_of(uses_global)}) uses the variable `LOCK`"
+        in refused(calls_another)
+    )
 
 
 def test_a_captured_variable_of_a_lambda() -> None:
     lock = threading.RLock()
     fn = lambda value: (lock, value)  # noqa: E731
-    assert f"the function lambda ({line_of(fn)}) uses the variable `lock`, of type RLock, " in refused(fn)
+    assert (
+        f"the function lambda ({line_of(fn)}) uses the variable `lock`, of type RLock, "
+        in refused(fn)
+    )
 
 
 def test_a_default_of_a_parameter() -> None:
@@ -108,7 +126,9 @@ def test_an_object_that_is_called() -> None:
         def __call__(self, value: str) -> str:
             return value
 
-    assert "map_values: its `function.lock`, of type lock, which cannot be sent" in refused(Caller())
+    assert "map_values: its `function.lock`, of type lock, which cannot be sent" in refused(
+        Caller()
+    )
 
 
 def test_a_method_of_an_object() -> None:
@@ -122,14 +142,19 @@ def test_an_open_file(tmp_path: Path) -> None:
             return rates.readline()
 
         text = refused(fn)
-        assert "the variable `rates`, of type TextIOWrapper, which cannot be sent to the Python workers; open it in" in text
+        assert (
+            "the variable `rates`, of type TextIOWrapper, which cannot be sent to the Python "
+            "workers; open it in"
+        ) in text
     with io.open(__file__, "rb") as raw:  # noqa: UP020
         assert "of type BufferedReader, " in refused(lambda value: raw.read())
 
 
 def test_what_runs_already() -> None:
     numbers = (n for n in range(3))
-    assert "uses the variable `numbers`, of type generator, " in refused(lambda value: next(numbers))
+    assert "uses the variable `numbers`, of type generator, " in refused(
+        lambda value: next(numbers)
+    )
     loop = asyncio.new_event_loop()
     try:
         assert "uses the variable `loop" in refused(lambda value: loop.time())
@@ -152,14 +177,21 @@ def test_a_serde_is_named_as_such() -> None:
         lock: Any
 
     graph = GraphBuilder(FACES)
-    with pytest.raises(TopologyError, match=r"source: its `key_serde.lock`, of type lock, .*\n  at app.py:3"):
+    with pytest.raises(
+        TopologyError, match=r"source: its `key_serde.lock`, of type lock, .*\n  at app.py:3"
+    ):
         graph.add(SourceNode("source", (), EDGE, "app.py:3", ("in",), Odd(LOCK), serdes.string()))  # type: ignore[arg-type]
 
 
 def test_a_variable_of_another_module_of_the_program(program: Program) -> None:
     program.write("guards", "import threading\nLOCK = threading.Lock()\nOTHER = threading.Lock()\n")
-    module = program.module("guarded", "import guards\ndef f(value):\n    with guards.LOCK: return value\n")
-    assert "the function `f` (guarded.py:2) uses the variable `guards.LOCK`, of type lock" in refused(module.f)
+    module = program.module(
+        "guarded", "import guards\ndef f(value):\n    with guards.LOCK: return value\n"
+    )
+    assert (
+        "the function `f` (guarded.py:2) uses the variable `guards.LOCK`, of type lock"
+        in refused(module.f)
+    )
 
 
 @pytest.mark.parametrize("name", sorted(DRIVER_TYPES))

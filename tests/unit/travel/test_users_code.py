@@ -16,7 +16,9 @@ from everflow.travel.own_code import INSTALLED_FOLDERS, ModuleFacts, belongs, is
 from unit.travel.travelling import Program
 
 LIBRARY = frozenset({"/usr/lib/python3.11"})
-PARTS = st.sampled_from(["srv", "ann", "shop", ".venv", "lib", "python3.11", "venv", "src", "app.zip", "opt", "usr"])
+PARTS = st.sampled_from(
+    ["srv", "ann", "shop", ".venv", "lib", "python3.11", "venv", "src", "app.zip", "opt", "usr"]
+)
 
 
 def nothing_recorded(file: str, top: str) -> bool:
@@ -51,12 +53,20 @@ def test_belongs(name: str, files: tuple[str, ...], own: bool) -> None:
     assert belongs(ModuleFacts(name, files), LIBRARY, nothing_recorded) is own
 
 
-@given(st.lists(PARTS, max_size=6), st.sampled_from(sorted(INSTALLED_FOLDERS)), st.lists(PARTS, max_size=3))
-def test_whatever_lies_in_a_folder_of_installed_packages_is_installed(before: list[str], folder: str, after: list[str]) -> None:
+@given(
+    st.lists(PARTS, max_size=6),
+    st.sampled_from(sorted(INSTALLED_FOLDERS)),
+    st.lists(PARTS, max_size=3),
+)
+def test_whatever_lies_in_a_folder_of_installed_packages_is_installed(
+    before: list[str], folder: str, after: list[str]
+) -> None:
     file = "/".join(["", *before, folder, *after, "shop.py"])
     assert not belongs(ModuleFacts("shop", (file,)), LIBRARY, nothing_recorded)
     assert belongs(ModuleFacts("shop", (file,), holds_topology=True), LIBRARY, nothing_recorded)
-    assert belongs(ModuleFacts("shop", (file.replace(folder, "packages"),)), frozenset(), nothing_recorded)
+    assert belongs(
+        ModuleFacts("shop", (file.replace(folder, "packages"),)), frozenset(), nothing_recorded
+    )
 
 
 @given(st.lists(PARTS, max_size=6))
@@ -76,7 +86,9 @@ def test_a_distribution_installed_into_any_folder_is_installed(program: Program)
     folder = program.folder / "target"
     metadata = folder / "shop-1.0.dist-info"
     metadata.mkdir(parents=True)
-    (metadata / "RECORD").write_text("installed_shop/__init__.py,,\ninstalled_shop/prices.py,,\nshop-1.0.dist-info/RECORD,,\n")
+    (metadata / "RECORD").write_text(
+        "installed_shop/__init__.py,,\ninstalled_shop/prices.py,,\nshop-1.0.dist-info/RECORD,,\n"
+    )
     program.write("target.installed_shop.__init__", "")
     program.write("target.installed_shop.prices", "RATE = 1\n")
     program.write("target.beside_it", "RATE = 1\n")

@@ -1,4 +1,5 @@
-"""A worker process for tests: opens parcels and calls what is in them. And modules of a user's program, written to a folder."""
+"""A worker process for tests: opens parcels and calls what is in them. And modules of a user's
+program, written to a folder."""
 
 from __future__ import annotations
 
@@ -32,13 +33,18 @@ class Worker:
 
     def __init__(self, folder: Path) -> None:
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self._process = subprocess.Popen([sys.executable, "-c", _WORKER], env={"PYTHONPATH": str(folder)}, **pipes)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _WORKER], env={"PYTHONPATH": str(folder)}, **pipes
+        )
 
     def call(self, parcel: Parcel, place: int, *arguments: Any) -> Any:
-        """The result of the function at ``place`` of the parcel; RuntimeError with what it raised."""
+        """The result of the function at ``place`` of the parcel; RuntimeError with what it
+        raised."""
         assert self._process.stdin
         assert self._process.stdout
-        self._process.stdin.write(base64.b64encode(pickle.dumps((parcel, place, arguments))).decode() + "\n")
+        self._process.stdin.write(
+            base64.b64encode(pickle.dumps((parcel, place, arguments))).decode() + "\n"
+        )
         self._process.stdin.flush()
         kind, found = pickle.loads(base64.b64decode(self._process.stdout.readline()))
         if kind == "error":

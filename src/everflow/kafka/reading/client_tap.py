@@ -25,7 +25,8 @@ from everflow.records import HEADERS, UNBOUNDED_BYTES, Int64, TopicPartition
 _DEFAULTS: dict[str, Any] = {
     "enable.auto.commit": False,
     "enable.partition.eof": True,
-    "auto.offset.reset": "error",  # a log that starts later than asked must be seen, never skipped over
+    # a log that starts later than asked must be seen, never skipped over
+    "auto.offset.reset": "error",
 }
 _MOST_AT_ONCE = 20_000
 _WAIT_S = 0.05
@@ -45,11 +46,19 @@ class ClientTap:
         patient: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``config``: librdkafka keys, ``bootstrap.servers`` at least. ``group``: librdkafka wants a group id; it is never joined,
-        and nothing is committed to it. ``fetching``: librdkafka's queue and waits for this use; ``config`` wins. ``patient``:
-        whether a broker that is away is left to the client to mend, within the time of a `take`. ``clock``: monotonic seconds."""
+        """``config``: librdkafka keys, ``bootstrap.servers`` at least. ``group``: librdkafka wants
+        a group id; it is never joined, and nothing is committed to it. ``fetching``: librdkafka's
+        queue and waits for this use; ``config`` wins. ``patient``:
+        whether a broker that is away is left to the client to mend, within the time of a `take`.
+        ``clock``: monotonic seconds."""
         isolation = "read_committed" if read_committed else "read_uncommitted"
-        self._settings = {**_DEFAULTS, **fetching, **config, "group.id": group, "isolation.level": isolation}
+        self._settings = {
+            **_DEFAULTS,
+            **fetching,
+            **config,
+            "group.id": group,
+            "isolation.level": isolation,
+        }
         self._patient = patient
         self._clock = clock
         self._logs: dict[tuple[Any, Any], _Log] = {}
@@ -66,15 +75,24 @@ class ClientTap:
 
     def go_to(self, starts: Mapping[TopicPartition, int], timeout_s: float = CONNECT_S) -> None:
         logs = self._logs
-        kept = {tp: logs[tp] for tp, start in starts.items() if tp in logs and logs[tp].position == start}
+        kept = {
+            tp: logs[tp]
+            for tp, start in starts.items()
+            if tp in logs and logs[tp].position == start
+        }
         gone = [log for tp, log in logs.items() if tp not in kept]
         new = [_Log(tp, start) for tp, start in starts.items() if tp not in kept]
         try:
             if gone:
                 self._consumer.incremental_unassign([ClientTopicPartition(*log.tp) for log in gone])
-            self._logs, self._moved = {**kept}, {tp: why for tp, why in self._moved.items() if tp in kept}
+            self._logs, self._moved = (
+                {**kept},
+                {tp: why for tp, why in self._moved.items() if tp in kept},
+            )
             if new:
-                self._consumer.incremental_assign([ClientTopicPartition(*log.tp, log.position) for log in new])
+                self._consumer.incremental_assign(
+                    [ClientTopicPartition(*log.tp, log.position) for log in new]
+                )
         except KafkaException as failure:
             raise classify_exception(failure, "assigning partitions to read") from failure
         self._logs.update({log.tp: log for log in new})
@@ -86,7 +104,8 @@ class ClientTap:
         most_bytes: int = UNBOUNDED_BYTES,
         most_records: int = UNBOUNDED_RECORDS,
     ) -> dict[TopicPartition, LogChunk]:
-        """See `Tap`. It also serves the client, whose errors come here; ``most_records`` bounds what comes anew of all logs."""
+        """See `Tap`. It also serves the client, whose errors come here; ``most_records`` bounds
+        what comes anew of all logs."""
         until_s = self._clock() + timeout_s
         found = self._here(ends, most_bytes, most_records)
         while not found:
@@ -98,23 +117,30 @@ class ClientTap:
         return found
 
     def warm_up(self, topics: Iterable[str], timeout_s: float) -> None:
-        """See `Tap`. Each broker that leads partitions of these topics lets one of them answer: a consumer's first otherwise waits
-        up to a second for addresses, a connection and librdkafka's threads to turn to it; later ones come within 20 ms. One
-        leader that does not answer is no error, and waited for no longer than 5 s."""
+        """See `Tap`. Each broker that leads partitions of these topics lets one of them answer: a
+        consumer's first otherwise waits up to a second for addresses, a connection and librdkafka's
+        threads to turn to it; later ones come within 20 ms. One leader that does not answer is no
+        error, and waited for no longer than 5 s."""
         self.go_to({})
         try:
             of_leader = {
                 facts.leader: (topic, partition)
                 for topic in topics
-                for partition, facts in self._consumer.list_topics(topic, timeout_s).topics[topic].partitions.items()
+                for partition, facts in self._consumer.list_topics(topic, timeout_s)
+                .topics[topic]
+                .partitions.items()
                 if facts.leader >= 0
             }
             waiting = set(of_leader.values())
-            asked = [ClientTopicPartition(topic, partition, OFFSET_END) for topic, partition in waiting]
+            asked = [
+                ClientTopicPartition(topic, partition, OFFSET_END) for topic, partition in waiting
+            ]
             self._consumer.incremental_assign(asked)
             deadline = self._clock() + min(timeout_s, _WARM_UP_S)
             while waiting and self._clock() < deadline:
-                answer = self._consumer.poll(_WAIT_S)  # a record or the end, either of which shows that it is fetched
+                answer = self._consumer.poll(
+                    _WAIT_S
+                )  # a record or the end, either of which shows that it is fetched
                 if answer is not None:
                     waiting.discard((answer.topic(), answer.partition()))
             self._consumer.incremental_unassign(asked)
@@ -127,25 +153,40 @@ class ClientTap:
             self._consumer.close()
             del self._consumer
 
-    def _here(self, ends: Mapping[TopicPartition, int], most_bytes: int, most_records: int) -> dict[TopicPartition, LogChunk]:
+    def _here(
+        self, ends: Mapping[TopicPartition, int], most_bytes: int, most_records: int
+    ) -> dict[TopicPartition, LogChunk]:
         for tp in self._moved.keys() & ends.keys():
             log = self._logs[tp]
-            raise LogStartMovedError(f"{log.tp}: offset {log.position} is outside the log ({self._moved[tp]})", log.tp)
-        taken = ((tp, self._logs[tp].chunk(end, most_bytes, most_records)) for tp, end in ends.items())
+            raise LogStartMovedError(
+                f"{log.tp}: offset {log.position} is outside the log ({self._moved[tp]})", log.tp
+            )
+        taken = (
+            (tp, self._logs[tp].chunk(end, most_bytes, most_records)) for tp, end in ends.items()
+        )
         return {tp: chunk for tp, chunk in taken if chunk is not None}
 
     def _receive(self, wait_s: float, most_records: int) -> None:
         """Let the logs have what the client has, waiting for the first of it."""
         try:
-            # `consume` waits for all it was asked for; so one record is waited for, and then what is there is taken.
+            # `consume` waits for all it was asked for; so one record is waited for, and then what
+            # is there is taken.
             first = self._consumer.poll(wait_s)
-            messages = [] if first is None else [first, *self._consumer.consume(min(most_records, _MOST_AT_ONCE), 0)]
+            messages = (
+                []
+                if first is None
+                else [first, *self._consumer.consume(min(most_records, _MOST_AT_ONCE), 0)]
+            )
         except KafkaException as failure:
             raise classify_exception(failure, "reading logs") from failure
         if not messages:
             return
-        places = set(zip(map(Message.topic, messages), map(Message.partition, messages), strict=True))
-        if len(places) == 1 and not any(error is not None for error in map(Message.error, messages)):
+        places = set(
+            zip(map(Message.topic, messages), map(Message.partition, messages), strict=True)
+        )
+        if len(places) == 1 and not any(
+            error is not None for error in map(Message.error, messages)
+        ):
             records = {places.pop(): messages}  # the usual case calls three methods a record, in C
         else:
             records = {}
@@ -166,10 +207,15 @@ class ClientTap:
             return  # fetched before it was given up
         if log is not None and error.code() == KafkaError._PARTITION_EOF:
             log.end_seen = offset_of(message)
-        elif log is not None and error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+        elif log is not None and error.code() in (
+            KafkaError._AUTO_OFFSET_RESET,
+            KafkaError.OFFSET_OUT_OF_RANGE,
+        ):
             self._moved[log.tp] = error.str()
         else:
-            problem = classify(error, "reading logs" if log is None else f"reading {log.tp} at {log.position}")
+            problem = classify(
+                error, "reading logs" if log is None else f"reading {log.tp} at {log.position}"
+            )
             if not isinstance(problem, RetriableError) or not (self._patient or error.retriable()):
                 raise problem  # passing ones are mended by the client
 
@@ -184,7 +230,8 @@ class _Log:
     """The log had no record behind what is here when it ended at this offset."""
     _came: list[Message] = field(default_factory=list)
     _taken: int = 0
-    """So many of them; they are dropped now and then, as small chunks out of many records would move the rest each time."""
+    """So many of them; they are dropped now and then, as small chunks out of many records would
+    move the rest each time."""
 
     def add(self, messages: list[Message]) -> None:
         """These are behind those that are here already."""
@@ -193,7 +240,8 @@ class _Log:
         self._came += messages
 
     def chunk(self, end: int, most_bytes: int, most_records: int) -> LogChunk | None:
-        """What is here before ``end``, or the first of it; None if that does not move the position."""
+        """What is here before ``end``, or the first of it; None if that does not move the
+        position."""
         came, first = self._came, self._taken
         if self.position >= end:
             return None
@@ -201,12 +249,18 @@ class _Log:
         before = len(came) if all_before else bisect_left(came, end, first, key=offset_of)
         part = _Messages(came[first : min(before, first + most_records)])
         if most_bytes < UNBOUNDED_BYTES:
-            part = _Messages(part.messages[: int(np.searchsorted(np.cumsum(part.sizes), most_bytes)) + 1])
+            part = _Messages(
+                part.messages[: int(np.searchsorted(np.cumsum(part.sizes), most_bytes)) + 1]
+            )
         left = first + len(part.messages)
         if left < len(came):
             behind = offset_of(came[left])
         else:
-            behind = max(self.position, self.end_seen, offset_of(part.messages[-1]) + 1 if part.messages else 0)
+            behind = max(
+                self.position,
+                self.end_seen,
+                offset_of(part.messages[-1]) + 1 if part.messages else 0,
+            )
         if 2 * left >= len(came):
             del came[:left]
             left = 0
@@ -226,13 +280,17 @@ class _Messages:
     @property
     def timestamps(self) -> Int64:
         """Times in ms."""
-        return np.fromiter((at for _, at in map(Message.timestamp, self.messages)), np.int64, len(self.messages))
+        return np.fromiter(
+            (at for _, at in map(Message.timestamp, self.messages)), np.int64, len(self.messages)
+        )
 
     @property
     def sizes(self) -> Int64:
         """Bytes of each record's key and value."""
         count = len(self.messages)
-        keys = np.fromiter((len(key or b"") for key in map(Message.key, self.messages)), np.int64, count)
+        keys = np.fromiter(
+            (len(key or b"") for key in map(Message.key, self.messages)), np.int64, count
+        )
         return keys + np.fromiter(map(len, self.messages), np.int64, count)
 
     def keys(self) -> list[bytes | None]:
@@ -247,7 +305,10 @@ class _Messages:
         """The records in Arrow columns, with their headers if asked for."""
         found = None
         if headers:
-            rows = [[{"key": h[0], "value": h[1]} for h in message.headers() or ()] for message in self.messages]
+            rows = [
+                [{"key": h[0], "value": h[1]} for h in message.headers() or ()]
+                for message in self.messages
+            ]
             found = pa.array(rows, HEADERS)
         return LogColumns(
             pa.array(self.keys(), pa.binary()),

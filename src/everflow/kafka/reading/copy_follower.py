@@ -1,7 +1,8 @@
 """Follows changelogs for copies: in bulk while they are far behind, by a consumer near the end.
 
-In bulk one log is read after the other; the consumer waits over all the others at once. read_committed: the broker gives nothing
-beyond the last stable offset. At the end of the logs a round costs one waiting fetch per broker for all partitions together.
+In bulk one log is read after the other; the consumer waits over all the others at once.
+read_committed: the broker gives nothing beyond the last stable offset. At the end of the logs a
+round costs one waiting fetch per broker for all partitions together.
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ from everflow.kafka.reading.taps import Tap, Taps
 from everflow.records import TopicPartition
 
 BULK_LAG = 50_000
-"""Offsets behind the stable end from which on reading in bulk is worth the change: a fetch's worth or so."""
+"""Offsets behind the stable end from which on reading in bulk is worth the change: a fetch's worth
+or so."""
 BULK_AGAIN_S = 10.0
-"""After a fault of reading in bulk the consumer, which never waits for a broker, has everything for so long."""
+"""After a fault of reading in bulk the consumer, which never waits for a broker, has everything for
+so long."""
 BULK_IDLE_S = 30.0
 """A connection that nobody was far behind for so long to use is dropped."""
 FETCHING: Mapping[str, Any] = {
-    "fetch.wait.max.ms": 200,  # records come at once whatever this says; a tail of markers after so long
+    # records come at once whatever this says; a tail of markers after so long
+    "fetch.wait.max.ms": 200,
     "fetch.message.max.bytes": 2 << 20,
     "fetch.queue.backoff.ms": 5,
     "queued.min.messages": 20_000,
@@ -40,7 +44,8 @@ _PARSED_BYTES = 1 << 20
 _STALL_S = 10.0
 """An answer may take so long; nothing waits for it meanwhile."""
 _ATTEND_S = 1.0
-"""How long a failed fetch is attended to before the log is given back: the caller has promotions to serve."""
+"""How long a failed fetch is attended to before the log is given back: the caller has promotions to
+serve."""
 _CONNECT_S = 3.0
 
 _log = logging.getLogger(__name__)
@@ -48,15 +53,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class FollowedRound:
-    """What one round brought: a chunk per partition that moved, and the partitions whose position the log no longer holds."""
+    """What one round brought: a chunk per partition that moved, and the partitions whose position
+    the log no longer holds."""
 
     chunks: dict[TopicPartition, LogChunk] = field(default_factory=dict)
     gone: dict[TopicPartition, str] = field(default_factory=dict)
 
 
 class CopyFollower:
-    """Follows a changing set of logs; owned by one thread. Holds the consumer's queue (16 MiB) and two fetches of 4 MiB at most,
-    whatever the number of logs."""
+    """Follows a changing set of logs; owned by one thread. Holds the consumer's queue (16 MiB) and
+    two fetches of 4 MiB at most, whatever the number of logs."""
 
     def __init__(
         self,
@@ -66,11 +72,16 @@ class CopyFollower:
         bulk_lag: int = BULK_LAG,
         taps: Taps | None = None,
     ) -> None:
-        """``config``: librdkafka keys, ``bootstrap.servers`` at least; ``clock``: monotonic seconds; ``taps`` in place of those of
-        ``config``."""
-        bulk: dict[str, Any] = {"fetch_bytes": _FETCH_BYTES, "parsed_bytes": _PARSED_BYTES, "attend_s": _ATTEND_S}
+        """``config``: librdkafka keys, ``bootstrap.servers`` at least; ``clock``: monotonic
+        seconds; ``taps`` in place of those of ``config``."""
+        bulk: dict[str, Any] = {
+            "fetch_bytes": _FETCH_BYTES,
+            "parsed_bytes": _PARSED_BYTES,
+            "attend_s": _ATTEND_S,
+        }
         self._taps = taps or Taps(
-            FetchTap.over(config, clock=clock, **bulk), ClientTap(config, "everflow-log-follower", FETCHING, clock=clock)
+            FetchTap.over(config, clock=clock, **bulk),
+            ClientTap(config, "everflow-log-follower", FETCHING, clock=clock),
         )
         self._near = self._taps.client
         self._bulk = self._taps.own()
@@ -94,7 +105,8 @@ class CopyFollower:
         return {**({} if self._bulk is None else self._bulk.positions), **self._waiting}
 
     def follow(self, starts: Mapping[TopicPartition, int]) -> None:
-        """Begin with these logs, at these offsets; one that is followed already goes on from there instead."""
+        """Begin with these logs, at these offsets; one that is followed already goes on from there
+        instead."""
         self.unfollow(starts)
         self._fresh.update(starts)
 
@@ -109,11 +121,19 @@ class CopyFollower:
         if not gone.isdisjoint(near):
             self._near.go_to({tp: at for tp, at in near.items() if tp not in gone})
 
-    def poll(self, records_max: int, bulk_bytes: int, ends: Mapping[TopicPartition, int], timeout_s: float) -> FollowedRound:
-        """About ``records_max`` records of the logs near their ends and ``bulk_bytes`` bytes of one that is far behind, waiting at
-        most ``timeout_s`` seconds for the first. ``ends``: last stable offsets, as far as known; nothing is read beyond them.
+    def poll(
+        self,
+        records_max: int,
+        bulk_bytes: int,
+        ends: Mapping[TopicPartition, int],
+        timeout_s: float,
+    ) -> FollowedRound:
+        """About ``records_max`` records of the logs near their ends and ``bulk_bytes`` bytes of one
+        that is far behind, waiting at most ``timeout_s`` seconds for the first. ``ends``: last
+        stable offsets, as far as known; nothing is read beyond them.
 
-        Raises RetriableError (broker away: go on polling) and FatalError as classified in `everflow.kafka.errors`.
+        Raises RetriableError (broker away: go on polling) and FatalError as classified in
+        `everflow.kafka.errors`.
         """
         self._place(ends)
         found = FollowedRound()
@@ -122,14 +142,18 @@ class CopyFollower:
             self.rest()
         try:
             everything = dict.fromkeys(self._near.positions, sys.maxsize)
-            found.chunks.update(self._near.take(everything, 0.0 if far else timeout_s, most_records=records_max))
+            found.chunks.update(
+                self._near.take(everything, 0.0 if far else timeout_s, most_records=records_max)
+            )
         except LogStartMovedError as moved:
             self._gone(self._near, found, moved)
         if bulk is None or not far:
             return found
         self._bulk_used_s = self._clock()
         try:
-            found.chunks.update(self._slice(bulk, ends, bulk_bytes, 0.0 if found.chunks else timeout_s))
+            found.chunks.update(
+                self._slice(bulk, ends, bulk_bytes, 0.0 if found.chunks else timeout_s)
+            )
         except LogStartMovedError as moved:
             self._gone(bulk, found, moved)
         except UnsupportedBatchError as reason:
@@ -145,7 +169,8 @@ class CopyFollower:
         return found
 
     def rest(self) -> None:
-        """Drop the connection for reading in bulk if it has not been used for a while; for who does not `poll` now."""
+        """Drop the connection for reading in bulk if it has not been used for a while; for who does
+        not `poll` now."""
         if self._bulk is not None and self._clock() - self._bulk_used_s > BULK_IDLE_S:
             self._bulk.close()
 
@@ -156,8 +181,13 @@ class CopyFollower:
     def _place(self, ends: Mapping[TopicPartition, int]) -> None:
         near = {**self._near.positions, **self._fresh}
         if self._bulk is not None and self._clock() >= self._bulk_again_s:
-            # The shortest of those that begin together is first at its end; who waits already is never overtaken.
-            far = sorted((ends.get(tp, 0) - at, tp) for tp, at in near.items() if self._taps.own([tp]) is not None)
+            # The shortest of those that begin together is first at its end; who waits already is
+            # never overtaken.
+            far = sorted(
+                (ends.get(tp, 0) - at, tp)
+                for tp, at in near.items()
+                if self._taps.own([tp]) is not None
+            )
             self._waiting.update({tp: near.pop(tp) for lag, tp in far if lag > self._bulk_lag})
         self._fresh = {}
         if near != self._near.positions:
@@ -166,9 +196,12 @@ class CopyFollower:
     def _slice(
         self, bulk: Tap, ends: Mapping[TopicPartition, int], bulk_bytes: int, timeout_s: float
     ) -> dict[TopicPartition, LogChunk]:
-        """The next slice of the log whose turn it is. It is read up to its stable end of when its turn began, and then near it."""
+        """The next slice of the log whose turn it is. It is read up to its stable end of when its
+        turn began, and then near it."""
         if not bulk.positions:
-            begun = next(((tp, at) for tp, at in self._waiting.items() if ends.get(tp, at) > at), None)
+            begun = next(
+                ((tp, at) for tp, at in self._waiting.items() if ends.get(tp, at) > at), None
+            )
             if begun is None:
                 return {}
             tp, at = begun
@@ -180,7 +213,9 @@ class CopyFollower:
         now_s = self._clock()
         if not taken:
             if now_s - self._bulk_moved_s > _STALL_S:
-                raise RetriableError(f"reading {tp} at {at}: the broker has not answered for {_STALL_S:g} s")
+                raise RetriableError(
+                    f"reading {tp} at {at}: the broker has not answered for {_STALL_S:g} s"
+                )
             return {}
         self._bulk_moved_s = now_s
         if taken[tp].next_position >= self._bulk_end:

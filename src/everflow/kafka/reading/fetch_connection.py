@@ -1,7 +1,8 @@
 """Sends fetch requests over kafka-python's connections; record batches come back as bytes.
 
-A client library makes an object per record, which costs more than everything else in reading. Here kafka-python only keeps the
-connections (brokers, security, metadata). Everything that reaches into kafka-python 3.0 for fetching is in this module.
+A client library makes an object per record, which costs more than everything else in reading. Here
+kafka-python only keeps the connections (brokers, security, metadata). Everything that reaches into
+kafka-python 3.0 for fetching is in this module.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _FETCH_WAIT_MS = 10  # the range ends within the log, so an answer that waits fo
 _REFRESH_MS = 1_000
 _PAUSE_S = 0.05
 _SOCKET_READ_BYTES = 1 << 20
-_REPLICA_S = 300.0  # Java's metadata.max.age.ms: after it, the leader is asked again which replica is near
+_REPLICA_S = (
+    300.0  # Java's metadata.max.age.ms: after it, the leader is asked again which replica is near
+)
 
 _KEYWORDS = {
     "bootstrap.servers": "bootstrap_servers",
@@ -54,7 +57,8 @@ _SECURITY = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.")
 
 
 def bulk_settings(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """kafka-python's keywords for librdkafka's settings; None where the security settings cannot be said in them.
+    """kafka-python's keywords for librdkafka's settings; None where the security settings cannot be
+    said in them.
 
     Settings that only tune librdkafka are left out.
     """
@@ -70,32 +74,46 @@ def bulk_settings(config: Mapping[str, Any]) -> dict[str, Any] | None:
         return None  # librdkafka takes a folder as well, and "probe"
     if "security_protocol" in settings:
         settings["security_protocol"] = str(settings["security_protocol"]).upper()
-    if str(settings.get("security_protocol", "")).startswith("SASL") and settings.get("sasl_mechanism") not in _MECHANISMS:
+    if (
+        str(settings.get("security_protocol", "")).startswith("SASL")
+        and settings.get("sasl_mechanism") not in _MECHANISMS
+    ):
         return None
     return settings
 
 
 class Answer(NamedTuple):
-    """Record batches as they came, and (producer id, first offset) of the aborted transactions among them."""
+    """Record batches as they came, and (producer id, first offset) of the aborted transactions
+    among them."""
 
     records: bytes
     aborted: list[tuple[int, int]]
 
 
 class FetchConnection:
-    """kafka-python as a carrier: it knows the leaders and sends a request; what comes back is not touched by it.
+    """kafka-python as a carrier: it knows the leaders and sends a request; what comes back is not
+    touched by it.
 
-    Owned by one thread; holds two connections and kafka-python's IO thread until closed. With a rack in the settings, it fetches
-    from the replica that the leader names (KIP-392).
+    Owned by one thread; holds two connections and kafka-python's IO thread until closed. With a
+    rack in the settings, it fetches from the replica that the leader names (KIP-392).
     """
 
     def __init__(
-        self, settings: Mapping[str, Any], fetch_bytes: int, timeout_s: float, doing: str, *, read_committed: bool = True
+        self,
+        settings: Mapping[str, Any],
+        fetch_bytes: int,
+        timeout_s: float,
+        doing: str,
+        *,
+        read_committed: bool = True,
     ) -> None:
-        """``settings``: from `bulk_settings`. Raises RetriableError if no broker answers within ``timeout_s`` seconds."""
+        """``settings``: from `bulk_settings`. Raises RetriableError if no broker answers within
+        ``timeout_s`` seconds."""
         self.fetch_bytes = fetch_bytes
         """Bytes of one fetch: may be changed between fetches."""
-        self._isolation = IsolationLevel.READ_COMMITTED if read_committed else IsolationLevel.READ_UNCOMMITTED
+        self._isolation = (
+            IsolationLevel.READ_COMMITTED if read_committed else IsolationLevel.READ_UNCOMMITTED
+        )
         self._rack = str(settings.get("client_rack", ""))
         self._near: dict[Any, tuple[int, float]] = {}
         self._pause = threading.Event()
@@ -110,7 +128,8 @@ class FetchConnection:
                     "reconnect_backoff_max_ms": 1_000,
                     "fetch_max_bytes": fetch_bytes,
                     "max_partition_fetch_bytes": fetch_bytes,
-                    "receive_message_max_bytes": (1 << 31) - 1,  # one batch may be larger than a fetch
+                    "receive_message_max_bytes": (1 << 31)
+                    - 1,  # one batch may be larger than a fetch
                     "group_id": None,
                     "enable_auto_commit": False,
                     "allow_auto_create_topics": False,
@@ -127,11 +146,13 @@ class FetchConnection:
 
     def fetch(self, tp: TopicPartition, offset: int) -> Any:
         """Send a fetch to the leader; the future of its answer."""
-        return self._manager.call_soon(self._fetch, ClientTopicPartition(tp.topic, tp.partition), offset)
+        return self._manager.call_soon(
+            self._fetch, ClientTopicPartition(tp.topic, tp.partition), offset
+        )
 
     def answer(self, coming: Any, timeout_s: float) -> Answer | None:
-        """The answer; None if it is not there within ``timeout_s`` seconds, and still under way. Raises kafka-python's error for a
-        fault, or for the code in the answer."""
+        """The answer; None if it is not there within ``timeout_s`` seconds, and still under way.
+        Raises kafka-python's error for a fault, or for the code in the answer."""
         if not coming.is_done and timeout_s > 0:
             with suppress(client_errors.KafkaError):  # too late, or the fault that is raised below
                 self._consumer._net.run(self._manager.wait_for, coming, max(1.0, timeout_s * 1000))
@@ -149,7 +170,9 @@ class FetchConnection:
         if code:
             raise client_errors.for_code(code)()
         assert partition is not None
-        aborted = [(one.producer_id, one.first_offset) for one in partition.aborted_transactions or ()]
+        aborted = [
+            (one.producer_id, one.first_offset) for one in partition.aborted_transactions or ()
+        ]
         return Answer(partition.records or b"", aborted)
 
     def refresh(self, tp: TopicPartition, timeout_s: float) -> None:
@@ -173,7 +196,9 @@ class FetchConnection:
             node = self._cluster.leader_for_partition(tp)
         if node is None:
             self._cluster.add_topic(tp.topic)
-            await self._cluster.refresh_metadata()  # at once: its own loop would let 100 ms pass first
+            await (
+                self._cluster.refresh_metadata()
+            )  # at once: its own loop would let 100 ms pass first
             node = self._cluster.leader_for_partition(tp)
         if node is None or node == -1:
             raise client_errors.LeaderNotAvailableError(f"{tp.topic}-{tp.partition}")
@@ -194,7 +219,8 @@ class FetchConnection:
             max_bytes=self.fetch_bytes,
             isolation_level=self._isolation,
             session_id=0,
-            session_epoch=-1,  # no fetch session (KIP-227): one partition, and every request stands for itself
+            # no fetch session (KIP-227): one partition, and every request stands for itself
+            session_epoch=-1,
             topics=[FetchRequest.FetchTopic(topic=tp.topic, partitions=[partition])],
             forgotten_topics_data=[],
             rack_id=self._rack,
@@ -220,7 +246,8 @@ class FetchConnection:
 
 
 def _read_widely(transport: Any) -> None:
-    """Let a plain connection take a megabyte at a time: at 4 KiB, the IO thread asks for the interpreter 2,000 times a fetch."""
+    """Let a plain connection take a megabyte at a time: at 4 KiB, the IO thread asks for the
+    interpreter 2,000 times a fetch."""
     if type(transport).__name__ == "KafkaTCPTransport" and "_sock_recv" not in vars(transport):
         transport._sock_recv = MethodType(_receive, transport)
 

@@ -16,7 +16,12 @@ import kafka.errors as client_errors
 from everflow.errors import EverflowError, LogStartMovedError, RetriableError
 from everflow.kafka.group_channel import classify
 from everflow.kafka.reading import record_batches
-from everflow.kafka.reading.fetch_connection import FETCH_BYTES, Answer, FetchConnection, bulk_settings
+from everflow.kafka.reading.fetch_connection import (
+    FETCH_BYTES,
+    Answer,
+    FetchConnection,
+    bulk_settings,
+)
 from everflow.kafka.reading.log_chunk import LogChunk
 from everflow.kafka.reading.record_batches import Batch, UnsupportedBatchError
 from everflow.kafka.reading.record_columns import Columns
@@ -29,8 +34,8 @@ _NOTHING = record_batches.columns(b"", [])
 
 
 class FetchTap:
-    """See `Tap`. Holds two connections and kafka-python's IO thread until closed, and at most two fetches of each log: the more
-    logs, the smaller they are."""
+    """See `Tap`. Holds two connections and kafka-python's IO thread until closed, and at most two
+    fetches of each log: the more logs, the smaller they are."""
 
     def __init__(
         self,
@@ -43,9 +48,11 @@ class FetchTap:
         attend_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``settings``: from `bulk_settings`. ``ahead``: whether it fetches beyond the ends that were asked for. ``fetch_bytes``:
-        the size of one fetch; ``parsed_bytes``: what is parsed at once of it. ``attend_s``: a passing fault is attended to for so
-        many seconds, whatever time a `take` has, then raised; None: for the time of the `take`. ``clock``: monotonic seconds."""
+        """``settings``: from `bulk_settings`. ``ahead``: whether it fetches beyond the ends that
+        were asked for. ``fetch_bytes``: the size of one fetch; ``parsed_bytes``: what is parsed at
+        once of it. ``attend_s``: a passing fault is attended to for so many seconds, whatever time
+        a `take` has, then raised; None: for the time of the `take`. ``clock``: monotonic
+        seconds."""
         self._settings = settings
         self._read_committed = read_committed
         self._ahead = ahead
@@ -71,9 +78,16 @@ class FetchTap:
             self._streams = {}
             return
         connection = self._connected(timeout_s)
-        connection.fetch_bytes = min(self._fetch_bytes, max(_LEAST_BYTES, _AHEAD_BYTES // len(starts)))
-        kept = {tp: stream for tp, stream in self._streams.items() if starts.get(tp) == stream.position}
-        self._streams = {tp: kept.get(tp) or _Stream(connection, tp, start, self._parsed_bytes) for tp, start in starts.items()}
+        connection.fetch_bytes = min(
+            self._fetch_bytes, max(_LEAST_BYTES, _AHEAD_BYTES // len(starts))
+        )
+        kept = {
+            tp: stream for tp, stream in self._streams.items() if starts.get(tp) == stream.position
+        }
+        self._streams = {
+            tp: kept.get(tp) or _Stream(connection, tp, start, self._parsed_bytes)
+            for tp, start in starts.items()
+        }
 
     def take(
         self,
@@ -83,7 +97,11 @@ class FetchTap:
         most_records: int = UNBOUNDED_RECORDS,
     ) -> dict[TopicPartition, LogChunk]:
         until_s = self._clock() + timeout_s
-        wanted = [(tp, self._streams[tp], end) for tp, end in ends.items() if self._streams[tp].position < end]
+        wanted = [
+            (tp, self._streams[tp], end)
+            for tp, end in ends.items()
+            if self._streams[tp].position < end
+        ]
         for _, stream, end in wanted:
             stream.bound = sys.maxsize if self._ahead else end
             stream.send()
@@ -116,14 +134,19 @@ class FetchTap:
         if self._connection is None:
             committed = self._read_committed
             doing = "connecting to read"
-            self._connection = FetchConnection(self._settings, self._fetch_bytes, timeout_s, doing, read_committed=committed)
+            self._connection = FetchConnection(
+                self._settings, self._fetch_bytes, timeout_s, doing, read_committed=committed
+            )
         return self._connection
 
 
 class _Stream:
-    """One log: its fetches, one ahead of what was received, and what was received and not yet taken."""
+    """One log: its fetches, one ahead of what was received, and what was received and not yet
+    taken."""
 
-    def __init__(self, connection: FetchConnection, tp: TopicPartition, start: int, parsed_bytes: int) -> None:
+    def __init__(
+        self, connection: FetchConnection, tp: TopicPartition, start: int, parsed_bytes: int
+    ) -> None:
         self._connection = connection
         self._tp = tp
         self._parsed_bytes = parsed_bytes
@@ -142,7 +165,8 @@ class _Stream:
             self._coming = self._connection.fetch(self._tp, self._fetched)
 
     def chunk(self, end: int, most_bytes: int, most_records: int) -> LogChunk | None:
-        """What was received before ``end``, or the first of it; None if that does not move the position."""
+        """What was received before ``end``, or the first of it; None if that does not move the
+        position."""
         self._parse(end)
         held = _NOTHING if self._held is None else self._held
         part = held.between(0, end).up_to(most_bytes).of(slice(0, most_records))
@@ -156,9 +180,11 @@ class _Stream:
         return LogChunk(part, behind, len(part.offsets))
 
     def receive(self, until_s: float, attend_s: float | None, clock: Callable[[], float]) -> bool:
-        """Take in the next answer that brings the log forward; False if there is none by ``until_s``.
+        """Take in the next answer that brings the log forward; False if there is none by
+        ``until_s``.
 
-        Raises LogStartMovedError, FatalError, UnsupportedBatchError, and with ``attend_s`` the fault that did not pass.
+        Raises LogStartMovedError, FatalError, UnsupportedBatchError, and with ``attend_s`` the
+        fault that did not pass.
         """
         fault: RetriableError | None = None
         while True:
@@ -174,12 +200,18 @@ class _Stream:
                     return True
             except client_errors.OffsetOutOfRangeError as failure:
                 self._coming = None
-                if not self._connection.back_to_leader(self._tp):  # a replica may be behind; the leader decides
-                    raise LogStartMovedError(f"{self._tp}: offset {self._fetched} is outside the log", self._tp) from failure
+                if not self._connection.back_to_leader(
+                    self._tp
+                ):  # a replica may be behind; the leader decides
+                    raise LogStartMovedError(
+                        f"{self._tp}: offset {self._fetched} is outside the log", self._tp
+                    ) from failure
             except client_errors.KafkaError as failure:
                 self._coming = None
                 problem = classify(failure, f"reading {self._tp}, at {self._fetched}")
-                if not isinstance(problem, RetriableError) or isinstance(failure, client_errors.SaslAuthenticationFailedError):
+                if not isinstance(problem, RetriableError) or isinstance(
+                    failure, client_errors.SaslAuthenticationFailedError
+                ):
                     raise problem from failure
                 if fault is None and attend_s is not None:
                     until_s = max(until_s, clock() + attend_s)
@@ -198,18 +230,24 @@ class _Stream:
             return False
         seen = record_batches.committed(answer.records, found, answer.aborted)
         wanted = [batch for batch in seen if batch.next_offset > self._fetched]
-        self._unparsed += [(answer.records, portion) for portion in record_batches.portions(wanted, self._parsed_bytes)]
+        self._unparsed += [
+            (answer.records, portion)
+            for portion in record_batches.portions(wanted, self._parsed_bytes)
+        ]
         self._fetched = behind
         return True
 
     def _parse(self, end: int) -> None:
-        """Take apart what was received, until there is a record; nothing that begins at ``end`` or behind it."""
+        """Take apart what was received, until there is a record; nothing that begins at ``end`` or
+        behind it."""
         while self._held is None and self._unparsed:
             data, portion = self._unparsed[0]
             count = bisect_left(portion, end, key=attrgetter("base_offset"))
             if not count:
                 return
-            found = record_batches.columns(data, portion[:count]).between(self.position, sys.maxsize)
+            found = record_batches.columns(data, portion[:count]).between(
+                self.position, sys.maxsize
+            )
             self._held = found if len(found.offsets) else None
             if count < len(portion):
                 self._unparsed[0] = (data, portion[count:])

@@ -24,8 +24,9 @@ class Records(Protocol):
 
 @dataclass(frozen=True)
 class LogChunk:
-    """Committed records of one partition in log order. ``next_position`` is the offset to go on from; before it, no record is
-    left out. ``records``: how many the log has here; more than the keys behind `latest`."""
+    """Committed records of one partition in log order. ``next_position`` is the offset to go on
+    from; before it, no record is left out. ``records``: how many the log has here; more than the
+    keys behind `latest`."""
 
     held: Records
     next_position: int
@@ -55,6 +56,6 @@ class LogChunk:
         return int(self.held.sizes.sum())
 
     def latest(self) -> LogChunk:
-        """Without records that a later one of the same key replaces, as far as that is cheap to see: for who folds them anyhow. The
-        record of the latest time stays."""
+        """Without records that a later one of the same key replaces, as far as that is cheap to
+        see: for who folds them anyhow. The record of the latest time stays."""
         return replace(self, held=self.held.latest())

@@ -15,8 +15,9 @@ _NOTHING: Int64 = np.empty(0, np.int64)
 
 @dataclass(frozen=True)
 class LogColumns:
-    """Records in log order, columns of one length. ``keys`` and ``values``: binary, null where the record has none; ``timestamps``
-    in ms; ``headers``: `everflow.records.HEADERS` (an empty list where there is none), or None where they were not asked for."""
+    """Records in log order, columns of one length. ``keys`` and ``values``: binary, null where the
+    record has none; ``timestamps`` in ms; ``headers``: `everflow.records.HEADERS` (an empty list
+    where there is none), or None where they were not asked for."""
 
     keys: pa.Array
     values: pa.Array
@@ -35,7 +36,9 @@ class LogColumns:
     def empty(headers: bool) -> LogColumns:
         """No records."""
         nothing = pa.array([], pa.binary())
-        return LogColumns(nothing, nothing, _NOTHING, _NOTHING, pa.array([], HEADERS) if headers else None)
+        return LogColumns(
+            nothing, nothing, _NOTHING, _NOTHING, pa.array([], HEADERS) if headers else None
+        )
 
     @staticmethod
     def concat(parts: Sequence[LogColumns], headers: bool) -> LogColumns:

@@ -1,7 +1,7 @@
 """Reads an exact range of one partition in chunks: what restoration and recovery replay from.
 
-read_committed, and it ends exactly at the asked end even where the tail is aborted records or transaction markers, which no client
-hands out.
+read_committed, and it ends exactly at the asked end even where the tail is aborted records or
+transaction markers, which no client hands out.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ class LogReader:
         clock: Callable[[], float] = time.monotonic,
         taps: Taps | None = None,
     ) -> None:
-        """``config``: librdkafka keys, ``bootstrap.servers`` at least; ``clock``: monotonic seconds; ``taps`` in place of those of
-        ``config``. ``latest``: see `LogChunk.latest`. Connects at the first read only."""
+        """``config``: librdkafka keys, ``bootstrap.servers`` at least; ``clock``: monotonic
+        seconds; ``taps`` in place of those of ``config``. ``latest``: see `LogChunk.latest`.
+        Connects at the first read only."""
         self._latest = latest
         self._taps = taps or Taps(
-            FetchTap.over(config, clock=clock), ClientTap(config, "everflow-log-reader", FETCHING, clock=clock)
+            FetchTap.over(config, clock=clock),
+            ClientTap(config, "everflow-log-reader", FETCHING, clock=clock),
         )
 
     def __enter__(self) -> LogReader:
@@ -64,14 +66,17 @@ class LogReader:
         chunk_bytes: int = 8 << 20,
         stall_timeout_s: float = 30.0,
     ) -> Iterator[LogChunk]:
-        """Committed records with offsets in ``[start, end)``; the last chunk's ``next_position`` is ``end``.
+        """Committed records with offsets in ``[start, end)``; the last chunk's ``next_position`` is
+        ``end``.
 
-        Where the range has markers only, chunks are empty; an empty range gives none. ``end`` must not lie beyond the
-        last stable offset, or the reader waits for it. Chunks hold what came at once, ``chunk_bytes`` of keys and values at most.
+        Where the range has markers only, chunks are empty; an empty range gives none. ``end`` must
+        not lie beyond the last stable offset, or the reader waits for it. Chunks hold what came at
+        once, ``chunk_bytes`` of keys and values at most.
 
         Raises:
             LogStartMovedError: ``start`` lies outside the log.
-            RetriableError: no progress for ``stall_timeout_s`` seconds (broker away, or a transaction stays open).
+            RetriableError: no progress for ``stall_timeout_s`` seconds (broker away, or a
+            transaction stays open).
             FatalError: refused for good (no permission).
         """
         position = start
@@ -83,8 +88,10 @@ class LogReader:
                     found = tap.take({tp: end}, stall_timeout_s, chunk_bytes)
                     if not found:
                         raise RetriableError(
-                            f"reading {tp} from {start} to {end}: nothing came behind {position} for {stall_timeout_s:g} s. "
-                            "Either the broker is away or a transaction is still open below the end."
+                            f"reading {tp} from {start} to {end}: nothing came behind {position} "
+                            f"for {stall_timeout_s:g} s. "
+                            "Either the broker is away or a transaction is still open below the "
+                            "end."
                         )
                     position = found[tp].next_position
                     yield found[tp].latest() if self._latest else found[tp]

@@ -1,8 +1,8 @@
 """Reads exact ranges of several partitions into columns: the resident step's source (note 004).
 
-Two ways, batch by batch: librdkafka for small ranges, because it fetches ahead and has the records of the tail here already when
-the driver asks for them; our own fetches for large ones, because an object per record costs more than everything that is done with
-the record.
+Two ways, batch by batch: librdkafka for small ranges, because it fetches ahead and has the records
+of the tail here already when the driver asks for them; our own fetches for large ones, because an
+object per record costs more than everything that is done with the record.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from everflow.records import UNBOUNDED_BYTES, OffsetRange, TopicPartition
 TAIL_RECORDS = 20_000
 """Up to here librdkafka's messages cost less than the switch: 30 ms."""
 FETCHING: Mapping[str, Any] = {
-    # A tail of transaction markers is only reported by an empty fetch; a fetch with records returns at once whatever this says. It
-    # is also how often an idle reader asks. (Pausing an idle reader was tried: librdkafka takes a second to fetch again.)
+    # A tail of transaction markers is only reported by an empty fetch; a fetch with records returns
+    # at once whatever this says. It is also how often an idle reader asks. (Pausing an idle reader
+    # was tried: librdkafka takes a second to fetch again.)
     "fetch.wait.max.ms": 20,
     "fetch.queue.backoff.ms": 1,
     "queued.min.messages": 20_000,
@@ -31,8 +32,8 @@ FETCHING: Mapping[str, Any] = {
 
 
 class Read(NamedTuple):
-    """What was read of some ranges: the records of each partition, and the offset behind them, which is the range's end or, where
-    the bound on bytes was reached, before it."""
+    """What was read of some ranges: the records of each partition, and the offset behind them,
+    which is the range's end or, where the bound on bytes was reached, before it."""
 
     columns: Mapping[TopicPartition, LogColumns]
     ends: Mapping[TopicPartition, int]
@@ -51,8 +52,10 @@ class RangeReader:
         tail_records: int = TAIL_RECORDS,
         taps: Taps | None = None,
     ) -> None:
-        """``client``: librdkafka properties. ``group``: a group id, never joined. ``headers``: whether records' headers are read.
-        ``tail_records``: up to so many offsets, librdkafka reads. ``taps``: in place of those of ``client``."""
+        """``client``: librdkafka properties. ``group``: a group id, never joined. ``headers``:
+        whether records' headers are read.
+        ``tail_records``: up to so many offsets, librdkafka reads. ``taps``: in place of those of
+        ``client``."""
         self._taps = taps or Taps(
             FetchTap.over(client, read_committed=read_committed, ahead=True),
             ClientTap(client, group, FETCHING, read_committed=read_committed, patient=False),
@@ -60,18 +63,27 @@ class RangeReader:
         self._headers = headers
         self._tail_records = tail_records
 
-    def read(self, ranges: Mapping[TopicPartition, OffsetRange], timeout_s: float, most_bytes: int = UNBOUNDED_BYTES) -> Read:
-        """The records of ``ranges`` in offset order, by partition; ranges follow one another except after a failure.
+    def read(
+        self,
+        ranges: Mapping[TopicPartition, OffsetRange],
+        timeout_s: float,
+        most_bytes: int = UNBOUNDED_BYTES,
+    ) -> Read:
+        """The records of ``ranges`` in offset order, by partition; ranges follow one another except
+        after a failure.
 
-        It ends early where keys and values have about ``most_bytes`` bytes, with one record at least of each range that has one:
-        then the next range begins where the read ended.
+        It ends early where keys and values have about ``most_bytes`` bytes, with one record at
+        least of each range that has one: then the next range begins where the read ended.
 
-        Raises RetriableError if none comes for ``timeout_s`` seconds (an end beyond the last stable offset never comes),
-        LogStartMovedError if a range begins outside the log, FatalError as classified in `everflow.kafka.errors`; after any of
-        them, `close` and make another reader.
+        Raises RetriableError if none comes for ``timeout_s`` seconds (an end beyond the last stable
+        offset never comes), LogStartMovedError if a range begins outside the log, FatalError as
+        classified in `everflow.kafka.errors`; after any of them, `close` and make another reader.
         """
         own, client = self._taps.own(ranges), self._taps.client
-        large = sum(max(0, wanted.end - wanted.start) for wanted in ranges.values()) > self._tail_records
+        large = (
+            sum(max(0, wanted.end - wanted.start) for wanted in ranges.values())
+            > self._tail_records
+        )
         if own is None or not (large or own.positions):
             return self._taken(client, ranges, timeout_s, most_bytes)
         try:
@@ -83,13 +95,15 @@ class RangeReader:
         if large:
             client.go_to({})
         else:
-            own.go_to({})  # the first small one after large ones was under way; librdkafka begins behind it
+            own.go_to(
+                {}
+            )  # the first small one after large ones was under way; librdkafka begins behind it
             client.go_to(read.ends)
         return read
 
     def warm_up(self, topics: Iterable[str], timeout_s: float) -> None:
-        """Connect now instead of at the first range of these topics. Raises RetriableError if no broker answers within
-        ``timeout_s`` s."""
+        """Connect now instead of at the first range of these topics. Raises RetriableError if no
+        broker answers within ``timeout_s`` s."""
         self._taps.client.warm_up(topics, timeout_s)
         own = self._taps.own()
         if own is not None:
@@ -99,21 +113,34 @@ class RangeReader:
         """Drop the connections."""
         self._taps.close()
 
-    def _taken(self, tap: Tap, ranges: Mapping[TopicPartition, OffsetRange], timeout_s: float, most_bytes: int) -> Read:
+    def _taken(
+        self,
+        tap: Tap,
+        ranges: Mapping[TopicPartition, OffsetRange],
+        timeout_s: float,
+        most_bytes: int,
+    ) -> Read:
         tap.go_to({tp: wanted.start for tp, wanted in ranges.items()}, timeout_s)
         parts: dict[TopicPartition, list[LogColumns]] = {tp: [] for tp in ranges}
         pending = {tp: wanted.end for tp, wanted in ranges.items() if wanted.end > wanted.start}
         left = most_bytes
         while pending:
-            share = max(1, left // len(pending))  # with 1, a partition gets one record; what one does not use, the others get
+            share = max(
+                1, left // len(pending)
+            )  # with 1, a partition gets one record; what one does not use, the others get
             found = tap.take(pending, timeout_s, share)
             if not found:
                 missing = ", ".join(f"{tp} to {end}" for tp, end in sorted(pending.items()))
-                raise RetriableError(f"no records for {timeout_s:g} s though the log says there are: {missing}")
+                raise RetriableError(
+                    f"no records for {timeout_s:g} s though the log says there are: {missing}"
+                )
             for tp, chunk in found.items():
                 parts[tp].append(chunk.held.arrow(self._headers))
                 used = chunk.bytes if most_bytes < UNBOUNDED_BYTES else 0
                 left -= used
                 if chunk.next_position >= pending[tp] or used >= share:
                     del pending[tp]
-        return Read({tp: LogColumns.concat(found, self._headers) for tp, found in parts.items()}, tap.positions)
+        return Read(
+            {tp: LogColumns.concat(found, self._headers) for tp, found in parts.items()},
+            tap.positions,
+        )

@@ -1,8 +1,9 @@
 """Takes record batches apart into columns, without a Python object per record. Pure.
 
-Format v2 (KIP-98): a batch has a header, then records whose fields are varints. Where the records begin is the one thing that
-must be found one after the other; everything else is read for thousands of records at once. Checksums are not checked, as
-librdkafka does not by default (``check.crcs``): TCP has checked the bytes.
+Format v2 (KIP-98): a batch has a header, then records whose fields are varints. Where the records
+begin is the one thing that must be found one after the other; everything else is read for thousands
+of records at once. Checksums are not checked, as librdkafka does not by default (``check.crcs``):
+TCP has checked the bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _XERIAL = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_BYTES = 16
 _ABORT = b"\x00\x00"
 _RECORDS_AT_ONCE = 16_384
-"""Columns of this many records stay in the processor's caches; below it, small batches are read together."""
+"""Columns of this many records stay in the processor's caches; below it, small batches are read
+together."""
 _WORTH_TOGETHER = 10
 """A step over many batches costs as much as so many records one after the other."""
 _RUN_PROBE = 64
@@ -39,11 +41,13 @@ _NOTHING: Int64 = np.empty(0, np.int64)
 
 
 class UnsupportedBatchError(Exception):
-    """A batch that this module does not read (format before v2, unknown codec): use another reader for the partition."""
+    """A batch that this module does not read (format before v2, unknown codec): use another reader
+    for the partition."""
 
 
 class Batch(NamedTuple):
-    """The header of one batch; ``begin`` and ``end`` are the places of its (perhaps compressed) records in the bytes."""
+    """The header of one batch; ``begin`` and ``end`` are the places of its (perhaps compressed)
+    records in the bytes."""
 
     base_offset: int
     next_offset: int
@@ -62,7 +66,8 @@ class Batch(NamedTuple):
 
 
 def batches(data: bytes) -> list[Batch]:
-    """The headers of all complete batches; the last one of a response may be cut off, and is left out.
+    """The headers of all complete batches; the last one of a response may be cut off, and is left
+    out.
 
     Raises:
         UnsupportedBatchError: a batch of format v0 or v1.
@@ -75,21 +80,33 @@ def batches(data: bytes) -> list[Batch]:
             raise UnsupportedBatchError(f"message format v{data[at + _MAGIC_AT]}")
         if at + _HEADER.size > size:
             break
-        base, length, _, _, _, attributes, last_delta, first, latest, producer, _, _, count = _HEADER.unpack_from(data, at)
+        base, length, _, _, _, attributes, last_delta, first, latest, producer, _, _, count = (
+            _HEADER.unpack_from(data, at)
+        )
         begin, end = at + _HEADER.size, at + _LENGTH_END + length
         if end < begin or count < 0 or last_delta < 0:
-            raise CorruptBatchError(f"record batch at offset {base}: length {length}, {count} records, last delta {last_delta}")
+            raise CorruptBatchError(
+                f"record batch at offset {base}: length {length}, {count} records, last delta "
+                f"{last_delta}"
+            )
         if end > size:
             break
-        found.append(Batch(base, base + last_delta + 1, attributes, first, latest, producer, count, begin, end))
+        found.append(
+            Batch(
+                base, base + last_delta + 1, attributes, first, latest, producer, count, begin, end
+            )
+        )
         at = end
     return found
 
 
-def committed(data: bytes, found: Iterable[Batch], aborted: Iterable[tuple[int, int]]) -> Iterator[Batch]:
+def committed(
+    data: bytes, found: Iterable[Batch], aborted: Iterable[tuple[int, int]]
+) -> Iterator[Batch]:
     """The batches a read_committed reader sees: without markers and aborted transactions (KIP-98).
 
-    ``aborted``: (producer id, first offset) as the fetch response has them; the abort marker ends each.
+    ``aborted``: (producer id, first offset) as the fetch response has them; the abort marker ends
+    each.
     """
     coming = sorted(aborted, key=lambda one: one[1], reverse=True)
     open_now: set[int] = set()
@@ -104,8 +121,9 @@ def committed(data: bytes, found: Iterable[Batch], aborted: Iterable[tuple[int, 
 
 
 def portions(wanted: Iterable[Batch], most_bytes: int) -> Iterator[list[Batch]]:
-    """The same batches in stretches of about ``most_bytes`` (one batch at least), compressed ones taken for eight times as many:
-    so that a well compressed response does not become columns of a gigabyte."""
+    """The same batches in stretches of about ``most_bytes`` (one batch at least), compressed ones
+    taken for eight times as many: so that a well compressed response does not become columns of a
+    gigabyte."""
     portion: list[Batch] = []
     held = 0
     for batch in wanted:
@@ -133,14 +151,17 @@ def columns(data: bytes, wanted: Iterable[Batch]) -> Columns:
     try:
         return Columns(data, *_read(data, filled))
     except (IndexError, ValueError) as failure:
-        raise CorruptBatchError(f"record batches from offset {filled[0].base_offset}: broken records ({failure})") from failure
+        raise CorruptBatchError(
+            f"record batches from offset {filled[0].base_offset}: broken records ({failure})"
+        ) from failure
 
 
 # --- one batch ------------------------------------------------------------------------------------
 
 
 def _is_abort(data: bytes, batch: Batch) -> bool:
-    """Whether a marker says abort: its key is int16 version, int16 type (0 = abort). An empty one says nothing."""
+    """Whether a marker says abort: its key is int16 version, int16 type (0 = abort). An empty one
+    says nothing."""
     if not batch.records:
         return False
     key = columns(data, [batch]).keys()[0]
@@ -155,7 +176,9 @@ def _decompressed(data: bytes, wanted: list[Batch]) -> tuple[bytes, list[Batch]]
     plain: list[Batch] = []
     at = 0
     for batch in wanted:
-        parts.append(_plain(data, batch) if batch.attributes & _CODEC else data[batch.begin : batch.end])
+        parts.append(
+            _plain(data, batch) if batch.attributes & _CODEC else data[batch.begin : batch.end]
+        )
         plain.append(batch._replace(begin=at, end=at + len(parts[-1])))
         at = plain[-1].end
     return b"".join(parts), plain
@@ -174,11 +197,14 @@ def _plain(data: bytes, batch: Batch) -> bytes:
         with pa.CompressedInputStream(pa.BufferReader(packed), name) as stream:
             return bytes(stream.read())
     except (OSError, ValueError, struct.error) as failure:
-        raise CorruptBatchError(f"record batch at offset {batch.base_offset} cannot be decompressed: {failure}") from failure
+        raise CorruptBatchError(
+            f"record batch at offset {batch.base_offset} cannot be decompressed: {failure}"
+        ) from failure
 
 
 def _snappy(packed: bytes) -> bytes:
-    """Java's clients cut snappy into blocks behind a header of the Xerial library, others write one block."""
+    """Java's clients cut snappy into blocks behind a header of the Xerial library, others write one
+    block."""
     if not pa.Codec.is_available("snappy"):
         raise UnsupportedBatchError("snappy compression, which this pyarrow was built without")
     if not packed.startswith(_XERIAL):
@@ -237,7 +263,10 @@ def _fields(raw: NDArray[np.uint8], group: Sequence[Batch], place: Int64) -> lis
     if (value_bytes >= ends - value_at).any():  # at least the number of headers follows
         raise ValueError("a value ends behind its record")
     appended = [bool(batch.attributes & _LOG_APPEND_TIME) for batch in group]
-    base_times = [batch.max_timestamp if own else batch.first_timestamp for batch, own in zip(group, appended, strict=True)]
+    base_times = [
+        batch.max_timestamp if own else batch.first_timestamp
+        for batch, own in zip(group, appended, strict=True)
+    ]
     if any(appended):
         times[np.repeat(appended, counts)] = 0
     return [
@@ -251,7 +280,8 @@ def _fields(raw: NDArray[np.uint8], group: Sequence[Batch], place: Int64) -> lis
 
 
 def _starts_together(raw: NDArray[np.uint8], group: Sequence[Batch]) -> Int64:
-    """Where the records of many batches begin, batch after batch: the first of each at once, then the second of each."""
+    """Where the records of many batches begin, batch after batch: the first of each at once, then
+    the second of each."""
     counts = np.array([batch.records for batch in group], np.int64)
     order = np.argsort(-counts, kind="stable")
     at = np.array([batch.begin for batch in group], np.int64)[order]
@@ -275,8 +305,9 @@ def _starts_together(raw: NDArray[np.uint8], group: Sequence[Batch]) -> Int64:
 def _starts(data: bytes, batch: Batch) -> list[Int64]:
     """Where the batch's records begin, at their length field.
 
-    Records of one length in a row are found at once: each one's place follows from the length in the one before it, so equal
-    length fields at equal distances prove the run. Elsewhere one after the other.
+    Records of one length in a row are found at once: each one's place follows from the length in
+    the one before it, so equal length fields at equal distances prove the run. Elsewhere one after
+    the other.
     """
     parts: list[Int64] = []
     at, left, end = batch.begin, batch.records, batch.end
@@ -296,7 +327,9 @@ def _starts(data: bytes, batch: Batch) -> list[Int64]:
         at, left = at + run * size, left - run
         probe = _RUN_PROBE if run >= _RUN_WORTHWHILE else min(4 * probe, _RECORDS_AT_ONCE)
     if at != end:
-        raise ValueError(f"{batch.records} records have {at - batch.begin} bytes, not {end - batch.begin}")
+        raise ValueError(
+            f"{batch.records} records have {at - batch.begin} bytes, not {end - batch.begin}"
+        )
     return parts
 
 
@@ -324,7 +357,8 @@ def _walk(data: bytes, at: int, count: int, found: list[int]) -> int:
 
 
 def _run(data: bytes, at: int, size: int, most: int, end: int) -> int:
-    """How many records behind the one at ``at`` are ``size`` bytes long like it, ``most`` at most."""
+    """How many records behind the one at ``at`` are ``size`` bytes long like it, ``most`` at
+    most."""
     most = min(most, (end - at) // size - 1)
     width = 1
     while data[at + width - 1] > 127:

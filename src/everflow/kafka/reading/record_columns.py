@@ -30,7 +30,8 @@ class CorruptBatchError(RetriableError):
 
 
 class Columns(NamedTuple):
-    """Records in log order: offsets, times in ms, and where in ``data`` keys and values lie (a size below 0: null)."""
+    """Records in log order: offsets, times in ms, and where in ``data`` keys and values lie (a size
+    below 0: null)."""
 
     data: bytes
     offsets: Int64
@@ -56,13 +57,16 @@ class Columns(NamedTuple):
         return Columns(self.data, *(column[chosen] for column in self[1:]))
 
     def up_to(self, most_bytes: int) -> Columns:
-        """The first records, to where they have ``most_bytes`` bytes; at least one, if there is one."""
+        """The first records, to where they have ``most_bytes`` bytes; at least one, if there is
+        one."""
         return self.of(slice(0, int(np.searchsorted(np.cumsum(self.sizes), most_bytes)) + 1))
 
     def latest(self) -> Columns:
-        """Without records that a later one of these with the same key replaces; the one of the latest time stays in any case.
+        """Without records that a later one of these with the same key replaces; the one of the
+        latest time stays in any case.
 
-        Folding what is left gives the same store and the same stream time. A few that are replaced may stay.
+        Folding what is left gives the same store and the same stream time. A few that are replaced
+        may stay.
         """
         if len(self.offsets) < _RECORDS_WORTH_FOLDING:
             return self
@@ -82,7 +86,9 @@ class Columns(NamedTuple):
             _gathered(self.data, self.value_at, self.value_sizes),
             self.offsets,
             self.timestamps,
-            _headers(self.data, self.value_at + np.maximum(self.value_sizes, 0)) if headers else None,
+            _headers(self.data, self.value_at + np.maximum(self.value_sizes, 0))
+            if headers
+            else None,
         )
 
     def keys(self) -> list[bytes | None]:
@@ -118,7 +124,8 @@ _ZIGZAG: Int64 = np.array([(number >> 1) ^ -(number & 1) for number in range(256
 
 
 def _slices(data: bytes, at: Int64, sizes: Int64) -> list[bytes | None]:
-    """The bytes at these places; None for a negative size. Those of one length are taken at once."""
+    """The bytes at these places; None for a negative size. Those of one length are taken at
+    once."""
     if not len(sizes):
         return []
     low, high = int(sizes.min()), int(sizes.max())
@@ -128,7 +135,10 @@ def _slices(data: bytes, at: Int64, sizes: Int64) -> list[bytes | None]:
     lengths = np.unique(sizes)
     if len(lengths) > min(_LENGTHS_MOST, len(sizes) // _RECORDS_PER_LENGTH):
         ends = (at + np.maximum(sizes, -1)).tolist()
-        return [data[begin:end] if end >= begin else None for begin, end in zip(at.tolist(), ends, strict=True)]
+        return [
+            data[begin:end] if end >= begin else None
+            for begin, end in zip(at.tolist(), ends, strict=True)
+        ]
     taken = np.empty(len(sizes), object)
     for length in lengths.tolist():
         chosen = np.flatnonzero(sizes == length)
@@ -140,7 +150,8 @@ def _slices(data: bytes, at: Int64, sizes: Int64) -> list[bytes | None]:
 def _gathered(data: bytes, at: Int64, sizes: Int64) -> pa.Array:
     """The bytes at these ascending places as a binary array; null for a negative size.
 
-    ``data`` is taken for one array in which wanted elements and the gaps between them alternate; Arrow copies out every second one.
+    ``data`` is taken for one array in which wanted elements and the gaps between them alternate;
+    Arrow copies out every second one.
     """
     count = len(at)
     if not count:
@@ -150,9 +161,13 @@ def _gathered(data: bytes, at: Int64, sizes: Int64) -> pa.Array:
     bounds[0::2] = at
     bounds[1::2] = at + np.maximum(sizes, 0)
     whole = pa.large_binary() if wide else pa.binary()
-    elements = pa.Array.from_buffers(whole, 2 * count - 1, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
+    elements = pa.Array.from_buffers(
+        whole, 2 * count - 1, [None, pa.py_buffer(bounds), pa.py_buffer(data)]
+    )
     missing = sizes < 0
-    wanted = pa.array(np.arange(0, 2 * count - 1, 2), pa.int64(), mask=missing if missing.any() else None)
+    wanted = pa.array(
+        np.arange(0, 2 * count - 1, 2), pa.int64(), mask=missing if missing.any() else None
+    )
     return elements.take(wanted).cast(pa.binary())
 
 
@@ -204,13 +219,15 @@ def _same(data: bytes, at: Int64, size: int) -> NDArray[Any]:
 
 
 def _views(data: bytes, size: int) -> NDArray[Any]:
-    """The ``size`` bytes from each place on: picking from them copies all in one go, and void keeps trailing zero bytes."""
+    """The ``size`` bytes from each place on: picking from them copies all in one go, and void keeps
+    trailing zero bytes."""
     views: NDArray[Any] = np.ndarray((len(data) - size + 1,), f"V{size}", data, 0, (1,))
     return views
 
 
 def _replaced(keys: NDArray[Any]) -> NDArray[np.intp]:
-    """The places of keys (of one length) that come again behind. Keys that share a slot of the table with another may stay."""
+    """The places of keys (of one length) that come again behind. Keys that share a slot of the
+    table with another may stay."""
     count, size = len(keys), keys.dtype.itemsize
     padded = np.zeros((count, -(-size // 8) * 8), np.uint8)
     padded[:, :size] = keys.view(np.uint8).reshape(count, size)

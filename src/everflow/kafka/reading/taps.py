@@ -16,16 +16,18 @@ _log = logging.getLogger(__name__)
 
 
 class Tap(Protocol):
-    """Logs read forward from positions of its own, without a group. Owned by one thread; connects when first used."""
+    """Logs read forward from positions of its own, without a group. Owned by one thread; connects
+    when first used."""
 
     @property
     def positions(self) -> Mapping[TopicPartition, int]:
         """Where it reads: of each log the offset behind what was taken."""
 
     def go_to(self, starts: Mapping[TopicPartition, int], timeout_s: float = CONNECT_S) -> None:
-        """Read these logs from these offsets on, and no others. A log that is there already goes on undisturbed: reading it anew
-        would let its tasks wait whenever another task comes or goes (I4). Raises RetriableError if it has to connect first and no
-        broker answers within ``timeout_s`` seconds."""
+        """Read these logs from these offsets on, and no others. A log that is there already goes on
+        undisturbed: reading it anew would let its tasks wait whenever another task comes or goes
+        (I4). Raises RetriableError if it has to connect first and no broker answers within
+        ``timeout_s`` seconds."""
 
     def take(
         self,
@@ -34,28 +36,33 @@ class Tap(Protocol):
         most_bytes: int = UNBOUNDED_BYTES,
         most_records: int = UNBOUNDED_RECORDS,
     ) -> dict[TopicPartition, LogChunk]:
-        """What is there of these logs before their ends, waiting up to ``timeout_s`` seconds for the first of it, and the position
-        moved behind it. A log whose position did not move is not in the result, one that moved over markers or aborted records
-        has an empty chunk. A chunk has about ``most_bytes`` bytes of keys and values, and at least a record if it is not empty.
+        """What is there of these logs before their ends, waiting up to ``timeout_s`` seconds for
+        the first of it, and the position moved behind it. A log whose position did not move is not
+        in the result, one that moved over markers or aborted records has an empty chunk. A chunk
+        has about ``most_bytes`` bytes of keys and values, and at least a record if it is not empty.
 
         Raises:
-            LogStartMovedError: the position of the named log lies outside it; the others can be taken from on.
+            LogStartMovedError: the position of the named log lies outside it; the others can be
+            taken from on.
             RetriableError: a fault that is not waited out here.
             FatalError: refused for good, as classified in `everflow.kafka.errors`.
-            UnsupportedBatchError: only librdkafka reads one of these logs. Where it stands is in `positions`.
+            UnsupportedBatchError: only librdkafka reads one of these logs. Where it stands is in
+            `positions`.
         """
 
     def warm_up(self, topics: Iterable[str], timeout_s: float) -> None:
-        """Connect now instead of at the first read of these topics; reads nothing, and gives up what was read ahead. Raises
-        RetriableError if no broker answers within ``timeout_s`` seconds."""
+        """Connect now instead of at the first read of these topics; reads nothing, and gives up
+        what was read ahead. Raises RetriableError if no broker answers within ``timeout_s``
+        seconds."""
 
     def close(self) -> None:
         """Go to no log, and drop the connections; another `go_to` makes new ones."""
 
 
 class Taps:
-    """Both taps, and the rule: our own fetches read a log, three times as fast for a record's CPU. librdkafka has what they cannot
-    read: security settings that only it knows, and logs with batches of an old format or an unknown compression."""
+    """Both taps, and the rule: our own fetches read a log, three times as fast for a record's CPU.
+    librdkafka has what they cannot read: security settings that only it knows, and logs with
+    batches of an old format or an unknown compression."""
 
     def __init__(self, own: Tap | None, client: Tap) -> None:
         """``own``: None where only librdkafka knows the security settings."""

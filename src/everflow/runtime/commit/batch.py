@@ -1,7 +1,8 @@
 """What driver and workers tell each other of a micro-batch: values, and how they become JSON.
 
-The request travels to the workers as one Spark local property (`REQUEST_PROPERTY`); the result comes back
-with the job's rows. Names of tasks and partitions are text on the way only: they are read once, in `from_json`.
+The request travels to the workers as one Spark local property (`REQUEST_PROPERTY`); the result
+comes back with the job's rows. Names of tasks and partitions are text on the way only: they are
+read once, in `from_json`.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ def by_partition(data: Mapping[str, _T]) -> dict[TopicPartition, _T]:
 
 
 class StorePlace(NamedTuple):
-    """Where a store of a task is: the folder of its environment, and the full name of its changelog's topic (None: not logged)."""
+    """Where a store of a task is: the folder of its environment, and the full name of its
+    changelog's topic (None: not logged)."""
 
     path: str
     changelog: str | None
@@ -79,7 +81,8 @@ class TaskContext:
 
     Attributes:
         incarnation: owner incarnation the stores must carry for the apply (D5).
-        last_batch: batch id the stores must carry for the apply; ``""`` when nothing was applied in this
+        last_batch: batch id the stores must carry for the apply; ``""`` when nothing was applied in
+        this
             incarnation.
         stream_times: node name -> observed stream time in ms (-1 = none yet).
         stores: by name.
@@ -96,8 +99,9 @@ class TaskContext:
 class BatchRequest:
     """One micro-batch of one stream thread.
 
-    ``log_ends`` are the last stable offsets (or high watermarks) known when the ranges were planned. ``gate`` is the path of the
-    driver's Unix socket. ``guarantee`` is a value of ``processing.guarantee``.
+    ``log_ends`` are the last stable offsets (or high watermarks) known when the ranges were
+    planned. ``gate`` is the path of the driver's Unix socket. ``guarantee`` is a value of
+    ``processing.guarantee``.
     """
 
     batch_id: str
@@ -113,23 +117,36 @@ class BatchRequest:
     application_id: str
     producer_config: Mapping[str, Any] = field(default_factory=dict)
     most_bytes: int = UNBOUNDED_BYTES
-    """Bytes of input that the batch may take (``max.batch.bytes``). A reader of ranges ends early there; a job, which cannot, fails
-    when it has twice as many, and says what a record weighs (``too-large``)."""
+    """Bytes of input that the batch may take (``max.batch.bytes``). A reader of ranges ends early
+    there; a job, which cannot, fails when it has twice as many, and says what a record weighs
+    (``too-large``)."""
 
     def ending(self, ends: Mapping[TopicPartition, int]) -> BatchRequest:
         """The same request with ranges that end at ``ends``."""
-        return replace(self, ranges={tp: OffsetRange(wanted.start, ends[tp]) for tp, wanted in self.ranges.items()})
+        return replace(
+            self,
+            ranges={tp: OffsetRange(wanted.start, ends[tp]) for tp, wanted in self.ranges.items()},
+        )
 
     def to_json(self) -> str:
         """What travels to the workers."""
         tasks = [{**vars(task), "task": str(task.task)} for task in self.tasks]
-        return as_json({**vars(self), "ranges": by_name(self.ranges), "log_ends": by_name(self.log_ends), "tasks": tasks})
+        return as_json(
+            {
+                **vars(self),
+                "ranges": by_name(self.ranges),
+                "log_ends": by_name(self.log_ends),
+                "tasks": tasks,
+            }
+        )
 
     @staticmethod
     def from_json(text: str) -> BatchRequest:
         """Inverse of `to_json`."""
         data = json.loads(text)
-        data["ranges"] = {tp: OffsetRange(*bounds) for tp, bounds in by_partition(data["ranges"]).items()}
+        data["ranges"] = {
+            tp: OffsetRange(*bounds) for tp, bounds in by_partition(data["ranges"]).items()
+        }
         data["log_ends"] = by_partition(data["log_ends"])
         for task in data["tasks"]:
             task["task"] = TaskId.parse(task["task"])
@@ -143,14 +160,16 @@ class BatchResult:
     """What a finished job reports.
 
     Attributes:
-        outcome: `COMMITTED` (stores applied too), `ABORTED` (nothing happened; ``reason`` is the gate's) or `FAILED` (``failure``
+        outcome: `COMMITTED` (stores applied too), `ABORTED` (nothing happened; ``reason`` is the
+        gate's) or `FAILED` (``failure``
             is the dictionary of a `BatchFailure`; whether the transaction committed is not known).
         consumed: next offset to read, i.e. what was committed; may lie before the range's end.
         stream_times: task -> node -> ms.
         positions: task -> store -> next changelog offset.
         counts: records ``in, out, changelog, dead_letters``.
         dropped: node -> reason -> records that it left out.
-        deferred_offsets: at-least-once only: outputs are out, but the group was rebalancing and did not
+        deferred_offsets: at-least-once only: outputs are out, but the group was rebalancing and did
+        not
             take the offsets; they go with the next batch.
     """
 
@@ -164,8 +183,9 @@ class BatchResult:
     deferred_offsets: bool = False
     failure: Mapping[str, Any] | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
-    """ms spent by the last hop's worker: ``read`` (waiting for and reading its input), ``operators``, ``write`` (records to the
-    broker), ``gate``, ``offsets``, ``commit``, ``apply``; and ``began``, the epoch ms at which it was called."""
+    """ms spent by the last hop's worker: ``read`` (waiting for and reading its input),
+    ``operators``, ``write`` (records to the broker), ``gate``, ``offsets``, ``commit``, ``apply``;
+    and ``began``, the epoch ms at which it was called."""
 
     @property
     def committed(self) -> bool:
@@ -174,7 +194,9 @@ class BatchResult:
 
     def to_json(self) -> str:
         """What travels to the driver."""
-        keyed = {name: by_name(getattr(self, name)) for name in ("consumed", "stream_times", "positions")}
+        keyed = {
+            name: by_name(getattr(self, name)) for name in ("consumed", "stream_times", "positions")
+        }
         return as_json({**vars(self), **keyed})
 
     @staticmethod
@@ -182,7 +204,10 @@ class BatchResult:
         """Inverse of `to_json`."""
         data = json.loads(text)
         data["consumed"] = by_partition(data["consumed"])
-        data["stream_times"], data["positions"] = by_task(data["stream_times"]), by_task(data["positions"])
+        data["stream_times"], data["positions"] = (
+            by_task(data["stream_times"]),
+            by_task(data["positions"]),
+        )
         return BatchResult(**data)
 
 
@@ -207,7 +232,8 @@ class CodeLine:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchFailure:
-    """Why a micro-batch failed: said by the worker itself in its last row, or read from what Spark says of a worker or a Column.
+    """Why a micro-batch failed: said by the worker itself in its last row, or read from what Spark
+    says of a worker or a Column.
 
     Attributes:
         kind: one of `KINDS`.
@@ -268,7 +294,8 @@ class BatchFailure:
 
 
 class BatchFailedError(EverflowError):
-    """A job of a micro-batch failed; whether its transaction committed is not known (D6). ``failure`` says why."""
+    """A job of a micro-batch failed; whether its transaction committed is not known (D6).
+    ``failure`` says why."""
 
     code = "EF-BATCH-FAILED"
 
@@ -278,8 +305,9 @@ class BatchFailedError(EverflowError):
 
 
 class CommitMetadata(NamedTuple):
-    """What the metadata of a committed offset says; ``batch_id`` is None for offsets others committed. ``layouts``: JSON of the
-    application's stores (`topology.store_layouts`), empty where none was kept."""
+    """What the metadata of a committed offset says; ``batch_id`` is None for offsets others
+    committed. ``layouts``: JSON of the application's stores (`topology.store_layouts`), empty where
+    none was kept."""
 
     batch_id: str | None
     stream_times: dict[str, int]
@@ -287,15 +315,16 @@ class CommitMetadata(NamedTuple):
 
 
 def format_metadata(batch_id: str, stream_times: Mapping[str, int], layouts: str = "") -> str:
-    """``ef1|<batch id>|<json of the task's stream times>|<json of the layouts of stores>``, written for every input partition of
-    the task; without the last part where there are none."""
+    """``ef1|<batch id>|<json of the task's stream times>|<json of the layouts of stores>``, written
+    for every input partition of the task; without the last part where there are none."""
     times = json.dumps(dict(stream_times), separators=(",", ":"), sort_keys=True)
     return f"{METADATA_PREFIX}|{batch_id}|{times}" + (f"|{layouts}" if layouts else "")
 
 
 def parse_metadata(text: str | None) -> CommitMetadata:
-    """Inverse of `format_metadata`. A trailing NUL (librdkafka adds one) is ignored; foreign text gives no
-    batch id. What follows the JSON objects is ignored: clients return stray bytes behind them."""
+    """Inverse of `format_metadata`. A trailing NUL (librdkafka adds one) is ignored; foreign text
+    gives no batch id. What follows the JSON objects is ignored: clients return stray bytes behind
+    them."""
     parts = (text or "").rstrip("\0").split("|", 2)
     if len(parts) != 3 or parts[0] != METADATA_PREFIX:
         return CommitMetadata(None, {})
@@ -303,7 +332,9 @@ def parse_metadata(text: str | None) -> CommitMetadata:
         times, end = json.JSONDecoder().raw_decode(parts[2])
     except ValueError:
         return CommitMetadata(None, {})
-    return CommitMetadata(parts[1], {str(node): int(ms) for node, ms in times.items()}, _layouts(parts[2][end:]))
+    return CommitMetadata(
+        parts[1], {str(node): int(ms) for node, ms in times.items()}, _layouts(parts[2][end:])
+    )
 
 
 def _layouts(text: str) -> Mapping[str, Any]:

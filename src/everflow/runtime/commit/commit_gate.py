@@ -1,9 +1,9 @@
 """The commit gate (D6): no offsets are sent before the driver says yes, at that moment.
 
-The decision is a pure function (`decide`); `GateBook` holds what it decides on (open batches, ownership);
-`CommitGate` is the Unix-socket server the workers ask. Why a gate: metadata taken at job start dies with
-every rebalance, metadata taken blindly is ``(-1, "")`` after an eviction, and the broker accepts such an
-offset commit unfenced (scenarios 6-8).
+The decision is a pure function (`decide`); `GateBook` holds what it decides on (open batches,
+ownership); `CommitGate` is the Unix-socket server the workers ask. Why a gate: metadata taken at
+job start dies with every rebalance, metadata taken blindly is ``(-1, "")`` after an eviction, and
+the broker accepts such an offset commit unfenced (scenarios 6-8).
 """
 
 from __future__ import annotations
@@ -63,33 +63,41 @@ def decide(
     epochs_now: Mapping[TaskId, int],
     revoked_in: Mapping[TaskId, tuple[int, str]] | None = None,
 ) -> Decision:
-    """May the batch commit? Yes only if it is the open one (its id carries the attempt), was not answered
-    before, the member stands in a generation, and every task has been owned without a break since the batch
-    began. A task that is being given up (``revoked_in``: generation and member id at that moment) may commit in that
-    generation only: in any other it can be another member's."""
+    """May the batch commit? Yes only if it is the open one (its id carries the attempt), was not
+    answered before, the member stands in a generation, and every task has been owned without a
+    break since the batch began. A task that is being given up (``revoked_in``: generation and
+    member id at that moment) may commit in that generation only: in any other it can be another
+    member's."""
     if batch is None:
         return Decision(False, f"unknown-batch: {batch_id} is not in flight (an older attempt?)")
     if answered:
         return Decision(False, f"already-answered: {batch_id} has asked before")
     if member.generation < 0 or not member.member_id:
-        return Decision(False, f"not-a-member: generation {member.generation}, member id {member.member_id!r}")
+        return Decision(
+            False, f"not-a-member: generation {member.generation}, member id {member.member_id!r}"
+        )
     for task, epoch in sorted(batch.epochs.items()):
         now = epochs_now.get(task)
         if now != epoch:
-            return Decision(False, f"ownership-changed: task {task} is not owned as when the batch began")
+            return Decision(
+                False, f"ownership-changed: task {task} is not owned as when the batch began"
+            )
         present = (member.generation, member.member_id)
         if revoked_in is not None and revoked_in.get(task, present) != present:
-            return Decision(False, f"ownership-changed: task {task} was revoked in an earlier generation")
+            return Decision(
+                False, f"ownership-changed: task {task} was revoked in an earlier generation"
+            )
     return Decision(True)
 
 
 _served_last: dict[int, object] = {}
-"""Worker process -> the book it has reported to last. Instances in one process share Spark's idle workers: one that serves another
-instance by now is no longer ours to kill."""
+"""Worker process -> the book it has reported to last. Instances in one process share Spark's idle
+workers: one that serves another instance by now is no longer ours to kill."""
 
 
 class GateBook:
-    """Ownership of tasks and the batches in flight. Any thread may call; every method returns at once."""
+    """Ownership of tasks and the batches in flight. Any thread may call; every method returns at
+    once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -103,7 +111,8 @@ class GateBook:
         self._pids: dict[int, dict[str, int]] = {}
 
     def own(self, tasks: Iterable[TaskId]) -> None:
-        """These tasks became ours; those owned already keep their epoch, unless they were being given up."""
+        """These tasks became ours; those owned already keep their epoch, unless they were being
+        given up."""
         with self._lock:
             self._epoch += 1
             for task in tasks:
@@ -113,8 +122,9 @@ class GateBook:
                 self._epochs.setdefault(task, self._epoch)
 
     def revoke(self, tasks: Iterable[TaskId], member: MemberMetadata) -> None:
-        """These tasks have to be given up. Batches that hold them may still commit, but only while ``member`` stays in its
-        present generation: a member that holds nothing else and is evicted before `release` is told of no loss."""
+        """These tasks have to be given up. Batches that hold them may still commit, but only while
+        ``member`` stays in its present generation: a member that holds nothing else and is evicted
+        before `release` is told of no loss."""
         with self._lock:
             for task in tasks:
                 self._owned_again.discard(task)
@@ -122,7 +132,8 @@ class GateBook:
                     self._revoked_in[task] = (member.generation, member.member_id)
 
     def release(self, tasks: Iterable[TaskId]) -> None:
-        """Revoked tasks were given up. One that has become ours again meanwhile (after an eviction) stays."""
+        """Revoked tasks were given up. One that has become ours again meanwhile (after an eviction)
+        stays."""
         with self._lock:
             for task in tasks:
                 if task not in self._owned_again:
@@ -130,7 +141,8 @@ class GateBook:
                     self._revoked_in.pop(task, None)
 
     def disown_all(self) -> None:
-        """The member was lost. Called from the membership's listener, before a new generation can be seen."""
+        """The member was lost. Called from the membership's listener, before a new generation can
+        be seen."""
         with self._lock:
             self._epochs.clear()
             self._revoked_in.clear()
@@ -150,9 +162,12 @@ class GateBook:
         with self._lock:
             return self._epochs.get(task) != epoch
 
-    def begin(self, batch_id: str, thread: int, guarantee: str, epochs: Mapping[TaskId, int]) -> bool:
-        """Open a batch over tasks that were recovered in these ownerships. False (and nothing opened) if one of them is over:
-        a task that was lost and came back has to be recovered first."""
+    def begin(
+        self, batch_id: str, thread: int, guarantee: str, epochs: Mapping[TaskId, int]
+    ) -> bool:
+        """Open a batch over tasks that were recovered in these ownerships. False (and nothing
+        opened) if one of them is over: a task that was lost and came back has to be recovered
+        first."""
         with self._lock:
             if any(self._epochs.get(task) != epoch for task, epoch in epochs.items()):
                 return False
@@ -167,7 +182,8 @@ class GateBook:
             self._answered.discard(batch_id)
 
     def hello(self, batch_id: str, slot: str, pid: int) -> bool:
-        """Record the worker process of a hop; False if the batch is not in flight (the worker must stop)."""
+        """Record the worker process of a hop; False if the batch is not in flight (the worker must
+        stop)."""
         with self._lock:
             batch = self._open.get(batch_id)
             if batch is None:
@@ -177,25 +193,29 @@ class GateBook:
             return True
 
     def take_pids(self, thread: int) -> tuple[int, ...]:
-        """Worker processes recorded for a stream thread that have served nobody else in this process since; forgets them."""
+        """Worker processes recorded for a stream thread that have served nobody else in this
+        process since; forgets them."""
         with self._lock:
             pids = set(self._pids.pop(thread, {}).values())
             return tuple(sorted(pid for pid in pids if _served_last.get(pid) is self._identity))
 
     @property
     def finishing(self) -> bool:
-        """Whether a batch is in flight that has been run before. The member joins no new generation meanwhile: a batch that was
-        refused because the group had moved on should not be refused a second time."""
+        """Whether a batch is in flight that has been run before. The member joins no new generation
+        meanwhile: a batch that was refused because the group had moved on should not be refused a
+        second time."""
         with self._lock:
             return any(BatchId.parse(batch_id).attempt > 0 for batch_id in self._open)
 
     def ask(self, batch_id: str, member: MemberMetadata) -> tuple[Decision, OpenBatch | None]:
-        """`decide` on the present facts, and note that the batch was answered. ``member`` must have been read
-        *before* this call: an eviction between the two shows as a change of ownership, one after it as an
-        illegal generation."""
+        """`decide` on the present facts, and note that the batch was answered. ``member`` must have
+        been read *before* this call: an eviction between the two shows as a change of ownership,
+        one after it as an illegal generation."""
         with self._lock:
             batch = self._open.get(batch_id)
-            decision = decide(batch_id, batch, batch_id in self._answered, member, self._epochs, self._revoked_in)
+            decision = decide(
+                batch_id, batch, batch_id in self._answered, member, self._epochs, self._revoked_in
+            )
             if batch is not None:
                 self._answered.add(batch_id)
             return decision, batch
@@ -208,8 +228,8 @@ class GateBackend:
     Attributes:
         member: metadata of the member at the moment of the call.
         encode: the group metadata bytes librdkafka wants.
-        commit: at-least-once: commit these offsets through the member; True = taken, False = the group is
-        rebalancing, the
+        commit: at-least-once: commit these offsets through the member; True = taken, False = the
+        group is rebalancing, the
             offsets are held back and go with the next batch. May raise; then the answer is no.
     """
 
@@ -266,10 +286,11 @@ class _Handler(socketserver.StreamRequestHandler):
 
 @dataclass
 class CommitGate:
-    """The server: one per instance, on a Unix socket in a folder of its own that only this user may enter.
+    """The server: one per instance, on a Unix socket in a folder of its own that only this user may
+    enter.
 
-    That is not the state folder: whoever deletes that under a running instance would cut off the workers, too. ``close`` ends the
-    gate; workers that ask later get "driver gone".
+    That is not the state folder: whoever deletes that under a running instance would cut off the
+    workers, too. ``close`` ends the gate; workers that ask later get "driver gone".
     """
 
     book: GateBook
@@ -279,7 +300,8 @@ class CommitGate:
     _serving: bool = field(default=False, init=False)
 
     def start(self) -> str:
-        """Listen; gives the socket's path. SetupError if no folder for it can be made. Removes what killed instances left."""
+        """Listen; gives the socket's path. SetupError if no folder for it can be made. Removes what
+        killed instances left."""
         remove_abandoned()
         try:
             self._folder = socket_folder()
@@ -289,7 +311,8 @@ class CommitGate:
         except OSError as error:
             self.close()
             raise SetupError(
-                f"No place for the commit gate's socket: {error}. Set TMPDIR to a folder with a short path that this user may "
+                f"No place for the commit gate's socket: {error}. Set TMPDIR to a folder with a "
+                f"short path that this user may "
                 "write to."
             ) from error
         threading.Thread(
@@ -302,13 +325,15 @@ class CommitGate:
         return str(path)
 
     def require_reachable(self) -> None:
-        """FatalError if the socket was deleted while the gate runs (somebody tidied the temporary folder): no batch could commit
-        any more. Quick; often."""
+        """FatalError if the socket was deleted while the gate runs (somebody tidied the temporary
+        folder): no batch could commit any more. Quick; often."""
         server = self._server
         if server is not None and not os.path.lexists(str(server.server_address)):
             raise FatalError(
-                f"The commit gate's socket {server.server_address} was deleted under the running instance: no worker can ask "
-                "whether it may commit. Nothing is lost; start the instance again, and keep what tidies temporary folders away "
+                f"The commit gate's socket {server.server_address} was deleted under the running "
+                f"instance: no worker can ask "
+                "whether it may commit. Nothing is lost; start the instance again, and keep what "
+                "tidies temporary folders away "
                 "from it, or set TMPDIR to another folder with a short path."
             )
 

@@ -15,19 +15,21 @@ CommitOffsets = Callable[[Mapping[TopicPartition, tuple[int, str]]], bool]
 
 
 class DeferredOffsets:
-    """Commits offsets through the member and keeps those that it would not take. Any thread may call."""
+    """Commits offsets through the member and keeps those that it would not take. Any thread may
+    call."""
 
     def __init__(self, commit: CommitOffsets) -> None:
         self._commit = commit
         self._committing = threading.Lock()
-        # Never held over a commit: `forget` is called on the group client's thread, which the commit itself needs.
+        # Never held over a commit: `forget` is called on the group client's thread, which the
+        # commit itself needs.
         self._lock = threading.Lock()
         self._forgotten: set[TopicPartition] = set()
         self._held: dict[TopicPartition, tuple[int, str]] = {}
 
     def commit(self, offsets: Sequence[Offset]) -> bool:
-        """Commit these and all held ones; False = the group is rebalancing, they are held now. Raises what the member raises;
-        then nothing is held that was not before."""
+        """Commit these and all held ones; False = the group is rebalancing, they are held now.
+        Raises what the member raises; then nothing is held that was not before."""
         with self._committing:
             with self._lock:
                 self._forgotten.clear()
@@ -38,9 +40,16 @@ class DeferredOffsets:
                 return True
             taken = self._commit(merged)
             if not taken:
-                log.info("The group rebalances: the offsets of %d partitions go with the next commit", len(merged))
+                log.info(
+                    "The group rebalances: the offsets of %d partitions go with the next commit",
+                    len(merged),
+                )
             with self._lock:
-                self._held = {} if taken else {tp: at for tp, at in merged.items() if tp not in self._forgotten}
+                self._held = (
+                    {}
+                    if taken
+                    else {tp: at for tp, at in merged.items() if tp not in self._forgotten}
+                )
             return taken
 
     def held(self) -> frozenset[TopicPartition]:
@@ -49,7 +58,8 @@ class DeferredOffsets:
             return frozenset(self._held)
 
     def forget(self, partitions: Collection[TopicPartition]) -> None:
-        """These partitions are others' now; their offsets must not be committed over theirs. Returns at once."""
+        """These partitions are others' now; their offsets must not be committed over theirs.
+        Returns at once."""
         with self._lock:
             self._forgotten.update(partitions)
             for tp in partitions:

@@ -49,13 +49,18 @@ class GateClient:
         self.close()
 
     def hello(self, batch: str, slot: str, pid: int) -> bool:
-        """Report the process that serves a hop, so that the driver can kill it. False: the driver is gone or
-        the batch is not current; the caller must not go on."""
+        """Report the process that serves a hop, so that the driver can kill it. False: the driver
+        is gone or the batch is not current; the caller must not go on."""
         return bool(self._ask({"op": "hello", "batch": batch, "slot": slot, "pid": pid}).get("ok"))
 
     def commit(self, batch: str, offsets: Sequence[tuple[str, int, int, str]]) -> GateAnswer:
-        """May ``batch`` commit these ``(topic, partition, offset, metadata)``? Answered once per batch id."""
-        return GateAnswer.of(self._ask({"op": "commit", "batch": batch, "offsets": [list(offset) for offset in offsets]}))
+        """May ``batch`` commit these ``(topic, partition, offset, metadata)``? Answered once per
+        batch id."""
+        return GateAnswer.of(
+            self._ask(
+                {"op": "commit", "batch": batch, "offsets": [list(offset) for offset in offsets]}
+            )
+        )
 
     def close(self) -> None:
         """Close the connection; the next question opens a new one."""

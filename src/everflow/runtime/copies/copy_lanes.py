@@ -1,6 +1,7 @@
 """Gives each role of copies a reader and a budget of its own.
 
-So standbys never hold up a warm-up, for which the group waits, and a warm-up never starves the standbys."""
+So standbys never hold up a warm-up, for which the group waits, and a warm-up never starves the
+standbys."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ ROUND_WAIT_S = 0.05
 
 @dataclass(frozen=True)
 class RoundBudget:
-    """What one role may read in one round: ``records`` near the ends of its changelogs, over all its partitions, and besides
-    ``bulk_bytes`` of keys and values far behind. The chunks are loaded before the next role is read."""
+    """What one role may read in one round: ``records`` near the ends of its changelogs, over all
+    its partitions, and besides ``bulk_bytes`` of keys and values far behind. The chunks are loaded
+    before the next role is read."""
 
     records: int
     bulk_bytes: int
@@ -28,8 +30,9 @@ BUDGETS: Mapping[TaskRole, RoundBudget] = {
     TaskRole.WARMUP: RoundBudget(5_000, 1 << 20),
     TaskRole.STANDBY: RoundBudget(5_000, 1 << 18),
 }
-"""In the order of the round. Both far behind, a warm-up has four fifths. A round bounds how long a promotion waits; larger slices
-are no cheaper (measured: 0.9 to 1.1 us of a core for a record from 256 KiB on, message by message 2.5)."""
+"""In the order of the round. Both far behind, a warm-up has four fifths. A round bounds how long a
+promotion waits; larger slices are no cheaper (measured: 0.9 to 1.1 us of a core for a record from
+256 KiB on, message by message 2.5)."""
 
 
 class FollowedRound(Protocol):
@@ -46,7 +49,13 @@ class Follower(Protocol):
 
     def follow(self, starts: Mapping[TopicPartition, int]) -> None: ...
     def unfollow(self, partitions: Collection[TopicPartition]) -> None: ...
-    def poll(self, records_max: int, bulk_bytes: int, ends: Mapping[TopicPartition, int], timeout_s: float) -> FollowedRound: ...
+    def poll(
+        self,
+        records_max: int,
+        bulk_bytes: int,
+        ends: Mapping[TopicPartition, int],
+        timeout_s: float,
+    ) -> FollowedRound: ...
     def rest(self) -> None: ...
     def close(self) -> None: ...
 
@@ -59,10 +68,12 @@ class CopyLanes:
         self._followers: dict[TaskRole, Follower] = {}
         self._role: dict[TopicPartition, TaskRole] = {}
         self._moved = False
-        """Whether the last round brought something: then the next one does not wait for its first record."""
+        """Whether the last round brought something: then the next one does not wait for its first
+        record."""
 
     def follow(self, role: TaskRole, starts: Mapping[TopicPartition, int]) -> None:
-        """Begin with these partitions, at these offsets; what another role follows is taken from it."""
+        """Begin with these partitions, at these offsets; what another role follows is taken from
+        it."""
         self.unfollow(starts)
         if not starts:
             return
@@ -81,7 +92,8 @@ class CopyLanes:
                 follower.unfollow(gone)
 
     def rounds(self, ends: Mapping[TopicPartition, int]) -> Iterator[FollowedRound]:
-        """One round, role by role; ``ends`` are the last stable offsets as far as known. Raises what `Follower.poll` raises."""
+        """One round, role by role; ``ends`` are the last stable offsets as far as known. Raises
+        what `Follower.poll` raises."""
         roles = [role for role in BUDGETS if role in self._role.values()]
         self.rest()
         wait_s = 0.0 if self._moved else ROUND_WAIT_S / max(1, len(roles))

@@ -1,10 +1,12 @@
 """Until when the stores of running tasks are known to have followed their changelogs (scenario 13).
 
-A store says in itself when that was last so; one that has not for ``delete.retention.ms`` is rebuilt, as it may have missed
-deletes. A batch's apply says it for the tasks it touched, but a task without records has none for days. That nothing was written
-to the changelog meanwhile is true as long as the task is owned, and that is known of the past only: of a moment before a heartbeat
-was *sent* that the group confirmed. So a claim is made for a moment between two batches and counts once two more heartbeats were
-confirmed in the same ownership. A machine that was suspended, or cut off from the group, claims nothing that it does not have.
+A store says in itself when that was last so; one that has not for ``delete.retention.ms`` is
+rebuilt, as it may have missed deletes. A batch's apply says it for the tasks it touched, but a task
+without records has none for days. That nothing was written to the changelog meanwhile is true as
+long as the task is owned, and that is known of the past only: of a moment before a heartbeat was
+*sent* that the group confirmed. So a claim is made for a moment between two batches and counts once
+two more heartbeats were confirmed in the same ownership. A machine that was suspended, or cut off
+from the group, claims nothing that it does not have.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ class Settled:
 
 
 class Freshness:
-    """Collects claims (`look`, often, on one thread) and writes those that are proven into the stores (`note`, which waits for the
-    apply of a batch in flight: on a thread that may).
+    """Collects claims (`look`, often, on one thread) and writes those that are proven into the
+    stores (`note`, which waits for the apply of a batch in flight: on a thread that may).
 
     Args:
         settled: running tasks as of their threads' last moment between batches.
@@ -69,13 +71,20 @@ class Freshness:
         confirmed = self._heartbeats()
         if self._claimed_at <= confirmed < self._claimed_at + PROVING_HEARTBEATS:
             return
-        if confirmed >= self._claimed_at:  # fewer: another membership, which proves nothing of this one
-            self.proven = tuple(claim for claim in self._claims if not self._broken(claim.task, claim.epoch))
+        if (
+            confirmed >= self._claimed_at
+        ):  # fewer: another membership, which proves nothing of this one
+            self.proven = tuple(
+                claim for claim in self._claims if not self._broken(claim.task, claim.epoch)
+            )
         self._claims = list(self._settled())
-        self._claimed_at = self._heartbeats()  # after the claims: what is sent from now on is sent after them
+        self._claimed_at = (
+            self._heartbeats()
+        )  # after the claims: what is sent from now on is sent after them
 
     def note(self) -> None:
-        """Write the proven claims. A store that has another owner by now, was rebuilt or closed, is left alone."""
+        """Write the proven claims. A store that has another owner by now, was rebuilt or closed, is
+        left alone."""
         for claim in self.proven:
             for path in claim.stores:
                 try:

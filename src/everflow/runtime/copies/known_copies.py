@@ -1,7 +1,7 @@
 """Lists this instance's copies for the group: standbys, warm-ups, restores, folders (note 005).
 
-A copy that would be rebuilt when it is used (`restore_plan.restore_plan`) is none, and is not reported; one that nobody follows
-becomes that by waiting.
+A copy that would be rebuilt when it is used (`restore_plan.restore_plan`) is none, and is not
+reported; one that nobody follows becomes that by waiting.
 """
 
 from __future__ import annotations
@@ -41,18 +41,23 @@ class CopyFolder(Protocol):
 
 @dataclass(frozen=True)
 class AtRest:
-    """A copy that nobody follows: the sum of its positions, and until when (wall clock, ms) it cannot have missed a delete."""
+    """A copy that nobody follows: the sum of its positions, and until when (wall clock, ms) it
+    cannot have missed a delete."""
 
     offset_sum: int
     until_ms: float = float("inf")
 
 
 class Copies:
-    """`membership.assignor.LocalCopies` of this instance. ``offset_sums`` does no I/O; any thread may call everything.
+    """`membership.assignor.LocalCopies` of this instance. ``offset_sums`` does no I/O; any thread
+    may call everything.
 
-    ``followed``: the state updater's figures. ``running``: tasks that run active: that the member claims them says enough.
-    ``recovering``: active tasks that do not run yet, and ``restored``: positions of stores being restored, summed per task.
-    ``delete_retention_ms``: of a changelog topic, without I/O; ``clock``: how old copies are that nobody follows.
+    ``followed``: the state updater's figures. ``running``: tasks that run active: that the member
+    claims them says enough.
+    ``recovering``: active tasks that do not run yet, and ``restored``: positions of stores being
+    restored, summed per task.
+    ``delete_retention_ms``: of a changelog topic, without I/O; ``clock``: how old copies are that
+    nobody follows.
     """
 
     def __init__(
@@ -77,8 +82,13 @@ class Copies:
         """Sum of the changelog positions of every copy that does not run active here."""
         now_ms = self._clock.now_ms()
         with self._lock:
-            # Away for too long a copy would be rebuilt when it is used (unless nothing was written since: not known here).
-            sums = {task: copy.offset_sum for task, copy in self._at_rest.items() if now_ms <= copy.until_ms}
+            # Away for too long a copy would be rebuilt when it is used (unless nothing was written
+            # since: not known here).
+            sums = {
+                task: copy.offset_sum
+                for task, copy in self._at_rest.items()
+                if now_ms <= copy.until_ms
+            }
         sums.update((task, figures.offset_sum) for task, figures in self._followed().items())
         restored = self._restored()
         for task in self._recovering():
@@ -94,8 +104,8 @@ class Copies:
         changelog: Callable[[TaskId, StoreSpec], TopicPartition],
         states: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, ChangelogState]],
     ) -> None:
-        """Look at every task folder, once, before the group is joined. A store that cannot be judged is left out: then its task
-        looks cold, which costs a restore at most."""
+        """Look at every task folder, once, before the group is joined. A store that cannot be
+        judged is left out: then its task looks cold, which costs a restore at most."""
         found: list[tuple[TaskId, StoreSpec, TopicPartition]] = []
         for task in folder.tasks():
             here = set(folder.stores(task))
@@ -105,7 +115,9 @@ class Copies:
         try:
             known = states({tp for _, _, tp in found}) if found else {}
         except EverflowError as error:
-            log.warning("The copies in the state folder cannot be compared with their changelogs: %s", error)
+            log.warning(
+                "The copies in the state folder cannot be compared with their changelogs: %s", error
+            )
             return
         copies: dict[TaskId, list[AtRest]] = {}
         for task, spec, tp in found:
@@ -120,7 +132,8 @@ class Copies:
             log.info("Copies in the state folder: %s", said)
 
     def rest(self, task: TaskId, stores: Iterable[TaskStore]) -> None:
-        """A task ended here, its copy stays on disk: note how far it is. Reads the stores' metadata, a fraction of a ms each."""
+        """A task ended here, its copy stays on disk: note how far it is. Reads the stores'
+        metadata, a fraction of a ms each."""
         copies = []
         for store in stores:
             if store.changelog is None:
@@ -132,7 +145,9 @@ class Copies:
                 continue
             if meta.position is not None:
                 retention_ms = self._delete_retention_ms(store.changelog.topic)
-                copies.append(AtRest(meta.position, trusted_until_ms(meta.updated_ms, retention_ms)))
+                copies.append(
+                    AtRest(meta.position, trusted_until_ms(meta.updated_ms, retention_ms))
+                )
         with self._lock:
             if copies:
                 self._at_rest[task] = _together(copies)
@@ -140,7 +155,8 @@ class Copies:
                 self._at_rest.pop(task, None)
 
     def forget(self, task: TaskId) -> AtRest | None:
-        """Offer the copy to nobody any more: it is about to be removed. Gives what `remember` takes back."""
+        """Offer the copy to nobody any more: it is about to be removed. Gives what `remember` takes
+        back."""
         with self._lock:
             return self._at_rest.pop(task, None)
 
@@ -152,10 +168,14 @@ class Copies:
 
 def _together(stores: Collection[AtRest]) -> AtRest:
     """The copy of a task whose stores these are: too old as soon as one of them is."""
-    return AtRest(sum(store.offset_sum for store in stores), min(store.until_ms for store in stores))
+    return AtRest(
+        sum(store.offset_sum for store in stores), min(store.until_ms for store in stores)
+    )
 
 
-def _judged(folder: CopyFolder, task: TaskId, spec: StoreSpec, state: ChangelogState, now_ms: int) -> AtRest | None:
+def _judged(
+    folder: CopyFolder, task: TaskId, spec: StoreSpec, state: ChangelogState, now_ms: int
+) -> AtRest | None:
     """How far a store on disk is; None for one that would be rebuilt."""
     path = folder.store_path(task, spec.name)
     distrusted = folder.distrusted(task, spec.name)
@@ -175,6 +195,7 @@ def _judged(folder: CopyFolder, task: TaskId, spec: StoreSpec, state: ChangelogS
         return None
     if meta.position is None:
         return None
-    # One at its changelog's very end may be old: it has missed nothing so far, and that counts from now.
+    # One at its changelog's very end may be old: it has missed nothing so far, and that counts from
+    # now.
     seen_ms = now_ms if meta.position >= state.end else meta.updated_ms
     return AtRest(meta.position, trusted_until_ms(seen_ms, state.delete_retention_ms))

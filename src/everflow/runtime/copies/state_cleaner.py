@@ -1,8 +1,9 @@
 """Removes state of tasks without a role here for ``state.cleanup.delay.ms``, as Kafka Streams does.
 
-Within the delay such a copy is worth keeping: it is offered to the group, and whoever gets the task back restores the tail only.
-Later it costs disk space for nothing. Never removed is what is in use, what the group may just be giving back, and anything while
-the instance does not run in a settled group: after a crash or an eviction the copies wait until the group has decided (I6).
+Within the delay such a copy is worth keeping: it is offered to the group, and whoever gets the task
+back restores the tail only. Later it costs disk space for nothing. Never removed is what is in use,
+what the group may just be giving back, and anything while the instance does not run in a settled
+group: after a crash or an eviction the copies wait until the group has decided (I6).
 """
 
 from __future__ import annotations
@@ -20,27 +21,38 @@ log = logging.getLogger("everflow")
 
 LOOK_MS_MAX = 60_000.0
 SETTLE_MS = 5_000.0
-"""How long a generation must last before anything is removed: its decisions have arrived everywhere in the instance by then."""
+"""How long a generation must last before anything is removed: its decisions have arrived everywhere
+in the instance by then."""
 
 
 class IdleTasks:
-    """How long each task folder has been nobody's (pure). Monotonic ms: a suspended machine's time does not count."""
+    """How long each task folder has been nobody's (pure). Monotonic ms: a suspended machine's time
+    does not count."""
 
     def __init__(self, delay_ms: float) -> None:
         self.delay_ms = delay_ms
         self._since: dict[TaskId, float] = {}
         self._generation, self._generation_ms = -1, 0.0
 
-    def after(self, present: Collection[TaskId], used: Collection[TaskId], generation: int | None, now_ms: float) -> list[TaskId]:
-        """The tasks to be removed now, sorted. ``present``: those with a folder; ``used``: those in any role; ``generation``: of
-        the group, None while the instance does not run or a rebalance is under way."""
+    def after(
+        self,
+        present: Collection[TaskId],
+        used: Collection[TaskId],
+        generation: int | None,
+        now_ms: float,
+    ) -> list[TaskId]:
+        """The tasks to be removed now, sorted. ``present``: those with a folder; ``used``: those in
+        any role; ``generation``: of the group, None while the instance does not run or a rebalance
+        is under way."""
         self._since = {task: self._since.get(task, now_ms) for task in present if task not in used}
         if generation is None or generation != self._generation:
             self._generation, self._generation_ms = -1 if generation is None else generation, now_ms
             return []
         if now_ms - self._generation_ms < SETTLE_MS:
             return []
-        return sorted(task for task, since_ms in self._since.items() if now_ms - since_ms >= self.delay_ms)
+        return sorted(
+            task for task, since_ms in self._since.items() if now_ms - since_ms >= self.delay_ms
+        )
 
 
 class TaskFolders(Protocol):
@@ -58,7 +70,8 @@ class Offered(Protocol):
 
 
 class StateCleaner:
-    """Looks now and then and removes; on the instance's loop, where no task can get a role meanwhile.
+    """Looks now and then and removes; on the instance's loop, where no task can get a role
+    meanwhile.
 
     Args:
         used: tasks in any role here.
@@ -74,13 +87,19 @@ class StateCleaner:
         clock: Clock,
         delay_ms: float,
     ) -> None:
-        self._folder, self._copies, self._used, self._generation, self._clock = folder, copies, used, generation, clock
+        self._folder, self._copies, self._used, self._generation, self._clock = (
+            folder,
+            copies,
+            used,
+            generation,
+            clock,
+        )
         self._idle = IdleTasks(delay_ms)
         self._next_ms = 0.0
 
     def look(self) -> bool:
-        """Remove what is due; True if something was, and `StateDirectory.sweep` frees the disk space. Quick: folders are only
-        renamed; one that cannot be stays, with a warning."""
+        """Remove what is due; True if something was, and `StateDirectory.sweep` frees the disk
+        space. Quick: folders are only renamed; one that cannot be stays, with a warning."""
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._next_ms:
             return False
@@ -89,7 +108,10 @@ class StateCleaner:
         removed = [task for task in self._due(generation, now_ms) if self._remove(task, generation)]
         if removed:
             log.info(
-                "Removed the state of tasks that have had no role here for %g s (state.cleanup.delay.ms): %s",
+                (
+                    "Removed the state of tasks that have had no role here for %g s "
+                    "(state.cleanup.delay.ms): %s"
+                ),
                 self._idle.delay_ms / 1000,
                 ", ".join(map(str, removed)),
             )
@@ -99,8 +121,9 @@ class StateCleaner:
         return self._idle.after(self._folder.tasks(), self._used(), generation, now_ms)
 
     def _remove(self, task: TaskId, generation: int | None) -> bool:
-        """First the copy is offered no more, then the group is looked at again: a join that is under way may have told of it, and
-        the leader may be giving us the task because of it (I5)."""
+        """First the copy is offered no more, then the group is looked at again: a join that is
+        under way may have told of it, and the leader may be giving us the task because of it
+        (I5)."""
         copy = self._copies.forget(task)
         try:
             if self._generation() == generation:

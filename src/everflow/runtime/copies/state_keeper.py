@@ -1,6 +1,7 @@
 """Keeps the state folder in order: running stores stay trusted, what nobody needs goes.
 
-Looking is the instance's loop's, the work that may wait (for a batch's apply, for the disk) has a thread of its own.
+Looking is the instance's loop's, the work that may wait (for a batch's apply, for the disk) has a
+thread of its own.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ from everflow.state.lmdb_store import LmdbStore
 log = logging.getLogger("everflow")
 
 NOTE_PERIOD_MS = 60_000.0
-"""Far below the margin of an hour that is left to stores (`restore_plan.AGE_MARGIN_MS_MAX`), also where deletes are kept for
-minutes only."""
+"""Far below the margin of an hour that is left to stores (`restore_plan.AGE_MARGIN_MS_MAX`), also
+where deletes are kept for minutes only."""
 
 
 class StateKeeper:
-    """``look`` belongs to one thread; ``close`` comes after its last call. ``sweep``: `StateDirectory.sweep`."""
+    """``look`` belongs to one thread; ``close`` comes after its last call. ``sweep``:
+    `StateDirectory.sweep`."""
 
-    def __init__(self, freshness: Freshness, cleaner: StateCleaner, sweep: Callable[[], None], clock: Clock) -> None:
+    def __init__(
+        self, freshness: Freshness, cleaner: StateCleaner, sweep: Callable[[], None], clock: Clock
+    ) -> None:
         self._freshness, self._cleaner, self._sweep, self._clock = freshness, cleaner, sweep, clock
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="everflow-state-keeper")
         self._noting: Future[None] | None = None
@@ -42,7 +46,8 @@ class StateKeeper:
             self._start(self._delete)
 
     def close(self) -> None:
-        """Note what is proven. No batch runs any more, so nothing is waited for but a deletion under way."""
+        """Note what is proven. No batch runs any more, so nothing is waited for but a deletion
+        under way."""
         self._start(self._freshness.note)
         self._worker.shutdown(wait=True)
 

@@ -1,7 +1,8 @@
 """The state updater: copies follow their changelogs on one thread, each role with a budget (D9).
 
-It never waits for a restore of an active task and none waits for it. Nothing beyond the last stable offset is read. Promotion: the
-updater lets go of the open stores and recovery replays the tail; demotion is the reverse (`task.StandbyTask`).
+It never waits for a restore of an active task and none waits for it. Nothing beyond the last stable
+offset is read. Promotion: the updater lets go of the open stores and recovery replays the tail;
+demotion is the reverse (`task.StandbyTask`).
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ FAULT_PAUSE_MS = 500.0
 SAY_EVERY_MS = 10_000.0
 RATE_WINDOW_MS = 5_000.0
 HOT_AGAIN_MS = 10_000.0
-"""A warm-up hot for so long that still is one says so again: on a busy log the leader may have seen it a little behind."""
+"""A warm-up hot for so long that still is one says so again: on a busy log the leader may have seen
+it a little behind."""
 HOT_AGAIN_AT_MOST_MS = 600_000.0
-"""A standby that fell behind says again that it is hot, each time after twice the silence: one that is always about to fall
-behind must not cost the group a rebalance each time."""
+"""A standby that fell behind says again that it is hot, each time after twice the silence: one that
+is always about to fall behind must not cost the group a rebalance each time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +54,16 @@ class UpdaterServices:
 
     Attributes:
         open_follower: a reader over no partition yet; each role has one.
-        states: what the cluster says of changelog partitions now (`restore_plan.restore_plan` judges by it).
+        states: what the cluster says of changelog partitions now (`restore_plan.restore_plan`
+        judges by it).
         stable_ends: last stable offsets.
-        prepare: (task, store, state, incarnation) -> the opened, claimed and judged store (`restore.restoration.prepare_store`).
+        prepare: (task, store, state, incarnation) -> the opened, claimed and judged store
+        (`restore.restoration.prepare_store`).
         distrust: (task, store, reason): the next ``prepare`` rebuilds it.
-        became_hot: a warm-up (or a standby that began cold or fell behind) has reached ``acceptable.recovery.lag``; a
-            warm-up says so again after a while, a standby that falls behind again and again ever more seldom.
+        became_hot: a warm-up (or a standby that began cold or fell behind) has reached
+        ``acceptable.recovery.lag``; a
+            warm-up says so again after a while, a standby that falls behind again and again ever
+            more seldom.
         restores: told of warm-ups; must not raise (`restore_progress.RestoreTracker` sees to it).
         standbys: the user's listener; what it raises is logged.
         paused: the copies stand still; figures and commands go on.
@@ -78,8 +84,9 @@ class UpdaterServices:
 
 @dataclass(frozen=True)
 class FollowedTask:
-    """Figures of one followed task: ``offset_sum`` over its changelogs, ``lag`` in offsets against the last stable offsets (None:
-    not measured yet), ``rate`` in records/s over the last seconds, ``remaining_s`` until the end at that rate."""
+    """Figures of one followed task: ``offset_sum`` over its changelogs, ``lag`` in offsets against
+    the last stable offsets (None: not measured yet), ``rate`` in records/s over the last seconds,
+    ``remaining_s`` until the end at that rate."""
 
     role: TaskRole
     offset_sum: int
@@ -90,7 +97,8 @@ class FollowedTask:
 
 @dataclass(kw_only=True)
 class _Store:
-    """One store being followed. ``progress`` is the present figures; ``restoring``: the restore listener follows it."""
+    """One store being followed. ``progress`` is the present figures; ``restoring``: the restore
+    listener follows it."""
 
     store: LmdbStore
     incarnation: str
@@ -116,7 +124,9 @@ class _Task:
         """Offsets to the last stable ends; None while one of them is unknown."""
         if any(store.end is None for store in self.stores.values()):
             return None
-        return sum(max(0, (store.end or 0) - store.progress.position) for store in self.stores.values())
+        return sum(
+            max(0, (store.end or 0) - store.progress.position) for store in self.stores.values()
+        )
 
 
 @dataclass
@@ -133,7 +143,8 @@ class _Role:
 
 
 class StateUpdater:
-    """Follows tasks; `run_once` is the loop's body. `add`, `drop`, `set_role`, `followed` may be called from any thread."""
+    """Follows tasks; `run_once` is the loop's body. `add`, `drop`, `set_role`, `followed` may be
+    called from any thread."""
 
     def __init__(self, services: UpdaterServices, clock: Clock, acceptable_lag: int) -> None:
         self.wake = threading.Event()
@@ -158,14 +169,20 @@ class StateUpdater:
     # --- called from other threads ---------------------------------------------------------------
 
     def add(self, tasks: Sequence[StandbyTask]) -> None:
-        """Follow these tasks from now on; they belong to the updater until `drop` gives them back."""
+        """Follow these tasks from now on; they belong to the updater until `drop` gives them
+        back."""
         for task in tasks:
             self._commands.put(task)
         self.wake.set()
 
-    def drop(self, tasks: Collection[TaskId], reason: SuspendReason, done: Callable[[Sequence[StandbyTask]], None]) -> None:
-        """Let go of tasks after the present round; ``done`` gets them on the updater's thread, their stores still open. It is
-        called whatever fails meanwhile."""
+    def drop(
+        self,
+        tasks: Collection[TaskId],
+        reason: SuspendReason,
+        done: Callable[[Sequence[StandbyTask]], None],
+    ) -> None:
+        """Let go of tasks after the present round; ``done`` gets them on the updater's thread,
+        their stores still open. It is called whatever fails meanwhile."""
         self._commands.put(_Drop(frozenset(tasks), reason, done))
         self.wake.set()
 
@@ -187,7 +204,8 @@ class StateUpdater:
         self._running = self._services.spawn("everflow-state-updater", self._run)
 
     def close(self) -> None:
-        """End after the present round and close the stores, marked as fresh where they are at the end."""
+        """End after the present round and close the stores, marked as fresh where they are at the
+        end."""
         self._stop.set()
         self.wake.set()
         if self._running is not None:
@@ -209,12 +227,19 @@ class StateUpdater:
             except RetriableError as error:
                 self._say(f"Standby tasks cannot follow their changelogs: {error}")
                 self._clock.wait(self.wake, FAULT_PAUSE_MS)
-            except Exception as error:  # copies are not worth the instance: it goes on without them and says so
-                log.error("Standby tasks cannot follow their changelogs: %s", error, exc_info=not isinstance(error, EverflowError))
+            except (
+                Exception
+            ) as error:  # copies are not worth the instance: it goes on without them and says so
+                log.error(
+                    "Standby tasks cannot follow their changelogs: %s",
+                    error,
+                    exc_info=not isinstance(error, EverflowError),
+                )
                 self._start_over()
 
     def run_once(self) -> None:
-        """One round: commands, newly given tasks, records, figures. Raises RetriableError where nobody answers."""
+        """One round: commands, newly given tasks, records, figures. Raises RetriableError where
+        nobody answers."""
         self.wake.clear()
         self._take_commands()
         self._open_waiting()
@@ -232,7 +257,8 @@ class StateUpdater:
         self._report()
 
     def _start_over(self) -> None:
-        """After a fault of the reader or of a store: open everything anew, after a while; tasks may be dropped meanwhile."""
+        """After a fault of the reader or of a store: open everything anew, after a while; tasks may
+        be dropped meanwhile."""
         tasks = list(self._tasks.values())
         self._tasks.clear()
         self._owner.clear()
@@ -305,7 +331,9 @@ class StateUpdater:
         for store in found.stores.values():
             self._tell_suspended(store, SuspendReason.MIGRATED)
             self._tell_start(store, command.role)
-        self._lanes.follow(command.role, {tp: store.progress.position for tp, store in found.stores.items()})
+        self._lanes.follow(
+            command.role, {tp: store.progress.position for tp, store in found.stores.items()}
+        )
 
     # --- opening ---------------------------------------------------------------------------------
 
@@ -314,7 +342,12 @@ class StateUpdater:
         if not self._waiting or now_ms < self._retry_ms:
             return
         self._retry_ms = now_ms + FAULT_PAUSE_MS
-        wanted = {s.changelog for task in self._waiting.values() for s in task.stores if s.changelog is not None}
+        wanted = {
+            s.changelog
+            for task in self._waiting.values()
+            for s in task.stores
+            if s.changelog is not None
+        }
         states = self._services.states(wanted)
         for task_id in sorted(self._waiting):
             try:
@@ -328,16 +361,28 @@ class StateUpdater:
         opened: dict[TopicPartition, _Store] = {}
         places: list[TaskStore] = []
         for place in task.stores:
-            if place.changelog is None:  # nothing to copy it from: it begins empty wherever its task runs
+            if (
+                place.changelog is None
+            ):  # nothing to copy it from: it begins empty wherever its task runs
                 places.append(place)
                 continue
             incarnation = self._services.new_incarnation()
-            prepared = self._services.prepare(task.id, place.name, states[place.changelog], incarnation)
+            prepared = self._services.prepare(
+                task.id, place.name, states[place.changelog], incarnation
+            )
             assert prepared.plan is not None
             plan = prepared.plan
             if plan.rebuild:
-                log.warning("Rebuilding %s of task %s (%s): %s", place.name, task.id, task.role.value, plan.reason)
-            end = max(plan.start, states[place.changelog].end)  # the stable end comes with the first round
+                log.warning(
+                    "Rebuilding %s of task %s (%s): %s",
+                    place.name,
+                    task.id,
+                    task.role.value,
+                    plan.reason,
+                )
+            end = max(
+                plan.start, states[place.changelog].end
+            )  # the stable end comes with the first round
             progress = RestoreProgress(
                 task=task.id,
                 store=place.name,
@@ -351,7 +396,10 @@ class StateUpdater:
                 reason=plan.reason,
             )
             opened[place.changelog] = _Store(
-                store=prepared.store, incarnation=incarnation, progress=progress, began_ms=self._clock.monotonic_ms()
+                store=prepared.store,
+                incarnation=incarnation,
+                progress=progress,
+                began_ms=self._clock.monotonic_ms(),
             )
             places.append(TaskStore(place.name, prepared.store.path, place.changelog))
         self._lanes.follow(task.role, {tp: store.progress.position for tp, store in opened.items()})
@@ -402,7 +450,8 @@ class StateUpdater:
             self._standbys.batch_loaded(store.progress, records)
 
     def _rebuild(self, task: _Task, tp: TopicPartition, reason: str) -> None:
-        """The changelog begins behind the store: it missed deletes, so nothing of it can be trusted (scenario 13)."""
+        """The changelog begins behind the store: it missed deletes, so nothing of it can be trusted
+        (scenario 13)."""
         store = task.stores[tp]
         self._services.distrust(task.task.id, store.progress.store, reason)
         del self._tasks[task.task.id]
@@ -420,8 +469,11 @@ class StateUpdater:
             for tp, store in task.stores.items():
                 if tp in ends:
                     store.end = ends[tp]
-                    store.progress = replace(store.progress, end=max(ends[tp], store.progress.position))
-            # Also before its first records: a small copy is at its end after one round, and still somebody waits to hear of it.
+                    store.progress = replace(
+                        store.progress, end=max(ends[tp], store.progress.position)
+                    )
+            # Also before its first records: a small copy is at its end after one round, and still
+            # somebody waits to hear of it.
             task.cold = task.cold or (task.lag() or 0) > self._acceptable_lag
         if now_ms - self._touched_ms >= TOUCH_PERIOD_MS:
             self._touched_ms = now_ms
@@ -430,7 +482,11 @@ class StateUpdater:
     def _report(self) -> None:
         for task_id, task in self._tasks.items():
             for store in task.stores.values():
-                if store.restoring and store.end is not None and store.progress.position >= store.end:
+                if (
+                    store.restoring
+                    and store.end is not None
+                    and store.progress.position >= store.end
+                ):
                     store.restoring = False
                     self._services.restores.restore_end(store.progress)
             self._report_hot(task_id, task)
@@ -449,7 +505,11 @@ class StateUpdater:
         task.hot = True
         if task.cold or warmup:
             task.said_ms = now_ms
-            task.quiet_ms = HOT_AGAIN_MS if warmup else min(max(HOT_AGAIN_MS, 2 * task.quiet_ms), HOT_AGAIN_AT_MOST_MS)
+            task.quiet_ms = (
+                HOT_AGAIN_MS
+                if warmup
+                else min(max(HOT_AGAIN_MS, 2 * task.quiet_ms), HOT_AGAIN_AT_MOST_MS)
+            )
             moves.info("Task %s (%s) is hot: %d offsets behind", task_id, task.task.role.value, lag)
             self._services.became_hot(task_id)
 
@@ -466,7 +526,8 @@ class StateUpdater:
                 self._touch_one(store)
 
     def _touch_one(self, store: _Store) -> None:
-        """Say in the store that it has followed until now: one that has not for too long is rebuilt."""
+        """Say in the store that it has followed until now: one that has not for too long is
+        rebuilt."""
         if store.end is not None and store.progress.position >= store.end:
             store.store.touch(self._clock.now_ms())
 
@@ -488,7 +549,10 @@ class StateUpdater:
 def _figures(task: _Task, now_ms: float) -> FollowedTask:
     while task.loaded and now_ms - task.loaded[0][0] > RATE_WINDOW_MS:
         task.loaded.popleft()
-    began_ms = max(now_ms - RATE_WINDOW_MS, min((store.began_ms for store in task.stores.values()), default=now_ms))
+    began_ms = max(
+        now_ms - RATE_WINDOW_MS,
+        min((store.began_ms for store in task.stores.values()), default=now_ms),
+    )
     rate = sum(records for _, records in task.loaded) / max(0.001, (now_ms - began_ms) / 1000)
     lag = task.lag()
     remaining = 0.0 if lag == 0 else None if lag is None or rate <= 0 else lag / rate

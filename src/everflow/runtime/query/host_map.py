@@ -20,13 +20,16 @@ RETRY_MS = 1_000.0
 
 
 class HostMap:
-    """``describe`` reads the user data of all members and may take a while. Safe from any thread."""
+    """``describe`` reads the user data of all members and may take a while. Safe from any
+    thread."""
 
     group: GroupSettings | None = None
     """Which group to ask; set before the first rebalance."""
 
     def __init__(
-        self, clock: Clock, describe: Callable[[GroupSettings], Iterable[tuple[bytes, bytes]]] = user_data_of_group
+        self,
+        clock: Clock,
+        describe: Callable[[GroupSettings], Iterable[tuple[bytes, bytes]]] = user_data_of_group,
     ) -> None:
         self._clock = clock
         self._describe = describe
@@ -40,9 +43,11 @@ class HostMap:
         self._generation, self._hosts, self._next_read_ms = generation, hosts, 0.0
 
     def hosts(self) -> Mapping[str, HostTasks] | None:
-        """Tasks by end point; None: not known (before the first rebalance, during one, or the brokers do not answer).
+        """Tasks by end point; None: not known (before the first rebalance, during one, or the
+        brokers do not answer).
 
-        Reads a map that was left out once for each generation, while others who ask wait; after a failure at most once a second.
+        Reads a map that was left out once for each generation, while others who ask wait; after a
+        failure at most once a second.
         """
         group = self.group
         if self._hosts is not None or self._generation < 0 or group is None:

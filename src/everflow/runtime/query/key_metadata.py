@@ -24,8 +24,8 @@ Hosts = Mapping[str, HostTasks]
 
 @dataclass(frozen=True)
 class StoreSite:
-    """A store of the running topology: which tasks have it (``subtopology`` x ``range(partitions)``), and its values' decoder
-    (`PhysicalPlan.value_decoder`)."""
+    """A store of the running topology: which tasks have it (``subtopology`` x
+    ``range(partitions)``), and its values' decoder (`PhysicalPlan.value_decoder`)."""
 
     spec: StoreSpec
     subtopology: int
@@ -41,10 +41,12 @@ class StoreSite:
 class KeyQueryMetadata:
     """Where a key is (KIP-535).
 
-    ``active_host``: end point (``application.server``) of the instance whose task processes it, None where that is not known:
-    the task is being handed over, or its instance has no end point. ``standby_hosts``: end points with a standby, sorted; a
-    ``stale=True`` query can be sent there. ``partition``: of the store. ``lag``: how many offsets the copy on the instance that was
-    asked is behind its changelog now, 0 for its own active task; None where it has no copy, or the brokers do not say.
+    ``active_host``: end point (``application.server``) of the instance whose task processes it,
+    None where that is not known:
+    the task is being handed over, or its instance has no end point. ``standby_hosts``: end points
+    with a standby, sorted; a ``stale=True`` query can be sent there. ``partition``: of the store.
+    ``lag``: how many offsets the copy on the instance that was asked is behind its changelog now, 0
+    for its own active task; None where it has no copy, or the brokers do not say.
     """
 
     active_host: str | None
@@ -55,8 +57,8 @@ class KeyQueryMetadata:
 
 @dataclass(frozen=True)
 class StreamsMetadata:
-    """What one instance has, as of the last rebalance: stores and input partitions of its active tasks, the same of its
-    standbys."""
+    """What one instance has, as of the last rebalance: stores and input partitions of its active
+    tasks, the same of its standbys."""
 
     host: str
     store_names: frozenset[str] = frozenset()
@@ -66,8 +68,8 @@ class StreamsMetadata:
 
 
 def default_partitioner(key: bytes, partitions: int) -> int:
-    """Java's and everflow's producers: murmur2 of the key bytes, sign bit cleared. librdkafka's own default is another one:
-    ``zlib.crc32(key) % partitions``."""
+    """Java's and everflow's producers: murmur2 of the key bytes, sign bit cleared. librdkafka's own
+    default is another one: ``zlib.crc32(key) % partitions``."""
     return (int(murmur2(key)) & 0x7FFFFFFF) % partitions
 
 
@@ -80,32 +82,48 @@ def metadata_for_key(site: StoreSite, partition: int, hosts: Hosts | None) -> Ke
 
 
 def metadata_of_hosts(
-    hosts: Hosts | None, sites: Iterable[StoreSite], inputs: Callable[[TaskId], Iterable[TopicPartition]]
+    hosts: Hosts | None,
+    sites: Iterable[StoreSite],
+    inputs: Callable[[TaskId], Iterable[TopicPartition]],
 ) -> tuple[StreamsMetadata, ...]:
     """One entry for each end point, sorted; ``inputs``: the partitions that a task reads."""
     known = tuple(sites)
 
     def stores(tasks: frozenset[TaskId]) -> frozenset[str]:
-        return frozenset(site.spec.name for site in known if any(task.subtopology == site.subtopology for task in tasks))
+        return frozenset(
+            site.spec.name
+            for site in known
+            if any(task.subtopology == site.subtopology for task in tasks)
+        )
 
     def read(tasks: frozenset[TaskId]) -> frozenset[TopicPartition]:
         return frozenset(tp for task in tasks for tp in inputs(task))
 
     return tuple(
-        StreamsMetadata(host, stores(tasks.active), read(tasks.active), stores(tasks.standby), read(tasks.standby))
+        StreamsMetadata(
+            host,
+            stores(tasks.active),
+            read(tasks.active),
+            stores(tasks.standby),
+            read(tasks.standby),
+        )
         for host, tasks in sorted((hosts or {}).items())
     )
 
 
 def topics_into_stores(topology: Topology, application_id: str) -> dict[str, frozenset[str]]:
-    """Store -> full names of the topics whose keys it holds: those that reach an operator of it. They are co-partitioned."""
+    """Store -> full names of the topics whose keys it holds: those that reach an operator of it.
+    They are co-partitioned."""
     nodes: dict[str, Node] = {node.name: node for node in topology.nodes}
     reach: dict[str, frozenset[str]] = {}
     found: dict[str, frozenset[str]] = {}
     for node in topology.nodes:  # inputs come before those that read them
         topics = frozenset[str]().union(*(reach[name] for name in node.inputs if name in nodes))
         if isinstance(node, SourceNode):
-            topics |= {f"{application_id}-{topic}" if node.kind == "repartition" else topic for topic in node.topics}
+            topics |= {
+                f"{application_id}-{topic}" if node.kind == "repartition" else topic
+                for topic in node.topics
+            }
         reach[node.name] = topics
         if isinstance(node, StatefulNode):
             for store in node.stores:

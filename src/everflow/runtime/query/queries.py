@@ -1,6 +1,7 @@
 """Queries stores while tasks come and go: which copies may be read, who has others (KIP-67, 535).
 
-`InteractiveQueries` is the user's side of it, a part of `KafkaStreams`; `StoreQueries` decides, over ports.
+`InteractiveQueries` is the user's side of it, a part of `KafkaStreams`; `StoreQueries` decides,
+over ports.
 """
 
 from __future__ import annotations
@@ -26,10 +27,21 @@ from everflow.runtime.query.key_metadata import (
     metadata_of_hosts,
     topics_into_stores,
 )
-from everflow.runtime.query.query_errors import InvalidStateStoreError, StaleStateError, StateElsewhereError, StateMovingError
+from everflow.runtime.query.query_errors import (
+    InvalidStateStoreError,
+    StaleStateError,
+    StateElsewhereError,
+    StateMovingError,
+)
 from everflow.runtime.query.query_errors import StoreNotFoundError as StoreNotFoundError
 from everflow.runtime.query.session_query import ReadOnlySessionStore
-from everflow.runtime.query.store_query import ReadOnlyKeyValueStore, ReadOnlyStore, StoreReader, key_bytes, whole_number
+from everflow.runtime.query.store_query import (
+    ReadOnlyKeyValueStore,
+    ReadOnlyStore,
+    StoreReader,
+    key_bytes,
+    whole_number,
+)
 from everflow.runtime.query.window_query import ReadOnlyWindowStore
 from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.tasks.task import TaskStore
@@ -51,8 +63,8 @@ TaskStores = Mapping[TaskId, Sequence[TaskStore]]
 
 
 class LagInfo(NamedTuple):
-    """How far a copy follows its changelog, in offsets: ``position`` is the next one it has not seen, ``lag`` = ``end`` -
-    ``position``, never negative."""
+    """How far a copy follows its changelog, in offsets: ``position`` is the next one it has not
+    seen, ``lag`` = ``end`` - ``position``, never negative."""
 
     position: int
     end: int
@@ -63,10 +75,11 @@ class LagInfo(NamedTuple):
 class QueryPorts:
     """What the queries need of the instance; called from the users' threads, at every query.
 
-    ``running``: stores of the active tasks that process here. ``copies``: those of standbys, warm-ups and tasks that are being
-    restored here. ``hosts``: the host map of the last rebalance, None = not known. ``ends``: log ends of changelog partitions, a
-    request to the brokers (RetriableError without an answer). ``draining``: of an instance that is being closed, whether its stream
-    threads still work.
+    ``running``: stores of the active tasks that process here. ``copies``: those of standbys,
+    warm-ups and tasks that are being restored here. ``hosts``: the host map of the last rebalance,
+    None = not known. ``ends``: log ends of changelog partitions, a request to the brokers
+    (RetriableError without an answer). ``draining``: of an instance that is being closed, whether
+    its stream threads still work.
     """
 
     state: Callable[[], ClientState]
@@ -78,7 +91,8 @@ class QueryPorts:
 
 
 class StoreQueries:
-    """Answers where content is and opens it for reading; see `InteractiveQueries`. Safe from any thread."""
+    """Answers where content is and opens it for reading; see `InteractiveQueries`. Safe from any
+    thread."""
 
     def __init__(
         self,
@@ -88,7 +102,8 @@ class StoreQueries:
         ports: QueryPorts,
         clock: Clock,
     ) -> None:
-        """``own_host``: this instance's ``application.server``, empty = none. ``inputs``: the partitions that a task reads."""
+        """``own_host``: this instance's ``application.server``, empty = none. ``inputs``: the
+        partitions that a task reads."""
         self._sites = {site.spec.name: site for site in sites}
         self._inputs = inputs
         self._own_host = own_host
@@ -98,21 +113,43 @@ class StoreQueries:
         self._ends: dict[TopicPartition, tuple[int, float]] = {}
 
     def store(
-        self, name: str, partition: int | None, stale: bool, max_lag: int | None, partitioner: Partitioner
+        self,
+        name: str,
+        partition: int | None,
+        stale: bool,
+        max_lag: int | None,
+        partitioner: Partitioner,
     ) -> ReadOnlyStore:
         """See `InteractiveQueries.store`."""
         site = self.site(name)
         given: Any = partition
         if isinstance(given, str) and not given.isdigit():
             kind = STORE_KINDS[site.spec.kind].__name__
-            raise TypeError(f"store({name!r}) is a {kind} already; the second argument is a partition, not {given!r}.")
-        if partition is not None and not 0 <= whole_number(partition, "partition") < site.partitions:
-            raise ValueError(f"Store {name!r} has the partitions 0 to {site.partitions - 1}, not {partition}.")
+            raise TypeError(
+                f"store({name!r}) is a {kind} already; the second argument is a partition, not "
+                f"{given!r}."
+            )
+        if (
+            partition is not None
+            and not 0 <= whole_number(partition, "partition") < site.partitions
+        ):
+            raise ValueError(
+                f"Store {name!r} has the partitions 0 to {site.partitions - 1}, not {partition}."
+            )
         if max_lag is not None and whole_number(max_lag, "max_lag") < 0:
             raise ValueError(f"max_lag={max_lag}: it counts offsets, from 0.")
         if max_lag is not None and not stale:
-            raise ValueError("max_lag bounds how far a copy may be behind: it goes with stale=True.")
-        access = _Access(queries=self, site=site, partition=partition, stale=stale, max_lag=max_lag, partitioner=partitioner)
+            raise ValueError(
+                "max_lag bounds how far a copy may be behind: it goes with stale=True."
+            )
+        access = _Access(
+            queries=self,
+            site=site,
+            partition=partition,
+            stale=stale,
+            max_lag=max_lag,
+            partitioner=partitioner,
+        )
         return STORE_KINDS[site.spec.kind](site.spec, StoreReader(access), site.decode)
 
     def site(self, name: str) -> StoreSite:
@@ -127,14 +164,19 @@ class StoreQueries:
         """See `InteractiveQueries.query_metadata_for_key`."""
         site = self.site(name)
         partition = partition_of(site, key_bytes(site.spec, key), partitioner)
-        return replace(metadata_for_key(site, partition, self._ports.hosts()), lag=self._lag_here(site, partition))
+        return replace(
+            metadata_for_key(site, partition, self._ports.hosts()),
+            lag=self._lag_here(site, partition),
+        )
 
     def streams_metadata(self, name: str | None = None) -> tuple[StreamsMetadata, ...]:
         """Of all instances, or of those that have the store, active or as a standby."""
         if name is not None:
             self.site(name)
         found = metadata_of_hosts(self._ports.hosts(), self._sites.values(), self._inputs)
-        return tuple(m for m in found if name is None or name in m.store_names | m.standby_store_names)
+        return tuple(
+            m for m in found if name is None or name in m.store_names | m.standby_store_names
+        )
 
     def lags(self) -> dict[str, dict[int, LagInfo]]:
         """See `InteractiveQueries.all_local_store_partition_lags`."""
@@ -150,22 +192,31 @@ class StoreQueries:
         found: dict[str, dict[int, LagInfo]] = {}
         for task, store, changelog, active in here:
             end = ends[changelog]
-            # An active task wrote all there is; offsets behind its last record are transaction markers.
+            # An active task wrote all there is; offsets behind its last record are transaction
+            # markers.
             position = end if active else _position(store.path)
             if position is not None:
-                found.setdefault(store.name, {})[task.partition] = LagInfo(position, end, max(0, end - position))
+                found.setdefault(store.name, {})[task.partition] = LagInfo(
+                    position, end, max(0, end - position)
+                )
         return found
 
-    # --- for `_Access` ------------------------------------------------------------------------------
+    # --- for `_Access` ----------------------------------------------------------------------------
 
     def require_serving(self) -> None:
-        """InvalidStateStoreError unless the instance is between start and close; while it drains, the tasks that still run here
-        are read like before."""
+        """InvalidStateStoreError unless the instance is between start and close; while it drains,
+        the tasks that still run here are read like before."""
         state = self._ports.state()
         draining = state is ClientState.PENDING_SHUTDOWN and self._ports.draining()
         if state not in SERVING and not draining:
-            when = "start it first" if state is ClientState.CREATED else "ask another instance, or start a new one"
-            raise InvalidStateStoreError(f"This instance is in state {state.name}, its stores cannot be read: {when}.")
+            when = (
+                "start it first"
+                if state is ClientState.CREATED
+                else "ask another instance, or start a new one"
+            )
+            raise InvalidStateStoreError(
+                f"This instance is in state {state.name}, its stores cannot be read: {when}."
+            )
 
     def running(self, site: StoreSite) -> dict[int, TaskStore]:
         """Copies of active tasks here, by partition."""
@@ -187,9 +238,12 @@ class StoreQueries:
             message = f"{place} is on {found.active_host}{others}: ask there.{hint}"
             return StateElsewhereError(message, partition=partition, host=found.active_host)
         if copy or found.active_host is not None or self._ports.state() is ClientState.REBALANCING:
-            return StateMovingError(f"{place} is being restored or handed over: retry shortly.{hint}")
+            return StateMovingError(
+                f"{place} is being restored or handed over: retry shortly.{hint}"
+            )
         return StateElsewhereError(
-            f"{place} is not on this instance, and its owner is not known: set application.server on every instance to have "
+            f"{place} is not on this instance, and its owner is not known: set application.server "
+            f"on every instance to have "
             f"the owner named.",
             partition=partition,
             host=None,
@@ -199,28 +253,38 @@ class StoreQueries:
         """Why nothing of a store can be read here."""
         message = f"No task with store {site.spec.name!r} runs on this instance now"
         if self.copies(site) or self._ports.state() is ClientState.REBALANCING:
-            return StateMovingError(f"{message}: tasks are being restored or handed over. Retry shortly.")
+            return StateMovingError(
+                f"{message}: tasks are being restored or handed over. Retry shortly."
+            )
         hosts = ", ".join(m.host for m in self.streams_metadata(site.spec.name))
-        where = f"ask {hosts}" if hosts else "other instances have them (set application.server on each to have them named)"
+        where = (
+            f"ask {hosts}"
+            if hosts
+            else "other instances have them (set application.server on each to have them named)"
+        )
         return InvalidStateStoreError(f"{message}: {where}.")
 
     def check_lag(self, site: StoreSite, partition: int, store: TaskStore, max_lag: int) -> None:
-        """StaleStateError if the copy is further behind than ``max_lag``; without a changelog there is nothing to lag behind."""
+        """StaleStateError if the copy is further behind than ``max_lag``; without a changelog there
+        is nothing to lag behind."""
         if store.changelog is None:
             return
         lag = max(0, self._end(store.changelog) - (_position(store.path) or 0))
         if lag > max_lag:
             host = metadata_for_key(site, partition, self._ports.hosts()).active_host
             raise StaleStateError(
-                f"The copy of partition {partition} of store {site.spec.name!r} lags by {lag} offsets, more than "
-                f"max_lag={max_lag}: retry when it has caught up, or ask the active task{f' on {host}' if host else ''}.",
+                f"The copy of partition {partition} of store {site.spec.name!r} lags by {lag} "
+                f"offsets, more than "
+                f"max_lag={max_lag}: retry when it has caught up, or ask the active "
+                f"task{f' on {host}' if host else ''}.",
                 partition=partition,
                 lag=lag,
                 max_lag=max_lag,
             )
 
     def _lag_here(self, site: StoreSite, partition: int) -> int | None:
-        """Of the copy on this instance, in offsets; None without one, or without an answer of the brokers."""
+        """Of the copy on this instance, in offsets; None without one, or without an answer of the
+        brokers."""
         if partition in self.running(site):
             return 0
         copy = self.copies(site).get(partition)
@@ -257,7 +321,9 @@ class _Access:
 
     def readable(self) -> Sequence[int]:
         self.queries.require_serving()
-        here = self.queries.running(self.site).keys() | (self.queries.copies(self.site).keys() if self.stale else set[int]())
+        here = self.queries.running(self.site).keys() | (
+            self.queries.copies(self.site).keys() if self.stale else set[int]()
+        )
         return sorted(here if self.partition is None else here & {self.partition})
 
     def require_some(self) -> None:
@@ -279,12 +345,17 @@ class _Access:
         return copy.path
 
     def home(self, key: bytes) -> int:
-        return self.partition if self.partition is not None else partition_of(self.site, key, self.partitioner)
+        return (
+            self.partition
+            if self.partition is not None
+            else partition_of(self.site, key, self.partitioner)
+        )
 
 
 class InteractiveQueries:
-    """The queries of `KafkaStreams`. All methods may be called from any thread, from `start` until `close` has handed the tasks
-    over: a task that still runs here while the instance drains is read like before."""
+    """The queries of `KafkaStreams`. All methods may be called from any thread, from `start` until
+    `close` has handed the tasks over: a task that still runs here while the instance drains is read
+    like before."""
 
     _queries: StoreQueries | None = None
 
@@ -302,52 +373,67 @@ class InteractiveQueries:
         max_lag: int | None = None,
         partitioner: Partitioner = default_partitioner,
     ) -> ReadOnlyStore:
-        """A store for reading: a `ReadOnlyKeyValueStore`, `ReadOnlyWindowStore` or `ReadOnlySessionStore`, by its kind.
+        """A store for reading: a `ReadOnlyKeyValueStore`, `ReadOnlyWindowStore` or
+        `ReadOnlySessionStore`, by its kind.
 
         Args:
             name: as in the topology.
             partition: only this one; None = all that are here.
-            stale: read also the copies of standbys, warm-ups and tasks being restored here (KIP-535): committed content, but
+            stale: read also the copies of standbys, warm-ups and tasks being restored here
+            (KIP-535): committed content, but
                 of some time ago.
-            max_lag: how far such a copy may be behind its changelog, in offsets, the end not older than one second; a query
+            max_lag: how far such a copy may be behind its changelog, in offsets, the end not older
+            than one second; a query
                 that finds it further behind raises StaleStateError. None = any lag.
             partitioner: how whoever writes the input topics partitions keys.
 
-        Raises StoreNotFoundError; ValueError or TypeError for a partition or a lag that cannot be; InvalidStateStoreError if the
-        instance does not run, as do the store's own methods.
+        Raises StoreNotFoundError; ValueError or TypeError for a partition or a lag that cannot be;
+        InvalidStateStoreError if the instance does not run, as do the store's own methods.
         """
         return self._asked().store(name, partition, stale, max_lag, partitioner)
 
-    def query_metadata_for_key(self, store: str, key: Any, partitioner: Partitioner = default_partitioner) -> KeyQueryMetadata:
-        """Which instances have ``key`` of a store, as of the last rebalance, and how far behind the copy here is now; of a window
-        or session store the key without its window.
+    def query_metadata_for_key(
+        self, store: str, key: Any, partitioner: Partitioner = default_partitioner
+    ) -> KeyQueryMetadata:
+        """Which instances have ``key`` of a store, as of the last rebalance, and how far behind the
+        copy here is now; of a window or session store the key without its window.
 
         Raises StoreNotFoundError, SerdeError (a key of another type).
         """
         return self._asked().key_metadata(store, key, partitioner)
 
     def streams_metadata_for_store(self, store: str) -> tuple[StreamsMetadata, ...]:
-        """The instances that have a store, active or as a standby, by end point; empty while that is not known."""
+        """The instances that have a store, active or as a standby, by end point; empty while that
+        is not known."""
         return self._asked().streams_metadata(store)
 
     def metadata_for_all_streams_clients(self) -> tuple[StreamsMetadata, ...]:
-        """All instances with an ``application.server``, by end point; empty while they are not known."""
+        """All instances with an ``application.server``, by end point; empty while they are not
+        known."""
         return self._asked().streams_metadata()
 
     def all_local_store_partition_lags(self) -> dict[str, dict[int, LagInfo]]:
-        """Store -> partition -> position, changelog end and lag of every copy here, standbys included (KIP-535); stores
-        without a changelog are left out. Asks the brokers: RetriableError if they do not answer."""
+        """Store -> partition -> position, changelog end and lag of every copy here, standbys
+        included (KIP-535); stores without a changelog are left out. Asks the brokers:
+        RetriableError if they do not answer."""
         return self._asked().lags()
 
     def _asked(self) -> StoreQueries:
         if self._queries is None:
             if self.state in SERVING:
-                raise InvalidStateStoreError("This instance is still starting: its stores can be read when its state is RUNNING.")
-            raise InvalidStateStoreError("This instance has not been started: its stores can be read from start until close.")
+                raise InvalidStateStoreError(
+                    "This instance is still starting: its stores can be read when its state is "
+                    "RUNNING."
+                )
+            raise InvalidStateStoreError(
+                "This instance has not been started: its stores can be read from start until close."
+            )
         return self._queries
 
 
-def store_queries(topology: Topology, blueprint: Blueprint, own_host: str, ports: QueryPorts, clock: Clock) -> StoreQueries:
+def store_queries(
+    topology: Topology, blueprint: Blueprint, own_host: str, ports: QueryPorts, clock: Clock
+) -> StoreQueries:
     """The queries of a started instance."""
     topics = topics_into_stores(topology, blueprint.application_id)
     sites = [
@@ -363,16 +449,24 @@ def store_queries(topology: Topology, blueprint: Blueprint, own_host: str, ports
 
     def inputs(task: TaskId) -> list[TopicPartition]:
         read = blueprint.inputs.get(task.subtopology, ())
-        return [TopicPartition(topic, task.partition) for topic in read if task.partition < blueprint.partitions[topic]]
+        return [
+            TopicPartition(topic, task.partition)
+            for topic in read
+            if task.partition < blueprint.partitions[topic]
+        ]
 
     return StoreQueries(sites, inputs, own_host, ports, clock)
 
 
 def partition_of(site: StoreSite, key: bytes, partitioner: Partitioner) -> int:
-    """The partition of a key's bytes; ValueError if the partitioner names one that the store does not have."""
+    """The partition of a key's bytes; ValueError if the partitioner names one that the store does
+    not have."""
     partition = partitioner(key, site.partitions)
     if not 0 <= partition < site.partitions:
-        raise ValueError(f"The partitioner gave {partition} for a store with the partitions 0 to {site.partitions - 1}.")
+        raise ValueError(
+            f"The partitioner gave {partition} for a store with the partitions 0 to "
+            f"{site.partitions - 1}."
+        )
     return partition
 
 
@@ -387,7 +481,8 @@ def _of_store(site: StoreSite, tasks: TaskStores) -> dict[int, TaskStore]:
 
 
 def _position(path: Path) -> int | None:
-    """A copy's changelog position, 0 with nothing loaded; None where the copy went away meanwhile."""
+    """A copy's changelog position, 0 with nothing loaded; None where the copy went away
+    meanwhile."""
     try:
         return LmdbStore.open(path).position or 0
     except (StoreMismatchError, StoreClosedError):

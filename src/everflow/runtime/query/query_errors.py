@@ -12,13 +12,15 @@ class StoreNotFoundError(EverflowError):
 
 
 class StoreKindError(EverflowError, AttributeError):
-    """A query that this kind of store does not have (`fetch` of a key-value store, `range` of a window store)."""
+    """A query that this kind of store does not have (`fetch` of a key-value store, `range` of a
+    window store)."""
 
     code = "EF-STORE-KIND"
 
 
 class InvalidStateStoreError(EverflowError):
-    """The content cannot be read here now (Kafka Streams' InvalidStateStoreException); its subclasses say why.
+    """The content cannot be read here now (Kafka Streams' InvalidStateStoreException); its
+    subclasses say why.
 
     Raised itself where the instance does not run.
     """
@@ -27,7 +29,8 @@ class InvalidStateStoreError(EverflowError):
 
 
 class StateMovingError(InvalidStateStoreError):
-    """A task is being handed over or restored: the same query succeeds soon. Retry after asking for the metadata anew."""
+    """A task is being handed over or restored: the same query succeeds soon. Retry after asking for
+    the metadata anew."""
 
     code = "EF-STATE-MOVING"
 
@@ -35,7 +38,8 @@ class StateMovingError(InvalidStateStoreError):
 class StateElsewhereError(InvalidStateStoreError):
     """Another instance has the key or partition.
 
-    Attributes: partition; host: the owner's ``application.server``, None where it has none or is not known.
+    Attributes: partition; host: the owner's ``application.server``, None where it has none or is
+    not known.
     """
 
     code = "EF-STATE-ELSEWHERE"

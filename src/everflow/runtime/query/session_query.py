@@ -16,18 +16,24 @@ Session = tuple[Windowed, Any]
 
 
 class ReadOnlySessionStore(ReadOnlyStore):
-    """Queries of a session store, as Kafka Streams' ReadOnlySessionStore has them. See `ReadOnlyStore`.
+    """Queries of a session store, as Kafka Streams' ReadOnlySessionStore has them. See
+    `ReadOnlyStore`.
 
-    Results are ``(Windowed(key, start, end), value)``, in order of key bytes, then of time. ``find_sessions`` and its like give
-    sessions that end at ``earliest_end`` or later and start at ``latest_start`` or earlier: those that touch the interval of
-    time. Sessions whose retention is over are not shown.
+    Results are ``(Windowed(key, start, end), value)``, in order of key bytes, then of time.
+    ``find_sessions`` and its like give sessions that end at ``earliest_end`` or later and start at
+    ``latest_start`` or earlier: those that touch the interval of time. Sessions whose retention is
+    over are not shown.
     """
 
     def fetch_session(self, key: Any, start: int, end: int) -> Any:
         """The value of the session of ``key`` with exactly these bounds, None if there is none."""
         data = self._key_bytes(key)
         start, end = whole_number(start, "start (ms)"), whole_number(end, "end (ms)")
-        return self._lookup(data, session_key(data, start, end)) if 0 <= start <= end <= TIME_MAX else None
+        return (
+            self._lookup(data, session_key(data, start, end))
+            if 0 <= start <= end <= TIME_MAX
+            else None
+        )
 
     def fetch(self, key: Any) -> Iterator[Session]:
         """All sessions of one key."""
@@ -41,34 +47,47 @@ class ReadOnlySessionStore(ReadOnlyStore):
         """The sessions of one key that touch an interval of time."""
         return self._sessions_of(key, earliest_end, latest_start, reverse=False)
 
-    def backward_find_sessions(self, key: Any, earliest_end: int, latest_start: int) -> Iterator[Session]:
+    def backward_find_sessions(
+        self, key: Any, earliest_end: int, latest_start: int
+    ) -> Iterator[Session]:
         """`find_sessions`, the latest session first."""
         return self._sessions_of(key, earliest_end, latest_start, reverse=True)
 
     def fetch_range(self, first: Any, last: Any) -> Iterator[Session]:
-        """All sessions of the keys ``first <= key <= last`` by key bytes; None leaves a side open."""
+        """All sessions of the keys ``first <= key <= last`` by key bytes; None leaves a side
+        open."""
         return self._sessions_between(first, last, 0, TIME_MAX, reverse=False)
 
     def backward_fetch_range(self, first: Any, last: Any) -> Iterator[Session]:
         """`fetch_range` in the opposite order."""
         return self._sessions_between(first, last, 0, TIME_MAX, reverse=True)
 
-    def find_sessions_range(self, first: Any, last: Any, earliest_end: int, latest_start: int) -> Iterator[Session]:
-        """`find_sessions` of the keys ``first <= key <= last`` by key bytes; None leaves a side open."""
+    def find_sessions_range(
+        self, first: Any, last: Any, earliest_end: int, latest_start: int
+    ) -> Iterator[Session]:
+        """`find_sessions` of the keys ``first <= key <= last`` by key bytes; None leaves a side
+        open."""
         return self._sessions_between(first, last, earliest_end, latest_start, reverse=False)
 
-    def backward_find_sessions_range(self, first: Any, last: Any, earliest_end: int, latest_start: int) -> Iterator[Session]:
+    def backward_find_sessions_range(
+        self, first: Any, last: Any, earliest_end: int, latest_start: int
+    ) -> Iterator[Session]:
         """`find_sessions_range` in the opposite order."""
         return self._sessions_between(first, last, earliest_end, latest_start, reverse=True)
 
-    def _sessions_of(self, key: Any, earliest_end: int, latest_start: int, *, reverse: bool) -> Iterator[Session]:
+    def _sessions_of(
+        self, key: Any, earliest_end: int, latest_start: int, *, reverse: bool
+    ) -> Iterator[Session]:
         data = self._key_bytes(key)
         keep = _touching(data, data, *_bounds(earliest_end, latest_start))
 
         def sessions() -> Iterator[Session]:
             if earliest_end > TIME_MAX:
                 return
-            begin, behind = session_key(data, 0, max(earliest_end, 0)), data + _LAST_SUFFIX + b"\x00"
+            begin, behind = (
+                session_key(data, 0, max(earliest_end, 0)),
+                data + _LAST_SUFFIX + b"\x00",
+            )
             for stored_key, stored in self._entries_of(data, begin, behind, keep, reverse=reverse):
                 yield self._decode_key(stored_key), self._value(stored)
 
@@ -80,7 +99,9 @@ class ReadOnlySessionStore(ReadOnlyStore):
         low = None if first is None else self._key_bytes(first)
         high = None if last is None else self._key_bytes(last)
         end = None if high is None else after_keys(high, _LAST_SUFFIX)
-        return self._scan(low, end, _touching(low, high, *_bounds(earliest_end, latest_start)), reverse=reverse)
+        return self._scan(
+            low, end, _touching(low, high, *_bounds(earliest_end, latest_start)), reverse=reverse
+        )
 
     def _decode_key(self, key: bytes) -> Any:
         inner, start, end = split_session_key(key)
@@ -88,14 +109,23 @@ class ReadOnlySessionStore(ReadOnlyStore):
 
 
 def _bounds(earliest_end: Any, latest_start: Any) -> tuple[int, int]:
-    return whole_number(earliest_end, "earliest_end (ms)"), whole_number(latest_start, "latest_start (ms)")
+    return whole_number(earliest_end, "earliest_end (ms)"), whole_number(
+        latest_start, "latest_start (ms)"
+    )
 
 
-def _touching(low: bytes | None, high: bytes | None, earliest_end: int, latest_start: int) -> Callable[[bytes], bool]:
+def _touching(
+    low: bytes | None, high: bytes | None, earliest_end: int, latest_start: int
+) -> Callable[[bytes], bool]:
     """Whether a stored key has ``low <= key <= high`` and its session touches the interval."""
 
     def keep(stored_key: bytes) -> bool:
         key, start, end = split_session_key(stored_key)
-        return end >= earliest_end and start <= latest_start and (low is None or key >= low) and (high is None or key <= high)
+        return (
+            end >= earliest_end
+            and start <= latest_start
+            and (low is None or key >= low)
+            and (high is None or key <= high)
+        )
 
     return keep

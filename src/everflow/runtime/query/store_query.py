@@ -1,7 +1,8 @@
 """Read-only stores for users: committed content of this instance, page by page (KIP-67, D4).
 
-A read transaction pins the pages of a store, so none is open while the user's code runs: every page is one short
-transaction, copied before it is decoded. A page is one moment; a longer result is not, but each key comes once, in order.
+A read transaction pins the pages of a store, so none is open while the user's code runs: every page
+is one short transaction, copied before it is decoded. A page is one moment; a longer result is not,
+but each key comes once, in order.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from typing import Any, Protocol, TypeVar
 
 from everflow.errors import RetriableError, StoreMismatchError
 from everflow.foreign_names import spelled_here
-from everflow.runtime.query.query_errors import InvalidStateStoreError, StateMovingError, StoreKindError
+from everflow.runtime.query.query_errors import (
+    InvalidStateStoreError,
+    StateMovingError,
+    StoreKindError,
+)
 from everflow.serdes.base import SerdeError
 from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.state.lmdb_env import StoreClosedError
@@ -43,7 +48,8 @@ class CopyAccess(Protocol):
         """InvalidStateStoreError says why there is none."""
 
     def path(self, partition: int) -> Path:
-        """Folder of a partition's copy; InvalidStateStoreError says why there is none, or that it lags too far."""
+        """Folder of a partition's copy; InvalidStateStoreError says why there is none, or that it
+        lags too far."""
 
     def home(self, key: bytes) -> int:
         """The partition that a key belongs to."""
@@ -51,9 +57,11 @@ class CopyAccess(Protocol):
 
 @dataclass(frozen=True)
 class StoreReader:
-    """Pages of one store; follows a store that is rebuilt at a new path, fails where the task has moved away.
+    """Pages of one store; follows a store that is rebuilt at a new path, fails where the task has
+    moved away.
 
-    ``page_entries`` and ``page_bytes`` bound what one transaction copies; a single entry may be larger.
+    ``page_entries`` and ``page_bytes`` bound what one transaction copies; a single entry may be
+    larger.
     """
 
     access: CopyAccess
@@ -72,14 +80,24 @@ class StoreReader:
             try:
                 with LmdbStore.open(path).snapshot() as view:
                     return body(view)
-            except (StoreMismatchError, StoreClosedError) as error:  # removed or closed since the path was asked for
+            except (
+                StoreMismatchError,
+                StoreClosedError,
+            ) as error:  # removed or closed since the path was asked for
                 failure = error
-        raise StateMovingError(f"Partition {partition} of the store is being rebuilt: retry shortly. ({failure})") from failure
+        raise StateMovingError(
+            f"Partition {partition} of the store is being rebuilt: retry shortly. ({failure})"
+        ) from failure
 
-    def entries(self, partition: int, start: bytes | None, end: bytes | None, reverse: bool = False) -> Iterator[Entry]:
+    def entries(
+        self, partition: int, start: bytes | None, end: bytes | None, reverse: bool = False
+    ) -> Iterator[Entry]:
         """Entries with ``start <= key < end`` in order of key bytes, falling with ``reverse``."""
         while True:
-            page, more = self.read(partition, lambda view, start=start, end=end: self._page(view, start, end, reverse))  # type: ignore[misc]
+            page, more = self.read(
+                partition,
+                lambda view, start=start, end=end: self._page(view, start, end, reverse),  # type: ignore[misc]
+            )
             yield from page
             if not more:
                 return
@@ -102,19 +120,24 @@ class StoreReader:
 
 
 class ReadOnlyStore:
-    """A store as this instance has it: by default the active tasks that run here. Safe from any thread.
+    """A store as this instance has it: by default the active tasks that run here. Safe from any
+    thread.
 
-    `KafkaStreams.store` gives one by the store's kind: `ReadOnlyKeyValueStore`, `ReadOnlyWindowStore` or
-    `ReadOnlySessionStore`; keys and values are decoded as in the table. Nothing is cached: each call sees the tasks and the
-    committed content of its moment, so an object may be kept as long as the instance. Results that are iterators read pages as
-    they are consumed; each page is committed content of one moment, no key comes twice, and partitions follow one another.
+    `KafkaStreams.store` gives one by the store's kind: `ReadOnlyKeyValueStore`,
+    `ReadOnlyWindowStore` or `ReadOnlySessionStore`; keys and values are decoded as in the table.
+    Nothing is cached: each call sees the tasks and the committed content of its moment, so an
+    object may be kept as long as the instance. Results that are iterators read pages as they are
+    consumed; each page is committed content of one moment, no key comes twice, and partitions
+    follow one another.
 
-    Every query may raise InvalidStateStoreError: StateMovingError (retry), StateElsewhereError (names the owner),
-    StaleStateError (the copy lags); an iterator also in its middle, when its partition moves away. SerdeError: the key is
-    not of the store's type.
+    Every query may raise InvalidStateStoreError: StateMovingError (retry), StateElsewhereError
+    (names the owner), StaleStateError (the copy lags); an iterator also in its middle, when its
+    partition moves away. SerdeError: the key is not of the store's type.
     """
 
-    def __init__(self, spec: StoreSpec, reader: StoreReader, decode: Callable[[bytes], Any]) -> None:
+    def __init__(
+        self, spec: StoreSpec, reader: StoreReader, decode: Callable[[bytes], Any]
+    ) -> None:
         """``decode`` reads value bytes as the table shows them (`PhysicalPlan.value_decoder`)."""
         self.spec = spec
         self._reader = reader
@@ -134,19 +157,35 @@ class ReadOnlyStore:
         return self._scan(None, None, reverse=True)
 
     def approximate_num_entries(self) -> int:
-        """How many entries the readable partitions hold; windows and sessions that are expired but not yet removed count."""
-        return sum(self._reader.read(partition, StoreSnapshot.entries) for partition in self._ready())
+        """How many entries the readable partitions hold; windows and sessions that are expired but
+        not yet removed count."""
+        return sum(
+            self._reader.read(partition, StoreSnapshot.entries) for partition in self._ready()
+        )
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        have = ", ".join(sorted(n for n in dir(type(self)) if not n.startswith("_") and callable(getattr(type(self), n))))
+        have = ", ".join(
+            sorted(
+                n
+                for n in dir(type(self))
+                if not n.startswith("_") and callable(getattr(type(self), n))
+            )
+        )
         here = spelled_here(name, dir(type(self)))
         hint = f"It is {here} here." if here else f"It has: {have}."
-        raise StoreKindError(f"Store {self.spec.name!r} is a {self.spec.kind} store: it has no {name}(). {hint}")
+        raise StoreKindError(
+            f"Store {self.spec.name!r} is a {self.spec.kind} store: it has no {name}(). {hint}"
+        )
 
     def _scan(
-        self, start: bytes | None, end: bytes | None, keep: Callable[[bytes], bool] | None = None, *, reverse: bool = False
+        self,
+        start: bytes | None,
+        end: bytes | None,
+        keep: Callable[[bytes], bool] | None = None,
+        *,
+        reverse: bool = False,
     ) -> Iterator[tuple[Any, Any]]:
         partitions = self._ready()
 
@@ -159,7 +198,8 @@ class ReadOnlyStore:
         return entries()
 
     def _ready(self) -> Sequence[int]:
-        """The readable partitions; refuses at the call, not at the first entry, what cannot be read."""
+        """The readable partitions; refuses at the call, not at the first entry, what cannot be
+        read."""
         self._reader.access.require_some()
         partitions = self.partitions
         for partition in partitions:
@@ -176,7 +216,8 @@ class ReadOnlyStore:
     def _entries_of(
         self, key: bytes, start: bytes, end: bytes, keep: Callable[[bytes], bool], *, reverse: bool
     ) -> Iterator[Entry]:
-        """Entries of one key whose windows lie in a range, from the first partition that has some."""
+        """Entries of one key whose windows lie in a range, from the first partition that has
+        some."""
         for partition in self._places_of(key):
             found = False
             for entry in self._reader.entries(partition, start, end, reverse):
@@ -187,20 +228,23 @@ class ReadOnlyStore:
                 return
 
     def _places_of(self, key: bytes) -> Iterator[int]:
-        """Where to look for a key: its own partition, then the others here that can be read, as whoever wrote the topic may have
-        partitioned it otherwise. If its own is not here the last step raises: "not found" would be a guess."""
+        """Where to look for a key: its own partition, then the others here that can be read, as
+        whoever wrote the topic may have partitioned it otherwise. If its own is not here the last
+        step raises: "not found" would be a guess."""
         home = self._reader.access.home(key)
         here = self.partitions
         if home in here:
             yield home
-        yield from (partition for partition in here if partition != home and self._can_be_read(partition))
+        yield from (
+            partition for partition in here if partition != home and self._can_be_read(partition)
+        )
         if home not in here:
             self._reader.access.path(home)
             yield home  # it has arrived meanwhile
 
     def _can_be_read(self, partition: int) -> bool:
-        """False for a copy that lags too far (or nobody says how far) or has just gone: no reason to refuse a key of another
-        partition."""
+        """False for a copy that lags too far (or nobody says how far) or has just gone: no reason
+        to refuse a key of another partition."""
         try:
             self._reader.access.path(partition)
         except (InvalidStateStoreError, RetriableError):
@@ -221,10 +265,12 @@ class ReadOnlyStore:
 
 
 class ReadOnlyKeyValueStore(ReadOnlyStore):
-    """Queries of a key-value store, as Kafka Streams' ReadOnlyKeyValueStore has them. See `ReadOnlyStore`."""
+    """Queries of a key-value store, as Kafka Streams' ReadOnlyKeyValueStore has them. See
+    `ReadOnlyStore`."""
 
     def get(self, key: Any) -> Any:
-        """The value of ``key``, None if there is none. StateElsewhereError if the key belongs to another instance."""
+        """The value of ``key``, None if there is none. StateElsewhereError if the key belongs to
+        another instance."""
         data = self._key_bytes(key)
         return self._lookup(data, data)
 
@@ -237,8 +283,8 @@ class ReadOnlyKeyValueStore(ReadOnlyStore):
         return self._scan(*self._bounds(first, last), reverse=True)
 
     def prefix_scan(self, prefix: Any) -> Iterator[tuple[Any, Any]]:
-        """``(key, value)`` whose key bytes begin with ``prefix``: bytes, or a value that the key's serde writes (text for
-        text keys)."""
+        """``(key, value)`` whose key bytes begin with ``prefix``: bytes, or a value that the key's
+        serde writes (text for text keys)."""
         start = bytes(prefix) if isinstance(prefix, bytes | bytearray) else self._key_bytes(prefix)
         return self._scan(start, after_prefix(start))
 
@@ -269,14 +315,17 @@ def whole_number(value: Any, what: str) -> int:
 
 
 def after_prefix(prefix: bytes) -> bytes | None:
-    """The smallest bytes behind all that begin with ``prefix``; None: there is nothing behind them."""
+    """The smallest bytes behind all that begin with ``prefix``; None: there is nothing behind
+    them."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
 
 
 def after_keys(last: bytes, suffix: bytes) -> bytes:
-    """Stored keys from here on have a key above ``last``, or ``last`` and more than ``suffix`` behind it.
+    """Stored keys from here on have a key above ``last``, or ``last`` and more than ``suffix``
+    behind it.
 
-    A key that is a beginning of ``last`` may lie behind it in the store, as its times follow at once.
+    A key that is a beginning of ``last`` may lie behind it in the store, as its times follow at
+    once.
     """
     return max(last[:length] + suffix for length in range(len(last) + 1)) + b"\x00"

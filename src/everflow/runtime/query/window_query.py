@@ -16,10 +16,11 @@ Window = tuple[Windowed, Any]
 
 
 class ReadOnlyWindowStore(ReadOnlyStore):
-    """Queries of a window store, as Kafka Streams' ReadOnlyWindowStore has them. See `ReadOnlyStore`.
+    """Queries of a window store, as Kafka Streams' ReadOnlyWindowStore has them. See
+    `ReadOnlyStore`.
 
-    Times are window *starts* in ms since the epoch, both ends inclusive. Keys of results are `Windowed`.
-    Expired windows (retention) are not shown.
+    Times are window *starts* in ms since the epoch, both ends inclusive. Keys of results are
+    `Windowed`. Expired windows (retention) are not shown.
     """
 
     def fetch_window(self, key: Any, start: int) -> Any:
@@ -36,22 +37,30 @@ class ReadOnlyWindowStore(ReadOnlyStore):
         return self._windows_of(key, time_from, time_to, reverse=True)
 
     def fetch_all(self, time_from: int, time_to: int) -> Iterator[Window]:
-        """Windows of all keys in an interval of time, in order of key bytes, then of time. Reads the whole store."""
+        """Windows of all keys in an interval of time, in order of key bytes, then of time. Reads
+        the whole store."""
         return self._scan(None, None, _within(None, None, *_interval(time_from, time_to)))
 
     def backward_fetch_all(self, time_from: int, time_to: int) -> Iterator[Window]:
         """`fetch_all` in the opposite order."""
-        return self._scan(None, None, _within(None, None, *_interval(time_from, time_to)), reverse=True)
+        return self._scan(
+            None, None, _within(None, None, *_interval(time_from, time_to)), reverse=True
+        )
 
     def fetch_range(self, first: Any, last: Any, time_from: int, time_to: int) -> Iterator[Window]:
-        """`fetch_all` of the keys ``first <= key <= last`` by key bytes; None leaves a side open."""
+        """`fetch_all` of the keys ``first <= key <= last`` by key bytes; None leaves a side
+        open."""
         return self._windows_between(first, last, time_from, time_to, reverse=False)
 
-    def backward_fetch_range(self, first: Any, last: Any, time_from: int, time_to: int) -> Iterator[Window]:
+    def backward_fetch_range(
+        self, first: Any, last: Any, time_from: int, time_to: int
+    ) -> Iterator[Window]:
         """`fetch_range` in the opposite order."""
         return self._windows_between(first, last, time_from, time_to, reverse=True)
 
-    def _windows_of(self, key: Any, time_from: int, time_to: int, *, reverse: bool) -> Iterator[Window]:
+    def _windows_of(
+        self, key: Any, time_from: int, time_to: int, *, reverse: bool
+    ) -> Iterator[Window]:
         data = self._key_bytes(key)
         time_from, time_to = _interval(time_from, time_to)
         keep = _within(data, data, time_from, time_to)
@@ -66,7 +75,9 @@ class ReadOnlyWindowStore(ReadOnlyStore):
 
         return windows()
 
-    def _windows_between(self, first: Any, last: Any, time_from: int, time_to: int, *, reverse: bool) -> Iterator[Window]:
+    def _windows_between(
+        self, first: Any, last: Any, time_from: int, time_to: int, *, reverse: bool
+    ) -> Iterator[Window]:
         time_from, time_to = _interval(time_from, time_to)
         low = None if first is None else self._key_bytes(first)
         high = None if last is None else self._key_bytes(last)
@@ -75,7 +86,9 @@ class ReadOnlyWindowStore(ReadOnlyStore):
 
     def _decode_key(self, key: bytes) -> Any:
         inner, start = split_window_store_key(key)
-        return Windowed(self.spec.key_serde.decode(inner), start, start + (self.spec.window_size_ms or 0))
+        return Windowed(
+            self.spec.key_serde.decode(inner), start, start + (self.spec.window_size_ms or 0)
+        )
 
 
 def _interval(time_from: Any, time_to: Any) -> tuple[int, int]:
@@ -84,14 +97,25 @@ def _interval(time_from: Any, time_to: Any) -> tuple[int, int]:
 
 def _after_windows(last: bytes, time_to: int) -> bytes:
     """Stored keys from here on have a key above ``last`` or a window after ``time_to``."""
-    return after_keys(last, window_store_key(b"", max(0, min(time_to, TIME_MAX)))[:-4] + _SEQUENCE_MAX)
+    return after_keys(
+        last, window_store_key(b"", max(0, min(time_to, TIME_MAX)))[:-4] + _SEQUENCE_MAX
+    )
 
 
-def _within(low: bytes | None, high: bytes | None, time_from: int, time_to: int) -> Callable[[bytes], bool]:
+def _within(
+    low: bytes | None, high: bytes | None, time_from: int, time_to: int
+) -> Callable[[bytes], bool]:
     """Whether a stored key has ``low <= key <= high`` and its window start lies in the interval."""
 
     def keep(stored_key: bytes) -> bool:
-        key, start = stored_key[:-STORE_SUFFIX_BYTES], int.from_bytes(stored_key[-STORE_SUFFIX_BYTES:-4], "big", signed=True)
-        return time_from <= start <= time_to and (low is None or key >= low) and (high is None or key <= high)
+        key, start = (
+            stored_key[:-STORE_SUFFIX_BYTES],
+            int.from_bytes(stored_key[-STORE_SUFFIX_BYTES:-4], "big", signed=True),
+        )
+        return (
+            time_from <= start <= time_to
+            and (low is None or key >= low)
+            and (high is None or key <= high)
+        )
 
     return keep

@@ -30,14 +30,18 @@ class Changelogs:
         return self._admin.end_offsets(partitions, "read_committed")
 
     def states(
-        self, partitions: Collection[TopicPartition], ends: Mapping[TopicPartition, int] | None = None
+        self,
+        partitions: Collection[TopicPartition],
+        ends: Mapping[TopicPartition, int] | None = None,
     ) -> dict[TopicPartition, ChangelogState]:
-        """State of every partition; ``ends`` are log ends taken before (None: now). InternalTopicError for a missing topic,
-        RetriableError where nobody answers."""
+        """State of every partition; ``ends`` are log ends taken before (None: now).
+        InternalTopicError for a missing topic, RetriableError where nobody answers."""
         if not partitions:
             return {}
         asked = sorted(partitions)
-        with ThreadPoolExecutor(1) as beside:  # a task that is handed over stands still meanwhile: both questions at once
+        with ThreadPoolExecutor(
+            1
+        ) as beside:  # a task that is handed over stands still meanwhile: both questions at once
             describing = beside.submit(self._admin.describe_topics, {tp.topic for tp in asked})
             starts = self._admin.list_offsets(asked, "earliest", "read_uncommitted")
             found = self.log_ends(asked) if ends is None else ends
@@ -57,7 +61,8 @@ class Changelogs:
         return states
 
     def known_delete_retention_ms(self, topic: str) -> int:
-        """``delete.retention.ms`` of a changelog, without asking: as `states` has read it, else the brokers' default."""
+        """``delete.retention.ms`` of a changelog, without asking: as `states` has read it, else the
+        brokers' default."""
         with self._lock:
             return self._delete_retention.get(topic, DEFAULT_DELETE_RETENTION_MS)
 

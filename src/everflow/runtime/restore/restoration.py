@@ -1,7 +1,7 @@
 """Loads stores from changelogs, in bulk and in chunks, as `restore_plan` decides (D5, D9).
 
-A restore that is cut off loses nothing: every chunk is in the store together with its position, and the next
-plan goes on from there.
+A restore that is cut off loses nothing: every chunk is in the store together with its position, and
+the next plan goes on from there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ import numpy as np
 
 from everflow.clock import Clock
 from everflow.records import Int64, TaskId, TopicPartition
-from everflow.runtime.restore.restore_listener import RestoreListener, RestoreProgress, SilentListener
+from everflow.runtime.restore.restore_listener import (
+    RestoreListener,
+    RestoreProgress,
+    SilentListener,
+)
 from everflow.runtime.restore.restore_plan import ChangelogState, RestorePlan, restore_plan
 from everflow.state.lmdb_store import LmdbStore, StoreDamagedError
 from everflow.state.store import StoreSpec
@@ -24,7 +28,8 @@ _NO_TIMESTAMPS: Int64 = np.empty(0, dtype=np.int64)
 
 
 class LogChunk(Protocol):
-    """Committed changelog records, bounded in bytes; ``next_position`` follows the last offset it covers."""
+    """Committed changelog records, bounded in bytes; ``next_position`` follows the last offset it
+    covers."""
 
     @property
     def keys(self) -> Sequence[bytes | None]: ...
@@ -37,7 +42,8 @@ class LogChunk(Protocol):
 
 
 class FoldedChunk(LogChunk, Protocol):
-    """A chunk that may lack records which a later one of it replaces; ``records`` counts them too."""
+    """A chunk that may lack records which a later one of it replaces; ``records`` counts them
+    too."""
 
     @property
     def records(self) -> int: ...
@@ -52,7 +58,8 @@ class ChangelogReader(Protocol):
 
 @dataclass(frozen=True)
 class PreparedStore:
-    """A store claimed for an incarnation, and what it still has to read; ``plan`` is None without a changelog."""
+    """A store claimed for an incarnation, and what it still has to read; ``plan`` is None without a
+    changelog."""
 
     store: LmdbStore
     plan: RestorePlan | None
@@ -68,11 +75,12 @@ def prepare_store(
     now_ms: int,
     sync: str = "none",
 ) -> PreparedStore:
-    """Open, claim and judge one store of a task that becomes active here; a store not to be trusted is
-    replaced by an empty one at a new path.
+    """Open, claim and judge one store of a task that becomes active here; a store not to be trusted
+    is replaced by an empty one at a new path.
 
-    Claimed before it is judged: no batch of an earlier owner can move it in between. Call it after that owner
-    was fenced and with a ``changelog`` looked up after that (D5). ``changelog`` None: a store without logging.
+    Claimed before it is judged: no batch of an earlier owner can move it in between. Call it after
+    that owner was fenced and with a ``changelog`` looked up after that (D5). ``changelog`` None: a
+    store without logging.
     """
     retention_ms = spec.retention_ms if spec.expires else None
     path = directory.store_path(task, spec.name)
@@ -87,7 +95,14 @@ def prepare_store(
     plan: RestorePlan | None = None
     if changelog is not None:
         meta = None if store is None else store.meta()
-        plan = restore_plan(meta, changelog, now_ms=now_ms, kind=spec.kind, retention_ms=retention_ms, distrusted=distrusted)
+        plan = restore_plan(
+            meta,
+            changelog,
+            now_ms=now_ms,
+            kind=spec.kind,
+            retention_ms=retention_ms,
+            distrusted=distrusted,
+        )
     if store is None or (plan is not None and plan.rebuild):
         LmdbStore.close_at(path)
         path = directory.rebuild(task, spec.name)
@@ -96,14 +111,16 @@ def prepare_store(
     if changelog is not None:
         store.bind(changelog.cluster_id, changelog.topic_id)
         if store.position is None:
-            # What is read from now on misses no delete for as long as that: a first restore that is cut off is not begun anew.
+            # What is read from now on misses no delete for as long as that: a first restore that is
+            # cut off is not begun anew.
             store.touch(now_ms)
     return PreparedStore(store, plan)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreJob:
-    """One store to be restored; the restore ends with an error if ``incarnation`` is not its owner any more."""
+    """One store to be restored; the restore ends with an error if ``incarnation`` is not its owner
+    any more."""
 
     task: TaskId
     store_name: str
@@ -123,9 +140,10 @@ def restore(
 ) -> RestoreProgress:
     """Load the job's range into its store, a transaction a chunk; blocks the calling thread.
 
-    The position ends at the plan's end, transaction markers at the tail included. ``stopped`` is asked
-    between chunks: then the result is not ``done``. Whatever the reader or the store raises goes through
-    after the listener was told (StoreMismatchError if another owner claimed the store).
+    The position ends at the plan's end, transaction markers at the tail included. ``stopped`` is
+    asked between chunks: then the result is not ``done``. Whatever the reader or the store raises
+    goes through after the listener was told (StoreMismatchError if another owner claimed the
+    store).
     """
     told: RestoreListener = SilentListener() if listener is None else listener
     plan, began_ms = job.plan, clock.monotonic_ms()
@@ -156,12 +174,15 @@ def restore(
                 elapsed_s=(clock.monotonic_ms() - began_ms) / 1000,
             )
             told.batch_restored(progress, chunk.records)
-        # Also where nothing was read: an empty range still says how far the store is, and that it is fresh.
+        # Also where nothing was read: an empty range still says how far the store is, and that it
+        # is fresh.
         _load(job, (), (), _NO_TIMESTAMPS, plan.end, clock)
     except BaseException as error:
         told.restore_suspended(progress, f"{type(error).__name__}: {error}")
         raise
-    progress = replace(progress, position=plan.end, elapsed_s=(clock.monotonic_ms() - began_ms) / 1000)
+    progress = replace(
+        progress, position=plan.end, elapsed_s=(clock.monotonic_ms() - began_ms) / 1000
+    )
     told.restore_end(progress)
     return progress
 
@@ -174,7 +195,8 @@ def restore_all(
     listener: RestoreListener | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> list[RestoreProgress]:
-    """`restore` one job after the other, shortest range first, so that tasks become ready one by one.
+    """`restore` one job after the other, shortest range first, so that tasks become ready one by
+    one.
 
     Ends after the first that was stopped; its progress is the last of the list.
     """

@@ -32,7 +32,11 @@ class RestoreProgress:
     @property
     def fraction(self) -> float:
         """Share of the offsets that are done, 0 to 1."""
-        return 1.0 if self.end <= self.start else (self.position - self.start) / (self.end - self.start)
+        return (
+            1.0
+            if self.end <= self.start
+            else (self.position - self.start) / (self.end - self.start)
+        )
 
     @property
     def rate(self) -> float:
@@ -50,7 +54,8 @@ class RestoreProgress:
 
 
 class RestoreListener(Protocol):
-    """Told in this order: start, batch (per chunk), then end or suspended (KIP-988 gave the last its name).
+    """Told in this order: start, batch (per chunk), then end or suspended (KIP-988 gave the last
+    its name).
 
     Called on the restoring thread; return at once.
     """

@@ -9,16 +9,17 @@ from everflow.state.store_meta import StoreMeta
 DEFAULT_DELETE_RETENTION_MS = 86_400_000
 AGE_MARGIN_MS_MAX = 3_600_000
 AGE_MARGIN_SHARE = 10
-"""A store is too old a tenth of ``delete.retention.ms``, at most 1 h, before brokers forget deletes."""
+"""A store is too old a tenth of ``delete.retention.ms``, at most 1 h, before brokers forget
+deletes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChangelogState:
     """What the cluster says of one changelog partition when the plan is made.
 
-    ``start`` and ``end`` are its log start and log end, the end by read_uncommitted (D5). ``topic_id`` is
-    None where the brokers know none. ``limit`` is the committed offset where the changelog is a reused source
-    topic: the store must not be ahead of it.
+    ``start`` and ``end`` are its log start and log end, the end by read_uncommitted (D5).
+    ``topic_id`` is None where the brokers know none. ``limit`` is the committed offset where the
+    changelog is a reused source topic: the store must not be ahead of it.
     """
 
     start: int
@@ -31,12 +32,15 @@ class ChangelogState:
     def __post_init__(self) -> None:
         # What is no offset must never decide that a store is thrown away.
         if self.start < 0 or self.end < 0 or (self.limit is not None and self.limit < 0):
-            raise ValueError(f"no offsets of a log: start {self.start}, end {self.end}, limit {self.limit}")
+            raise ValueError(
+                f"no offsets of a log: start {self.start}, end {self.end}, limit {self.limit}"
+            )
 
 
 @dataclass(frozen=True)
 class RestorePlan:
-    """Read offsets ``[start, end)``; with ``rebuild`` into a new, empty store. ``reason`` is for people."""
+    """Read offsets ``[start, end)``; with ``rebuild`` into a new, empty store. ``reason`` is for
+    people."""
 
     start: int
     end: int
@@ -60,8 +64,9 @@ def restore_plan(
 ) -> RestorePlan:
     """Where to go on with a store, or why it must not be trusted and is rebuilt.
 
-    ``meta`` is None where no store exists; ``kind`` and ``retention_ms`` are what the topology wants now;
-    ``distrusted`` is the state folder's own doubt. Rules: design D5, failure scenarios 13 and 14.
+    ``meta`` is None where no store exists; ``kind`` and ``retention_ms`` are what the topology
+    wants now; ``distrusted`` is the state folder's own doubt. Rules: design D5, failure scenarios
+    13 and 14.
     """
     end = changelog.end if changelog.limit is None else min(changelog.end, changelog.limit)
     end = max(end, changelog.start)
@@ -79,15 +84,25 @@ def restore_plan(
 
 
 def trusted_until_ms(updated_ms: int, delete_retention_ms: int) -> int:
-    """Wall clock (ms) until which a store that had followed its changelog at ``updated_ms`` cannot have missed a delete."""
-    return updated_ms + delete_retention_ms - min(AGE_MARGIN_MS_MAX, delete_retention_ms // AGE_MARGIN_SHARE)
+    """Wall clock (ms) until which a store that had followed its changelog at ``updated_ms`` cannot
+    have missed a delete."""
+    return (
+        updated_ms
+        + delete_retention_ms
+        - min(AGE_MARGIN_MS_MAX, delete_retention_ms // AGE_MARGIN_SHARE)
+    )
 
 
-def _doubt(meta: StoreMeta, changelog: ChangelogState, now_ms: int, kind: str, retention_ms: int | None) -> str | None:
+def _doubt(
+    meta: StoreMeta, changelog: ChangelogState, now_ms: int, kind: str, retention_ms: int | None
+) -> str | None:
     if meta.kind != kind:
         return f"the store was {meta.kind}, the topology wants {kind}"
     if meta.retention_ms != retention_ms:
-        return f"the store's retention was {meta.retention_ms} ms, the topology wants {retention_ms} ms"
+        return (
+            f"the store's retention was {meta.retention_ms} ms, the topology wants "
+            f"{retention_ms} ms"
+        )
     position = meta.position
     if position is None:
         return None
@@ -99,11 +114,19 @@ def _doubt(meta: StoreMeta, changelog: ChangelogState, now_ms: int, kind: str, r
             f"{changelog.topic_id}: the topic was deleted and created again"
         )
     if not changelog.start <= position <= changelog.end:
-        return f"its position {position} is outside the changelog's offsets {changelog.start}..{changelog.end}"
+        return (
+            f"its position {position} is outside the changelog's offsets "
+            f"{changelog.start}..{changelog.end}"
+        )
     if changelog.limit is not None and position > changelog.limit:
-        return f"its position {position} is ahead of offset {changelog.limit}, committed for its source topic"
+        return (
+            f"its position {position} is ahead of offset {changelog.limit}, committed for its "
+            f"source topic"
+        )
     away_ms = now_ms - meta.updated_ms
-    if position < changelog.end and now_ms > trusted_until_ms(meta.updated_ms, changelog.delete_retention_ms):
+    if position < changelog.end and now_ms > trusted_until_ms(
+        meta.updated_ms, changelog.delete_retention_ms
+    ):
         since = "an unknown time" if meta.updated_ms < 0 else f"{away_ms / 1000:.0f} s"
         return (
             f"it has not followed its changelog for {since}; after delete.retention.ms = "

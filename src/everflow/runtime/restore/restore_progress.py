@@ -9,14 +9,19 @@ from everflow import metrics as names
 from everflow.metrics import Metrics
 from everflow.moves import moves
 from everflow.records import TaskId
-from everflow.runtime.restore.restore_listener import RestoreListener, RestoreProgress, SilentListener
+from everflow.runtime.restore.restore_listener import (
+    RestoreListener,
+    RestoreProgress,
+    SilentListener,
+)
 from everflow.user_listener import ListenerGuard
 
 log = logging.getLogger("everflow")
 
 
 class RestoreTracker:
-    """A `RestoreListener` called from the restore threads and the state updater; the user's ``listener`` cannot end either."""
+    """A `RestoreListener` called from the restore threads and the state updater; the user's
+    ``listener`` cannot end either."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.listener: RestoreListener = SilentListener()
@@ -47,9 +52,15 @@ class RestoreTracker:
         return {task: sum(p.position for p in listed) for task, listed in self.progress().items()}
 
     def restore_start(self, progress: RestoreProgress) -> None:
-        """See `RestoreListener`. A store that is not trusted is rebuilt from all of its changelog: that is shown (D5)."""
+        """See `RestoreListener`. A store that is not trusted is rebuilt from all of its changelog:
+        that is shown (D5)."""
         if progress.rebuild:
-            log.warning("Rebuilding %s of task %s from its changelog: %s", progress.store, progress.task, progress.reason)
+            log.warning(
+                "Rebuilding %s of task %s from its changelog: %s",
+                progress.store,
+                progress.task,
+                progress.reason,
+            )
         self._note(progress)
         self._guard.tell("restore_start", lambda: self.listener.restore_start(progress))
 
@@ -72,7 +83,9 @@ class RestoreTracker:
 
     def restore_suspended(self, progress: RestoreProgress, reason: str) -> None:
         self._forget(progress)
-        self._guard.tell("restore_suspended", lambda: self.listener.restore_suspended(progress, reason))
+        self._guard.tell(
+            "restore_suspended", lambda: self.listener.restore_suspended(progress, reason)
+        )
 
     def _note(self, progress: RestoreProgress) -> None:
         with self._lock:
@@ -85,4 +98,6 @@ class RestoreTracker:
             self._count()
 
     def _count(self) -> None:
-        self._metrics.set(names.RESTORE_REMAINING, sum(p.end - p.position for p in self._active.values()))
+        self._metrics.set(
+            names.RESTORE_REMAINING, sum(p.end - p.position for p in self._active.values())
+        )

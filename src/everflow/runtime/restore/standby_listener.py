@@ -18,7 +18,8 @@ class SuspendReason(enum.Enum):
 
 
 class StandbyUpdateListener(Protocol):
-    """Told per store of a standby: start, batch after batch, suspended. Called on the state updater's thread: return at once.
+    """Told per store of a standby: start, batch after batch, suspended. Called on the state
+    updater's thread: return at once.
 
     In ``progress`` ``end`` is the changelog's last stable offset as far as known.
     """
@@ -47,7 +48,8 @@ class SilentStandbyListener:
 
 
 class GuardedStandbyListener:
-    """A `StandbyUpdateListener` that passes everything on to the user's and survives what that raises."""
+    """A `StandbyUpdateListener` that passes everything on to the user's and survives what that
+    raises."""
 
     def __init__(self, listener: Callable[[], StandbyUpdateListener]) -> None:
         """``listener``: the user's, as it is set now."""
@@ -64,4 +66,6 @@ class GuardedStandbyListener:
 
     def update_suspended(self, progress: RestoreProgress, reason: SuspendReason) -> None:
         """Passed on."""
-        self._guard.tell("update_suspended", lambda: self._listener().update_suspended(progress, reason))
+        self._guard.tell(
+            "update_suspended", lambda: self._listener().update_suspended(progress, reason)
+        )

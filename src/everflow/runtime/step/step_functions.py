@@ -32,11 +32,14 @@ class Located(Protocol):
 
 
 class RecordFailure(EverflowError):
-    """A record that the user's code or serde cannot take; the error is chained. ``failure`` says which record, where and why."""
+    """A record that the user's code or serde cannot take; the error is chained. ``failure`` says
+    which record, where and why."""
 
     code = "EF-RECORD"
 
-    def __init__(self, record: BadRecord, where: str | None, error: BaseException, hint: str = "") -> None:
+    def __init__(
+        self, record: BadRecord, where: str | None, error: BaseException, hint: str = ""
+    ) -> None:
         self.failure = BatchFailure(
             kind="record",
             error=error_text(error) + hint,
@@ -48,17 +51,28 @@ class RecordFailure(EverflowError):
         super().__init__(self.failure.error)
 
     @staticmethod
-    def at(op: Located, sources: Mapping[int, Source], batch: EdgeBatch, row: int, error: BaseException) -> RecordFailure:
+    def at(
+        op: Located, sources: Mapping[int, Source], batch: EdgeBatch, row: int, error: BaseException
+    ) -> RecordFailure:
         """The failure of the record in ``row``."""
         topic = sources[int(batch.source[row])].topic
         record = BadRecord(topic, int(batch.partition[row]), int(batch.offset[row]), op.name)
-        undecoded = isinstance(error, TypeError | AttributeError) and pa.types.is_binary(batch.value.type)
-        hint = UNDECODED if undecoded else COLUMN_IN_FUNCTION if type(error).__module__.startswith("pyspark.errors") else ""
+        undecoded = isinstance(error, TypeError | AttributeError) and pa.types.is_binary(
+            batch.value.type
+        )
+        hint = (
+            UNDECODED
+            if undecoded
+            else COLUMN_IN_FUNCTION
+            if type(error).__module__.startswith("pyspark.errors")
+            else ""
+        )
         return RecordFailure(record, op.where, error, f"\n  {hint}" if hint else "")
 
 
 class UndecodableRecord(EverflowError):
-    """A record whose bytes its source's serde does not read, and no dead letter topic to send it to."""
+    """A record whose bytes its source's serde does not read, and no dead letter topic to send it
+    to."""
 
     code = "EF-RECORD"
 
@@ -66,14 +80,17 @@ class UndecodableRecord(EverflowError):
         """Of several the first in merge order."""
         row = int(np.argmin(letters.seq))
         source = next(source for source in sources if source.index == int(letters.source[row]))
-        record = BadRecord(source.topic, int(letters.partition[row]), int(letters.offset[row]), source.node)
+        record = BadRecord(
+            source.topic, int(letters.partition[row]), int(letters.offset[row]), source.node
+        )
         text = f"DeserializationError: {letters.value[row].as_py()['error']}"[:MOST_TEXT]
         self.failure = BatchFailure(kind="undecodable", error=text, code=self.code, record=record)
         super().__init__(text)
 
 
 def run_function(op: FunctionOp, batch: EdgeBatch, sources: dict[int, Source]) -> EdgeBatch:
-    """Call the user's function for every record, in order. Raises RecordFailure naming the record it failed on."""
+    """Call the user's function for every record, in order. Raises RecordFailure naming the record
+    it failed on."""
     keys, values = python_keys(batch.key), batch.value.to_pylist()
     results: list[Any] = []
     row = 0
@@ -101,14 +118,18 @@ def _call(op: FunctionOp, key: Any, value: Any) -> Any:
 
 
 def _several(result: Any, of_what: str) -> Iterable[Any]:
-    """None for nothing; TypeError for what can be iterated but is one value: the letters of a text, the names of a dict."""
+    """None for nothing; TypeError for what can be iterated but is one value: the letters of a text,
+    the names of a dict."""
     if isinstance(result, str | bytes | bytearray | Mapping):
-        raise TypeError(f"expected a list of {of_what}, found {type(result).__name__} {shown(result)}")
+        raise TypeError(
+            f"expected a list of {of_what}, found {type(result).__name__} {shown(result)}"
+        )
     return () if result is None else result
 
 
 def _pair(result: Any) -> tuple[Any, Any]:
-    """A key and a value. TypeError for anything else, also for texts and dicts that happen to have two elements."""
+    """A key and a value. TypeError for anything else, also for texts and dicts that happen to have
+    two elements."""
     cause = None
     if not isinstance(result, str | bytes | bytearray | Mapping | Set):
         try:
@@ -117,44 +138,60 @@ def _pair(result: Any) -> tuple[Any, Any]:
             cause = error
         else:
             return key, value
-    raise TypeError(f"expected a pair of key and value, found {type(result).__name__} {shown(result)}") from cause
+    raise TypeError(
+        f"expected a pair of key and value, found {type(result).__name__} {shown(result)}"
+    ) from cause
 
 
-def _shape_filter(op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]) -> EdgeBatch:
+def _shape_filter(
+    op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]
+) -> EdgeBatch:
     wanted = op.op != "filter_not"
     keep = np.fromiter((result is wanted for result in results), bool, len(results))
     return batch if keep.all() else batch.take(np.flatnonzero(keep))
 
 
-def _shape_peek(op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]) -> EdgeBatch:
+def _shape_peek(
+    op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]
+) -> EdgeBatch:
     return batch
 
 
-def _shape_map(op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]) -> EdgeBatch:
+def _shape_map(
+    op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]
+) -> EdgeBatch:
     rows = np.arange(len(batch), dtype=np.int64)
     key = _column(op, [key for key, _ in results], op.type.key, batch, rows, sources)
     value = _column(op, [value for _, value in results], op.type.value, batch, rows, sources)
     return batch.with_columns(key, value)
 
 
-def _shape_map_values(op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]) -> EdgeBatch:
+def _shape_map_values(
+    op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]
+) -> EdgeBatch:
     rows = np.arange(len(batch), dtype=np.int64)
     return batch.with_columns(value=_column(op, results, op.type.value, batch, rows, sources))
 
 
-def _shape_select_key(op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]) -> EdgeBatch:
+def _shape_select_key(
+    op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]
+) -> EdgeBatch:
     rows = np.arange(len(batch), dtype=np.int64)
     return batch.with_columns(key=_column(op, results, op.type.key, batch, rows, sources))
 
 
-def _shape_flat_map(op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]) -> EdgeBatch:
+def _shape_flat_map(
+    op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]
+) -> EdgeBatch:
     rows = np.repeat(np.arange(len(batch), dtype=np.int64), [len(result) for result in results])
     flat = [item for result in results for item in result]
     out = batch.take(rows)
     if op.op == "flat_map_values":
         return out.with_columns(value=_column(op, flat, op.type.value, batch, rows, sources))
     key = _column(op, [key for key, _ in flat], op.type.key, batch, rows, sources)
-    return out.with_columns(key, _column(op, [value for _, value in flat], op.type.value, batch, rows, sources))
+    return out.with_columns(
+        key, _column(op, [value for _, value in flat], op.type.value, batch, rows, sources)
+    )
 
 
 _SHAPES: dict[str, Callable[[FunctionOp, EdgeBatch, list[Any], dict[int, Source]], EdgeBatch]] = {
@@ -172,9 +209,15 @@ _SHAPES: dict[str, Callable[[FunctionOp, EdgeBatch, list[Any], dict[int, Source]
 
 
 def _column(
-    op: FunctionOp, items: list[Any], kind: pa.DataType, batch: EdgeBatch, rows: Int64, sources: dict[int, Source]
+    op: FunctionOp,
+    items: list[Any],
+    kind: pa.DataType,
+    batch: EdgeBatch,
+    rows: Int64,
+    sources: dict[int, Source],
 ) -> pa.Array:
-    """Python results as the declared Arrow type; a result of another type is the fault of its record."""
+    """Python results as the declared Arrow type; a result of another type is the fault of its
+    record."""
     try:
         return column_of(items, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
@@ -190,7 +233,11 @@ def _column(
 
 def unnest(op: UnnestOp, batch: EdgeBatch) -> EdgeBatch:
     """One record per element of the list in the value; null and empty lists emit nothing."""
-    lengths = pc.fill_null(pc.list_value_length(batch.value), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    lengths = (
+        pc.fill_null(pc.list_value_length(batch.value), 0)
+        .to_numpy(zero_copy_only=False)
+        .astype(np.int64)
+    )
     out = batch.take(np.repeat(np.arange(len(batch), dtype=np.int64), lengths))
     items = pc.list_flatten(batch.value)
     if not op.keyed:
@@ -199,7 +246,9 @@ def unnest(op: UnnestOp, batch: EdgeBatch) -> EdgeBatch:
     return out.with_columns(key.cast(op.type.key), value.cast(op.type.value))
 
 
-def decode_parts(op: DecodeOp, batch: EdgeBatch, sources: Mapping[int, Source]) -> tuple[EdgeBatch, EdgeBatch | None]:
+def decode_parts(
+    op: DecodeOp, batch: EdgeBatch, sources: Mapping[int, Source]
+) -> tuple[EdgeBatch, EdgeBatch | None]:
     """Decode raw parts; records that cannot be decoded come back as dead letters."""
     errors: dict[int, str] = {}
     key = _decode(op.key_serde, batch.key, "key", errors)
@@ -225,7 +274,9 @@ def _decode(serde: Serde | None, raw: pa.Array, part: str, errors: dict[int, str
         return _decode_each(serde, raw.to_pylist(), part, errors)
 
 
-def _decode_each(serde: Serde, raw: Iterable[bytes | None], part: str, errors: dict[int, str]) -> pa.Array:
+def _decode_each(
+    serde: Serde, raw: Iterable[bytes | None], part: str, errors: dict[int, str]
+) -> pa.Array:
     rows = []
     for row, data in enumerate(raw):
         try:
@@ -241,10 +292,15 @@ def _decode_each(serde: Serde, raw: Iterable[bytes | None], part: str, errors: d
 
 
 def _dead_letters(
-    op: DecodeOp, batch: EdgeBatch, rows: Int64, errors: dict[int, str], sources: Mapping[int, Source]
+    op: DecodeOp,
+    batch: EdgeBatch,
+    rows: Int64,
+    errors: dict[int, str],
+    sources: Mapping[int, Source],
 ) -> EdgeBatch:
-    """Dead letters keep the raw bytes of the parts this step decodes; a part that Catalyst decoded is written again, as its bytes
-    are gone by now (the same bytes for text, JSON in schema order)."""
+    """Dead letters keep the raw bytes of the parts this step decodes; a part that Catalyst decoded
+    is written again, as its bytes are gone by now (the same bytes for text, JSON in schema
+    order)."""
     bad = batch.take(rows)
     source = sources[int(bad.source[0])]
     key, raw = _bytes_again(source.key_serde, bad.key), _bytes_again(source.value_serde, bad.value)

@@ -13,14 +13,16 @@ from everflow.state.store import StoreSpec, StoreView
 
 
 class StoreAccess(Protocol):
-    """Opens the committed content of a task's store. Picklable; implemented for LMDB and for the test driver's memory."""
+    """Opens the committed content of a task's store. Picklable; implemented for LMDB and for the
+    test driver's memory."""
 
     def view(self, task: TaskContext, spec: StoreSpec) -> AbstractContextManager[StoreView]:
         """A consistent snapshot, closed when the step is done."""
 
 
 class OverlayView:
-    """A store with changes of the running batch on top, for operators that share a store in one step (D5)."""
+    """A store with changes of the running batch on top, for operators that share a store in one
+    step (D5)."""
 
     def __init__(self, below: StoreView) -> None:
         self._below = below
@@ -28,7 +30,9 @@ class OverlayView:
 
     def remember(self, changes: StoreChanges) -> None:
         """Put changes on top, in order."""
-        for key, value, time in zip(changes.keys, changes.values, changes.timestamps.tolist(), strict=True):
+        for key, value, time in zip(
+            changes.keys, changes.values, changes.timestamps.tolist(), strict=True
+        ):
             self._changed[key] = None if value is None else struct.pack(">q", time) + value
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -56,9 +60,12 @@ class OverlayView:
 
 
 class TaskStores(AbstractContextManager["TaskStores"]):
-    """Snapshots opened on first use and closed at the end of the step. ``shared`` names the stores that need an overlay."""
+    """Snapshots opened on first use and closed at the end of the step. ``shared`` names the stores
+    that need an overlay."""
 
-    def __init__(self, access: StoreAccess, tasks: Iterable[TaskContext], shared: frozenset[str]) -> None:
+    def __init__(
+        self, access: StoreAccess, tasks: Iterable[TaskContext], shared: frozenset[str]
+    ) -> None:
         self._access = access
         self._tasks = {task.task: task for task in tasks}
         self._shared = shared
@@ -69,7 +76,8 @@ class TaskStores(AbstractContextManager["TaskStores"]):
         self._stack.close()
 
     def views(self, task: TaskId, specs: Iterable[StoreSpec]) -> Mapping[str, StoreView]:
-        """The stores of one operator in one task, by name. KeyError if the job does not own the task."""
+        """The stores of one operator in one task, by name. KeyError if the job does not own the
+        task."""
         return {spec.name: self._view(task, spec) for spec in specs}
 
     def stream_time(self, task: TaskId, node: str) -> int:

@@ -1,7 +1,8 @@
 """One step of a micro-batch: operators on Arrow, in a Spark Python worker or in the test driver.
 
-A step reads its whole input up to the end marker before it does anything, so a failure upstream can never look like the end of
-the input (scenario 33). It knows neither Kafka nor Spark: the last step hands everything to a `Sink`.
+A step reads its whole input up to the end marker before it does anything, so a failure upstream can
+never look like the end of the input (scenario 33). It knows neither Kafka nor Spark: the last step
+hands everything to a `Sink`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.operators.user_code import UserFunctionError, refused, require_users
-from everflow.records import UNBOUNDED_BYTES, EdgeBatch, OperatorResult, StoreChanges, TaskId, TopicPartition
+from everflow.records import (
+    UNBOUNDED_BYTES,
+    EdgeBatch,
+    OperatorResult,
+    StoreChanges,
+    TaskId,
+    TopicPartition,
+)
 from everflow.runtime.commit.batch import (
     FAILED,
     BadRecord,
@@ -36,7 +44,15 @@ from everflow.runtime.step.step_functions import RecordFailure, decode_parts, ru
 from everflow.runtime.step.step_stores import StoreAccess, TaskStores
 from everflow.serdes import Serde
 from everflow.serdes.windowed import python_keys
-from everflow.topology.hops import HopError, HopInput, HopSchema, concat, in_order, read_hop, write_hop
+from everflow.topology.hops import (
+    HopError,
+    HopInput,
+    HopSchema,
+    concat,
+    in_order,
+    read_hop,
+    write_hop,
+)
 from everflow.topology.physical_plan import (
     DEAD_LETTER_SLOT,
     DecodeOp,
@@ -51,13 +67,15 @@ from everflow.topology.physical_plan import (
 from everflow.user_texts import shown
 
 JOB_BYTES_FACTOR = 2
-"""A job's range cannot be cut while it is read; beyond so many times ``max.batch.bytes`` it is given up and planned smaller."""
+"""A job's range cannot be cut while it is read; beyond so many times ``max.batch.bytes`` it is
+given up and planned smaller."""
 RESULT_SCHEMA = pa.schema([pa.field("result", pa.string())])
 
 
 @dataclass
 class SinkOutput:
-    """Records for one sink, in merge order. ``topics`` is one name or one per record; keys and values are final bytes."""
+    """Records for one sink, in merge order. ``topics`` is one name or one per record; keys and
+    values are final bytes."""
 
     node: str
     topics: str | list[str]
@@ -70,9 +88,10 @@ class SinkOutput:
 class StepResult:
     """All effects of one micro-batch, before any of them has happened.
 
-    ``changes`` are in order; ``consumed`` is the next offset; ``stream_times`` maps task -> node -> ms, ``store_times`` task ->
-    store -> that of the operator whose store it is (one task's operators may have seen records of different times); ``dropped``
-    node -> reason -> records left out; ``dead_letters`` are undecodable records (key = raw key, value = struct<value, error>).
+    ``changes`` are in order; ``consumed`` is the next offset; ``stream_times`` maps task -> node ->
+    ms, ``store_times`` task -> store -> that of the operator whose store it is (one task's
+    operators may have seen records of different times); ``dropped`` node -> reason -> records left
+    out; ``dead_letters`` are undecodable records (key = raw key, value = struct<value, error>).
     """
 
     outputs: list[SinkOutput] = field(default_factory=list)
@@ -90,7 +109,9 @@ class StepResult:
         """Take over what an operator has done, by task."""
         for task, one in done.items():
             self.stream_times.setdefault(task, {})[op.name] = one.stream_time
-            self.store_times.setdefault(task, {}).update({spec.name: one.stream_time for spec in op.stores})
+            self.store_times.setdefault(task, {}).update(
+                {spec.name: one.stream_time for spec in op.stores}
+            )
             for reason, count in one.dropped.items():
                 reasons = self.dropped.setdefault(op.name, {})
                 reasons[reason] = reasons.get(reason, 0) + count
@@ -109,15 +130,18 @@ def timed(timings: dict[str, float], name: str) -> Iterator[None]:
 class Sink(Protocol):
     """Makes a micro-batch's effects real. Picklable; called once per batch by the last step."""
 
-    def __call__(self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]) -> BatchResult: ...
+    def __call__(
+        self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
+    ) -> BatchResult: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskStep:
     """The function of one Python hop; picklable, free of Columns.
 
-    ``request`` reads the micro-batch's request (a Spark local property in workers); ``announce`` tells the driver which process
-    serves the hop before any work is done and raises if the batch is no longer wanted.
+    ``request`` reads the micro-batch's request (a Spark local property in workers); ``announce``
+    tells the driver which process serves the hop before any work is done and raises if the batch is
+    no longer wanted.
     """
 
     level: int
@@ -156,7 +180,8 @@ class TaskStep:
         )
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What Spark's ``mapInArrow`` runs: as `process`, but a step that fails says why in its last row, instead of raising."""
+        """What Spark's ``mapInArrow`` runs: as `process`, but a step that fails says why in its
+        last row, instead of raising."""
         try:
             yield from self.process(batches)
         except HopError:  # a stage before this one failed, and Spark says why
@@ -170,17 +195,27 @@ class TaskStep:
         with timed(timings, "read"):
             request = self.request()
             self.announce(request, self.level)
-            hop = read_hop(batches, self.hop_in, JOB_BYTES_FACTOR * request.most_bytes if self.level == 0 else UNBOUNDED_BYTES)
+            hop = read_hop(
+                batches,
+                self.hop_in,
+                JOB_BYTES_FACTOR * request.most_bytes if self.level == 0 else UNBOUNDED_BYTES,
+            )
         yield from self.run(request, hop, timings)
 
-    def run(self, request: BatchRequest, hop: HopInput, timings: dict[str, float]) -> Iterator[pa.RecordBatch]:
-        """Run the operators on one hop's rows. Raises EarlierStepFailed for rows that a failed step has left."""
+    def run(
+        self, request: BatchRequest, hop: HopInput, timings: dict[str, float]
+    ) -> Iterator[pa.RecordBatch]:
+        """Run the operators on one hop's rows. Raises EarlierStepFailed for rows that a failed step
+        has left."""
         result, records = _from_control(hop.control), dict(hop.batches)
         if self.level == 0:
             records, consumed = merge_inputs(hop, self.sources, request.ranges, request.log_ends)
             result = StepResult(consumed=consumed, input_bytes=hop.bytes)
         result.timings = timings
-        with timed(timings, "operators"), TaskStores(self.stores, request.tasks, self._shared_stores()) as stores:
+        with (
+            timed(timings, "operators"),
+            TaskStores(self.stores, request.tasks, self._shared_stores()) as stores,
+        ):
             by_index = {source.index: source for source in self.sources}
             for op in self.ops:
                 if isinstance(op, StatefulOp):
@@ -193,7 +228,9 @@ class TaskStep:
                     records |= _run_stateless(op, records, by_index)
         if self.sink is None:
             assert self.hop_out is not None
-            yield from write_hop(self._outgoing(records, result.changes), self.hop_out, _to_control(result))
+            yield from write_hop(
+                self._outgoing(records, result.changes), self.hop_out, _to_control(result)
+            )
             return
         for task, changes in self._arrived_changes(records):
             result.changes.setdefault(task, []).append(changes)
@@ -202,12 +239,18 @@ class TaskStep:
         yield _result_row(self.sink(request, result, self.sources))
 
     def _shared_stores(self) -> frozenset[str]:
-        """Stores that more than one operator of this step reads: those need the batch's own changes on top (D5)."""
-        seen: list[str] = [spec.name for op in self.ops if isinstance(op, StatefulOp) for spec in op.stores]
+        """Stores that more than one operator of this step reads: those need the batch's own changes
+        on top (D5)."""
+        seen: list[str] = [
+            spec.name for op in self.ops if isinstance(op, StatefulOp) for spec in op.stores
+        ]
         return frozenset(name for name in seen if seen.count(name) > 1)
 
-    def _arrived_changes(self, records: Mapping[int, EdgeBatch]) -> Iterator[tuple[TaskId, StoreChanges]]:
-        """Changes that earlier steps made arrive as rows of the changelog slots, which steps between pass on unread."""
+    def _arrived_changes(
+        self, records: Mapping[int, EdgeBatch]
+    ) -> Iterator[tuple[TaskId, StoreChanges]]:
+        """Changes that earlier steps made arrive as rows of the changelog slots, which steps
+        between pass on unread."""
         arrived = {slot.id for slot in self.hop_in.slots}
         for store, slot in self.changelog_slots.items():
             if slot in arrived:
@@ -218,9 +261,16 @@ class TaskStep:
     ) -> dict[int, EdgeBatch]:
         assert self.hop_out is not None
         made = {change.store for listed in changes.values() for change in listed}
-        rows = {slot: _changes_to_rows(store, changes) for store, slot in self.changelog_slots.items() if store in made}
+        rows = {
+            slot: _changes_to_rows(store, changes)
+            for store, slot in self.changelog_slots.items()
+            if store in made
+        }
         written = {**records, **rows}
-        return {slot.id: written.get(slot.id) or _empty_like(slot.type.key, slot.type.value) for slot in self.hop_out.slots}
+        return {
+            slot.id: written.get(slot.id) or _empty_like(slot.type.key, slot.type.value)
+            for slot in self.hop_out.slots
+        }
 
 
 def hop_out_of(plan: PhysicalPlan, level: int) -> HopSchema | None:
@@ -229,7 +279,8 @@ def hop_out_of(plan: PhysicalPlan, level: int) -> HopSchema | None:
 
 
 def failed(error: Exception, hop_out: HopSchema | None) -> Iterator[pa.RecordBatch]:
-    """What a step gives instead of results: why it failed, through the steps behind it (``hop_out`` None: it is the last)."""
+    """What a step gives instead of results: why it failed, through the steps behind it (``hop_out``
+    None: it is the last)."""
     failure = failure_of(error).to_dict()
     if hop_out is None:
         yield _result_row(BatchResult(outcome=FAILED, failure=failure))
@@ -238,15 +289,19 @@ def failed(error: Exception, hop_out: HopSchema | None) -> Iterator[pa.RecordBat
     yield from write_hop(nothing, hop_out, as_json({"failure": failure}))
 
 
-# --- operators -------------------------------------------------------------------------------------------------
+# --- operators ------------------------------------------------------------------------------------
 
 
-def _input_of(op: FunctionOp | UnnestOp | StatefulOp | SinkOp, records: Mapping[int, EdgeBatch]) -> EdgeBatch:
+def _input_of(
+    op: FunctionOp | UnnestOp | StatefulOp | SinkOp, records: Mapping[int, EdgeBatch]
+) -> EdgeBatch:
     return concat([records[slot] for slot in op.inputs])
 
 
 def _run_stateless(
-    op: DecodeOp | FunctionOp | UnnestOp, records: Mapping[int, EdgeBatch], sources: dict[int, Source]
+    op: DecodeOp | FunctionOp | UnnestOp,
+    records: Mapping[int, EdgeBatch],
+    sources: dict[int, Source],
 ) -> dict[int, EdgeBatch]:
     """The slots that the operator fills."""
     match op:
@@ -263,16 +318,22 @@ def _run_stateless(
 def _run_stateful(
     op: StatefulOp, batch: EdgeBatch, stores: TaskStores, sources: Mapping[int, Source]
 ) -> dict[TaskId, OperatorResult]:
-    """Run the operator once per task that has records; `stores` shows its changes to those behind it. Its results carry no
-    headers: they are of many records."""
+    """Run the operator once per task that has records; `stores` shows its changes to those behind
+    it. Its results carry no headers: they are of many records."""
     done: dict[TaskId, OperatorResult] = {}
     batch = replace(in_order(batch), headers=None)
     partitions = np.unique(batch.partition)
     for partition in partitions:
         task = TaskId(op.subtopology, int(partition))
-        rows = batch if len(partitions) == 1 else batch.take(np.flatnonzero(batch.partition == partition))
+        rows = (
+            batch
+            if len(partitions) == 1
+            else batch.take(np.flatnonzero(batch.partition == partition))
+        )
         try:
-            done[task] = op.operator.process(rows, stores.views(task, op.stores), stores.stream_time(task, op.name))
+            done[task] = op.operator.process(
+                rows, stores.views(task, op.stores), stores.stream_time(task, op.name)
+            )
         except UserFunctionError as error:
             record = BadRecord(sources[error.source].topic, error.partition, error.offset, op.name)
             cause = error.__cause__ or error
@@ -283,7 +344,11 @@ def _run_stateful(
 
 
 def _output_of(op: StatefulOp, done: Mapping[TaskId, OperatorResult]) -> EdgeBatch:
-    return concat([one.output for one in done.values()]) if done else _empty_like(op.type.key, op.type.value)
+    return (
+        concat([one.output for one in done.values()])
+        if done
+        else _empty_like(op.type.key, op.type.value)
+    )
 
 
 def _result_row(result: BatchResult) -> pa.RecordBatch:
@@ -315,13 +380,19 @@ def _to_outputs(op: SinkOp, batch: EdgeBatch, sources: Mapping[int, Source]) -> 
     return [SinkOutput(op.name, topics, keys.to_pylist(), values.to_pylist(), batch)]
 
 
-def _topics(op: SinkOp, batch: EdgeBatch, sources: Mapping[int, Source]) -> tuple[str | list[str], pa.Array]:
-    """Topic of all records or one for each, and the value. RecordFailure for a record whose topic cannot be told."""
+def _topics(
+    op: SinkOp, batch: EdgeBatch, sources: Mapping[int, Source]
+) -> tuple[str | list[str], pa.Array]:
+    """Topic of all records or one for each, and the value. RecordFailure for a record whose topic
+    cannot be told."""
     if isinstance(op.topic, str):
         return op.topic, batch.value
     topics: list[str] = []
     if op.topic is None:
-        topics, value = pc.struct_field(batch.value, [0]).to_pylist(), pc.struct_field(batch.value, [1])
+        topics, value = (
+            pc.struct_field(batch.value, [0]).to_pylist(),
+            pc.struct_field(batch.value, [1]),
+        )
     else:
         value = batch.value
         for row, (k, v) in enumerate(zip(python_keys(batch.key), value.to_pylist(), strict=True)):
@@ -332,12 +403,22 @@ def _topics(op: SinkOp, batch: EdgeBatch, sources: Mapping[int, Source]) -> tupl
                 raise RecordFailure.at(op, sources, batch, row, error) from error
     for row, topic in enumerate(topics):
         if not isinstance(topic, str) or not topic:
-            raise RecordFailure.at(op, sources, batch, row, ValueError(f"the topic to write to is {shown(topic)}, not a name"))
+            raise RecordFailure.at(
+                op,
+                sources,
+                batch,
+                row,
+                ValueError(f"the topic to write to is {shown(topic)}, not a name"),
+            )
     return topics, value
 
 
 def _encoded(
-    op: SinkOp, serde: Serde | None, column: pa.Array, batch: EdgeBatch, sources: Mapping[int, Source]
+    op: SinkOp,
+    serde: Serde | None,
+    column: pa.Array,
+    batch: EdgeBatch,
+    sources: Mapping[int, Source],
 ) -> pa.Array:
     """Final bytes. RecordFailure for a value that its serde cannot write."""
     try:
@@ -351,7 +432,7 @@ def _encoded(
         raise RecordFailure.at(op, sources, batch, row, cause) from cause
 
 
-# --- what travels beside the rows ------------------------------------------------------------------------------
+# --- what travels beside the rows -----------------------------------------------------------------
 
 
 def _to_control(result: StepResult) -> str:
@@ -380,7 +461,8 @@ def _from_control(text: str) -> StepResult:
 
 
 def _changes_to_rows(store: str, changes: Mapping[TaskId, list[StoreChanges]]) -> EdgeBatch:
-    """Store changes as rows of the store's changelog slot; ``source`` carries the sub-topology, ``partition`` the task's."""
+    """Store changes as rows of the store's changelog slot; ``source`` carries the sub-topology,
+    ``partition`` the task's."""
     keys: list[bytes] = []
     values: list[bytes | None] = []
     times, subs, partitions = [], [], []
@@ -409,4 +491,7 @@ def _changes_from_rows(store: str, batch: EdgeBatch) -> Iterator[tuple[TaskId, S
     tasks = {(int(s), int(p)) for s, p in zip(batch.source, batch.partition, strict=True)}
     for sub, partition in sorted(tasks):
         rows = batch.take(np.flatnonzero((batch.source == sub) & (batch.partition == partition)))
-        yield TaskId(sub, partition), StoreChanges(store, rows.key.to_pylist(), rows.value.to_pylist(), rows.timestamp)
+        yield (
+            TaskId(sub, partition),
+            StoreChanges(store, rows.key.to_pylist(), rows.value.to_pylist(), rows.timestamp),
+        )

@@ -18,15 +18,20 @@ from everflow.travel.own_code import INSTALLED_FOLDERS
 _PYTHON = tuple({path for name in ("stdlib", "platstdlib") if (path := sysconfig.get_path(name))})
 _MADE = ("<frozen ", "<string>", "<attrs ", "<__array_function__")
 """Code that has no file: Python's own, and what dataclasses and the like write."""
-_WRITTEN = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<function>.+)$', re.MULTILINE)
+_WRITTEN = re.compile(
+    r'^  File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<function>.+)$', re.MULTILINE
+)
 _TEXT_WIDTH = 120
 
 
 def innermost_line(error: BaseException) -> CodeLine | None:
-    """The line of the user's program nearest to where ``error`` was raised; where it has none itself, of the error it came from.
-    None for an error that no code of the user had a part in."""
+    """The line of the user's program nearest to where ``error`` was raised; where it has none
+    itself, of the error it came from. None for an error that no code of the user had a part in."""
     for one in _chain(error):
-        frames = [CodeLine(f.f_code.co_filename, line, f.f_code.co_name) for f, line in traceback.walk_tb(one.__traceback__)]
+        frames = [
+            CodeLine(f.f_code.co_filename, line, f.f_code.co_name)
+            for f, line in traceback.walk_tb(one.__traceback__)
+        ]
         found = _innermost(reversed(frames))
         if found is not None:
             return found
@@ -34,11 +39,18 @@ def innermost_line(error: BaseException) -> CodeLine | None:
 
 
 def innermost_line_in(text: str) -> CodeLine | None:
-    """As `innermost_line`, of a worker's last traceback or, where it crashed, of what Python's faulthandler wrote; None where
-    ``text`` has neither."""
+    """As `innermost_line`, of a worker's last traceback or, where it crashed, of what Python's
+    faulthandler wrote; None where ``text`` has neither."""
     _, crashed, dump = text.partition("Current thread 0x")
-    written = dump.partition("\n\n")[0] if crashed else text.rpartition("Traceback (most recent call last)")[2]
-    frames = [CodeLine(found["file"], int(found["line"]), found["function"]) for found in _WRITTEN.finditer(written)]
+    written = (
+        dump.partition("\n\n")[0]
+        if crashed
+        else text.rpartition("Traceback (most recent call last)")[2]
+    )
+    frames = [
+        CodeLine(found["file"], int(found["line"]), found["function"])
+        for found in _WRITTEN.finditer(written)
+    ]
     return _innermost(frames if crashed else reversed(frames))
 
 
@@ -50,7 +62,8 @@ def shown(line: CodeLine) -> str:
 
 
 def _innermost(frames: Iterable[CodeLine]) -> CodeLine | None:
-    """``frames``: innermost first. A function that lives in an installed package is the user's only if nothing else is."""
+    """``frames``: innermost first. A function that lives in an installed package is the user's only
+    if nothing else is."""
     installed: CodeLine | None = None
     for frame in frames:
         if is_everflow(frame.file) or frame.file.startswith(_MADE):

@@ -50,7 +50,9 @@ class Blueprint:
             TaskStore(
                 spec.name,
                 directory.store_path(task, spec.name),
-                TopicPartition(f"{self.application_id}-{spec.changelog}", task.partition) if spec.logging else None,
+                TopicPartition(f"{self.application_id}-{spec.changelog}", task.partition)
+                if spec.logging
+                else None,
             )
             for spec in self.stores.get(task.subtopology, ())
         )

@@ -1,8 +1,8 @@
 """Recovers tasks: the one order to become active, or go on after an unknown outcome (D5, D6).
 
-fence -> committed offsets (require_stable) -> target = log end read_uncommitted, taken after that -> wait
-until the last stable offset reaches it -> claim and replay [store's position, target] -> run. Each arrow
-closes a way to lose or double data: scenarios 1, 2 and 4.
+fence -> committed offsets (require_stable) -> target = log end read_uncommitted, taken after that
+-> wait until the last stable offset reaches it -> claim and replay [store's position, target] ->
+run. Each arrow closes a way to lose or double data: scenarios 1, 2 and 4.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from everflow.clock import Clock, Deadline
-from everflow.errors import FatalError, OffsetsExpiredError, RetriableError, TaskMigratedError, start_over
+from everflow.errors import (
+    FatalError,
+    OffsetsExpiredError,
+    RetriableError,
+    TaskMigratedError,
+    start_over,
+)
 from everflow.records import CommittedOffset, TopicPartition
 from everflow.retry import StoppedError, retrying
 from everflow.runtime.commit.batch import parse_metadata
@@ -46,7 +52,9 @@ class RecoveryPorts(Protocol):
     def fence(self, transactional_ids: Collection[str]) -> None:
         """End whatever still writes under these ids."""
 
-    def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset]:
+    def committed(
+        self, partitions: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, CommittedOffset]:
         """Stable committed offsets of the group; partitions without one are left out."""
 
     def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
@@ -58,16 +66,18 @@ class RecoveryPorts(Protocol):
     def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """First offsets still in the log."""
 
-    def restore(self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]) -> tuple[TaskStore, ...]:
-        """Open the task's stores, make ``incarnation`` their owner with no batch applied, rebuild those that must not be
-        trusted, and replay ``[position, target)`` of their changelogs. Gives the stores with their (maybe new) paths. May be
-        called again after a RetriableError."""
+    def restore(
+        self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]
+    ) -> tuple[TaskStore, ...]:
+        """Open the task's stores, make ``incarnation`` their owner with no batch applied, rebuild
+        those that must not be trusted, and replay ``[position, target)`` of their changelogs. Gives
+        the stores with their (maybe new) paths. May be called again after a RetriableError."""
 
 
 @dataclass(frozen=True)
 class RecoveryRules:
-    """``offset_reset``: policy per input topic (``earliest``, ``latest``, ``none``); ``application_id`` for
-    messages."""
+    """``offset_reset``: policy per input topic (``earliest``, ``latest``, ``none``);
+    ``application_id`` for messages."""
 
     application_id: str
     offset_reset: Mapping[str, str]
@@ -85,34 +95,49 @@ class Recovery:
     new_incarnation: Callable[[], str]
 
     def recover(
-        self, tasks: Sequence[ActiveTask], fence: Collection[str], given_up: Callable[[], bool] = lambda: False
+        self,
+        tasks: Sequence[ActiveTask],
+        fence: Collection[str],
+        given_up: Callable[[], bool] = lambda: False,
     ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, CommittedOffset]]:
         """Bring ``tasks`` to where the log is: positions, stream times, stores, a new incarnation.
 
-        ``fence`` are the transactional ids that may still write for them. Gives the starting offsets of
-        partitions that had no committed offset (the caller commits them before anything is processed, so that
-        a later start is never taken for a first one), and the committed offsets that were found.
+        ``fence`` are the transactional ids that may still write for them. Gives the starting
+        offsets of partitions that had no committed offset (the caller commits them before anything
+        is processed, so that a later start is never taken for a first one), and the committed
+        offsets that were found.
 
-        Raises TaskTimeoutError, OffsetsExpiredError, StoppedError; FatalError for an offset out of range with
-        policy ``none``; TaskMigratedError as soon as something has to be waited for and ``given_up()`` says that it is in vain.
+        Raises TaskTimeoutError, OffsetsExpiredError, StoppedError; FatalError for an offset out of
+        range with policy ``none``; TaskMigratedError as soon as something has to be waited for and
+        ``given_up()`` says that it is in vain.
         """
         deadline = _Patience(self.clock, self.timeout_ms, given_up)
         inputs = sorted({tp for task in tasks for tp in task.inputs})
-        changelogs = sorted({s.changelog for task in tasks for s in task.stores if s.changelog is not None})
+        changelogs = sorted(
+            {s.changelog for task in tasks for s in task.stores if s.changelog is not None}
+        )
         if fence:
             self._retry(lambda: self.ports.fence(fence), "fencing earlier writers", deadline)
         if not tasks:
             return {}, {}
-        committed = dict(self._retry(lambda: self.ports.committed(inputs), "reading committed offsets", deadline))
-        targets = self._retry(lambda: self.ports.log_ends(changelogs), "reading ends of changelogs", deadline)
+        committed = dict(
+            self._retry(lambda: self.ports.committed(inputs), "reading committed offsets", deadline)
+        )
+        targets = self._retry(
+            lambda: self.ports.log_ends(changelogs), "reading ends of changelogs", deadline
+        )
         ends = self._stable_ends(inputs, targets, deadline)
-        starts = self._retry(lambda: self.ports.log_starts(sorted(ends)), "reading starts of topics", deadline)
+        starts = self._retry(
+            lambda: self.ports.log_starts(sorted(ends)), "reading starts of topics", deadline
+        )
         spans = {tp: (starts[tp], end) for tp, end in ends.items()}
         self._refuse_expired(tasks, committed, spans)
         started: dict[TopicPartition, int] = {}
         for task in tasks:
             self._restore(task, targets, deadline)
-            self._take_positions(task, committed, self._real_ends(task, committed, spans, deadline), started)
+            self._take_positions(
+                task, committed, self._real_ends(task, committed, spans, deadline), started
+            )
             task.ends = {tp: ends[tp] for tp in task.inputs}
         return started, committed
 
@@ -126,11 +151,14 @@ class Recovery:
         return retrying(attempt, what, clock=self.clock, deadline=deadline, stop=self.stop)
 
     def _stable_ends(
-        self, inputs: Sequence[TopicPartition], targets: Mapping[TopicPartition, int], deadline: _Patience
+        self,
+        inputs: Sequence[TopicPartition],
+        targets: Mapping[TopicPartition, int],
+        deadline: _Patience,
     ) -> dict[TopicPartition, int]:
-        """Last stable offsets of inputs and changelogs, once no transaction is open below the changelogs' targets: markers of a
-        transaction's partitions land independently (KAFKA-10167), so offsets may be committed while the changelog's end is not
-        yet readable (scenario 4)."""
+        """Last stable offsets of inputs and changelogs, once no transaction is open below the
+        changelogs' targets: markers of a transaction's partitions land independently (KAFKA-10167),
+        so offsets may be committed while the changelog's end is not yet readable (scenario 4)."""
         waiting = sorted({*inputs, *targets})
         ends: dict[TopicPartition, int] = {}
 
@@ -145,7 +173,9 @@ class Recovery:
                 if self.stop.is_set():
                     raise StoppedError("stopped while waiting for open transactions")
                 if deadline.expired():
-                    raise RetriableError(f"a transaction is still open on {', '.join(map(str, waiting[:3]))}")
+                    raise RetriableError(
+                        f"a transaction is still open on {', '.join(map(str, waiting[:3]))}"
+                    )
                 self.clock.wait(self.stop, STABLE_POLL_MS)
 
         self._retry(reached, "waiting for open transactions to end", deadline)
@@ -158,9 +188,11 @@ class Recovery:
         spans: Mapping[TopicPartition, tuple[int, int]],
         deadline: _Patience,
     ) -> Mapping[TopicPartition, tuple[int, int]]:
-        """``spans`` with the log's end where the committed offset lies behind the stable one: at-least-once reads what open
-        transactions of other applications have written."""
-        behind = [tp for tp in task.inputs if tp in committed and committed[tp].offset > spans[tp][1]]
+        """``spans`` with the log's end where the committed offset lies behind the stable one:
+        at-least-once reads what open transactions of other applications have written."""
+        behind = [
+            tp for tp in task.inputs if tp in committed and committed[tp].offset > spans[tp][1]
+        ]
         if not behind:
             return spans
         ends = self._retry(lambda: self.ports.log_ends(behind), "reading ends of topics", deadline)
@@ -172,22 +204,33 @@ class Recovery:
         committed: Mapping[TopicPartition, CommittedOffset],
         spans: Mapping[TopicPartition, tuple[int, int]],
     ) -> None:
-        """A task commits its starting offsets before it writes anything; records without offsets mean the
-        offsets are gone."""
+        """A task commits its starting offsets before it writes anything; records without offsets
+        mean the offsets are gone."""
         for task in tasks:
             if any(tp in committed for tp in task.inputs):
                 continue
             for store in task.stores:
-                if store.changelog is not None and spans[store.changelog][1] > spans[store.changelog][0]:
+                if (
+                    store.changelog is not None
+                    and spans[store.changelog][1] > spans[store.changelog][0]
+                ):
                     raise OffsetsExpiredError(
-                        f"Task {task.id} has no committed offsets on {', '.join(map(str, task.inputs))}, but its changelog "
-                        f"{store.changelog} holds records: the offsets expired or were deleted. Starting would count the "
+                        f"Task {task.id} has no committed offsets on "
+                        f"{', '.join(map(str, task.inputs))}, but its changelog "
+                        f"{store.changelog} holds records: the offsets expired or were deleted. "
+                        f"Starting would count the "
                         f"input twice. {start_over(self.rules.application_id)}"
                     )
 
-    def _restore(self, task: ActiveTask, targets: Mapping[TopicPartition, int], deadline: _Patience) -> None:
+    def _restore(
+        self, task: ActiveTask, targets: Mapping[TopicPartition, int], deadline: _Patience
+    ) -> None:
         incarnation = self.new_incarnation()
-        task.stores = self._retry(lambda: self.ports.restore(task, incarnation, targets), f"restoring task {task.id}", deadline)
+        task.stores = self._retry(
+            lambda: self.ports.restore(task, incarnation, targets),
+            f"restoring task {task.id}",
+            deadline,
+        )
         task.incarnation, task.last_batch = incarnation, ""
 
     def _take_positions(
@@ -209,18 +252,24 @@ class Recovery:
             if start <= found.offset <= end:
                 task.positions[tp] = found.offset
             elif found.offset < start:
-                task.positions[tp] = self._reset(tp, spans[tp], f"committed offset {found.offset} is below the log start {start}")
+                task.positions[tp] = self._reset(
+                    tp, spans[tp], f"committed offset {found.offset} is below the log start {start}"
+                )
             else:
                 # Committed offsets never lie beyond the end of an unharmed log.
                 raise FatalError(
-                    f"{tp}: committed offset {found.offset} lies beyond the end of the log ({end}): the topic was re-created "
+                    f"{tp}: committed offset {found.offset} lies beyond the end of the log "
+                    f"({end}): the topic was re-created "
                     f"or truncated. {start_over(self.rules.application_id)}"
                 )
 
     def _reset(self, tp: TopicPartition, span: tuple[int, int], why: str) -> int:
         policy = self.rules.offset_reset.get(tp.topic, "earliest")
         if policy == "none":
-            raise FatalError(f"{tp}: {why}, and auto.offset.reset is none. Set earliest or latest, or commit an offset.")
+            raise FatalError(
+                f"{tp}: {why}, and auto.offset.reset is none. Set earliest or latest, or commit an "
+                f"offset."
+            )
         if why != "no committed offset":
             log.warning("%s: %s; going on from the %s offset", tp, why, policy)
         return span[1] if policy == "latest" else span[0]

@@ -32,7 +32,8 @@ class TaskState(enum.Enum):
 
 
 class TaskRole(enum.Enum):
-    """What a task is on this instance. A warm-up is a standby that waits to become active here (KIP-441)."""
+    """What a task is on this instance. A warm-up is a standby that waits to become active here
+    (KIP-441)."""
 
     ACTIVE = "active"
     STANDBY = "standby"
@@ -58,7 +59,8 @@ STANDBY_TRANSITIONS: Mapping[TaskState, frozenset[TaskState]] = {
 
 @dataclass(frozen=True)
 class TaskStore:
-    """A store of a task: where its environment lives and its changelog partition (None: not logged)."""
+    """A store of a task: where its environment lives and its changelog partition (None: not
+    logged)."""
 
     name: str
     path: Path
@@ -67,8 +69,8 @@ class TaskStore:
 
 @dataclass
 class StandbyTask:
-    """A task whose stores follow their changelogs here, as standby or as warm-up; owned by the state updater while RUNNING,
-    by the instance's loop otherwise."""
+    """A task whose stores follow their changelogs here, as standby or as warm-up; owned by the
+    state updater while RUNNING, by the instance's loop otherwise."""
 
     id: TaskId
     stores: tuple[TaskStore, ...] = ()
@@ -81,19 +83,19 @@ class StandbyTask:
         self.state = state
 
     def recycle(self, inputs: tuple[TopicPartition, ...]) -> ActiveTask:
-        """Promotion: the active task over the same open stores, SUSPENDED; recovery replays what is missing. Only SUSPENDED,
-        that is once the updater has let go."""
+        """Promotion: the active task over the same open stores, SUSPENDED; recovery replays what is
+        missing. Only SUSPENDED, that is once the updater has let go."""
         _check_recycle(self.id, self.role, self.state)
         return ActiveTask(id=self.id, inputs=inputs, stores=self.stores, state=TaskState.SUSPENDED)
 
 
 @dataclass(kw_only=True)
 class ActiveTask:
-    """One active task of this instance; owned by one thread at a time (first the recovery's, then its stream
-    thread's).
+    """One active task of this instance; owned by one thread at a time (first the recovery's, then
+    its stream thread's).
 
-    ``positions``: next offset to read per input partition. ``incarnation`` and ``last_batch``: what the
-    stores carry (D5).
+    ``positions``: next offset to read per input partition. ``incarnation`` and ``last_batch``: what
+    the stores carry (D5).
     """
 
     id: TaskId
@@ -105,7 +107,8 @@ class ActiveTask:
     positions: dict[TopicPartition, int] = field(default_factory=dict)
     stream_times: dict[str, int] = field(default_factory=dict)
     ends: dict[TopicPartition, int] = field(default_factory=dict)
-    """Ends of its inputs as its recovery saw them: what its first batch may read, before the instance's poller has looked."""
+    """Ends of its inputs as its recovery saw them: what its first batch may read, before the
+    instance's poller has looked."""
     epoch: int = -1
     """The ownership (`GateBook.epoch`) in which it was recovered."""
 
@@ -115,8 +118,8 @@ class ActiveTask:
         self.state = state
 
     def recycle(self, role: TaskRole) -> StandbyTask:
-        """Demotion: the standby (or warm-up) over the same open stores, SUSPENDED. Only SUSPENDED, that is after its last
-        batch has ended."""
+        """Demotion: the standby (or warm-up) over the same open stores, SUSPENDED. Only SUSPENDED,
+        that is after its last batch has ended."""
         _check_recycle(self.id, TaskRole.ACTIVE, self.state)
         return StandbyTask(self.id, self.stores, role, TaskState.SUSPENDED)
 
@@ -127,7 +130,10 @@ class ActiveTask:
             incarnation=self.incarnation,
             last_batch=self.last_batch,
             stream_times=dict(self.stream_times),
-            stores={s.name: StorePlace(str(s.path), None if s.changelog is None else s.changelog.topic) for s in self.stores},
+            stores={
+                s.name: StorePlace(str(s.path), None if s.changelog is None else s.changelog.topic)
+                for s in self.stores
+            },
         )
 
 
@@ -139,23 +145,30 @@ def _check_step(
     transitions: Mapping[TaskState, frozenset[TaskState]],
 ) -> None:
     if new not in transitions[old]:
-        raise IllegalTransitionError(f"Task {task} ({role.value}) cannot go from {old.name} to {new.name}.")
+        raise IllegalTransitionError(
+            f"Task {task} ({role.value}) cannot go from {old.name} to {new.name}."
+        )
 
 
 def _check_recycle(task: TaskId, role: TaskRole, state: TaskState) -> None:
     if state is not TaskState.SUSPENDED:
-        raise IllegalTransitionError(f"Task {task} ({role.value}) is {state.name}; only a suspended task changes its role.")
+        raise IllegalTransitionError(
+            f"Task {task} ({role.value}) is {state.name}; only a suspended task changes its role."
+        )
 
 
 def deal(
-    tasks: Collection[TaskId], threads: Sequence[int], previous: Mapping[TaskId, int], running: Collection[TaskId] = ()
+    tasks: Collection[TaskId],
+    threads: Sequence[int],
+    previous: Mapping[TaskId, int],
+    running: Collection[TaskId] = (),
 ) -> dict[TaskId, int]:
     """Stream thread of every task: balanced (loads differ by at most one) and stable.
 
-    As many of those ``running`` stay on their thread as the balance allows: another thread means a pause. What is left of the
-    threads goes to tasks that were there before, so one that comes back drives nobody away. Sub-topologies are spread too, because
-    tasks of one sub-topology cost about the same. The same input gives the same result. ValueError without
-    threads.
+    As many of those ``running`` stay on their thread as the balance allows: another thread means a
+    pause. What is left of the threads goes to tasks that were there before, so one that comes back
+    drives nobody away. Sub-topologies are spread too, because tasks of one sub-topology cost about
+    the same. The same input gives the same result. ValueError without threads.
     """
     if not threads:
         raise ValueError("no stream threads to deal tasks to")
@@ -168,7 +181,9 @@ def deal(
     def put(task: TaskId, thread: int) -> None:
         dealt[task] = thread
         load[thread] += 1
-        of_subtopology[thread, task.subtopology] = of_subtopology.get((thread, task.subtopology), 0) + 1
+        of_subtopology[thread, task.subtopology] = (
+            of_subtopology.get((thread, task.subtopology), 0) + 1
+        )
 
     full = 0  # threads that hold one task more than the others
     for task in sorted(ordered, key=lambda task: task not in running):
@@ -182,5 +197,8 @@ def deal(
             full += 1
     for task in ordered:
         if task not in dealt:
-            put(task, min(load, key=lambda t: (load[t], of_subtopology.get((t, task.subtopology), 0), t)))
+            put(
+                task,
+                min(load, key=lambda t: (load[t], of_subtopology.get((t, task.subtopology), 0), t)),
+            )
     return dealt

@@ -1,9 +1,10 @@
 """Holds, recovers, follows, moves and gives up tasks as the group decides, one event at a time.
 
-Runs on the instance's loop only (`KafkaStreams`); threads, recoveries and the state updater answer through ``post``, which queues
-an event. A task is always in one place at most: recovering, on one stream thread, being given up by it, followed by the state
-updater (standby, warm-up), or being let go of by that. `reconcile` moves it on from there. What is in no place but was here a
-moment ago is suspended, its stores open: it may come back in another role (reference 5.1).
+Runs on the instance's loop only (`KafkaStreams`); threads, recoveries and the state updater answer
+through ``post``, which queues an event. A task is always in one place at most: recovering, on one
+stream thread, being given up by it, followed by the state updater (standby, warm-up), or being let
+go of by that. `reconcile` moves it on from there. What is in no place but was here a moment ago is
+suspended, its stores open: it may come back in another role (reference 5.1).
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from everflow.records import TaskId
 from everflow.retry import StoppedError
 from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.restore.standby_listener import SuspendReason
-from everflow.runtime.tasks.task import ActiveTask, StandbyTask, TaskRole, TaskState, TaskStore, deal
+from everflow.runtime.tasks.task import (
+    ActiveTask,
+    StandbyTask,
+    TaskRole,
+    TaskState,
+    TaskStore,
+    deal,
+)
 
 log = logging.getLogger("everflow")
 
@@ -36,7 +44,9 @@ class TaskHolder(Protocol):
     @property
     def number(self) -> int: ...
     def add(self, tasks: Sequence[ActiveTask]) -> None: ...
-    def drop(self, tasks: Collection[TaskId], done: Callable[[Sequence[ActiveTask]], None]) -> None: ...
+    def drop(
+        self, tasks: Collection[TaskId], done: Callable[[Sequence[ActiveTask]], None]
+    ) -> None: ...
 
 
 class CopyHolder(Protocol):
@@ -44,7 +54,10 @@ class CopyHolder(Protocol):
 
     def add(self, tasks: Sequence[StandbyTask]) -> None: ...
     def drop(
-        self, tasks: Collection[TaskId], reason: SuspendReason, done: Callable[[Sequence[StandbyTask]], None]
+        self,
+        tasks: Collection[TaskId],
+        reason: SuspendReason,
+        done: Callable[[Sequence[StandbyTask]], None],
     ) -> None: ...
     def set_role(self, task: TaskId, role: TaskRole) -> None: ...
 
@@ -55,8 +68,10 @@ class TaskServices:
 
     Attributes:
         create: a task in state CREATED.
-        recover: recovers tasks and commits their starting offsets; blocks; ends with StoppedError when the event is set.
-        submit: runs a function on a restore thread; True: it replays a tail only, and must not wait behind whole restores.
+        recover: recovers tasks and commits their starting offsets; blocks; ends with StoppedError
+        when the event is set.
+        submit: runs a function on a restore thread; True: it replays a tail only, and must not wait
+        behind whole restores.
         post: queues a function for the instance's loop; callable from any thread.
         before_release: commits what is still deferred of these tasks, before they are given up.
         release: tells the member that the revoked tasks are closed.
@@ -81,7 +96,8 @@ class TaskServices:
 
 @dataclass(kw_only=True)
 class TaskManager:
-    """See the module. ``owned`` and ``copies`` are what the group wants here; the rest is how far it is."""
+    """See the module. ``owned`` and ``copies`` are what the group wants here; the rest is how far
+    it is."""
 
     gate: GateBook
     threads: Sequence[TaskHolder]
@@ -100,7 +116,8 @@ class TaskManager:
     """On their way from the state updater."""
     suspended: dict[TaskId, ActiveTask] = field(default_factory=dict)
     retiring: frozenset[int] = frozenset()
-    """Numbers of threads that give up what they have and get nothing (`thread_count`); never all of them."""
+    """Numbers of threads that give up what they have and get nothing (`thread_count`); never all of
+    them."""
     _restoring: dict[TaskId, ActiveTask] = field(default_factory=dict)
     _revoked: set[TaskId] = field(default_factory=set)
     _last_thread: dict[TaskId, int] = field(default_factory=dict)
@@ -118,29 +135,44 @@ class TaskManager:
 
     def revoked(self, tasks: Collection[TaskId]) -> None:
         """Give these up after the batches in flight; then the member may rejoin."""
-        moves.info("Revoked %s (they go to another instance): %s", counted(len(tasks), "task"), _names(tasks))
+        moves.info(
+            "Revoked %s (they go to another instance): %s",
+            counted(len(tasks), "task"),
+            _names(tasks),
+        )
         self.owned -= set(tasks)
         self._revoked |= set(tasks)
         self._cancel(tasks)
         self.reconcile()
 
     def lost(self, tasks: Collection[TaskId]) -> None:
-        """Others may own these already: close them without a commit (the gate refuses it since the moment of the loss). Standbys
-        and warm-ups go on: they write nothing that others could see."""
-        moves.warning("Lost %s (the group took them: no answer in time?): %s", counted(len(tasks), "task"), _names(tasks))
+        """Others may own these already: close them without a commit (the gate refuses it since the
+        moment of the loss). Standbys and warm-ups go on: they write nothing that others could
+        see."""
+        moves.warning(
+            "Lost %s (the group took them: no answer in time?): %s",
+            counted(len(tasks), "task"),
+            _names(tasks),
+        )
         self.owned -= set(tasks)
         self._revoked -= set(tasks)
         self._cancel(tasks)
         self.reconcile()
 
     def roles(self, standby: Collection[TaskId], warmup: Collection[TaskId]) -> None:
-        """The copies that a completed rebalance wants here; what was suspended and is in no role any more is closed."""
-        wanted = {**dict.fromkeys(standby, TaskRole.STANDBY), **dict.fromkeys(warmup, TaskRole.WARMUP)}
+        """The copies that a completed rebalance wants here; what was suspended and is in no role
+        any more is closed."""
+        wanted = {
+            **dict.fromkeys(standby, TaskRole.STANDBY),
+            **dict.fromkeys(warmup, TaskRole.WARMUP),
+        }
         if wanted != self.copies:
             moves.info("Standby tasks: %s; warm-up tasks: %s", _names(standby), _names(warmup))
         self.copies = wanted
         self.reconcile()
-        for task in [task for task in self.suspended if task not in self.owned and task not in self.copies]:
+        for task in [
+            task for task in self.suspended if task not in self.owned and task not in self.copies
+        ]:
             self._close(self.suspended.pop(task))
 
     def deal_without(self, retiring: frozenset[int]) -> None:
@@ -174,10 +206,15 @@ class TaskManager:
 
     def idle_stores(self) -> dict[TaskId, tuple[TaskStore, ...]]:
         """Stores of tasks that are being restored or are suspended; from any thread."""
-        return {task.id: task.stores for held in (self.suspended, self._restoring) for task in list(held.values())}
+        return {
+            task.id: task.stores
+            for held in (self.suspended, self._restoring)
+            for task in list(held.values())
+        }
 
     def in_use(self) -> set[TaskId]:
-        """Every task that has, had a moment ago or is about to have a role here: its stores are not to be removed."""
+        """Every task that has, had a moment ago or is about to have a role here: its stores are not
+        to be removed."""
         return {
             *self.owned,
             *self._revoked,
@@ -191,7 +228,8 @@ class TaskManager:
         }
 
     def place_of(self, task: TaskId) -> str | None:
-        """Where the task is: ``running``, ``recovering``, ``leaving``, ``following``, ``letting go``; None: nowhere."""
+        """Where the task is: ``running``, ``recovering``, ``leaving``, ``following``, ``letting
+        go``; None: nowhere."""
         places: dict[str, Collection[TaskId]] = {
             "running": self.running,
             "recovering": self.recovering,
@@ -207,15 +245,25 @@ class TaskManager:
         self._last_thread.update(dealt)
         for thread in self.threads:
             self._drop(thread, dealt)
-            fresh = [task for task, number in sorted(dealt.items()) if number == thread.number and self.place_of(task) is None]
-            # One task's whole restore must not hold back another that only lacks the tail of its changelog.
-            for part in ([t for t in fresh if t in self.suspended], [t for t in fresh if t not in self.suspended]):
+            fresh = [
+                task
+                for task, number in sorted(dealt.items())
+                if number == thread.number and self.place_of(task) is None
+            ]
+            # One task's whole restore must not hold back another that only lacks the tail of its
+            # changelog.
+            for part in (
+                [t for t in fresh if t in self.suspended],
+                [t for t in fresh if t not in self.suspended],
+            ):
                 if part:
                     self._recover(part)
 
     def _settle_copies(self) -> None:
         promoted = [task for task in self.following if task in self.owned]
-        migrated = [task for task in self.following if task not in self.owned and task not in self.copies]
+        migrated = [
+            task for task in self.following if task not in self.owned and task not in self.copies
+        ]
         self._let_go(promoted, SuspendReason.PROMOTED)
         self._let_go(migrated, SuspendReason.MIGRATED)
         for task, role in self.copies.items():
@@ -230,7 +278,11 @@ class TaskManager:
     # --- actives ---------------------------------------------------------------------------------
 
     def _drop(self, thread: TaskHolder, dealt: Mapping[TaskId, int]) -> None:
-        gone = [t for t, number in self.running.items() if number == thread.number and dealt.get(t) != number]
+        gone = [
+            t
+            for t, number in self.running.items()
+            if number == thread.number and dealt.get(t) != number
+        ]
         if not gone:
             return
         for task in gone:
@@ -239,15 +291,17 @@ class TaskManager:
         thread.drop(gone, lambda tasks: self.services.post(lambda: self._dropped(gone, tasks)))
 
     def _dropped(self, asked: Iterable[TaskId], tasks: Sequence[ActiveTask]) -> None:
-        """A thread has let go. A task that is still ours goes to its new thread as it is; the others are suspended."""
+        """A thread has let go. A task that is still ours goes to its new thread as it is; the
+        others are suspended."""
         self.leaving -= set(asked)
         by_id = {task.id: task for task in tasks}
         for task_id in asked:
             task = by_id.get(task_id)
             if task is None:
                 continue
-            # Owned without a break since it ran? A task that was lost and came back must be recovered, and so must one whose last
-            # batch failed with an outcome that its thread had not learnt yet.
+            # Owned without a break since it ran? A task that was lost and came back must be
+            # recovered, and so must one whose last batch failed with an outcome that its thread had
+            # not learnt yet.
             whole = task.state is TaskState.RUNNING and not self.gate.broken(task_id, task.epoch)
             if whole and task_id in self.owned and task_id in self.gate.owned():
                 self._start([task])
@@ -272,7 +326,8 @@ class TaskManager:
             try:
                 self.services.recover(tasks, stop)
             except TaskMigratedError as raised:
-                # Evicted: the loss is on its way as an event. Where it is not, the recovery starts again.
+                # Evicted: the loss is on its way as an event. Where it is not, the recovery starts
+                # again.
                 log.warning("Recovery of tasks %s given up: %s", _names(ids), raised)
                 self.services.clock.wait(stop, MIGRATED_PAUSE_MS)
                 error = StoppedError(str(raised))
@@ -297,7 +352,10 @@ class TaskManager:
         keep = [
             task
             for task in tasks
-            if error is None and task.id in self.owned and not self.gate.broken(task.id, task.epoch) and not self._closing
+            if error is None
+            and task.id in self.owned
+            and not self.gate.broken(task.id, task.epoch)
+            and not self._closing
         ]
         for task in tasks:
             if task not in keep:
@@ -309,7 +367,11 @@ class TaskManager:
 
     def _start(self, tasks: Sequence[ActiveTask]) -> None:
         for thread in self.threads:
-            mine = [task for task in tasks if self._last_thread.get(task.id, self.threads[0].number) == thread.number]
+            mine = [
+                task
+                for task in tasks
+                if self._last_thread.get(task.id, self.threads[0].number) == thread.number
+            ]
             if mine:
                 self.running.update({task.id: thread.number for task in mine})
                 thread.add(mine)
@@ -323,7 +385,10 @@ class TaskManager:
     def _release_if_done(self) -> None:
         if not self._revoked:
             return
-        if any(task in self.recovering or task in self.leaving or task in self.running for task in self._revoked):
+        if any(
+            task in self.recovering or task in self.leaving or task in self.running
+            for task in self._revoked
+        ):
             return
         self.services.before_release(frozenset(self._revoked))
         self.gate.release(self._revoked)
@@ -347,7 +412,9 @@ class TaskManager:
         for task in tasks:
             del self.following[task]
         self.letting_go |= set(tasks)
-        self.updater.drop(tasks, reason, lambda given: self.services.post(lambda: self._given_back(tasks, given)))
+        self.updater.drop(
+            tasks, reason, lambda given: self.services.post(lambda: self._given_back(tasks, given))
+        )
 
     def _given_back(self, asked: Iterable[TaskId], tasks: Sequence[StandbyTask]) -> None:
         """The updater has let go: a promoted task goes to recovery with its stores open."""
@@ -357,7 +424,11 @@ class TaskManager:
                 continue
             self._suspend(task.recycle(self.services.create(task.id).inputs))
         for task_id in asked:
-            if task_id in self.suspended and task_id not in self.owned and task_id not in self.copies:
+            if (
+                task_id in self.suspended
+                and task_id not in self.owned
+                and task_id not in self.copies
+            ):
                 self._close(self.suspended.pop(task_id))
         self.reconcile()
 

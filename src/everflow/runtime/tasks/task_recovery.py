@@ -26,9 +26,11 @@ COMMITTED_TIMEOUT_S = 5.0
 
 @dataclass(kw_only=True)
 class ClusterRecoveryPorts:
-    """See `RecoveryPorts`; safe from several recovering threads (each replay has a reader of its own).
+    """See `RecoveryPorts`; safe from several recovering threads (each replay has a reader of its
+    own).
 
-    ``specs`` gives the stores of a sub-topology; ``stopped`` is asked between the chunks of a replay, and ends it.
+    ``specs`` gives the stores of a sub-topology; ``stopped`` is asked between the chunks of a
+    replay, and ends it.
     """
 
     admin: ClusterAdmin
@@ -47,8 +49,11 @@ class ClusterRecoveryPorts:
         """Raise the epoch of every id."""
         fence_all(self.producer_config, transactional_ids, FENCE_TIMEOUT_S)
 
-    def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset]:
-        """Stable committed offsets; waits 5 s for an open transaction, then OffsetsUnstableError (retriable)."""
+    def committed(
+        self, partitions: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, CommittedOffset]:
+        """Stable committed offsets; waits 5 s for an open transaction, then OffsetsUnstableError
+        (retriable)."""
         return self.admin.committed(self.group, partitions, COMMITTED_TIMEOUT_S)
 
     def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
@@ -62,7 +67,9 @@ class ClusterRecoveryPorts:
     def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         return self.admin.list_offsets(partitions, "earliest", "read_uncommitted")
 
-    def restore(self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]) -> tuple[TaskStore, ...]:
+    def restore(
+        self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]
+    ) -> tuple[TaskStore, ...]:
         specs = {spec.name: spec for spec in self.specs(task.id.subtopology)}
         changelogs = [store.changelog for store in task.stores if store.changelog is not None]
         states = self.changelogs.states(changelogs, targets)
@@ -96,6 +103,8 @@ class ClusterRecoveryPorts:
 
     def _replay(self, jobs: Sequence[RestoreJob]) -> None:
         with LogReader(self.reader_config, latest=True) as reader:
-            done = restoration.restore_all(jobs, reader, clock=self.clock, listener=self.listener, stopped=self.stopped)
+            done = restoration.restore_all(
+                jobs, reader, clock=self.clock, listener=self.listener, stopped=self.stopped
+            )
         if any(not progress.done for progress in done) or len(done) < len(jobs):
             raise StoppedError("stopped while restoring")

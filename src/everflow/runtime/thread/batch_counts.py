@@ -1,7 +1,7 @@
 """Counts what committed micro-batches read, wrote and left out, and tells people of the last.
 
-Records that an operator left out are told at once and then once a minute: Kafka Streams warns of every such record, and of a
-micro-batch that may be a hundred thousand lines.
+Records that an operator left out are told at once and then once a minute: Kafka Streams warns of
+every such record, and of a micro-batch that may be a hundred thousand lines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ COUNTS = {
 }
 
 WHY = {
-    "late": "too late: the window's grace was over, by the newest record time its task had seen (docs/guide/time.md)",
+    "late": (
+        "too late: the window's grace was over, by the newest record time its task had seen "
+        "(docs/guide/time.md)"
+    ),
     "null-key": "without a key",
     "null-value": "without a value",
 }
@@ -42,9 +45,16 @@ class DroppedRecords:
         for node, reasons in dropped.items():
             for reason, count in reasons.items():
                 self._untold[node, reason] = self._untold.get((node, reason), 0) + count
-        due = [key for key in self._untold if now_ms - self._told_ms.get(key, -TOLD_EVERY_MS) >= TOLD_EVERY_MS]
+        due = [
+            key
+            for key in self._untold
+            if now_ms - self._told_ms.get(key, -TOLD_EVERY_MS) >= TOLD_EVERY_MS
+        ]
         self._told_ms.update(dict.fromkeys(due, now_ms))
-        return [f"{node} dropped {counted(self._untold.pop((node, why)), 'record')} {WHY.get(why, why)}" for node, why in due]
+        return [
+            f"{node} dropped {counted(self._untold.pop((node, why)), 'record')} {WHY.get(why, why)}"
+            for node, why in due
+        ]
 
 
 @dataclass
@@ -59,6 +69,8 @@ class BatchCounts:
         self.metrics.add(names.COMMITS, 1)
         for key, name in COUNTS.items():
             self.metrics.add(name, result.counts.get(key, 0))
-        self.metrics.add(names.DROPPED_RECORDS, sum(sum(reasons.values()) for reasons in result.dropped.values()))
+        self.metrics.add(
+            names.DROPPED_RECORDS, sum(sum(reasons.values()) for reasons in result.dropped.values())
+        )
         for line in self._dropped.lines(result.dropped, now_ms):
             moves.warning("%s", line)

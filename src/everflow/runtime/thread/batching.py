@@ -1,7 +1,7 @@
 """How large the next micro-batch is and which offsets it takes: pure (D1).
 
-Small when caught up (everything there is, at once), up to `BatchLimits` when lagging, and bounded in time by
-what earlier batches took, so that a rebalance never waits long.
+Small when caught up (everything there is, at once), up to `BatchLimits` when lagging, and bounded
+in time by what earlier batches took, so that a rebalance never waits long.
 """
 
 from __future__ import annotations
@@ -16,22 +16,25 @@ from everflow.records import OffsetRange, TopicPartition
 FIRST_RECORDS = 100_000
 """Bound of the first batch of a thread: nothing is known yet of what a record costs."""
 COLD_MS = 1_500
-"""What the first full batch of a thread costs more than the next ones, whatever its size: connections, classes, compiled code."""
+"""What the first full batch of a thread costs more than the next ones, whatever its size:
+connections, classes, compiled code."""
 SMALLEST_RECORDS = 1_000
 """However slow the user's code is, a batch takes this many records (if there are as many)."""
 GROWTH = 4
 """How fast the bound grows at the most while full batches end before the time they may take."""
 SHRINKING = 16
-"""How much smaller a batch is made in which a record is looked for: from 100,000 to one in five steps of a second or two."""
+"""How much smaller a batch is made in which a record is looked for: from 100,000 to one in five
+steps of a second or two."""
 
 
 @dataclass(frozen=True)
 class BatchSize:
     """How many records the next batch may take, learnt from the batches before.
 
-    A bound instead of a measured rate: a batch costs a fixed part and a part per record, and the first full one also the warm-up,
-    so records / time of a small or cold batch says little. The bound shrinks to what fits once a batch took too long, and grows
-    while full batches end early, to what would have fitted and by `GROWTH` at the most. ``bytes_per_record`` is smoothed, None
+    A bound instead of a measured rate: a batch costs a fixed part and a part per record, and the
+    first full one also the warm-up, so records / time of a small or cold batch says little. The
+    bound shrinks to what fits once a batch took too long, and grows while full batches end early,
+    to what would have fitted and by `GROWTH` at the most. ``bytes_per_record`` is smoothed, None
     where unknown.
     """
 
@@ -39,7 +42,9 @@ class BatchSize:
     bytes_per_record: float | None = None
     cold: bool = True
 
-    def after(self, limits: BatchLimits, records: int, elapsed_ms: float, raw_bytes: int | None = None) -> BatchSize:
+    def after(
+        self, limits: BatchLimits, records: int, elapsed_ms: float, raw_bytes: int | None = None
+    ) -> BatchSize:
         """With one more finished batch."""
         size = self.bytes_per_record
         if raw_bytes is not None and records > 0:
@@ -51,7 +56,10 @@ class BatchSize:
         if elapsed_ms > limits.target_ms:
             bound = max(SMALLEST_RECORDS, int(min(records, bound) * limits.target_ms / elapsed_ms))
         elif full:
-            bound = min(int(bound * min(GROWTH, limits.target_ms / max(1.0, elapsed_ms))), limits.max_records)
+            bound = min(
+                int(bound * min(GROWTH, limits.target_ms / max(1.0, elapsed_ms))),
+                limits.max_records,
+            )
         return BatchSize(bound, size, self.cold and not full)
 
     def too_large(self, records: int, raw_bytes: int) -> BatchSize:
@@ -59,8 +67,11 @@ class BatchSize:
         return BatchSize(self.bound, raw_bytes / max(1, records), self.cold)
 
     def shrunk(self, records: int) -> BatchSize:
-        """With a batch of ``records`` that failed for a reason that fewer may not meet: one of them, or no memory."""
-        return BatchSize(max(1, min(self.bound, records) // SHRINKING), self.bytes_per_record, self.cold)
+        """With a batch of ``records`` that failed for a reason that fewer may not meet: one of
+        them, or no memory."""
+        return BatchSize(
+            max(1, min(self.bound, records) // SHRINKING), self.bytes_per_record, self.cold
+        )
 
     def no_larger_than(self, other: BatchSize) -> BatchSize:
         """With the bound of ``other`` if that is smaller."""
@@ -77,13 +88,14 @@ class BatchSize:
 def plan_ranges(
     available: Mapping[TopicPartition, OffsetRange], records: int
 ) -> dict[TopicPartition, OffsetRange]:
-    """Offset ranges for one batch, fair over the partitions; a range for every partition given (maybe empty).
+    """Offset ranges for one batch, fair over the partitions; a range for every partition given
+    (maybe empty).
 
-    ``available`` is ``[next offset, end that may be read)``; ends are last stable offsets under exactly-once
-    and high watermarks otherwise, so a range never goes beyond them (scenario 5). What one partition does not
-    use of its equal share, the others get. Offsets without a record (transaction markers, compaction) count
-    as records. Every partition with something to read gets at least one offset, beyond ``records`` if need be: a
-    merge waits for each of its inputs.
+    ``available`` is ``[next offset, end that may be read)``; ends are last stable offsets under
+    exactly-once and high watermarks otherwise, so a range never goes beyond them (scenario 5). What
+    one partition does not use of its equal share, the others get. Offsets without a record
+    (transaction markers, compaction) count as records. Every partition with something to read gets
+    at least one offset, beyond ``records`` if need be: a merge waits for each of its inputs.
     """
     waiting = {tp: max(0, r.end - r.start) for tp, r in available.items()}
     taken = dict.fromkeys(available, 0)
@@ -121,13 +133,20 @@ class PlannedBatch:
         return all(r.end - r.start <= 1 for r in self.ranges.values())
 
     def parts(self, groups: Iterable[Collection[TopicPartition]]) -> list[PlannedBatch]:
-        """A batch for each of the ``groups`` of partitions that has records, with nothing of the others: inputs of one task are
-        merged and stay together."""
+        """A batch for each of the ``groups`` of partitions that has records, with nothing of the
+        others: inputs of one task are merged and stay together."""
         nothing = {tp: OffsetRange(r.start, r.start) for tp, r in self.ranges.items()}
-        found = [{**nothing, **{tp: self.ranges[tp] for tp in group if tp in self.ranges}} for group in groups]
+        found = [
+            {**nothing, **{tp: self.ranges[tp] for tp in group if tp in self.ranges}}
+            for group in groups
+        ]
         return [replace(self, ranges=ranges) for ranges in found if not is_empty(ranges)]
 
     def named(self) -> str:
         """Its records, where they are few."""
-        few = [f"{tp}@{r.start}" for tp, r in sorted(self.ranges.items()) if self.smallest and r.end > r.start]
+        few = [
+            f"{tp}@{r.start}"
+            for tp, r in sorted(self.ranges.items())
+            if self.smallest and r.end > r.start
+        ]
         return f"one of {some(few, 20)}" if len(few) > 1 else "".join(few)

@@ -20,20 +20,28 @@ from everflow.runtime.step.user_line import shown
 _NOTHING_WRITTEN = "Nothing of its micro-batch was written"
 _GOES_ON = "start again: processing goes on where it stopped"
 _CURES = {
-    "record": f"{_NOTHING_WRITTEN}. Correct the function, or let it handle such records, and {_GOES_ON}.",
-    "undecodable": f"{_NOTHING_WRITTEN}. Correct the source's serde, or name a topic for such records in "
+    "record": (
+        f"{_NOTHING_WRITTEN}. Correct the function, or let it handle such records, and {_GOES_ON}."
+    ),
+    "undecodable": f"{_NOTHING_WRITTEN}. Correct the source's serde, or name a topic for such "
+    f"records in "
     f"errors.dead.letter.queue.topic.name, and {_GOES_ON}.",
-    "column": f"{_NOTHING_WRITTEN}. Use the try_ variant of the function (F.try_divide, .try_cast), or filter such records out "
+    "column": f"{_NOTHING_WRITTEN}. Use the try_ variant of the function (F.try_divide, "
+    f".try_cast), or filter such records out "
     f"before, and {_GOES_ON}.",
-    "worker": "A function that crashes the interpreter (native code, os._exit) or needs more memory than there is ends it. "
+    "worker": "A function that crashes the interpreter (native code, os._exit) or needs more "
+    "memory than there is ends it. "
     f"{_NOTHING_WRITTEN}. Correct the function, or lower max.batch.bytes, and {_GOES_ON}.",
-    "hang": "Where the function loops without end or waits for another service, correct it, or give the call a time-out; where "
+    "hang": "Where the function loops without end or waits for another service, correct it, or "
+    "give the call a time-out; where "
     f"such records just take long, raise max.poll.interval.ms. {_NOTHING_WRITTEN}; {_GOES_ON}.",
     "too-large": "Raise max.batch.bytes.",
     "other": f"{_NOTHING_WRITTEN}; the whole stack is in the log at level DEBUG.",
 }
 
-_FATAL: dict[str, type[FatalError]] = {one.code: one for one in (RecordTimeError, RecordTooLargeError, StateDiskError)}
+_FATAL: dict[str, type[FatalError]] = {
+    one.code: one for one in (RecordTimeError, RecordTooLargeError, StateDiskError)
+}
 
 
 def places(failure: BatchFailure) -> tuple[str, ...]:
@@ -41,9 +49,16 @@ def places(failure: BatchFailure) -> tuple[str, ...]:
     found = []
     if failure.line is not None:
         found.append(f"at {shown(failure.line)}")
-    others = [where for where in failure.where if failure.line is None or where != f"{failure.line.file}:{failure.line.line}"]
+    others = [
+        where
+        for where in failure.where
+        if failure.line is None or where != f"{failure.line.file}:{failure.line.line}"
+    ]
     if others:
-        found.append(f"{'operator' if len(others) == 1 else 'one of the operators'} added at {', '.join(map(place, others))}")
+        found.append(
+            f"{'operator' if len(others) == 1 else 'one of the operators'} added at "
+            f"{', '.join(map(place, others))}"
+        )
     return tuple(found)
 
 
@@ -53,7 +68,13 @@ def short(failure: BatchFailure) -> str:
     record = failure.record
     named = "" if record is None else f" (record {record.topic}-{record.partition}@{record.offset})"
     line = failure.line
-    where = f"{line.file}:{line.line}" if line is not None else failure.where[0] if len(failure.where) == 1 else ""
+    where = (
+        f"{line.file}:{line.line}"
+        if line is not None
+        else failure.where[0]
+        if len(failure.where) == 1
+        else ""
+    )
     at = f" at {place(where)}" if where else ""
     return f"{first}{named}{at}"
 
@@ -66,23 +87,37 @@ def told(failure: BatchFailure) -> str:
 
 
 def ending(failure: BatchFailure, times: int, records: str) -> FatalError:
-    """The error that ends the instance after ``failure`` was met ``times`` times. ``records``: the few records of the batch,
-    ``in-0@7``, or empty where there were many."""
+    """The error that ends the instance after ``failure`` was met ``times`` times. ``records``: the
+    few records of the batch, ``in-0@7``, or empty where there were many."""
     about = (*places(failure), *_cure(failure))
     record = failure.record
     if record is not None:
         return RecordError(
-            failure.error, topic=record.topic, partition=record.partition, offset=record.offset, node=record.node, told=about
+            failure.error,
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
+            node=record.node,
+            told=about,
         )
     if failure.kind == "fatal":
-        return _FATAL.get(failure.code or "", FatalError)("\n  ".join([failure.error, *places(failure)]), code=failure.code)
+        return _FATAL.get(failure.code or "", FatalError)(
+            "\n  ".join([failure.error, *places(failure)]), code=failure.code
+        )
     if failure.kind == "spark-gone":
         return FatalError(
-            "Spark's JVM has ended (killed, out of memory?), so this instance cannot go on; its log file says why. "
+            "Spark's JVM has ended (killed, out of memory?), so this instance cannot go on; its "
+            "log file says why. "
             f"Nothing is lost: start the instance again. The cause as seen here: {failure.error}"
         )
-    text = "\n  ".join([f"{failure.error} ({times} times in a row{f', on {records}' if records else ''})", *about])
-    kinds: dict[str, type[FatalError]] = {"column": ColumnError, "worker": WorkerDiedError, "hang": BatchTimeoutError}
+    text = "\n  ".join(
+        [f"{failure.error} ({times} times in a row{f', on {records}' if records else ''})", *about]
+    )
+    kinds: dict[str, type[FatalError]] = {
+        "column": ColumnError,
+        "worker": WorkerDiedError,
+        "hang": BatchTimeoutError,
+    }
     return kinds.get(failure.kind, RepeatedFailureError)(text)
 
 

@@ -10,8 +10,9 @@ from everflow.travel.refusals import TravelCheck
 
 
 def packed(content: Any, plan: PhysicalPlan) -> Parcel:
-    """``content``, whose functions and serdes are the plan's. The DSL has checked each of them, but a variable may hold something
-    else by now. Raises TopologyError naming function, variable and line."""
+    """``content``, whose functions and serdes are the plan's. The DSL has checked each of them, but
+    a variable may hold something else by now. Raises TopologyError naming function, variable and
+    line."""
     try:
         return Parcel.of(content)
     except Exception:

@@ -1,7 +1,8 @@
 """Judges a stream thread's failures: which may pass, which repeat, when it gives up. Pure.
 
-Passing causes (a broker that is away, a rebalance, one killed worker) are retried under ``task.timeout.ms``. What repeats unchanged
-is told after the second time and ends the instance after the third, once a few seconds have gone by.
+Passing causes (a broker that is away, a rebalance, one killed worker) are retried under
+``task.timeout.ms``. What repeats unchanged is told after the second time and ends the instance
+after the third, once a few seconds have gone by.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _SMALLER = frozenset({"worker", "too-large", "hang", "column"})
 """What fewer records may not meet."""
 _CERTAIN = frozenset({"hang", "column"})
 """What waiting does not change: it has waited long enough, or it computes the same again."""
-_ADDRESSES = re.compile(r"0x[0-9a-f]+|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\d+", re.IGNORECASE)
+_ADDRESSES = re.compile(
+    r"0x[0-9a-f]+|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\d+", re.IGNORECASE
+)
 
 Sameness = tuple[object, ...]
 
@@ -34,16 +37,16 @@ def may_pass(failure: BatchFailure) -> bool:
 
 
 def sameness(failure: BatchFailure) -> Sameness:
-    """Equal for failures of one cause: kind, place and text, whatever offsets, ids, ports, pids and times it names. A loop is met
-    at any of its lines."""
+    """Equal for failures of one cause: kind, place and text, whatever offsets, ids, ports, pids and
+    times it names. A loop is met at any of its lines."""
     line = None if failure.kind == "hang" else failure.line
     return (failure.kind, failure.record, line, failure.where, _ADDRESSES.sub("#", failure.error))
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """A stream thread that does not get on. ``since_ms``: wall clock of the first failure; ``count``: failures since then;
-    ``text``: the last one in a line."""
+    """A stream thread that does not get on. ``since_ms``: wall clock of the first failure;
+    ``count``: failures since then; ``text``: the last one in a line."""
 
     since_ms: int
     count: int
@@ -68,11 +71,16 @@ class RepeatedFailures:
         return self.seen.get(sameness(failure), 0)
 
     def in_vain(self, failure: BatchFailure, now_ms: float, smallest: bool) -> bool:
-        """Whether to give up after ``failure``, which has been counted. ``smallest``: the batch cannot have fewer records; until
-        then a worker's death and a Column that fails are no reason to: the record is not known yet."""
+        """Whether to give up after ``failure``, which has been counted. ``smallest``: the batch
+        cannot have fewer records; until then a worker's death and a Column that fails are no reason
+        to: the record is not known yet."""
         if failure.kind in _AT_ONCE:
             return True
-        if may_pass(failure) or self.began_ms is None or (failure.kind in _SMALLER and not smallest):
+        if (
+            may_pass(failure)
+            or self.began_ms is None
+            or (failure.kind in _SMALLER and not smallest)
+        ):
             return False
         if failure.kind in _CERTAIN:
             return self.times(failure) >= TOLD_AFTER

@@ -19,10 +19,14 @@ _POLL_S = 0.5
 
 
 class ResidentJob:
-    """One resident step. Owned by one stream thread. ``serve(socket path)`` makes the Spark job; ``classify`` turns a job's failure
-    into a BatchFailedError."""
+    """One resident step. Owned by one stream thread. ``serve(socket path)`` makes the Spark job;
+    ``classify`` turns a job's failure into a BatchFailedError."""
 
-    def __init__(self, serve: Callable[[str], ServingJob], classify: Callable[[SparkJobError], BatchFailedError]) -> None:
+    def __init__(
+        self,
+        serve: Callable[[str], ServingJob],
+        classify: Callable[[SparkJobError], BatchFailedError],
+    ) -> None:
         self._classify = classify
         self._folder = socket_folder()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -41,8 +45,8 @@ class ResidentJob:
             raise
 
     def run(self, request: BatchRequest) -> str:
-        """Serve one micro-batch; blocks. Gives the step's answer, a `BatchResult` in JSON; one that says FAILED is its last.
-        BatchFailedError if its worker or Spark fails."""
+        """Serve one micro-batch; blocks. Gives the step's answer, a `BatchResult` in JSON; one that
+        says FAILED is its last. BatchFailedError if its worker or Spark fails."""
         if self._lines is None:
             self._connect()
         try:
@@ -56,7 +60,8 @@ class ResidentJob:
         return bytes(line).decode()
 
     def stop(self) -> None:
-        """End the step after the batch in flight, so that its worker is free; idempotent, never raises for a job that failed."""
+        """End the step after the batch in flight, so that its worker is free; idempotent, never
+        raises for a job that failed."""
         try:
             if self._lines is not None:
                 self._lines.write(STOP.encode() + b"\n")
@@ -84,7 +89,9 @@ class ResidentJob:
         self._job.join(END_TIMEOUT_S)
         if self._job.failure is not None:
             return self._classify(self._job.failure)
-        return BatchFailedError(BatchFailure(kind="worker", error="the resident step ended without a word"))
+        return BatchFailedError(
+            BatchFailure(kind="worker", error="the resident step ended without a word")
+        )
 
     def _close(self) -> None:
         for opened in (self._lines, self._connection, self._listener):

@@ -1,6 +1,7 @@
 """A stream thread: one job per micro-batch for its tasks. `run_once` is the loop's body (D1).
 
-Owned by its Python thread, which also owns the `Job`; other threads talk to it through commands and read its public attributes.
+Owned by its Python thread, which also owns the `Job`; other threads talk to it through commands and
+read its public attributes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from everflow.errors import EverflowError, TaskMigratedError, TaskTimeoutError
 from everflow.moves import moves
 from everflow.records import OffsetRange, TaskId, TopicPartition
 from everflow.retry import StoppedError
-from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchFailedError, BatchFailure, BatchId, BatchRequest, BatchResult
+from everflow.runtime.commit.batch import (
+    EXACTLY_ONCE_V2,
+    BatchFailedError,
+    BatchFailure,
+    BatchId,
+    BatchRequest,
+    BatchResult,
+)
 from everflow.runtime.tasks.task import ActiveTask, TaskState
 from everflow.runtime.thread.batch_counts import BatchCounts
 from everflow.runtime.thread.batching import BatchSize, PlannedBatch, is_empty, plan_ranges
@@ -81,9 +89,11 @@ class StreamThread:
     recovering: Recovering | None = None
     """While it recovers from a batch that failed: none of the tasks is processed."""
     cut_off: bool = False
-    """The end of the instance has killed the workers of the batch in flight: its failure is no news."""
+    """The end of the instance has killed the workers of the batch in flight: its failure is no
+    news."""
     settled_ms: int | None = None
-    """Wall clock of the last moment between batches: everything that was committed here until then is in the stores."""
+    """Wall clock of the last moment between batches: everything that was committed here until then
+    is in the stores."""
 
     _arriving: dict[TaskId, ActiveTask] = field(default_factory=dict)
     """Given to this thread, not taken over yet."""
@@ -113,7 +123,9 @@ class StreamThread:
         return f"everflow-stream-{self.number}"
 
     def _no_struggle(self) -> Struggle:
-        return Struggle(number=self.number, limit_ms=self.settings.task_timeout_ms, clock=self.clock)
+        return Struggle(
+            number=self.number, limit_ms=self.settings.task_timeout_ms, clock=self.clock
+        )
 
     # --- called from other threads ---------------------------------------------------------------
 
@@ -138,7 +150,9 @@ class StreamThread:
 
     def held(self) -> list[ActiveTask]:
         """Its tasks, those it takes over before its next batch included; from any thread."""
-        arriving = list(self._arriving.values())  # first: a task is in `tasks` before it leaves here
+        arriving = list(
+            self._arriving.values()
+        )  # first: a task is in `tasks` before it leaves here
         return list({task.id: task for task in (*arriving, *list(self.tasks.values()))}.values())
 
     def stop(self) -> None:
@@ -169,8 +183,9 @@ class StreamThread:
             self._close({})
 
     def _warm_up(self) -> None:
-        """Prepare the job and start the workers of its hops before the instance joins the group: an empty batch.
-        Otherwise the first records would wait seconds for plans, daemons, imports and compiled code."""
+        """Prepare the job and start the workers of its hops before the instance joins the group: an
+        empty batch. Otherwise the first records would wait seconds for plans, daemons, imports and
+        compiled code."""
         try:
             self._run_empty()
         finally:
@@ -178,7 +193,8 @@ class StreamThread:
             self.services.on_warm()
 
     def _run_empty(self) -> None:
-        """A batch over nothing and no task: opens the job, or keeps the workers of an instance that only has standbys alive."""
+        """A batch over nothing and no task: opens the job, or keeps the workers of an instance that
+        only has standbys alive."""
         batch_id = str(BatchId(self.new_incarnation(), 0, 0))
         self.services.gate.begin(batch_id, self.number, self.settings.guarantee, {})
         request = self._request(batch_id, PlannedBatch({}, {}))
@@ -189,22 +205,27 @@ class StreamThread:
             if failure.failure.kind == "fatal":  # a program that no worker can build, say
                 raise ending(failure.failure, 1, "") from failure
             # The first real batch meets the same fault and has the rules for it.
-            log.warning("Stream thread %d: an empty batch failed: %s", self.number, short(failure.failure))
+            log.warning(
+                "Stream thread %d: an empty batch failed: %s", self.number, short(failure.failure)
+            )
         finally:
             self._last_job_ms = self.clock.monotonic_ms()
             self.services.gate.end(batch_id)
 
     def run_once(self) -> bool:
         """One turn of the loop; True if a micro-batch was committed."""
-        # 1. Take what the task manager wants: between batches only, so a batch never loses a task under its feet. One that was
-        # refused only because the group had moved on counts as in flight, once: who hands its tasks over commits it first.
+        # 1. Take what the task manager wants: between batches only, so a batch never loses a task
+        # under its feet. One that was refused only because the group had moved on counts as in
+        # flight, once: who hands its tasks over commits it first.
         if not self._refused:
             self._take_commands()
         self._refused = False
         if self.recovering is not None:
             self._recover_after(self.recovering.failure)
             return False
-        if self._planned is None:  # an attempt that was aborted may have left records in changelogs at least once
+        if (
+            self._planned is None
+        ):  # an attempt that was aborted may have left records in changelogs at least once
             self.settled_ms = self.clock.now_ms()
         # 2. Nothing to do without tasks.
         if not self.tasks:
@@ -255,34 +276,45 @@ class StreamThread:
                     self._arriving.pop(task.id, None)
                 changed = changed or bool(command.tasks)
             else:
-                dropped = [self.tasks.pop(task) for task in sorted(command.tasks) if task in self.tasks]
+                dropped = [
+                    self.tasks.pop(task) for task in sorted(command.tasks) if task in self.tasks
+                ]
                 changed = changed or bool(dropped)
                 command.done(dropped)
         if changed:
             self._planned = None  # nothing of it was committed; positions still say where to begin
             self._stuck_at = None
             self._search = None
-            self._struggle = self._no_struggle()  # what failed was another set of tasks, maybe hours ago
+            self._struggle = (
+                self._no_struggle()
+            )  # what failed was another set of tasks, maybe hours ago
             self._begin_with(sorted({tp for task in self.tasks.values() for tp in task.inputs}))
 
     def _begin_with(self, partitions: Sequence[TopicPartition]) -> None:
-        """Other tasks than before: the job goes on, it only reads other partitions (I4, design note 006)."""
+        """Other tasks than before: the job goes on, it only reads other partitions (I4, design note
+        006)."""
         self._partitions = frozenset(partitions)
         self._next = BatchId(self.new_incarnation(), 0, 0)
         if not partitions:
             self.services.ends.unwatch(self.number)
             return
         self.services.ends.watch(self.number, partitions, self.wake)
-        log.info("Stream thread %d runs tasks %s", self.number, ", ".join(map(str, sorted(self.tasks))))
+        log.info(
+            "Stream thread %d runs tasks %s", self.number, ", ".join(map(str, sorted(self.tasks)))
+        )
 
     def _prepare_job(self) -> None:
         needed = self._partitions
         if self._opened is None or not needed <= self._opened.partitions:
-            self._open_job(self.settings.partitions if needed <= self.settings.partitions else needed)
+            self._open_job(
+                self.settings.partitions if needed <= self.settings.partitions else needed
+            )
 
     def _open_job(self, partitions: frozenset[TopicPartition]) -> _Opened:
         self._close_job()
-        opened = self._opened = _Opened(self.services.open_job(self.number, sorted(partitions)), partitions)
+        opened = self._opened = _Opened(
+            self.services.open_job(self.number, sorted(partitions)), partitions
+        )
         return opened
 
     def _plan(self) -> PlannedBatch | None:
@@ -290,7 +322,8 @@ class StreamThread:
             raise self.services.ends.failure
         if self.services.ends.failing_ms() > self.settings.task_timeout_ms:
             raise TaskTimeoutError(
-                f"The brokers have not answered for {self.settings.task_timeout_ms / 1000:g} s (task.timeout.ms)."
+                f"The brokers have not answered for {self.settings.task_timeout_ms / 1000:g} s "
+                f"(task.timeout.ms)."
             )
         ends = self.services.ends.ends()
         available = {
@@ -301,7 +334,8 @@ class StreamThread:
         log_ends = {tp: r.end for tp, r in available.items()}
         ranges = plan_ranges(available, self._size.records(self.settings.limits))
         if is_empty(ranges) or self._stuck_at == log_ends or self.services.paused():
-            # An empty batch now and then keeps the Python workers alive (idle for a minute, Spark ends them).
+            # An empty batch now and then keeps the Python workers alive (idle for a minute, Spark
+            # ends them).
             if self._keep_alive_left_ms() > 0:
                 return None
             ranges = {tp: OffsetRange(r.start, r.start) for tp, r in available.items()}
@@ -360,9 +394,11 @@ class StreamThread:
     # --- step 6 ----------------------------------------------------------------------------------
 
     def _after_abort(self, reason: str) -> None:
-        """The gate or the group said no and the workers aborted: nothing happened, the same range runs again.
+        """The gate or the group said no and the workers aborted: nothing happened, the same range
+        runs again.
 
-        At once after a rebalance (the tasks may still be ours); with a pause where the member has to rejoin first.
+        At once after a rebalance (the tasks may still be ours); with a pause where the member has
+        to rejoin first.
         """
         self.services.metrics.add(names.COMMITS_ABORTED, 1)
         log.info("Stream thread %d: batch aborted (%s), running it again", self.number, reason)
@@ -373,7 +409,8 @@ class StreamThread:
             self.clock.wait(self._stop, ABORT_PAUSE_MS)
 
     def _after_failure(self, failure: BatchFailure) -> None:
-        """D6's order: end the workers, fence, read stable offsets, replay the changelog's tail; then retry."""
+        """D6's order: end the workers, fence, read stable offsets, replay the changelog's tail;
+        then retry."""
         self.services.metrics.add(names.BATCHES_FAILED, 1)
         self._struggle.note(failure, cut_off=self.cut_off)
         pids = self.services.gate.take_pids(self.number)
@@ -384,14 +421,23 @@ class StreamThread:
         self._recover_after(failure)
 
     def _recover_after(self, failure: BatchFailure) -> None:
-        """Learn what the failed batch did. `Recovery.recover` takes the positions from the committed offsets, so a batch that did
-        commit is not run again. Tasks that are lost meanwhile are their new owner's, whose open transactions nobody here may wait
-        for: the recovery begins again without them, once their removal has arrived."""
-        tasks = [task for task in self.tasks.values() if task.state is TaskState.RESTORING and not self._lost(task)]
-        fence = [self.settings.transactional_id] if self.settings.guarantee == EXACTLY_ONCE_V2 else []
+        """Learn what the failed batch did. `Recovery.recover` takes the positions from the
+        committed offsets, so a batch that did commit is not run again. Tasks that are lost
+        meanwhile are their new owner's, whose open transactions nobody here may wait for: the
+        recovery begins again without them, once their removal has arrived."""
+        tasks = [
+            task
+            for task in self.tasks.values()
+            if task.state is TaskState.RESTORING and not self._lost(task)
+        ]
+        fence = (
+            [self.settings.transactional_id] if self.settings.guarantee == EXACTLY_ONCE_V2 else []
+        )
         before = {tp: offset for task in tasks for tp, offset in task.positions.items()}
         try:
-            self.services.recovery.recover(tasks, fence, lambda: any(self._lost(task) for task in tasks))
+            self.services.recovery.recover(
+                tasks, fence, lambda: any(self._lost(task) for task in tasks)
+            )
         except TaskMigratedError as error:
             log.info("Stream thread %d: %s", self.number, error)
             self.clock.wait(self.wake, ABORT_PAUSE_MS)
@@ -399,11 +445,16 @@ class StreamThread:
         for task in tasks:
             task.to(TaskState.RUNNING)
         self.recovering = None
-        if failure.kind == "spark-gone":  # its workers went with it; what they committed has just been replayed
+        if (
+            failure.kind == "spark-gone"
+        ):  # its workers went with it; what they committed has just been replayed
             raise ending(failure, 1, "")
         after = {tp: offset for task in tasks for tp, offset in task.positions.items()}
         if before != after:
-            log.info("Stream thread %d: the failed batch had been committed, going on behind it", self.number)
+            log.info(
+                "Stream thread %d: the failed batch had been committed, going on behind it",
+                self.number,
+            )
             self._planned = None
             self._struggle = self._no_struggle()
             self._next = self._next._replace(counter=self._next.counter + 1)
@@ -411,36 +462,47 @@ class StreamThread:
         self._try_again(failure, frozenset(before))
 
     def _try_again(self, failure: BatchFailure, owned: Collection[TopicPartition]) -> None:
-        """The next attempt, of fewer records where that may help; or the error that ends the instance. ``owned``: partitions that
-        this thread still reads; a bad record of another is its new owner's."""
+        """The next attempt, of fewer records where that may help; or the error that ends the
+        instance. ``owned``: partitions that this thread still reads; a bad record of another is its
+        new owner's."""
         planned, bad = self._planned, failure.record
-        smallest = planned is None or (planned.smallest and (failure.kind != "column" or len(self._parts(planned)) < 2))
+        smallest = planned is None or (
+            planned.smallest and (failure.kind != "column" or len(self._parts(planned)) < 2)
+        )
         foreign = bad is not None and TopicPartition(bad.topic, bad.partition) not in owned
         if not foreign:
-            self._struggle.require_hope(failure, smallest, planned.named() if planned is not None else "")
+            self._struggle.require_hope(
+                failure, smallest, planned.named() if planned is not None else ""
+            )
         self._next_attempt(short(failure))
         self._plan_smaller(failure)
         self._struggle.pause(self._stop)
 
     def _plan_smaller(self, failure: BatchFailure) -> None:
-        """A batch that is too large, whose worker ended twice (perhaps for lack of memory), or one of whose records a Column cannot
-        be computed for, runs again with fewer records."""
+        """A batch that is too large, whose worker ended twice (perhaps for lack of memory), or one
+        of whose records a Column cannot be computed for, runs again with fewer records."""
         planned = self._planned
         if planned is None:
             return
         if failure.size is not None:
             self._size = self._size.too_large(*failure.size)
-        elif failure.kind in ("hang", "column") or (failure.kind == "worker" and (planned.attempt > 1 or self._search)):
+        elif failure.kind in ("hang", "column") or (
+            failure.kind == "worker" and (planned.attempt > 1 or self._search)
+        ):
             if not self._search and not planned.smallest:
-                log.warning("Stream thread %d: its record is looked for in smaller batches", self.number)
+                log.warning(
+                    "Stream thread %d: its record is looked for in smaller batches", self.number
+                )
             ends = {tp: r.end for tp, r in planned.ranges.items()}
             self._search = self._search or RecordSearch(ends, self.clock.monotonic_ms())
-            # The next attempt may take as long again: the record that hangs is looked for one by one, not by halves.
+            # The next attempt may take as long again: the record that hangs is looked for one by
+            # one, not by halves.
             self._size = self._size.shrunk(1 if failure.kind == "hang" else planned.records)
         else:
             return
         if failure.kind == "column" and planned.smallest and (parts := self._parts(planned)):
-            self._part += 1  # of one that does not fail the records are committed, and the next one's turn comes
+            # of one that does not fail the records are committed, and the next one's turn comes
+            self._part += 1
             self._planned = parts[self._part % len(parts)]
             return
         ranges = plan_ranges(planned.ranges, self._size.records(self.settings.limits))
@@ -470,18 +532,31 @@ class StreamThread:
             moved = sum(after.values()) - sum(task.positions[tp] for tp in task.inputs)
             task.positions.update(after)
             task.stream_times.update(result.stream_times.get(task.id, {}))
-            if moved or task.id in result.positions:  # then the sink applied the batch to all its stores
+            if (
+                moved or task.id in result.positions
+            ):  # then the sink applied the batch to all its stores
                 task.last_batch = batch_id
             read += moved
         self._next = self._next._replace(counter=self._next.counter + 1)
         raw = result.counts.get("bytes")
-        before, self._size = self._size, self._size.after(self.settings.limits, read, elapsed_ms, raw)
+        before, self._size = (
+            self._size,
+            self._size.after(self.settings.limits, read, elapsed_ms, raw),
+        )
         if self._search is not None and not self._search.over(self._positions()):
             self._size = self._size.no_larger_than(before)
         else:
             self._search = None
-        log.debug("Stream thread %d: batch %s, %d records in %.1f ms %s", self.number, batch_id, read, elapsed_ms, result.timings)
-        # An input that ran dry may hold the others back (D3): wait for it to grow before trying again.
+        log.debug(
+            "Stream thread %d: batch %s, %d records in %.1f ms %s",
+            self.number,
+            batch_id,
+            read,
+            elapsed_ms,
+            result.timings,
+        )
+        # An input that ran dry may hold the others back (D3): wait for it to grow before trying
+        # again.
         if not is_empty(planned.ranges):
             self._stuck_at = planned.log_ends if read == 0 else None
         self._planned = None
@@ -501,7 +576,8 @@ class StreamThread:
             opened.job.close()
 
     def _close(self, known: dict[TaskId, ActiveTask]) -> None:
-        """``known``: tasks whose last batch has a known outcome. The others must be recovered before they run anywhere."""
+        """``known``: tasks whose last batch has a known outcome. The others must be recovered
+        before they run anywhere."""
         self.services.ends.unwatch(self.number)
         try:
             self._close_job()

@@ -18,7 +18,8 @@ log = logging.getLogger("everflow")
 
 @dataclass(frozen=True)
 class Hung:
-    """A batch that did not end in time: when it began (monotonic), and how long it might take; ms."""
+    """A batch that did not end in time: when it began (monotonic), and how long it might take;
+    ms."""
 
     since_ms: float
     limit_ms: float
@@ -31,8 +32,8 @@ class Hung:
 
 @dataclass(kw_only=True)
 class Struggle:
-    """Of stream thread ``number``, which begins a new one with each progress, and alone changes it. ``limit_ms``:
-    ``task.timeout.ms``."""
+    """Of stream thread ``number``, which begins a new one with each progress, and alone changes it.
+    ``limit_ms``: ``task.timeout.ms``."""
 
     number: int
     limit_ms: float
@@ -44,34 +45,55 @@ class Struggle:
     _pause_ms: float = FIRST_PAUSE_MS
 
     def note(self, failure: BatchFailure, *, cut_off: bool) -> None:
-        """Count the failure and tell of it: in a line, and in full once it has repeated. ``cut_off``: it was brought about here."""
+        """Count the failure and tell of it: in a line, and in full once it has repeated.
+        ``cut_off``: it was brought about here."""
         self._repeated = self._repeated.with_one(failure, self.clock.monotonic_ms())
         before = self.trouble or Trouble(self.clock.now_ms(), 0, "")
         self.trouble = Trouble(before.since_ms, before.count + 1, short(failure))
         if cut_off:
-            log.info("Stream thread %d: its batch was cut off by the end of the instance (%s)", self.number, short(failure))
+            log.info(
+                "Stream thread %d: its batch was cut off by the end of the instance (%s)",
+                self.number,
+                short(failure),
+            )
             return
         slow = failure.kind == "timeout" and self._repeated.times(failure) == 1
-        level = logging.INFO if slow else logging.WARNING  # a slow broker is worth a warning only when it stays slow
+        level = (
+            logging.INFO if slow else logging.WARNING
+        )  # a slow broker is worth a warning only when it stays slow
         if self._repeated.to_be_told(failure):
-            log.log(level, "Stream thread %d: the same failure again, nothing has changed: %s", self.number, told(failure))
+            log.log(
+                level,
+                "Stream thread %d: the same failure again, nothing has changed: %s",
+                self.number,
+                told(failure),
+            )
         else:
-            log.log(level, "Stream thread %d: batch failed (%s): %s", self.number, failure.kind, short(failure))
+            log.log(
+                level,
+                "Stream thread %d: batch failed (%s): %s",
+                self.number,
+                failure.kind,
+                short(failure),
+            )
         log.debug("Stream thread %d: the whole cause: %s", self.number, failure.details)
 
     def require_hope(self, failure: BatchFailure, smallest: bool, records: str) -> None:
-        """Raise the error that ends the instance, where another attempt would be in vain. ``smallest``: the batch cannot have fewer
-        records; ``records`` names them where they are few."""
+        """Raise the error that ends the instance, where another attempt would be in vain.
+        ``smallest``: the batch cannot have fewer records; ``records`` names them where they are
+        few."""
         if self._repeated.in_vain(failure, self.clock.monotonic_ms(), smallest):
             raise ending(failure, self._repeated.times(failure), records)
 
     def require_time(self, cause: str) -> None:
-        """There is to be another attempt: TaskTimeoutError where there have been attempts for too long. ``cause`` of the last."""
+        """There is to be another attempt: TaskTimeoutError where there have been attempts for too
+        long. ``cause`` of the last."""
         if self._limit is None:
             self._limit = Deadline(self.clock, self.limit_ms)
         elif self._limit.expired():
             raise TaskTimeoutError(
-                f"Stream thread {self.number} made no progress for {self._limit.timeout_ms / 1000:g} s "
+                f"Stream thread {self.number} made no progress for "
+                f"{self._limit.timeout_ms / 1000:g} s "
                 f"(task.timeout.ms); the last failure: {cause}"
             )
 

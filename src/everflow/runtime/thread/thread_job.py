@@ -15,7 +15,14 @@ from pyspark import SparkContext
 from everflow.errors import EverflowError, RecordTimeError
 from everflow.kafka.admin import ClusterAdmin
 from everflow.records import OffsetRange, TopicPartition
-from everflow.runtime.commit.batch import FAILED, REQUEST_PROPERTY, BatchFailedError, BatchFailure, BatchRequest, BatchResult
+from everflow.runtime.commit.batch import (
+    FAILED,
+    REQUEST_PROPERTY,
+    BatchFailedError,
+    BatchFailure,
+    BatchRequest,
+    BatchResult,
+)
 from everflow.runtime.step.task_step import TaskStep, failed, hop_out_of
 from everflow.runtime.thread.packing import packed
 from everflow.runtime.thread.resident_job import ResidentJob
@@ -24,7 +31,14 @@ from everflow.runtime.worker.kafka_sink import KafkaSink
 from everflow.runtime.worker.record_times import MOST_MS, too_late
 from everflow.runtime.worker.resident_step import ResidentStep, TwinSegment, refuse
 from everflow.runtime.worker.worker_ports import LmdbAccess, WorkerPorts, announce
-from everflow.spark.job import PreparedJob, ServingJob, SparkGoneError, SparkJobError, failure, local_property
+from everflow.spark.job import (
+    PreparedJob,
+    ServingJob,
+    SparkGoneError,
+    SparkJobError,
+    failure,
+    local_property,
+)
 from everflow.spark.session import get_session
 from everflow.spark.source import SourceSettings
 from everflow.topology.hops import HopSchema, ends_hop
@@ -37,7 +51,8 @@ CHANNEL_PROPERTY = "everflow.resident"
 
 @dataclass(frozen=True, kw_only=True)
 class JobSettings:
-    """``dead_letter_topic`` None = stop at an undecodable record; ``client`` Kafka client properties for the readers."""
+    """``dead_letter_topic`` None = stop at an undecodable record; ``client`` Kafka client
+    properties for the readers."""
 
     bootstrap_servers: str
     application_id: str
@@ -70,7 +85,8 @@ def read_request() -> BatchRequest:
 
 @dataclass(frozen=True)
 class Work:
-    """What runs in a stream thread's workers; it travels as one parcel, so that its functions share the program's variables."""
+    """What runs in a stream thread's workers; it travels as one parcel, so that its functions share
+    the program's variables."""
 
     steps: tuple[TaskStep, ...]
     resident: ResidentStep | None
@@ -78,16 +94,18 @@ class Work:
 
 @dataclass(frozen=True)
 class PackedStep:
-    """The step of a level of packed `Work`: what Spark pickles for each job, and unpickles for each micro-batch."""
+    """The step of a level of packed `Work`: what Spark pickles for each job, and unpickles for each
+    micro-batch."""
 
     work: Parcel
     level: int
     hop_out: HopSchema | None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Where Spark closes the connection before the end marker, because something upstream has failed, this worker ends, and
-        PySpark would print a traceback of the closed connection: nobody's news. So it would for a step that has not read its input,
-        because the driver gave the batch up first."""
+        """Where Spark closes the connection before the end marker, because something upstream has
+        failed, this worker ends, and PySpark would print a traceback of the closed connection:
+        nobody's news. So it would for a step that has not read its input, because the driver gave
+        the batch up first."""
         whole = False
 
         def read() -> Iterator[pa.RecordBatch]:
@@ -122,9 +140,13 @@ class PackedResident:
 
 
 def pack(plan: PhysicalPlan, settings: JobSettings) -> Parcel:
-    """The work of a plan as it is now. TopologyError with the user's line for what cannot travel to the workers."""
+    """The work of a plan as it is now. TopologyError with the user's line for what cannot travel to
+    the workers."""
     sink = KafkaSink(settings.dead_letter_topic, WorkerPorts(), settings.layouts)
-    steps = tuple(TaskStep.of(plan, level, LmdbAccess(), sink, read_request, announce) for level in range(plan.levels))
+    steps = tuple(
+        TaskStep.of(plan, level, LmdbAccess(), sink, read_request, announce)
+        for level in range(plan.levels)
+    )
     group = f"{settings.application_id}-resident"
     twin = TwinSegment.of_plan(plan)
     resident = None
@@ -141,8 +163,8 @@ def pack(plan: PhysicalPlan, settings: JobSettings) -> Parcel:
 
 
 class ThreadJob:
-    """A stream thread's plan over ``partitions``: all that the thread may be asked to read, owned or not, so that tasks come and go
-    without a new plan (design note 006). Owned by that thread."""
+    """A stream thread's plan over ``partitions``: all that the thread may be asked to read, owned
+    or not, so that tasks come and go without a new plan (design note 006). Owned by that thread."""
 
     def __init__(
         self,
@@ -161,18 +183,31 @@ class ThreadJob:
             client=settings.client,
             prepared=settings.prepared_source,
         )
-        self._context, self._slot, self._settings, self._work = context, f"t{thread}", settings, work
+        self._context, self._slot, self._settings, self._work = (
+            context,
+            f"t{thread}",
+            settings,
+            work,
+        )
         steps = [PackedStep(work, level, hop_out_of(plan, level)) for level in range(plan.levels)]
-        self._prepare: Callable[[], PreparedJob] = lambda: PreparedJob(get_session(), plan, self._slot, partitions, source, steps)
+        self._prepare: Callable[[], PreparedJob] = lambda: PreparedJob(
+            get_session(), plan, self._slot, partitions, source, steps
+        )
         self._prepared: PreparedJob | None = None
-        self._has_resident = bool(partitions) and settings.resident_records > 0 and TwinSegment.of_plan(plan) is not None
+        self._has_resident = (
+            bool(partitions)
+            and settings.resident_records > 0
+            and TwinSegment.of_plan(plan) is not None
+        )
         self._resident: ResidentJob | None = None
         self._columns = column_lines(plan)
 
     def run(self, request: BatchRequest) -> BatchResult:
-        """Run one micro-batch; blocks. Raises BatchFailedError for any failed job: then nothing is known of its outcome (D6).
+        """Run one micro-batch; blocks. Raises BatchFailedError for any failed job: then nothing is
+        known of its outcome (D6).
 
-        Small batches go to the resident step where the plan allows one, large ones through Spark's own reader (design note 004).
+        Small batches go to the resident step where the plan allows one, large ones through Spark's
+        own reader (design note 004).
         """
         waiting = sum(wanted.end - wanted.start for wanted in request.ranges.values())
         if self._has_resident and waiting <= self._settings.resident_records:
@@ -182,27 +217,44 @@ class ThreadJob:
 
     def _run_job(self, request: BatchRequest) -> BatchResult:
         try:
-            return answered(self._prepared_job().run(request.ranges, {REQUEST_PROPERTY: request.to_json()}))
+            return answered(
+                self._prepared_job().run(request.ranges, {REQUEST_PROPERTY: request.to_json()})
+            )
         except SparkJobError as error:
             failed = self._classified(error)
-            if failed.failure.code == RecordTimeError.code:  # Spark's reader does not say of which record
+            if (
+                failed.failure.code == RecordTimeError.code
+            ):  # Spark's reader does not say of which record
                 found = self._beyond_time(request.ranges)
                 failed = BatchFailedError(replace(failed.failure, error=str(too_late(found))))
             raise failed from error
 
     def _beyond_time(self, ranges: Mapping[TopicPartition, OffsetRange]) -> str | None:
-        """The first record of the ranges whose time Spark cannot hold, as the brokers' time index knows it."""
-        admin = ClusterAdmin.beside({"bootstrap.servers": self._settings.bootstrap_servers, **self._settings.reader})
+        """The first record of the ranges whose time Spark cannot hold, as the brokers' time index
+        knows it."""
+        admin = ClusterAdmin.beside(
+            {"bootstrap.servers": self._settings.bootstrap_servers, **self._settings.reader}
+        )
         try:
-            found = admin.offsets_for_time(sorted(ranges), MOST_MS + 1, "read_uncommitted", LOOK_UP_S)
+            found = admin.offsets_for_time(
+                sorted(ranges), MOST_MS + 1, "read_uncommitted", LOOK_UP_S
+            )
         except EverflowError:
             return None
         finally:
             admin.close()
-        return next((f"{tp}@{offset}" for tp, offset in sorted(found.items()) if offset in range(*ranges[tp])), None)
+        return next(
+            (
+                f"{tp}@{offset}"
+                for tp, offset in sorted(found.items())
+                if offset in range(*ranges[tp])
+            ),
+            None,
+        )
 
     def _prepared_job(self) -> PreparedJob:
-        """Prepared when it is needed: a thread with a resident step may never be, and it took 4 of the 11 s of a start."""
+        """Prepared when it is needed: a thread with a resident step may never be, and it took 4 of
+        the 11 s of a start."""
         if self._prepared is None:
             try:
                 self._prepared = self._prepare()
@@ -230,11 +282,15 @@ class ThreadJob:
             raise
 
     def _serving(self, path: str) -> ServingJob:
-        return ServingJob(self._context, self._slot, PackedResident(self._work), {CHANNEL_PROPERTY: path})
+        return ServingJob(
+            self._context, self._slot, PackedResident(self._work), {CHANNEL_PROPERTY: path}
+        )
 
     def _classified(self, error: SparkJobError) -> BatchFailedError:
         if isinstance(error, SparkGoneError):
-            return BatchFailedError(BatchFailure(kind="spark-gone", error=says(str(error)), details=str(error)))
+            return BatchFailedError(
+                BatchFailure(kind="spark-gone", error=says(str(error)), details=str(error))
+            )
         failure = failure_of_text(str(error), self._columns)
         return BatchFailedError(replace(failure, details=f"{failure.details}\n{error.stack}"))
 
@@ -245,7 +301,8 @@ class ThreadJob:
 
 
 def answered(text: str) -> BatchResult:
-    """The result that the last step gave. Raises BatchFailedError where a step said that it failed."""
+    """The result that the last step gave. Raises BatchFailedError where a step said that it
+    failed."""
     result = BatchResult.from_json(text)
     if result.outcome == FAILED:
         assert result.failure is not None
@@ -255,6 +312,11 @@ def answered(text: str) -> BatchResult:
 
 def column_lines(plan: PhysicalPlan) -> tuple[str, ...]:
     """The lines of the user's program whose Columns Spark computes."""
-    nodes = [found.node for segment in plan.segments for found in segment.projections if isinstance(found, Projection)]
+    nodes = [
+        found.node
+        for segment in plan.segments
+        for found in segment.projections
+        if isinstance(found, Projection)
+    ]
     lines = [node.where for node in nodes if node.predicate or node.key or node.value]
     return tuple(dict.fromkeys(line for line in lines if line is not None))

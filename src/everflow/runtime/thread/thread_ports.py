@@ -18,7 +18,8 @@ from everflow.threads import Spawn, on_thread
 
 
 class Job(Protocol):
-    """`everflow.runtime.thread.thread_job.ThreadJob`: the prepared Spark job of one thread and one set of partitions."""
+    """`everflow.runtime.thread.thread_job.ThreadJob`: the prepared Spark job of one thread and one
+    set of partitions."""
 
     def run(self, request: BatchRequest) -> BatchResult:
         """Blocks; BatchFailedError for a job that failed, whatever its transaction did."""
@@ -33,8 +34,8 @@ OpenJob = Callable[[int, Sequence[TopicPartition]], Job]
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadSettings:
-    """What does not change while the thread lives. Times in ms. ``partitions``: what its tasks may read, whichever it gets; empty
-    where that is too much to prepare at once."""
+    """What does not change while the thread lives. Times in ms. ``partitions``: what its tasks may
+    read, whichever it gets; empty where that is too much to prepare at once."""
 
     application_id: str
     guarantee: str
@@ -50,7 +51,8 @@ class ThreadSettings:
 @dataclass(frozen=True, kw_only=True)
 class ThreadServices:
     """Effects of a stream thread. ``kill_workers(pids)`` returns when they are gone;
-    ``on_failed(error)`` is called once, when the thread ends with an error. ``paused()``: process nothing (KIP-834)."""
+    ``on_failed(error)`` is called once, when the thread ends with an error. ``paused()``: process
+    nothing (KIP-834)."""
 
     open_job: OpenJob
     kill_workers: Callable[[Sequence[int]], None]

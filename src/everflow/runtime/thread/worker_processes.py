@@ -36,8 +36,8 @@ def alive(pid: int) -> bool:
 
 
 def is_worker(pid: int) -> bool:
-    """Whether the process is one of our Python workers, as far as it can be told: Spark ends workers that were idle for a minute,
-    and the number may be another program's by now."""
+    """Whether the process is one of our Python workers, as far as it can be told: Spark ends
+    workers that were idle for a minute, and the number may be another program's by now."""
     try:
         return b"EVERFLOW_SLOT=" in Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -51,11 +51,14 @@ def trace_and_kill(
     kill: Callable[[int, int], None] = os.kill,
     is_alive: Callable[[int], bool] = alive,
 ) -> None:
-    """`kill_and_wait`, after SIGABRT and a moment: Python's faulthandler then writes which line is running; Spark passes it on."""
+    """`kill_and_wait`, after SIGABRT and a moment: Python's faulthandler then writes which line is
+    running; Spark passes it on."""
     for pid in pids:
         try:
             if sys.platform == "linux":
-                resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))  # a core file is as large as the process
+                resource.prlimit(
+                    pid, resource.RLIMIT_CORE, (0, 0)
+                )  # a core file is as large as the process
             kill(pid, signal.SIGABRT)
         except (ProcessLookupError, PermissionError):
             continue
@@ -73,8 +76,8 @@ def kill_and_wait(
     kill: Callable[[int, int], None] = os.kill,
     is_alive: Callable[[int], bool] = alive,
 ) -> None:
-    """SIGKILL the processes and wait until none runs. FatalError if one outlives it for 10 s (stuck in the kernel): going on
-    beside it could commit a batch twice."""
+    """SIGKILL the processes and wait until none runs. FatalError if one outlives it for 10 s (stuck
+    in the kernel): going on beside it could commit a batch twice."""
     for pid in pids:
         try:
             kill(pid, signal.SIGKILL)
@@ -84,5 +87,8 @@ def kill_and_wait(
     never = threading.Event()
     while left := [pid for pid in pids if is_alive(pid)]:
         if deadline.expired():
-            raise FatalError(f"Worker processes {left} do not end after SIGKILL; stopping rather than risking a second commit.")
+            raise FatalError(
+                f"Worker processes {left} do not end after SIGKILL; stopping rather than risking a "
+                f"second commit."
+            )
         clock.wait(never, POLL_MS)

@@ -18,10 +18,12 @@ BUSY_PERIOD_MS = 50.0
 
 
 class EndOffsets:
-    """Ends of all watched partitions: last stable offsets under exactly-once, high watermarks otherwise.
+    """Ends of all watched partitions: last stable offsets under exactly-once, high watermarks
+    otherwise.
 
-    ``read`` asks the brokers. ``check`` None: nobody minds an end before a position. ``stopping``: set once ``read`` may refuse
-    because of the instance's end. `watch`, `unwatch`, `ends` and `idle` may be called from any thread.
+    ``read`` asks the brokers. ``check`` None: nobody minds an end before a position. ``stopping``:
+    set once ``read`` may refuse because of the instance's end. `watch`, `unwatch`, `ends` and
+    `idle` may be called from any thread.
     """
 
     def __init__(
@@ -48,8 +50,11 @@ class EndOffsets:
         """Since when a question is unanswered, the retries inside it included."""
         self.failure: EverflowError | None = None
 
-    def watch(self, thread: int, partitions: Sequence[TopicPartition], wake: threading.Event) -> None:
-        """Partitions of a stream thread, in place of earlier ones; ``wake`` is set when one of them has grown."""
+    def watch(
+        self, thread: int, partitions: Sequence[TopicPartition], wake: threading.Event
+    ) -> None:
+        """Partitions of a stream thread, in place of earlier ones; ``wake`` is set when one of them
+        has grown."""
         with self._lock:
             self._watched[thread] = (frozenset(partitions), wake)
         self._someone_idle.set()
@@ -77,7 +82,8 @@ class EndOffsets:
         return self._clock.monotonic_ms() - min(waiting) if waiting else 0.0
 
     def poll_once(self) -> None:
-        """Read all ends and wake the threads for which something is new. Raises FatalError for a log that has shrunk."""
+        """Read all ends and wake the threads for which something is new. Raises FatalError for a
+        log that has shrunk."""
         with self._lock:
             watched = dict(self._watched)
         partitions = sorted({tp for mine, _ in watched.values() for tp in mine})
@@ -91,7 +97,8 @@ class EndOffsets:
             if self._check is not None and held:
                 self._check.require(held, now)
         except RetriableError as error:
-            # An instance that ends is refused by its own client: that says nothing of the brokers (a batch in flight was cut off).
+            # An instance that ends is refused by its own client: that says nothing of the brokers
+            # (a batch in flight was cut off).
             if self._failing_since_ms is None and not self._stopping.is_set():
                 self._failing_since_ms = self._asked_ms
                 log.warning("The brokers do not tell the ends of the input: %s", error)

@@ -13,14 +13,16 @@ from everflow.records import TaskId, TopicPartition
 log = logging.getLogger("everflow")
 
 FRESH_MS = 5_000.0
-"""Older figures are none: every member's positions move on, and one beyond the end counts as no copy (X1)."""
+"""Older figures are none: every member's positions move on, and one beyond the end counts as no
+copy (X1)."""
 WAIT_S = 0.5
 
 
 class EndSums:
     """`membership.assignor.EndSums` on the cluster. Any thread may call.
 
-    ``read``: last stable offsets of partitions, blocking. ``partitions``: the changelog partitions of every task.
+    ``read``: last stable offsets of partitions, blocking. ``partitions``: the changelog partitions
+    of every task.
     """
 
     def __init__(
@@ -44,18 +46,22 @@ class EndSums:
         self._thread: threading.Thread | None = None
 
     def refresh(self) -> None:
-        """Read the ends on the figures' own thread; returns at once. Only leaders need them, so the first call starts it."""
+        """Read the ends on the figures' own thread; returns at once. Only leaders need them, so the
+        first call starts it."""
         with self._changed:
             self._asked += 1
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name="everflow-end-sums", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run, name="everflow-end-sums", daemon=True
+                )
                 self._thread.start()
             self._changed.notify_all()
 
     def latest(self) -> Mapping[TaskId, int] | None:
-        """End sums read after this call, or at most 5 s old ones where the brokers take longer than 0.5 s; None where there are
-        none (X2). Called by the leader once all members have told their positions: ends read before could lie behind those,
-        and a position beyond the end counts as no copy (X1). So this waits, for a request of a ms or two."""
+        """End sums read after this call, or at most 5 s old ones where the brokers take longer than
+        0.5 s; None where there are none (X2). Called by the leader once all members have told their
+        positions: ends read before could lie behind those, and a position beyond the end counts as
+        no copy (X1). So this waits, for a request of a ms or two."""
         self.refresh()
         with self._changed:
             wanted = self._asked
@@ -71,7 +77,9 @@ class EndSums:
         sums: dict[TaskId, int] | None = None
         try:
             ends = self._read({tp for listed in self._partitions.values() for tp in listed})
-            sums = {task: sum(ends[tp] for tp in listed) for task, listed in self._partitions.items()}
+            sums = {
+                task: sum(ends[tp] for tp in listed) for task, listed in self._partitions.items()
+            }
         except EverflowError as error:
             if not self._stopping.is_set():
                 log.warning("The ends of the changelogs cannot be read: %s", error)

@@ -1,7 +1,7 @@
 """Creates internal topics at the first start, and checks them at every other (invariant I10).
 
-What a topic should look like comes from the topology (`topology.subtopologies.internal_topics`); here is the
-decision what to do about it, and the calls that do it.
+What a topic should look like comes from the topology (`topology.subtopologies.internal_topics`);
+here is the decision what to do about it, and the calls that do it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ log = logging.getLogger("everflow")
 
 @dataclass(frozen=True)
 class TopicSpec:
-    """An internal topic as the topology needs it; ``name`` is the full name, ``kind`` ``repartition`` or
-    ``changelog``."""
+    """An internal topic as the topology needs it; ``name`` is the full name, ``kind``
+    ``repartition`` or ``changelog``."""
 
     name: str
     partitions: int
@@ -46,7 +46,9 @@ class TopicAdmin(Protocol):
     def create(self, topics: Iterable[TopicSpec]) -> None:
         """Create them and wait until they are usable; one that exists by now is no error."""
 
-    def spans(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, tuple[int, int]]:
+    def spans(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, tuple[int, int]]:
         """Log start and log end (read_uncommitted) of partitions."""
 
     def any_committed(self, partitions: Iterable[TopicPartition]) -> bool:
@@ -56,38 +58,55 @@ class TopicAdmin(Protocol):
 def problems(spec: TopicSpec, facts: TopicFacts) -> list[str]:
     """What is wrong with an existing topic, for people; empty if it will do.
 
-    Only what would lose or mix data counts: partitions, and a clean-up that deletes what must stay. Other
-    settings are the operator's.
+    Only what would lose or mix data counts: partitions, and a clean-up that deletes what must stay.
+    Other settings are the operator's.
     """
     found = []
     if facts.partitions != spec.partitions:
-        found.append(f"{spec.name} has {facts.partitions} partitions, the topology needs {spec.partitions}")
+        found.append(
+            f"{spec.name} has {facts.partitions} partitions, the topology needs {spec.partitions}"
+        )
     wanted, policy = spec.config.get("cleanup.policy"), facts.config.get("cleanup.policy")
     if policy is not None and wanted is not None:
         have, need = set(policy.split(",")), set(wanted.split(","))
         if spec.kind == "repartition" and "compact" in have:
-            found.append(f"{spec.name} has cleanup.policy={policy}: compaction would lose records before they are read")
+            found.append(
+                f"{spec.name} has cleanup.policy={policy}: compaction would lose records before "
+                f"they are read"
+            )
         elif "compact" in need and "compact" not in have:
-            found.append(f"{spec.name} has cleanup.policy={policy}: it must be {wanted}, or state would be lost")
+            found.append(
+                f"{spec.name} has cleanup.policy={policy}: it must be {wanted}, or state would be "
+                f"lost"
+            )
         elif need == {"compact"} and "delete" in have:
-            found.append(f"{spec.name} has cleanup.policy={policy}: old state would be deleted, it must be compact")
+            found.append(
+                f"{spec.name} has cleanup.policy={policy}: old state would be deleted, it must be "
+                f"compact"
+            )
     return found
 
 
-def is_first_start(application_id: str, any_committed: bool, spans: Mapping[TopicPartition, tuple[int, int]]) -> bool:
+def is_first_start(
+    application_id: str, any_committed: bool, spans: Mapping[TopicPartition, tuple[int, int]]
+) -> bool:
     """First start = neither committed offsets nor any record in an internal topic (D5).
 
-    Raises OffsetsExpiredError when internal topics hold records but the group has no offsets: counting the
-    input again from the start on top of the present state would be silent double counting (scenario 15).
+    Raises OffsetsExpiredError when internal topics hold records but the group has no offsets:
+    counting the input again from the start on top of the present state would be silent double
+    counting (scenario 15).
     """
     if any_committed:
         return False
     filled = sorted({tp.topic for tp, (start, end) in spans.items() if end > start})
     if filled:
         raise OffsetsExpiredError(
-            f"The group {application_id} has no committed offsets, but its internal topics hold records "
-            f"({', '.join(filled[:5])}{', ...' if len(filled) > 5 else ''}). Either the offsets expired (the application was down "
-            "for longer than offsets.retention.minutes) or the group was deleted. Starting would count the input twice. "
+            f"The group {application_id} has no committed offsets, but its internal topics hold "
+            f"records "
+            f"({', '.join(filled[:5])}{', ...' if len(filled) > 5 else ''}). Either the offsets "
+            f"expired (the application was down "
+            "for longer than offsets.retention.minutes) or the group was deleted. Starting would "
+            "count the input twice. "
             f"{start_over(application_id)}"
         )
     return True
@@ -96,14 +115,21 @@ def is_first_start(application_id: str, any_committed: bool, spans: Mapping[Topi
 def _other_program(application_id: str) -> str:
     """The cause to look at first: starting over would then destroy an application that is well."""
     return (
-        f"Most likely another topology (or one with a changed store name) runs or ran under the application.id {application_id}: "
-        "then delete nothing, and give this program an application.id of its own, or its stores the names they had."
+        f"Most likely another topology (or one with a changed store name) runs or ran under the "
+        f"application.id {application_id}: "
+        "then delete nothing, and give this program an application.id of its own, or its stores "
+        "the names they had."
     )
 
 
-def prepare(admin: TopicAdmin, application_id: str, specs: Iterable[TopicSpec], inputs: Iterable[TopicPartition]) -> None:
-    """Create (first start) or validate (any other) the internal topics; called before the instance joins the
-    group.
+def prepare(
+    admin: TopicAdmin,
+    application_id: str,
+    specs: Iterable[TopicSpec],
+    inputs: Iterable[TopicPartition],
+) -> None:
+    """Create (first start) or validate (any other) the internal topics; called before the instance
+    joins the group.
 
     ``inputs`` are the partitions of all topics the application reads that exist by now. Raises
     InternalTopicError for a topic that is missing after the first start or that does not fit,
@@ -111,15 +137,21 @@ def prepare(admin: TopicAdmin, application_id: str, specs: Iterable[TopicSpec], 
     """
     needed = {spec.name: spec for spec in specs}
     existing = admin.topics(needed)
-    partitions = [TopicPartition(n, p) for n, facts in existing.items() for p in range(facts.partitions)]
+    partitions = [
+        TopicPartition(n, p) for n, facts in existing.items() for p in range(facts.partitions)
+    ]
     repartition = [tp for tp in partitions if needed[tp.topic].kind == "repartition"]
     committed = admin.any_committed([*inputs, *repartition])
     first = is_first_start(application_id, committed, admin.spans(partitions) if partitions else {})
-    wrong = [text for name, facts in sorted(existing.items()) for text in problems(needed[name], facts)]
+    wrong = [
+        text for name, facts in sorted(existing.items()) for text in problems(needed[name], facts)
+    ]
     if wrong:
         raise InternalTopicError(
-            f"Internal topics do not fit the topology: {'; '.join(wrong)}. {_other_program(application_id)} Or the number of input "
-            f"partitions was changed: keys are then in other partitions than their state. {start_over(application_id)}"
+            f"Internal topics do not fit the topology: {'; '.join(wrong)}. "
+            f"{_other_program(application_id)} Or the number of input "
+            f"partitions was changed: keys are then in other partitions than their state. "
+            f"{start_over(application_id)}"
         )
     missing = [spec for name, spec in sorted(needed.items()) if name not in existing]
     if not missing:
@@ -127,8 +159,10 @@ def prepare(admin: TopicAdmin, application_id: str, specs: Iterable[TopicSpec], 
     names = ", ".join(spec.name for spec in missing)
     if not first:
         raise InternalTopicError(
-            f"Internal topics are missing: {names}. {application_id} has run before, so they are not created silently: state could "
-            f"be lost. {_other_program(application_id)} Only if these topics were deleted: restore them from a backup; or, "
+            f"Internal topics are missing: {names}. {application_id} has run before, so they are "
+            f"not created silently: state could "
+            f"be lost. {_other_program(application_id)} Only if these topics were deleted: restore "
+            f"them from a backup; or, "
             f"without one, give up the state. {start_over(application_id)}"
         )
     admin.create(missing)

@@ -15,7 +15,8 @@ PERIOD_MS = 60_000.0
 
 
 class PartitionRacks:
-    """`membership.assignor.PartitionRacks`. ``read(topics)`` asks the brokers. `refresh` blocks; `racks` does not."""
+    """`membership.assignor.PartitionRacks`. ``read(topics)`` asks the brokers. `refresh` blocks;
+    `racks` does not."""
 
     def __init__(
         self,

@@ -17,8 +17,10 @@ class ShrunkLogs:
 
     Args:
         positions: of the running tasks; called from the poller's thread.
-        log_ends: asks the brokers, read_uncommitted: after a change from at-least-once to exactly-once a position may lie beyond
-            the last stable offset while a transaction of another application is open. May raise RetriableError.
+        log_ends: asks the brokers, read_uncommitted: after a change from at-least-once to
+        exactly-once a position may lie beyond
+            the last stable offset while a transaction of another application is open. May raise
+            RetriableError.
     """
 
     def __init__(
@@ -41,8 +43,11 @@ class ShrunkLogs:
         self._next_ms = now_ms + PERIOD_MS
         return self._positions()
 
-    def require(self, held: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
-        """FatalError for positions that lie beyond the end of their log, now and at the look before."""
+    def require(
+        self, held: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+    ) -> None:
+        """FatalError for positions that lie beyond the end of their log, now and at the look
+        before."""
         beyond = _beyond(held, ends)
         again = sorted(tp for tp in beyond if tp in self._suspects)
         self._suspects = frozenset(beyond)
@@ -51,14 +56,21 @@ class ShrunkLogs:
         log_ends = self._log_ends(again)
         shrunk = sorted(_beyond({tp: held[tp] for tp in again}, log_ends))
         if shrunk:
-            listed = "; ".join(f"{tp} ends at {log_ends[tp]}, the position is {held[tp]}" for tp in shrunk[:5])
+            listed = "; ".join(
+                f"{tp} ends at {log_ends[tp]}, the position is {held[tp]}" for tp in shrunk[:5]
+            )
             raise FatalError(
-                f"The log ends before what was read of it: {listed}{'; ...' if len(shrunk) > 5 else ''}. The topic was deleted and "
-                "created again while the application ran, or lost records (an unclean leader election?); new records before the "
-                f"position would never be read. {read_again(self._application_id, shrunk[0].topic)} "
+                f"The log ends before what was read of it: "
+                f"{listed}{'; ...' if len(shrunk) > 5 else ''}. The topic was deleted and "
+                "created again while the application ran, or lost records (an unclean leader "
+                "election?); new records before the "
+                f"position would never be read. "
+                f"{read_again(self._application_id, shrunk[0].topic)} "
                 f"{start_over(self._application_id)}"
             )
 
 
-def _beyond(positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> list[TopicPartition]:
+def _beyond(
+    positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+) -> list[TopicPartition]:
     return [tp for tp, position in positions.items() if ends.get(tp, position) < position]

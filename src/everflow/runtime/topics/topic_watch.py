@@ -1,8 +1,9 @@
 """Watches whether the application's topics are still there, with the same ids and partitions.
 
-Positions, state and the assignment belong to a topic as it was at the start. One that is deleted and created again keeps its
-name, and one that grows keeps its id; nothing else of the runtime would notice (a new log that is longer than the position looks
-like the old one), and who reads one that is gone waits for a leader to come.
+Positions, state and the assignment belong to a topic as it was at the start. One that is deleted
+and created again keeps its name, and one that grows keeps its id; nothing else of the runtime would
+notice (a new log that is longer than the position looks like the old one), and who reads one that
+is gone waits for a leader to come.
 """
 
 from __future__ import annotations
@@ -13,15 +14,23 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from everflow.clock import Clock
-from everflow.errors import EverflowError, FatalError, InternalTopicError, MissingSourceTopicError, read_again, start_over
+from everflow.errors import (
+    EverflowError,
+    FatalError,
+    InternalTopicError,
+    MissingSourceTopicError,
+    read_again,
+    start_over,
+)
 
 log = logging.getLogger("everflow")
 
 PERIOD_MS = 10_000.0
 CONFIRM_MS = 1_000.0
 MISSING_ANSWERS = 5
-"""In how many answers in a row a topic must be missing. More than for other changes: a broker that has just come back may know no
-topic at all for a moment, while one that is behind with an id or a count is rare."""
+"""In how many answers in a row a topic must be missing. More than for other changes: a broker that
+has just come back may know no topic at all for a moment, while one that is behind with an id or a
+count is rare."""
 
 
 class TopicState(Protocol):
@@ -40,13 +49,18 @@ class TopicChanges:
     """The decision. Pure; one thread at a time.
 
     Args:
-        partitions: of the inputs as the application runs with them; what else is watched is noted as it is seen first.
+        partitions: of the inputs as the application runs with them; what else is watched is noted
+        as it is seen first.
         inputs: topics that others write; the other ones are internal.
         topics: all that are watched.
     """
 
     def __init__(
-        self, application_id: str, partitions: Mapping[str, int], inputs: Collection[str], topics: Collection[str]
+        self,
+        application_id: str,
+        partitions: Mapping[str, int],
+        inputs: Collection[str],
+        topics: Collection[str],
     ) -> None:
         self._application_id = application_id
         self._inputs = frozenset(inputs)
@@ -58,14 +72,20 @@ class TopicChanges:
 
     @property
     def suspected(self) -> bool:
-        """Whether the last answer showed a change, which the next one has to confirm: a broker that is behind tells old things."""
+        """Whether the last answer showed a change, which the next one has to confirm: a broker that
+        is behind tells old things."""
         return bool(self._suspects or self._missing)
 
     def after(self, now: Mapping[str, TopicState]) -> FatalError | None:
-        """Take an answer of the brokers; the error once a change was seen in two answers one after the other, or a topic was
-        missing in `MISSING_ANSWERS`. InternalTopicError or MissingSourceTopicError for one that is missing."""
-        self._missing = {name: self._missing.get(name, 0) + 1 for name in self._topics if name not in now}
-        gone = [name for name, answers in sorted(self._missing.items()) if answers >= MISSING_ANSWERS]
+        """Take an answer of the brokers; the error once a change was seen in two answers one after
+        the other, or a topic was missing in `MISSING_ANSWERS`. InternalTopicError or
+        MissingSourceTopicError for one that is missing."""
+        self._missing = {
+            name: self._missing.get(name, 0) + 1 for name in self._topics if name not in now
+        }
+        gone = [
+            name for name, answers in sorted(self._missing.items()) if answers >= MISSING_ANSWERS
+        ]
         if gone:
             return self._gone(gone)
         changed = {}
@@ -83,47 +103,65 @@ class TopicChanges:
     def _gone(self, topics: list[str]) -> FatalError:
         names = ", ".join(topics)
         what = f"Topic {names} was" if len(topics) == 1 else f"Topics {names} were"
-        happened = f"{what} deleted while the application ran (or this user may not see it any more)"
+        happened = (
+            f"{what} deleted while the application ran (or this user may not see it any more)"
+        )
         internal = [topic for topic in topics if topic not in self._inputs]
         if internal:
             return InternalTopicError(
-                f"{happened}. Internal topics are not created again silently: the records of {', '.join(internal)} are lost. Stop "
-                f"all instances; restore from a backup, or give up the state. {start_over(self._application_id)}"
+                f"{happened}. Internal topics are not created again silently: the records of "
+                f"{', '.join(internal)} are lost. Stop "
+                f"all instances; restore from a backup, or give up the state. "
+                f"{start_over(self._application_id)}"
             )
         return MissingSourceTopicError(
-            f"{happened}. What was counted of it stays in the state and the output. To go on with a new topic of that name, create "
-            f"it with the same number of partitions first. {read_again(self._application_id, topics[0])} "
+            f"{happened}. What was counted of it stays in the state and the output. To go on with "
+            f"a new topic of that name, create "
+            f"it with the same number of partitions first. "
+            f"{read_again(self._application_id, topics[0])} "
             f"{start_over(self._application_id)}"
         )
 
     def _recreated(self, topic: str, before: str, now: str) -> str:
-        happened = f"Topic {topic} was deleted and created again while the application ran (topic id {before} -> {now})"
+        happened = (
+            f"Topic {topic} was deleted and created again while the application ran (topic "
+            f"id {before} -> {now})"
+        )
         if topic in self._inputs:
             return (
-                f"{happened}: the positions belong to the old topic, so the beginning of the new one would not be read. "
+                f"{happened}: the positions belong to the old topic, so the beginning of the new "
+                f"one would not be read. "
                 f"{read_again(self._application_id, topic)} {start_over(self._application_id)}"
             )
         return (
-            f"{happened}: the records of this internal topic are lost. Stop all instances; restore the topic from a backup, or "
+            f"{happened}: the records of this internal topic are lost. Stop all instances; restore "
+            f"the topic from a backup, or "
             f"give up the state. {start_over(self._application_id)}"
         )
 
     def _resized(self, topic: str, before: int, now: int) -> str:
-        happened = f"Topic {topic} has now {now} partitions, was {before} when the application started"
+        happened = (
+            f"Topic {topic} has now {now} partitions, was {before} when the application started"
+        )
         if topic in self._inputs:
             return (
-                f"{happened}: its new partitions are not read. Stop all instances and start them again; with stores or "
-                "repartition topics that is refused, for keys are now in other partitions than their state: create the topic again "
-                f"with {before} partitions, or give up the state. {start_over(self._application_id)}"
+                f"{happened}: its new partitions are not read. Stop all instances and start them "
+                f"again; with stores or "
+                "repartition topics that is refused, for keys are now in other partitions than "
+                "their state: create the topic again "
+                f"with {before} partitions, or give up the state. "
+                f"{start_over(self._application_id)}"
             )
         return (
-            f"{happened}: keys of this internal topic no longer meet their state. Stop all instances; create the topic as it was "
+            f"{happened}: keys of this internal topic no longer meet their state. Stop all "
+            f"instances; create the topic as it was "
             f"from a backup, or give up the state. {start_over(self._application_id)}"
         )
 
 
 class TopicWatch:
-    """Asks the brokers about every 10 s, on a thread of its own: neither stream threads nor the instance's loop wait for it.
+    """Asks the brokers about every 10 s, on a thread of its own: neither stream threads nor the
+    instance's loop wait for it.
 
     Args:
         read: describes the existing ones of the topics; blocks.
@@ -141,7 +179,8 @@ class TopicWatch:
         self._stop = threading.Event()
 
     def check_once(self) -> bool:
-        """Ask and judge; True when the application must stop. Brokers that do not answer are for others to report."""
+        """Ask and judge; True when the application must stop. Brokers that do not answer are for
+        others to report."""
         try:
             now = self._read()
         except EverflowError as error:
@@ -153,7 +192,8 @@ class TopicWatch:
         return changed is not None
 
     def start(self) -> None:
-        """Note what the topics are, then watch them from a thread until `close`. Blocks for one request."""
+        """Note what the topics are, then watch them from a thread until `close`. Blocks for one
+        request."""
         self.check_once()
         threading.Thread(target=self._run, name="everflow-topic-watch", daemon=True).start()
 
@@ -163,7 +203,9 @@ class TopicWatch:
 
     def _run(self) -> None:
         try:
-            while not self._clock.wait(self._stop, CONFIRM_MS if self._changes.suspected else PERIOD_MS):
+            while not self._clock.wait(
+                self._stop, CONFIRM_MS if self._changes.suspected else PERIOD_MS
+            ):
                 if self.check_once():
                     return
         except Exception:  # a defect of the watch is no reason to stop the application

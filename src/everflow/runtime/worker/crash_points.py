@@ -1,9 +1,9 @@
 """Named places at which tests stop or kill a process: `reached` does nothing unless one is armed.
 
-A test sets ``EVERFLOW_CRASH_POINTS`` to a folder before the processes start and creates ``<folder>/<name>``.
-The first process that comes to that point writes its pid into ``<name>.reached`` (which appears complete, and
-replaces ``<name>``, so only one process is caught) and waits there until ``<name>.go`` appears or it is
-killed.
+A test sets ``EVERFLOW_CRASH_POINTS`` to a folder before the processes start and creates
+``<folder>/<name>``. The first process that comes to that point writes its pid into
+``<name>.reached`` (which appears complete, and replaces ``<name>``, so only one process is caught)
+and waits there until ``<name>.go`` appears or it is killed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _POLL_S = 0.01
 
 
 def reached(name: str) -> None:
-    """This process is at the point ``name``; blocks if a test armed it. Costs about 1 µs otherwise."""
+    """This process is at the point ``name``; blocks if a test armed it. Costs about 1 µs
+    otherwise."""
     folder = os.environ.get(ENVIRONMENT_VARIABLE)
     if folder is None:
         return

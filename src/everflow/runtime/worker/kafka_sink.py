@@ -1,8 +1,9 @@
 """The last step's end: one Kafka transaction per micro-batch, then the stores (design D5, D6).
 
-Order, and why: outputs, changelog and dead letters are written; the driver's gate is asked; offsets go into the transaction; it
-commits; only then do the changelog's rows enter the local stores. Before the commit nothing local has changed, so an abort leaves
-nothing to undo; after it the changelog holds everything, so a crash is mended by replaying its tail.
+Order, and why: outputs, changelog and dead letters are written; the driver's gate is asked; offsets
+go into the transaction; it commits; only then do the changelog's rows enter the local stores.
+Before the commit nothing local has changed, so an abort leaves nothing to undo; after it the
+changelog holds everything, so a crash is mended by replaying its tail.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ import numpy as np
 
 from everflow.errors import EverflowError, GenerationChanged, RecordTooLargeError
 from everflow.records import EdgeBatch, Int64, StoreChanges, TaskId, TopicPartition
-from everflow.runtime.commit.batch import ABORTED, COMMITTED, EXACTLY_ONCE_V2, BatchRequest, BatchResult, format_metadata
+from everflow.runtime.commit.batch import (
+    ABORTED,
+    COMMITTED,
+    EXACTLY_ONCE_V2,
+    BatchRequest,
+    BatchResult,
+    format_metadata,
+)
 from everflow.runtime.commit.gate_client import GateAnswer
 from everflow.runtime.step.step_functions import UndecodableRecord
 from everflow.runtime.step.task_step import SinkOutput, StepResult, timed
@@ -49,35 +57,48 @@ class SinkWriter(Protocol):
     ) -> None: ...
     def flush(self, timeout_s: float) -> None: ...
     def positions(self) -> Mapping[TopicPartition, int]: ...
-    def send_offsets(self, offsets: Iterable[tuple[str, int, int, str]], group_metadata: bytes, timeout_s: float) -> None: ...
+    def send_offsets(
+        self, offsets: Iterable[tuple[str, int, int, str]], group_metadata: bytes, timeout_s: float
+    ) -> None: ...
     def commit(self, timeout_s: float) -> None: ...
     def abort(self, timeout_s: float) -> None: ...
     def close(self) -> None: ...
 
 
 class SinkPorts(Protocol):
-    """Effects of the sink, in a worker (`worker_ports.WorkerPorts`, picklable) or in a simulation."""
+    """Effects of the sink, in a worker (`worker_ports.WorkerPorts`, picklable) or in a
+    simulation."""
 
     @property
     def watched(self) -> bool:
         """Whether somebody may wait for `reached`."""
 
     def reached(self, point: str) -> None:
-        """The batch is at this crash point (`crash_points.NAMES`); where it is to die there, this does not return."""
+        """The batch is at this crash point (`crash_points.NAMES`); where it is to die there, this
+        does not return."""
 
     def writer(self, request: BatchRequest) -> SinkWriter:
         """The process's writer for the batch; connects it on first use."""
 
-    def ask(self, request: BatchRequest, offsets: Sequence[tuple[str, int, int, str]]) -> GateAnswer:
+    def ask(
+        self, request: BatchRequest, offsets: Sequence[tuple[str, int, int, str]]
+    ) -> GateAnswer:
         """The driver's answer: may the batch commit these?"""
 
     def apply(
-        self, path: str, changes: StoreChanges, position: int | None, expected: Owner, batch: str, stream_time: int
+        self,
+        path: str,
+        changes: StoreChanges,
+        position: int | None,
+        expected: Owner,
+        batch: str,
+        stream_time: int,
     ) -> None:
         """`LmdbStore.apply` on the store in this folder, at the present wall clock."""
 
     def ended_if_stuck(self, doing: str, timeout_s: float) -> AbstractContextManager[None]:
-        """End this worker if the block outlives its time-out: the driver then recovers as after any worker's death (D6)."""
+        """End this worker if the block outlives its time-out: the driver then recovers as after any
+        worker's death (D6)."""
 
     def topic_limit(self, request: BatchRequest, topic: str) -> int | None:
         """``max.message.bytes`` of a topic; None where the broker does not say."""
@@ -85,22 +106,31 @@ class SinkPorts(Protocol):
 
 @dataclass(frozen=True)
 class KafkaSink:
-    """Writes and commits a micro-batch. ``dead_letter_topic`` None = an undecodable record stops the application. ``layouts`` is
-    written beside every offset (note 013)."""
+    """Writes and commits a micro-batch. ``dead_letter_topic`` None = an undecodable record stops
+    the application. ``layouts`` is written beside every offset (note 013)."""
 
     dead_letter_topic: str | None
     ports: SinkPorts
     layouts: str = ""
 
-    def __call__(self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]) -> BatchResult:
-        """See `Sink`. Raises UndecodableRecord where there is no dead letter topic, TaskMigratedError,
-        UnknownOutcomeError and RetriableError as `RecordWriter` does; whatever is raised, no store has changed."""
+    def __call__(
+        self, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
+    ) -> BatchResult:
+        """See `Sink`. Raises UndecodableRecord where there is no dead letter topic,
+        TaskMigratedError, UnknownOutcomeError and RetriableError as `RecordWriter` does; whatever
+        is raised, no store has changed."""
         touched = _touched_tasks(request, result, sources)
         if not touched:
             # A warm-up or keep-alive batch: the producer is there when the first record comes.
             self.ports.writer(request)
-            return BatchResult(outcome=COMMITTED, consumed=result.consumed, counts={"in": 0, "out": 0})
-        if result.dead_letters is not None and len(result.dead_letters) and self.dead_letter_topic is None:
+            return BatchResult(
+                outcome=COMMITTED, consumed=result.consumed, counts={"in": 0, "out": 0}
+            )
+        if (
+            result.dead_letters is not None
+            and len(result.dead_letters)
+            and self.dead_letter_topic is None
+        ):
             raise UndecodableRecord(result.dead_letters, sources)
         self.ports.reached(BEFORE_TRANSACTION)
         writer = self.ports.writer(request)
@@ -111,13 +141,16 @@ class KafkaSink:
                 writer.flush(FLUSH_TIMEOUT_S)
             answer = self._commit(writer, request, result, sources, touched)
         except GenerationChanged as error:
-            # The group moved on between the gate's answer and the offsets: refused as a whole, nothing was committed. The tasks
-            # that stay run the batch again at once (I4), with nothing to recover.
+            # The group moved on between the gate's answer and the offsets: refused as a whole,
+            # nothing was committed. The tasks that stay run the batch again at once (I4), with
+            # nothing to recover.
             self._abort(writer)
             return BatchResult(outcome=ABORTED, reason=f"generation: {error}")
         except RecordTooLargeError as error:
             self._abort(writer)
-            raise named(error, request, result, sources, partial(self.ports.topic_limit, request)) from error
+            raise named(
+                error, request, result, sources, partial(self.ports.topic_limit, request)
+            ) from error
         except Exception:
             self._abort(writer)
             raise
@@ -139,7 +172,11 @@ class KafkaSink:
         )
 
     def _write(
-        self, writer: SinkWriter, request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
+        self,
+        writer: SinkWriter,
+        request: BatchRequest,
+        result: StepResult,
+        sources: tuple[Source, ...],
     ) -> dict[str, int]:
         first = _FirstRecord(writer, self.ports)
         for output in result.outputs:
@@ -151,10 +188,21 @@ class KafkaSink:
                 topic = stores[task][changes.store].changelog
                 if topic is None:
                     continue
-                first.write(topic, changes.keys, changes.values, changes.timestamps, task.partition, track=True)
+                first.write(
+                    topic,
+                    changes.keys,
+                    changes.values,
+                    changes.timestamps,
+                    task.partition,
+                    track=True,
+                )
                 changelog += len(changes)
         dead = 0
-        if result.dead_letters is not None and len(result.dead_letters) and self.dead_letter_topic is not None:
+        if (
+            result.dead_letters is not None
+            and len(result.dead_letters)
+            and self.dead_letter_topic is not None
+        ):
             dead = _write_dead_letters(first, self.dead_letter_topic, result.dead_letters, sources)
         return {
             "in": sum(result.consumed[tp] - wanted.start for tp, wanted in request.ranges.items()),
@@ -177,15 +225,22 @@ class KafkaSink:
             answer = self.ports.ask(request, offsets)
         if answer.ok and request.guarantee == EXACTLY_ONCE_V2:
             assert answer.group_metadata is not None
-            with timed(result.timings, "offsets"), self.ports.ended_if_stuck("sending offsets", OFFSETS_TIMEOUT_S):
+            with (
+                timed(result.timings, "offsets"),
+                self.ports.ended_if_stuck("sending offsets", OFFSETS_TIMEOUT_S),
+            ):
                 writer.send_offsets(offsets, answer.group_metadata, OFFSETS_TIMEOUT_S)
             self.ports.reached(OFFSETS_SENT)
-            with timed(result.timings, "commit"), self.ports.ended_if_stuck("committing", COMMIT_TIMEOUT_S):
+            with (
+                timed(result.timings, "commit"),
+                self.ports.ended_if_stuck("committing", COMMIT_TIMEOUT_S),
+            ):
                 writer.commit(COMMIT_TIMEOUT_S)
         return answer
 
     def _abort(self, writer: SinkWriter) -> None:
-        """Give the transaction up; a writer that cannot even do that is fenced by the driver (D6)."""
+        """Give the transaction up; a writer that cannot even do that is fenced by the driver
+        (D6)."""
         try:
             with self.ports.ended_if_stuck("aborting", ABORT_TIMEOUT_S):
                 writer.abort(ABORT_TIMEOUT_S)
@@ -194,7 +249,8 @@ class KafkaSink:
 
 
 class _FirstRecord:
-    """Passes writes on; the crash point ``first-record`` lies after the first record has reached the broker."""
+    """Passes writes on; the crash point ``first-record`` lies after the first record has reached
+    the broker."""
 
     def __init__(self, writer: SinkWriter, ports: SinkPorts) -> None:
         self._writer, self._ports = writer, ports
@@ -222,12 +278,14 @@ class _FirstRecord:
         self._writer.write(topic, keys, values, timestamps, partition, headers, track)
 
 
-# --- records ---------------------------------------------------------------------------------------------------
+# --- records --------------------------------------------------------------------------------------
 
 
 def _write_output(writer: _FirstRecord, output: SinkOutput) -> None:
     batch = output.batch
-    headers = None if batch.headers is None or batch.headers.null_count == len(batch) else _headers(batch)
+    headers = (
+        None if batch.headers is None or batch.headers.null_count == len(batch) else _headers(batch)
+    )
     if isinstance(output.topics, str):
         writer.write(output.topics, output.keys, output.values, batch.timestamp, None, headers)
         return
@@ -245,10 +303,15 @@ def _write_output(writer: _FirstRecord, output: SinkOutput) -> None:
 
 def _headers(batch: EdgeBatch) -> list[list[tuple[str, bytes | None]]]:
     assert batch.headers is not None
-    return [[(header["key"], header["value"]) for header in row] if row else [] for row in batch.headers.to_pylist()]
+    return [
+        [(header["key"], header["value"]) for header in row] if row else []
+        for row in batch.headers.to_pylist()
+    ]
 
 
-def _write_dead_letters(writer: _FirstRecord, topic: str, letters: EdgeBatch, sources: tuple[Source, ...]) -> int:
+def _write_dead_letters(
+    writer: _FirstRecord, topic: str, letters: EdgeBatch, sources: tuple[Source, ...]
+) -> int:
     """Raw key and value with Kafka Streams' headers (KIP-1034), inside the transaction."""
     values = letters.value.to_pylist()
     own = _headers(letters) if letters.headers is not None else [[] for _ in values]
@@ -263,16 +326,23 @@ def _write_dead_letters(writer: _FirstRecord, topic: str, letters: EdgeBatch, so
             "partition": str(int(letters.partition[row])),
             "offset": str(int(letters.offset[row])),
         }
-        headers.append([*own[row], *((f"__streams.errors.{name}", text.encode()) for name, text in extra.items())])
+        headers.append(
+            [
+                *own[row],
+                *((f"__streams.errors.{name}", text.encode()) for name, text in extra.items()),
+            ]
+        )
     raw = [value["value"] for value in values]
     writer.write(topic, letters.key.to_pylist(), raw, letters.timestamp, None, headers)
     return len(values)
 
 
-# --- offsets and stores ----------------------------------------------------------------------------------------
+# --- offsets and stores ---------------------------------------------------------------------------
 
 
-def _touched_tasks(request: BatchRequest, result: StepResult, sources: tuple[Source, ...]) -> set[TaskId]:
+def _touched_tasks(
+    request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
+) -> set[TaskId]:
     """Tasks whose input moved or whose stores changed."""
     subtopology = {source.topic: source.subtopology for source in sources}
     touched = set(result.changes)
@@ -283,12 +353,18 @@ def _touched_tasks(request: BatchRequest, result: StepResult, sources: tuple[Sou
 
 
 def _offsets(
-    request: BatchRequest, result: StepResult, sources: tuple[Source, ...], touched: set[TaskId], layouts: str
+    request: BatchRequest,
+    result: StepResult,
+    sources: tuple[Source, ...],
+    touched: set[TaskId],
+    layouts: str,
 ) -> list[tuple[str, int, int, str]]:
-    """All input partitions of every touched task, moved or not, each with batch id, stream times and layouts (D5)."""
+    """All input partitions of every touched task, moved or not, each with batch id, stream times
+    and layouts (D5)."""
     subtopology = {source.topic: source.subtopology for source in sources}
     times: dict[TaskId, Mapping[str, int]] = {
-        task.task: {**task.stream_times, **result.stream_times.get(task.task, {})} for task in request.tasks
+        task.task: {**task.stream_times, **result.stream_times.get(task.task, {})}
+        for task in request.tasks
     }
     offsets = []
     for tp in request.ranges:
@@ -300,19 +376,32 @@ def _offsets(
 
 
 def _apply(
-    ports: SinkPorts, request: BatchRequest, result: StepResult, touched: set[TaskId], sent: Mapping[TopicPartition, int]
+    ports: SinkPorts,
+    request: BatchRequest,
+    result: StepResult,
+    touched: set[TaskId],
+    sent: Mapping[TopicPartition, int],
 ) -> dict[TaskId, dict[str, int]]:
-    """Fold the committed changes into the stores; every store of a touched task gets the batch id."""
+    """Fold the committed changes into the stores; every store of a touched task gets the batch
+    id."""
     positions: dict[TaskId, dict[str, int]] = {}
     for task in request.tasks:
         if task.task not in touched:
             continue
         times = result.store_times.get(task.task, {})
         for name, place in task.stores.items():
-            changes = _joined(name, [c for c in result.changes.get(task.task, []) if c.store == name])
-            position = None if place.changelog is None else sent.get(TopicPartition(place.changelog, task.task.partition))
+            changes = _joined(
+                name, [c for c in result.changes.get(task.task, []) if c.store == name]
+            )
+            position = (
+                None
+                if place.changelog is None
+                else sent.get(TopicPartition(place.changelog, task.task.partition))
+            )
             expected = Owner(task.incarnation, task.last_batch)
-            ports.apply(place.path, changes, position, expected, request.batch_id, times.get(name, -1))
+            ports.apply(
+                place.path, changes, position, expected, request.batch_id, times.get(name, -1)
+            )
             if position is not None:
                 positions.setdefault(task.task, {})[name] = position
     return positions
@@ -324,4 +413,6 @@ def _joined(store: str, listed: list[StoreChanges]) -> StoreChanges:
     keys = [key for changes in listed for key in changes.keys]
     values = [value for changes in listed for value in changes.values]
     times = [changes.timestamps for changes in listed]
-    return StoreChanges(store, keys, values, np.concatenate(times) if times else np.empty(0, np.int64))
+    return StoreChanges(
+        store, keys, values, np.concatenate(times) if times else np.empty(0, np.int64)
+    )

@@ -15,7 +15,8 @@ _KEY_SHOWN = 60
 
 
 class Written(NamedTuple):
-    """A record as it was to be written: ``size`` of key, value and headers in bytes; ``origin`` in words."""
+    """A record as it was to be written: ``size`` of key, value and headers in bytes; ``origin`` in
+    words."""
 
     topic: str
     size: int
@@ -29,20 +30,27 @@ def named(
     sources: Collection[Source],
     topic_limit: Callable[[str], int | None],
 ) -> RecordTooLargeError:
-    """``error`` with the record that it is about: the largest of those written to its topics. ``topic_limit`` asks the broker for a
-    topic's ``max.message.bytes``."""
-    found = max(_written(request, result, sources, error.topics), key=lambda one: one.size, default=None)
+    """``error`` with the record that it is about: the largest of those written to its topics.
+    ``topic_limit`` asks the broker for a topic's ``max.message.bytes``."""
+    found = max(
+        _written(request, result, sources, error.topics), key=lambda one: one.size, default=None
+    )
     if found is None:
         return error
     if error.limit is not None:
-        limit, setting = error.limit, "producer.message.max.bytes (and max.message.bytes of the topic, if that is smaller)"
+        limit, setting = (
+            error.limit,
+            "producer.message.max.bytes (and max.message.bytes of the topic, if that is smaller)",
+        )
         taker = f"the producer sends (message.max.bytes={error.limit:,})"
     else:
         limit, setting = topic_limit(found.topic) or 0, f"max.message.bytes of {found.topic}"
         taker = f"the topic takes (max.message.bytes{f'={limit:,}' if limit else ''})"
     return RecordTooLargeError(
-        f"A record for topic {found.topic} is too large: {found.size:,} bytes, more than {taker}\n  {found.origin}\n"
-        f"  Nothing of its micro-batch was written. Raise {setting}, or make the record smaller, and start again: processing goes "
+        f"A record for topic {found.topic} is too large: {found.size:,} bytes, more than {taker}\n "
+        f" {found.origin}\n"
+        f"  Nothing of its micro-batch was written. Raise {setting}, or make the record smaller, "
+        f"and start again: processing goes "
         "on where it stopped.",
         topics=(found.topic,),
         limit=limit or None,
@@ -60,13 +68,22 @@ def _written(
             topic = places[task][changes.store].changelog
             if topic not in topics or topic is None:
                 continue
-            row = max(range(len(changes)), key=lambda at: _size(changes.keys[at], changes.values[at]), default=None)
+            row = max(
+                range(len(changes)),
+                key=lambda at: _size(changes.keys[at], changes.values[at]),
+                default=None,
+            )
             if row is not None:
-                origin = f"the value of key {_short(changes.keys[row])} in store {changes.store}, partition {task.partition}"
+                origin = (
+                    f"the value of key {_short(changes.keys[row])} in store {changes.store}, "
+                    f"partition {task.partition}"
+                )
                 yield Written(topic, _size(changes.keys[row], changes.values[row]), origin)
 
 
-def _outputs(output: SinkOutput, sources: Collection[Source], topics: Collection[str]) -> Iterator[Written]:
+def _outputs(
+    output: SinkOutput, sources: Collection[Source], topics: Collection[str]
+) -> Iterator[Written]:
     """The largest one."""
     names = [output.topics] * len(output.keys) if isinstance(output.topics, str) else output.topics
     rows = [row for row, topic in enumerate(names) if topic in topics]

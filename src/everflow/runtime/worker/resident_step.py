@@ -1,9 +1,10 @@
 """The resident step: one Spark task that serves many micro-batches (design note 004).
 
-A Spark job per micro-batch costs more than the work of a small one, and the way of a large one from Kafka through the JVM costs
-more than reading it in columns here. Where a plan is one step whose segment has Arrow twins, the step can read its input itself:
-it asks the driver for the next request over a socket, runs the very same `TaskStep`, answers with the result, and goes on until
-it is told to stop. Gate, transaction, stores and failures are those of a job per batch.
+A Spark job per micro-batch costs more than the work of a small one, and the way of a large one from
+Kafka through the JVM costs more than reading it in columns here. Where a plan is one step whose
+segment has Arrow twins, the step can read its input itself: it asks the driver for the next request
+over a socket, runs the very same `TaskStep`, answers with the result, and goes on until it is told
+to stop. Gate, transaction, stores and failures are those of a job per batch.
 """
 
 from __future__ import annotations
@@ -26,7 +27,16 @@ from everflow.runtime.step.step_functions import decode_parts
 from everflow.runtime.step.task_step import TaskStep, timed
 from everflow.runtime.worker.record_times import require_times
 from everflow.topology.hops import HopInput, as_text, concat
-from everflow.topology.physical_plan import DEAD_LETTER_SLOT, Decode, DecodeOp, Encode, PhysicalPlan, Projection, Segment, Source
+from everflow.topology.physical_plan import (
+    DEAD_LETTER_SLOT,
+    Decode,
+    DecodeOp,
+    Encode,
+    PhysicalPlan,
+    Projection,
+    Segment,
+    Source,
+)
 
 READ_TIMEOUT_S = 30.0
 STOP = "stop"
@@ -42,8 +52,8 @@ class TwinSegment:
 
     @staticmethod
     def of_plan(plan: PhysicalPlan) -> TwinSegment | None:
-        """The twin of a plan's only segment; None where it has more than one, or that one has none: then a micro-batch is a Spark
-        job."""
+        """The twin of a plan's only segment; None where it has more than one, or that one has none:
+        then a micro-batch is a Spark job."""
         return TwinSegment.of(plan.segments[0], plan.headers) if plan.levels == 1 else None
 
     @staticmethod
@@ -76,16 +86,25 @@ class TwinSegment:
         )
         letters = []
         for decode in self.decodes:
-            mine = LogColumns.concat([found for tp, found in read.items() if tp.topic == decode.source.topic], self.headers)
+            mine = LogColumns.concat(
+                [found for tp, found in read.items() if tp.topic == decode.source.topic],
+                self.headers,
+            )
             raw = _raw(mine, np.flatnonzero(hop.source == decode.source.index), hop)
-            batch, bad = _decode(decode, raw, {found.source.index: found.source for found in self.decodes})
+            batch, bad = _decode(
+                decode, raw, {found.source.index: found.source for found in self.decodes}
+            )
             hop.batches[decode.output], hop.rows[decode.output] = batch, batch.seq
             if bad is not None:
                 letters.append(bad)
             hop.bytes += raw.key.nbytes + raw.value.nbytes
         for given, made, twin, encode in self.projections:
             batch = hop.batches[given]
-            hop.batches[made] = batch.with_columns(value=twin(batch.value)) if twin is not None else _encoded(encode, batch)
+            hop.batches[made] = (
+                batch.with_columns(value=twin(batch.value))
+                if twin is not None
+                else _encoded(encode, batch)
+            )
             hop.rows[made] = hop.rows[given]
         if letters:
             hop.batches[DEAD_LETTER_SLOT] = concat(letters)
@@ -110,7 +129,9 @@ def _raw(found: LogColumns, rows: Int64, hop: HopInput) -> EdgeBatch:
     )
 
 
-def _decode(decode: Decode, raw: EdgeBatch, sources: dict[int, Source]) -> tuple[EdgeBatch, EdgeBatch | None]:
+def _decode(
+    decode: Decode, raw: EdgeBatch, sources: dict[int, Source]
+) -> tuple[EdgeBatch, EdgeBatch | None]:
     """Decode what the segment would decode; the parts that it leaves raw stay raw."""
     source = decode.source
     serdes = {
@@ -125,7 +146,9 @@ def _decode(decode: Decode, raw: EdgeBatch, sources: dict[int, Source]) -> tuple
             serdes[part] = None
     if serdes["key"] is None and serdes["value"] is None:
         return raw, None
-    return decode_parts(DecodeOp(source.node, -1, decode.output, serdes["key"], serdes["value"]), raw, sources)
+    return decode_parts(
+        DecodeOp(source.node, -1, decode.output, serdes["key"], serdes["value"]), raw, sources
+    )
 
 
 def _encoded(encode: Encode | None, batch: EdgeBatch) -> EdgeBatch:
@@ -141,7 +164,8 @@ def _bytes_of(serde: Any, column: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True, kw_only=True)
 class ResidentStep:
-    """What the resident job's only task does; picklable. ``channel`` reads the socket's path (a local property)."""
+    """What the resident job's only task does; picklable. ``channel`` reads the socket's path (a
+    local property)."""
 
     step: TaskStep
     segment: TwinSegment
@@ -151,7 +175,8 @@ class ResidentStep:
     read_committed: bool
 
     def __call__(self) -> None:
-        """Serve requests until told to stop, or until one has failed: the driver then ends this process."""
+        """Serve requests until told to stop, or until one has failed: the driver then ends this
+        process."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.connect(self.channel())
             lines = connection.makefile("rwb")
@@ -196,6 +221,8 @@ def refuse(error: Exception, channel: Callable[[], str]) -> None:
         connection.connect(channel())
         lines = connection.makefile("rwb")
         if lines.readline().decode().strip() != STOP:
-            lines.write(BatchResult(outcome=FAILED, failure=failure_of(error).to_dict()).to_json().encode() + b"\n")
+            lines.write(
+                BatchResult(outcome=FAILED, failure=failure_of(error).to_dict()).to_json().encode()
+                + b"\n"
+            )
             lines.flush()
-

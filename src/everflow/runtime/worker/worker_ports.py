@@ -43,10 +43,13 @@ class LmdbAccess:
 
 
 def announce(request: BatchRequest, level: int) -> None:
-    """Tell the driver which process serves this hop, so that it can be killed after a failure (scenario 34)."""
+    """Tell the driver which process serves this hop, so that it can be killed after a failure
+    (scenario 34)."""
     with GateClient(request.gate) as gate:
         if not gate.hello(request.batch_id, f"t{request.thread}-{level}", os.getpid()):
-            raise BatchUnwantedError(f"the driver no longer runs batch {request.batch_id}; nothing was written")
+            raise BatchUnwantedError(
+                f"the driver no longer runs batch {request.batch_id}; nothing was written"
+            )
 
 
 @dataclass(frozen=True)
@@ -62,15 +65,24 @@ class WorkerPorts:
 
     def writer(self, request: BatchRequest) -> RecordWriter:
         return RecordWriter.get(
-            request.producer_config, request.transactional_id if request.guarantee == EXACTLY_ONCE_V2 else None
+            request.producer_config,
+            request.transactional_id if request.guarantee == EXACTLY_ONCE_V2 else None,
         )
 
-    def ask(self, request: BatchRequest, offsets: Sequence[tuple[str, int, int, str]]) -> GateAnswer:
+    def ask(
+        self, request: BatchRequest, offsets: Sequence[tuple[str, int, int, str]]
+    ) -> GateAnswer:
         with GateClient(request.gate) as gate:
             return gate.commit(request.batch_id, offsets)
 
     def apply(
-        self, path: str, changes: StoreChanges, position: int | None, expected: Owner, batch: str, stream_time: int
+        self,
+        path: str,
+        changes: StoreChanges,
+        position: int | None,
+        expected: Owner,
+        batch: str,
+        stream_time: int,
     ) -> None:
         LmdbStore.open(path).apply(
             changes,
@@ -86,13 +98,18 @@ class WorkerPorts:
     def ended_if_stuck(self, doing: str, timeout_s: float) -> Iterator[None]:
         """See `SinkPorts`.
 
-        librdkafka 2.16 may never return from a transactional call when the broker was restarted under it (send_offsets stood for
-        minutes, its time-out was 30 s), and the batch would hold its tasks until the watchdog's five minutes are over.
+        librdkafka 2.16 may never return from a transactional call when the broker was restarted
+        under it (send_offsets stood for minutes, its time-out was 30 s), and the batch would hold
+        its tasks until the watchdog's five minutes are over.
         """
 
         def end() -> None:
             after = f"{timeout_s + STUCK_S:g} s"
-            print(f"everflow: {doing} did not return within {after}; ending the worker", file=sys.stderr, flush=True)
+            print(
+                f"everflow: {doing} did not return within {after}; ending the worker",
+                file=sys.stderr,
+                flush=True,
+            )
             os.kill(os.getpid(), signal.SIGKILL)
 
         timer = threading.Timer(timeout_s + STUCK_S, end)

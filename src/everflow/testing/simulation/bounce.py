@@ -1,10 +1,12 @@
 """Measures a rolling bounce in lost task-seconds: static, drained, leaving, an eager group.
 
-``python -m everflow.testing.simulation.bounce --members 1000 --tasks 10000 --json FILE`` writes rows as benches do.
+``python -m everflow.testing.simulation.bounce --members 1000 --tasks 10000 --json FILE`` writes
+rows as benches do.
 
-Only some of the members are bounced, the rest would cost the same again: figures are for the whole group, scaled. The eager
-protocol is not run (there is no such code here) but counted: with it every task stops from the first JoinGroup of a rebalance to
-its end, in the two rebalances that leaving and joining make; how long those take is measured in the cooperative run.
+Only some of the members are bounced, the rest would cost the same again: figures are for the whole
+group, scaled. The eager protocol is not run (there is no such code here) but counted: with it every
+task stops from the first JoinGroup of a rebalance to its end, in the two rebalances that leaving
+and joining make; how long those take is measured in the cooperative run.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ MODES = ("static", "drained", "leaving")
 
 @dataclass(frozen=True, kw_only=True)
 class BouncePlan:
-    """``down_s``: from the end of a process to the start of the next; ``bounced`` of the ``members`` are simulated."""
+    """``down_s``: from the end of a process to the start of the next; ``bounced`` of the
+    ``members`` are simulated."""
 
     members: int = 1_000
     tasks: int = 10_000
@@ -47,7 +50,9 @@ class BounceRow:
     """Mean time from the first JoinGroup to the assignment; 0 where there was none."""
 
 
-def rolling_bounce(plan: BouncePlan, say: Callable[[str], None] = lambda line: None) -> list[BounceRow]:
+def rolling_bounce(
+    plan: BouncePlan, say: Callable[[str], None] = lambda line: None
+) -> list[BounceRow]:
     """One row for each of `MODES`, and ``eager``. Raises InvariantError like every simulation."""
     rows = []
     for mode in MODES:
@@ -74,10 +79,18 @@ def _bounce(plan: BouncePlan, mode: str) -> BounceRow:
     with Simulation(step.settings(), plan.seed) as group:
         group.start_with_state(plan.members, plan.state_records, static=step.static)
         group.settle(600_000, check_ms)
-        lost, rebalances, took = group.count_pauses(), group.coordinator.rebalances, len(group.coordinator.durations_ms)
+        lost, rebalances, took = (
+            group.count_pauses(),
+            group.coordinator.rebalances,
+            len(group.coordinator.durations_ms),
+        )
         for number in range(1, plan.bounced + 1):
             name = f"i{number}"
-            group.close_instance(name, leave_group=mode != "static", drain_ms=600_000.0 if mode == "drained" else None)
+            group.close_instance(
+                name,
+                leave_group=mode != "static",
+                drain_ms=600_000.0 if mode == "drained" else None,
+            )
             while group.instances[name].process.alive:
                 group.run_for(check_ms)
             group.run_for(plan.down_s * 1000)
@@ -87,7 +100,9 @@ def _bounce(plan: BouncePlan, mode: str) -> BounceRow:
         durations = group.coordinator.durations_ms[took:]
         seconds = (group.count_pauses() - lost) / 1000 * scale
         mean_s = sum(durations) / len(durations) / 1000 if durations else 0.0
-        return BounceRow(mode, seconds, round((group.coordinator.rebalances - rebalances) * scale), mean_s)
+        return BounceRow(
+            mode, seconds, round((group.coordinator.rebalances - rebalances) * scale), mean_s
+        )
 
 
 def bench_rows(plan: BouncePlan, rows: Sequence[BounceRow]) -> list[dict[str, Any]]:
@@ -103,7 +118,8 @@ def bench_rows(plan: BouncePlan, rows: Sequence[BounceRow]) -> list[dict[str, An
             "value": round(value, 1),
             "unit": unit,
             "runs": [round(value, 1)],
-            "note": f"simulated, {plan.bounced} bounces of {plan.members}" + (", counted" if row.mode == "eager" else ""),
+            "note": f"simulated, {plan.bounced} bounces of {plan.members}"
+            + (", counted" if row.mode == "eager" else ""),
         }
         for row in rows
         for metric, value, unit in (
@@ -115,7 +131,9 @@ def bench_rows(plan: BouncePlan, rows: Sequence[BounceRow]) -> list[dict[str, An
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description="Task-seconds lost in a rolling bounce, simulated.")
+    parser = argparse.ArgumentParser(
+        description="Task-seconds lost in a rolling bounce, simulated."
+    )
     defaults = asdict(BouncePlan())
     for name, value in defaults.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
@@ -125,7 +143,10 @@ def main() -> None:
     logging.getLogger("everflow").setLevel(logging.ERROR)
     plan = BouncePlan(**given)
     rows = rolling_bounce(plan, print)
-    print(f"eager (counted): {rows[-1].task_seconds_lost:,.0f} task-seconds, {rows[-1].generations} generations")
+    print(
+        f"eager (counted): {rows[-1].task_seconds_lost:,.0f} task-seconds, {rows[-1].generations} "
+        f"generations"
+    )
     if path is not None:
         path.write_text(json.dumps(bench_rows(plan, rows), indent=1) + "\n")
 

@@ -1,8 +1,9 @@
 """`MemberChannel` over the simulated coordinator: kafka-python's behaviour on virtual time.
 
-Modelled on what its source does: a join under way goes on in the background while ``poll`` returns; the generation changes with the
-answer to JoinGroup, the assignment is taken with the next ``poll`` after SyncGroup's; heartbeats stop while a rebalance is joined
-and are close together after it; UNKNOWN_MEMBER_ID forgets the member id, ILLEGAL_GENERATION only the generation.
+Modelled on what its source does: a join under way goes on in the background while ``poll`` returns;
+the generation changes with the answer to JoinGroup, the assignment is taken with the next ``poll``
+after SyncGroup's; heartbeats stop while a rebalance is joined and are close together after it;
+UNKNOWN_MEMBER_ID forgets the member id, ILLEGAL_GENERATION only the generation.
 """
 
 from __future__ import annotations
@@ -15,9 +16,22 @@ from dataclasses import dataclass
 import kafka.errors as client_errors
 
 from everflow.errors import RetriableError, TaskMigratedError
-from everflow.kafka.group_channel import Given, GroupAssignor, GroupListener, GroupSettings, classify, watch_every
+from everflow.kafka.group_channel import (
+    Given,
+    GroupAssignor,
+    GroupListener,
+    GroupSettings,
+    classify,
+    watch_every,
+)
 from everflow.records import MemberMetadata, TopicPartition
-from everflow.testing.simulation.group_coordinator import Code, GroupCoordinator, JoinReply, JoinRequest, SyncReply
+from everflow.testing.simulation.group_coordinator import (
+    Code,
+    GroupCoordinator,
+    JoinReply,
+    JoinRequest,
+    SyncReply,
+)
 from everflow.testing.simulation.network import Network
 from everflow.testing.simulation.scheduler import Process
 
@@ -32,7 +46,8 @@ class _State(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelServices:
-    """What a channel needs of its world: ``partition_counts`` is the leader's metadata; ``changed`` wakes the membership."""
+    """What a channel needs of its world: ``partition_counts`` is the leader's metadata; ``changed``
+    wakes the membership."""
 
     network: Network
     coordinator: GroupCoordinator
@@ -75,7 +90,7 @@ class SimulatedChannel:
         self._beats = 0
         """Counts the rebalances: the beats of an earlier one end."""
 
-    # --- MemberChannel -----------------------------------------------------------------------------------------
+    # --- MemberChannel ----------------------------------------------------------------------------
 
     def poll(self, timeout_s: float) -> None:
         """See `GroupChannel.poll`; returns at once."""
@@ -94,7 +109,9 @@ class SimulatedChannel:
         """See `GroupChannel.keep_alive`."""
         self._last_poll_ms = self._now()
         if self._fenced:
-            raise classify(client_errors.FencedInstanceIdError(self._settings.instance_id), "being a member")
+            raise classify(
+                client_errors.FencedInstanceIdError(self._settings.instance_id), "being a member"
+            )
 
     @property
     def joining(self) -> bool:
@@ -121,7 +138,9 @@ class SimulatedChannel:
         if code is Code.REBALANCE_IN_PROGRESS:
             return False
         if code in (Code.ILLEGAL_GENERATION, Code.UNKNOWN_MEMBER_ID, Code.FENCED_INSTANCE_ID):
-            raise TaskMigratedError(f"committing as {member.member_id} of generation {member.generation}: {code.value}")
+            raise TaskMigratedError(
+                f"committing as {member.member_id} of generation {member.generation}: {code.value}"
+            )
         if code is not Code.NONE:
             raise RetriableError(f"committing offsets: {code.value}")
         return True
@@ -136,7 +155,7 @@ class SimulatedChannel:
         self._reset("")
         return True
 
-    # --- joining -------------------------------------------------------------------------------------------------
+    # --- joining ----------------------------------------------------------------------------------
 
     def _send_join(self) -> None:
         self._in_flight = True
@@ -171,7 +190,9 @@ class SimulatedChannel:
             assignments: dict[str, bytes] = {}
             if reply.leader == reply.member_id:
                 counts = self._services.partition_counts()
-                given = self._assignor.assign(reply.members, {topic: counts.get(topic, 0) for topic in self._topics})
+                given = self._assignor.assign(
+                    reply.members, {topic: counts.get(topic, 0) for topic in self._topics}
+                )
                 assignments = {member_id: _pack(one) for member_id, one in given.items()}
             return self._send_sync(assignments, attempt)
         if reply.code is Code.MEMBER_ID_REQUIRED:
@@ -187,7 +208,9 @@ class SimulatedChannel:
         instance_id = self._settings.instance_id
         services.network.call(
             SyncReply,
-            lambda reply: services.coordinator.sync(member_id, instance_id, generation, assignments, reply),
+            lambda reply: services.coordinator.sync(
+                member_id, instance_id, generation, assignments, reply
+            ),
             lambda answer: self._synced(answer, attempt),
             services.process,
         )
@@ -219,7 +242,9 @@ class SimulatedChannel:
         """The next attempt; the membership's poll makes it."""
         self._in_flight = False
         self._not_before_ms = self._now() + delay_ms
-        self._services.network.scheduler.after(delay_ms, self._services.changed, self._services.process)
+        self._services.network.scheduler.after(
+            delay_ms, self._services.changed, self._services.process
+        )
 
     def _complete(self) -> None:
         assert self._ready is not None
@@ -232,11 +257,15 @@ class SimulatedChannel:
         self._next_beat(self._beats)
         self._listener.on_assignment(partitions, user_data, self._generation)
 
-    # --- heartbeats ----------------------------------------------------------------------------------------------
+    # --- heartbeats -------------------------------------------------------------------------------
 
     def _next_beat(self, beats: int) -> None:
-        pause_ms = watch_every(self._now() - self._completed_ms, self._settings.heartbeat_interval_ms)
-        self._services.network.scheduler.after(pause_ms, lambda: self._beat(beats), self._services.process)
+        pause_ms = watch_every(
+            self._now() - self._completed_ms, self._settings.heartbeat_interval_ms
+        )
+        self._services.network.scheduler.after(
+            pause_ms, lambda: self._beat(beats), self._services.process
+        )
 
     def _beat(self, beats: int) -> None:
         if self._closed or self._state is not _State.STABLE or self._fenced or beats != self._beats:
@@ -252,14 +281,20 @@ class SimulatedChannel:
         if not self._rejoining:
             services.network.call(
                 Code,
-                lambda reply: reply(services.coordinator.heartbeat(member_id, instance_id, generation)),
+                lambda reply: reply(
+                    services.coordinator.heartbeat(member_id, instance_id, generation)
+                ),
                 lambda code: self._beaten(code, generation, member_id),
                 services.process,
             )
         self._next_beat(beats)
 
     def _beaten(self, code: Code, generation: int, member_id: str) -> None:
-        if self._closed or (generation, member_id) != (self._generation, self._member_id) or self._rejoining:
+        if (
+            self._closed
+            or (generation, member_id) != (self._generation, self._member_id)
+            or self._rejoining
+        ):
             return
         if code is Code.NONE or code is Code.NOT_COORDINATOR:
             return

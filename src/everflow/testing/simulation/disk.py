@@ -18,7 +18,8 @@ from everflow.testing.simulation.log import Fold
 
 @dataclass
 class SimulatedStore:
-    """One store on one disk: content, position in the changelog, owner (D5). Also what the state updater sees of a store."""
+    """One store on one disk: content, position in the changelog, owner (D5). Also what the state
+    updater sees of a store."""
 
     path: Path
     position: int = 0
@@ -30,8 +31,11 @@ class SimulatedStore:
         """A new owner; no batch applied by it yet."""
         self.incarnation, self.last_batch = incarnation, ""
 
-    def load(self, content: Mapping[TopicPartition, Fold] | None, position: int, incarnation: str) -> None:
-        """A piece of the changelog and the position behind it, in one transaction; only by the owner."""
+    def load(
+        self, content: Mapping[TopicPartition, Fold] | None, position: int, incarnation: str
+    ) -> None:
+        """A piece of the changelog and the position behind it, in one transaction; only by the
+        owner."""
         if incarnation != self.incarnation:
             raise StoreMismatchError(f"{self.path}: owner is {self.incarnation}, not {incarnation}")
         if content is not None:
@@ -52,11 +56,18 @@ class SimulatedStore:
         self.load(values or None, position, incarnation)  # type: ignore[arg-type]
 
     def apply(
-        self, content: Mapping[TopicPartition, Fold] | None, position: int | None, expected: tuple[str, str], batch: str
+        self,
+        content: Mapping[TopicPartition, Fold] | None,
+        position: int | None,
+        expected: tuple[str, str],
+        batch: str,
     ) -> None:
         """`LmdbStore.apply`: conditional on owner and last batch."""
         if (self.incarnation, self.last_batch) != expected:
-            raise StoreMismatchError(f"{self.path}: owner and batch are {self.incarnation}, {self.last_batch}, not {expected}")
+            raise StoreMismatchError(
+                f"{self.path}: owner and batch are {self.incarnation}, {self.last_batch}, not "
+                f"{expected}"
+            )
         self.content = self.content if content is None else content
         self.last_batch = batch
         if position is not None:
@@ -83,7 +94,11 @@ class SimulatedDisk:
 
     def positions(self) -> dict[TaskId, int]:
         """Task -> position, of every copy that holds anything."""
-        return {TaskId.parse(path.parts[0]): store.position for path, store in self.stores.items() if store.position > 0}
+        return {
+            TaskId.parse(path.parts[0]): store.position
+            for path, store in self.stores.items()
+            if store.position > 0
+        }
 
 
 class SimulatedCopies(Copies):
@@ -102,7 +117,9 @@ class SimulatedCopies(Copies):
     def rest(self, task: TaskId, stores: object) -> None:
         """See `Copies.rest`."""
         places: Sequence[TaskStore] = stores  # type: ignore[assignment]
-        positions = [self._disk.store(place.path).position for place in places if place.changelog is not None]
+        positions = [
+            self._disk.store(place.path).position for place in places if place.changelog is not None
+        ]
         if any(positions):
             self._at_rest[task] = AtRest(sum(positions))
         else:

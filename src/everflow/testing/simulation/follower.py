@@ -17,7 +17,8 @@ _NO_TIMES: Int64 = np.empty(0, np.int64)
 
 @dataclass(frozen=True)
 class Chunk:
-    """`restoration.FoldedChunk`: only the number of its records counts, and the content behind them (see `SimulatedStore`)."""
+    """`restoration.FoldedChunk`: only the number of its records counts, and the content behind them
+    (see `SimulatedStore`)."""
 
     keys: Any
     values: Any
@@ -36,8 +37,9 @@ class SimulatedRound:
 
 @dataclass(kw_only=True)
 class SimulatedFollower:
-    """``rate`` records a second over all partitions of one role: a lagging restore lowers it. ``poll`` waits in virtual time until
-    a period has passed since the last one, so that the followers of both roles wait together."""
+    """``rate`` records a second over all partitions of one role: a lagging restore lowers it.
+    ``poll`` waits in virtual time until a period has passed since the last one, so that the
+    followers of both roles wait together."""
 
     log: SimulatedLog
     clock: SimulatedClock
@@ -55,7 +57,13 @@ class SimulatedFollower:
         for tp in partitions:
             self.positions.pop(tp, None)
 
-    def poll(self, records_max: int, bulk_bytes: int, ends: Mapping[TopicPartition, int], timeout_s: float) -> SimulatedRound:
+    def poll(
+        self,
+        records_max: int,
+        bulk_bytes: int,
+        ends: Mapping[TopicPartition, int],
+        timeout_s: float,
+    ) -> SimulatedRound:
         """What arrives in one period. The bounds are those of memory, which is none here."""
         missing_ms = self.polled_ms + self.period_ms - self.clock.monotonic_ms()
         if missing_ms > 0:
@@ -63,7 +71,9 @@ class SimulatedFollower:
         self.polled_ms = self.clock.monotonic_ms()
         budget = int(self.rate * self.period_ms / 1000 / self.slowdown[0]) + 1
         stable = self.log.stable_ends(self.positions)
-        waiting = sorted((stable[tp] - at, tp) for tp, at in self.positions.items() if stable[tp] > at)
+        waiting = sorted(
+            (stable[tp] - at, tp) for tp, at in self.positions.items() if stable[tp] > at
+        )
         chunks: dict[TopicPartition, Chunk] = {}
         for number, (behind, tp) in enumerate(waiting):
             share = min(behind, max(1, budget // (len(waiting) - number)))

@@ -39,8 +39,9 @@ LARGE = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A group and what is done to it. ``state_records`` are those of one task's changelog; rates are records a second:
-    ``restore_rate`` of an active task's restore, ``follow_rate`` of one instance's warm-ups together.
+    """A group and what is done to it. ``state_records`` are those of one task's changelog; rates
+    are records a second: ``restore_rate`` of an active task's restore, ``follow_rate`` of one
+    instance's warm-ups together.
 
     ``remove`` stops instances cleanly (they drain), ``crash`` kills them.
     """
@@ -75,27 +76,36 @@ class Step:
             days = self.state_records / getattr(self, name) / 86_400
             if days > LIMIT_MS / 86_400_000:
                 raise ConfigError(
-                    f"--state-records {self.state_records:,}: at --{name.replace('_', '-')} {getattr(self, name):g} one task alone "
+                    f"--state-records {self.state_records:,}: at --{name.replace('_', '-')} "
+                    f"{getattr(self, name):g} one task alone "
                     f"takes {days:,.1f} days, more than the day that is simulated."
                 )
         if self.tasks + self.stateless_tasks == 0:
-            raise ConfigError("--tasks 0: there is nothing to place. Give --tasks or --stateless-tasks.")
+            raise ConfigError(
+                "--tasks 0: there is nothing to place. Give --tasks or --stateless-tasks."
+            )
         if self.add + self.remove + self.crash == 0:
             raise ConfigError("Nothing changes: say what happens with --add, --remove or --crash.")
         if self.remove + self.crash > self.members:
-            raise ConfigError(f"--remove {self.remove} and --crash {self.crash} are more than the --members {self.members}.")
+            raise ConfigError(
+                f"--remove {self.remove} and --crash {self.crash} are more than the --members "
+                f"{self.members}."
+            )
         if self.members + self.add - self.remove - self.crash < 1:
             raise ConfigError("Nobody would be left. Remove fewer instances or --add some.")
         if self.acceptable_lag < self.input_rate:
             raise ConfigError(
-                f"--acceptable-lag {self.acceptable_lag} is less than what arrives in a second (--input-rate {self.input_rate:g}): "
+                f"--acceptable-lag {self.acceptable_lag} is less than what arrives in a second "
+                f"(--input-rate {self.input_rate:g}): "
                 "no warm-up would ever count as hot. Raise it above the rate."
             )
 
     def settings(self) -> SimulationSettings:
         """The simulated application."""
         large = self.members + self.add > LARGE
-        rules = AssignmentRules(acceptable_lag=self.acceptable_lag, max_warmups=self.warmups, num_standbys=self.standbys)
+        rules = AssignmentRules(
+            acceptable_lag=self.acceptable_lag, max_warmups=self.warmups, num_standbys=self.standbys
+        )
         timings = Timings(
             restore_rate=self.restore_rate,
             follow_rate=self.follow_rate,
@@ -122,7 +132,8 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """One rebalance: seconds since the change, tasks that changed hands or were taken to be handed over, copies being warmed."""
+    """One rebalance: seconds since the change, tasks that changed hands or were taken to be handed
+    over, copies being warmed."""
 
     at_s: float
     members: int
@@ -134,8 +145,9 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Times in seconds. ``moves``: tasks that end on another instance. ``task_seconds_paused``: summed over the tasks;
-    ``longest_pause_s`` of one task. ``balanced_after_s`` is None where the group did not come to rest."""
+    """Times in seconds. ``moves``: tasks that end on another instance. ``task_seconds_paused``:
+    summed over the tasks; ``longest_pause_s`` of one task. ``balanced_after_s`` is None where the
+    group did not come to rest."""
 
     step: Step
     rounds: tuple[Round, ...]
@@ -153,7 +165,8 @@ class Forecast:
 
 
 def forecast(step: Step, history_file: Path | None = None) -> Forecast:
-    """Simulate the step. ConfigError for one that cannot be; InvariantError where the code under it breaks a promise."""
+    """Simulate the step. ConfigError for one that cannot be; InvariantError where the code under it
+    breaks a promise."""
     step.check()
     with Simulation(step.settings(), step.seed, history_file) as group:
         group.start_with_state(step.members, step.state_records, static=step.static)
@@ -179,12 +192,21 @@ def forecast(step: Step, history_file: Path | None = None) -> Forecast:
             step=step,
             rounds=_rounds(decisions, began),
             moves=sum(1 for task, name in after.items() if before.get(task) != name),
-            warmed=len({(task, member) for d in decisions for member, tasks in d.assignment.warmup.items() for task in tasks}),
+            warmed=len(
+                {
+                    (task, member)
+                    for d in decisions
+                    for member, tasks in d.assignment.warmup.items()
+                    for task in tasks
+                }
+            ),
             rebalances=group.coordinator.rebalances - rebalances,
             task_seconds_paused=(group.count_pauses() - paused) / 1000,
             longest_pause_s=max((ms for _, ms in group.outages[outages:]), default=0.0) / 1000,
             balanced_after_s=balanced_after,
-            tasks_per_member={instance.name: len(instance.running()) for instance in group.present()},
+            tasks_per_member={
+                instance.name: len(instance.running()) for instance in group.present()
+            },
         )
 
 
@@ -205,9 +227,16 @@ def _places(group: Simulation) -> dict[TaskId, str]:
 def _rounds(decisions: list[LeaderDecision], began_ms: float) -> tuple[Round, ...]:
     rounds = []
     for decision in decisions:
-        held = {task: member.member_id for member in decision.cluster.members for task in member.owned}
+        held = {
+            task: member.member_id for member in decision.cluster.members for task in member.owned
+        }
         active = decision.assignment.active
-        given = sum(1 for member_id, tasks in active.items() for task in tasks if held.get(task) != member_id)
+        given = sum(
+            1
+            for member_id, tasks in active.items()
+            for task in tasks
+            if held.get(task) != member_id
+        )
         rounds.append(
             Round(
                 at_s=(decision.at_ms - began_ms) / 1000,

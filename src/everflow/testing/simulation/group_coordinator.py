@@ -1,7 +1,8 @@
 """A group coordinator of the classic protocol (KIP-62, 345, 394, 429, 447), on virtual time.
 
-Requests are methods; an answer comes through ``reply``, at once or when the group is ready. Only what has been acknowledged to a
-completed generation survives a fail-over, as in the broker's log of the group.
+Requests are methods; an answer comes through ``reply``, at once or when the group is ready. Only
+what has been acknowledged to a completed generation survives a fail-over, as in the broker's log of
+the group.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ class GroupMemberState:
 
 @dataclass(kw_only=True)
 class GroupCoordinator:
-    """The one group of a simulation. ``on_generation(generation, member ids)`` is told of each completed generation."""
+    """The one group of a simulation. ``on_generation(generation, member ids)`` is told of each
+    completed generation."""
 
     scheduler: Scheduler
     history: History
@@ -114,9 +116,14 @@ class GroupCoordinator:
     _serial: int = 0
     _join_timer: Timer | None = None
     _sync_timer: Timer | None = None
-    _durable: tuple[int, str, GroupState, dict[str, GroupMemberState]] = (0, "", GroupState.EMPTY, {})
+    _durable: tuple[int, str, GroupState, dict[str, GroupMemberState]] = (
+        0,
+        "",
+        GroupState.EMPTY,
+        {},
+    )
 
-    # --- requests --------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
     def join(self, request: JoinRequest, reply: JoinAnswer) -> None:
         """JoinGroup."""
@@ -178,13 +185,20 @@ class GroupCoordinator:
         self._remove(member_id, "left")
         return Code.NONE
 
-    def offset_commit(self, member_id: str, instance_id: str | None, generation: int, transactional: bool) -> Code:
+    def offset_commit(
+        self, member_id: str, instance_id: str | None, generation: int, transactional: bool
+    ) -> Code:
         """Whether the group takes offsets of this member now (OffsetCommit, TxnOffsetCommit)."""
         if not self.available:
             return Code.NOT_COORDINATOR
         if generation < 0 and member_id == "" and instance_id is None:
-            # What scenario 7 is about: a transactional commit without membership is taken, unfenced.
-            return Code.NONE if transactional or self.state is GroupState.EMPTY else Code.UNKNOWN_MEMBER_ID
+            # What scenario 7 is about: a transactional commit without membership is taken,
+            # unfenced.
+            return (
+                Code.NONE
+                if transactional or self.state is GroupState.EMPTY
+                else Code.UNKNOWN_MEMBER_ID
+            )
         code = self._check(member_id, instance_id, generation)
         if code is Code.NONE and self.state is GroupState.COMPLETING and not transactional:
             return Code.REBALANCE_IN_PROGRESS
@@ -192,15 +206,23 @@ class GroupCoordinator:
             self._touch(self.members[member_id])
         return code
 
-    # --- fail-over -------------------------------------------------------------------------------------------
+    # --- fail-over --------------------------------------------------------------------------------
 
     def fail_over(self, outage_ms: float) -> None:
-        """The broker with the group dies; after the outage another one has loaded what was written down."""
-        self.history.add("coordinator", f"fails over, away for {outage_ms:.0f} ms (state {self.state.value})")
+        """The broker with the group dies; after the outage another one has loaded what was written
+        down."""
+        self.history.add(
+            "coordinator", f"fails over, away for {outage_ms:.0f} ms (state {self.state.value})"
+        )
         self.available = False
         waiting = [m.awaiting_join for m in self.members.values() if m.awaiting_join]
         syncing = [m.awaiting_sync for m in self.members.values() if m.awaiting_sync]
-        for timer in (self._join_timer, self._sync_timer, *(m.session for m in self.members.values()), *self._pending.values()):
+        for timer in (
+            self._join_timer,
+            self._sync_timer,
+            *(m.session for m in self.members.values()),
+            *self._pending.values(),
+        ):
             if timer is not None:
                 timer.cancel()
         self._pending.clear()
@@ -215,30 +237,48 @@ class GroupCoordinator:
     def _load(self) -> None:
         self.generation, self.leader, self.state, kept = self._durable
         self.members = {m.member_id: _copy(m) for m in kept.values()}
-        self.static = {m.instance_id: m.member_id for m in self.members.values() if m.instance_id is not None}
+        self.static = {
+            m.instance_id: m.member_id for m in self.members.values() if m.instance_id is not None
+        }
         self.available = True
         for member in self.members.values():
             self._touch(member)
-        self.history.add("coordinator", f"is back: generation {self.generation}, {self.state.value}, {len(self.members)} members")
+        self.history.add(
+            "coordinator",
+            (
+                f"is back: generation {self.generation}, {self.state.value}, {len(self.members)} "
+                f"members"
+            ),
+        )
 
     def _write(self) -> None:
-        self._durable = (self.generation, self.leader, self.state, {m.member_id: _copy(m) for m in self.members.values()})
+        self._durable = (
+            self.generation,
+            self.leader,
+            self.state,
+            {m.member_id: _copy(m) for m in self.members.values()},
+        )
 
-    # --- joining ---------------------------------------------------------------------------------------------
+    # --- joining ----------------------------------------------------------------------------------
 
     def _join_unknown(self, request: JoinRequest, reply: JoinAnswer) -> None:
         self._serial += 1
         member_id = f"{request.client}-{self._serial}"
         if request.instance_id is None:
-            self._pending[member_id] = self.scheduler.after(request.session_timeout_ms, lambda: self._expire_pending(member_id))
+            self._pending[member_id] = self.scheduler.after(
+                request.session_timeout_ms, lambda: self._expire_pending(member_id)
+            )
             return reply(JoinReply(Code.MEMBER_ID_REQUIRED, member_id=member_id))
         old_id = self.static.get(request.instance_id)
         if old_id is None:
             return self._add(member_id, request, reply)
         return self._replace_static(old_id, member_id, request, reply)
 
-    def _replace_static(self, old_id: str, member_id: str, request: JoinRequest, reply: JoinAnswer) -> None:
-        """KIP-345: a static member that returns takes its predecessor's place; the predecessor is fenced."""
+    def _replace_static(
+        self, old_id: str, member_id: str, request: JoinRequest, reply: JoinAnswer
+    ) -> None:
+        """KIP-345: a static member that returns takes its predecessor's place; the predecessor is
+        fenced."""
         old = self.members.pop(old_id)
         if old.session is not None:
             old.session.cancel()
@@ -254,15 +294,20 @@ class GroupCoordinator:
         self.static[request.instance_id] = member_id
         if self.leader == old_id:
             self.leader = member_id
-        self.history.add("coordinator", f"static member {request.instance_id} is back as {member_id}")
+        self.history.add(
+            "coordinator", f"static member {request.instance_id} is back as {member_id}"
+        )
         if self.state is GroupState.STABLE:
-            # No rebalance. The answer names the old leader, so that the returning one does not assign.
+            # No rebalance. The answer names the old leader, so that the returning one does not
+            # assign.
             self._touch(member)
             self._write()
             return reply(JoinReply(Code.NONE, self.generation, member_id, old_leader))
         member.awaiting_join = reply
         if self.state is GroupState.COMPLETING:
-            self._prepare(f"static member {request.instance_id} came back while the group was completing")
+            self._prepare(
+                f"static member {request.instance_id} came back while the group was completing"
+            )
         else:
             self._maybe_complete()
         return None
@@ -278,14 +323,19 @@ class GroupCoordinator:
     def _rejoin(self, member: GroupMemberState, request: JoinRequest, reply: JoinAnswer) -> None:
         changed = member.metadata != request.metadata
         member.metadata = request.metadata
-        member.session_timeout_ms, member.rebalance_timeout_ms = request.session_timeout_ms, request.rebalance_timeout_ms
+        member.session_timeout_ms, member.rebalance_timeout_ms = (
+            request.session_timeout_ms,
+            request.rebalance_timeout_ms,
+        )
         if self.state is GroupState.PREPARING:
             member.awaiting_join = reply
             return self._maybe_complete()
         leads = member.member_id == self.leader
         if not changed and (self.state is GroupState.COMPLETING or not leads):
             members = self._metadata() if leads else {}
-            return reply(JoinReply(Code.NONE, self.generation, member.member_id, self.leader, members))
+            return reply(
+                JoinReply(Code.NONE, self.generation, member.member_id, self.leader, members)
+            )
         member.awaiting_join = reply
         return self._prepare(f"{member.member_id} joins again")
 
@@ -303,21 +353,31 @@ class GroupCoordinator:
         self._prepared_ms = self.scheduler.now_ms
         self.history.add("coordinator", f"prepares generation {self.generation + 1}: {why}")
         longest = max((m.rebalance_timeout_ms for m in self.members.values()), default=0.0)
-        # group.initial.rebalance.delay.ms: an empty group waits for more members, whoever has joined.
+        # group.initial.rebalance.delay.ms: an empty group waits for more members, whoever has
+        # joined.
         self._delayed = was_empty and self.initial_delay_ms > 0
-        self._join_timer = self.scheduler.after(self.initial_delay_ms if self._delayed else longest, self._complete)
+        self._join_timer = self.scheduler.after(
+            self.initial_delay_ms if self._delayed else longest, self._complete
+        )
         return self._maybe_complete()
 
     def _maybe_complete(self) -> None:
-        if not self._delayed and all(member.awaiting_join is not None for member in self.members.values()) and not self._pending:
+        if (
+            not self._delayed
+            and all(member.awaiting_join is not None for member in self.members.values())
+            and not self._pending
+        ):
             self._complete()
 
     def _complete(self) -> None:
-        """All joined, or the rebalance time-out passed: who did not come is out (static members stay until their session ends)."""
+        """All joined, or the rebalance time-out passed: who did not come is out (static members
+        stay until their session ends)."""
         self._delayed = False
         if self._join_timer is not None:
             self._join_timer.cancel()
-        for member in [m for m in self.members.values() if m.awaiting_join is None and m.instance_id is None]:
+        for member in [
+            m for m in self.members.values() if m.awaiting_join is None and m.instance_id is None
+        ]:
             self._drop(member, "did not join in time")
         joined = sorted(m.member_id for m in self.members.values() if m.awaiting_join is not None)
         if not self.members:
@@ -334,7 +394,10 @@ class GroupCoordinator:
             self.leader = joined[0]
         self.generation += 1
         self.state = GroupState.COMPLETING
-        self.history.add("coordinator", f"generation {self.generation}: {len(self.members)} members, leader {self.leader}")
+        self.history.add(
+            "coordinator",
+            f"generation {self.generation}: {len(self.members)} members, leader {self.leader}",
+        )
         everyone = self._metadata()
         longest = max(m.rebalance_timeout_ms for m in self.members.values())
         self._sync_timer = self.scheduler.after(longest, self._expire_sync)
@@ -358,7 +421,7 @@ class GroupCoordinator:
             if waiting is not None:
                 waiting(SyncReply(Code.NONE, member.assignment))
 
-    # --- who is there ----------------------------------------------------------------------------------------
+    # --- who is there -----------------------------------------------------------------------------
 
     def _metadata(self) -> dict[str, bytes]:
         return {member_id: self.members[member_id].metadata for member_id in sorted(self.members)}
@@ -389,7 +452,9 @@ class GroupCoordinator:
         if self.members.get(member.member_id) is not member:
             return
         if member.awaiting_join is not None or member.awaiting_sync is not None:
-            member.session_ends_ms = self.scheduler.now_ms + member.session_timeout_ms  # its request hangs here: it lives
+            member.session_ends_ms = (
+                self.scheduler.now_ms + member.session_timeout_ms
+            )  # its request hangs here: it lives
         if member.session_ends_ms > self.scheduler.now_ms:
             self._watch(member)
         else:

@@ -1,7 +1,7 @@
 """Runs the real `Instance` and `InstanceEnd` on simulated ports: one simulated instance.
 
-What waits runs on fibers; what only looks (the loop, the membership, the poller of ends) runs as events of the scheduler: they cost
-less.
+What waits runs on fibers; what only looks (the loop, the membership, the poller of ends) runs as
+events of the scheduler: they cost less.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ DRAIN_TIMEOUT_MS = 60_000.0
 
 
 class SimulatedInstance(Instance):
-    """See the module. ``disk`` may be that of an earlier ``life``; ``version`` is that of the user data it speaks."""
+    """See the module. ``disk`` may be that of an earlier ``life``; ``version`` is that of the user
+    data it speaks."""
 
     def __init__(
         self,
@@ -38,13 +39,26 @@ class SimulatedInstance(Instance):
         instance_id: str | None = None,
         version: int | None = None,
     ) -> None:
-        self.world, self.name, self.disk, self.life, self.instance_id, self.version = world, name, disk, life, instance_id, version
+        self.world, self.name, self.disk, self.life, self.instance_id, self.version = (
+            world,
+            name,
+            disk,
+            life,
+            instance_id,
+            version,
+        )
         self.process = Process(name)
         self.error: EverflowError | None = None
         """The first, also of an end."""
         self.assigned: frozenset[TaskId] = frozenset()
         ours = SimulatedPorts(
-            world=world, name=name, disk=disk, life=life, instance_id=instance_id, version=version, process=self.process
+            world=world,
+            name=name,
+            disk=disk,
+            life=life,
+            instance_id=instance_id,
+            version=version,
+            process=self.process,
         )
         timeout_ms, never_ms = world.settings.task_timeout_ms, math.inf
         settings = InstanceSettings(
@@ -62,12 +76,14 @@ class SimulatedInstance(Instance):
         lifecycle.instance = self
         self.workers = ours.workers
 
-    # --- life ------------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     def launch(self) -> None:
         """Fence what earlier lives on this disk left open, then start."""
         copies = len(self.disk.positions())
-        self.world.history.add(self.name, f"starts (process {self.disk.process_id[-4:]}, {copies} copies on disk)")
+        self.world.history.add(
+            self.name, f"starts (process {self.disk.process_id[-4:]}, {copies} copies on disk)"
+        )
         self.ports.spawn(f"{self.name}-start", self._launch)
 
     def kill(self) -> None:
@@ -79,8 +95,14 @@ class SimulatedInstance(Instance):
     def close(self, leave_group: bool | None = None, drain_ms: float | None = None) -> None:
         """`KafkaStreams.close`: drain if asked to, end the batches in flight, leave as told."""
         if not self.closing:
-            drain_s = (drain_ms or 0.0) / 1000 if leaves(leave_group, static=self.instance_id is not None) else 0.0
-            self.world.history.add(self.name, f"closes, drains for {drain_s:g} s, it runs {_names(self.running())}")
+            drain_s = (
+                (drain_ms or 0.0) / 1000
+                if leaves(leave_group, static=self.instance_id is not None)
+                else 0.0
+            )
+            self.world.history.add(
+                self.name, f"closes, drains for {drain_s:g} s, it runs {_names(self.running())}"
+            )
             self.lifecycle.close(leave_group, drain_s)
 
     def running(self) -> frozenset[TaskId]:
@@ -113,7 +135,9 @@ class SimulatedInstance(Instance):
 
     def _begin(self) -> None:
         self.ports.fence(own=True)
-        self.disk.transactional_ids = {transactional_id(self.disk, number) for number in range(self.settings.threads)}
+        self.disk.transactional_ids = {
+            transactional_id(self.disk, number) for number in range(self.settings.threads)
+        }
         self.start()
 
     def _on_failed(self, error: EverflowError) -> None:
@@ -131,7 +155,7 @@ class SimulatedInstance(Instance):
         self.world.history.add(self.name, "ended")
         self.world.scheduler.after(10.0, lambda: self.world.scheduler.kill(self.process))
 
-    # --- what the simulation looks at ------------------------------------------------------------------------------
+    # --- what the simulation looks at -------------------------------------------------------------
 
     def on_member_event(self, event: MemberEvent) -> None:
         if isinstance(event, Assigned):

@@ -1,7 +1,8 @@
 """A simulated log: inputs, changelogs, transactions with time-outs, offsets fenced by generation.
 
-Records are not kept one by one. An input is a number of records; a changelog is a list of writes, each carrying what the store's
-content is after it (`Fold`); a record's value follows from its offset, so a fold over any range is known in closed form.
+Records are not kept one by one. An input is a number of records; a changelog is a list of writes,
+each carrying what the store's content is after it (`Fold`); a record's value follows from its
+offset, so a fold over any range is known in closed form.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from everflow.testing.simulation.scheduler import Scheduler, Timer
 
 @dataclass(frozen=True)
 class Fold:
-    """What a store holds: number, sum and sum of squares of the input offsets counted in. A record lost or counted twice shows."""
+    """What a store holds: number, sum and sum of squares of the input offsets counted in. A record
+    lost or counted twice shows."""
 
     count: int = 0
     total: int = 0
@@ -50,7 +52,8 @@ def _sum_of_squares(n: int) -> int:
 
 @dataclass(frozen=True)
 class Write:
-    """Some records of one batch in a changelog, ``[start, end)``; the content after them, and where the input stood."""
+    """Some records of one batch in a changelog, ``[start, end)``; the content after them, and where
+    the input stood."""
 
     start: int
     end: int
@@ -96,18 +99,27 @@ class FencedError(TaskMigratedError):
 
 
 def refusal(code: Code) -> EverflowError:
-    """What a client makes of the group's refusal of offsets in a transaction (`kafka.errors.classify`)."""
+    """What a client makes of the group's refusal of offsets in a transaction
+    (`kafka.errors.classify`)."""
     kinds = {Code.NOT_COORDINATOR: RetriableError, Code.ILLEGAL_GENERATION: GenerationChanged}
     return kinds.get(code, TaskMigratedError)(code.value)
 
 
-CommitListener = Callable[[Mapping[TopicPartition, CommittedOffset], Mapping[TopicPartition, CommittedOffset], Transaction], None]
+CommitListener = Callable[
+    [
+        Mapping[TopicPartition, CommittedOffset],
+        Mapping[TopicPartition, CommittedOffset],
+        Transaction,
+    ],
+    None,
+]
 
 
 @dataclass(kw_only=True)
 class SimulatedLog:
-    """Topics, transaction coordinator and the group's offsets. Marker delays in ms, per partition: they land independently
-    (KAFKA-10167). ``on_commit(offsets before, offsets after, transaction)`` is told of each decision to commit."""
+    """Topics, transaction coordinator and the group's offsets. Marker delays in ms, per partition:
+    they land independently (KAFKA-10167). ``on_commit(offsets before, offsets after, transaction)``
+    is told of each decision to commit."""
 
     scheduler: Scheduler
     history: History
@@ -138,7 +150,7 @@ class SimulatedLog:
         """Some other application writes records, committed at once."""
         self.partition(tp).end += records
 
-    # --- what readers ask ------------------------------------------------------------------------------------
+    # --- what readers ask -------------------------------------------------------------------------
 
     def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Log ends, read_uncommitted."""
@@ -150,27 +162,36 @@ class SimulatedLog:
         self._require_available()
         return {tp: self.partition(tp).stable for tp in partitions}
 
-    def stable_committed(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, CommittedOffset]:
-        """Committed offsets with ``require_stable``; RetriableError while one of them is pending."""
+    def stable_committed(
+        self, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, CommittedOffset]:
+        """Committed offsets with ``require_stable``; RetriableError while one of them is
+        pending."""
         self._require_available()
         unstable = [tp for tp in partitions if self.pending.get(tp)]
         if unstable:
-            raise RetriableError(f"offsets of {', '.join(map(str, unstable[:3]))} are pending in {self.pending[unstable[0]][0]}")
+            raise RetriableError(
+                f"offsets of {', '.join(map(str, unstable[:3]))} are pending in "
+                f"{self.pending[unstable[0]][0]}"
+            )
         return {tp: self.committed[tp] for tp in partitions if tp in self.committed}
 
-    def read(self, tp: TopicPartition, position: int, end: int) -> tuple[Mapping[TopicPartition, Fold] | None, str]:
-        """The content and batch that the last committed write ending in ``(position, end]`` left behind, (None, "") without one;
-        a write that is only read in part is not there yet."""
+    def read(
+        self, tp: TopicPartition, position: int, end: int
+    ) -> tuple[Mapping[TopicPartition, Fold] | None, str]:
+        """The content and batch that the last committed write ending in ``(position, end]`` left
+        behind, (None, "") without one; a write that is only read in part is not there yet."""
         writes = self.partition(tp).writes
         last = bisect_right(writes, end, key=lambda write: write.end) - 1
         if last < 0 or writes[last].end <= position:
             return None, ""
         return writes[last].content, writes[last].batch
 
-    # --- transactions ----------------------------------------------------------------------------------------
+    # --- transactions -----------------------------------------------------------------------------
 
     def init_transactions(self, transactional_id: str) -> int:
-        """A new epoch; what an earlier producer of this id has open is aborted (that is what fences it)."""
+        """A new epoch; what an earlier producer of this id has open is aborted (that is what fences
+        it)."""
         self._require_available()
         self._require_ended(transactional_id)
         self._epochs[transactional_id] = self._epochs.get(transactional_id, -1) + 1
@@ -181,7 +202,9 @@ class SimulatedLog:
     def _require_ended(self, transactional_id: str) -> None:
         last = self._ending.get(transactional_id)
         if last is not None and last.markers > 0:
-            raise RetriableError(f"{transactional_id}: CONCURRENT_TRANSACTIONS, {last.name} is still being ended")
+            raise RetriableError(
+                f"{transactional_id}: CONCURRENT_TRANSACTIONS, {last.name} is still being ended"
+            )
 
     def open_ids(self) -> list[str]:
         """Transactional ids with an open transaction."""
@@ -189,14 +212,17 @@ class SimulatedLog:
         return sorted(self._open)
 
     def begin(self, transactional_id: str, epoch: int, who: str, timeout_ms: float) -> Transaction:
-        """Open a transaction. FencedError for an older epoch; RetriableError until the last one's markers have landed."""
+        """Open a transaction. FencedError for an older epoch; RetriableError until the last one's
+        markers have landed."""
         self._check_epoch(transactional_id, epoch)
         self._require_ended(transactional_id)
         if transactional_id in self._open:
             raise FencedError(f"{transactional_id}: a transaction is open already")
         self._names += 1
         transaction = Transaction(name=f"tx{self._names}", who=who)
-        transaction.timeout = self.scheduler.after(timeout_ms, lambda: self._time_out(transactional_id, transaction))
+        transaction.timeout = self.scheduler.after(
+            timeout_ms, lambda: self._time_out(transactional_id, transaction)
+        )
         self._open[transactional_id] = transaction
         return transaction
 
@@ -209,7 +235,8 @@ class SimulatedLog:
         content: Mapping[TopicPartition, Fold],
         batch: str,
     ) -> Write:
-        """Append records to a changelog inside the open transaction. FencedError for an older epoch."""
+        """Append records to a changelog inside the open transaction. FencedError for an older
+        epoch."""
         transaction = self._transaction(transactional_id, epoch)
         partition = self.partition(tp)
         before = transaction.changes.get(tp)
@@ -228,7 +255,8 @@ class SimulatedLog:
         ranges: Mapping[TopicPartition, tuple[int, int]],
         member: tuple[int, str, str | None],
     ) -> None:
-        """TxnOffsetCommit with the group's metadata (KIP-447). Raises `refusal` where the group says no."""
+        """TxnOffsetCommit with the group's metadata (KIP-447). Raises `refusal` where the group
+        says no."""
         transaction = self._transaction(transactional_id, epoch)
         generation, member_id, instance_id = member
         code = self.group.offset_commit(member_id, instance_id, generation, transactional=True)
@@ -251,7 +279,9 @@ class SimulatedLog:
         self._transaction(transactional_id, epoch)
         self._end(transactional_id, commit=False)
 
-    def commit_offsets(self, offsets: Mapping[TopicPartition, CommittedOffset], member: tuple[int, str, str | None]) -> Code:
+    def commit_offsets(
+        self, offsets: Mapping[TopicPartition, CommittedOffset], member: tuple[int, str, str | None]
+    ) -> Code:
         """Plain OffsetCommit, outside of transactions."""
         generation, member_id, instance_id = member
         code = self.group.offset_commit(member_id, instance_id, generation, transactional=False)
@@ -260,7 +290,7 @@ class SimulatedLog:
             self.decided.update(offsets)
         return code
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _require_available(self) -> None:
         if not self.available:
@@ -268,7 +298,10 @@ class SimulatedLog:
 
     def _check_epoch(self, transactional_id: str, epoch: int) -> None:
         if self._epochs.get(transactional_id, -1) != epoch:
-            raise FencedError(f"{transactional_id}: epoch {epoch} is over, now {self._epochs.get(transactional_id)}")
+            raise FencedError(
+                f"{transactional_id}: epoch {epoch} is over, now "
+                f"{self._epochs.get(transactional_id)}"
+            )
 
     def _transaction(self, transactional_id: str, epoch: int) -> Transaction:
         self._check_epoch(transactional_id, epoch)
@@ -294,9 +327,15 @@ class SimulatedLog:
             self.on_commit(before, transaction.offsets, transaction)
             self.decided.update(transaction.offsets)
         for tp in sorted(transaction.changes):
-            self.scheduler.after(self.random.uniform(*self.marker_delay_ms), lambda tp=tp: self._mark(transaction, tp, commit))  # type: ignore[misc]
+            self.scheduler.after(
+                self.random.uniform(*self.marker_delay_ms),
+                lambda tp=tp: self._mark(transaction, tp, commit),  # type: ignore[misc]
+            )
         if transaction.offsets:
-            self.scheduler.after(self.random.uniform(*self.marker_delay_ms), lambda: self._mark_offsets(transaction, commit))
+            self.scheduler.after(
+                self.random.uniform(*self.marker_delay_ms),
+                lambda: self._mark_offsets(transaction, commit),
+            )
 
     def _mark(self, transaction: Transaction, tp: TopicPartition, commit: bool) -> None:
         partition = self.partition(tp)
@@ -312,6 +351,7 @@ class SimulatedLog:
         transaction.markers -= 1
         for tp, offset in transaction.offsets.items():
             self.pending[tp].remove(transaction.name)
-            # As the broker does: a marker that lands late does not bring back an offset that was sent before another's.
+            # As the broker does: a marker that lands late does not bring back an offset that was
+            # sent before another's.
             if commit and transaction.sent[tp] > self._landed.get(tp, 0):
                 self.committed[tp], self._landed[tp] = offset, transaction.sent[tp]

@@ -82,12 +82,17 @@ class _EndSums:
         """Nothing: figures are read when they are asked for."""
 
     def latest(self) -> Mapping[TaskId, int] | None:
-        """Last stable offsets of all changelogs; None while the world says they cannot be read (X2)."""
+        """Last stable offsets of all changelogs; None while the world says they cannot be read
+        (X2)."""
         if not self.world.end_sums_known[0] or not self.world.log.available:
             return None
         settings = self.world.settings
         changelogs = {task: settings.changelog(task) for task in settings.tasks}
-        return {task: self.world.log.partition(tp).stable for task, tp in changelogs.items() if tp is not None}
+        return {
+            task: self.world.log.partition(tp).stable
+            for task, tp in changelogs.items()
+            if tp is not None
+        }
 
     def racks(self) -> Mapping[TopicPartition, frozenset[str]]:
         """As the settings say."""
@@ -111,13 +116,15 @@ class SimulatedPorts:
     def __post_init__(self) -> None:
         self.clock = SimulatedClock(self.world.scheduler, self.process)
 
-    # --- parts -----------------------------------------------------------------------------------------------------
+    # --- parts ------------------------------------------------------------------------------------
 
     def loop(self, turn: Callable[[Callable[[], None]], None]) -> _Loop:
         return _Loop(self.world.scheduler, self.clock, self.process, turn)
 
     def updater(self, instance: Instance) -> StateUpdater:
-        return StateUpdater(self._updater_services(instance), self.clock, self.world.settings.rules.acceptable_lag)
+        return StateUpdater(
+            self._updater_services(instance), self.clock, self.world.settings.rules.acceptable_lag
+        )
 
     def copies(self, instance: Instance) -> SimulatedCopies:
         on_threads = lambda: [task for thread in instance.threads for task in list(thread.tasks)]  # noqa: E731
@@ -128,7 +135,13 @@ class SimulatedPorts:
         finishing = lambda: instance.book.finishing  # noqa: E731
         drive = lambda member: _Drive(self.world, self.clock, self.process, member)  # noqa: E731
         return GroupMember(
-            self._group_settings(), self._assignor(instance), instance.on_member_event, self.clock, channel, finishing, drive
+            self._group_settings(),
+            self._assignor(instance),
+            instance.on_member_event,
+            self.clock,
+            channel,
+            finishing,
+            drive,
         )
 
     def open_gate(self, instance: Instance) -> None:
@@ -150,8 +163,11 @@ class SimulatedPorts:
             random=world.random,
             settings=world.settings,
             history=world.history,
-            on_batch=lambda request, duration_ms, committed: world.on_batch(ours, request, duration_ms, committed),
-            # Every task of the instance: one of another thread may have been dealt to the one that stood still.
+            on_batch=lambda request, duration_ms, committed: world.on_batch(
+                ours, request, duration_ms, committed
+            ),
+            # Every task of the instance: one of another thread may have been dealt to the one that
+            # stood still.
             on_crash=lambda: world.on_crash(ours.assigned),
         )
 
@@ -159,7 +175,12 @@ class SimulatedPorts:
         return _Ends(self.world, self.clock, self.process)
 
     def pool(self, name: str, size: int) -> FiberPool:
-        return FiberPool(scheduler=self.world.scheduler, process=self.process, name=f"{self.name}-{name}", size=size)
+        return FiberPool(
+            scheduler=self.world.scheduler,
+            process=self.process,
+            name=f"{self.name}-{name}",
+            size=size,
+        )
 
     def thread_settings(self, number: int) -> ThreadSettings:
         settings = self.world.settings
@@ -209,13 +230,15 @@ class SimulatedPorts:
     def create(self, task: TaskId) -> ActiveTask:
         settings = self.world.settings
         changelog = settings.changelog(task)
-        stores = () if changelog is None else (TaskStore("store", Path(str(task)) / "store", changelog),)
+        stores = (
+            () if changelog is None else (TaskStore("store", Path(str(task)) / "store", changelog),)
+        )
         return ActiveTask(id=task, inputs=settings.tasks[task], stores=stores)
 
     def slots(self) -> int:
         return self.world.settings.threads
 
-    # --- effects ---------------------------------------------------------------------------------------------------
+    # --- effects ----------------------------------------------------------------------------------
 
     def kill_workers(self, number: int, pids: Sequence[int]) -> None:
         self.workers.forget_producer(transactional_id(self.disk, number))
@@ -245,11 +268,12 @@ class SimulatedPorts:
             fence(self.world.log, self.clock, transactional_id)
 
     def _nothing(self, *_: object) -> None:
-        """There is no such thing here: folders to look after, repartition topics, topics to watch, open stores."""
+        """There is no such thing here: folders to look after, repartition topics, topics to watch,
+        open stores."""
 
     wired = look = purge = begin = end_polls = close_stores = checkpoint = _nothing
 
-    # --- the group -------------------------------------------------------------------------------------------------
+    # --- the group --------------------------------------------------------------------------------
 
     def _open_channel(
         self,
@@ -272,9 +296,13 @@ class SimulatedPorts:
         )
         return SimulatedChannel(services, settings, topics, assignor, listener)
 
-    def _commit_offsets(self, offsets: Mapping[TopicPartition, tuple[int, str]], member: tuple[int, str, str | None]) -> Code:
+    def _commit_offsets(
+        self, offsets: Mapping[TopicPartition, tuple[int, str]], member: tuple[int, str, str | None]
+    ) -> Code:
         self.clock.park(self.world.network.delay())
-        return self.world.log.commit_offsets({tp: CommittedOffset(*found) for tp, found in offsets.items()}, member)
+        return self.world.log.commit_offsets(
+            {tp: CommittedOffset(*found) for tp, found in offsets.items()}, member
+        )
 
     def _assignor(self, instance: Instance) -> MemberAssignor:
         world, settings = self.world, self.world.settings
@@ -318,16 +346,22 @@ class SimulatedPorts:
     def _updater_services(self, instance: Instance) -> UpdaterServices:
         world, timings = self.world, self.world.settings.timings
 
-        def states(partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, ChangelogState]:
+        def states(
+            partitions: Collection[TopicPartition],
+        ) -> Mapping[TopicPartition, ChangelogState]:
             return {
                 tp: ChangelogState(start=0, end=end, cluster_id=None, topic_id=None)
                 for tp, end in world.log.ends(partitions).items()
             }
 
-        def prepare(task: TaskId, store: str, state: ChangelogState, incarnation: str) -> PreparedStore:
+        def prepare(
+            task: TaskId, store: str, state: ChangelogState, incarnation: str
+        ) -> PreparedStore:
             found = self.disk.store(Path(str(task)) / store)
             found.claim(incarnation)
-            return PreparedStore(cast(Any, found), RestorePlan(found.position, state.end, False, "simulated"))
+            return PreparedStore(
+                cast(Any, found), RestorePlan(found.position, state.end, False, "simulated")
+            )
 
         def hot(task: TaskId) -> None:
             world.history.add(self.name, f"{task} is hot here")
@@ -374,7 +408,9 @@ class _Loop:
     ended: bool = False
 
     def post(self, event: Callable[[], None]) -> None:
-        self.scheduler.after(POST_MS, lambda: None if self.ended else self.turn(event), self.process)
+        self.scheduler.after(
+            POST_MS, lambda: None if self.ended else self.turn(event), self.process
+        )
 
     def start(self) -> None:
         pass
@@ -387,7 +423,9 @@ class _Loop:
 class _Drive:
     """Takes a member's turns as events of the scheduler, until the last; `Running`."""
 
-    def __init__(self, world: World, clock: SimulatedClock, process: Process, member: GroupMember) -> None:
+    def __init__(
+        self, world: World, clock: SimulatedClock, process: Process, member: GroupMember
+    ) -> None:
         self._world, self._clock, self._process, self._member = world, clock, process, member
         self._due: float | None = None
         self._over = False
@@ -430,7 +468,11 @@ class _Ends(EndOffsets):
     """Polls as events of the scheduler."""
 
     def __init__(self, world: World, clock: SimulatedClock, process: Process) -> None:
-        super().__init__(lambda partitions: world.log.stable_ends(partitions), clock, world.settings.timings.poll_ms)
+        super().__init__(
+            lambda partitions: world.log.stable_ends(partitions),
+            clock,
+            world.settings.timings.poll_ms,
+        )
         self._scheduler, self._process = world.scheduler, process
 
     def start(self) -> None:

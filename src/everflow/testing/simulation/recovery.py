@@ -37,7 +37,9 @@ class SimulatedRecoveryPorts:
         for transactional_id in sorted(transactional_ids):
             fence(self.log, self.clock, transactional_id)
 
-    def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset]:
+    def committed(
+        self, partitions: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, CommittedOffset]:
         self._travel()
         return self.log.stable_committed(partitions)
 
@@ -52,7 +54,9 @@ class SimulatedRecoveryPorts:
     def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         return dict.fromkeys(partitions, 0)
 
-    def restore(self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]) -> tuple[TaskStore, ...]:
+    def restore(
+        self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]
+    ) -> tuple[TaskStore, ...]:
         """Replay in slices, each in the store with its position."""
         for place in task.stores:
             store = self.disk.store(place.path)

@@ -16,7 +16,8 @@ from everflow.testing.simulation.simulation import Simulation
 
 @dataclass(frozen=True)
 class ScenarioStep:
-    """One thing done to the group, ``wait_ms`` after the one before. ``pick`` chooses its instance among those that live then."""
+    """One thing done to the group, ``wait_ms`` after the one before. ``pick`` chooses its instance
+    among those that live then."""
 
     wait_ms: float
     kind: str
@@ -43,10 +44,13 @@ class Scenario:
         """For people, before a history."""
         rules = self.settings.rules
         head = (
-            f"seed {self.seed}: {self.instances} {'static' if self.static else 'dynamic'} instances with "
+            f"seed {self.seed}: {self.instances} {'static' if self.static else 'dynamic'} "
+            f"instances with "
             f"{self.settings.threads} threads, "
-            f"{len(self.settings.tasks)} tasks with {self.state_records} records of state, acceptable lag {rules.acceptable_lag}, "
-            f"{rules.max_warmups} warm-ups, {rules.num_standbys} standbys, {self.settings.racks} racks, "
+            f"{len(self.settings.tasks)} tasks with {self.state_records} records of state, "
+            f"acceptable lag {rules.acceptable_lag}, "
+            f"{rules.max_warmups} warm-ups, {rules.num_standbys} standbys, {self.settings.racks} "
+            f"racks, "
             f"strategy {rules.rack_strategy}, tags {', '.join(rules.rack_tags) or 'none'}"
         )
         return "\n".join([head, *(f"  {step}" for step in self.steps)])
@@ -86,7 +90,9 @@ def draw(seed: int, steps: int = 8) -> Scenario:
     """A scenario; the same seed gives the same one."""
     random, places = Random(seed), Random(f"places {seed}")
     rules = AssignmentRules(
-        acceptable_lag=random.choice([2_000, 10_000]),  # less than what arrives in a second is never reached
+        acceptable_lag=random.choice(
+            [2_000, 10_000]
+        ),  # less than what arrives in a second is never reached
         max_warmups=random.randint(1, 4),
         num_standbys=random.choice([0, 0, 1, 2]),
         probing_interval_ms=60_000,
@@ -94,7 +100,9 @@ def draw(seed: int, steps: int = 8) -> Scenario:
         rack_tags=places.choice([(), ("zone",)]),
     )
     subtopologies = tuple(
-        SimulatedSubTopology(random.randint(1, 6), stateful=random.random() < 0.8, inputs=random.choice([1, 1, 2]))
+        SimulatedSubTopology(
+            random.randint(1, 6), stateful=random.random() < 0.8, inputs=random.choice([1, 1, 2])
+        )
         for _ in range(random.randint(1, 2))
     )
     timings = Timings(
@@ -126,14 +134,22 @@ def draw(seed: int, steps: int = 8) -> Scenario:
         for _ in range(steps)
     )
     state = random.choice([0, 2_000, 60_000])
-    instances = random.randint(1, 4) + places.choice([0] * 7 + [4])  # a larger group now and then: every one costs time
+    instances = random.randint(1, 4) + places.choice(
+        [0] * 7 + [4]
+    )  # a larger group now and then: every one costs time
     return Scenario(
-        seed=seed, settings=settings, instances=instances, static=random.random() < 0.3, state_records=state, steps=drawn
+        seed=seed,
+        settings=settings,
+        instances=instances,
+        static=random.random() < 0.3,
+        state_records=state,
+        steps=drawn,
     )
 
 
 def run(scenario: Scenario, history_file: Path | None = None) -> ScenarioOutcome:
-    """Run it; InvariantError with the history, headed by the scenario, where something does not hold."""
+    """Run it; InvariantError with the history, headed by the scenario, where something does not
+    hold."""
     with Simulation(scenario.settings, scenario.seed, history_file) as group:
         group.history.add("scenario", scenario.text())
         group.add(scenario.instances, static=scenario.static)
@@ -163,7 +179,7 @@ def run(scenario: Scenario, history_file: Path | None = None) -> ScenarioOutcome
         )
 
 
-# --- what the steps do; False where there was nothing to do it to -----------------------------------------------------
+# --- what the steps do; False where there was nothing to do it to ---------------------------------
 
 
 def _pick(group: Simulation, step: ScenarioStep) -> str | None:
@@ -171,7 +187,9 @@ def _pick(group: Simulation, step: ScenarioStep) -> str | None:
     return live[step.pick % len(live)] if live else None
 
 
-def _on_one(act: Callable[[Simulation, str, ScenarioStep], object]) -> Callable[[Simulation, ScenarioStep, Scenario], bool]:
+def _on_one(
+    act: Callable[[Simulation, str, ScenarioStep], object],
+) -> Callable[[Simulation, ScenarioStep, Scenario], bool]:
     def action(group: Simulation, step: ScenarioStep, scenario: Scenario) -> bool:
         name = _pick(group, step)
         if name is None:
@@ -193,7 +211,9 @@ def _restart(group: Simulation, step: ScenarioStep, scenario: Scenario) -> bool:
     down = sorted(name for name, instance in group.instances.items() if not instance.process.alive)
     if not down:
         return False
-    version = LATEST_VERSION + 1 if step.amount > 0.75 else None  # some come back as a newer everflow
+    version = (
+        LATEST_VERSION + 1 if step.amount > 0.75 else None
+    )  # some come back as a newer everflow
     group.restart(down[step.pick % len(down)], with_disk=step.kind == "restart", version=version)
     return True
 
@@ -242,12 +262,20 @@ ACTIONS: dict[str, Callable[[Simulation, ScenarioStep, Scenario], bool]] = {
     "restart": _restart,
     "restart-empty": _restart,
     "pause": _on_one(lambda group, name, step: group.pause(name, 200 + step.amount * 20_000)),
-    "stall": _on_one(lambda group, name, step: group.stall_batch(name, _thread(group, name, step), 500 + step.amount * 40_000)),
+    "stall": _on_one(
+        lambda group, name, step: group.stall_batch(
+            name, _thread(group, name, step), 500 + step.amount * 40_000
+        )
+    ),
     "crash-worker": _on_one(
-        lambda group, name, step: group.crash_worker(name, _thread(group, name, step), POINTS[int(step.amount * len(POINTS))])
+        lambda group, name, step: group.crash_worker(
+            name, _thread(group, name, step), POINTS[int(step.amount * len(POINTS))]
+        )
     ),
     "fail-over": _fail_over,
-    "clock-jump": _on_one(lambda group, name, step: group.jump_clock(name, (step.amount - 0.5) * 7_200_000)),
+    "clock-jump": _on_one(
+        lambda group, name, step: group.jump_clock(name, (step.amount - 0.5) * 7_200_000)
+    ),
     "close": _close,
     "slow-restores": _slow_restores,
     "hide-ends": _hide_ends,

@@ -1,8 +1,9 @@
 """Virtual time: a queue of events, processes, and code that waits while no time passes outside.
 
-Everything runs one piece at a time, in the order of (virtual time, number of the event), so one seed gives one history (I8).
-Code that blocks (recovery, a stream thread's batch) runs unchanged on a `Fiber`: an OS thread that only ever runs while the
-scheduler waits for it, and that hands back when the code waits on a `SimulatedClock`.
+Everything runs one piece at a time, in the order of (virtual time, number of the event), so one
+seed gives one history (I8). Code that blocks (recovery, a stream thread's batch) runs unchanged on
+a `Fiber`: an OS thread that only ever runs while the scheduler waits for it, and that hands back
+when the code waits on a `SimulatedClock`.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ class SimulationError(Exception):
 
 
 class FiberKilledError(BaseException):
-    """Ends the code of a killed process where it waits; a BaseException, as a SIGKILL is not caught either."""
+    """Ends the code of a killed process where it waits; a BaseException, as a SIGKILL is not caught
+    either."""
 
 
 @dataclass(eq=False)
 class Process:
-    """One operating-system process: it may be paused (its events wait) or dead (they are dropped)."""
+    """One operating-system process: it may be paused (its events wait) or dead (they are
+    dropped)."""
 
     name: str
     alive: bool = True
@@ -49,7 +52,9 @@ class Timer:
 class Fiber:
     """Blocking code of one process. Only the scheduler resumes it; only its own code parks it."""
 
-    def __init__(self, scheduler: Scheduler, owner: Process, name: str, target: Callable[[], None]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, owner: Process, name: str, target: Callable[[], None]
+    ) -> None:
         self.owner, self.name = owner, name
         self.event: threading.Event | None = None
         self.timer: Timer | None = None
@@ -133,14 +138,20 @@ class Scheduler:
         heapq.heappush(self._queue, (max(time_ms, self.now_ms), next(self._numbers), timer))
         return timer
 
-    def after(self, delay_ms: float, action: Callable[[], None], owner: Process | None = None) -> Timer:
+    def after(
+        self, delay_ms: float, action: Callable[[], None], owner: Process | None = None
+    ) -> Timer:
         """Run ``action`` after a delay."""
         return self.at(self.now_ms + max(0.0, delay_ms), action, owner)
 
     def spawn(self, owner: Process, name: str, target: Callable[[], None]) -> Fiber:
         """Blocking code of a process; it begins with an event of its own."""
         fiber = Fiber(self, owner, name, target)
-        self._fibers = [other for other in self._fibers if not other.done] if len(self._fibers) > 4096 else self._fibers
+        self._fibers = (
+            [other for other in self._fibers if not other.done]
+            if len(self._fibers) > 4096
+            else self._fibers
+        )
         self._fibers.append(fiber)
         self.after(0, fiber.resume, owner)
         return fiber
@@ -170,10 +181,15 @@ class Scheduler:
         self.now_ms = max(self.now_ms, time_ms)
 
     def wake(self, owner: Process) -> None:
-        """Bring back what waits for an event that is set now. Events are set by the process's own code, so it is enough to look
-        after each piece of it."""
+        """Bring back what waits for an event that is set now. Events are set by the process's own
+        code, so it is enough to look after each piece of it."""
         for fiber in list(owner.parked):
-            if fiber.event is not None and fiber.event.is_set() and fiber.timer is not None and not fiber.timer.cancelled:
+            if (
+                fiber.event is not None
+                and fiber.event.is_set()
+                and fiber.timer is not None
+                and not fiber.timer.cancelled
+            ):
                 fiber.timer.cancel()
                 fiber.event = None
                 fiber.timer = self.after(0, fiber.resume, owner)
@@ -197,7 +213,8 @@ class Scheduler:
 
 @dataclass
 class SimulatedClock:
-    """`everflow.clock.Clock` of one process: its wall clock may jump, waiting costs virtual time only."""
+    """`everflow.clock.Clock` of one process: its wall clock may jump, waiting costs virtual time
+    only."""
 
     scheduler: Scheduler
     process: Process

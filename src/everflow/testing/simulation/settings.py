@@ -15,7 +15,8 @@ APPLICATION = "simulated"
 
 @dataclass(frozen=True)
 class SimulatedSubTopology:
-    """``tasks`` partitions of each of ``inputs`` topics; a stateful one has one store with a changelog."""
+    """``tasks`` partitions of each of ``inputs`` topics; a stateful one has one store with a
+    changelog."""
 
     tasks: int
     stateful: bool = True
@@ -32,7 +33,8 @@ class Timings:
         restore_rate: of one restore thread.
         follow_rate: of one state updater for its warm-ups, and for its standbys.
         follow_ms: how often a follower hands records to the updater.
-        poll_ms: how often ends of the input are asked for; ``step_ms``: how often the membership looks at its group when
+        poll_ms: how often ends of the input are asked for; ``step_ms``: how often the membership
+        looks at its group when
             nothing calls it.
     """
 
@@ -67,7 +69,8 @@ class SimulationSettings:
     max_delay_ms: int = 0
     """``scheduled.rebalance.max.delay.ms``."""
     racks: int = 1
-    """Instances stand in turn in so many racks, which are their tag ``zone`` too; each partition has replicas in two of them."""
+    """Instances stand in turn in so many racks, which are their tag ``zone`` too; each partition
+    has replicas in two of them."""
 
     def rack(self, number: int) -> str:
         """Of the instance, or replica, of this number."""
@@ -79,30 +82,49 @@ class SimulationSettings:
         if self.racks == 1:
             return {}
         changelogs = [tp for task in self.tasks if (tp := self.changelog(task)) is not None]
-        partitions = sorted({tp for inputs in self.tasks.values() for tp in inputs} | set(changelogs))
-        return {tp: frozenset({self.rack(number), self.rack(number // self.racks)}) for number, tp in enumerate(partitions)}
+        partitions = sorted(
+            {tp for inputs in self.tasks.values() for tp in inputs} | set(changelogs)
+        )
+        return {
+            tp: frozenset({self.rack(number), self.rack(number // self.racks)})
+            for number, tp in enumerate(partitions)
+        }
 
     @cached_property
     def idle_ms(self) -> float:
         """The longest time in which nothing arrives at a task."""
         if self.input_rate <= 0:
             return 0.0
-        return self.input_period_ms * math.ceil(1_000 / (self.input_rate * self.input_period_ms)) + self.timings.poll_ms
+        return (
+            self.input_period_ms * math.ceil(1_000 / (self.input_rate * self.input_period_ms))
+            + self.timings.poll_ms
+        )
 
     @cached_property
     def topics(self) -> dict[int, tuple[str, ...]]:
         """Input topics by sub-topology."""
-        return {i: tuple(f"input-{i}-{n}" for n in range(sub.inputs)) for i, sub in enumerate(self.subtopologies)}
+        return {
+            i: tuple(f"input-{i}-{n}" for n in range(sub.inputs))
+            for i, sub in enumerate(self.subtopologies)
+        }
 
     @cached_property
     def changelogs(self) -> dict[int, tuple[str, ...]]:
         """Changelog topics by sub-topology."""
-        return {i: (f"{APPLICATION}-store-{i}-changelog",) for i, sub in enumerate(self.subtopologies) if sub.stateful}
+        return {
+            i: (f"{APPLICATION}-store-{i}-changelog",)
+            for i, sub in enumerate(self.subtopologies)
+            if sub.stateful
+        }
 
     @cached_property
     def partition_counts(self) -> dict[str, int]:
         """Of the input topics."""
-        return {topic: self.subtopologies[i].tasks for i, topics in self.topics.items() for topic in topics}
+        return {
+            topic: self.subtopologies[i].tasks
+            for i, topics in self.topics.items()
+            for topic in topics
+        }
 
     @cached_property
     def tasks(self) -> dict[TaskId, tuple[TopicPartition, ...]]:

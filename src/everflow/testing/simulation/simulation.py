@@ -49,7 +49,8 @@ class Simulation:
             group.kill("i1")
             group.settle(120_000)
 
-    Every method runs at the present virtual time; only `run_for` and `settle` let time pass. They raise InvariantError.
+    Every method runs at the present virtual time; only `run_for` and `settle` let time pass. They
+    raise InvariantError.
     """
 
     def __init__(
@@ -66,10 +67,16 @@ class Simulation:
         self.random = random
         self.scheduler = Scheduler()
         self.history = History(lambda: self.scheduler.now_ms)
-        self.coordinator, self.log = _brokers(settings.timings, self.scheduler, self.history, random)
+        self.coordinator, self.log = _brokers(
+            settings.timings, self.scheduler, self.history, random
+        )
         slowdown = [1.0]  # of restores
         self.checks = Checks(
-            settings=settings, history=self.history, coordinator=self.coordinator, log=self.log, restore_slowdown=slowdown
+            settings=settings,
+            history=self.history,
+            coordinator=self.coordinator,
+            log=self.log,
+            restore_slowdown=slowdown,
         )
         self.log.on_commit = self.checks.committed
         self.decisions: list[LeaderDecision] = []
@@ -114,7 +121,9 @@ class Simulation:
         )
 
     def __enter__(self) -> Simulation:
-        self._unseen.enter_context(shown_by(shown_elsewhere))  # nobody waits for what lasts in virtual time
+        self._unseen.enter_context(
+            shown_by(shown_elsewhere)
+        )  # nobody waits for what lasts in virtual time
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -127,26 +136,42 @@ class Simulation:
         if self._history_file is not None:
             self.history.write(self._history_file)
 
-    # --- instances ---------------------------------------------------------------------------------------------------
+    # --- instances --------------------------------------------------------------------------------
 
-    def add(self, count: int = 1, *, static: bool = False, version: int | None = None) -> list[SimulatedInstance]:
+    def add(
+        self, count: int = 1, *, static: bool = False, version: int | None = None
+    ) -> list[SimulatedInstance]:
         """Start new instances with empty disks."""
-        return [self._start(f"i{len(self.instances) + 1}", None, static, version) for _ in range(count)]
+        return [
+            self._start(f"i{len(self.instances) + 1}", None, static, version) for _ in range(count)
+        ]
 
-    def start_with_state(self, count: int, records: int, *, static: bool = False) -> list[SimulatedInstance]:
-        """Start a group that has been running for long: every stateful task has ``records`` behind it, and each copy lies on the
-        disk where the assignor wants it. Only in a fresh simulation."""
-        members = [Member(member_id=f"i{n}", process_id=_process_id(n), threads=self.settings.threads) for n in range(1, count + 1)]
+    def start_with_state(
+        self, count: int, records: int, *, static: bool = False
+    ) -> list[SimulatedInstance]:
+        """Start a group that has been running for long: every stateful task has ``records`` behind
+        it, and each copy lies on the disk where the assignor wants it. Only in a fresh
+        simulation."""
+        members = [
+            Member(member_id=f"i{n}", process_id=_process_id(n), threads=self.settings.threads)
+            for n in range(1, count + 1)
+        ]
         tasks = {task: self._info(task, inputs) for task, inputs in self.settings.tasks.items()}
         ends = {task: 0 for task, info in tasks.items() if info.stateful}
-        placed = self._decide(ClusterState(members=tuple(members), tasks=tasks, end_sums=ends, rules=self.settings.rules))
+        placed = self._decide(
+            ClusterState(
+                members=tuple(members), tasks=tasks, end_sums=ends, rules=self.settings.rules
+            )
+        )
         for task, inputs in self.settings.tasks.items():
             self._preload(task, inputs, records)
         started = []
         for member in members:
             disk = SimulatedDisk(member.process_id)
             self._disks += 1
-            for task in sorted(placed.active[member.member_id] | placed.standby.get(member.member_id, frozenset())):
+            for task in sorted(
+                placed.active[member.member_id] | placed.standby.get(member.member_id, frozenset())
+            ):
                 if tasks[task].stateful:
                     store = disk.store(Path(str(task)) / "store")
                     store.position = records
@@ -156,53 +181,82 @@ class Simulation:
 
     def _info(self, task: TaskId, inputs: tuple[TopicPartition, ...]) -> TaskInfo:
         changelog = self.settings.changelog(task)
-        return TaskInfo(task, inputs, () if changelog is None else (changelog,), changelog is not None)
+        return TaskInfo(
+            task, inputs, () if changelog is None else (changelog,), changelog is not None
+        )
 
     def _preload(self, task: TaskId, inputs: tuple[TopicPartition, ...], records: int) -> None:
         for tp in inputs:
             self.log.grow(tp, records)
-            self.log.committed[tp] = self.log.decided[tp] = CommittedOffset(records, format_metadata("before", {}))
+            self.log.committed[tp] = self.log.decided[tp] = CommittedOffset(
+                records, format_metadata("before", {})
+            )
         changelog = self.settings.changelog(task)
         if changelog is not None and records:
             partition = self.log.partition(changelog)
             partition.end = records
-            partition.writes.append(Write(0, records, {tp: fold_of(0, records) for tp in inputs}, "before"))
+            partition.writes.append(
+                Write(0, records, {tp: fold_of(0, records) for tp in inputs}, "before")
+            )
 
-    def _start(self, name: str, disk: SimulatedDisk | None, static: bool, version: int | None) -> SimulatedInstance:
+    def _start(
+        self, name: str, disk: SimulatedDisk | None, static: bool, version: int | None
+    ) -> SimulatedInstance:
         if disk is None:
             self._disks += 1
             disk = SimulatedDisk(_process_id(self._disks))
         self._lives += 1
         instance = SimulatedInstance(
-            world=self.world, name=name, disk=disk, life=self._lives, instance_id=name if static else None, version=version
+            world=self.world,
+            name=name,
+            disk=disk,
+            life=self._lives,
+            instance_id=name if static else None,
+            version=version,
         )
         self.instances[name] = instance
         instance.launch()
         return instance
 
-    def restart(self, name: str, *, with_disk: bool = True, version: int | None = None) -> SimulatedInstance:
+    def restart(
+        self, name: str, *, with_disk: bool = True, version: int | None = None
+    ) -> SimulatedInstance:
         """A dead or ended instance starts again, on its own disk or on an empty one."""
         before = self.instances[name]
         if before.process.alive:
             raise ValueError(f"{name} still lives")
         disk = before.disk if with_disk else None
-        return self._start(name, disk, before.instance_id is not None, version if version is not None else before.version)
+        return self._start(
+            name,
+            disk,
+            before.instance_id is not None,
+            version if version is not None else before.version,
+        )
 
     def impostor(self, name: str) -> SimulatedInstance:
-        """A second process with the ``group.instance.id`` of one that lives, on a disk of its own."""
+        """A second process with the ``group.instance.id`` of one that lives, on a disk of its
+        own."""
         former = self.instances.pop(name)
         self.instances[f"{name}-former"] = former
         return self._start(name, None, True, former.version)
 
     def live(self) -> list[SimulatedInstance]:
         """Instances that run and are not on their way out."""
-        return [instance for instance in self.instances.values() if instance.process.alive and not instance.closing]
+        return [
+            instance
+            for instance in self.instances.values()
+            if instance.process.alive and not instance.closing
+        ]
 
     def present(self) -> list[SimulatedInstance]:
         """Instances whose process lives, those that drain included."""
-        return [instance for instance in self.instances.values() if instance.process.alive and not instance.ended]
+        return [
+            instance
+            for instance in self.instances.values()
+            if instance.process.alive and not instance.ended
+        ]
 
-    # --- faults ------------------------------------------------------------------------------------------------------
+    # --- faults -----------------------------------------------------------------------------------
 
     def kill(self, name: str) -> None:
         """SIGKILL: nothing is said, the session runs out."""
@@ -215,7 +269,9 @@ class Simulation:
         instance = self.instances[name]
         self._disturb(name)
         self.history.add("fault", f"{name} stands still for {ms:.0f} ms")
-        instance.process.paused_until_ms = max(instance.process.paused_until_ms, self.scheduler.now_ms + ms)
+        instance.process.paused_until_ms = max(
+            instance.process.paused_until_ms, self.scheduler.now_ms + ms
+        )
         self._ran(instance, frozenset())
 
         def awake() -> None:
@@ -225,7 +281,8 @@ class Simulation:
         self.scheduler.after(ms, awake, instance.process)
 
     def stall_batch(self, name: str, thread: int, ms: float) -> None:
-        """The next batch of a stream thread takes that much longer; the rest of the instance goes on."""
+        """The next batch of a stream thread takes that much longer; the rest of the instance goes
+        on."""
         self.history.add("fault", f"next batch of {name}/t{thread} takes {ms:.0f} ms longer")
         self.instances[name].workers.crashes[thread] = CrashPlan(delay_ms=ms)
 
@@ -240,7 +297,8 @@ class Simulation:
         self.coordinator.fail_over(outage_ms)
 
     def lose_brokers(self, ms: float) -> None:
-        """No broker answers readers and producers that begin something; the group's coordinator is away too."""
+        """No broker answers readers and producers that begin something; the group's coordinator is
+        away too."""
         self.history.add("fault", f"the brokers are away for {ms:.0f} ms")
         self.log.available = False
         if self.coordinator.available:
@@ -265,13 +323,16 @@ class Simulation:
         self.world.end_sums_known[0] = False
         self.scheduler.after(ms, lambda: self.world.end_sums_known.__setitem__(0, True))
 
-    def close_instance(self, name: str, leave_group: bool | None = None, drain_ms: float | None = 60_000.0) -> None:
+    def close_instance(
+        self, name: str, leave_group: bool | None = None, drain_ms: float | None = 60_000.0
+    ) -> None:
         """A clean stop; dynamic members drain and leave."""
         self._disturb(name)
         self.instances[name].close(leave_group, drain_ms)
 
     def hurry(self, name: str) -> None:
-        """Somebody does not want to wait for its end: it drains no longer, and a batch in flight has a second."""
+        """Somebody does not want to wait for its end: it drains no longer, and a batch in flight
+        has a second."""
         self.history.add("fault", f"{name} is to end now")
         self.instances[name].lifecycle.hurry.set()
 
@@ -280,7 +341,7 @@ class Simulation:
         if instance is not None:
             self.checks.disturbed(instance.running() | instance.assigned)
 
-    # --- time --------------------------------------------------------------------------------------------------------
+    # --- time -------------------------------------------------------------------------------------
 
     @property
     def now_ms(self) -> float:
@@ -291,12 +352,18 @@ class Simulation:
         self.scheduler.run_until(self.scheduler.now_ms + ms, self._look)
 
     def settle(self, within_ms: float, check_ms: float = 250.0) -> float:
-        """Run until the group is at the assignor's ideal and every task runs; virtual ms it took. InvariantError (``liveness``) if
-        that takes longer than ``within_ms``."""
+        """Run until the group is at the assignor's ideal and every task runs; virtual ms it took.
+        InvariantError (``liveness``) if that takes longer than ``within_ms``."""
         began = self.scheduler.now_ms
         while not self.balanced():
             if self.scheduler.now_ms - began > within_ms:
-                self._raise("liveness", f"the group did not come to rest within {within_ms / 1000:g} s: {self.restless()}")
+                self._raise(
+                    "liveness",
+                    (
+                        f"the group did not come to rest within {within_ms / 1000:g} s: "
+                        f"{self.restless()}"
+                    ),
+                )
             self.run_for(check_ms)
         self.checks.stores(self.live())
         self._look()
@@ -314,7 +381,10 @@ class Simulation:
             return "nothing was assigned yet"
         last = self.decisions[-1].assignment
         if last.movements or last.withheld:
-            return f"{last.movements} movements and {len(last.withheld)} withheld tasks in the last assignment"
+            return (
+                f"{last.movements} movements and {len(last.withheld)} withheld tasks in the "
+                f"last assignment"
+            )
         live = self.present()
         unsettled = [instance.name for instance in live if not instance.settled or instance.closing]
         if unsettled:
@@ -322,21 +392,36 @@ class Simulation:
         places = [task for instance in live for task in instance.running()]
         missing = set(self.settings.tasks) - set(places)
         if missing or len(places) != len(self.settings.tasks):
-            return f"{len(places)} tasks run, {len(self.settings.tasks)} should; missing {sorted(missing)[:5]}"
+            return (
+                f"{len(places)} tasks run, {len(self.settings.tasks)} should; missing "
+                f"{sorted(missing)[:5]}"
+            )
         ideal = {task for tasks in last.target.values() for task in tasks}
         return "" if ideal == set(places) else "the ideal has other tasks"
 
     def require_progress(self, within_ms: float) -> None:
         """Every task commits something new. InvariantError (``liveness``) otherwise."""
         inputs = [tp for tps in self.settings.tasks.values() for tp in tps]
-        before = {tp: self.log.decided[tp].offset if tp in self.log.decided else -1 for tp in inputs}
+        before = {
+            tp: self.log.decided[tp].offset if tp in self.log.decided else -1 for tp in inputs
+        }
         end = self.scheduler.now_ms + within_ms
         waiting = set(inputs)
         while waiting:
             if self.scheduler.now_ms > end:
-                self._raise("liveness", f"nothing committed within {within_ms:.0f} ms: {', '.join(map(str, sorted(waiting)[:5]))}")
+                self._raise(
+                    "liveness",
+                    (
+                        f"nothing committed within {within_ms:.0f} ms: "
+                        f"{', '.join(map(str, sorted(waiting)[:5]))}"
+                    ),
+                )
             self.run_for(250.0)
-            waiting = {tp for tp in waiting if tp not in self.log.decided or self.log.decided[tp].offset <= before[tp]}
+            waiting = {
+                tp
+                for tp in waiting
+                if tp not in self.log.decided or self.log.decided[tp].offset <= before[tp]
+            }
 
     def backlog(self, records: int) -> None:
         """Write records into every input at once."""
@@ -349,7 +434,7 @@ class Simulation:
         self._account()
         return self.paused_task_ms
 
-    # --- inside ------------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _grow(self) -> None:
         period = self.settings.input_period_ms
@@ -394,11 +479,16 @@ class Simulation:
 
     def _failed(self, instance: SimulatedInstance, error: EverflowError) -> None:
         if isinstance(error, ProcessIdClashError) and instance.name in self._killed:
-            # It came back into a rebalance that still waits for its former life. Whoever supervises it starts it again.
-            self.scheduler.after(self.settings.timings.session_timeout_ms + 5_000, lambda: self._supervise(instance))
+            # It came back into a rebalance that still waits for its former life. Whoever supervises
+            # it starts it again.
+            self.scheduler.after(
+                self.settings.timings.session_timeout_ms + 5_000, lambda: self._supervise(instance)
+            )
             return
         if instance.name not in self.expected_failures:
-            self.checks.violations.append(("survival", f"{instance.name} stopped: [{error.code}] {error}"))
+            self.checks.violations.append(
+                ("survival", f"{instance.name} stopped: [{error.code}] {error}")
+            )
 
     def _supervise(self, instance: SimulatedInstance) -> None:
         if not self.instances[instance.name].process.alive:
@@ -414,9 +504,19 @@ class Simulation:
         raise InvariantError(name, what, self.seed, self.scheduler.now_ms, self.history.text(SHOWN))
 
 
-def _brokers(timings: Timings, scheduler: Scheduler, history: History, random: Random) -> tuple[GroupCoordinator, SimulatedLog]:
-    group = GroupCoordinator(scheduler=scheduler, history=history, initial_delay_ms=timings.initial_delay_ms)
-    log = SimulatedLog(scheduler=scheduler, history=history, group=group, random=random, marker_delay_ms=timings.marker_ms)
+def _brokers(
+    timings: Timings, scheduler: Scheduler, history: History, random: Random
+) -> tuple[GroupCoordinator, SimulatedLog]:
+    group = GroupCoordinator(
+        scheduler=scheduler, history=history, initial_delay_ms=timings.initial_delay_ms
+    )
+    log = SimulatedLog(
+        scheduler=scheduler,
+        history=history,
+        group=group,
+        random=random,
+        marker_delay_ms=timings.marker_ms,
+    )
     return group, log
 
 
@@ -427,8 +527,14 @@ def _process_id(number: int) -> str:
 
 def _summary(assignment: Assignment, cluster: ClusterState) -> str:
     active: Mapping[str, frozenset[TaskId]] = assignment.active
-    shown = "; ".join(f"{member_id}: {_run(tasks)}" for member_id, tasks in sorted(active.items())[:6])
-    warm = "; ".join(f"{member_id}: {_run(tasks)}" for member_id, tasks in sorted(assignment.warmup.items())[:6] if tasks)
+    shown = "; ".join(
+        f"{member_id}: {_run(tasks)}" for member_id, tasks in sorted(active.items())[:6]
+    )
+    warm = "; ".join(
+        f"{member_id}: {_run(tasks)}"
+        for member_id, tasks in sorted(assignment.warmup.items())[:6]
+        if tasks
+    )
     more = "" if len(active) <= 6 else f" and {len(active) - 6} members more"
     ends = "" if cluster.end_sums is not None else ", ends unknown"
     return (
@@ -438,4 +544,7 @@ def _summary(assignment: Assignment, cluster: ClusterState) -> str:
 
 
 def _run(tasks: frozenset[TaskId]) -> str:
-    return ",".join(map(str, sorted(tasks)[:8])) + (f"+{len(tasks) - 8}" if len(tasks) > 8 else "") or "-"
+    return (
+        ",".join(map(str, sorted(tasks)[:8])) + (f"+{len(tasks) - 8}" if len(tasks) > 8 else "")
+        or "-"
+    )

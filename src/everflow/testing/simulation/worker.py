@@ -46,12 +46,21 @@ KEY = b"folds"
 """Of a simulated store: its one key, whose value is what the store holds."""
 _NOW: Int64 = np.ones(1, np.int64)
 _ZERO: Int32 = np.zeros(1, np.int32)
-_ONE_OUTPUT = EdgeBatch(key=pa.nulls(1), value=pa.nulls(1), timestamp=_NOW, seq=_NOW, source=_ZERO, partition=_ZERO, offset=_NOW)
+_ONE_OUTPUT = EdgeBatch(
+    key=pa.nulls(1),
+    value=pa.nulls(1),
+    timestamp=_NOW,
+    seq=_NOW,
+    source=_ZERO,
+    partition=_ZERO,
+    offset=_NOW,
+)
 
 
 @dataclass
 class CrashPlan:
-    """What goes wrong with a thread's next batch: ``point`` kills its worker there, ``delay_ms`` lets it stall before it writes."""
+    """What goes wrong with a thread's next batch: ``point`` kills its worker there, ``delay_ms``
+    lets it stall before it writes."""
 
     point: str | None = None
     delay_ms: float = 0.0
@@ -82,7 +91,9 @@ class WorkerServices:
     def sources(self) -> tuple[Source, ...]:
         """The inputs, as a plan names them."""
         text = serdes.string()
-        listed = [(index, topic) for index, topics in self.settings.topics.items() for topic in topics]
+        listed = [
+            (index, topic) for index, topics in self.settings.topics.items() for topic in topics
+        ]
         return tuple(
             Source(
                 index=n,
@@ -117,15 +128,23 @@ class SimulatedJob:
 
     def run(self, request: BatchRequest) -> BatchResult:
         """See `Job.run`."""
-        self.services.book.hello(request.batch_id, f"t{self.thread}-sink", hash_pid(self.services.name, self.thread))
+        self.services.book.hello(
+            request.batch_id, f"t{self.thread}-sink", hash_pid(self.services.name, self.thread)
+        )
         plan = self.services.crashes.pop(self.thread, None) if request.tasks else None
         began = self.services.clock.monotonic_ms()
-        batch = self.services._batches[self.thread] = _Batch(services=self.services, request=request, plan=plan or CrashPlan())
+        batch = self.services._batches[self.thread] = _Batch(
+            services=self.services, request=request, plan=plan or CrashPlan()
+        )
         try:
             result = batch.run()
         except (EverflowError, _WorkerDied) as error:
             self.services.forget_producer(request.transactional_id)
-            failure = failure_of(error) if isinstance(error, EverflowError) else BatchFailure(kind="worker", error=str(error))
+            failure = (
+                failure_of(error)
+                if isinstance(error, EverflowError)
+                else BatchFailure(kind="worker", error=str(error))
+            )
             self._done(request, began, f"failed ({failure.kind}): {failure.error}", False)
             raise BatchFailedError(failure) from error
         finally:
@@ -133,7 +152,12 @@ class SimulatedJob:
             if plan is not None:
                 self.services.on_crash()
         if batch.touched:
-            self._done(request, began, result.outcome + (f": {result.reason}" if result.reason else ""), result.committed)
+            self._done(
+                request,
+                began,
+                result.outcome + (f": {result.reason}" if result.reason else ""),
+                result.committed,
+            )
         return result
 
     def close(self) -> None:
@@ -143,7 +167,9 @@ class SimulatedJob:
         duration = self.services.clock.monotonic_ms() - began
         self.services.on_batch(request, duration, committed)
         if not committed:
-            self.services.history.add(self.services.name, f"batch {request.batch_id} of t{self.thread} {what}")
+            self.services.history.add(
+                self.services.name, f"batch {request.batch_id} of t{self.thread} {what}"
+            )
 
 
 def hash_pid(name: str, thread: int) -> int:
@@ -157,7 +183,8 @@ class _WorkerDied(BaseException):
 
 @dataclass(kw_only=True)
 class _Batch:
-    """One attempt of one batch: the operators' result, the sink's ports (`SinkPorts`) and its writer (`SinkWriter`) in one."""
+    """One attempt of one batch: the operators' result, the sink's ports (`SinkPorts`) and its
+    writer (`SinkWriter`) in one."""
 
     services: WorkerServices
     request: BatchRequest
@@ -172,7 +199,9 @@ class _Batch:
         if self.touched:
             fixed = services.random.uniform(*services.settings.timings.batch_base_ms)
             records = sum(end - start for start, end in self.request.ranges.values())
-            self._park(fixed + records / services.settings.timings.batch_rate * 1000 + self.plan.delay_ms)
+            self._park(
+                fixed + records / services.settings.timings.batch_rate * 1000 + self.plan.delay_ms
+            )
         return KafkaSink(None, self)(self.request, result, services.sources)
 
     @property
@@ -181,10 +210,13 @@ class _Batch:
         return any(end > start for start, end in self.request.ranges.values())
 
     def _result(self) -> StepResult:
-        """The effects of one operator per task: it counts every record into its store, or passes on one for all of them."""
+        """The effects of one operator per task: it counts every record into its store, or passes on
+        one for all of them."""
         result = StepResult(consumed={tp: wanted.end for tp, wanted in self.request.ranges.items()})
         for context in self.request.tasks:
-            ranges = {tp: self.request.ranges[tp] for tp in self.services.settings.tasks[context.task]}
+            ranges = {
+                tp: self.request.ranges[tp] for tp in self.services.settings.tasks[context.task]
+            }
             records = sum(end - start for start, end in ranges.values())
             if not records:
                 continue
@@ -193,12 +225,16 @@ class _Batch:
                 result.outputs.append(SinkOutput("node", "output", [None], [None], _ONE_OUTPUT))
             for name, place in context.stores.items():
                 content = dict(self.services.disk.store(Path(place.path)).content)
-                content.update({tp: content.get(tp, Fold()).plus(*bounds) for tp, bounds in ranges.items()})
+                content.update(
+                    {tp: content.get(tp, Fold()).plus(*bounds) for tp, bounds in ranges.items()}
+                )
                 values = cast(Any, [content]) * records
-                result.changes[context.task] = [StoreChanges(name, [KEY] * records, values, np.ones(records, np.int64))]
+                result.changes[context.task] = [
+                    StoreChanges(name, [KEY] * records, values, np.ones(records, np.int64))
+                ]
         return result
 
-    # --- SinkPorts -----------------------------------------------------------------------------------------------
+    # --- SinkPorts --------------------------------------------------------------------------------
 
     @property
     def watched(self) -> bool:
@@ -215,15 +251,26 @@ class _Batch:
         self._epoch = known[name]
         return self
 
-    def ask(self, request: BatchRequest, offsets: Sequence[tuple[str, int, int, str]]) -> GateAnswer:
+    def ask(
+        self, request: BatchRequest, offsets: Sequence[tuple[str, int, int, str]]
+    ) -> GateAnswer:
         question = {"op": "commit", "batch": request.batch_id, "offsets": offsets}
         return GateAnswer.of(answer(self.services.book, self.services.backend, question))
 
     def apply(
-        self, path: str, changes: StoreChanges, position: int | None, expected: Owner, batch: str, stream_time: int
+        self,
+        path: str,
+        changes: StoreChanges,
+        position: int | None,
+        expected: Owner,
+        batch: str,
+        stream_time: int,
     ) -> None:
-        """A worker that dies while it applies has done so with one store: LMDB leaves a store as before or as after."""
-        self.services.disk.store(Path(path)).apply(cast(Any, changes.values[-1]) if changes else None, position, expected, batch)
+        """A worker that dies while it applies has done so with one store: LMDB leaves a store as
+        before or as after."""
+        self.services.disk.store(Path(path)).apply(
+            cast(Any, changes.values[-1]) if changes else None, position, expected, batch
+        )
         self.reached(APPLYING)
 
     def ended_if_stuck(self, doing: str, timeout_s: float) -> AbstractContextManager[None]:
@@ -232,19 +279,37 @@ class _Batch:
     def topic_limit(self, request: BatchRequest, topic: str) -> int | None:
         return None
 
-    # --- SinkWriter ----------------------------------------------------------------------------------------------
+    # --- SinkWriter -------------------------------------------------------------------------------
 
     def begin(self) -> None:
         services, request = self.services, self.request
-        who, timeout_ms = f"{services.name}/t{request.thread}", services.settings.timings.transaction_timeout_ms
-        self._patiently(lambda: services.log.begin(request.transactional_id, self._epoch, who, timeout_ms))
+        who, timeout_ms = (
+            f"{services.name}/t{request.thread}",
+            services.settings.timings.transaction_timeout_ms,
+        )
+        self._patiently(
+            lambda: services.log.begin(request.transactional_id, self._epoch, who, timeout_ms)
+        )
 
     def write(
-        self, topic: str, keys: Any, values: Any, timestamps: Int64, partition: int | None = None, *_: Any, **__: Any
+        self,
+        topic: str,
+        keys: Any,
+        values: Any,
+        timestamps: Int64,
+        partition: int | None = None,
+        *_: Any,
+        **__: Any,
     ) -> None:
         if partition is not None and len(timestamps):  # nobody reads the outputs
-            tp, name, batch = TopicPartition(topic, partition), self.request.transactional_id, self.request.batch_id
-            self._positions[tp] = self.services.log.write(name, self._epoch, tp, len(timestamps), values[-1], batch).end
+            tp, name, batch = (
+                TopicPartition(topic, partition),
+                self.request.transactional_id,
+                self.request.batch_id,
+            )
+            self._positions[tp] = self.services.log.write(
+                name, self._epoch, tp, len(timestamps), values[-1], batch
+            ).end
 
     def flush(self, timeout_s: float) -> None:
         self._travel()
@@ -252,10 +317,15 @@ class _Batch:
     def positions(self) -> Mapping[TopicPartition, int]:
         return self._positions
 
-    def send_offsets(self, offsets: Iterable[tuple[str, int, int, str]], group_metadata: bytes, timeout_s: float) -> None:
+    def send_offsets(
+        self, offsets: Iterable[tuple[str, int, int, str]], group_metadata: bytes, timeout_s: float
+    ) -> None:
         services, name = self.services, self.request.transactional_id
         member = tuple(json.loads(group_metadata))
-        sent = {TopicPartition(topic, partition): CommittedOffset(offset, text) for topic, partition, offset, text in offsets}
+        sent = {
+            TopicPartition(topic, partition): CommittedOffset(offset, text)
+            for topic, partition, offset, text in offsets
+        }
         ranges = {tp: self.request.ranges[tp] for tp in sent}
         self._travel()
         self._patiently(lambda: services.log.send_offsets(name, self._epoch, sent, ranges, member))

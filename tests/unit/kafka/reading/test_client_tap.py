@@ -1,5 +1,6 @@
-"""librdkafka without a broker: a read that ends early by its bytes goes on behind its last record, whatever has been fetched of the
-rest; what faults and records of a log that was given up do to the others."""
+"""librdkafka without a broker: a read that ends early by its bytes goes on behind its last record,
+whatever has been fetched of the rest; what faults and records of a log that was given up do to the
+others."""
 
 from __future__ import annotations
 
@@ -21,12 +22,20 @@ SIZE = 100
 
 
 def end_at(offset: int) -> Message:
-    return Message(topic=TP.topic, partition=TP.partition, offset=offset, error=KafkaError(KafkaError._PARTITION_EOF))
+    return Message(
+        topic=TP.topic,
+        partition=TP.partition,
+        offset=offset,
+        error=KafkaError(KafkaError._PARTITION_EOF),
+    )
 
 
 def records(*offsets: int) -> list[Message]:
     value = b"v" * SIZE
-    return [Message(topic=TP.topic, partition=TP.partition, offset=at, value=value, timestamp=(1, 5)) for at in offsets]
+    return [
+        Message(topic=TP.topic, partition=TP.partition, offset=at, value=value, timestamp=(1, 5))
+        for at in offsets
+    ]
 
 
 class Consumer:
@@ -56,8 +65,11 @@ def reader_of(monkeypatch: pytest.MonkeyPatch, fetches: list[list[Message]]) -> 
 
 
 @pytest.mark.parametrize("rest", [records(5, 6, 7), [*records(5), end_at(8)], [end_at(8)]], ids=len)
-def test_a_read_cut_by_its_bytes_where_a_fetch_ended_loses_nothing(monkeypatch: pytest.MonkeyPatch, rest: list[Message]) -> None:
-    """The first fetch brings just as many bytes as may be taken; what the range has behind them comes later."""
+def test_a_read_cut_by_its_bytes_where_a_fetch_ended_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch, rest: list[Message]
+) -> None:
+    """The first fetch brings just as many bytes as may be taken; what the range has behind them
+    comes later."""
     reader = reader_of(monkeypatch, [records(*range(5)), rest])
     first = reader.read({TP: OffsetRange(0, 8)}, 1.0, 5 * SIZE)
     assert (len(first.columns[TP]), first.ends[TP]) == (5, 5)
@@ -66,7 +78,9 @@ def test_a_read_cut_by_its_bytes_where_a_fetch_ended_loses_nothing(monkeypatch: 
     assert second.ends[TP] == 8
 
 
-def test_a_read_cut_within_a_fetch_goes_on_behind_its_last_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_cut_within_a_fetch_goes_on_behind_its_last_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     reader = reader_of(monkeypatch, [records(*range(8))])
     first = reader.read({TP: OffsetRange(0, 8)}, 1.0, 3 * SIZE)
     assert (len(first.columns[TP]), first.ends[TP]) == (3, 3)
@@ -79,38 +93,54 @@ def test_a_range_that_ends_in_markers_is_read_whole(monkeypatch: pytest.MonkeyPa
     assert (len(read.columns[TP]), read.ends[TP]) == (2, 4)
 
 
-def test_a_range_whose_last_record_is_there_is_read_whole_though_the_end_was_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_range_whose_last_record_is_there_is_read_whole_though_the_end_was_not_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     reader = reader_of(monkeypatch, [records(0, 1, 2)])
     read = reader.read({TP: OffsetRange(0, 3)}, 1.0)
     assert (len(read.columns[TP]), read.ends[TP]) == (3, 3)
 
 
-def tap_of(monkeypatch: pytest.MonkeyPatch, fetches: list[list[Message]], patient: bool = True) -> ClientTap:
+def tap_of(
+    monkeypatch: pytest.MonkeyPatch, fetches: list[list[Message]], patient: bool = True
+) -> ClientTap:
     monkeypatch.setattr(client_tap, "Consumer", lambda settings, logger: Consumer(fetches))
     return ClientTap({}, "g", {}, patient=patient, clock=lambda: 0.0)
 
 
 def fault(code: int, tp: TopicPartition | None = TP) -> Message:
-    place: dict[str, Any] = {} if tp is None else {"topic": tp.topic, "partition": tp.partition, "offset": -1}
+    place: dict[str, Any] = (
+        {} if tp is None else {"topic": tp.topic, "partition": tp.partition, "offset": -1}
+    )
     return Message(**place, error=KafkaError(code))
 
 
 def of(tp: TopicPartition, *offsets: int) -> list[Message]:
-    return [Message(topic=tp.topic, partition=tp.partition, offset=at, value=b"v", timestamp=(1, 5)) for at in offsets]
+    return [
+        Message(topic=tp.topic, partition=tp.partition, offset=at, value=b"v", timestamp=(1, 5))
+        for at in offsets
+    ]
 
 
-def test_records_of_several_logs_in_one_fetch_and_of_one_that_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_of_several_logs_in_one_fetch_and_of_one_that_was_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gone = TopicPartition("t", 2)
     late = [*of(gone, 7), fault(KafkaError._PARTITION_EOF, gone)]
     tap = tap_of(monkeypatch, [[*of(TP, 0, 1), *late, *of(TWO, 4), *of(TP, 2)], of(gone, 8)])
     tap.go_to({TP: 1, TWO: 4})
     found = tap.take({TP: 9, TWO: 9}, 0.0)
-    assert {tp: (chunk.records, chunk.next_position) for tp, chunk in found.items()} == {TP: (2, 3), TWO: (1, 5)}
+    assert {tp: (chunk.records, chunk.next_position) for tp, chunk in found.items()} == {
+        TP: (2, 3),
+        TWO: (1, 5),
+    }
     assert tap.take({TP: 9, TWO: 9}, 0.0) == {}
     assert tap.positions == {TP: 3, TWO: 5}
 
 
-def test_every_log_that_was_cut_is_told_though_the_client_says_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_log_that_was_cut_is_told_though_the_client_says_it_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     moved = [fault(KafkaError._AUTO_OFFSET_RESET, tp) for tp in (TP, TWO)]
     tap = tap_of(monkeypatch, [moved])
     tap.go_to({TP: 1, TWO: 4})
@@ -125,7 +155,9 @@ def test_every_log_that_was_cut_is_told_though_the_client_says_it_once(monkeypat
 
 
 @pytest.mark.parametrize("tp", [TP, None], ids=["of a log", "of a broker"])
-def test_a_broker_that_is_away_is_waited_out_by_the_patient(monkeypatch: pytest.MonkeyPatch, tp: TopicPartition | None) -> None:
+def test_a_broker_that_is_away_is_waited_out_by_the_patient(
+    monkeypatch: pytest.MonkeyPatch, tp: TopicPartition | None
+) -> None:
     for patient in (True, False):
         tap = tap_of(monkeypatch, [[fault(KafkaError._TRANSPORT, tp), *of(TP, 0)]], patient)
         tap.go_to({TP: 0})

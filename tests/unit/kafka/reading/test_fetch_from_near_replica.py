@@ -1,4 +1,5 @@
-"""KIP-392: fetches of an instance with a rack go to the replica that the leader names, and back to the leader when it is gone."""
+"""KIP-392: fetches of an instance with a rack go to the replica that the leader names, and back to
+the leader when it is gone."""
 
 from __future__ import annotations
 
@@ -64,7 +65,9 @@ class Manager:
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     cluster = Cluster()
-    monkeypatch.setattr(fetch_connection, "KafkaConsumer", lambda **_: SimpleNamespace(_manager=Manager(cluster)))
+    monkeypatch.setattr(
+        fetch_connection, "KafkaConsumer", lambda **_: SimpleNamespace(_manager=Manager(cluster))
+    )
     return cluster
 
 
@@ -105,7 +108,9 @@ def test_a_replica_that_left_the_cluster_is_not_asked(cluster: Cluster) -> None:
     assert [node for node, _ in cluster.asked] == [LEADER, LEADER]
 
 
-def test_a_replica_is_only_near_for_a_while(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_is_only_near_for_a_while(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [100.0]
     monkeypatch.setattr(fetch_connection, "time", SimpleNamespace(monotonic=lambda: now[0]))
     reader = connection(**{"client.rack": "a"})

@@ -1,4 +1,5 @@
-"""Our own fetches without a broker: slices, passing errors, leaders that move, and that nothing waits long or goes too far."""
+"""Our own fetches without a broker: slices, passing errors, leaders that move, and that nothing
+waits long or goes too far."""
 
 from __future__ import annotations
 
@@ -23,7 +24,13 @@ TP = TopicPartition("log", 0)
 TWO = TopicPartition("log", 1)
 
 
-def batch(base: int, values: Sequence[bytes], keys: Sequence[bytes] = (), times: Sequence[int] = (), magic: int = 2) -> bytes:
+def batch(
+    base: int,
+    values: Sequence[bytes],
+    keys: Sequence[bytes] = (),
+    times: Sequence[int] = (),
+    magic: int = 2,
+) -> bytes:
     builder = DefaultRecordBatchBuilder(2, 0, False, -1, -1, -1, 1 << 20)
     for i, value in enumerate(values):
         builder.append(i, times[i] if times else 5, keys[i] if keys else b"k", value, [])
@@ -43,11 +50,13 @@ Said = bytes | Exception | None
 
 
 class Broker:
-    """A `FetchConnection`: a fetch at an offset is answered with the next of what is there, bytes or an error, the last for ever;
-    None: not yet."""
+    """A `FetchConnection`: a fetch at an offset is answered with the next of what is there, bytes
+    or an error, the last for ever; None: not yet."""
 
     def __init__(self, said: Mapping[int, Said | list[Said]], tp: TopicPartition = TP) -> None:
-        self.logs = {tp: {at: list(one) if isinstance(one, list) else [one] for at, one in said.items()}}
+        self.logs = {
+            tp: {at: list(one) if isinstance(one, list) else [one] for at, one in said.items()}
+        }
         self.fetched: list[int] = []
         self.waited: list[float] = []
         self.refreshed = 0
@@ -101,7 +110,9 @@ def values(chunks: list[LogChunk]) -> list[bytes | None]:
     return [value for chunk in chunks for value in chunk.values]
 
 
-def test_the_next_fetch_is_sent_before_the_present_one_is_handed_out_and_none_behind_the_end() -> None:
+def test_the_next_fetch_is_sent_before_the_present_one_is_handed_out_and_none_behind_the_end() -> (
+    None
+):
     broker = Broker({0: batch(0, [b"a", b"b"]), 2: batch(2, [b"c", b"d"])})
     chunks = reader_of(broker).read(TP, 0, 3, chunk_bytes=1)
     assert next(chunks).values == [b"a"]
@@ -157,7 +168,9 @@ def test_a_tail_without_records_moves_the_position_too() -> None:
         client_errors.KafkaTimeoutError("late"),
     ],
 )
-def test_after_a_passing_error_it_asks_the_new_leader_for_the_same_offset(passing: Exception) -> None:
+def test_after_a_passing_error_it_asks_the_new_leader_for_the_same_offset(
+    passing: Exception,
+) -> None:
     broker = Broker({0: batch(0, [b"a"]), 1: [passing, batch(1, [b"b"])]})
     assert values(read(broker, 0, 2)) == [b"a", b"b"]
     assert broker.fetched == [0, 1, 1]
@@ -207,7 +220,9 @@ def test_an_answer_that_is_not_there_is_waited_for_as_asked_and_counts_when_it_c
         (batch(1, [b"x"], magic=1), UnsupportedBatchError),
     ],
 )
-def test_a_fault_leaves_the_position_behind_what_was_handed_out(fault: Any, raised: type[Exception]) -> None:
+def test_a_fault_leaves_the_position_behind_what_was_handed_out(
+    fault: Any, raised: type[Exception]
+) -> None:
     broker = Broker({0: batch(0, [b"a"]), 1: fault})
     tap = tap_of(broker, attend_s=1.0)
     tap.go_to({TP: 0})
@@ -257,11 +272,18 @@ def test_what_one_log_waits_for_does_not_hold_up_what_is_there_of_another() -> N
 
 
 @pytest.mark.parametrize(("chunk_bytes", "most"), [(1, 2990), (2000, 2990), (1 << 20, 60)])
-def test_leaving_out_replaced_records_keeps_the_fold_the_counts_and_the_positions(chunk_bytes: int, most: int) -> None:
+def test_leaving_out_replaced_records_keeps_the_fold_the_counts_and_the_positions(
+    chunk_bytes: int, most: int
+) -> None:
     built: dict[int, Said | list[Said]] = {}
     for base in range(0, 3000, 1000):
-        keys, written = [b"k%d" % (i % 10) for i in range(1000)], [b"v%d" % (base + i) for i in range(1000)]
-        built[0 if base == 0 else base] = batch(base, written, keys, [10_000 - base - i for i in range(1000)])
+        keys, written = (
+            [b"k%d" % (i % 10) for i in range(1000)],
+            [b"v%d" % (base + i) for i in range(1000)],
+        )
+        built[0 if base == 0 else base] = batch(
+            base, written, keys, [10_000 - base - i for i in range(1000)]
+        )
     built[5] = built[0]
     chunks = list(reader_of(Broker(built), latest=True).read(TP, 5, 2995, chunk_bytes=chunk_bytes))
     folded: dict[bytes | None, bytes | None] = {}
@@ -271,7 +293,9 @@ def test_leaving_out_replaced_records_keeps_the_fold_the_counts_and_the_position
     assert max(int(chunk.timestamps.max()) for chunk in chunks if len(chunk)) == 10_000 - 5
     assert sum(len(chunk) for chunk in chunks) <= most
     assert sum(chunk.records for chunk in chunks) == 2990
-    assert np.cumsum([chunk.records for chunk in chunks]).tolist() == [chunk.next_position - 5 for chunk in chunks]
+    assert np.cumsum([chunk.records for chunk in chunks]).tolist() == [
+        chunk.next_position - 5 for chunk in chunks
+    ]
 
 
 def test_settings() -> None:
@@ -294,5 +318,9 @@ def test_settings() -> None:
         "ssl_cafile": __file__,
         "ssl_check_hostname": False,
     }
-    for foreign in ({"sasl.mechanism": "OAUTHBEARER"}, {"ssl.keystore.location": "x"}, {"ssl.ca.location": "probe"}):
+    for foreign in (
+        {"sasl.mechanism": "OAUTHBEARER"},
+        {"ssl.keystore.location": "x"},
+        {"ssl.ca.location": "probe"},
+    ):
         assert bulk_settings({**given, **foreign}) is None

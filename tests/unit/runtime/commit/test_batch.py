@@ -1,4 +1,5 @@
-"""What driver and workers tell each other comes back as it was: names are read once, whatever the topic is called."""
+"""What driver and workers tell each other comes back as it was: names are read once, whatever the
+topic is called."""
 
 from __future__ import annotations
 
@@ -40,7 +41,10 @@ def test_a_request_comes_back_from_its_json() -> None:
     again = BatchRequest.from_json(request.to_json())
     assert again == request
     assert isinstance(again.ranges[ODD], OffsetRange)
-    assert again.ending({ODD: 4, PLAIN: 0}).ranges == {ODD: OffsetRange(1, 4), PLAIN: OffsetRange(0, 0)}
+    assert again.ending({ODD: 4, PLAIN: 0}).ranges == {
+        ODD: OffsetRange(1, 4),
+        PLAIN: OffsetRange(0, 0),
+    }
 
 
 def test_a_result_comes_back_from_its_json() -> None:

@@ -12,7 +12,14 @@ from everflow import sockets
 from everflow.errors import FatalError, SetupError
 from everflow.records import MemberMetadata, TaskId
 from everflow.runtime.commit.batch import AT_LEAST_ONCE, EXACTLY_ONCE_V2
-from everflow.runtime.commit.commit_gate import CommitGate, GateBackend, GateBook, Offset, OpenBatch, decide
+from everflow.runtime.commit.commit_gate import (
+    CommitGate,
+    GateBackend,
+    GateBook,
+    Offset,
+    OpenBatch,
+    decide,
+)
 from everflow.runtime.commit.gate_client import GateClient
 
 TASK, OTHER = TaskId(0, 0), TaskId(0, 1)
@@ -37,7 +44,11 @@ def test_yes_for_an_open_batch_of_a_member_that_owns_its_tasks() -> None:
     ],
 )
 def test_no_otherwise(
-    batch: OpenBatch | None, answered: bool, member: MemberMetadata, epochs: dict[TaskId, int], word: str
+    batch: OpenBatch | None,
+    answered: bool,
+    member: MemberMetadata,
+    epochs: dict[TaskId, int],
+    word: str,
 ) -> None:
     decision = decide("i.0.0", batch, answered, member, epochs)
     assert not decision.ok
@@ -56,12 +67,15 @@ def test_a_task_that_was_lost_and_came_back_needs_recovery_before_a_batch() -> N
 
 
 def test_a_revoked_task_commits_in_the_generation_that_revoked_it_and_in_no_later_one() -> None:
-    """Evicted while its last batch runs, a member that holds nothing else is told of no loss and joins again at once."""
+    """Evicted while its last batch runs, a member that holds nothing else is told of no loss and
+    joins again at once."""
     book = GateBook()
     book.own([TASK])
     epoch = book.epoch(TASK)
     book.revoke([TASK], MEMBER)
-    for number, member in enumerate((MEMBER, MemberMetadata(6, "member-2", None), MemberMetadata(5, "member-1", None))):
+    for number, member in enumerate(
+        (MEMBER, MemberMetadata(6, "member-2", None), MemberMetadata(5, "member-1", None))
+    ):
         assert book.begin(f"i.{number}.0", 0, EXACTLY_ONCE_V2, {TASK: epoch})
         decision, _ = book.ask(f"i.{number}.0", member)
         assert decision.ok == (member is MEMBER)
@@ -144,7 +158,9 @@ def gate(group: Group) -> Iterator[tuple[GateBook, str]]:
 
 
 def backend_of(group: Group) -> GateBackend:
-    return GateBackend(lambda: group.metadata, lambda m: f"{m.generation}/{m.member_id}".encode(), group.commit)
+    return GateBackend(
+        lambda: group.metadata, lambda m: f"{m.generation}/{m.member_id}".encode(), group.commit
+    )
 
 
 def test_the_socket_is_private_and_goes_with_the_gate(group: Group) -> None:
@@ -157,18 +173,24 @@ def test_the_socket_is_private_and_goes_with_the_gate(group: Group) -> None:
     assert not path.parent.exists()
 
 
-def test_a_socket_that_was_deleted_under_the_gate_is_an_error_not_aborted_batches_for_ever(group: Group) -> None:
+def test_a_socket_that_was_deleted_under_the_gate_is_an_error_not_aborted_batches_for_ever(
+    group: Group,
+) -> None:
     gate = CommitGate(GateBook(), backend_of(group))
     try:
         path = Path(gate.start())
         path.unlink()
-        with pytest.raises(FatalError, match=r"gate\.sock was deleted under the running instance.*TMPDIR"):
+        with pytest.raises(
+            FatalError, match=r"gate\.sock was deleted under the running instance.*TMPDIR"
+        ):
             gate.require_reachable()
     finally:
         gate.close()
 
 
-def test_no_place_for_the_socket_is_said(group: Group, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_place_for_the_socket_is_said(
+    group: Group, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     monkeypatch.setattr(sockets, "_SHORT_BASE", str(tmp_path / "none"))
     gate = CommitGate(GateBook(), backend_of(group))
@@ -177,13 +199,17 @@ def test_no_place_for_the_socket_is_said(group: Group, monkeypatch: pytest.Monke
     gate.close()
 
 
-def test_the_answer_holds_the_metadata_of_that_moment_and_comes_once(gate: tuple[GateBook, str], group: Group) -> None:
+def test_the_answer_holds_the_metadata_of_that_moment_and_comes_once(
+    gate: tuple[GateBook, str], group: Group
+) -> None:
     book, path = gate
     assert len(path) < 100
     book.begin("i.0.0", 0, EXACTLY_ONCE_V2, {TASK: book.epoch(TASK)})
     with GateClient(path) as client:
         assert client.hello("i.0.0", "t0-0", 4321)
-        group.metadata = MemberMetadata(5, "member-1", None)  # a rebalance completed during the batch: scenario 6
+        group.metadata = MemberMetadata(
+            5, "member-1", None
+        )  # a rebalance completed during the batch: scenario 6
         answer = client.commit("i.0.0", [("in", 0, 12, "ef1|i.0.0|{}")])
         assert answer.ok
         assert answer.group_metadata == b"5/member-1"
@@ -191,7 +217,9 @@ def test_the_answer_holds_the_metadata_of_that_moment_and_comes_once(gate: tuple
     assert book.take_pids(0) == (4321,)
 
 
-def test_at_least_once_commits_through_the_member_and_tells_of_deferral(gate: tuple[GateBook, str], group: Group) -> None:
+def test_at_least_once_commits_through_the_member_and_tells_of_deferral(
+    gate: tuple[GateBook, str], group: Group
+) -> None:
     book, path = gate
     group.takes = False  # the group is rebalancing: scenario 26
     book.begin("i.1.0", 0, AT_LEAST_ONCE, {TASK: book.epoch(TASK)})
@@ -211,7 +239,8 @@ def test_a_lost_task_aborts_the_batch_in_flight(gate: tuple[GateBook, str]) -> N
 
 
 def test_only_a_second_attempt_holds_the_next_generation_back() -> None:
-    """A task that stays pauses for two micro-batches at most: the group may refuse one, but not the one after it."""
+    """A task that stays pauses for two micro-batches at most: the group may refuse one, but not the
+    one after it."""
     book = GateBook()
     book.own([TASK])
     epochs = {TASK: book.epoch(TASK)}

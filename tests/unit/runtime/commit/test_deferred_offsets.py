@@ -1,4 +1,5 @@
-"""At-least-once: what a rebalancing group refused goes with the next commit, and never over another owner's offsets."""
+"""At-least-once: what a rebalancing group refused goes with the next commit, and never over another
+owner's offsets."""
 
 from __future__ import annotations
 

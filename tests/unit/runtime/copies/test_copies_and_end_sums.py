@@ -23,27 +23,40 @@ from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
 
 A, B, C = (TaskId(0, p) for p in range(3))
-COUNTS = StoreSpec(name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long())
-TOTALS = StoreSpec(name="totals", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long())
+COUNTS = StoreSpec(
+    name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long()
+)
+TOTALS = StoreSpec(
+    name="totals", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long()
+)
 
 
 def changelog(task: TaskId, spec: StoreSpec) -> TopicPartition:
     return TopicPartition(f"app-{spec.changelog}", task.partition)
 
 
-def write(directory: StateDirectory, task: TaskId, spec: StoreSpec, position: int, topic_id: str = "t") -> None:
+def write(
+    directory: StateDirectory, task: TaskId, spec: StoreSpec, position: int, topic_id: str = "t"
+) -> None:
     store = LmdbStore.open(directory.store_path(task, spec.name), kind=spec.kind)
     store.bind("c", topic_id)
     store.load_chunk([b"k"], [b"v"], np.zeros(1, np.int64), position, now_ms=1_000)
     store.close()
 
 
-def scanned(directory: StateDirectory, specs: Iterable[StoreSpec], end: int = 100, clock: ManualClock | None = None) -> Copies:
+def scanned(
+    directory: StateDirectory,
+    specs: Iterable[StoreSpec],
+    end: int = 100,
+    clock: ManualClock | None = None,
+) -> Copies:
     followed: dict[TaskId, FollowedTask] = {}
     copies = Copies(lambda: followed, list, list, dict, clock=clock or ManualClock(2_000))
 
     def states(partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, ChangelogState]:
-        return {tp: ChangelogState(start=0, end=end, cluster_id="c", topic_id="t") for tp in partitions}
+        return {
+            tp: ChangelogState(start=0, end=end, cluster_id="c", topic_id="t") for tp in partitions
+        }
 
     copies.scan(directory, lambda subtopology: specs, changelog, states)
     return copies
@@ -71,7 +84,9 @@ def test_a_copy_that_would_be_rebuilt_is_none(tmp_path: Path) -> None:
 HOUR_MS = 3_600_000
 
 
-def test_a_copy_that_nobody_follows_is_offered_until_its_use_would_mean_a_rebuild(tmp_path: Path) -> None:
+def test_a_copy_that_nobody_follows_is_offered_until_its_use_would_mean_a_rebuild(
+    tmp_path: Path,
+) -> None:
     clock = ManualClock(1_000)
     store = LmdbStore.open(tmp_path / "s", kind="key_value")
     store.bind("c", "t")
@@ -88,7 +103,9 @@ def test_a_copy_that_nobody_follows_is_offered_until_its_use_would_mean_a_rebuil
     copies.rest(A, places)
     offered = {}
     for _ in range(12):
-        state = ChangelogState(start=0, end=12, cluster_id="c", topic_id="t", delete_retention_ms=10 * HOUR_MS)
+        state = ChangelogState(
+            start=0, end=12, cluster_id="c", topic_id="t", delete_retention_ms=10 * HOUR_MS
+        )
         plan = restore_plan(store.meta(), state, now_ms=clock.now_ms(), kind="key_value")
         assert (copies.offset_sums() == {A: 15}) is not plan.rebuild, (clock.now_ms(), plan)
         offered[plan.rebuild] = copies.offset_sums()
@@ -106,13 +123,17 @@ def test_a_copy_found_at_the_start_ages_too(tmp_path: Path) -> None:
     clock.advance(23 * HOUR_MS - 1_000)
     assert copies.offset_sums() == {A: 10, B: 100}
     clock.advance(1)
-    assert copies.offset_sums() == {B: 100}, "one at the very end of its changelog has missed nothing before the scan"
+    assert copies.offset_sums() == {B: 100}, (
+        "one at the very end of its changelog has missed nothing before the scan"
+    )
     clock.advance(1_000)
     assert copies.offset_sums() == {}
     directory.close()
 
 
-def test_a_copy_forgotten_for_nothing_is_remembered_unless_it_is_newer_by_now(tmp_path: Path) -> None:
+def test_a_copy_forgotten_for_nothing_is_remembered_unless_it_is_newer_by_now(
+    tmp_path: Path,
+) -> None:
     directory = StateDirectory.open(tmp_path, "app", boot_id="x")
     write(directory, A, COUNTS, 10)
     copies = scanned(directory, [COUNTS])
@@ -127,11 +148,19 @@ def test_a_copy_forgotten_for_nothing_is_remembered_unless_it_is_newer_by_now(tm
 
 def test_followed_copies_count_as_they_are_now_and_running_tasks_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "s"
-    LmdbStore.open(path, kind="key_value").load_chunk([b"k"], [b"v"], np.zeros(1, np.int64), 10, now_ms=1_000)
+    LmdbStore.open(path, kind="key_value").load_chunk(
+        [b"k"], [b"v"], np.zeros(1, np.int64), 10, now_ms=1_000
+    )
     followed: dict[TaskId, FollowedTask] = {}
     running: set[TaskId] = set()
     recovering: set[TaskId] = set()
-    copies = Copies(lambda: followed, lambda: running, lambda: recovering, lambda: {B: 3}, clock=ManualClock(2_000))
+    copies = Copies(
+        lambda: followed,
+        lambda: running,
+        lambda: recovering,
+        lambda: {B: 3},
+        clock=ManualClock(2_000),
+    )
     copies.rest(A, [TaskStore("s", path, TopicPartition("log", 0))])
     assert copies.offset_sums() == {A: 10}
     followed[A] = FollowedTask(TaskRole.STANDBY, 12, 0)
@@ -151,7 +180,9 @@ def test_end_sums_are_read_after_they_are_asked_for_and_summed_per_task() -> Non
     sums = EndSums(lambda asked: dict(ends), changelogs, ManualClock())
     assert sums.latest() == {A: 15, B: 7}
     ends[TopicPartition("x", 1)] = 8
-    assert sums.latest() == {A: 15, B: 8}, "ends older than the members' positions would make copies look corrupt"
+    assert sums.latest() == {A: 15, B: 8}, (
+        "ends older than the members' positions would make copies look corrupt"
+    )
     sums.close()
 
 

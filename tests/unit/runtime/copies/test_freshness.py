@@ -1,4 +1,5 @@
-"""Stores of quiet tasks stay trusted, and nothing is claimed that is not known (scenario 13, I6)."""
+"""Stores of quiet tasks stay trusted, and nothing is claimed that is not known (scenario 13,
+I6)."""
 
 from __future__ import annotations
 
@@ -19,30 +20,39 @@ from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
 
 A = TaskId(0, 0)
-SPEC = StoreSpec(name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long())
+SPEC = StoreSpec(
+    name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long()
+)
 HOUR_MS = 3_600_000
 BEGAN_MS = 1_800_000_000_000
 
 
 class World:
-    """A running task whose thread was between batches at ``at_ms``; the group confirms heartbeats."""
+    """A running task whose thread was between batches at ``at_ms``; the group confirms
+    heartbeats."""
 
     def __init__(self, directory: StateDirectory) -> None:
         self.directory = directory
         self.store = self.prepare("i1", 0, BEGAN_MS).store
         self.at_ms, self.epoch, self.heartbeats = BEGAN_MS, 1, 10
         self.running = True
-        self.freshness = Freshness(self.settled, lambda task, epoch: epoch != self.epoch, lambda: self.heartbeats)
+        self.freshness = Freshness(
+            self.settled, lambda task, epoch: epoch != self.epoch, lambda: self.heartbeats
+        )
 
     def settled(self) -> list[Settled]:
-        return [Settled(A, self.epoch, "i1", (self.store.path,), self.at_ms)] if self.running else []
+        return (
+            [Settled(A, self.epoch, "i1", (self.store.path,), self.at_ms)] if self.running else []
+        )
 
     def prepare(self, incarnation: str, end: int, now_ms: int) -> PreparedStore:
         state = ChangelogState(start=0, end=end, cluster_id="c", topic_id="t")
         return prepare_store(self.directory, A, SPEC, state, incarnation=incarnation, now_ms=now_ms)
 
     def apply(self, position: int, now_ms: int) -> None:
-        self.store.load_chunk([b"k"], [b"v"], np.zeros(1, np.int64), position, incarnation="i1", now_ms=now_ms)
+        self.store.load_chunk(
+            [b"k"], [b"v"], np.zeros(1, np.int64), position, incarnation="i1", now_ms=now_ms
+        )
 
     def turn(self, heartbeats: int, at_ms: int | None = None) -> int:
         """What the store says after the group has confirmed so many more."""
@@ -74,10 +84,14 @@ def test_a_task_without_records_for_days_is_not_rebuilt_after_a_kill(world: Worl
 def test_a_claim_counts_after_two_more_heartbeats(world: World) -> None:
     world.turn(0, BEGAN_MS + 1)
     assert world.turn(1, BEGAN_MS + 2) == BEGAN_MS, "it may have been sent before the claim"
-    assert world.turn(1, BEGAN_MS + 3) == BEGAN_MS + 1, "as of the moment of the claim, not of the proof"
+    assert world.turn(1, BEGAN_MS + 3) == BEGAN_MS + 1, (
+        "as of the moment of the claim, not of the proof"
+    )
 
 
-def test_a_machine_that_was_suspended_claims_nothing_of_the_time_after_its_eviction(world: World) -> None:
+def test_a_machine_that_was_suspended_claims_nothing_of_the_time_after_its_eviction(
+    world: World,
+) -> None:
     """It wakes up 30 hours later, its thread takes a turn before anybody knows of the eviction."""
     world.turn(0, BEGAN_MS + 1)
     late_ms = BEGAN_MS + 30 * HOUR_MS

@@ -30,14 +30,18 @@ def test_only_what_was_idle_for_the_whole_delay_is_due() -> None:
     assert idle.after({A, B}, {B}, 7, DELAY_MS) == [A]
     assert idle.after({A, B}, set(), 7, DELAY_MS + 1) == [A], "B begins to wait now"
     assert idle.after({A, B}, {A}, 7, DELAY_MS + 2) == []
-    assert idle.after({A, B}, {B}, 7, 2 * DELAY_MS) == [], "a role in between starts the delay afresh"
+    assert idle.after({A, B}, {B}, 7, 2 * DELAY_MS) == [], (
+        "a role in between starts the delay afresh"
+    )
 
 
 def test_nothing_is_due_while_the_group_settles() -> None:
     idle = IdleTasks(DELAY_MS)
     idle.after({A}, set(), 7, 0.0)
     assert idle.after({A}, set(), None, DELAY_MS) == [], "a rebalance, or the instance does not run"
-    assert idle.after({A}, set(), 7, DELAY_MS + 1) == [], "it runs again, but its roles may not have arrived"
+    assert idle.after({A}, set(), 7, DELAY_MS + 1) == [], (
+        "it runs again, but its roles may not have arrived"
+    )
     assert idle.after({A}, set(), 7, DELAY_MS + 1 + SETTLE_MS) == [A]
     assert idle.after({A}, set(), 8, DELAY_MS + 2 + SETTLE_MS) == []
 
@@ -52,7 +56,14 @@ class World:
         self.cleaner = self.new_cleaner(DELAY_MS)
 
     def new_cleaner(self, delay_ms: float) -> StateCleaner:
-        return StateCleaner(self.directory, self.copies, lambda: self.used, lambda: self.generation, self.clock, delay_ms)
+        return StateCleaner(
+            self.directory,
+            self.copies,
+            lambda: self.used,
+            lambda: self.generation,
+            self.clock,
+            delay_ms,
+        )
 
     def leave_copy(self, task: TaskId) -> LmdbStore:
         store = LmdbStore.open(self.directory.store_path(task, "s"), kind="key_value")
@@ -76,7 +87,9 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.directory.close()
 
 
-def test_a_task_in_no_role_goes_after_the_delay_and_is_offered_no_more(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_task_in_no_role_goes_after_the_delay_and_is_offered_no_more(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", logger="everflow")
     world.leave_copy(A)
     world.leave_copy(B)
@@ -100,7 +113,8 @@ def test_after_a_crash_or_an_eviction_everything_waits_for_the_group(world: Worl
 
 
 def test_a_copy_that_a_join_may_have_told_of_stays(world: World) -> None:
-    """The rebalance begins between the decision and the removal: the leader may give us the task because of the copy."""
+    """The rebalance begins between the decision and the removal: the leader may give us the task
+    because of the copy."""
     world.leave_copy(A)
     forget = world.copies.forget
 
@@ -113,7 +127,9 @@ def test_a_copy_that_a_join_may_have_told_of_stays(world: World) -> None:
     assert (world.directory.tasks(), world.copies.offset_sums()) == ([A], {A: 10})
 
 
-def test_a_folder_that_cannot_be_removed_stays_offered_with_a_warning(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_cannot_be_removed_stays_offered_with_a_warning(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     world.leave_copy(A)
     (world.directory.path / ".removed").write_text("in the way")
     assert not world.wait(2 * DELAY_MS)
@@ -126,7 +142,9 @@ def test_a_read_goes_on_while_its_task_is_removed_and_comes_again(world: World) 
     store = world.leave_copy(A)
     with store.snapshot() as view:
         assert world.wait(2 * DELAY_MS)
-        again = LmdbStore.open(world.directory.store_path(A, "s"), kind="key_value")  # assigned again at this moment
+        again = LmdbStore.open(
+            world.directory.store_path(A, "s"), kind="key_value"
+        )  # assigned again at this moment
         again.load_chunk([b"k"], [b"new"], np.zeros(1, np.int64), 20)
         LmdbStore.close_removed()
         world.directory.sweep()
@@ -142,7 +160,12 @@ def test_the_keeper_frees_the_disk_space_of_this_life_and_of_an_earlier_one(worl
     (removed / "0_5-killed-meanwhile").mkdir(parents=True)
     world.leave_copy(A)
     world.cleaner = world.new_cleaner(0.0)
-    keeper = StateKeeper(Freshness(list, lambda task, epoch: False, lambda: 0), world.cleaner, world.directory.sweep, world.clock)
+    keeper = StateKeeper(
+        Freshness(list, lambda task, epoch: False, lambda: 0),
+        world.cleaner,
+        world.directory.sweep,
+        world.clock,
+    )
     for _ in range(10):
         world.clock.advance(1_000)
         keeper.look()
@@ -160,7 +183,10 @@ def test_the_loop_does_not_wait_for_an_apply_that_hangs(world: World) -> None:
             assert released.wait(30)
 
     keeper = StateKeeper(
-        Hanging(list, lambda task, epoch: False, lambda: heartbeats[0]), world.cleaner, world.directory.sweep, world.clock
+        Hanging(list, lambda task, epoch: False, lambda: heartbeats[0]),
+        world.cleaner,
+        world.directory.sweep,
+        world.clock,
     )
     for _ in range(200):
         world.clock.advance(1_000)

@@ -1,5 +1,5 @@
-"""The state updater: copies follow their changelogs to the stable end and no further, say once that they are hot, and are handed
-over with their stores open."""
+"""The state updater: copies follow their changelogs to the stable end and no further, say once that
+they are hot, and are handed over with their stores open."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ from everflow.state.task_directory import StateDirectory
 from everflow.testing.waiting import wait_until
 
 A, B = TaskId(0, 0), TaskId(0, 1)
-SPEC = StoreSpec(name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long())
+SPEC = StoreSpec(
+    name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long()
+)
 ACCEPTABLE = 3
 
 
@@ -55,7 +57,8 @@ class Round:
 
 
 class Reader:
-    """A follower: ``world.step`` records of each of its logs, within its budget of a round; it notes how long it would wait."""
+    """A follower: ``world.step`` records of each of its logs, within its budget of a round; it
+    notes how long it would wait."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -70,8 +73,16 @@ class Reader:
         for tp in partitions:
             self.positions.pop(tp, None)
 
-    def poll(self, records_max: int, bulk_bytes: int, ends: Mapping[TopicPartition, int], timeout_s: float) -> Round:
-        assert (records_max, bulk_bytes) in {(budget.records, budget.bulk_bytes) for budget in BUDGETS.values()}
+    def poll(
+        self,
+        records_max: int,
+        bulk_bytes: int,
+        ends: Mapping[TopicPartition, int],
+        timeout_s: float,
+    ) -> Round:
+        assert (records_max, bulk_bytes) in {
+            (budget.records, budget.bulk_bytes) for budget in BUDGETS.values()
+        }
         assert all(ends[tp] <= self.world.stable[tp] for tp in self.positions)
         self.world.waits.append(timeout_s)
         found = Round()
@@ -84,7 +95,13 @@ class Reader:
                 records_max -= end - at
                 keys: list[bytes | None] = [b"%d" % (n % 10) for n in range(at, end)]
                 values: list[bytes | None] = [b"%d" % n for n in range(at, end)]
-                found.chunks[tp] = Chunk(keys, values, np.arange(at, end, dtype=np.int64), end, end - at + self.world.replaced)
+                found.chunks[tp] = Chunk(
+                    keys,
+                    values,
+                    np.arange(at, end, dtype=np.int64),
+                    end,
+                    end - at + self.world.replaced,
+                )
                 self.positions[tp] = end
         return found
 
@@ -97,7 +114,8 @@ class Reader:
 
 
 class World:
-    """Changelogs as lists of values (the key is the offset modulo 10), a stable end each, and readers of ``step`` records."""
+    """Changelogs as lists of values (the key is the offset modulo 10), a stable end each, and
+    readers of ``step`` records."""
 
     def __init__(self, folder: Path, clock: Clock | None = None) -> None:
         self.clock = ManualClock(1_000_000)
@@ -124,7 +142,9 @@ class World:
             states=self.states,
             stable_ends=self.stable_ends,
             prepare=self.prepare,
-            distrust=lambda task, store, reason: self.directory.distrust(self.directory.store_path(task, store), reason),
+            distrust=lambda task, store, reason: self.directory.distrust(
+                self.directory.store_path(task, store), reason
+            ),
             became_hot=self.hot.append,
             restores=self.tracker,
             standbys=lambda: self,
@@ -133,7 +153,11 @@ class World:
         self.updater = StateUpdater(services, clock or self.clock, ACCEPTABLE)
 
     def task(self, task: TaskId, role: TaskRole = TaskRole.STANDBY) -> StandbyTask:
-        return StandbyTask(task, (TaskStore("counts", self.directory.store_path(task, "counts"), log_of(task)),), role)
+        return StandbyTask(
+            task,
+            (TaskStore("counts", self.directory.store_path(task, "counts"), log_of(task)),),
+            role,
+        )
 
     def open_reader(self) -> Reader:
         self.readers.append(Reader(self))
@@ -156,9 +180,16 @@ class World:
         return {b"%d" % (at % 10): b"%d" % at for at in range(self.starts[log_of(task)], end)}
 
     # services
-    def states(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, ChangelogState]:
+    def states(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, ChangelogState]:
         return {
-            tp: ChangelogState(start=self.starts[tp], end=self.stable[tp] + 5, cluster_id="cluster", topic_id="topic")
+            tp: ChangelogState(
+                start=self.starts[tp],
+                end=self.stable[tp] + 5,
+                cluster_id="cluster",
+                topic_id="topic",
+            )
             for tp in partitions
         }
 
@@ -168,8 +199,12 @@ class World:
             raise self.fault
         return {tp: self.stable[tp] for tp in partitions}
 
-    def prepare(self, task: TaskId, store: str, state: ChangelogState, incarnation: str) -> PreparedStore:
-        return prepare_store(self.directory, task, SPEC, state, incarnation=incarnation, now_ms=self.clock.now_ms())
+    def prepare(
+        self, task: TaskId, store: str, state: ChangelogState, incarnation: str
+    ) -> PreparedStore:
+        return prepare_store(
+            self.directory, task, SPEC, state, incarnation=incarnation, now_ms=self.clock.now_ms()
+        )
 
     # listeners
     def restore_start(self, progress: RestoreProgress) -> None:
@@ -211,14 +246,24 @@ def test_a_standby_follows_to_the_stable_end_and_goes_on_from_there(world: World
     assert world.content(A) == world.expected(A, 5)
     assert task.state is TaskState.RUNNING
     figures = world.updater.followed()[A]
-    assert (figures.role, figures.offset_sum, figures.lag, figures.remaining_s) == (TaskRole.STANDBY, 5, 0, 0.0)
+    assert (figures.role, figures.offset_sum, figures.lag, figures.remaining_s) == (
+        TaskRole.STANDBY,
+        5,
+        0,
+        0.0,
+    )
     world.stable[log_of(A)] = 7
     world.rounds()
     assert world.content(A) == world.expected(A, 7)
-    assert world.told == ["standby start 0_0", *(f"standby batch 0_0 {records}" for records in (2, 2, 1, 2))]
+    assert world.told == [
+        "standby start 0_0",
+        *(f"standby batch 0_0 {records}" for records in (2, 2, 1, 2)),
+    ]
 
 
-def test_copies_stand_still_while_paused_say_how_far_behind_they_are_and_may_go(world: World) -> None:
+def test_copies_stand_still_while_paused_say_how_far_behind_they_are_and_may_go(
+    world: World,
+) -> None:
     world.stable[log_of(A)] = 2
     world.updater.add([world.task(A)])
     world.rounds(2)
@@ -264,7 +309,9 @@ def test_a_warm_up_says_that_it_is_hot_and_again_only_after_a_while(world: World
     assert len(world.hot) <= 3
 
 
-def test_a_standby_that_begins_hot_has_nothing_to_say_but_one_that_was_cold_has(world: World) -> None:
+def test_a_standby_that_begins_hot_has_nothing_to_say_but_one_that_was_cold_has(
+    world: World,
+) -> None:
     world.stable[log_of(A)], world.stable[log_of(B)] = 2, 50
     world.updater.add([world.task(A), world.task(B)])
     world.rounds(40)
@@ -272,7 +319,8 @@ def test_a_standby_that_begins_hot_has_nothing_to_say_but_one_that_was_cold_has(
 
 
 def test_a_standby_that_fell_behind_says_again_that_it_is_hot(world: World) -> None:
-    """Found by the simulation: the group saw it behind and waited for it until the probing interval."""
+    """Found by the simulation: the group saw it behind and waited for it until the probing
+    interval."""
     world.updater.add([world.task(A)])
     world.rounds(2)
     assert world.hot == []
@@ -336,7 +384,9 @@ def test_a_task_never_opened_is_given_back_too(world: World) -> None:
     assert [task.state for task in given[0]] == [TaskState.CREATED]
 
 
-def test_a_copy_whose_log_begins_behind_it_is_rebuilt(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_copy_whose_log_begins_behind_it_is_rebuilt(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     world.stable[log_of(A)] = 4
     world.updater.add([world.task(A)])
     world.rounds(3)
@@ -381,7 +431,8 @@ def test_brokers_that_do_not_answer_are_only_waited_for(world: World) -> None:
 
 
 def rounds_until_hot(world: World, standbys: int) -> tuple[int, dict[TaskId, int]]:
-    """Rounds until a warm-up is hot beside standbys that are as far behind, and how far those have come by then."""
+    """Rounds until a warm-up is hot beside standbys that are as far behind, and how far those have
+    come by then."""
     others, warmup = [TaskId(0, number) for number in range(standbys)], TaskId(0, 9)
     world.step = 10_000
     for task in (*others, warmup):
@@ -413,7 +464,9 @@ def test_idle_readers_share_one_wait_and_busy_ones_do_not_wait(world: World) -> 
     world.stable[log_of(A)] = 3 * world.step
     world.waits.clear()
     world.rounds(5)
-    assert world.waits == [0.025, 0.025, *([0.0] * 6), 0.025, 0.025], "the round behind the last records is the first to wait again"
+    assert world.waits == [0.025, 0.025, *([0.0] * 6), 0.025, 0.025], (
+        "the round behind the last records is the first to wait again"
+    )
 
 
 def test_another_role_goes_on_where_the_copy_is(world: World) -> None:
@@ -439,7 +492,9 @@ def test_a_promotion_in_the_middle_takes_the_store_as_it_is(world: World) -> Non
     ((task,),) = given
     store = LmdbStore.open(task.stores[0].path)
     assert store.position == 6
-    assert store.meta().updated_ms <= opened_ms, "it has not been at the end since: nobody may take it for fresh"
+    assert store.meta().updated_ms <= opened_ms, (
+        "it has not been at the end since: nobody may take it for fresh"
+    )
     assert world.content(A) == world.expected(A, 6)
 
 
@@ -519,7 +574,10 @@ def test_tasks_are_given_back_whatever_the_reader_says(world: World) -> None:
     with pytest.raises(RetriableError):
         world.rounds()
     world.reader_fault = None
-    assert [(task.id, task.state) for task in given[0]] == [(A, TaskState.SUSPENDED), (B, TaskState.SUSPENDED)]
+    assert [(task.id, task.state) for task in given[0]] == [
+        (A, TaskState.SUSPENDED),
+        (B, TaskState.SUSPENDED),
+    ]
 
 
 def test_the_thread_survives_a_fault_and_serves_drops_while_it_waits(tmp_path: Path) -> None:
@@ -528,10 +586,17 @@ def test_the_thread_survives_a_fault_and_serves_drops_while_it_waits(tmp_path: P
     world.updater.add([world.task(A)])
     world.updater.start()
     try:
-        wait_until(lambda: world.asked_ends == 1 and not world.positions, 10, "the fault", lambda: [world.told])
+        wait_until(
+            lambda: world.asked_ends == 1 and not world.positions,
+            10,
+            "the fault",
+            lambda: [world.told],
+        )
         given: list[Sequence[StandbyTask]] = []
         world.updater.drop([A], SuspendReason.PROMOTED, given.append)
-        wait_until(lambda: bool(given), 5, "the task back, long before the next try", lambda: [world.told])
+        wait_until(
+            lambda: bool(given), 5, "the task back, long before the next try", lambda: [world.told]
+        )
         assert [task.id for task in given[0]] == [A]
     finally:
         world.updater.close()

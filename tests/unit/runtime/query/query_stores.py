@@ -19,9 +19,16 @@ from everflow.serdes.windowed import window_store_key
 from everflow.state.lmdb_store import LmdbStore
 from everflow.state.store import StoreSpec
 
-COUNTS = StoreSpec(name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long())
+COUNTS = StoreSpec(
+    name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long()
+)
 WINDOWS = StoreSpec(
-    name="windows", kind="window", key_serde=serdes.string(), value_serde=serdes.long(), retention_ms=10**12, window_size_ms=1_000
+    name="windows",
+    kind="window",
+    key_serde=serdes.string(),
+    value_serde=serdes.long(),
+    retention_ms=10**12,
+    window_size_ms=1_000,
 )
 PARTITIONS = 4
 SITES = [StoreSite(spec, 0, PARTITIONS, spec.value_serde.decode) for spec in (COUNTS, WINDOWS)]
@@ -42,7 +49,8 @@ def windows(entries: Mapping[tuple[str, int], int | None]) -> dict[bytes, int | 
 
 @dataclass
 class Instance(InteractiveQueries):
-    """The query side of an instance over stores in a folder; partitions are those that a key's first byte names."""
+    """The query side of an instance over stores in a folder; partitions are those that a key's
+    first byte names."""
 
     folder: Path
     state: ClientState = ClientState.RUNNING
@@ -76,7 +84,14 @@ class Instance(InteractiveQueries):
         """Where a store of a partition lies, in its n-th rebuild."""
         return self.folder / f"0_{partition}" / f"{spec.name}-{number}"
 
-    def put(self, partition: int, spec: StoreSpec, entries: Mapping[bytes, int | None], *, active: bool = True) -> Path:
+    def put(
+        self,
+        partition: int,
+        spec: StoreSpec,
+        entries: Mapping[bytes, int | None],
+        *,
+        active: bool = True,
+    ) -> Path:
         """Write into a store and show it as active or as a copy."""
         path = self.place(partition, spec)
         write(path, spec, entries)

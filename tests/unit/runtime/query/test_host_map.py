@@ -6,14 +6,23 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from everflow.assignment.user_data import AssignmentData, HostTasks, UserData, encode, encode_assignment
+from everflow.assignment.user_data import (
+    AssignmentData,
+    HostTasks,
+    UserData,
+    encode,
+    encode_assignment,
+)
 from everflow.clock import ManualClock
 from everflow.errors import RetriableError
 from everflow.kafka.group_channel import GroupSettings
 from everflow.records import TaskId
 from everflow.runtime.query.host_map import RETRY_MS, HostMap
 
-HOSTS = {"a:1": HostTasks(frozenset({TaskId(0, 0)}), frozenset({TaskId(0, 1)})), "b:1": HostTasks(frozenset({TaskId(0, 1)}))}
+HOSTS = {
+    "a:1": HostTasks(frozenset({TaskId(0, 0)}), frozenset({TaskId(0, 1)})),
+    "b:1": HostTasks(frozenset({TaskId(0, 1)})),
+}
 
 
 GROUP = GroupSettings(bootstrap_servers="broker:1", group_id="app")
@@ -41,7 +50,10 @@ class Group:
         ]
 
 
-def host_map(describe: Callable[[GroupSettings], Iterable[tuple[bytes, bytes]]], clock: ManualClock | None = None) -> HostMap:
+def host_map(
+    describe: Callable[[GroupSettings], Iterable[tuple[bytes, bytes]]],
+    clock: ManualClock | None = None,
+) -> HostMap:
     made = HostMap(clock or ManualClock(), describe)
     made.group = GROUP
     return made

@@ -1,4 +1,5 @@
-"""The HTTP service of docs/QUERIES.md and examples/word_service.py: two instances answer for the whole application."""
+"""The HTTP service of docs/QUERIES.md and examples/word_service.py: two instances answer for the
+whole application."""
 
 from __future__ import annotations
 
@@ -37,7 +38,11 @@ def instances(tmp_path: Path) -> Iterator[dict[str, Instance]]:
     for number in range(2):
         instance = Instance(tmp_path / str(number))
         for partition in range(number, PARTITIONS, 2):
-            mine = {k.encode(): v for k, v in KEYS.items() if default_partitioner(k.encode(), PARTITIONS) == partition}
+            mine = {
+                k.encode(): v
+                for k, v in KEYS.items()
+                if default_partitioner(k.encode(), PARTITIONS) == partition
+            }
             instance.put(partition, COUNTS, mine)
             instance.end = max(instance.end, len(mine))
         servers.append(serve(cast(Any, instance), "127.0.0.1", 0))
@@ -64,7 +69,9 @@ def test_any_instance_answers_for_every_key(instances: dict[str, Instance]) -> N
         assert ask(host, "never counted") is None
 
 
-def test_while_tasks_move_a_copy_that_is_recent_enough_answers(instances: dict[str, Instance]) -> None:
+def test_while_tasks_move_a_copy_that_is_recent_enough_answers(
+    instances: dict[str, Instance],
+) -> None:
     for instance in instances.values():
         instance.state, instance.hosts = ClientState.REBALANCING, {}
         instance.copies, instance.active = instance.active, {}
@@ -87,8 +94,14 @@ def test_with_stale_a_copy_answers_where_the_owner_is_gone(instances: dict[str, 
     here.copies, here.active = here.active, {}
     nobody = "127.0.0.1:1"
     here.hosts = {nobody: HostTasks(frozenset(here.copies))}
-    key = next(key for key in KEYS if TaskId(0, default_partitioner(key.encode(), PARTITIONS)) in here.copies)
+    key = next(
+        key
+        for key in KEYS
+        if TaskId(0, default_partitioner(key.encode(), PARTITIONS)) in here.copies
+    )
     with pytest.raises(URLError) as gone:
         ask(first, key)
-    assert not isinstance(gone.value, HTTPError), "the client was sent to an owner that does not answer"
+    assert not isinstance(gone.value, HTTPError), (
+        "the client was sent to an owner that does not answer"
+    )
     assert ask(first, key, "?stale") == KEYS[key]

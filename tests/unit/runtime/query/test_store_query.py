@@ -1,4 +1,5 @@
-"""Queries of real stores: keys, ranges, prefixes, windows, paging, stores that move while they are read."""
+"""Queries of real stores: keys, ranges, prefixes, windows, paging, stores that move while they are
+read."""
 
 from __future__ import annotations
 
@@ -18,7 +19,14 @@ from everflow.runtime.query.query_errors import StateMovingError, StoreKindError
 from everflow.runtime.query.store_query import ReadOnlyStore, StoreReader, after_prefix
 from everflow.serdes import SerdeError
 from everflow.state.lmdb_store import LmdbStore
-from unit.runtime.query.query_stores import COUNTS, WINDOWS, Instance, by_first_letter, windows, write
+from unit.runtime.query.query_stores import (
+    COUNTS,
+    WINDOWS,
+    Instance,
+    by_first_letter,
+    windows,
+    write,
+)
 
 
 @pytest.fixture
@@ -31,7 +39,11 @@ def instance(tmp_path: Path) -> Iterator[Instance]:
 def store(instance: Instance, name: str, page: int | None = None, **options: Any) -> Any:
     """A store, reading pages of so many entries."""
     found = instance.store(name, partitioner=by_first_letter, **options)
-    return found if page is None else type(found)(found.spec, StoreReader(found._reader.access, page), found._decode)
+    return (
+        found
+        if page is None
+        else type(found)(found.spec, StoreReader(found._reader.access, page), found._decode)
+    )
 
 
 def fill(instance: Instance) -> None:
@@ -73,7 +85,9 @@ def test_a_large_value_ends_a_page(instance: Instance, monkeypatch: pytest.Monke
     assert sizes == [2, 2]
 
 
-@pytest.mark.parametrize(("prefix", "end"), [(b"a", b"b"), (b"a\xff\xff", b"b"), (b"\xff", None), (b"", None)])
+@pytest.mark.parametrize(
+    ("prefix", "end"), [(b"a", b"b"), (b"a\xff\xff", b"b"), (b"\xff", None), (b"", None)]
+)
 def test_what_lies_behind_a_prefix(prefix: bytes, end: bytes | None) -> None:
     assert after_prefix(prefix) == end
 
@@ -86,7 +100,9 @@ def test_a_key_written_by_another_partitioner_is_found_here(instance: Instance) 
 
 @pytest.mark.parametrize("page", [1, 2, 1000])
 def test_windows(instance: Instance, page: int) -> None:
-    instance.put(0, WINDOWS, windows({("a", 0): 1, ("a", 1000): 2, ("a", 2000): 3, ("aa", 1000): 4}))
+    instance.put(
+        0, WINDOWS, windows({("a", 0): 1, ("a", 1000): 2, ("a", 2000): 3, ("aa", 1000): 4})
+    )
     instance.put(1, WINDOWS, windows({("b", 1000): 5, ("b", 3000): 6}))
     read = store(instance, "windows", page)
 
@@ -97,9 +113,14 @@ def test_windows(instance: Instance, page: int) -> None:
     assert list(read.fetch("a", 1, 1 << 70)) == [(at("a", 1000), 2), (at("a", 2000), 3)]
     assert list(read.fetch("a", -5, 0)) == [(at("a", 0), 1)]
     assert list(read.fetch("a", 2, 1)) == list(read.fetch("a", -2, -1)) == []
-    assert list(read.backward_fetch("a", 0, 5000)) == [(at("a", 2000), 3), (at("a", 1000), 2), (at("a", 0), 1)]
+    assert list(read.backward_fetch("a", 0, 5000)) == [
+        (at("a", 2000), 3),
+        (at("a", 1000), 2),
+        (at("a", 0), 1),
+    ]
     assert [read.fetch_window("a", start) for start in (0, 1, 2000)] == [1, None, 3]
-    # Within a partition by key bytes; "aa" follows the windows of "a" that start below its second letter: all of them.
+    # Within a partition by key bytes; "aa" follows the windows of "a" that start below its second
+    # letter: all of them.
     assert list(read.fetch_all(1000, 2000)) == [
         (at("a", 1000), 2),
         (at("a", 2000), 3),
@@ -108,7 +129,10 @@ def test_windows(instance: Instance, page: int) -> None:
     ]
     assert list(read.backward_fetch_all(3000, 3000)) == [(at("b", 3000), 6)]
     assert list(read.fetch_range("aa", "b", 0, 1000)) == [(at("aa", 1000), 4), (at("b", 1000), 5)]
-    assert list(read.backward_fetch_range(None, "a", 1000, 9000)) == [(at("a", 2000), 3), (at("a", 1000), 2)]
+    assert list(read.backward_fetch_range(None, "a", 1000, 9000)) == [
+        (at("a", 2000), 3),
+        (at("a", 1000), 2),
+    ]
     assert len(list(read.all())) == 6
     assert read.approximate_num_entries() == 6
 
@@ -125,7 +149,9 @@ def test_windows(instance: Instance, page: int) -> None:
         ("fetch_window", ("a", "0"), "start (ms) must be a whole number, not '0'"),
     ],
 )
-def test_times_of_another_type_are_named_at_the_call(instance: Instance, query: str, arguments: tuple[Any, ...], says: str) -> None:
+def test_times_of_another_type_are_named_at_the_call(
+    instance: Instance, query: str, arguments: tuple[Any, ...], says: str
+) -> None:
     instance.put(0, WINDOWS, windows({("a", 0): 1}))
     with pytest.raises(TypeError, match=re.escape(says)):
         getattr(store(instance, "windows"), query)(*arguments)
@@ -133,12 +159,16 @@ def test_times_of_another_type_are_named_at_the_call(instance: Instance, query: 
 
 def test_times_may_be_numbers_of_numpy(instance: Instance) -> None:
     instance.put(0, WINDOWS, windows({("a", 0): 1}))
-    assert list(store(instance, "windows").fetch("a", np.int64(0), np.int64(5))) == [(Windowed("a", 0, 1000), 1)]
+    assert list(store(instance, "windows").fetch("a", np.int64(0), np.int64(5))) == [
+        (Windowed("a", 0, 1000), 1)
+    ]
 
 
 def test_a_query_of_another_kind_says_what_there_is(instance: Instance) -> None:
     fill(instance)
-    with pytest.raises(StoreKindError, match=r"key_value store: it has no fetch\(\). It has: .*prefix_scan"):
+    with pytest.raises(
+        StoreKindError, match=r"key_value store: it has no fetch\(\). It has: .*prefix_scan"
+    ):
         instance.store("counts").fetch("a", 0, 1)
     with pytest.raises(StoreKindError, match=r"window store: it has no get"):
         instance.store("windows").get("a")
@@ -149,13 +179,17 @@ def test_a_query_of_another_kind_says_what_there_is(instance: Instance) -> None:
 
 def test_a_key_of_another_type_names_store_and_type(instance: Instance) -> None:
     fill(instance)
-    with pytest.raises(SerdeError, match="Keys of store 'counts' are string: expected text, found int 5"):
+    with pytest.raises(
+        SerdeError, match="Keys of store 'counts' are string: expected text, found int 5"
+    ):
         instance.store("counts").get(5)
     with pytest.raises(SerdeError, match="never null"):
         instance.store("counts").get(None)
 
 
-def test_writes_between_pages_are_seen_behind_the_page_and_nothing_comes_twice(instance: Instance) -> None:
+def test_writes_between_pages_are_seen_behind_the_page_and_nothing_comes_twice(
+    instance: Instance,
+) -> None:
     path = instance.put(0, COUNTS, {b"a": 1, b"c": 3, b"e": 5})
     entries = store(instance, "counts", 2).all()
     assert [next(entries), next(entries)] == [("a", 1), ("c", 3)]
@@ -198,7 +232,10 @@ def test_a_partition_that_moves_away_ends_the_iteration_with_an_error(instance: 
     assert next(entries) == ("a", 1)
     del instance.active[TaskId(0, 0)]
     instance.state = ClientState.REBALANCING
-    with pytest.raises(StateMovingError, match="Partition 0 of store 'counts' is being restored or handed over: retry"):
+    with pytest.raises(
+        StateMovingError,
+        match="Partition 0 of store 'counts' is being restored or handed over: retry",
+    ):
         list(entries)
 
 

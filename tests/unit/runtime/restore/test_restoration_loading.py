@@ -13,7 +13,13 @@ from everflow import serdes
 from everflow.clock import ManualClock
 from everflow.errors import StoreMismatchError
 from everflow.records import Int64, StoreChanges, TaskId, TopicPartition
-from everflow.runtime.restore.restoration import PreparedStore, RestoreJob, prepare_store, restore, restore_all
+from everflow.runtime.restore.restoration import (
+    PreparedStore,
+    RestoreJob,
+    prepare_store,
+    restore,
+    restore_all,
+)
 from everflow.runtime.restore.restore_listener import RestoreProgress
 from everflow.runtime.restore.restore_plan import ChangelogState
 from everflow.state.changelog import pack_value
@@ -24,7 +30,9 @@ from everflow.state.task_directory import StateDirectory
 
 TASK = TaskId(0, 0)
 CHANGELOG = TopicPartition("app-counts-changelog", 0)
-SPEC = StoreSpec(name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long())
+SPEC = StoreSpec(
+    name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long()
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,8 @@ class Chunk:
 
 @dataclass
 class Log:
-    """A changelog as a list of (key, value); a gap (None) is a transaction marker or a compacted record."""
+    """A changelog as a list of (key, value); a gap (None) is a transaction marker or a compacted
+    record."""
 
     records: list[tuple[bytes | None, bytes | None] | None]
     clock: ManualClock
@@ -96,14 +105,21 @@ def directory(tmp_path: Path) -> Iterator[StateDirectory]:
     held.close()
 
 
-def prepared(directory: StateDirectory, log: ChangelogState, incarnation: str = "i1", now_ms: int = 1_000_000) -> PreparedStore:
+def prepared(
+    directory: StateDirectory, log: ChangelogState, incarnation: str = "i1", now_ms: int = 1_000_000
+) -> PreparedStore:
     return prepare_store(directory, TASK, SPEC, log, incarnation=incarnation, now_ms=now_ms)
 
 
 def job_of(made: PreparedStore, incarnation: str = "i1") -> RestoreJob:
     assert made.plan is not None
     return RestoreJob(
-        task=TASK, store_name="counts", store=made.store, changelog=CHANGELOG, plan=made.plan, incarnation=incarnation
+        task=TASK,
+        store_name="counts",
+        store=made.store,
+        changelog=CHANGELOG,
+        plan=made.plan,
+        incarnation=incarnation,
     )
 
 
@@ -122,7 +138,9 @@ RECORDS: list[tuple[bytes | None, bytes | None] | None] = [
 FOLDED = {b"a": pack_value(3, b"3"), b"c": pack_value(4, b"4")}
 
 
-def test_a_fresh_store_becomes_the_fold_and_its_position_passes_the_markers(directory: StateDirectory, clock: ManualClock) -> None:
+def test_a_fresh_store_becomes_the_fold_and_its_position_passes_the_markers(
+    directory: StateDirectory, clock: ManualClock
+) -> None:
     heard = Heard()
     made = prepared(directory, state(8))
     result = restore(job_of(made), Log(RECORDS, clock), clock=clock, listener=heard)
@@ -139,10 +157,18 @@ def test_a_fresh_store_becomes_the_fold_and_its_position_passes_the_markers(dire
     assert made.store.meta().updated_ms == clock.now_ms()
 
 
-def test_a_suspended_restore_goes_on_from_its_position(directory: StateDirectory, clock: ManualClock) -> None:
+def test_a_suspended_restore_goes_on_from_its_position(
+    directory: StateDirectory, clock: ManualClock
+) -> None:
     heard, answers = Heard(), iter([False, True])
     made = prepared(directory, state(8))
-    result = restore(job_of(made), Log(RECORDS, clock), clock=clock, listener=heard, stopped=lambda: next(answers))
+    result = restore(
+        job_of(made),
+        Log(RECORDS, clock),
+        clock=clock,
+        listener=heard,
+        stopped=lambda: next(answers),
+    )
     assert not result.done
     assert heard.events[-1] == "suspended: stopped"
     log = Log(RECORDS, clock)
@@ -152,14 +178,19 @@ def test_a_suspended_restore_goes_on_from_its_position(directory: StateDirectory
     assert content(again.store) == FOLDED
 
 
-def test_a_first_restore_that_was_cut_off_goes_on_a_day_short_of_forgotten_deletes(tmp_path: Path) -> None:
-    """By today's wall clock: nothing that is read from a log after it was begun misses a delete within its retention (D9)."""
+def test_a_first_restore_that_was_cut_off_goes_on_a_day_short_of_forgotten_deletes(
+    tmp_path: Path,
+) -> None:
+    """By today's wall clock: nothing that is read from a log after it was begun misses a delete
+    within its retention (D9)."""
     began_ms, hour_ms = 1_800_000_000_000, 3_600_000
     clock = ManualClock(began_ms)
     with_directory = StateDirectory.open(tmp_path, "app")
     answers = iter([False, True])
     made = prepared(with_directory, state(8), now_ms=began_ms)
-    assert not restore(job_of(made), Log(RECORDS, clock), clock=clock, stopped=lambda: next(answers)).done
+    assert not restore(
+        job_of(made), Log(RECORDS, clock), clock=clock, stopped=lambda: next(answers)
+    ).done
     again = prepared(with_directory, state(8), "i2", now_ms=began_ms + 23 * hour_ms)
     assert again.plan is not None
     assert (again.plan.rebuild, again.plan.start) == (False, 2)
@@ -171,7 +202,9 @@ def test_a_first_restore_that_was_cut_off_goes_on_a_day_short_of_forgotten_delet
     with_directory.close()
 
 
-def test_a_reader_s_failure_passes_through_and_the_listener_knows(directory: StateDirectory, clock: ManualClock) -> None:
+def test_a_reader_s_failure_passes_through_and_the_listener_knows(
+    directory: StateDirectory, clock: ManualClock
+) -> None:
     class Broken(Log):
         def read(self, tp: TopicPartition, start: int, end: int) -> Iterator[Chunk]:
             yield next(super().read(tp, start, end))
@@ -185,7 +218,9 @@ def test_a_reader_s_failure_passes_through_and_the_listener_knows(directory: Sta
     assert made.store.position == 2
 
 
-def test_a_restore_ends_when_another_owner_claims_the_store(directory: StateDirectory, clock: ManualClock) -> None:
+def test_a_restore_ends_when_another_owner_claims_the_store(
+    directory: StateDirectory, clock: ManualClock
+) -> None:
     made = prepared(directory, state(8))
     made.store.claim("someone else")
     with pytest.raises(StoreMismatchError):
@@ -193,14 +228,18 @@ def test_a_restore_ends_when_another_owner_claims_the_store(directory: StateDire
     assert content(made.store) == {}
 
 
-def test_an_empty_log_still_sets_the_position(directory: StateDirectory, clock: ManualClock) -> None:
+def test_an_empty_log_still_sets_the_position(
+    directory: StateDirectory, clock: ManualClock
+) -> None:
     made = prepared(directory, state(0))
     log = Log([], clock)
     assert restore(job_of(made), log, clock=clock).fraction == 1.0
     assert (made.store.position, log.reads) == (0, [])
 
 
-def test_a_recreated_changelog_rebuilds_the_store_at_a_new_path(directory: StateDirectory, clock: ManualClock) -> None:
+def test_a_recreated_changelog_rebuilds_the_store_at_a_new_path(
+    directory: StateDirectory, clock: ManualClock
+) -> None:
     made = prepared(directory, state(8))
     restore(job_of(made), Log(RECORDS, clock), clock=clock)
     again = prepared(directory, state(1, topic_id="t2"), "i2")
@@ -214,7 +253,9 @@ def test_a_recreated_changelog_rebuilds_the_store_at_a_new_path(directory: State
     assert content(again.store) == {b"z": pack_value(0, b"9")}
 
 
-def test_a_store_with_damaged_files_is_rebuilt_with_the_reason(directory: StateDirectory, clock: ManualClock) -> None:
+def test_a_store_with_damaged_files_is_rebuilt_with_the_reason(
+    directory: StateDirectory, clock: ManualClock
+) -> None:
     made = prepared(directory, state(8))
     made.store.close()
     (made.store.path / "data.mdb").write_bytes(b"\xff" * 8192)
@@ -226,7 +267,9 @@ def test_a_store_with_damaged_files_is_rebuilt_with_the_reason(directory: StateD
     assert content(again.store) == FOLDED
 
 
-def test_the_claim_refuses_what_an_earlier_owner_applies_later(directory: StateDirectory, clock: ManualClock) -> None:
+def test_the_claim_refuses_what_an_earlier_owner_applies_later(
+    directory: StateDirectory, clock: ManualClock
+) -> None:
     made = prepared(directory, state(8))
     restore(job_of(made), Log(RECORDS, clock), clock=clock)
     prepared(directory, state(8), "i2")
@@ -236,14 +279,24 @@ def test_the_claim_refuses_what_an_earlier_owner_applies_later(directory: StateD
     assert content(made.store) == FOLDED
 
 
-def test_the_shortest_restore_comes_first_and_a_stop_ends_the_rest(tmp_path: Path, clock: ManualClock) -> None:
+def test_the_shortest_restore_comes_first_and_a_stop_ends_the_rest(
+    tmp_path: Path, clock: ManualClock
+) -> None:
     with_directory = StateDirectory.open(tmp_path, "app")
     jobs = []
     for partition, end in ((0, 8), (1, 3)):
-        made = prepare_store(with_directory, TaskId(0, partition), SPEC, state(end), incarnation="i1", now_ms=0)
+        made = prepare_store(
+            with_directory, TaskId(0, partition), SPEC, state(end), incarnation="i1", now_ms=0
+        )
         assert made.plan is not None
         jobs.append(
-            RestoreJob(task=TaskId(0, partition), store_name="counts", store=made.store, changelog=CHANGELOG, plan=made.plan)
+            RestoreJob(
+                task=TaskId(0, partition),
+                store_name="counts",
+                store=made.store,
+                changelog=CHANGELOG,
+                plan=made.plan,
+            )
         )
     answers = iter([False, True])
     results = restore_all(jobs, Log(RECORDS, clock), clock=clock, stopped=lambda: next(answers))
@@ -251,7 +304,9 @@ def test_the_shortest_restore_comes_first_and_a_stop_ends_the_rest(tmp_path: Pat
     with_directory.close()
 
 
-def test_a_window_store_restores_only_what_its_retention_keeps(tmp_path: Path, clock: ManualClock) -> None:
+def test_a_window_store_restores_only_what_its_retention_keeps(
+    tmp_path: Path, clock: ManualClock
+) -> None:
     with_directory = StateDirectory.open(tmp_path, "app")
     spec = StoreSpec(
         name="daily",
@@ -268,7 +323,9 @@ def test_a_window_store_restores_only_what_its_retention_keeps(tmp_path: Path, c
     made = prepare_store(with_directory, TASK, spec, state(50), incarnation="i1", now_ms=0)
     assert made.plan is not None
     restore(
-        RestoreJob(task=TASK, store_name="daily", store=made.store, changelog=CHANGELOG, plan=made.plan),
+        RestoreJob(
+            task=TASK, store_name="daily", store=made.store, changelog=CHANGELOG, plan=made.plan
+        ),
         Log(records, clock, chunk=7),
         clock=clock,
     )

@@ -11,8 +11,12 @@ from everflow.state.store_meta import StoreMeta
 
 NOW_MS = 1_800_000_000_000
 HOUR_MS = 3_600_000
-LOG = ChangelogState(start=10, end=100, cluster_id="c1", topic_id="t1", delete_retention_ms=24 * HOUR_MS)
-META = StoreMeta(kind="key_value", position=60, topic_id="t1", cluster_id="c1", updated_ms=NOW_MS - HOUR_MS)
+LOG = ChangelogState(
+    start=10, end=100, cluster_id="c1", topic_id="t1", delete_retention_ms=24 * HOUR_MS
+)
+META = StoreMeta(
+    kind="key_value", position=60, topic_id="t1", cluster_id="c1", updated_ms=NOW_MS - HOUR_MS
+)
 
 
 def plan(meta: StoreMeta | None, log: ChangelogState = LOG, **changes: object) -> RestorePlan:
@@ -48,7 +52,9 @@ def test_a_new_store_reads_the_whole_log(meta: StoreMeta | None) -> None:
         (replace(META, retention_ms=5), LOG, "retention"),
     ],
 )
-def test_what_cannot_be_trusted_is_rebuilt_and_says_why(meta: StoreMeta, log: ChangelogState, reason: str) -> None:
+def test_what_cannot_be_trusted_is_rebuilt_and_says_why(
+    meta: StoreMeta, log: ChangelogState, reason: str
+) -> None:
     found = plan(meta, log)
     assert found.rebuild
     assert found.start == 10
@@ -63,7 +69,10 @@ def test_the_folder_s_doubt_wins() -> None:
     ("meta", "log"),
     [
         (replace(META, updated_ms=NOW_MS - 23 * HOUR_MS), LOG),  # within retention less the margin
-        (replace(META, position=100, updated_ms=-1), LOG),  # nothing was written since, so no delete was missed
+        (
+            replace(META, position=100, updated_ms=-1),
+            LOG,
+        ),  # nothing was written since, so no delete was missed
         (META, replace(LOG, cluster_id=None, topic_id=None)),  # brokers that know no ids
         (replace(META, position=10), LOG),
         (META, replace(LOG, limit=60)),

@@ -1,4 +1,5 @@
-"""Record-by-record operators: shapes of results, and the record that a failure names (design D10)."""
+"""Record-by-record operators: shapes of results, and the record that a failure names (design
+D10)."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ SOURCES = {
 EDGE = EdgeType(pa.string(), pa.int64())
 
 
-def batch(keys: list[Any], values: list[Any], key: pa.DataType = EDGE.key, value: pa.DataType = EDGE.value) -> EdgeBatch:
+def batch(
+    keys: list[Any], values: list[Any], key: pa.DataType = EDGE.key, value: pa.DataType = EDGE.value
+) -> EdgeBatch:
     order = np.arange(len(keys), dtype=np.int64)
     zeros = np.zeros(len(keys), np.int32)
     return EdgeBatch(
@@ -52,7 +55,9 @@ def batch(keys: list[Any], values: list[Any], key: pa.DataType = EDGE.key, value
 
 
 def function(op: str, fn: Callable[[Any, Any], Any], type_: EdgeType = EDGE) -> FunctionOp:
-    return FunctionOp(name="node", op=op, fn=fn, type=type_, inputs=(1,), output=2, where="app.py:7")
+    return FunctionOp(
+        name="node", op=op, fn=fn, type=type_, inputs=(1,), output=2, where="app.py:7"
+    )
 
 
 def pairs(found: EdgeBatch) -> list[tuple[Any, Any]]:
@@ -68,7 +73,10 @@ RESULTS: dict[str, tuple[Callable[[Any, Any], Any], list[tuple[Any, Any]]]] = {
     "map_values": (lambda k, v: v and v * 10, [("a", 10), (None, 20), ("c", None)]),
     "select_key": (lambda k, v: None if v is None else str(v), [("1", 1), ("2", 2), (None, None)]),
     "flat_map": (lambda k, v: [(k, i) for i in range(v or 0)], [("a", 0), (None, 0), (None, 1)]),
-    "flat_map_values": (lambda k, v: None if v is None else (x for x in range(v)), [("a", 0), (None, 0), (None, 1)]),
+    "flat_map_values": (
+        lambda k, v: None if v is None else (x for x in range(v)),
+        [("a", 0), (None, 0), (None, 1)],
+    ),
 }
 
 
@@ -81,20 +89,30 @@ def test_shapes(op: str) -> None:
 
 
 def test_every_result_keeps_the_place_of_its_record() -> None:
-    found = run_function(function("flat_map_values", lambda k, v: range(v)), batch(["a", "b", "c"], [2, 0, 1]), SOURCES)
+    found = run_function(
+        function("flat_map_values", lambda k, v: range(v)),
+        batch(["a", "b", "c"], [2, 0, 1]),
+        SOURCES,
+    )
     assert found.offset.tolist() == [40, 40, 42]
     assert found.seq.tolist() == [0, 0, 2]
 
 
 FAILING: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
     "raises": ("map_values", lambda k, v: 1 // (v - 2)),
-    "raises while it is drained": ("flat_map_values", lambda k, v: (1 // (v - 2) for _ in range(1))),
+    "raises while it is drained": (
+        "flat_map_values",
+        lambda k, v: (1 // (v - 2) for _ in range(1)),
+    ),
     "another type": ("map_values", lambda k, v: "text" if v == 2 else v),
     "too large": ("map_values", lambda k, v: 2**70 if v == 2 else v),
     "no pair": ("map", lambda k, v: None if v == 2 else (k, v)),
     "no pairs": ("flat_map", lambda k, v: [(k, v, v)] if v == 2 else [(k, v)]),
     "a text for a pair": ("map", lambda k, v: "ab" if v == 2 else (k, v)),
-    "a text for the first pair": ("flat_map", lambda k, v: {1: [(k, v)], 2: ["ab"], 3: [(k, v), 5]}[v]),
+    "a text for the first pair": (
+        "flat_map",
+        lambda k, v: {1: [(k, v)], 2: ["ab"], 3: [(k, v), 5]}[v],
+    ),
     "a text for values": ("flat_map_values", lambda k, v: "12" if v == 2 else [v]),
     "a dict for values": ("flat_map_values", lambda k, v: {1: "x"} if v == 2 else [v]),
     "a text for pairs": ("flat_map", lambda k, v: "" if v == 2 else [(k, v)]),
@@ -116,8 +134,12 @@ def test_a_failure_names_its_record(name: str) -> None:
 
 
 def test_a_text_in_place_of_a_list_is_shown() -> None:
-    with pytest.raises(RecordFailure, match=r"^TypeError: expected a list of values, found str 'letters'$"):
-        run_function(function("flat_map_values", lambda k, v: "letters"), batch(["a"], [1]), SOURCES)
+    with pytest.raises(
+        RecordFailure, match=r"^TypeError: expected a list of values, found str 'letters'$"
+    ):
+        run_function(
+            function("flat_map_values", lambda k, v: "letters"), batch(["a"], [1]), SOURCES
+        )
 
 
 @pytest.mark.parametrize(
@@ -128,9 +150,13 @@ def test_a_text_in_place_of_a_list_is_shown() -> None:
         (lambda k, v: 1 // (len(v) - 2), False),
     ],
 )
-def test_whoever_takes_a_field_of_bytes_reads_that_the_source_has_no_serde(fails: Callable[[Any, Any], Any], told: bool) -> None:
+def test_whoever_takes_a_field_of_bytes_reads_that_the_source_has_no_serde(
+    fails: Callable[[Any, Any], Any], told: bool
+) -> None:
     with pytest.raises(RecordFailure) as failure:
-        run_function(function("map_values", fails), batch(["a"], [b"{}"], value=pa.binary()), SOURCES)
+        run_function(
+            function("map_values", fails), batch(["a"], [b"{}"], value=pa.binary()), SOURCES
+        )
     hint = "the value is undecoded bytes; give the stream a serde, e.g. value=serdes.json("
     assert (hint in failure.value.failure.error) is told
 
@@ -147,10 +173,15 @@ def test_whoever_writes_columns_in_a_function_reads_that_it_gets_values() -> Non
 
 def test_a_serde_that_decodes_to_another_type_is_named_with_the_record() -> None:
     op = DecodeOp("source:in", 1, 2, None, adopted(Digits()))
-    good, bad = decode_parts(op, batch(["a", "b", "c"], [b"1", b"x", b"3"], value=pa.binary()), SOURCES)
+    good, bad = decode_parts(
+        op, batch(["a", "b", "c"], [b"1", b"x", b"3"], value=pa.binary()), SOURCES
+    )
     assert pairs(good) == [("a", 1), ("c", 3)]
     assert bad is not None
-    assert bad.value.to_pylist()[0]["error"] == "value is not a valid Digits(): TypeError: expected an int, found str 'x'"
+    assert (
+        bad.value.to_pylist()[0]["error"]
+        == "value is not a valid Digits(): TypeError: expected an int, found str 'x'"
+    )
 
 
 class Digits:
@@ -168,16 +199,26 @@ class Digits:
 
 def test_unnest() -> None:
     lists = batch(["a", "b", "c", "d"], [[1, 2], None, [], [3]], value=pa.list_(pa.int64()))
-    assert pairs(unnest(UnnestOp("node", False, EDGE, (1,), 2), lists)) == [("a", 1), ("a", 2), ("d", 3)]
+    assert pairs(unnest(UnnestOp("node", False, EDGE, (1,), 2), lists)) == [
+        ("a", 1),
+        ("a", 2),
+        ("d", 3),
+    ]
     element = pa.struct([("key", pa.string()), ("value", pa.int64())])
-    keyed = batch(["a", "b"], [[{"key": "x", "value": 1}, {"key": None, "value": None}], None], value=pa.list_(element))
+    keyed = batch(
+        ["a", "b"],
+        [[{"key": "x", "value": 1}, {"key": None, "value": None}], None],
+        value=pa.list_(element),
+    )
     assert pairs(unnest(UnnestOp("node", True, EDGE, (1,), 2), keyed)) == [("x", 1), (None, None)]
 
 
 def test_records_that_cannot_be_decoded_keep_their_bytes() -> None:
     op = DecodeOp("source:in", 1, 2, None, serdes.long())
     one = (1).to_bytes(8, "big")
-    good, bad = decode_parts(op, batch(["a", "b", None, "d"], [one, b"\x01", b"", None], value=pa.binary()), SOURCES)
+    good, bad = decode_parts(
+        op, batch(["a", "b", None, "d"], [one, b"\x01", b"", None], value=pa.binary()), SOURCES
+    )
     assert pairs(good) == [("a", 1), ("d", None)]
     assert bad is not None
     assert bad.offset.tolist() == [41, 42]
@@ -210,14 +251,18 @@ class OwnSerde:
 
 def test_bytes_that_a_serde_of_the_user_does_not_take_are_a_dead_letter() -> None:
     op = DecodeOp("source:in", 1, 2, None, OwnSerde())
-    good, bad = decode_parts(op, batch(["x", "y", "z"], [b"a", b"b", None], value=pa.binary()), SOURCES)
+    good, bad = decode_parts(
+        op, batch(["x", "y", "z"], [b"a", b"b", None], value=pa.binary()), SOURCES
+    )
     assert pairs(good) == [("x", "A"), ("z", None)]
     assert bad is not None
     assert bad.offset.tolist() == [41]
     assert bad.value.to_pylist()[0]["error"] == "value is not a valid own(): KeyError: b'b'"
 
 
-@pytest.mark.parametrize("error", [SystemExit("leave"), GeneratorExit("leave"), ValueError("leave")])
+@pytest.mark.parametrize(
+    "error", [SystemExit("leave"), GeneratorExit("leave"), ValueError("leave")]
+)
 def test_whatever_a_serde_of_the_user_raises_is_of_that_record(error: BaseException) -> None:
     class Raising(OwnSerde):
         def decode(self, data: bytes | None) -> str | None:
@@ -238,12 +283,22 @@ def test_an_outage_of_what_a_serde_asks_is_no_dead_letter() -> None:
             raise RetriableError("the registry does not answer")
 
     with pytest.raises(RetriableError, match="registry"):
-        decode_parts(DecodeOp("source:in", 1, 2, None, Registry()), batch(["x"], [b"a"], value=pa.binary()), SOURCES)
+        decode_parts(
+            DecodeOp("source:in", 1, 2, None, Registry()),
+            batch(["x"], [b"a"], value=pa.binary()),
+            SOURCES,
+        )
 
 
 def test_a_value_that_a_serde_of_the_user_cannot_write_names_record_and_line() -> None:
     op = SinkOp(
-        name="sink", topic="out", key_serde=TEXT, value_serde=OwnSerde(), drop_null_keys=False, inputs=(1,), where="app.py:9"
+        name="sink",
+        topic="out",
+        key_serde=TEXT,
+        value_serde=OwnSerde(),
+        drop_null_keys=False,
+        inputs=(1,),
+        where="app.py:9",
     )
     with pytest.raises(RecordFailure) as failure:
         _to_outputs(op, batch(["x", "y"], ["A", "B"], value=pa.string()), SOURCES)

@@ -1,4 +1,5 @@
-"""Two operators of one batch on one store (scenario 19): the second sees what the first has changed."""
+"""Two operators of one batch on one store (scenario 19): the second sees what the first has
+changed."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from everflow.runtime.step.step_stores import TaskStores
 from everflow.state.changelog import pack_value
 from everflow.state.store import StoreSpec, StoreView
 
-SPEC = StoreSpec(name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long())
+SPEC = StoreSpec(
+    name="counts", kind="key_value", key_serde=serdes.string(), value_serde=serdes.long()
+)
 TASK = TaskContext(TaskId(0, 0), "i1", "", {}, {"counts": StorePlace("nowhere", None)})
 STORED = {b"a": pack_value(1, b"old"), b"b": pack_value(2, b"kept"), b"c": pack_value(3, b"gone")}
 
@@ -27,7 +30,11 @@ class Stored:
         return [STORED.get(key) for key in keys]
 
     def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        return ((k, v) for k, v in sorted(STORED.items()) if (start is None or k >= start) and (end is None or k < end))
+        return (
+            (k, v)
+            for k, v in sorted(STORED.items())
+            if (start is None or k >= start) and (end is None or k < end)
+        )
 
 
 class Access:
@@ -43,10 +50,17 @@ def test_a_shared_store_shows_the_changes_of_the_batch() -> None:
     with TaskStores(Access(), [TASK], frozenset({"counts"})) as stores:
         view = stores.views(TASK.task, [SPEC])["counts"]
         stores.remember(TASK.task, CHANGES)
-        assert view.get_many([b"a", b"b", b"c", b"d"]) == [pack_value(5, b"new"), STORED[b"b"], None, pack_value(7, b"added")]
+        assert view.get_many([b"a", b"b", b"c", b"d"]) == [
+            pack_value(5, b"new"),
+            STORED[b"b"],
+            None,
+            pack_value(7, b"added"),
+        ]
         assert [key for key, _ in view.range(None, None)] == [b"a", b"b", b"d"]
         assert [key for key, _ in view.range(b"b", b"d")] == [b"b"]
-        assert [[key for key, _ in part] for part in view.range_many([(b"b", b"e"), (b"c", b"d")])] == [[b"b", b"d"], []]
+        assert [
+            [key for key, _ in part] for part in view.range_many([(b"b", b"e"), (b"c", b"d")])
+        ] == [[b"b", b"d"], []]
         assert stores.views(TASK.task, [SPEC])["counts"] is view
 
 

@@ -1,4 +1,5 @@
-"""Stores inside a step: an operator sees what another one changed in the same micro-batch (design D5)."""
+"""Stores inside a step: an operator sees what another one changed in the same micro-batch (design
+D5)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ SPEC = StoreSpec(name="s", kind="key_value", key_serde=serdes.string(), value_se
 
 
 def changes(*pairs: tuple[bytes, bytes | None]) -> StoreChanges:
-    return StoreChanges("s", [k for k, _ in pairs], [v for _, v in pairs], np.arange(len(pairs), dtype=np.int64))
+    return StoreChanges(
+        "s", [k for k, _ in pairs], [v for _, v in pairs], np.arange(len(pairs), dtype=np.int64)
+    )
 
 
 def filled() -> InMemoryStore:
@@ -28,7 +31,9 @@ def filled() -> InMemoryStore:
 
 
 def test_changes_lie_over_the_store_exactly_as_if_applied() -> None:
-    batch = changes((b"b", b"new"), (b"d", b"4"), (b"c", None), (b"a", None), (b"a", b"again"), (b"x", None))
+    batch = changes(
+        (b"b", b"new"), (b"d", b"4"), (b"c", None), (b"a", None), (b"a", b"again"), (b"x", None)
+    )
     overlay, applied = OverlayView(filled()), filled()
     overlay.remember(batch)
     applied.apply(batch)
@@ -62,7 +67,10 @@ def test_snapshots_are_opened_once_and_closed(shared: frozenset[str], expected: 
         (found,) = stores.views(TaskId(0, 1), specs)["s"].get_many([b"a"])
         assert found is not None
         assert found[8:] == expected
-        assert (stores.stream_time(TaskId(0, 1), "node"), stores.stream_time(TaskId(0, 1), "other")) == (7, -1)
+        assert (
+            stores.stream_time(TaskId(0, 1), "node"),
+            stores.stream_time(TaskId(0, 1), "other"),
+        ) == (7, -1)
         with pytest.raises(KeyError):
             stores.views(TaskId(0, 2), specs)
         assert (access.opened, access.closed) == (1, 0)

@@ -1,4 +1,5 @@
-"""The line of the user's program in an error: the innermost of their own code, whatever library or built-in raised it."""
+"""The line of the user's program in an error: the innermost of their own code, whatever library or
+built-in raised it."""
 
 from __future__ import annotations
 
@@ -105,11 +106,25 @@ def failure(fn: Callable[[str], Any], op: str = "map_values") -> RecordFailure:
     zeros = np.zeros(1, np.int32)
     order = np.zeros(1, np.int64)
     batch = EdgeBatch(
-        key=pa.array(["k"]), value=pa.array(["{}"]), timestamp=order, seq=order, source=zeros, partition=zeros, offset=order + 7
+        key=pa.array(["k"]),
+        value=pa.array(["{}"]),
+        timestamp=order,
+        seq=order,
+        source=zeros,
+        partition=zeros,
+        offset=order + 7,
     )
     with pytest.raises(RecordFailure) as raised:
         run_function(
-            FunctionOp(name="node", op=op, fn=lambda k, v: fn(v), type=EDGE, inputs=(1,), output=2, where="app.py:30"),
+            FunctionOp(
+                name="node",
+                op=op,
+                fn=lambda k, v: fn(v),
+                type=EDGE,
+                inputs=(1,),
+                output=2,
+                where="app.py:30",
+            ),
             batch,
             SOURCES,
         )
@@ -128,14 +143,26 @@ def failure(fn: Callable[[str], Any], op: str = "map_values") -> RecordFailure:
         (aborts, "map_values", "Abort: stop all", "aborts"),
         (cancelled, "map_values", "CancelledError: x", "cancelled"),
         (closed, "map_values", "GeneratorExit: g", "closed"),
-        (interrupts, "map_values", "KeyboardInterrupt (a function cannot end the application", "interrupts"),
+        (
+            interrupts,
+            "map_values",
+            "KeyboardInterrupt (a function cannot end the application",
+            "interrupts",
+        ),
         (mute, "map_values", "Mute: (its __str__ raises RuntimeError)", "mute"),
         (lambda v: (aborts(v) for _ in range(1)), "flat_map_values", "Abort: stop all", "aborts"),
         (lambda v: Hidden(), "filter", "Abort: no truth", "__bool__"),
-        (lambda v: (stops(v) for _ in range(1)), "flat_map_values", "RuntimeError: generator raised StopIteration", "stops"),
+        (
+            lambda v: (stops(v) for _ in range(1)),
+            "flat_map_values",
+            "RuntimeError: generator raised StopIteration",
+            "stops",
+        ),
     ],
 )
-def test_the_innermost_line_of_the_users_own_code(fn: Callable[[str], Any], op: str, text: str, function: str) -> None:
+def test_the_innermost_line_of_the_users_own_code(
+    fn: Callable[[str], Any], op: str, text: str, function: str
+) -> None:
     found = failure(fn, op).failure
     assert found.error.startswith(text)
     assert found.line is not None
@@ -149,7 +176,8 @@ def test_the_message_has_the_record_both_lines_and_the_cure() -> None:
         "KeyError: 'a' (record in-0@7, node node)",
         f'  at {__file__}:{line} in helper: return json.loads(value)["a"]  # the innermost line',
         "  operator added at app.py:30",
-        "  Nothing of its micro-batch was written. Correct the function, or let it handle such records, and start again: "
+        "  Nothing of its micro-batch was written. Correct the function, or let it handle such "
+        "records, and start again: "
         "processing goes on where it stopped.",
     ]
     assert isinstance(ending(found, 1, ""), RecordError)
@@ -164,7 +192,10 @@ def test_a_result_of_another_type_is_told_without_a_line_of_ours() -> None:
 
 def test_a_result_whose_repr_fails_is_told_by_its_class() -> None:
     found = failure(lambda value: Hidden()).failure
-    assert found.error.startswith("TypeError: result <Hidden, whose __repr__ raises RuntimeError> is not the declared type string")
+    assert found.error.startswith(
+        "TypeError: result <Hidden, whose __repr__ raises RuntimeError> is not the declared type "
+        "string"
+    )
 
 
 def test_an_interrupt_by_a_signal_is_no_error_of_the_function() -> None:
@@ -176,4 +207,4 @@ def test_a_failure_travels_as_json() -> None:
     found = failure_of(failure(helper))
     assert type(found).from_dict(json.loads(json.dumps(found.to_dict()))) == found
     assert "Traceback" in found.details
-    assert 'in helper' in found.details
+    assert "in helper" in found.details

@@ -11,7 +11,10 @@ ME, LIVE, DEAD = (f"{digit * 8}-aaaa-bbbb-cccc-{digit * 12}" for digit in "123")
 def test_only_ids_of_processes_that_are_no_members_are_lost() -> None:
     open_ids = [f"app-{ME}-0", f"app-{LIVE}-0", f"app-{DEAD}-0", f"app-{DEAD}-11"]
     open_ids += [f"other-{DEAD}-0", "app-foreign", f"app-x-{DEAD}-0"]
-    assert lost_writers("app", open_ids, [f"app-{LIVE}", f"app-{ME}"], ME) == [f"app-{DEAD}-0", f"app-{DEAD}-11"]
+    assert lost_writers("app", open_ids, [f"app-{LIVE}", f"app-{ME}"], ME) == [
+        f"app-{DEAD}-0",
+        f"app-{DEAD}-11",
+    ]
 
 
 def test_the_own_process_lives_even_where_the_group_does_not_list_it() -> None:
@@ -29,7 +32,11 @@ def test_nobody_is_asked_for_members_where_nothing_is_open_and_a_fault_is_no_fai
         raise RetriableError("away")
 
     assert LostWriters("app", ME, list, refuse, fenced.extend).fence_all() == []
-    assert LostWriters("app", ME, lambda: [f"app-{DEAD}-0"], refuse, fenced.extend).fence_all() == []
+    assert (
+        LostWriters("app", ME, lambda: [f"app-{DEAD}-0"], refuse, fenced.extend).fence_all() == []
+    )
     assert fenced == []
-    assert LostWriters("app", ME, lambda: [f"app-{DEAD}-0"], list, fenced.extend).fence_all() == [f"app-{DEAD}-0"]
+    assert LostWriters("app", ME, lambda: [f"app-{DEAD}-0"], list, fenced.extend).fence_all() == [
+        f"app-{DEAD}-0"
+    ]
     assert fenced == [f"app-{DEAD}-0"]

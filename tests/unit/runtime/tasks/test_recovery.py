@@ -39,7 +39,9 @@ class Chunk(NamedTuple):
 class FakePorts:
     """Notes every call. ``pending`` rounds of stable ends lie before the log end."""
 
-    def __init__(self, committed: Mapping[TopicPartition, CommittedOffset], pending: int = 0) -> None:
+    def __init__(
+        self, committed: Mapping[TopicPartition, CommittedOffset], pending: int = 0
+    ) -> None:
         self.calls: list[str] = []
         self._committed, self.pending = committed, pending
         self.starts = {IN: 0, LOG: 0}
@@ -51,7 +53,9 @@ class FakePorts:
     def fence(self, transactional_ids: Collection[str]) -> None:
         self.calls.append(f"fence {','.join(transactional_ids)}")
 
-    def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset]:
+    def committed(
+        self, partitions: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, CommittedOffset]:
         if self.faults:
             self.faults -= 1
             raise RetriableError("broker away")
@@ -73,7 +77,9 @@ class FakePorts:
         self.calls.append("log-starts")
         return {tp: self.starts[tp] for tp in partitions}
 
-    def restore(self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]) -> tuple[TaskStore, ...]:
+    def restore(
+        self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]
+    ) -> tuple[TaskStore, ...]:
         self.calls.append(f"restore {task.id} {incarnation}")
         self.targets = dict(targets)
         return task.stores
@@ -86,7 +92,12 @@ def task() -> ActiveTask:
 def recovery(ports: FakePorts, policy: str = "earliest", timeout_ms: float = 1_000) -> Recovery:
     rules = RecoveryRules("app", {"in": policy})
     return Recovery(
-        ports=ports, rules=rules, clock=ManualClock(), timeout_ms=timeout_ms, stop=threading.Event(), new_incarnation=lambda: "inc2"
+        ports=ports,
+        rules=rules,
+        clock=ManualClock(),
+        timeout_ms=timeout_ms,
+        stop=threading.Event(),
+        new_incarnation=lambda: "inc2",
     )
 
 
@@ -98,7 +109,14 @@ def test_the_order_and_what_the_task_has_afterwards() -> None:
     active.last_batch = "inc1.4.0"
     started, _ = recovery(ports).recover([active], ["app-0"])
     order = [call for i, call in enumerate(ports.calls) if i == 0 or call != ports.calls[i - 1]]
-    assert order == ["fence app-0", "committed", "log-ends", "stable-ends", "log-starts", "restore 0_0 inc2"]
+    assert order == [
+        "fence app-0",
+        "committed",
+        "log-ends",
+        "stable-ends",
+        "log-starts",
+        "restore 0_0 inc2",
+    ]
     assert ports.calls.count("stable-ends") >= 3  # waited for the open transaction
     assert ports.targets == {LOG: 50}
     assert started == {}
@@ -109,7 +127,8 @@ def test_the_order_and_what_the_task_has_afterwards() -> None:
 
 
 class StorePorts(FakePorts):
-    """Restores a store on the disk from a changelog of 50 records, record ``n`` sets key ``n % 7`` to ``n``."""
+    """Restores a store on the disk from a changelog of 50 records, record ``n`` sets key ``n % 7``
+    to ``n``."""
 
     def __init__(self, directory: StateDirectory) -> None:
         super().__init__(COMMITTED)
@@ -118,14 +137,31 @@ class StorePorts(FakePorts):
     def read(self, tp: TopicPartition, start: int, end: int) -> Iterator[Chunk]:
         self.reads.append((start, end))
         numbers = range(start, end)
-        yield Chunk([b"%d" % (n % 7) for n in numbers], [b"%d" % n for n in numbers], np.arange(start, end), end, len(numbers))
+        yield Chunk(
+            [b"%d" % (n % 7) for n in numbers],
+            [b"%d" % n for n in numbers],
+            np.arange(start, end),
+            end,
+            len(numbers),
+        )
 
-    def restore(self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]) -> tuple[TaskStore, ...]:
+    def restore(
+        self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]
+    ) -> tuple[TaskStore, ...]:
         state = ChangelogState(start=0, end=targets[LOG], cluster_id="c", topic_id="t")
-        made = prepare_store(self.directory, task.id, COUNTS, state, incarnation=incarnation, now_ms=0)
+        made = prepare_store(
+            self.directory, task.id, COUNTS, state, incarnation=incarnation, now_ms=0
+        )
         assert made.plan is not None
         restore(
-            RestoreJob(task=task.id, store_name="s", store=made.store, changelog=LOG, plan=made.plan, incarnation=incarnation),
+            RestoreJob(
+                task=task.id,
+                store_name="s",
+                store=made.store,
+                changelog=LOG,
+                plan=made.plan,
+                incarnation=incarnation,
+            ),
             self,
             clock=ManualClock(),
         )
@@ -137,7 +173,8 @@ class StorePorts(FakePorts):
 
 
 def test_the_store_decides_what_is_replayed_not_the_input_s_offsets(tmp_path: Path) -> None:
-    """Scenario 2: another instance had the task and changed the store while its input's offsets stood still."""
+    """Scenario 2: another instance had the task and changed the store while its input's offsets
+    stood still."""
     directory = StateDirectory.open(tmp_path, "app", boot_id="x")
     ports, active = StorePorts(directory), task()
     ports.ends[LOG] = 40
@@ -183,7 +220,9 @@ def test_stop_ends_the_wait() -> None:
 
 
 @pytest.mark.parametrize(("policy", "offset"), [("earliest", 5), ("latest", 100)])
-def test_without_offsets_and_records_the_policy_decides_and_the_start_is_reported(policy: str, offset: int) -> None:
+def test_without_offsets_and_records_the_policy_decides_and_the_start_is_reported(
+    policy: str, offset: int
+) -> None:
     ports, active = FakePorts({}), task()
     ports.starts[IN] = 5
     ports.ends[LOG] = 0

@@ -15,7 +15,9 @@ tasks = st.sets(st.builds(TaskId, st.integers(0, 3), st.integers(0, 7)))
 
 
 @given(tasks, tasks, st.integers(1, 5))
-def test_dealing_is_balanced_deterministic_and_stable(before: set[TaskId], now: set[TaskId], count: int) -> None:
+def test_dealing_is_balanced_deterministic_and_stable(
+    before: set[TaskId], now: set[TaskId], count: int
+) -> None:
     threads = range(count)
     first = deal(before, threads, {})
     second = deal(now, threads, first)
@@ -27,17 +29,24 @@ def test_dealing_is_balanced_deterministic_and_stable(before: set[TaskId], now: 
     assert deal(sorted(now, reverse=True), threads, first) == second
 
 
-@given(st.dictionaries(st.builds(TaskId, st.integers(0, 1), st.integers(0, 5)), st.integers(0, 3)), tasks, tasks)
+@given(
+    st.dictionaries(st.builds(TaskId, st.integers(0, 1), st.integers(0, 5)), st.integers(0, 3)),
+    tasks,
+    tasks,
+)
 def test_what_runs_stays_on_its_thread_wherever_the_balance_allows(
     previous: dict[TaskId, int], now: set[TaskId], gone: set[TaskId]
 ) -> None:
-    """``gone`` ran here once and come back, or come for the first time: they must not drive away what runs."""
+    """``gone`` ran here once and come back, or come for the first time: they must not drive away
+    what runs."""
     threads = range(4)
     running = now & previous.keys() - gone
     dealt = deal(now, threads, previous, running)
     held = [sum(1 for task in running if previous[task] == thread) for thread in threads]
     low, extra = divmod(len(now), len(threads))
-    most = sum(min(number, low) for number in held) + min(extra, sum(number > low for number in held))
+    most = sum(min(number, low) for number in held) + min(
+        extra, sum(number > low for number in held)
+    )
     stay = sum(dealt[task] == previous[task] for task in running)
     assert stay == most, f"{stay} of {most} stay: {previous} -> {dealt}, running {running}"
 
@@ -75,7 +84,12 @@ def test_the_listener_sees_every_change_in_order_and_may_fail() -> None:
         raise RuntimeError("the user's listener")
 
     machine.listener = listener
-    for state in (ClientState.REBALANCING, ClientState.RUNNING, ClientState.PENDING_SHUTDOWN, ClientState.NOT_RUNNING):
+    for state in (
+        ClientState.REBALANCING,
+        ClientState.RUNNING,
+        ClientState.PENDING_SHUTDOWN,
+        ClientState.NOT_RUNNING,
+    ):
         assert machine.to(state)
     assert [new for new, _ in seen] == [
         ClientState.REBALANCING,

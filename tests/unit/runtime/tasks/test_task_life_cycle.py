@@ -44,7 +44,9 @@ def test_the_steps_there_are(old: TaskState, new: TaskState) -> None:
             task.to(new)
             assert task.state is new
         else:
-            with pytest.raises(IllegalTransitionError, match=f"cannot go from {old.name} to {new.name}"):
+            with pytest.raises(
+                IllegalTransitionError, match=f"cannot go from {old.name} to {new.name}"
+            ):
                 task.to(new)
 
 

@@ -1,4 +1,5 @@
-"""The task manager: recover what was assigned, release only when the revoked tasks are given up, never keep a lost one."""
+"""The task manager: recover what was assigned, release only when the revoked tasks are given up,
+never keep a lost one."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ class FakeThread:
 class FakeUpdater:
     def __init__(self) -> None:
         self.tasks: dict[TaskId, StandbyTask] = {}
-        self.drops: list[tuple[list[TaskId], SuspendReason, Callable[[Sequence[StandbyTask]], None]]] = []
+        self.drops: list[
+            tuple[list[TaskId], SuspendReason, Callable[[Sequence[StandbyTask]], None]]
+        ] = []
 
     def add(self, tasks: Sequence[StandbyTask]) -> None:
         for task in tasks:
@@ -55,7 +58,10 @@ class FakeUpdater:
             self.tasks[task.id] = task
 
     def drop(
-        self, tasks: Collection[TaskId], reason: SuspendReason, done: Callable[[Sequence[StandbyTask]], None]
+        self,
+        tasks: Collection[TaskId],
+        reason: SuspendReason,
+        done: Callable[[Sequence[StandbyTask]], None],
     ) -> None:
         self.drops.append((list(tasks), reason, done))
 
@@ -85,7 +91,9 @@ class World:
         self.failures: list[EverflowError] = []
         self.error: EverflowError | None = None
         services = TaskServices(
-            create=lambda task: ActiveTask(id=task, inputs=(TopicPartition("in", task.partition),), stores=(_store(task),)),
+            create=lambda task: ActiveTask(
+                id=task, inputs=(TopicPartition("in", task.partition),), stores=(_store(task),)
+            ),
             recover=self.recover,
             submit=lambda work, quick: self.works.append(work),
             post=self.posted.append,
@@ -96,7 +104,9 @@ class World:
             rest=lambda task, stores: self.rested.append(task),
             close=lambda stores: self.closed.extend(store.name for store in stores),
         )
-        self.manager = TaskManager(gate=self.book, threads=self.threads, updater=self.updater, services=services)
+        self.manager = TaskManager(
+            gate=self.book, threads=self.threads, updater=self.updater, services=services
+        )
 
     def recover(self, tasks: Sequence[ActiveTask], stop: threading.Event) -> None:
         if stop.is_set():
@@ -142,12 +152,18 @@ def test_assigned_tasks_are_recovered_then_dealt_to_the_threads(world: World) ->
     world.assign(A, B, C, D)
     assert not world.manager.all_running()
     assert world.held() == set()
-    assert world.manager.idle_stores().keys() == {A, B, C, D}, "queries may read what is being restored"
+    assert world.manager.idle_stores().keys() == {A, B, C, D}, (
+        "queries may read what is being restored"
+    )
     world.settle()
     assert world.manager.all_running()
     assert world.manager.idle_stores() == {}
     assert [len(thread.tasks) for thread in world.threads] == [2, 2]
-    assert all(task.state is TaskState.RUNNING for thread in world.threads for task in thread.tasks.values())
+    assert all(
+        task.state is TaskState.RUNNING
+        for thread in world.threads
+        for task in thread.tasks.values()
+    )
 
 
 def test_threads_come_and_go_without_a_restore_and_what_can_stay_does(world: World) -> None:
@@ -156,7 +172,9 @@ def test_threads_come_and_go_without_a_restore_and_what_can_stay_does(world: Wor
     before = [set(thread.tasks) for thread in world.threads]
     world.threads.append(FakeThread(2))
     world.manager.deal_without(frozenset())
-    assert sum(len(tasks) for thread in world.threads for tasks, _ in thread.drops) == 1, "one task moves, the others stay"
+    assert sum(len(tasks) for thread in world.threads for tasks, _ in thread.drops) == 1, (
+        "one task moves, the others stay"
+    )
     world.finish()
     assert world.manager.all_running()
     assert sorted(len(thread.tasks) for thread in world.threads) == [1, 1, 2]
@@ -218,12 +236,15 @@ def test_a_recovery_that_fails_stops_the_instance(world: World) -> None:
     assert world.held() == set()
 
 
-# --- copies ----------------------------------------------------------------------------------------------------
+# --- copies ---------------------------------------------------------------------------------------
 
 
 def test_standbys_and_warm_ups_go_to_the_updater_and_change_role_there(world: World) -> None:
     world.manager.roles([A], [B])
-    assert {task.id: task.role for task in world.updater.tasks.values()} == {A: TaskRole.STANDBY, B: TaskRole.WARMUP}
+    assert {task.id: task.role for task in world.updater.tasks.values()} == {
+        A: TaskRole.STANDBY,
+        B: TaskRole.WARMUP,
+    }
     opened = dict(world.updater.tasks)
     world.manager.roles([A, B], [])
     assert world.updater.tasks == opened, "a change of role opens nothing again"
@@ -272,7 +293,9 @@ def test_a_revoked_task_without_a_role_is_closed_by_the_next_rebalance(world: Wo
     assert world.rested == [A]
 
 
-def test_a_task_is_in_use_from_its_first_role_until_the_group_has_settled_without_one(world: World) -> None:
+def test_a_task_is_in_use_from_its_first_role_until_the_group_has_settled_without_one(
+    world: World,
+) -> None:
     """What is not in use may be removed by the cleaner."""
     steps: list[tuple[str, Callable[[], object]]] = [
         ("recovering", lambda: world.assign(A)),
@@ -319,7 +342,9 @@ EVENTS = st.lists(
 
 @settings(max_examples=300)
 @given(EVENTS)
-def test_whatever_comes_a_task_is_in_one_place_and_everything_is_released(events: list[tuple[str, frozenset[TaskId]]]) -> None:
+def test_whatever_comes_a_task_is_in_one_place_and_everything_is_released(
+    events: list[tuple[str, frozenset[TaskId]]],
+) -> None:
     world = World()
     group: set[TaskId] = set()
     for kind, tasks in events:
@@ -351,7 +376,9 @@ def _happen(world: World, group: set[TaskId], kind: str, tasks: frozenset[TaskId
         world.manager.lost(frozenset(group))
         group.clear()
     elif kind in ("standby", "warm-up"):
-        world.manager.roles(tasks - group if kind == "standby" else (), tasks - group if kind == "warm-up" else ())
+        world.manager.roles(
+            tasks - group if kind == "standby" else (), tasks - group if kind == "warm-up" else ()
+        )
     elif kind == "batch":
         for thread in world.threads:
             thread.finish_batch()
@@ -371,7 +398,16 @@ def _check(world: World, events: object) -> None:
     manager = world.manager
     active = [task for thread in world.threads for task in thread.tasks]
     assert len(active) == len(set(active)), (events, "active on two threads")
-    assert not set(active) & set(world.updater.tasks), (events, "active, and followed by the updater")
-    places = [*manager.running, *manager.recovering, *manager.leaving, *manager.following, *manager.letting_go]
+    assert not set(active) & set(world.updater.tasks), (
+        events,
+        "active, and followed by the updater",
+    )
+    places = [
+        *manager.running,
+        *manager.recovering,
+        *manager.leaving,
+        *manager.following,
+        *manager.letting_go,
+    ]
     assert len(places) == len(set(places)), (events, places)
     assert not set(places) & set(manager.suspended), (events, "suspended, but somewhere")

@@ -1,4 +1,5 @@
-"""A stream thread with a fake job and fake recovery, for the tests of its loop and of its failures."""
+"""A stream thread with a fake job and fake recovery, for the tests of its loop and of its
+failures."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ OTHER, OTHER_TASK = TopicPartition("in", 1), TaskId(0, 1)
 
 
 class World:
-    """A log of one partition, a job whose behaviour the test sets, and a record of everything that was done."""
+    """A log of one partition, a job whose behaviour the test sets, and a record of everything that
+    was done."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(1_000)
@@ -41,7 +43,9 @@ class World:
         self.behave: Callable[[BatchRequest], BatchResult] = self.commit
         self.book = GateBook()
         self.book.own([TASK])
-        self.ends = EndOffsets(lambda partitions: dict.fromkeys(partitions, self.end), self.clock, 15)
+        self.ends = EndOffsets(
+            lambda partitions: dict.fromkeys(partitions, self.end), self.clock, 15
+        )
         self.metrics = Metrics()
         self.incarnations = iter(f"i{n}" for n in range(1_000))
         recovery = Recovery(
@@ -74,11 +78,17 @@ class World:
             keep_alive_ms=30_000,
         )
         self.thread = StreamThread(
-            number=0, settings=settings, services=services, clock=self.clock, new_incarnation=lambda: next(self.incarnations)
+            number=0,
+            settings=settings,
+            services=services,
+            clock=self.clock,
+            new_incarnation=lambda: next(self.incarnations),
         )
 
     def give_task(self) -> ActiveTask:
-        task = ActiveTask(id=TASK, inputs=(IN,), stores=(), state=TaskState.RUNNING, epoch=self.book.epoch(TASK))
+        task = ActiveTask(
+            id=TASK, inputs=(IN,), stores=(), state=TaskState.RUNNING, epoch=self.book.epoch(TASK)
+        )
         task.positions[IN] = self.committed_offset
         self.thread.add([task])
         return task
@@ -105,14 +115,19 @@ class World:
         self.committed_offset = consumed.get(IN, self.committed_offset)
         read = sum(wanted.end - wanted.start for wanted in request.ranges.values())
         return BatchResult(
-            outcome=COMMITTED, consumed=consumed, stream_times={TASK: {"A": self.committed_offset}}, counts={"in": read}
+            outcome=COMMITTED,
+            consumed=consumed,
+            stream_times={TASK: {"A": self.committed_offset}},
+            counts={"in": read},
         )
 
     # recovery's ports
     def fence(self, transactional_ids: Collection[str]) -> None:
         self.done.append(f"fence {','.join(transactional_ids)}")
 
-    def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset]:
+    def committed(
+        self, partitions: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, CommittedOffset]:
         self.done.append("committed")
         return {IN: CommittedOffset(self.committed_offset, "")}
 
@@ -124,6 +139,8 @@ class World:
     def log_starts(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         return dict.fromkeys(partitions, 0)
 
-    def restore(self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]) -> tuple[TaskStore, ...]:
+    def restore(
+        self, task: ActiveTask, incarnation: str, targets: Mapping[TopicPartition, int]
+    ) -> tuple[TaskStore, ...]:
         self.done.append("restore")
         return ()

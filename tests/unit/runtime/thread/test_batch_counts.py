@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from everflow.runtime.thread.batch_counts import DroppedRecords
 
-LATE = "too late: the window's grace was over, by the newest record time its task had seen (docs/guide/time.md)"
+LATE = (
+    "too late: the window's grace was over, by the newest record time its task had seen "
+    "(docs/guide/time.md)"
+)
 
 
 def test_the_first_are_told_at_once_and_the_next_together_after_a_minute() -> None:

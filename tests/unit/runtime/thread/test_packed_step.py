@@ -1,4 +1,5 @@
-"""What a worker of Spark's says on standard error when its job has failed elsewhere: nothing; the driver tells why."""
+"""What a worker of Spark's says on standard error when its job has failed elsewhere: nothing; the
+driver tells why."""
 
 from __future__ import annotations
 
@@ -43,5 +44,7 @@ def test_a_worker_whose_connection_is_closed_early_prints_no_traceback(
     before = sys.stderr
     monkeypatch.setattr(sys, "stderr", before)
     parcel: Any = SimpleNamespace(open=lambda: SimpleNamespace(steps=[step]))
-    assert list(PackedStep(cast(Parcel, parcel), 0, None)(iter(batches)))[:1] == ([*batches, ROW][:1] if batches else [])
+    assert list(PackedStep(cast(Parcel, parcel), 0, None)(iter(batches)))[:1] == (
+        [*batches, ROW][:1] if batches else []
+    )
     assert (sys.stderr is not before) == quiet

@@ -1,4 +1,5 @@
-"""What a program's variables hold when the instance starts decides, not what they held when the topology was built."""
+"""What a program's variables hold when the instance starts decides, not what they held when the
+topology was built."""
 
 from __future__ import annotations
 
@@ -35,9 +36,14 @@ def planned() -> PhysicalPlan:
     return plan(topology, cut(topology).index_of, "app")
 
 
-def test_a_variable_that_was_fine_then_and_is_not_now_is_told_with_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_was_fine_then_and_is_not_now_is_told_with_the_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     program = planned()
     assert packed(program.steps, program).copy() is not None
     monkeypatch.setitem(globals(), "CLIENT", threading.Lock())
-    with pytest.raises(TopologyError, match=r"peek: the function `ask` .* the variable `CLIENT`, of type lock, .*\n  at app.py:2"):
+    with pytest.raises(
+        TopologyError,
+        match=r"peek: the function `ask` .* the variable `CLIENT`, of type lock, .*\n  at app.py:2",
+    ):
         packed(program.steps, program)

@@ -1,4 +1,5 @@
-"""Which failures may pass, when two are the same, and when trying again is given up: pure decisions."""
+"""Which failures may pass, when two are the same, and when trying again is given up: pure
+decisions."""
 
 from __future__ import annotations
 
@@ -7,10 +8,21 @@ from dataclasses import replace
 import pytest
 
 from everflow.runtime.commit.batch import BadRecord, BatchFailure, CodeLine
-from everflow.runtime.thread.repeated_failures import ENDS_AFTER_MS, RepeatedFailures, may_pass, sameness
+from everflow.runtime.thread.repeated_failures import (
+    ENDS_AFTER_MS,
+    RepeatedFailures,
+    may_pass,
+    sameness,
+)
 
-DIVISION = BatchFailure(kind="other", error="ArithmeticException: division by zero", where=("app.py:3",))
-COLUMN = BatchFailure(kind="column", error="A Column cannot be computed: [DIVIDE_BY_ZERO] Division by zero.", where=("app.py:3",))
+DIVISION = BatchFailure(
+    kind="other", error="ArithmeticException: division by zero", where=("app.py:3",)
+)
+COLUMN = BatchFailure(
+    kind="column",
+    error="A Column cannot be computed: [DIVIDE_BY_ZERO] Division by zero.",
+    where=("app.py:3",),
+)
 
 
 @pytest.mark.parametrize("kind", BatchFailure.KINDS)
@@ -20,12 +32,22 @@ def test_only_causes_outside_the_program_may_pass(kind: str) -> None:
 
 
 def test_ports_ids_offsets_and_times_do_not_make_a_failure_another_one() -> None:
-    one = BatchFailure(kind="other", error="no answer from 127.0.0.1:4711 at offset 7 in 5000 ms (pid 12, <object at 0x7f1e2a>)")
-    two = BatchFailure(kind="other", error="no answer from 127.0.0.1:39923 at offset 1234 in 61 ms (pid 9, <object at 0xdeadbeef>)")
+    one = BatchFailure(
+        kind="other",
+        error="no answer from 127.0.0.1:4711 at offset 7 in 5000 ms (pid 12, <object at 0x7f1e2a>)",
+    )
+    two = BatchFailure(
+        kind="other",
+        error=(
+            "no answer from 127.0.0.1:39923 at offset 1234 in 61 ms (pid 9, <object at 0xdeadbeef>)"
+        ),
+    )
     assert sameness(one) == sameness(two)
     member = "member app-{}-x is unknown"
     first, second = (member.format(f"{digit * 8}-aaaa-bbbb-cccc-{digit * 12}") for digit in "af")
-    assert sameness(BatchFailure(kind="other", error=first)) == sameness(BatchFailure(kind="other", error=second))
+    assert sameness(BatchFailure(kind="other", error=first)) == sameness(
+        BatchFailure(kind="other", error=second)
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,7 +70,9 @@ def test_it_is_told_the_second_time_and_ends_the_third_time_after_seconds() -> N
     for attempt, now_ms in enumerate((0.0, 700.0, 1_500.0, ENDS_AFTER_MS), 1):
         failures = failures.with_one(DIVISION, now_ms)
         assert failures.to_be_told(DIVISION) == (attempt == 2)
-        assert failures.in_vain(DIVISION, now_ms, smallest=False) == (attempt == 4), "the third came too soon"
+        assert failures.in_vain(DIVISION, now_ms, smallest=False) == (attempt == 4), (
+            "the third came too soon"
+        )
 
 
 def test_two_failures_that_take_turns_end_too() -> None:
@@ -56,7 +80,9 @@ def test_two_failures_that_take_turns_end_too() -> None:
     for now_ms in (0.0, 1_000.0, 2_000.0):
         failures = failures.with_one(other, now_ms).with_one(DIVISION, now_ms)
     assert failures.in_vain(DIVISION, 2_000.0, smallest=False)
-    assert not failures.in_vain(other, 2_000.0, smallest=False), "what may pass is for task.timeout.ms"
+    assert not failures.in_vain(other, 2_000.0, smallest=False), (
+        "what may pass is for task.timeout.ms"
+    )
 
 
 @pytest.mark.parametrize("kind", ["record", "undecodable", "fatal", "spark-gone"])
@@ -67,7 +93,9 @@ def test_what_is_known_to_come_again_ends_at_once(kind: str) -> None:
 
 def test_a_column_that_fails_gets_smaller_batches_and_ends_when_twice_there_are_none() -> None:
     failures = RepeatedFailures().with_one(COLUMN, 0.0)
-    assert not failures.in_vain(COLUMN, 0.0, smallest=True), "once may be the look of a batch that was small from the start"
+    assert not failures.in_vain(COLUMN, 0.0, smallest=True), (
+        "once may be the look of a batch that was small from the start"
+    )
     failures = failures.with_one(COLUMN, 1.0)
     assert not failures.in_vain(COLUMN, 1.0, smallest=False)
     assert failures.in_vain(COLUMN, 1.0, smallest=True)

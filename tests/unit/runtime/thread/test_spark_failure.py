@@ -13,14 +13,14 @@ necessary set "spark.sql.ansi.enabled" to "false" to bypass this error. SQLSTATE
 "divide" was called from
 java.base/jdk.internal.reflect.NativeMethodAccessorImpl.invoke0(Native Method)
 
-"""
+"""  # noqa: E501
 STAGE = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times, most recent failure: Lost \
 task 0.0 in stage 3.0 (TID 3) (localhost executor driver): {cause}
 \tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator$$anonfun$1.applyOrElse(PythonRunner.scala:711)
 Driver stacktrace:
 \tat org.apache.spark.scheduler.DAGScheduler.abortStage(DAGScheduler.scala:2936)
-"""
+"""  # noqa: E501
 CRASH = """org.apache.spark.SparkException: Python worker exited unexpectedly (crashed): Fatal Python error: Segmentation fault
 
 Thread 0x00007f15c22156c0 (most recent call first):
@@ -30,28 +30,41 @@ Current thread 0x00007f15d5c30b80 (most recent call first):
   File "{python}/ctypes/__init__.py", line 519 in string_at
   File "app.py", line 34 in boom
   File "app.py", line 40 in caller
-"""
+"""  # noqa: E501
 
 
 def test_a_column_that_fails_is_told_with_sparks_sentence_and_the_lines_it_may_be() -> None:
     failure = failure_of_text(DIVISION, ["app.py:3"])
     assert (failure.kind, failure.where) == ("column", ("app.py:3",))
     assert failure.error == (
-        "A Column cannot be computed: [DIVIDE_BY_ZERO] Division by zero. Use `try_divide` to tolerate divisor being 0 and return "
+        "A Column cannot be computed: [DIVIDE_BY_ZERO] Division by zero. Use `try_divide` to "
+        "tolerate divisor being 0 and return "
         "NULL instead."
     )
     wrapped = STAGE.format(cause="org.apache.spark.SparkArithmeticException: " + DIVISION)
-    assert (failure_of_text(wrapped).kind, failure_of_text(wrapped).error) == ("column", failure.error)
+    assert (failure_of_text(wrapped).kind, failure_of_text(wrapped).error) == (
+        "column",
+        failure.error,
+    )
 
 
 def test_a_crash_is_told_with_the_innermost_line_of_the_user() -> None:
     import ctypes
     from pathlib import Path
 
-    failure = failure_of_text(STAGE.format(cause=CRASH.format(python=Path(ctypes.__file__).parents[1])))
-    assert (failure.kind, failure.error) == ("worker", "A Python worker process died (Segmentation fault)")
+    failure = failure_of_text(
+        STAGE.format(cause=CRASH.format(python=Path(ctypes.__file__).parents[1]))
+    )
+    assert (failure.kind, failure.error) == (
+        "worker",
+        "A Python worker process died (Segmentation fault)",
+    )
     assert failure.line == CodeLine("app.py", 34, "boom")
-    killed = failure_of_text(STAGE.format(cause="org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"))
+    killed = failure_of_text(
+        STAGE.format(
+            cause="org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"
+        )
+    )
     assert killed.kind == "worker"
     assert "out of memory" in killed.error
     assert killed.line is None
@@ -60,11 +73,40 @@ def test_a_crash_is_told_with_the_innermost_line_of_the_user() -> None:
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ("java.util.concurrent.TimeoutException: Cannot fetch record for offset 0 in 5000 milliseconds", "timeout"),
-        ("OffsetOutOfRangeException: in-0\nCannot fetch record for offset 0 in 5000 milliseconds", "data-loss"),
-        ("[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost. SQLSTATE: 22000", "data-loss"),
-        (STAGE.format(cause="org.apache.kafka.common.errors.TimeoutException: Timeout of 60000ms expired"), "retriable"),
-        (STAGE.format(cause="org.apache.kafka.common.errors.GroupAuthorizationException: Not authorized"), "other"),
+        (
+            (
+                "java.util.concurrent.TimeoutException: Cannot fetch record for offset 0 in 5000 "
+                "milliseconds"
+            ),
+            "timeout",
+        ),
+        (
+            (
+                "OffsetOutOfRangeException: in-0\nCannot fetch record for offset 0 in 5000 "
+                "milliseconds"
+            ),
+            "data-loss",
+        ),
+        (
+            (
+                "[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost. "
+                "SQLSTATE: "
+                "22000"
+            ),
+            "data-loss",
+        ),
+        (
+            STAGE.format(
+                cause="org.apache.kafka.common.errors.TimeoutException: Timeout of 60000ms expired"
+            ),
+            "retriable",
+        ),
+        (
+            STAGE.format(
+                cause="org.apache.kafka.common.errors.GroupAuthorizationException: Not authorized"
+            ),
+            "other",
+        ),
         (STAGE.format(cause="java.lang.OutOfMemoryError: Java heap space"), "worker"),
     ],
 )
@@ -74,7 +116,8 @@ def test_kinds_of_what_spark_says(text: str, kind: str) -> None:
 
 def test_a_time_that_spark_cannot_hold_is_told_as_such() -> None:
     text = STAGE.format(
-        cause="java.lang.ArithmeticException: long overflow\n\tat java.base/java.lang.Math.multiplyExact(Math.java:1032)\n"
+        cause="java.lang.ArithmeticException: long overflow\n\tat "
+        "java.base/java.lang.Math.multiplyExact(Math.java:1032)\n"
         "\tat org.apache.spark.sql.catalyst.util.SparkDateTimeUtils.millisToMicros("
         "SparkDateTimeUtils.scala:98)"
     )
@@ -86,10 +129,28 @@ def test_a_time_that_spark_cannot_hold_is_told_as_such() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ('Oh:\nTraceback (most recent call last):\n  File "x", line 1\n    f()\nValueError: bad\n\n\tat j', "ValueError: bad"),
-        ("An error\n\tat x\nCaused by: worker crashed\n\tat y\nCaused by: java.io.EOFException\n\tat z", "worker crashed"),
-        (STAGE.format(cause="java.lang.IllegalStateException: the store is shut"), "the store is shut"),
-        ("An error occurred while calling o1.collectAndServe.\n", "Spark's job failed and does not say why"),
+        (
+            (
+                'Oh:\nTraceback (most recent call last):\n  File "x", line 1\n    f()\nValueError: '
+                "bad\n\n\tat j"
+            ),
+            "ValueError: bad",
+        ),
+        (
+            (
+                "An error\n\tat x\nCaused by: worker crashed\n\tat y\nCaused by: "
+                "java.io.EOFException\n\tat z"
+            ),
+            "worker crashed",
+        ),
+        (
+            STAGE.format(cause="java.lang.IllegalStateException: the store is shut"),
+            "the store is shut",
+        ),
+        (
+            "An error occurred while calling o1.collectAndServe.\n",
+            "Spark's job failed and does not say why",
+        ),
         ("just this", "just this"),
         ("", "Spark's job failed and does not say why"),
     ],

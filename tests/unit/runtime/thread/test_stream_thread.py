@@ -1,4 +1,5 @@
-"""The loop of a stream thread with a fake job: what is run when, what an abort means, how tasks come and go."""
+"""The loop of a stream thread with a fake job: what is run when, what an abort means, how tasks
+come and go."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def test_batches_follow_one_another_without_gap_or_overlap(world: World) -> None
 
 
 def test_the_first_batch_of_a_recovered_task_does_not_wait_for_the_poller(world: World) -> None:
-    """What its recovery saw of the input's end is there to read; the poller's figure counts as soon as there is one."""
+    """What its recovery saw of the input's end is there to read; the poller's figure counts as soon
+    as there is one."""
     task = world.give_task()
     task.ends = {IN: 40}
     world.end = 60
@@ -47,7 +49,9 @@ def test_the_first_batch_of_a_recovered_task_does_not_wait_for_the_poller(world:
     assert [(*r.ranges[IN], r.log_ends[IN]) for r in world.requests] == [(0, 40, 40), (40, 60, 60)]
 
 
-def test_no_job_where_nothing_is_new_but_one_before_the_workers_would_be_ended(world: World) -> None:
+def test_no_job_where_nothing_is_new_but_one_before_the_workers_would_be_ended(
+    world: World,
+) -> None:
     world.give_task()
     world.turn()
     for _ in range(10):
@@ -59,7 +63,8 @@ def test_no_job_where_nothing_is_new_but_one_before_the_workers_would_be_ended(w
 
 
 def test_a_pause_reads_nothing_keeps_the_workers_and_goes_on_where_it_stopped(world: World) -> None:
-    """KIP-834: also where the last batch before it is still to be run again, and where tasks come meanwhile."""
+    """KIP-834: also where the last batch before it is still to be run again, and where tasks come
+    meanwhile."""
     task = world.give_task()
     world.end = 250
     world.turn()
@@ -114,8 +119,11 @@ def test_without_tasks_the_workers_are_kept_alive_too(world: World) -> None:
     assert len(world.requests) == 1
 
 
-def test_what_is_settled_is_as_of_a_moment_between_batches_with_a_known_outcome(world: World) -> None:
-    """The stores lag behind the changelogs from a batch's commit to its apply, and after a failure until the recovery."""
+def test_what_is_settled_is_as_of_a_moment_between_batches_with_a_known_outcome(
+    world: World,
+) -> None:
+    """The stores lag behind the changelogs from a batch's commit to its apply, and after a failure
+    until the recovery."""
     seen: list[int | None] = []
 
     def watch(request: BatchRequest) -> BatchResult:
@@ -163,14 +171,17 @@ def test_an_abort_by_the_gate_runs_the_same_range_without_recovery(world: World)
 def test_a_batch_that_a_rebalance_refused_is_tried_once_more_before_its_task_is_given_up(
     world: World, refusals: int
 ) -> None:
-    """Its records would wait for the whole hand-over otherwise, after they have waited for this batch already."""
+    """Its records would wait for the whole hand-over otherwise, after they have waited for this
+    batch already."""
     given: list[Sequence[ActiveTask]] = []
     answers = ["generation: specified group generation id is not valid"] * refusals
 
     def refuse(request: BatchRequest) -> BatchResult:
         if not given and not world.thread._commands.qsize():
             world.thread.drop([TASK], given.append)
-        return BatchResult(outcome=ABORTED, reason=answers.pop()) if answers else world.commit(request)
+        return (
+            BatchResult(outcome=ABORTED, reason=answers.pop()) if answers else world.commit(request)
+        )
 
     world.behave = refuse
     task = world.give_task()
@@ -212,7 +223,8 @@ def test_tasks_are_given_up_between_batches_only(world: World) -> None:
 
 
 def test_a_task_is_held_from_the_moment_it_is_given_until_it_is_given_up(world: World) -> None:
-    """Queries find it as soon as the instance calls itself RUNNING, which may be before the thread's next turn."""
+    """Queries find it as soon as the instance calls itself RUNNING, which may be before the
+    thread's next turn."""
     held: list[list[ActiveTask]] = []
     task = world.give_task()
     held.append(world.thread.held())
@@ -232,7 +244,13 @@ def test_tasks_come_and_go_without_a_new_job(world: World) -> None:
     world.turn()
     world.turn()
     world.book.own([OTHER_TASK])
-    other = ActiveTask(id=OTHER_TASK, inputs=(OTHER,), stores=(), state=TaskState.RUNNING, epoch=world.book.epoch(OTHER_TASK))
+    other = ActiveTask(
+        id=OTHER_TASK,
+        inputs=(OTHER,),
+        stores=(),
+        state=TaskState.RUNNING,
+        epoch=world.book.epoch(OTHER_TASK),
+    )
     other.positions[OTHER] = 0
     world.thread.add([other])
     world.turn()
@@ -241,7 +259,9 @@ def test_tasks_come_and_go_without_a_new_job(world: World) -> None:
     world.end = 20
     world.turn()
     world.turn()
-    assert [set(request.ranges) for request in world.requests] == [{IN}, {IN, OTHER}, {OTHER}], world.requests
+    assert [set(request.ranges) for request in world.requests] == [{IN}, {IN, OTHER}, {OTHER}], (
+        world.requests
+    )
     assert len({request.batch_id for request in world.requests}) == 3
     assert world.opened == [[IN, OTHER]]
     assert world.done == []

@@ -1,4 +1,5 @@
-"""What a stream thread does about a batch that failed: D6's order, what is tried again and how, and what ends it."""
+"""What a stream thread does about a batch that failed: D6's order, what is tried again and how, and
+what ends it."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def world() -> World:
     return World()
 
 
-def test_a_failed_batch_is_killed_fenced_recovered_in_that_order_and_run_again(world: World) -> None:
+def test_a_failed_batch_is_killed_fenced_recovered_in_that_order_and_run_again(
+    world: World,
+) -> None:
     def fail(request: BatchRequest) -> BatchResult:
         world.behave = world.commit
         raise failed("worker", "worker died")
@@ -106,7 +109,8 @@ def test_a_batch_that_had_committed_is_not_run_again(world: World) -> None:
 
 
 def test_a_task_lost_in_the_failed_batch_is_not_recovered(world: World) -> None:
-    """Its new owner's transactions are open for as long as it works: waiting for their end would stop the tasks that stay."""
+    """Its new owner's transactions are open for as long as it works: waiting for their end would
+    stop the tasks that stay."""
 
     def lose_and_fail(request: BatchRequest) -> BatchResult:
         world.behave = world.commit
@@ -118,7 +122,9 @@ def test_a_task_lost_in_the_failed_batch_is_not_recovered(world: World) -> None:
     world.end = 10
     while not world.requests:
         world.turn()
-    assert world.done == ["kill [99]", "fence app-p-0"], "fenced, and nothing of it read or replayed"
+    assert world.done == ["kill [99]", "fence app-p-0"], (
+        "fenced, and nothing of it read or replayed"
+    )
     given: list[ActiveTask] = []
     world.thread.drop([TASK], given.extend)
     world.turn()
@@ -156,7 +162,11 @@ def test_a_task_lost_while_it_is_recovered_ends_the_wait(world: World) -> None:
 
 def test_a_bad_record_is_fatal_with_topic_partition_and_offset(world: World) -> None:
     def bad(request: BatchRequest) -> BatchResult:
-        raise BatchFailedError(BatchFailure(kind="undecodable", error="cannot decode", record=BadRecord("in", 0, 7, "SOURCE")))
+        raise BatchFailedError(
+            BatchFailure(
+                kind="undecodable", error="cannot decode", record=BadRecord("in", 0, 7, "SOURCE")
+            )
+        )
 
     world.behave = bad
     world.give_task()
@@ -184,7 +194,9 @@ def test_without_spark_the_thread_ends_after_it_has_fenced(world: World) -> None
     assert world.done[:4] == ["kill [99]", "fence app-p-0", "committed", "restore"]
 
 
-def test_a_slow_broker_is_a_warning_only_if_it_stays_slow(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_slow_broker_is_a_warning_only_if_it_stays_slow(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     def slow(request: BatchRequest) -> BatchResult:
         raise failed("timeout", "Cannot fetch record for offset 0 in 5000 milliseconds")
 
@@ -194,13 +206,24 @@ def test_a_slow_broker_is_a_warning_only_if_it_stays_slow(world: World, caplog: 
     with caplog.at_level(logging.INFO, "everflow"):
         for _ in range(3):
             world.turn()
-    levels = [record.levelname for record in caplog.records if "batch failed (timeout)" in record.getMessage()]
+    levels = [
+        record.levelname
+        for record in caplog.records
+        if "batch failed (timeout)" in record.getMessage()
+    ]
     assert levels[:2] == ["INFO", "WARNING"]
 
 
-def test_what_would_fail_again_ends_the_thread_at_once_with_the_cause_in_one_line(world: World) -> None:
+def test_what_would_fail_again_ends_the_thread_at_once_with_the_cause_in_one_line(
+    world: World,
+) -> None:
     def fail(request: BatchRequest) -> BatchResult:
-        raise failed("fatal", "too big for out", code="EF-RECORD-TOO-LARGE", details="Traceback (most recent call last):\n  File x")
+        raise failed(
+            "fatal",
+            "too big for out",
+            code="EF-RECORD-TOO-LARGE",
+            details="Traceback (most recent call last):\n  File x",
+        )
 
     world.behave = fail
     world.give_task()
@@ -213,12 +236,15 @@ def test_what_would_fail_again_ends_the_thread_at_once_with_the_cause_in_one_lin
 
 
 def test_a_batch_with_too_many_bytes_runs_again_with_as_many_records_as_fit(world: World) -> None:
-    """Nothing is known of a record's size before the first batch; the range is the same for a failure of another kind."""
+    """Nothing is known of a record's size before the first batch; the range is the same for a
+    failure of another kind."""
 
     def weigh(request: BatchRequest) -> BatchResult:
         begin, end = request.ranges[IN]
         if (end - begin) << 20 > 2 * request.most_bytes:
-            raise failed("too-large", "40 records have 41,943,040 bytes already", size=(40, 40 << 20))
+            raise failed(
+                "too-large", "40 records have 41,943,040 bytes already", size=(40, 40 << 20)
+            )
         return world.commit(request)
 
     world.thread.settings = replace(world.thread.settings, limits=BatchLimits(100, 20 << 20, 1_000))
@@ -263,12 +289,17 @@ def test_retries_end_with_the_task_timeout(world: World) -> None:
         for _ in range(100):
             world.turn()
 
-    with pytest.raises(TaskTimeoutError, match=r"no progress for 10 s \(task.timeout.ms\); the last failure: no leader for out-0"):
+    with pytest.raises(
+        TaskTimeoutError,
+        match=r"no progress for 10 s \(task.timeout.ms\); the last failure: no leader for out-0",
+    ):
         turns()
     assert world.metrics.snapshot()[names.BATCHES_FAILED] > 2
 
 
-def test_the_failures_of_tasks_given_up_long_ago_do_not_count_against_new_ones(world: World) -> None:
+def test_the_failures_of_tasks_given_up_long_ago_do_not_count_against_new_ones(
+    world: World,
+) -> None:
     abort = BatchResult(outcome=ABORTED, reason="ownership-changed")
     world.behave = lambda request: abort
     world.give_task()
@@ -301,10 +332,14 @@ def test_a_thread_that_fails_hands_back_no_task_of_unknown_outcome(world: World)
     world.thread.start()
     assert world.thread.join(10)
     assert given == [[]]
-    assert [done for done in world.done if done.startswith("failed")] == ["failed Stream thread 0 failed: RuntimeError('a defect')"]
+    assert [done for done in world.done if done.startswith("failed")] == [
+        "failed Stream thread 0 failed: RuntimeError('a defect')"
+    ]
 
 
-def test_what_repeats_unchanged_is_told_the_second_time_and_ends_in_seconds(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_repeats_unchanged_is_told_the_second_time_and_ends_in_seconds(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     said = "KeyError: 'nobody thought of it'"
 
     def fail(request: BatchRequest) -> BatchResult:
@@ -320,10 +355,16 @@ def test_what_repeats_unchanged_is_told_the_second_time_and_ends_in_seconds(worl
             world.turn()
 
     began = world.clock.monotonic_ms()
-    with caplog.at_level(logging.WARNING, "everflow"), pytest.raises(RepeatedFailureError) as raised:
+    with (
+        caplog.at_level(logging.WARNING, "everflow"),
+        pytest.raises(RepeatedFailureError) as raised,
+    ):
         turns()
     assert world.clock.monotonic_ms() - began < 5_000
-    assert str(raised.value).splitlines()[:2] == [f"{said} (3 times in a row)", "  operator added at app.py:3"]
+    assert str(raised.value).splitlines()[:2] == [
+        f"{said} (3 times in a row)",
+        "  operator added at app.py:3",
+    ]
     assert "Nothing of its micro-batch was written" in str(raised.value)
     second = [record.getMessage() for record in caplog.records][1]
     assert "the same failure again, nothing has changed" in second
@@ -347,7 +388,9 @@ def test_a_thread_in_trouble_shows_it_until_it_gets_on(world: World) -> None:
     assert world.thread.trouble is None
 
 
-def test_a_record_for_which_a_column_fails_is_found_and_named(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_record_for_which_a_column_fails_is_found_and_named(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     """Spark names none; the records before it are committed."""
     poison, said = 37, "A Column cannot be computed: [DIVIDE_BY_ZERO] Division by zero."
 
@@ -369,32 +412,53 @@ def test_a_record_for_which_a_column_fails_is_found_and_named(world: World, capl
     with caplog.at_level(logging.INFO, "everflow"), pytest.raises(ColumnError) as raised:
         turns()
     first, operator, cure = str(raised.value).splitlines()
-    assert (first, operator) == (f"{said} (2 times in a row, on in-0@37)", "  operator added at app.py:3")
+    assert (first, operator) == (
+        f"{said} (2 times in a row, on in-0@37)",
+        "  operator added at app.py:3",
+    )
     assert "F.try_divide" in cure
     assert "Stream thread 0: its record is looked for in smaller batches" in caplog.messages
     told = [line for line in caplog.messages if "still looked for" in line]
-    assert told[0] == "Stream thread 0: the record is still looked for, 5 s so far: trying 6 from in-0@12"
-    assert [line.partition(" so far")[0].rpartition(", ")[2] for line in told] == ["5 s", "10 s", "16 s", "21 s"], "and repeated"
+    assert (
+        told[0]
+        == "Stream thread 0: the record is still looked for, 5 s so far: trying 6 from in-0@12"
+    )
+    assert [line.partition(" so far")[0].rpartition(", ")[2] for line in told] == [
+        "5 s",
+        "10 s",
+        "16 s",
+        "21 s",
+    ], "and repeated"
     assert world.committed_offset == poison
     assert world.metrics.snapshot()[names.BATCHES_FAILED] < 6
 
 
 @pytest.mark.parametrize("bad", [IN, OTHER], ids=str)
-def test_of_several_tasks_the_record_for_which_a_column_fails_is_found(world: World, bad: TopicPartition) -> None:
+def test_of_several_tasks_the_record_for_which_a_column_fails_is_found(
+    world: World, bad: TopicPartition
+) -> None:
     """One record of each is left; then they are run one by one, and the good ones are committed."""
     read = {IN: 0, OTHER: 0}
 
     def divide(request: BatchRequest) -> BatchResult:
         begin, end = request.ranges[bad]
         if begin <= 37 < end:
-            raise failed("column", "A Column cannot be computed: [DIVIDE_BY_ZERO] Division by zero.")
+            raise failed(
+                "column", "A Column cannot be computed: [DIVIDE_BY_ZERO] Division by zero."
+            )
         read.update({tp: places.end for tp, places in request.ranges.items()})
         return BatchResult(outcome=COMMITTED, consumed=dict(read), counts={"in": 1})
 
     world.behave = divide
     world.committed = lambda partitions: {tp: CommittedOffset(read[tp], "") for tp in partitions}  # type: ignore[method-assign]
     world.book.own([OTHER_TASK])
-    other = ActiveTask(id=OTHER_TASK, inputs=(OTHER,), stores=(), state=TaskState.RUNNING, epoch=world.book.epoch(OTHER_TASK))
+    other = ActiveTask(
+        id=OTHER_TASK,
+        inputs=(OTHER,),
+        stores=(),
+        state=TaskState.RUNNING,
+        epoch=world.book.epoch(OTHER_TASK),
+    )
     other.positions[OTHER] = 0
     world.thread.add([other])
     world.give_task()
@@ -427,14 +491,17 @@ def test_a_record_that_kills_the_worker_is_found_and_named(world: World) -> None
         for _ in range(60):
             world.turn()
 
-    with pytest.raises(WorkerDiedError, match=r"died \(Segmentation fault\) \(\d times in a row, on in-0@37\)"):
+    with pytest.raises(
+        WorkerDiedError, match=r"died \(Segmentation fault\) \(\d times in a row, on in-0@37\)"
+    ):
         turns()
     assert world.committed_offset == poison, "all that is before it was committed"
     assert world.metrics.snapshot()[names.BATCHES_FAILED] < 12
 
 
 def test_a_batch_that_hangs_is_told_as_that_and_its_record_found(world: World) -> None:
-    """The watchdog ends its workers; how those died is not why. The line of a loop is another one each time."""
+    """The watchdog ends its workers; how those died is not why. The line of a loop is another one
+    each time."""
     sizes: list[int] = []
 
     def hangs_at_7(request: BatchRequest) -> BatchResult:
@@ -444,7 +511,11 @@ def test_a_batch_that_hangs_is_told_as_that_and_its_record_found(world: World) -
         sizes.append(end - start)
         assert world.thread.batch_since_ms is not None
         world.thread.hung = Hung(world.thread.batch_since_ms, 4_000)
-        raise failed("worker", "A Python worker process died (Aborted)", line=CodeLine("app.py", len(sizes), "loop"))
+        raise failed(
+            "worker",
+            "A Python worker process died (Aborted)",
+            line=CodeLine("app.py", len(sizes), "loop"),
+        )
 
     world.give_task()
     world.end, world.behave = 20, hangs_at_7
@@ -456,7 +527,9 @@ def test_a_batch_that_hangs_is_told_as_that_and_its_record_found(world: World) -
     with pytest.raises(BatchTimeoutError) as error:
         turns()
     text = str(error.value)
-    assert text.startswith("A batch has not ended within 4 s (max.poll.interval.ms) (2 times in a row, on in-0@7)")
+    assert text.startswith(
+        "A batch has not ended within 4 s (max.poll.interval.ms) (2 times in a row, on in-0@7)"
+    )
     assert "app.py:" in text
     assert "time-out" in text
     assert sizes == [20, 1, 1]
@@ -476,18 +549,26 @@ def test_a_worker_that_dies_after_a_batch_that_hung_is_told_as_that(world: World
     assert "Segmentation fault" in world.thread.trouble.text
 
 
-def test_a_program_that_no_worker_can_build_ends_the_thread_before_the_first_record(world: World) -> None:
+def test_a_program_that_no_worker_can_build_ends_the_thread_before_the_first_record(
+    world: World,
+) -> None:
     def refuse(request: BatchRequest) -> BatchResult:
-        raise failed("fatal", "a Spark Python worker cannot build the program", code="EF-PROGRAM-IN-WORKER")
+        raise failed(
+            "fatal", "a Spark Python worker cannot build the program", code="EF-PROGRAM-IN-WORKER"
+        )
 
     world.behave = refuse
     world.thread.start()
     assert world.thread.join(10)
-    assert [done for done in world.done if done.startswith("failed")] == ["failed a Spark Python worker cannot build the program"]
+    assert [done for done in world.done if done.startswith("failed")] == [
+        "failed a Spark Python worker cannot build the program"
+    ]
     assert world.thread.warm.is_set(), "whoever waits for the workers must not wait for ever"
 
 
-def test_a_batch_that_the_end_cut_off_is_no_failure_to_be_told(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_batch_that_the_end_cut_off_is_no_failure_to_be_told(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     def killed(request: BatchRequest) -> BatchResult:
         world.thread.cut_off = True
         raise failed("worker", "A Python worker process died (no trace of why)")

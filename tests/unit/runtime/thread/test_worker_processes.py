@@ -1,4 +1,5 @@
-"""Which processes an instance may end: its own Python workers, never one that got an old worker's number."""
+"""Which processes an instance may end: its own Python workers, never one that got an old worker's
+number."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def test_a_worker_is_told_by_its_slot(ours: bool) -> None:
     if ours:
         environment["EVERFLOW_SLOT"] = "t0-0"
     program = [sys.executable, "-c", "print('up', flush=True); input()"]
-    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
+    with subprocess.Popen(
+        program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
         assert is_worker(process.pid) == ours
@@ -44,8 +47,12 @@ def test_a_worker_that_hangs_says_where_before_it_is_killed(tmp_path: Path, deaf
     """One that takes no notice of the signal is killed all the same."""
     program, trace = tmp_path / "program.py", tmp_path / "trace"
     ignoring = 'signal.signal(signal.SIGABRT, signal.SIG_IGN); open(sys.argv[1], "w")'
-    program.write_text(LOOPS.replace('faulthandler.enable(open(sys.argv[1], "w"))', ignoring) if deaf else LOOPS)
-    with subprocess.Popen([sys.executable, str(program), str(trace)], stdout=subprocess.PIPE) as process:
+    program.write_text(
+        LOOPS.replace('faulthandler.enable(open(sys.argv[1], "w"))', ignoring) if deaf else LOOPS
+    )
+    with subprocess.Popen(
+        [sys.executable, str(program), str(trace)], stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
         trace_and_kill([process.pid], SystemClock())

@@ -1,4 +1,5 @@
-"""The poller of the inputs' ends: a log that has shrunk below what was read of it is never passed over in silence."""
+"""The poller of the inputs' ends: a log that has shrunk below what was read of it is never passed
+over in silence."""
 
 from __future__ import annotations
 
@@ -24,7 +25,12 @@ class Polled:
         self.position, self.end, self.log_end = position, end, end
         self.away = False
         self.clock = ManualClock()
-        self.ends = EndOffsets(lambda _: {TP: self.end}, self.clock, 15, ShrunkLogs("app", self.held, self.log_ends, self.clock))
+        self.ends = EndOffsets(
+            lambda _: {TP: self.end},
+            self.clock,
+            15,
+            ShrunkLogs("app", self.held, self.log_ends, self.clock),
+        )
         self.ends.watch(0, [TP], threading.Event())
 
     def held(self) -> Ends:
@@ -61,7 +67,8 @@ def test_an_end_that_is_behind_for_a_moment_is_none() -> None:
 
 
 def test_an_open_transaction_below_the_position_is_no_shrunk_log() -> None:
-    """A position of at-least-once times beyond the last stable offset: what lies between is in the log."""
+    """A position of at-least-once times beyond the last stable offset: what lies between is in the
+    log."""
     polled = Polled(100, 40)
     polled.log_end = 100
     for _ in range(4):
@@ -90,8 +97,11 @@ def test_the_error_reaches_the_stream_threads() -> None:
     assert isinstance(polled.ends.failure, FatalError)
 
 
-def test_an_instance_that_ends_is_refused_by_its_own_client_and_the_brokers_count_as_there() -> None:
-    """They counted as away then: after four seconds the batch in flight was cut off, though they would have taken its commit."""
+def test_an_instance_that_ends_is_refused_by_its_own_client_and_the_brokers_count_as_there() -> (
+    None
+):
+    """They counted as away then: after four seconds the batch in flight was cut off, though they
+    would have taken its commit."""
     polled, stopping = Polled(0, 12), threading.Event()
 
     def read(asked: Sequence[TopicPartition]) -> Ends:

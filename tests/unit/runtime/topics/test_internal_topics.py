@@ -1,4 +1,5 @@
-"""Internal topics: created at the first start only (I10), validated at every other; expired offsets (scenario 15)."""
+"""Internal topics: created at the first start only (I10), validated at every other; expired offsets
+(scenario 15)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ INPUT = TopicPartition("in", 0)
 
 
 class FakeTopics:
-    def __init__(self, existing: Mapping[str, TopicFacts], end: int = 0, committed: bool = False) -> None:
+    def __init__(
+        self, existing: Mapping[str, TopicFacts], end: int = 0, committed: bool = False
+    ) -> None:
         self.existing, self.end, self.has_offsets = dict(existing), end, committed
         self.created: list[str] = []
 
@@ -26,7 +29,9 @@ class FakeTopics:
     def create(self, topics: Iterable[TopicSpec]) -> None:
         self.created += [spec.name for spec in topics]
 
-    def spans(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, tuple[int, int]]:
+    def spans(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, tuple[int, int]]:
         return dict.fromkeys(partitions, (0, self.end))
 
     def any_committed(self, partitions: Iterable[TopicPartition]) -> bool:
@@ -59,11 +64,15 @@ def test_a_later_start_with_everything_in_place_touches_nothing() -> None:
 
 @pytest.mark.parametrize("gone", [REPARTITION.name, CHANGELOG.name])
 def test_a_missing_topic_after_the_first_start_is_an_error_that_names_it(gone: str) -> None:
-    topics = FakeTopics({name: facts for name, facts in GOOD.items() if name != gone}, end=10, committed=True)
+    topics = FakeTopics(
+        {name: facts for name, facts in GOOD.items() if name != gone}, end=10, committed=True
+    )
     with pytest.raises(InternalTopicError, match=gone) as error:
         run(topics)
     said = str(error.value)
-    assert said.index("another topology (or one with a changed store name)") < said.index("delete its internal topics")
+    assert said.index("another topology (or one with a changed store name)") < said.index(
+        "delete its internal topics"
+    )
     assert topics.created == []
 
 
@@ -86,9 +95,15 @@ def test_wrong_partition_counts_are_named() -> None:
         (CHANGELOG, "compact,delete", True),
         (REPARTITION, "delete", False),
         (REPARTITION, "compact", True),
-        (TopicSpec("w", 2, {"cleanup.policy": "compact,delete"}, "changelog"), "delete,compact", False),
+        (
+            TopicSpec("w", 2, {"cleanup.policy": "compact,delete"}, "changelog"),
+            "delete,compact",
+            False,
+        ),
         (TopicSpec("w", 2, {"cleanup.policy": "compact,delete"}, "changelog"), "delete", True),
     ],
 )
-def test_only_policies_that_lose_records_are_refused(spec: TopicSpec, policy: str, bad: bool) -> None:
+def test_only_policies_that_lose_records_are_refused(
+    spec: TopicSpec, policy: str, bad: bool
+) -> None:
     assert bool(problems(spec, TopicFacts(2, None, {"cleanup.policy": policy}))) is bad

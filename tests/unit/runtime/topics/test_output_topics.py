@@ -1,4 +1,5 @@
-"""Output topics that do not exist: an error before anything runs, where nobody would create them."""
+"""Output topics that do not exist: an error before anything runs, where nobody would create
+them."""
 
 from __future__ import annotations
 
@@ -30,16 +31,23 @@ def test_a_missing_one_is_named_with_the_command_that_creates_it() -> None:
 
 def test_a_missing_dead_letter_topic_is_called_one() -> None:
     alone = str(missing_outputs({"letters": None}, False, 6, "letters"))
-    assert alone.startswith("dead-letter topic letters (errors.dead.letter.queue.topic.name) does not exist")
+    assert alone.startswith(
+        "dead-letter topic letters (errors.dead.letter.queue.topic.name) does not exist"
+    )
     assert "output topic" not in alone
     assert "everflow topic create letters:" in alone
     both = missing_outputs({"letters": None, "nope": "program.py:3"}, False, 6, "letters")
     assert both is not None
-    assert str(both).startswith("output topic nope and dead-letter topic letters (errors.dead.letter.queue.topic.name) do not")
+    assert str(both).startswith(
+        "output topic nope and dead-letter topic letters (errors.dead.letter.queue.topic.name) do "
+        "not"
+    )
     assert both.where == "program.py:3"
 
 
 @pytest.mark.parametrize("creates", [True, None])
-def test_brokers_that_create_topics_or_do_not_tell_are_no_reason_to_stop(creates: bool | None) -> None:
+def test_brokers_that_create_topics_or_do_not_tell_are_no_reason_to_stop(
+    creates: bool | None,
+) -> None:
     assert missing_outputs({"nope": None}, creates, 6) is None
     assert missing_outputs({}, False, 6) is None

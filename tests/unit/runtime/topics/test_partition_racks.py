@@ -1,4 +1,5 @@
-"""Racks are asked for now and then, kept through faults, and not asked for where nobody wants them."""
+"""Racks are asked for now and then, kept through faults, and not asked for where nobody wants
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Topics that are no longer what the application started with: created again, or with more partitions."""
+"""Topics that are no longer what the application started with: created again, or with more
+partitions."""
 
 from __future__ import annotations
 
@@ -8,14 +9,28 @@ from collections.abc import Mapping
 import pytest
 
 from everflow.clock import ManualClock
-from everflow.errors import EverflowError, FatalError, InternalTopicError, MissingSourceTopicError, RetriableError
+from everflow.errors import (
+    EverflowError,
+    FatalError,
+    InternalTopicError,
+    MissingSourceTopicError,
+    RetriableError,
+)
 from everflow.kafka.admin import TopicDescription
-from everflow.runtime.topics.topic_watch import CONFIRM_MS, MISSING_ANSWERS, PERIOD_MS, TopicChanges, TopicWatch
+from everflow.runtime.topics.topic_watch import (
+    CONFIRM_MS,
+    MISSING_ANSWERS,
+    PERIOD_MS,
+    TopicChanges,
+    TopicWatch,
+)
 
 INPUT, CHANGELOG = "in", "app-counts-changelog"
 
 
-def topics(topic_id: str = "a", partitions: int = 2, log_id: str = "x", log_partitions: int = 2) -> dict[str, TopicDescription]:
+def topics(
+    topic_id: str = "a", partitions: int = 2, log_id: str = "x", log_partitions: int = 2
+) -> dict[str, TopicDescription]:
     return {
         INPUT: TopicDescription(INPUT, partitions, topic_id),
         CHANGELOG: TopicDescription(CHANGELOG, log_partitions, log_id),
@@ -38,7 +53,9 @@ def confirmed(now: Mapping[str, TopicDescription]) -> str:
 
 def test_an_input_that_was_created_again_is_named_with_both_ids_and_a_way_on() -> None:
     said = confirmed(topics(topic_id="b"))
-    assert "Topic in was deleted and created again while the application ran (topic id a -> b)" in said
+    assert (
+        "Topic in was deleted and created again while the application ran (topic id a -> b)" in said
+    )
     assert "--reset-offsets --to-earliest --execute --group app --topic in" in said
 
 
@@ -56,13 +73,17 @@ def test_an_internal_topic_that_was_created_again_has_lost_its_records() -> None
         (topics(log_partitions=3), f"Topic {CHANGELOG} has now 3 partitions, was 2"),
     ],
 )
-def test_another_number_of_partitions_stops_all_instances(now: Mapping[str, TopicDescription], line: str) -> None:
+def test_another_number_of_partitions_stops_all_instances(
+    now: Mapping[str, TopicDescription], line: str
+) -> None:
     said = confirmed(now)
     assert line in said
     assert "Stop all instances" in said
 
 
-def test_inputs_are_compared_with_what_the_application_runs_with_not_with_the_first_answer() -> None:
+def test_inputs_are_compared_with_what_the_application_runs_with_not_with_the_first_answer() -> (
+    None
+):
     decision = changes()
     assert decision.after(topics(partitions=4)) is None
     assert "has now 4 partitions, was 2" in str(decision.after(topics(partitions=4)))
@@ -75,11 +96,24 @@ def without(topic: str) -> dict[str, TopicDescription]:
 @pytest.mark.parametrize(
     ("topic", "error", "way_on"),
     [
-        (CHANGELOG, InternalTopicError, "the records of app-counts-changelog are lost. Stop all instances; restore from a backup"),
-        (INPUT, MissingSourceTopicError, "--reset-offsets --to-earliest --execute --group app --topic in"),
+        (
+            CHANGELOG,
+            InternalTopicError,
+            (
+                "the records of app-counts-changelog are lost. Stop all instances; restore from a "
+                "backup"
+            ),
+        ),
+        (
+            INPUT,
+            MissingSourceTopicError,
+            "--reset-offsets --to-earliest --execute --group app --topic in",
+        ),
     ],
 )
-def test_a_topic_that_stays_away_was_deleted_and_stops_the_instance(topic: str, error: type[FatalError], way_on: str) -> None:
+def test_a_topic_that_stays_away_was_deleted_and_stops_the_instance(
+    topic: str, error: type[FatalError], way_on: str
+) -> None:
     decision = changes()
     assert decision.after(topics()) is None
     said = [decision.after(without(topic)) for _ in range(MISSING_ANSWERS)]
@@ -108,7 +142,15 @@ def test_answers_without_a_topic_count_only_in_a_row() -> None:
 
 def test_an_old_answer_of_a_broker_that_is_behind_and_a_missing_topic_change_nothing() -> None:
     decision = changes()
-    answers = [topics("b"), topics("a"), topics("b"), {}, topics("b"), {CHANGELOG: topics()[CHANGELOG]}, topics("b")]
+    answers = [
+        topics("b"),
+        topics("a"),
+        topics("b"),
+        {},
+        topics("b"),
+        {CHANGELOG: topics()[CHANGELOG]},
+        topics("b"),
+    ]
     assert [decision.after(answer) for answer in answers] == [None] * len(answers)
     assert not decision.suspected
 
@@ -138,8 +180,12 @@ class Brokers:
         self.ended.set()
 
 
-def test_the_watch_asks_every_ten_seconds_soon_when_in_doubt_and_not_brokers_that_are_away() -> None:
-    brokers = Brokers(topics(), RetriableError("away"), topics(), topics("b"), topics("b"), topics("b"))
+def test_the_watch_asks_every_ten_seconds_soon_when_in_doubt_and_not_brokers_that_are_away() -> (
+    None
+):
+    brokers = Brokers(
+        topics(), RetriableError("away"), topics(), topics("b"), topics("b"), topics("b")
+    )
     brokers.watch.start()
     assert brokers.ended.wait(10)
     times = [0.0, PERIOD_MS, 2 * PERIOD_MS, 3 * PERIOD_MS, 3 * PERIOD_MS + CONFIRM_MS]

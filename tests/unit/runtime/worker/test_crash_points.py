@@ -12,7 +12,9 @@ from everflow.runtime.worker import crash_points
 from everflow.testing.waiting import wait_until
 
 
-def test_nothing_happens_without_the_variable_or_unarmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_happens_without_the_variable_or_unarmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(crash_points.ENVIRONMENT_VARIABLE, raising=False)
     (tmp_path / "committed").touch()
     crash_points.reached("committed")
@@ -22,7 +24,9 @@ def test_nothing_happens_without_the_variable_or_unarmed(tmp_path: Path, monkeyp
     assert [path.name for path in tmp_path.iterdir()] == ["committed"]
 
 
-def test_an_armed_point_names_the_pid_and_waits_for_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_armed_point_names_the_pid_and_waits_for_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(crash_points.ENVIRONMENT_VARIABLE, str(tmp_path))
     (tmp_path / "committed").touch()
     stopped = threading.Thread(target=crash_points.reached, args=("committed",), daemon=True)

@@ -1,4 +1,5 @@
-"""The order of a micro-batch's end: no store changes unless its transaction has committed (D5, D6)."""
+"""The order of a micro-batch's end: no store changes unless its transaction has committed (D5,
+D6)."""
 
 from __future__ import annotations
 
@@ -115,7 +116,9 @@ def run(writer: Writer, store: LmdbStore, **answered: GateAnswer) -> Any:
         producer_config={},
     )
     changes = StoreChanges("counts", [b"a", b"b"], [b"1", b"2"], np.array([1, 2]))
-    result = StepResult(changes={TASK: [changes]}, consumed={IN: 2}, stream_times={TASK: {"count": 2, "later": 9}})
+    result = StepResult(
+        changes={TASK: [changes]}, consumed={IN: 2}, stream_times={TASK: {"count": 2, "later": 9}}
+    )
     result.store_times = {TASK: {"counts": 2, "another": 9}}
     return KafkaSink(None, Ports(writer, **answered), LAYOUTS)(request, result, (SOURCE,))
 
@@ -125,19 +128,26 @@ def entries(store: LmdbStore) -> int:
         return len(list(view.range(None, None)))
 
 
-def test_records_then_gate_then_offsets_then_commit_then_the_store(writer: Writer, store: LmdbStore) -> None:
+def test_records_then_gate_then_offsets_then_commit_then_the_store(
+    writer: Writer, store: LmdbStore
+) -> None:
     done = run(writer, store)
     assert writer.calls == ["begin", "write", "flush", "send_offsets", "commit"]
     assert done.committed
     assert (entries(store), store.meta().position, store.meta().last_batch) == (2, 2, "i1.1.0")
     assert store.meta().stream_time == 2, "of the operator whose store it is"
-    assert writer.offsets == [("in", 0, 2, format_metadata("i1.1.0", {"count": 2, "later": 9}, LAYOUTS))]
+    assert writer.offsets == [
+        ("in", 0, 2, format_metadata("i1.1.0", {"count": 2, "later": 9}, LAYOUTS))
+    ]
 
 
 @pytest.mark.parametrize(
     ("call", "error"),
     [
-        ("commit", UnknownOutcomeError("no answer to the commit")),  # scenario 32: neither a failure nor a success
+        (
+            "commit",
+            UnknownOutcomeError("no answer to the commit"),
+        ),  # scenario 32: neither a failure nor a success
         ("commit", TaskMigratedError("fenced")),
         ("send_offsets", TaskMigratedError("unknown member")),
         ("flush", EverflowError("not delivered")),
@@ -174,7 +184,9 @@ def test_a_no_of_the_gate_aborts(writer: Writer, store: LmdbStore) -> None:
     assert (entries(store), store.meta().position) == (0, None)
 
 
-def test_a_generation_that_moved_on_under_the_offsets_costs_an_abort_only(writer: Writer, store: LmdbStore) -> None:
+def test_a_generation_that_moved_on_under_the_offsets_costs_an_abort_only(
+    writer: Writer, store: LmdbStore
+) -> None:
     """Scenario 6 and I4: tasks that stay run the batch again at once."""
     writer.failing["send_offsets"] = GenerationChanged("illegal generation")
     done = run(writer, store)
@@ -183,7 +195,9 @@ def test_a_generation_that_moved_on_under_the_offsets_costs_an_abort_only(writer
     assert (entries(store), store.meta().position) == (0, None)
 
 
-def test_a_store_that_another_incarnation_has_claimed_is_not_touched(writer: Writer, store: LmdbStore) -> None:
+def test_a_store_that_another_incarnation_has_claimed_is_not_touched(
+    writer: Writer, store: LmdbStore
+) -> None:
     """Scenario 3: an orphan that wakes up after its commit finds its successor's claim."""
     store.claim("i2")
     with pytest.raises(EverflowError, match="i2"):

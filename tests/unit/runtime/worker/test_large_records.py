@@ -1,4 +1,5 @@
-"""A record that no topic takes is named: its topic, its size, the limit, and the record it was made of."""
+"""A record that no topic takes is named: its topic, its size, the limit, and the record it was made
+of."""
 
 from __future__ import annotations
 
@@ -47,7 +48,15 @@ def output(topics: str | list[str], *sizes: int) -> SinkOutput:
     rows = np.arange(len(sizes), dtype=np.int64)
     places = np.full(len(sizes), 2, np.int32)
     nothing = pa.nulls(len(sizes), pa.binary())
-    batch = EdgeBatch(key=nothing, value=nothing, timestamp=rows, seq=rows, source=places + 2, partition=places, offset=rows + 40)
+    batch = EdgeBatch(
+        key=nothing,
+        value=nothing,
+        timestamp=rows,
+        seq=rows,
+        source=places + 2,
+        partition=places,
+        offset=rows + 40,
+    )
     return SinkOutput("sink", topics, [b"k"] * len(sizes), [b"v" * size for size in sizes], batch)
 
 
@@ -56,26 +65,41 @@ def message(error: RecordTooLargeError, result: StepResult, limit: int | None = 
 
 
 def test_the_client_refuses_more_than_it_sends() -> None:
-    result = StepResult(outputs=[output("other", 9_999_999), output(["out", "out", "far"], 10, 1_500_000, 2_000_000)])
+    result = StepResult(
+        outputs=[
+            output("other", 9_999_999),
+            output(["out", "out", "far"], 10, 1_500_000, 2_000_000),
+        ]
+    )
     lines = message(RecordTooLargeError("no", topics=("out",), limit=1_000_000), result)
     assert lines[0].startswith("A record for topic out is too large: 1,500,001 bytes")
     assert lines[0].endswith(", more than the producer sends (message.max.bytes=1,000,000)")
     assert lines[1] == "  made of record in-2@41, by node sink"
-    assert "Raise producer.message.max.bytes (and max.message.bytes of the topic, if that is smaller)" in lines[2]
+    assert (
+        "Raise producer.message.max.bytes (and max.message.bytes of the topic, if that is smaller)"
+        in lines[2]
+    )
 
 
 def test_the_broker_refuses_more_than_the_topic_takes() -> None:
     result = StepResult(outputs=[output("out", 10, 3_000)])
     lines = message(RecordTooLargeError("no", topics=("out",)), result, 2_000)
-    assert lines[0] == "A record for topic out is too large: 3,001 bytes, more than the topic takes (max.message.bytes=2,000)"
+    assert lines[0] == (
+        "A record for topic out is too large: 3,001 bytes, more than the topic takes "
+        "(max.message.bytes=2,000)"
+    )
     assert "Raise max.message.bytes of out" in lines[2]
     unknown = message(RecordTooLargeError("no", topics=("out",)), result)
     assert unknown[0].endswith("more than the topic takes (max.message.bytes)")
 
 
 def test_a_value_of_a_store_is_named_by_its_key() -> None:
-    changes = StoreChanges("totals", [b"a", b"b" * 100], [b"1", b"x" * 5_000], np.zeros(2, np.int64))
+    changes = StoreChanges(
+        "totals", [b"a", b"b" * 100], [b"1", b"x" * 5_000], np.zeros(2, np.int64)
+    )
     result = StepResult(outputs=[output("out", 10)], changes={TaskId(0, 2): [changes]})
-    lines = message(RecordTooLargeError("no", topics=("app-totals-changelog", "out")), result, 2_000)
+    lines = message(
+        RecordTooLargeError("no", topics=("app-totals-changelog", "out")), result, 2_000
+    )
     assert lines[0].startswith("A record for topic app-totals-changelog is too large: 5,100 bytes")
     assert lines[1] == f"  the value of key b'{'b' * 60}'... in store totals, partition 2"
