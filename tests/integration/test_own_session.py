@@ -114,4 +114,4 @@ def test_a_kernel_that_is_shut_down_closes_its_instance_before_the_spark_of_the_
     assert "state RUNNING -> PENDING_SHUTDOWN" in log
     assert log.splitlines()[-1].endswith("state PENDING_SHUTDOWN -> NOT_RUNNING")
     assert "Traceback" not in (tmp_path / "printed").read_text() + log
-    assert "Spark's JVM has ended" not in log
+    assert "Spark has ended" not in log

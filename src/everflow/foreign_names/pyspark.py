@@ -23,6 +23,18 @@ _SORTED = not_there(
         "sorted"
     )
 )
+_STORE_CONTENT = not_there(
+    "a running instance is asked for its store: streams.store('a-name').all(); in a test "
+    "driver.get_key_value_store('a-name').all()"
+)
+_SAMPLE = not_there(
+    "keep a part by something that stays, so that a repeated batch gives the same: "
+    "stream.filter(F.abs(F.hash('key')) % 10 == 0)"
+)
+_READ = not_there(
+    "a topic is read by the builder: "
+    "builder.stream('orders', key=serdes.string(), value=serdes.json('amount double'))"
+)
 _WRITE = is_called("to", "stream.to('output')")
 _SCHEMA = not_there(
     "print(stream) shows the types of key and value; builder.build().describe() the whole topology"
@@ -152,9 +164,11 @@ KSTREAM: Names = {
         "show collect toPandas toLocalIterator head first take tail isEmpty display toArrow", _LOOK
     ),
     **_all(
-        "orderBy sort sortWithinPartitions limit offset sample randomSplit describe summary",
+        "orderBy sort sortWithinPartitions limit offset describe summary",
         _SORTED,
     ),
+    **_all("sample randomSplit", _SAMPLE),
+    **_all("readStream read load", _READ),
     **_all("printSchema schema columns dtypes", _SCHEMA),
     **_all("withWatermark", _WATERMARK),
     **_all("dropDuplicates drop_duplicates dropDuplicatesWithinWatermark distinct", _DEDUP),
@@ -180,6 +194,7 @@ KSTREAM: Names = {
 }
 
 KTABLE: Names = {
+    **_all("toDF toLocalIterator", _STORE_CONTENT),
     "select": is_called("map_values", "table.map_values(F.col('value') * 2)"),
     "selectExpr": is_called("map_values", "table.map_values(F.expr('value * 2'))"),
     "withColumn": is_called(
@@ -200,13 +215,7 @@ KTABLE: Names = {
     **_all(
         "writeStream write writeTo save", is_called("to_stream", "table.to_stream().to('output')")
     ),
-    **_all(
-        "show collect toPandas head first take limit display",
-        not_there(
-            "a running instance is asked for its store: streams.store('a-name').all(); in a test "
-            "driver.get_key_value_store('a-name').all()"
-        ),
-    ),
+    **_all("show collect toPandas head first take limit display", _STORE_CONTENT),
     **_all(
         "orderBy sort",
         not_there(
@@ -287,7 +296,7 @@ KGROUPED_STREAM: Names = {
     ),
     "withWatermark": _WATERMARK,
     **_all(
-        "writeStream write start awaitTermination",
+        "writeStream write foreachBatch foreach start awaitTermination",
         not_there(
             "a group is not a stream yet: "
             "grouped.count(store='orders-per-key').to_stream().to('output')"

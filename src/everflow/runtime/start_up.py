@@ -268,6 +268,6 @@ def await_warm(threads: Sequence[threading.Event], clock: Clock, stop: threading
     if stop.is_set():
         raise StoppedError("stopped while stream threads were prepared")
     moves.info(
-        "Joining the group; it waits for a member that was killed until its session is over "
-        "(session.timeout.ms)"
+        "Joining the group (it would wait for a member that was killed until that one's session is "
+        "over: session.timeout.ms)"
     )

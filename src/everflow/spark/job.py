@@ -106,7 +106,7 @@ class PreparedJob:
             for name, text in properties.items():
                 context.setLocalProperty(name, text)
             rows = list(rdd.collect())
-        except (PySparkException, Py4JError, OSError) as error:
+        except (PySparkException, Py4JError, OSError, AttributeError) as error:
             raise failure(self._session.sparkContext, error) from error
         if len(rows) != 1:
             raise SparkJobError(f"the job returned {len(rows)} results instead of one")
@@ -186,18 +186,23 @@ class ServingJob:
             for name, text in self._properties.items():
                 self._context.setLocalProperty(name, text)
             self._rdd.collect()
-        except (PySparkException, Py4JError, OSError) as error:
+        except (PySparkException, Py4JError, OSError, AttributeError) as error:
             self.failure = failure(self._context, error)
         finally:
             self.ended.set()
 
 
 def failure(context: SparkContext, error: Exception) -> SparkJobError:
-    """SparkGoneError if Spark itself ended, SparkJobError otherwise."""
+    """SparkGoneError if Spark itself ended, SparkJobError otherwise. An AttributeError that is not
+    about a context that was stopped in this process goes on."""
     try:
-        lives = not context._jsc.sc().isStopped()
+        lives = context._jsc is not None and not context._jsc.sc().isStopped()
     except (Py4JError, OSError):  # nobody answers any more
         lives = False
+    if isinstance(error, AttributeError):
+        if lives:
+            raise error
+        return SparkGoneError("its SparkContext was stopped: spark.stop() in this process?")
     # PySpark leaves the stack out of the text of the errors that it knows.
     stack = str(getattr(error, "_stackTrace", None) or "")
     return SparkJobError(str(error), stack) if lives else SparkGoneError(str(error), stack)

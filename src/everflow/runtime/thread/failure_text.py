@@ -106,8 +106,8 @@ def ending(failure: BatchFailure, times: int, records: str) -> FatalError:
         )
     if failure.kind == "spark-gone":
         return FatalError(
-            "Spark's JVM has ended (killed, out of memory?), so this instance cannot go on; its "
-            "log file says why. "
+            "Spark has ended (its JVM was killed or had no memory, or spark.stop() was called in "
+            "this process), so this instance cannot go on; its log file says more. "
             f"Nothing is lost: start the instance again. The cause as seen here: {failure.error}"
         )
     text = "\n  ".join(
