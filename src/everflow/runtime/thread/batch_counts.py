@@ -15,6 +15,7 @@ from everflow.moves import counted, moves
 from everflow.runtime.commit.batch import BatchResult
 
 TOLD_EVERY_MS = 60_000.0
+NOTHING: Mapping[str, Mapping[str, int]] = {}
 
 COUNTS = {
     "in": names.RECORDS_CONSUMED,
@@ -72,5 +73,9 @@ class BatchCounts:
         self.metrics.add(
             names.DROPPED_RECORDS, sum(sum(reasons.values()) for reasons in result.dropped.values())
         )
-        for line in self._dropped.lines(result.dropped, now_ms):
+        self.tell(now_ms, result.dropped)
+
+    def tell(self, now_ms: float, dropped: Mapping[str, Mapping[str, int]] = NOTHING) -> None:
+        """Tell what was dropped and is due; with ``math.inf`` all that is left, at the end."""
+        for line in self._dropped.lines(dropped, now_ms):
             moves.warning("%s", line)

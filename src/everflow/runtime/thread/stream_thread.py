@@ -7,6 +7,7 @@ read its public attributes.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -347,6 +348,7 @@ class StreamThread:
     def _wait(self, timeout_ms: float) -> None:
         if self._stop.is_set():
             return
+        self._counts.tell(self.clock.monotonic_ms())
         self.services.ends.idle(self.number, not self.services.paused())
         self.clock.wait(self.wake, timeout_ms)
         self.services.ends.idle(self.number, False)
@@ -578,6 +580,7 @@ class StreamThread:
     def _close(self, known: dict[TaskId, ActiveTask]) -> None:
         """``known``: tasks whose last batch has a known outcome. The others must be recovered
         before they run anywhere."""
+        self._counts.tell(math.inf)
         self.services.ends.unwatch(self.number)
         try:
             self._close_job()

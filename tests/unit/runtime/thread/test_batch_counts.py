@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from everflow.runtime.thread.batch_counts import DroppedRecords
+import math
+
+import pytest
+
+from everflow.metrics import Metrics
+from everflow.runtime.commit.batch import COMMITTED, BatchResult
+from everflow.runtime.thread.batch_counts import BatchCounts, DroppedRecords
 
 LATE = (
     "too late: the window's grace was over, by the newest record time its task had seen "
@@ -27,3 +33,23 @@ def test_operators_and_reasons_are_told_apart() -> None:
         "b dropped 3 records without a value",
     ]
     assert dropped.lines({"b": {"null-key": 1}}, 1) == ["b dropped 1 record without a key"]
+
+
+def test_the_last_are_told_while_nothing_comes_and_at_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Who adds the lines up has all of them."""
+    counts = BatchCounts(Metrics())
+    for now_ms in (0, 1_000):
+        counts.add(BatchResult(outcome=COMMITTED, dropped={"a": {"null-key": 2}}), now_ms)
+    with caplog.at_level("WARNING", "everflow"):
+        caplog.clear()
+        counts.tell(59_999)
+        assert caplog.messages == []
+        counts.tell(60_000)
+        counts.add(BatchResult(outcome=COMMITTED, dropped={"a": {"null-key": 1}}), 61_000)
+        counts.tell(math.inf)
+    assert caplog.messages == [
+        "a dropped 2 records without a key",
+        "a dropped 1 record without a key",
+    ]
