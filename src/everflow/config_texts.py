@@ -108,10 +108,8 @@ _READING = _group(
         OURS + "; there `statestore.cache.max.bytes=0` does it",
     ),
     resident_max_records=KeyText(
-        "Micro-batches up to this size are read and run by a Python process that stays, where the "
-        "program "
-        "allows it (its Columns are plain fields); larger ones, and all with 0, are a Spark job "
-        "each",
+        "Micro-batches up to this size are read and run by a Python process that stays; larger "
+        "ones, and all with 0, are a Spark job each",
         OURS,
     ),
     prepared_source=KeyText(

@@ -15,7 +15,8 @@ from pyspark.sql import functions as F
 from everflow import StreamsBuilder, TimeWindows, agg, serdes
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import HEADERS, EdgeBatch, TopicPartition
-from everflow.runtime.worker.resident_step import TwinSegment
+from everflow.runtime.worker.column_client import ColumnClient
+from everflow.runtime.worker.resident_segments import LogDecoder, TwinSegment
 from everflow.spark.local_run import LocalRun
 from everflow.spark.segments import hop_into_step
 from everflow.topology.hops import HopInput, read_hop
@@ -164,10 +165,13 @@ def test_the_twin_gives_what_catalyst_gives(
     spark: SparkSession, program: object, rows: int
 ) -> None:
     found, messages = planned(program), records(program)[:rows]
-    twin = TwinSegment.of(found.segments[0], found.headers)
+    twin = TwinSegment.of(found.segments[0])
     assert twin is not None
     expected = through_catalyst(found, messages)
-    given = twin.run({TopicPartition("in", 0): log_columns(messages, found.headers)})
+    decoded = LogDecoder.of(found).run(
+        {TopicPartition("in", 0): log_columns(messages, found.headers)}
+    )
+    given = twin.run(decoded, ColumnClient(""))
     for slot in found.into_step(0):
         if len(expected.batches[slot.id]) or slot.id in given.batches:
             assert columns(given.batches[slot.id])[:6] == columns(expected.batches[slot.id])[:6], (
@@ -194,4 +198,4 @@ def test_columns_of_the_user_have_no_twin(spark: SparkSession) -> None:
         ).to("out")
 
     found = planned(filtered)
-    assert TwinSegment.of(found.segments[0], found.headers) is None
+    assert TwinSegment.of(found.segments[0]) is None

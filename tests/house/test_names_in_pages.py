@@ -42,6 +42,7 @@ HISTORY = {
 OTHERS = {
     "005-elastic.md": {"StreamsPartitionAssignor"},  # Kafka Streams'
     "009-functions-travel.md": {"queue.py", "register_pickle_by_value"},
+    "014-columns-in-the-step.md": {"UnsafeProjection"},  # Spark's
 }
 """Names of others, and of examples."""
 

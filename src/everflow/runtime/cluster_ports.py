@@ -37,6 +37,7 @@ from everflow.runtime.topics.shrunk_logs import ShrunkLogs
 from everflow.runtime.topics.topic_watch import TopicChanges, TopicWatch
 from everflow.runtime.wiring import (
     Ground,
+    chosen_road,
     group_settings,
     job_opener,
     lost_writers_of,
@@ -112,7 +113,8 @@ class ClusterPorts:
         self._gate_path: str
         self._keeper: StateKeeper
         self._watch: TopicWatch
-        self.open_job: OpenJob = job_opener(context, ground)
+        self._road = chosen_road(context, ground)
+        self.open_job: OpenJob = job_opener(context, ground, self._road)
         self.spawn = on_thread
         self.new_incarnation = new_incarnation
         self.loop = QueueLoop
@@ -225,7 +227,7 @@ class ClusterPorts:
             task_timeout_ms=config.task_timeout_ms,
             keep_alive_ms=config.keep_alive_ms,
             partitions=prepared_partitions(
-                ground.blueprint.plan, ground.input_partitions(), config.resident_max_records
+                ground.input_partitions(), resident=self._road is not None
             ),
         )
 

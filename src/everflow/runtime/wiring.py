@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from everflow.clock import Clock
 from everflow.config import StreamsConfig
@@ -25,10 +25,11 @@ from everflow.runtime.tasks.lost_writers import LostWriters
 from everflow.runtime.thread.thread_ports import OpenJob
 from everflow.runtime.topics import partition_racks
 from everflow.runtime.topics.end_sums import EndSums
-from everflow.runtime.worker.resident_step import TwinSegment
 from everflow.state.store import StoreSpec
 from everflow.state.task_directory import StateDirectory
-from everflow.topology.physical_plan import PhysicalPlan
+
+if TYPE_CHECKING:
+    from everflow.runtime.thread.road import ResidentRoad  # it needs Spark
 
 log = logging.getLogger("everflow")
 
@@ -203,9 +204,9 @@ def lost_writers_of(ground: Ground) -> LostWriters:
 # --- stream threads ------------------------------------------------------------------------------
 
 
-def job_opener(context: Any, ground: Ground) -> OpenJob:
-    """Opens the Spark jobs of stream threads."""
-    from everflow.runtime.thread.thread_job import JobSettings, ThreadJob, pack
+def chosen_road(context: Any, ground: Ground) -> ResidentRoad | None:
+    """How all batches of this instance run; None: as Spark jobs."""
+    from everflow.runtime.thread.road import resident_road
     from everflow.spark.connector import add_connector
     from everflow.spark.session import slots_of
 
@@ -213,8 +214,8 @@ def job_opener(context: Any, ground: Ground) -> OpenJob:
     # A resident step keeps a slot: in a session with few (the user's own) the threads would wait
     # for one another for ever.
     slots = slots_of(context)
-    resident_records = config.resident_max_records if slots > config.num_stream_threads else 0
-    if resident_records != config.resident_max_records:
+    wanted, possible = config.resident_max_records > 0, slots > config.num_stream_threads
+    if wanted and not possible:
         log.warning(
             "Spark has only %d task slots for %d stream threads: every batch is a job of its own, "
             "which is slower. With local[%d] "
@@ -223,10 +224,19 @@ def job_opener(context: Any, ground: Ground) -> OpenJob:
             config.num_stream_threads,
             config.num_stream_threads + 1,
         )
-    if resident_records == 0 or TwinSegment.of_plan(ground.blueprint.plan) is None:
+    road = resident_road(ground.blueprint.plan) if wanted and possible else None
+    if road is None:
         add_connector(
             context
         )  # now, where an error reaches who starts: it may have to be downloaded
+    return road
+
+
+def job_opener(context: Any, ground: Ground, road: ResidentRoad | None) -> OpenJob:
+    """Opens the Spark jobs of stream threads."""
+    from everflow.runtime.thread.thread_job import JobSettings, ThreadJob, pack
+
+    config, resident = ground.config, road is not None
     settings = JobSettings(
         bootstrap_servers=config.bootstrap_servers,
         application_id=config.application_id,
@@ -236,20 +246,21 @@ def job_opener(context: Any, ground: Ground) -> OpenJob:
         client=ground.source,
         reader=ground.reader,
         prepared_source=config.prepared_source,
-        resident_records=resident_records,
+        resident_records=config.resident_max_records,
     )
     plan = ground.blueprint.plan
     work = pack(
-        plan, settings
+        plan, settings, road
     )  # once for all threads: what the program's variables are now is what the workers get
-    return lambda number, partitions: ThreadJob(context, plan, work, number, partitions, settings)
+    return lambda number, partitions: ThreadJob(
+        context, plan, work, number, partitions, settings, resident=resident
+    )
 
 
 def prepared_partitions(
-    plan: PhysicalPlan, partitions: frozenset[TopicPartition], resident_records: int
+    partitions: frozenset[TopicPartition], *, resident: bool
 ) -> frozenset[TopicPartition]:
     """The partitions for which a stream thread's job is opened at the start: all of them, so that
     tasks come and go without another; none where that would cost too much and a job is opened per
     assignment. Pure."""
-    resident = resident_records > 0 and TwinSegment.of_plan(plan) is not None
     return partitions if resident or len(partitions) <= PREPARED_PARTITIONS else frozenset()

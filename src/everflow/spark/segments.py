@@ -32,7 +32,6 @@ from everflow.topology.physical_plan import (
 )
 
 _LOG_META = ("_src", "_part", "_off", "_ts")
-_META = (*_LOG_META, "_seq", "_ctl")
 _JSON = {
     # The bytes that `JsonSerde` writes: null fields and microseconds are explicit.
     "ignoreNullFields": "false",
@@ -81,16 +80,53 @@ def first_segment(kafka: DataFrame, plan: PhysicalPlan) -> DataFrame:
 def later_segment(hop: DataFrame, plan: PhysicalPlan, level: int) -> DataFrame:
     """Levels above 0: hop rows of step ``level - 1`` -> hop rows; the marker passes through, as it
     is live on no slot."""
-    incoming = hop_out_of_step(plan, level - 1)
-    columns = [F.col(name) for name in (*_META, *(["_hdr"] if plan.headers else []))]
+    return _shape(
+        _projected(hop, plan, level, hop_out_of_step(plan, level - 1)), hop_into_step(plan, level)
+    )
+
+
+def rows_into_segment(plan: PhysicalPlan, level: int) -> HopSchema:
+    """Schema of the rows that segment ``level`` is given in a resident step: of segment 0 the
+    decoded records."""
+    if level == 0:
+        return HopSchema(
+            tuple(plan.slots[decode.output] for decode in plan.segments[0].decodes),
+            plan.headers,
+            first=True,
+        )
+    return HopSchema(plan.out_of_step(level - 1), plan.headers, first=True)
+
+
+def slots_of_segment(plan: PhysicalPlan, level: int) -> HopSchema:
+    """The slots that segment ``level`` makes of such rows: all into the step but the dead letters,
+    which decoding has found."""
+    given = {slot.id for slot in rows_into_segment(plan, level).slots}
+    slots = [
+        slot for slot in plan.into_step(level) if slot.id != DEAD_LETTER_SLOT or slot.id in given
+    ]
+    return HopSchema(tuple(slots), plan.headers, first=True)
+
+
+def computed_slots(rows: DataFrame, plan: PhysicalPlan, level: int) -> DataFrame:
+    """`rows_into_segment` -> the columns of `slots_of_segment` alone, without rows' metadata."""
+    made = slots_of_segment(plan, level)
+    frame = _projected(rows, plan, level, rows_into_segment(plan, level))
+    columns = [column for slot in made.slots for column in _slot_columns(slot)]
+    fields = [field for slot in made.slots for field in made.slot_fields(slot)]
+    return frame.select(
+        *[c.cast(spark_type(f.type)).alias(f.name) for c, f in zip(columns, fields, strict=True)]
+    )
+
+
+def _projected(rows: DataFrame, plan: PhysicalPlan, level: int, incoming: HopSchema) -> DataFrame:
+    columns = [F.col(field.name) for field in incoming.meta()]
     for slot in incoming.slots:
         columns += [
             F.col(f"p{slot.id}"),
             F.col(f"p{slot.id}_k"),
             _assemble(slot).alias(f"p{slot.id}_x"),
         ]
-    frame = _run(hop.select(*columns), plan.segments[level], plan)
-    return _shape(frame, hop_into_step(plan, level))
+    return _run(rows.select(*columns), plan.segments[level], plan)
 
 
 # --- Kafka rows -----------------------------------------------------------------------------------

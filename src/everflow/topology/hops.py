@@ -9,7 +9,7 @@ Spark, so every batch is built and read here, with names checked (scenario 35).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -159,6 +159,74 @@ def read_hop(
     return meta
 
 
+def wide_rows(hop: HopInput, schema: HopSchema) -> pa.RecordBatch:
+    """All rows of ``hop`` with the slots of ``schema`` (``first``: without order and control
+    text)."""
+    count = len(hop.source)
+    meta = {"_src": hop.source, "_part": hop.partition, "_off": hop.offset, "_ts": hop.timestamp}
+    columns = [
+        pa.array(meta[field.name], field.type) for field in schema.meta() if field.name in meta
+    ]
+    if schema.headers:
+        columns.append(_headers(hop))
+    for slot in schema.slots:
+        given = _slot_columns(hop.batches[slot.id], slot)
+        scattered = _scattered(hop.rows[slot.id], count)
+        columns += [column if scattered is None else column.take(scattered) for column in given]
+    arrow = schema.arrow()
+    return pa.RecordBatch.from_arrays(
+        [_typed(c, field, count) for c, field in zip(columns, arrow, strict=True)], schema=arrow
+    )
+
+
+def with_slots(hop: HopInput, table: pa.Table, schema: HopSchema) -> HopInput:
+    """The rows of ``hop`` with the slots of ``schema`` from ``table``, one row for each of its
+    rows."""
+    if schema.headers:
+        table = table.append_column(pa.field("_hdr", HEADERS), _headers(hop))
+    seq = np.zeros(len(hop.source), np.int64)
+    for slot_id, batch in hop.batches.items():
+        seq[hop.rows[slot_id]] = batch.seq
+    made = replace(hop, batches=dict(hop.batches), rows=dict(hop.rows))
+    for slot in schema.slots:
+        made.batches[slot.id], made.rows[slot.id] = _read_slot(
+            table, slot, hop, seq, schema.headers
+        )
+    return made
+
+
+def _headers(hop: HopInput) -> pa.Array:
+    """Of every row, from the slots that have it."""
+    found = pa.nulls(len(hop.source), HEADERS)
+    for slot_id, batch in hop.batches.items():
+        if batch.headers is not None:
+            scattered = _scattered(hop.rows[slot_id], len(hop.source))
+            mine = batch.headers if scattered is None else batch.headers.take(scattered)
+            found = mine if found.null_count == len(found) else pc.coalesce(found, mine)
+    return found
+
+
+def _scattered(rows: Int64, count: int) -> pa.Array | None:
+    """For each of ``count`` rows the index of its record in a slot that has ``rows``, null where it
+    has none. None: in order."""
+    if len(rows) == count:
+        return None
+    index = np.zeros(count, np.int64)
+    index[rows] = np.arange(len(rows))
+    absent = np.ones(count, bool)
+    absent[rows] = False
+    return pa.array(index, pa.int64(), mask=absent)
+
+
+def _slot_columns(batch: EdgeBatch, slot: Slot) -> list[pa.Array]:
+    """The columns of `HopSchema.slot_fields`."""
+    live = pa.array(np.ones(len(batch), dtype=bool))
+    if not pa.types.is_struct(slot.type.value):
+        return [live, batch.key, batch.value]
+    fields = [pc.struct_field(batch.value, [i]) for i in range(slot.type.value.num_fields)]
+    return [live, batch.key, pc.is_valid(batch.value), *fields]
+
+
 def _numpy(table: pa.Table, name: str) -> np.ndarray:
     column = table.column(name)
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
@@ -276,7 +344,6 @@ def write_hop(
 
 def _slot_rows(batch: EdgeBatch, slot: Slot, schema: HopSchema, arrow: pa.Schema) -> pa.RecordBatch:
     rows = len(batch)
-    name = f"p{slot.id}"
     columns: dict[str, pa.Array] = {
         "_src": pa.array(batch.source, pa.int32()),
         "_part": pa.array(batch.partition, pa.int32()),
@@ -284,17 +351,11 @@ def _slot_rows(batch: EdgeBatch, slot: Slot, schema: HopSchema, arrow: pa.Schema
         "_ts": pa.array(batch.timestamp, pa.int64()),
         "_seq": pa.array(batch.seq, pa.int64()),
         "_ctl": pa.nulls(rows, pa.string()),
-        name: pa.array(np.ones(rows, dtype=bool)),
-        f"{name}_k": batch.key,
     }
     if schema.headers:
         columns["_hdr"] = batch.headers if batch.headers is not None else pa.nulls(rows, HEADERS)
-    if pa.types.is_struct(slot.type.value):
-        columns[f"{name}_vn"] = pc.is_valid(batch.value)
-        for i in range(slot.type.value.num_fields):
-            columns[f"{name}_v{i}"] = pc.struct_field(batch.value, [i])
-    else:
-        columns[f"{name}_v"] = batch.value
+    fields = [field.name for field in schema.slot_fields(slot)]
+    columns.update(zip(fields, _slot_columns(batch, slot), strict=True))
     arrays = [_typed(columns.get(field.name), field, rows) for field in arrow]
     return pa.RecordBatch.from_arrays(arrays, schema=arrow)
 

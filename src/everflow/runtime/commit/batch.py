@@ -220,6 +220,11 @@ class BadRecord:
     offset: int
     node: str | None = None
 
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """Topic, partition, offset."""
+        return self.topic, self.partition, self.offset
+
 
 @dataclass(frozen=True)
 class CodeLine:
@@ -266,6 +271,9 @@ class BatchFailure:
         "data-loss": "a range is no longer, or not yet, in the log",
         "timeout": "a broker or this machine was slow: nothing is lost",
         "retriable": "a passing fault, as the worker's own error says",
+        "spark-says": (
+            "Spark's code failed in a step: ``error`` is the JVM's text, for the driver to read"
+        ),
         "spark-gone": "the JVM ended",
         "fatal": "trying again would meet it again",
         "too-large": "more bytes than a batch may have: ``size``",

@@ -17,7 +17,7 @@ from everflow.errors import (
     TaskMigratedError,
     UnknownOutcomeError,
 )
-from everflow.runtime.commit.batch import BatchFailure
+from everflow.runtime.commit.batch import BadRecord, BatchFailure
 from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord
 from everflow.runtime.step.user_line import innermost_line
 from everflow.topology.hops import HopTooLargeError
@@ -46,10 +46,21 @@ class EarlierStepFailed(EverflowError):
         self.failure = failure
 
 
+class SparkSays(EverflowError):
+    """Spark's code failed inside a step: ``text`` is the JVM's, which the driver reads; ``record``
+    the culprit where known."""
+
+    def __init__(self, text: str, record: BadRecord | None, where: tuple[str, ...]) -> None:
+        super().__init__(text.partition("\n")[0])
+        self.failure = BatchFailure(
+            kind="spark-says", error=text[:MOST_DETAILS], record=record, where=where
+        )
+
+
 def failure_of(error: Exception) -> BatchFailure:
     """The failure that ``error`` stands for, with the user's line and the stack."""
     details = "".join(traceback.format_exception(error))[-MOST_DETAILS:]
-    if isinstance(error, RecordFailure | UndecodableRecord | EarlierStepFailed):
+    if isinstance(error, RecordFailure | UndecodableRecord | EarlierStepFailed | SparkSays):
         return replace(error.failure, details=error.failure.details or details)
     kind = next(kind for classes, kind in _KINDS if isinstance(error, classes))
     own = isinstance(error, EverflowError)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from everflow.config import BatchLimits
 from everflow.moves import some
 from everflow.records import OffsetRange, TopicPartition
+from everflow.runtime.commit.batch import BatchFailure
 
 FIRST_RECORDS = 100_000
 """Bound of the first batch of a thread: nothing is known yet of what a record costs."""
@@ -141,6 +142,26 @@ class PlannedBatch:
             for group in groups
         ]
         return [replace(self, ranges=ranges) for ranges in found if not is_empty(ranges)]
+
+    def least(self, failure: BatchFailure, groups: Iterable[Collection[TopicPartition]]) -> bool:
+        """Whether, after ``failure``, no smaller batch would get further or tell more; ``groups``
+        as for `parts`."""
+        if failure.kind != "column":
+            return self.smallest
+        if failure.record is not None:
+            return self.until(failure.record.place) is None
+        return self.smallest and len(self.parts(groups)) < 2
+
+    def until(self, record: tuple[str, int, int]) -> PlannedBatch | None:
+        """Without a record (topic, partition, offset) and what is behind it; None where nothing of
+        its partition is before it."""
+        tp, offset = TopicPartition(*record[:2]), record[2]
+        begin = self.ranges[tp].start if tp in self.ranges else offset
+        return (
+            replace(self, ranges={**self.ranges, tp: OffsetRange(begin, offset)})
+            if begin < offset
+            else None
+        )
 
     def named(self) -> str:
         """Its records, where they are few."""

@@ -91,7 +91,7 @@ def ending(failure: BatchFailure, times: int, records: str) -> FatalError:
     few records of the batch, ``in-0@7``, or empty where there were many."""
     about = (*places(failure), *_cure(failure))
     record = failure.record
-    if record is not None:
+    if record is not None and failure.kind != "column":
         return RecordError(
             failure.error,
             topic=record.topic,
@@ -110,8 +110,12 @@ def ending(failure: BatchFailure, times: int, records: str) -> FatalError:
             "this process), so this instance cannot go on; its log file says more. "
             f"Nothing is lost: start the instance again. The cause as seen here: {failure.error}"
         )
+    if record is not None:
+        records = f"{record.topic}-{record.partition}@{record.offset}"
+    often = [f"{times} times in a row"] if times > 1 else []
+    often += [f"on {records}"] if records else []
     text = "\n  ".join(
-        [f"{failure.error} ({times} times in a row{f', on {records}' if records else ''})", *about]
+        [f"{failure.error} ({', '.join(often)})" if often else failure.error, *about]
     )
     kinds: dict[str, type[FatalError]] = {
         "column": ColumnError,

@@ -82,6 +82,8 @@ class RepeatedFailures:
             or (failure.kind in _SMALLER and not smallest)
         ):
             return False
+        if failure.kind == "column" and failure.record is not None:
+            return True  # nothing is before it any more
         if failure.kind in _CERTAIN:
             return self.times(failure) >= TOLD_AFTER
         return self.times(failure) >= ENDS_AFTER and now_ms - self.began_ms >= ENDS_AFTER_MS

@@ -224,9 +224,8 @@ class StreamThread:
         if self.recovering is not None:
             self._recover_after(self.recovering.failure)
             return False
-        if (
-            self._planned is None
-        ):  # an attempt that was aborted may have left records in changelogs at least once
+        # An attempt that was aborted may have left records in changelogs at least once.
+        if self._planned is None:
             self.settled_ms = self.clock.now_ms()
         # 2. Nothing to do without tasks.
         if not self.tasks:
@@ -286,9 +285,7 @@ class StreamThread:
             self._planned = None  # nothing of it was committed; positions still say where to begin
             self._stuck_at = None
             self._search = None
-            self._struggle = (
-                self._no_struggle()
-            )  # what failed was another set of tasks, maybe hours ago
+            self._struggle = self._no_struggle()  # of other tasks, maybe hours ago
             self._begin_with(sorted({tp for task in self.tasks.values() for tp in task.inputs}))
 
     def _begin_with(self, partitions: Sequence[TopicPartition]) -> None:
@@ -468,9 +465,7 @@ class StreamThread:
         instance. ``owned``: partitions that this thread still reads; a bad record of another is its
         new owner's."""
         planned, bad = self._planned, failure.record
-        smallest = planned is None or (
-            planned.smallest and (failure.kind != "column" or len(self._parts(planned)) < 2)
-        )
+        smallest = planned is None or planned.least(failure, self._inputs())
         foreign = bad is not None and TopicPartition(bad.topic, bad.partition) not in owned
         if not foreign:
             self._struggle.require_hope(
@@ -485,6 +480,10 @@ class StreamThread:
         of whose records a Column cannot be computed for, runs again with fewer records."""
         planned = self._planned
         if planned is None:
+            return
+        column = failure.record if failure.kind == "column" else None
+        if column is not None and (before := planned.until(column.place)) is not None:
+            self._planned = before
             return
         if failure.size is not None:
             self._size = self._size.too_large(*failure.size)
@@ -502,16 +501,21 @@ class StreamThread:
             self._size = self._size.shrunk(1 if failure.kind == "hang" else planned.records)
         else:
             return
-        if failure.kind == "column" and planned.smallest and (parts := self._parts(planned)):
-            # of one that does not fail the records are committed, and the next one's turn comes
-            self._part += 1
+        if (
+            failure.kind == "column"
+            and planned.smallest
+            and (parts := planned.parts(self._inputs()))
+        ):
+            self._part += (
+                1  # of one that does not fail the records are committed: the next one's turn
+            )
             self._planned = parts[self._part % len(parts)]
             return
         ranges = plan_ranges(planned.ranges, self._size.records(self.settings.limits))
         self._planned = PlannedBatch(ranges, planned.log_ends, planned.attempt)
 
-    def _parts(self, planned: PlannedBatch) -> list[PlannedBatch]:
-        return planned.parts([task.inputs for _, task in sorted(self.tasks.items())])
+    def _inputs(self) -> list[Collection[TopicPartition]]:
+        return [task.inputs for _, task in sorted(self.tasks.items())]
 
     def _positions(self) -> dict[TopicPartition, int]:
         return {tp: offset for task in self.tasks.values() for tp, offset in task.positions.items()}

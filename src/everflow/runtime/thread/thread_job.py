@@ -26,10 +26,12 @@ from everflow.runtime.commit.batch import (
 from everflow.runtime.step.task_step import TaskStep, failed, hop_out_of
 from everflow.runtime.thread.packing import packed
 from everflow.runtime.thread.resident_job import ResidentJob
+from everflow.runtime.thread.road import ResidentRoad, column_lines
 from everflow.runtime.thread.spark_failure import failure_of_text, says
 from everflow.runtime.worker.kafka_sink import KafkaSink
 from everflow.runtime.worker.record_times import MOST_MS, too_late
-from everflow.runtime.worker.resident_step import ResidentStep, TwinSegment, refuse
+from everflow.runtime.worker.resident_segments import LogDecoder
+from everflow.runtime.worker.resident_step import ResidentStep, refuse
 from everflow.runtime.worker.worker_ports import LmdbAccess, WorkerPorts, announce
 from everflow.spark.job import (
     PreparedJob,
@@ -42,7 +44,7 @@ from everflow.spark.job import (
 from everflow.spark.session import get_session
 from everflow.spark.source import SourceSettings
 from everflow.topology.hops import HopSchema, ends_hop
-from everflow.topology.physical_plan import PhysicalPlan, Projection
+from everflow.topology.physical_plan import PhysicalPlan
 from everflow.travel.parcel import Parcel
 
 LOOK_UP_S = 5.0
@@ -139,21 +141,22 @@ class PackedResident:
             resident()
 
 
-def pack(plan: PhysicalPlan, settings: JobSettings) -> Parcel:
-    """The work of a plan as it is now. TopologyError with the user's line for what cannot travel to
-    the workers."""
+def pack(plan: PhysicalPlan, settings: JobSettings, road: ResidentRoad | None) -> Parcel:
+    """The work of a plan as it is now, for the road that was chosen. TopologyError with the user's
+    line for what cannot travel."""
     sink = KafkaSink(settings.dead_letter_topic, WorkerPorts(), settings.layouts)
     steps = tuple(
         TaskStep.of(plan, level, LmdbAccess(), sink, read_request, announce)
         for level in range(plan.levels)
     )
     group = f"{settings.application_id}-resident"
-    twin = TwinSegment.of_plan(plan)
     resident = None
-    if twin is not None:
+    if road is not None:
         resident = ResidentStep(
-            step=steps[0],
-            segment=twin,
+            steps=steps,
+            decoder=LogDecoder.of(plan),
+            segments=road.segments,
+            columns=road.columns,
             channel=resident_channel,
             client=settings.reader,
             group=group,
@@ -174,6 +177,8 @@ class ThreadJob:
         thread: int,
         partitions: Sequence[TopicPartition],
         settings: JobSettings,
+        *,
+        resident: bool,
     ) -> None:
         source = SourceSettings(
             bootstrap_servers=settings.bootstrap_servers,
@@ -194,13 +199,9 @@ class ThreadJob:
             get_session(), plan, self._slot, partitions, source, steps
         )
         self._prepared: PreparedJob | None = None
-        self._has_resident = (
-            bool(partitions)
-            and settings.resident_records > 0
-            and TwinSegment.of_plan(plan) is not None
-        )
+        self._has_resident = bool(partitions) and resident
         self._resident: ResidentJob | None = None
-        self._columns = column_lines(plan)
+        self._columns = column_lines(*plan.segments)
 
     def run(self, request: BatchRequest) -> BatchResult:
         """Run one micro-batch; blocks. Raises BatchFailedError for any failed job: then nothing is
@@ -277,8 +278,10 @@ class ThreadJob:
             self._resident = ResidentJob(self._serving, self._classified)
         try:
             return answered(self._resident.run(request))
-        except BatchFailedError:
+        except BatchFailedError as error:
             self._stop_resident()
+            if error.failure.kind == "spark-says":
+                raise BatchFailedError(self._read(error.failure)) from error
             raise
 
     def _serving(self, path: str) -> ServingJob:
@@ -294,6 +297,11 @@ class ThreadJob:
         failure = failure_of_text(str(error), self._columns)
         return BatchFailedError(replace(failure, details=f"{failure.details}\n{error.stack}"))
 
+    def _read(self, said: BatchFailure) -> BatchFailure:
+        """What Spark's code said in a resident step."""
+        found = failure_of_text(said.error, said.where)
+        return replace(found, record=said.record if found.kind == "column" else None)
+
     def _stop_resident(self) -> None:
         resident, self._resident = self._resident, None
         if resident is not None:
@@ -308,15 +316,3 @@ def answered(text: str) -> BatchResult:
         assert result.failure is not None
         raise BatchFailedError(BatchFailure.from_dict(result.failure))
     return result
-
-
-def column_lines(plan: PhysicalPlan) -> tuple[str, ...]:
-    """The lines of the user's program whose Columns Spark computes."""
-    nodes = [
-        found.node
-        for segment in plan.segments
-        for found in segment.projections
-        if isinstance(found, Projection)
-    ]
-    lines = [node.where for node in nodes if node.predicate or node.key or node.value]
-    return tuple(dict.fromkeys(line for line in lines if line is not None))

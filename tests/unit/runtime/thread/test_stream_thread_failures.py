@@ -433,6 +433,31 @@ def test_a_record_for_which_a_column_fails_is_found_and_named(
     assert world.metrics.snapshot()[names.BATCHES_FAILED] < 6
 
 
+def test_what_is_before_a_record_that_a_column_names_is_committed(world: World) -> None:
+    """A resident step knows which record it is: nothing is looked for."""
+    poison, said = 37, "A Column cannot be computed: [DIVIDE_BY_ZERO] Division by zero."
+
+    def divide(request: BatchRequest) -> BatchResult:
+        begin, end = request.ranges[IN]
+        if begin <= poison < end:
+            raise failed("column", said, where=("app.py:3",), record=BadRecord(*IN, poison))
+        return world.commit(request)
+
+    world.behave = divide
+    world.give_task()
+    world.end = 100
+
+    def turns() -> None:
+        for _ in range(10):
+            world.turn()
+
+    with pytest.raises(ColumnError) as raised:
+        turns()
+    assert str(raised.value).splitlines()[0] == f"{said} (on in-0@37)"
+    assert world.committed_offset == poison
+    assert world.metrics.snapshot()[names.BATCHES_FAILED] == 2
+
+
 @pytest.mark.parametrize("bad", [IN, OTHER], ids=str)
 def test_of_several_tasks_the_record_for_which_a_column_fails_is_found(
     world: World, bad: TopicPartition

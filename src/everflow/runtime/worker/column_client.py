@@ -1,0 +1,90 @@
+"""Asks the instance's JVM to compute Columns of a batch (`spark.column_service`; note 014)."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import BinaryIO
+
+import pyarrow as pa
+
+from everflow.errors import RetriableError
+
+_NUMBERS = struct.Struct(">ii")
+_NUMBER = struct.Struct(">i")
+_FAILED = -1
+SLICE_BYTES = 8_000_000
+
+
+class ColumnsFailed(Exception):
+    """Spark could not compute a row. ``text`` is the JVM's; ``row`` None where it is no row's
+    fault."""
+
+    def __init__(self, text: str, row: int | None) -> None:
+        super().__init__(text.partition("\n")[0])
+        self.text, self.row = text, row
+
+
+class ColumnClient:
+    """One connection, made when it is first needed; owned by one thread.
+
+    RetriableError where the JVM has hung up: whether it comes back is for the driver to know.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._connection: socket.socket | None = None
+        self._answers: BinaryIO | None = None
+
+    def __enter__(self) -> ColumnClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for opened in (self._answers, self._connection):
+            if opened is not None:
+                opened.close()
+
+    def run(self, number: int, rows: pa.RecordBatch, made: pa.Schema) -> pa.Table:
+        """What the segment of this number makes of ``rows``, row by row. Raises ColumnsFailed.
+
+        They go in slices: the JVM holds a request and its answer some times over.
+        """
+        size = max(1, SLICE_BYTES * rows.num_rows // max(1, rows.nbytes))
+        answers = []
+        for start in range(0, rows.num_rows, size):
+            try:
+                answers.append(self._computed(number, rows.slice(start, size), made))
+            except ColumnsFailed as failure:
+                row = None if failure.row is None else start + failure.row
+                raise ColumnsFailed(failure.text, row) from None
+        return pa.Table.from_batches(answers, made)
+
+    def _computed(self, number: int, rows: pa.RecordBatch, made: pa.Schema) -> pa.RecordBatch:
+        message = rows.serialize()
+        try:
+            connection = self._connected()
+            connection.sendall(_NUMBERS.pack(number, message.size))
+            connection.sendall(message)
+            (size,) = _NUMBER.unpack(self._read(_NUMBER.size))
+            if size != _FAILED:
+                return pa.ipc.read_record_batch(pa.py_buffer(self._read(size)), made)
+            row, size = _NUMBERS.unpack(self._read(_NUMBERS.size))
+            text = self._read(size).decode()
+        except OSError as error:
+            said = f"the JVM that computes Columns has hung up: {error}"
+            raise RetriableError(said) from error
+        raise ColumnsFailed(text, None if row == _FAILED else row)
+
+    def _connected(self) -> socket.socket:
+        if self._connection is None:
+            self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._connection.connect(self._path)
+            self._answers = self._connection.makefile("rb")
+        return self._connection
+
+    def _read(self, size: int) -> bytes:
+        assert self._answers is not None
+        found = self._answers.read(size)
+        if len(found) < size:
+            raise ConnectionResetError(f"{len(found)} of {size} bytes came")
+        return found

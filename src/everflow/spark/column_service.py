@@ -1,0 +1,101 @@
+"""Starts the service of the instance's JVM that computes Columns without a Spark job (note 014).
+
+What it runs is what Catalyst made of the Columns: the expressions of the optimised plan, compiled
+by its own `UnsafeProjection`. Other plan nodes, and a Spark whose internals are not as expected,
+are refused: then a micro-batch is a job.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from everflow.sockets import socket_folder
+
+log = logging.getLogger("everflow.spark")
+
+_SOURCE = Path(__file__).with_name("ColumnService.java")
+_lock = threading.Lock()
+_running: tuple[Any, _Service] | None = None
+
+
+class NotComputableError(Exception):
+    """This Spark, or these Columns, need a job. The text says why."""
+
+
+class _Service:
+    """One per JVM; the JVM ends it."""
+
+    def __init__(self, session: SparkSession) -> None:
+        jvm: Any = session._jvm
+        loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+        compiler = jvm.org.codehaus.janino.SimpleCompiler()
+        compiler.setParentClassLoader(loader)
+        compiler.cook(_SOURCE.read_text())
+        arguments = session.sparkContext._gateway.new_array(jvm.java.lang.Object, 2)  # type: ignore[union-attr]
+        self.path = str(socket_folder() / "c")
+        arguments[0], arguments[1] = self.path, session._jsparkSession.sessionState().conf()
+        service = compiler.getClassLoader().loadClass("everflow.ColumnService")
+        self._java = service.getConstructors()[0].newInstance(arguments)
+        self._jvm = jvm
+        self._session = session
+        self._prepared = 0
+
+    def add(self, frame: DataFrame) -> tuple[str, int]:
+        """Prepare what ``frame`` makes of the rows of `empty_frame`."""
+        projections = list(_projections(frame))
+        expressions, inputs = self._jvm.java.util.ArrayList(), self._jvm.java.util.ArrayList()
+        for plan in projections:
+            expressions.add(plan.projectList())
+            inputs.add(plan.child().output())
+        parse = self._session._jsparkSession.parseDataType
+        self._prepared += 1
+        leaf = projections[0].child().schema()
+        self._java.add(self._prepared, expressions, inputs, leaf, parse(frame.schema.json()))
+        return self.path, self._prepared
+
+
+def computed(frame: DataFrame) -> tuple[str, int]:
+    """Prepare what ``frame``, some selections above an `empty_frame`, makes of its rows: the
+    socket's path, and the number under which workers ask for it.
+
+    NotComputableError where that needs a job. Any thread; the service lives as long as the JVM.
+    """
+    global _running
+    session = frame.sparkSession
+    with _lock:
+        try:
+            if _running is None or _running[0] is not session.sparkContext:
+                _running = session.sparkContext, _Service(session)
+            return _running[1].add(frame)
+        except (Py4JError, PySparkException) as error:
+            raise NotComputableError(
+                f"this Spark offers no such service: {str(error).splitlines()[0]}"
+            ) from error
+
+
+def empty_frame(session: SparkSession, schema: Any) -> DataFrame:
+    """No rows, of a Spark schema, which the optimiser takes for some: it leaves the selections
+    above alone."""
+    java: Any = session._jsparkSession
+    rows = session.sparkContext._jsc.emptyRDD()
+    return DataFrame(java.createDataFrame(rows, java.parseDataType(schema.json())), session)
+
+
+def _projections(frame: DataFrame) -> Iterator[Any]:
+    """The plan's projections, in the order they run."""
+    plan: Any = frame._jdf.queryExecution().optimizedPlan()
+    above = []
+    while plan.nodeName() == "Project":
+        above.append(plan)
+        plan = plan.child()
+    if plan.nodeName() not in ("LogicalRDD", "Scan ExistingRDD") or not above:
+        raise NotComputableError(f"it has a plan node {plan.nodeName()}")
+    yield from reversed(above)

@@ -1,0 +1,248 @@
+"""One contract, two roads for Columns: a Spark job's segments and the service that a resident step
+asks give the same hop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from contracts.test_resident_contract import (
+    Record,
+    columns,
+    log_columns,
+    planned,
+    through_catalyst,
+)
+from everflow import StreamsBuilder, serdes
+from everflow.records import EdgeBatch, TopicPartition
+from everflow.runtime.step.step_failure import SparkSays
+from everflow.runtime.thread.road import resident_road
+from everflow.runtime.worker.column_client import ColumnClient
+from everflow.runtime.worker.resident_segments import ComputedSegment as Computed
+from everflow.runtime.worker.resident_segments import LogDecoder, ResidentSegment
+from everflow.spark.local_run import LocalRun
+from everflow.spark.segments import hop_into_step, hop_out_of_step
+from everflow.topology.hops import HopInput, read_hop, write_hop
+from everflow.topology.physical_plan import DEAD_LETTER_TYPE, PhysicalPlan
+
+pytestmark = pytest.mark.spark
+
+VALUE = serdes.json("a bigint, b struct<c: double>, s string, at timestamp, d date, l array<int>")
+ROWS: list[tuple[bytes | None, bytes | None]] = [
+    (b"k", b'{"a": 1, "b": {"c": 2.5}, "s": "stra\xc3\x9fe", "at": "2026-01-02T03:04:05Z"}'),
+    (None, b'{"a": null, "b": null, "s": null}'),
+    (b"", b'{"a": -3, "b": {"c": null}, "s": "", "d": "1970-01-01", "l": [1, null]}'),
+    (b"bad", b"{broken"),
+    (b"null", None),
+    (b"\xff", b'{"a": 9223372036854775807, "s": "x", "at": null, "l": []}'),
+]
+
+
+def filtered(builder: StreamsBuilder) -> None:
+    stream = builder.stream("in", key=serdes.string(), value=VALUE)
+    kept = stream.filter((F.col("value.a") > 0) | F.col("value.b").isNotNull())
+    kept.filter(F.length("value.s") > 0).to("out")
+
+
+def shaped(builder: StreamsBuilder) -> None:
+    stream = builder.stream("in", key=serdes.string(), value=VALUE)
+    made = F.struct(
+        F.upper("value.s").alias("s"),
+        F.coalesce(F.col("value.b.c"), F.lit(0.0)).alias("c"),
+        F.date_format("value.at", "yyyy-MM-dd HH:mm").alias("at"),
+        F.get("value.l", F.lit(0)).alias("first"),
+        F.col("timestamp").alias("time"),
+        F.concat_ws("-", "topic", "partition", "offset").alias("place"),
+        F.size("headers").alias("headers"),
+    )
+    stream.map_values(made).select_key(F.regexp_replace("value.s", "(?<=S)S", "-")).to("out")
+
+
+def branched(builder: StreamsBuilder) -> None:
+    stream = builder.stream("in", key=serdes.string(), value=VALUE)
+    positive = F.col("value.a") > 0
+    branches = stream.split().branch(positive, name="up").default_branch(name="down")
+    branches["up"].map_values(F.col("value.a") % 10).to("up")
+    branches["down"].map_values(F.expr("coalesce(value.s, 'none')")).to("down")
+    stream.flat_map_values(F.col("value.l")).to("flat")
+
+
+def grouped(builder: StreamsBuilder) -> None:
+    stream = builder.stream("in", key=serdes.string(), value=VALUE)
+    stream.group_by(F.lower("value.s"), name="by-s").count(store="n").to_stream().to("out")
+
+
+PROGRAMS = [filtered, shaped, branched, grouped]
+
+
+@pytest.fixture(autouse=True)
+def _started(spark: SparkSession) -> None:
+    """Programs with Columns are planned in it."""
+
+
+@pytest.fixture(params=PROGRAMS, ids=lambda program: program.__name__)
+def plan(request: pytest.FixtureRequest) -> PhysicalPlan:
+    return planned(request.param)
+
+
+@pytest.fixture
+def run(plan: PhysicalPlan) -> Iterator[Callable[[list[Record]], HopInput]]:
+    """Segment 0 as a resident step runs it."""
+    with client_of(plan) as (segment, client):
+        yield lambda records: segment.run(decoded(plan, records), client)
+
+
+class client_of:
+    """The first segment of a plan, and a connection to where its Columns are computed."""
+
+    def __init__(self, plan: PhysicalPlan) -> None:
+        road = resident_road(plan)
+        assert road is not None
+        assert isinstance(road.segments[0], Computed)
+        self._segment = road.segments[0]
+        self._client = ColumnClient(road.columns)
+
+    def __enter__(self) -> tuple[ResidentSegment, ColumnClient]:
+        return self._segment, self._client.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._client.__exit__()
+
+
+def decoded(plan: PhysicalPlan, records: list[Record]) -> HopInput:
+    read: dict[TopicPartition, list[Record]] = {}
+    for record in records:
+        read.setdefault(TopicPartition(*record.place[:2]), []).append(record)
+    logs = {tp: log_columns(found, plan.headers) for tp, found in read.items()}
+    return LogDecoder.of(plan).run(logs)
+
+
+def records(topic: str = "in") -> list[Record]:
+    return [
+        Record((topic, 0, 10 + row), data, 1_000 * row, [("h", b"%d" % row)] if row % 2 else [])
+        for row, data in enumerate(ROWS)
+    ]
+
+
+def same(plan: PhysicalPlan, given: HopInput, expected: HopInput) -> None:
+    for slot in plan.into_step(0):
+        if len(expected.batches[slot.id]) or slot.id in given.batches:
+            here, there = given.batches[slot.id], expected.batches[slot.id]
+            assert columns(here) == columns(there), slot
+            assert (here.key.type, here.value.type) == (there.key.type, there.value.type)
+
+
+@pytest.mark.parametrize("count", [len(ROWS), 1, 0])
+def test_columns_are_what_a_spark_job_makes_of_them(
+    plan: PhysicalPlan, run: Callable[[list[Record]], HopInput], count: int
+) -> None:
+    given = records()[:count]
+    same(plan, run(given), through_catalyst(plan, given))
+
+
+def test_batch_after_batch_on_one_connection(
+    plan: PhysicalPlan, run: Callable[[list[Record]], HopInput]
+) -> None:
+    """Its memory is used again: nothing of a larger batch is seen in a smaller one."""
+    for given in (records() * 50, records()[:2], records() * 3, records()[:1]):
+        numbered = [
+            Record((*record.place[:2], offset), record.data, record.time, record.head)
+            for offset, record in enumerate(given)
+        ]
+        same(plan, run(numbered), through_catalyst(plan, numbered))
+
+
+def later(builder: StreamsBuilder) -> None:
+    stream = builder.stream("in", key=serdes.string(), value=serdes.string())
+    counts = stream.group_by_key().count(store="n").to_stream()
+    counts.filter(F.col("value") != 2).map_values(F.struct((F.col("value") * 2).alias("twice"))).to(
+        "out", value=serdes.json("twice bigint")
+    )
+
+
+def test_columns_behind_a_step(spark: SparkSession) -> None:
+    plan = planned(later)
+    (slot,) = (slot for slot in plan.out_of_step(0) if pa.types.is_int64(slot.type.value))
+    rows = EdgeBatch(
+        key=pa.array(["a", None, "c"]),
+        value=pa.array([1, 2, 3], pa.int64()),
+        timestamp=np.array([10, 20, 30]),
+        seq=np.array([4, 5, 9]),
+        source=np.zeros(3, np.int32),
+        partition=np.array([0, 1, 0], np.int32),
+        offset=np.array([7, 8, 9]),
+    )
+    schema = hop_out_of_step(plan, 0)
+    empty = rows.take(np.empty(0, np.int64))
+    letters = empty.with_columns(pa.array([], pa.binary()), pa.array([], DEAD_LETTER_TYPE.value))
+    given = {found.id: rows if found.id == slot.id else letters for found in schema.slots}
+    hop = write_hop(given, schema, '{"of": "step 0"}')
+    expected = read_hop(LocalRun(plan).later(hop, 1), hop_into_step(plan, 1))
+    road = resident_road(plan)
+    assert road is not None
+    with ColumnClient(road.columns) as client:
+        made = road.segments[1].run(read_hop(hop, schema), client)
+    assert made.control == expected.control
+    for found in plan.into_step(1):
+        here, there = made.batches[found.id], expected.batches[found.id]
+        assert columns(here) == columns(there), found
+        assert here.seq.tolist() == there.seq.tolist()
+
+
+def failing(builder: StreamsBuilder) -> None:
+    stream = builder.stream("in", key=serdes.string(), value=serdes.string())
+    stream.map_values(F.col("value").cast("bigint")).to("out")
+
+
+def test_a_column_that_fails_names_its_record_and_the_connection_goes_on() -> None:
+    plan = planned(failing)
+    given = [Record(("in", 0, 7 + i), (b"k", v), 0) for i, v in enumerate((b"1", b"one", b"2"))]
+    with client_of(plan) as (segment, client):
+        with pytest.raises(SparkSays) as failure:
+            segment.run(decoded(plan, given), client)
+        said = failure.value.failure
+        assert said.record is not None
+        assert said.record.place == ("in", 0, 8)
+        assert "[CAST_INVALID_INPUT]" in said.error
+        assert said.where[0].startswith(__file__)
+        good = segment.run(decoded(plan, [given[0], given[2]]), client)
+    (slot,) = (slot for slot in plan.into_step(0) if len(good.batches.get(slot.id, ())))
+    assert good.batches[slot.id].value.to_pylist() == [1, 2]
+
+
+def test_threads_have_expressions_of_their_own(spark: SparkSession) -> None:
+    """to_json keeps a writer: two threads in one write each other's JSON."""
+    plan = planned(shaped_as_json)
+    given = records() * 200
+    with client_of(plan) as (segment, client):
+        expected = columns_of_all(segment.run(decoded(plan, given), client))
+    outcomes: list[object] = []
+
+    def work() -> None:
+        with client_of(plan) as (segment, client):
+            outcomes.extend(
+                columns_of_all(segment.run(decoded(plan, given), client)) == expected
+                for _ in range(20)
+            )
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert outcomes == [True] * 80
+
+
+def shaped_as_json(builder: StreamsBuilder) -> None:
+    stream = builder.stream("in", key=serdes.string(), value=VALUE)
+    stream.map_values(F.to_json("value")).to("out")
+
+
+def columns_of_all(hop: HopInput) -> list[object]:
+    return [columns(batch) for _, batch in sorted(hop.batches.items())]
