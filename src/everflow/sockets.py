@@ -5,6 +5,7 @@ a killed one has left."""
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import os
 import shutil
@@ -33,6 +34,13 @@ def socket_folder() -> Path:
     lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     _locks[folder] = lock
+    return folder
+
+
+def socket_folder_of_process() -> Path:
+    """As `socket_folder`; it goes with this process."""
+    folder = socket_folder()
+    atexit.register(remove_socket_folder, folder)
     return folder
 
 

@@ -72,11 +72,6 @@ public final class ColumnService implements Runnable {
     segments.put(number, new Segment(new Object[] {expressions, inputs, in, out}));
   }
 
-  /** Takes no new connections. */
-  public void close() throws IOException {
-    server.close();
-  }
-
   public void run() {
     while (server.isOpen()) {
       try {

@@ -17,7 +17,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from everflow.sockets import socket_folder
+from everflow.sockets import socket_folder_of_process
 
 log = logging.getLogger("everflow.spark")
 
@@ -40,7 +40,7 @@ class _Service:
         compiler.setParentClassLoader(loader)
         compiler.cook(_SOURCE.read_text())
         arguments = session.sparkContext._gateway.new_array(jvm.java.lang.Object, 2)  # type: ignore[union-attr]
-        self.path = str(socket_folder() / "c")
+        self.path = str(socket_folder_of_process() / "c")
         arguments[0], arguments[1] = self.path, session._jsparkSession.sessionState().conf()
         service = compiler.getClassLoader().loadClass("everflow.ColumnService")
         self._java = service.getConstructors()[0].newInstance(arguments)

@@ -5,7 +5,6 @@ An instance is one Spark application whose driver and executor share one host (d
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import shlex
@@ -21,7 +20,7 @@ from pyspark.sql import SparkSession
 from everflow import logs
 from everflow.jvm.class_archive import start_options
 from everflow.jvm.java import find_java
-from everflow.sockets import remove_socket_folder, socket_folder
+from everflow.sockets import socket_folder_of_process
 from everflow.spark.foreign import (
     adopt,
     differing,
@@ -176,7 +175,7 @@ def _start(
     defaults = {
         "spark.master": f"local[{slots},1]",
         "spark.app.name": "everflow",
-        **context_settings(_sockets()),
+        **context_settings(str(socket_folder_of_process())),
     }
     settings = SparkConf().setAll(list({**defaults, **wanted}.items()))
     require_local(settings.get("spark.master") or "")
@@ -275,10 +274,3 @@ def _tell(users: SparkSession, own: SparkSession) -> None:
             "other defaults, here as on every instance",
             ", ".join(other),
         )
-
-
-def _sockets() -> str:
-    """Where the JVM and the Python workers meet; emptied by being new."""
-    folder = socket_folder()
-    atexit.register(remove_socket_folder, folder)
-    return str(folder)
