@@ -199,9 +199,8 @@ class StreamsConfig:
     statestore_cache_max_bytes: int = _key(10 << 20, Between(0, INT64))
     state_cleanup_delay_ms: int = _key(600_000, time_ms(0))
     repartition_purge_interval_ms: int = _key(30_000, time_ms(100))
-    windowstore_changelog_additional_retention_ms: int = _key(
-        86_400_000, Between(0, 2**62)
-    )  # nobody waits for it
+    # Nobody waits for it.
+    windowstore_changelog_additional_retention_ms: int = _key(86_400_000, Between(0, 2**62))
     topology_optimization: str = _key("none", OneOf(("none",)))
     ensure_explicit_internal_resource_naming: bool = _key(True)
     # --- keys of our own -------------------------------------------------------------------------
@@ -214,9 +213,8 @@ class StreamsConfig:
     drain_timeout_ms: int = _key(60_000, time_ms(0))
     emit_every_update: bool = _key(False)
     state_sync: str = _key("none", OneOf(("none", "commit")))
-    resident_max_records: int = _key(
-        10_000_000, Between(0, INT64)
-    )  # batches up to this size need no Spark job each (0: never)
+    # Batches up to this size need no Spark job each (0: never)
+    resident_max_records: int = _key(10_000_000, Between(0, INT64))
     prepared_source: bool = _key(True)  # False: Spark's public reader (D1's fallback)
     clients: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata={"key": False})
     given: frozenset[str] = field(

@@ -277,9 +277,8 @@ def install() -> None:
             own.setLevel(EVERYTHING)
         for name in CLIENTS:
             client = logging.getLogger(name)
-            handled = any(
-                not isinstance(found, logging.NullHandler) for found in client.handlers
-            )  # libraries add that one
+            # Libraries add that one.
+            handled = any(not isinstance(found, logging.NullHandler) for found in client.handlers)
             if client.level == logging.NOTSET and not handled and client.propagate:
                 client.addHandler(_files)
                 client.propagate = False

@@ -157,9 +157,8 @@ def _instance(
     try:
         yield streams
     except BaseException:
-        streams.close(
-            leave_group=False
-        )  # nobody is there to hand anything over to, or nobody waits for it
+        # Nobody is there to hand anything over to, or nobody waits for it.
+        streams.close(leave_group=False)
         raise
     streams.close()
 

@@ -406,9 +406,8 @@ class _Aggregation:
                 "CASE WHEN value IS NOT NULL THEN true END", pa.bool_(), frozenset({"value"})
             )
         for column in columns.values():
-            analyse(
-                column, edge.type, self.where
-            )  # each alone, so that a message names the one that is wrong
+            # Each alone, so that a message names the one that is wrong.
+            analyse(column, edge.type, self.where)
         fields = F.struct(*[column.alias(name) for name, column in columns.items()])
         return analyse(
             fields if self.windowed else F.when(F.col("value").isNotNull(), fields),

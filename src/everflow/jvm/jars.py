@@ -77,9 +77,8 @@ def locked(path: Path) -> Iterator[None]:
     long as they take."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
-        fcntl.flock(
-            handle, fcntl.LOCK_EX
-        )  # released by the system when the process dies, however it dies
+        # Released by the system when the process dies, however it dies.
+        fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 

@@ -125,9 +125,8 @@ class ClusterAdmin:
             TaskTimeoutError: nothing answered in time; the message says what to check.
         """
         deadline = self._clock() + timeout_s
-        attempt_s = min(
-            _REACH_ATTEMPT_S, timeout_s / 3
-        )  # so that a short time-out says something too before it is over
+        # So that a short time-out says something too before it is over.
+        attempt_s = min(_REACH_ATTEMPT_S, timeout_s / 3)
         while True:
             left = deadline - self._clock()
             try:

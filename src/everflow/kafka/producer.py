@@ -451,9 +451,8 @@ class RecordWriter:
             # delivery callback while that is pending: Python refuses the callback's first call with
             # a SystemError, and chains what was pending to it.
             with suppress(SystemError, KafkaException):
-                self._producer.poll(
-                    0
-                )  # the error's callback may still be queued, and says more than "fatal error"
+                # The error's callback may still be queued, and says more than "fatal error".
+                self._producer.poll(0)
             pending = _pending(failure)
             cause = self._fatal or (kafka_error(pending) if pending is not None else None)
             text = f"{self._name}: {doing}"
@@ -465,9 +464,8 @@ class RecordWriter:
     def _refused(self, failure: KafkaException, doing: str) -> EverflowError:
         error = kafka_error(failure)
         if error is not None and error.code() == KafkaError._FATAL:
-            self._producer.poll(
-                0
-            )  # "fatal error" only says that there was one; its callback has it
+            # "fatal error" only says that there was one; its callback has it.
+            self._producer.poll(0)
             error = self._fatal or error
         return self._failed(
             self._classified(error, doing, self._topics)

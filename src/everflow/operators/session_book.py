@@ -88,9 +88,8 @@ class SessionBook:
             self.stream_time = time
         low = len(ends) - 1
         if low >= 0 and starts[low] <= time and ends[low] >= earliest:
-            high = (
-                low + 1
-            )  # the usual case: it belongs to the latest session, which is no other's neighbour
+            # The usual case: it belongs to the latest session, which is no other's neighbour.
+            high = low + 1
         else:
             low = high = bisect_left(ends, earliest)
             while high < len(ends) and starts[high] <= time + gap:

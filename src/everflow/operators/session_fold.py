@@ -66,9 +66,8 @@ class SessionFold:
 
     def _last_of_session(self) -> Int64:
         at = np.arange(self._sessions)
-        at[self.codes] = self._sessions + np.arange(
-            len(self.codes), dtype=np.int64
-        )  # the last assignment wins
+        # The last assignment wins.
+        at[self.codes] = self._sessions + np.arange(len(self.codes), dtype=np.int64)
         return at
 
     def _first_of_session(self) -> Int64:

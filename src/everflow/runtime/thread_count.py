@@ -123,9 +123,8 @@ class ThreadCount:
 
     def _give_up(self, thread: StreamThread, empty: threading.Event) -> None:
         self._ports.deal(frozenset({thread.number}))
-        thread.drop(
-            (), lambda _: empty.set()
-        )  # commands are taken in turn: what it had has been given up by then
+        # Commands are taken in turn: what it had has been given up by then.
+        thread.drop((), lambda _: empty.set())
 
     # ---------------------------------------------------------------------------------------------
 

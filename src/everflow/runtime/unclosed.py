@@ -61,9 +61,8 @@ class _Unclosed:
 
     def running(self) -> list[Closable]:
         with self._lock:
-            mine = (
-                self._process == os.getpid()
-            )  # otherwise a fork's copy: the instance is its parent's
+            # Otherwise a fork's copy: the instance is its parent's.
+            mine = self._process == os.getpid()
             return [found for found in self._started if mine and found.state not in STOPPING]
 
     def _close(self) -> None:

@@ -226,9 +226,8 @@ def chosen_road(context: Any, ground: Ground) -> ResidentRoad | None:
         )
     road = resident_road(ground.blueprint.plan) if wanted and possible else None
     if road is None:
-        add_connector(
-            context
-        )  # now, where an error reaches who starts: it may have to be downloaded
+        # Now, where an error reaches who starts: it may have to be downloaded.
+        add_connector(context)
     return road
 
 
@@ -249,9 +248,8 @@ def job_opener(context: Any, ground: Ground, road: ResidentRoad | None) -> OpenJ
         resident_records=config.resident_max_records,
     )
     plan = ground.blueprint.plan
-    work = pack(
-        plan, settings, road
-    )  # once for all threads: what the program's variables are now is what the workers get
+    # Once for all threads: what the program's variables are now is what the workers get.
+    work = pack(plan, settings, road)
     return lambda number, partitions: ThreadJob(
         context, plan, work, number, partitions, settings, resident=resident
     )

@@ -38,9 +38,8 @@ def main() -> None:
     """Import, then hand over to pyspark's daemon; runs as ``python -m everflow.spark.daemon``."""
     own = os.environ.get("EVERFLOW_PROGRAM_PATH", "").split(os.pathsep)
     sys.path[:] = program_last(sys.path, filter(None, own), os.getcwd())
-    os.environ.pop(
-        "PYTHONSAFEPATH", None
-    )  # meant for this process, not for those that a function starts
+    # Meant for this process, not for those that a function starts.
+    os.environ.pop("PYTHONSAFEPATH", None)
     for name in PRELOADED:
         importlib.import_module(name)
     from pyspark.daemon import manager

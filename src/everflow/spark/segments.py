@@ -227,9 +227,8 @@ def _decode_column(serde: Serde, raw: Column) -> Column:
         return raw
     if serde.kind == "string":
         return raw.cast("string")
-    schema = cast(
-        StructType | ArrayType, spark_type(serde.type)
-    )  # of a map too, which the signature leaves out
+    # Of a map too, which the signature leaves out.
+    schema = cast(StructType | ArrayType, spark_type(serde.type))
     # As strict as JSON is, and as `JsonSerde`.
     options = {
         "mode": "PERMISSIVE",

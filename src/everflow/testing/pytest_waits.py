@@ -30,10 +30,11 @@ def _write(config: Any, line: str) -> None:
     if capture is None:
         _report(reporter, line)
         return
+    # The test's own, maybe; the capture puts its own there when it goes on.
     before = (
         sys.stdout,
         sys.stderr,
-    )  # the test's own, maybe; the capture puts its own there when it goes on
+    )
     with capture.global_and_fixture_disabled():
         _report(reporter, line)
     sys.stdout, sys.stderr = before

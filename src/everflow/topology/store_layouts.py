@@ -71,9 +71,8 @@ def serde_words(serde: Serde, folds: tuple[str, ...] = (), *, key: bool = False)
     if isinstance(serde, JsonSerde):
         return f"{_words(serde.type, folds, ordered=key, ordered_inside=key)} as JSON"
     if isinstance(serde, _NAMED_BY_TYPE):
-        return _words(
-            serde.type, folds, ordered=True, ordered_inside=key
-        )  # inside a packed field there is JSON
+        # Inside a packed field there is JSON.
+        return _words(serde.type, folds, ordered=True, ordered_inside=key)
     own = serde.own if isinstance(serde, ByRecord) else serde
     return f"{_words(serde.type, folds, ordered=True, ordered_inside=True)} as {type(own).__name__}"
 

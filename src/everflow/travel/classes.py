@@ -150,9 +150,8 @@ def fill(cls: type, held: Mapping[str, Any]) -> None:
         if name != "_abc_impl":
             change(cls, name, value)
     if "__firstlineno__" in held:
-        change(
-            cls, "__firstlineno__", held["__firstlineno__"]
-        )  # Python 3.13 forgets it when __module__ is set
+        # Python 3.13 forgets it when __module__ is set.
+        change(cls, "__firstlineno__", held["__firstlineno__"])
     for subclass in held.get("_abc_impl", ()):
         ABCMeta.register(typing.cast("ABCMeta", cls), subclass)
 

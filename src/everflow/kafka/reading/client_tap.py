@@ -138,9 +138,8 @@ class ClientTap:
             self._consumer.incremental_assign(asked)
             deadline = self._clock() + min(timeout_s, _WARM_UP_S)
             while waiting and self._clock() < deadline:
-                answer = self._consumer.poll(
-                    _WAIT_S
-                )  # a record or the end, either of which shows that it is fetched
+                # A record or the end, either of which shows that it is fetched.
+                answer = self._consumer.poll(_WAIT_S)
                 if answer is not None:
                     waiting.discard((answer.topic(), answer.partition()))
             self._consumer.incremental_unassign(asked)

@@ -196,9 +196,8 @@ class FetchConnection:
             node = self._cluster.leader_for_partition(tp)
         if node is None:
             self._cluster.add_topic(tp.topic)
-            await (
-                self._cluster.refresh_metadata()
-            )  # at once: its own loop would let 100 ms pass first
+            # At once: its own loop would let 100 ms pass first.
+            await self._cluster.refresh_metadata()
             node = self._cluster.leader_for_partition(tp)
         if node is None or node == -1:
             raise client_errors.LeaderNotAvailableError(f"{tp.topic}-{tp.partition}")

@@ -95,9 +95,8 @@ class RangeReader:
         if large:
             client.go_to({})
         else:
-            own.go_to(
-                {}
-            )  # the first small one after large ones was under way; librdkafka begins behind it
+            # The first small one after large ones was under way; librdkafka begins behind it.
+            own.go_to({})
             client.go_to(read.ends)
         return read
 
@@ -125,9 +124,8 @@ class RangeReader:
         pending = {tp: wanted.end for tp, wanted in ranges.items() if wanted.end > wanted.start}
         left = most_bytes
         while pending:
-            share = max(
-                1, left // len(pending)
-            )  # with 1, a partition gets one record; what one does not use, the others get
+            # With 1, a partition gets one record; what one does not use, the others get.
+            share = max(1, left // len(pending))
             found = tap.take(pending, timeout_s, share)
             if not found:
                 missing = ", ".join(f"{tp} to {end}" for tp, end in sorted(pending.items()))

@@ -78,9 +78,8 @@ class Freshness:
                 claim for claim in self._claims if not self._broken(claim.task, claim.epoch)
             )
         self._claims = list(self._settled())
-        self._claimed_at = (
-            self._heartbeats()
-        )  # after the claims: what is sent from now on is sent after them
+        # After the claims: what is sent from now on is sent after them.
+        self._claimed_at = self._heartbeats()
 
     def note(self) -> None:
         """Write the proven claims. A store that has another owner by now, was rebuilt or closed, is

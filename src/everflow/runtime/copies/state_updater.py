@@ -380,9 +380,8 @@ class StateUpdater:
                     task.role.value,
                     plan.reason,
                 )
-            end = max(
-                plan.start, states[place.changelog].end
-            )  # the stable end comes with the first round
+            # The stable end comes with the first round.
+            end = max(plan.start, states[place.changelog].end)
             progress = RestoreProgress(
                 task=task.id,
                 store=place.name,

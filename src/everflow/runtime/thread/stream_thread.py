@@ -151,9 +151,8 @@ class StreamThread:
 
     def held(self) -> list[ActiveTask]:
         """Its tasks, those it takes over before its next batch included; from any thread."""
-        arriving = list(
-            self._arriving.values()
-        )  # first: a task is in `tasks` before it leaves here
+        # First: a task is in `tasks` before it leaves here.
+        arriving = list(self._arriving.values())
         return list({task.id: task for task in (*arriving, *list(self.tasks.values()))}.values())
 
     def stop(self) -> None:
@@ -506,9 +505,8 @@ class StreamThread:
             and planned.smallest
             and (parts := planned.parts(self._inputs()))
         ):
-            self._part += (
-                1  # of one that does not fail the records are committed: the next one's turn
-            )
+            # Of one that does not fail the records are committed: the next one's turn.
+            self._part += 1
             self._planned = parts[self._part % len(parts)]
             return
         ranges = plan_ranges(planned.ranges, self._size.records(self.settings.limits))

@@ -58,9 +58,8 @@ class Struggle:
             )
             return
         slow = failure.kind == "timeout" and self._repeated.times(failure) == 1
-        level = (
-            logging.INFO if slow else logging.WARNING
-        )  # a slow broker is worth a warning only when it stays slow
+        # A slow broker is worth a warning only when it stays slow.
+        level = logging.INFO if slow else logging.WARNING
         if self._repeated.to_be_told(failure):
             log.log(
                 level,

@@ -56,9 +56,8 @@ def trace_and_kill(
     for pid in pids:
         try:
             if sys.platform == "linux":
-                resource.prlimit(
-                    pid, resource.RLIMIT_CORE, (0, 0)
-                )  # a core file is as large as the process
+                # A core file is as large as the process.
+                resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
             kill(pid, signal.SIGABRT)
         except (ProcessLookupError, PermissionError):
             continue

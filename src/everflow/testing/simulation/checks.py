@@ -94,9 +94,8 @@ class Checks:
             for task in event.tasks:
                 for other in list(self.claims[task].values()):
                     there = other.member.metadata().generation
-                    member_id = (
-                        other.member.metadata().member_id
-                    )  # who was replaced (KIP-345) is no member any more
+                    # Who was replaced (KIP-345) is no member any more.
+                    member_id = other.member.metadata().member_id
                     if (
                         other is not instance
                         and there == event.generation

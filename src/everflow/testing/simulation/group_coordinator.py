@@ -452,9 +452,8 @@ class GroupCoordinator:
         if self.members.get(member.member_id) is not member:
             return
         if member.awaiting_join is not None or member.awaiting_sync is not None:
-            member.session_ends_ms = (
-                self.scheduler.now_ms + member.session_timeout_ms
-            )  # its request hangs here: it lives
+            # Its request hangs here: it lives.
+            member.session_ends_ms = self.scheduler.now_ms + member.session_timeout_ms
         if member.session_ends_ms > self.scheduler.now_ms:
             self._watch(member)
         else:

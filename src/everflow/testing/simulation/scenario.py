@@ -134,9 +134,8 @@ def draw(seed: int, steps: int = 8) -> Scenario:
         for _ in range(steps)
     )
     state = random.choice([0, 2_000, 60_000])
-    instances = random.randint(1, 4) + places.choice(
-        [0] * 7 + [4]
-    )  # a larger group now and then: every one costs time
+    # A larger group now and then: every one costs time.
+    instances = random.randint(1, 4) + places.choice([0] * 7 + [4])
     return Scenario(
         seed=seed,
         settings=settings,
@@ -211,9 +210,8 @@ def _restart(group: Simulation, step: ScenarioStep, scenario: Scenario) -> bool:
     down = sorted(name for name, instance in group.instances.items() if not instance.process.alive)
     if not down:
         return False
-    version = (
-        LATEST_VERSION + 1 if step.amount > 0.75 else None
-    )  # some come back as a newer everflow
+    # Some come back as a newer everflow.
+    version = LATEST_VERSION + 1 if step.amount > 0.75 else None
     group.restart(down[step.pick % len(down)], with_disk=step.kind == "restart", version=version)
     return True
 

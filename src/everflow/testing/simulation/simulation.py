@@ -121,9 +121,8 @@ class Simulation:
         )
 
     def __enter__(self) -> Simulation:
-        self._unseen.enter_context(
-            shown_by(shown_elsewhere)
-        )  # nobody waits for what lasts in virtual time
+        # Nobody waits for what lasts in virtual time.
+        self._unseen.enter_context(shown_by(shown_elsewhere))
         return self
 
     def __exit__(self, *_: object) -> None:
