@@ -1,0 +1,182 @@
+"""JSON texts -> columns by Arrow's parser, where it says what `json_reading` says.
+
+Arrow's parser takes more than JSON, and a bare ``null`` at the beginning of a block ends the
+process (apache/arrow#47409). So it gets only rows that begin with ``{`` and end with ``}``, and in
+which nothing stands that it reads in another way; design note 015 says why that is enough.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+
+from everflow.serdes.json_reading import Faults, read_rows
+
+_Bytes = npt.NDArray[np.uint8]
+_Flags = npt.NDArray[np.bool_]
+
+_LONG = 200
+"""A double holds 308 digits: with so few in a row and two in the exponent none is too large."""
+_ODD = (
+    r"[\x00-\x1f]"  # a newline ends a block; the others are no JSON in a text
+    r"|\}[n ]"  # a null behind the value
+    r"|[:,\[ -](?:NaN|Inf)"
+    r"|[0-9][eE]\+?[0-9]{3}"
+    rf"|[0-9]{{{_LONG}}}"
+)
+_CHUNK_ROWS, _CHUNK_BYTES = 16_384, 2_000_000
+"""What is read at once: many rows cost no less each, and memory."""
+_FEW = 1000
+"""A call of Arrow's parser costs as much as so many rows one by one."""
+_MOST_ODD = 0.5
+_MOST_LEVELS = 500
+"""Fewer than orjson takes. A row that is shorter, or has fewer brackets, has no more levels."""
+
+
+def read(data: pa.Array, type_: pa.DataType) -> tuple[pa.Array, Faults]:
+    """What `read_rows` gives for the rows of ``data`` (``pa.binary()``), in a part of the time."""
+    if len(data) < _FEW:
+        return read_rows(data.to_pylist(), type_)
+    in_columns = pa.types.is_struct(type_) and _readable(type_)
+    size = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES * len(data) // max(1, data.nbytes)))
+    columns: list[pa.Array] = []
+    faults: Faults = {}
+    waits, failures = 0, 0
+    for start in range(0, len(data), size):
+        rows = data.slice(start, size)
+        found = read_chunk(rows, type_) if in_columns and waits == 0 else None
+        if found is None:
+            found = read_rows(rows.to_pylist(), type_)
+            failures += waits == 0
+            waits = (waits or 2**failures) - 1
+        columns.append(found[0])
+        faults.update((start + row, error) for row, error in found[1].items())
+    return columns[0] if len(columns) == 1 else pa.concat_arrays(columns), faults
+
+
+def read_chunk(data: pa.Array, type_: pa.DataType) -> tuple[pa.Array, Faults] | None:
+    """Odd rows are read by `read_rows`, the others by Arrow; None where it does not read them."""
+    odd: _Flags = np.ones(len(data), np.bool_)
+    valid = data.is_valid().to_numpy(zero_copy_only=False)
+    odd[valid] = odd_rows(data.drop_null() if data.null_count else data)
+    if odd.mean() > _MOST_ODD:
+        return None
+    if not odd.any():
+        column = read_objects(data, type_)
+        return None if column is None else (column, {})
+    column = read_objects(data.filter(pa.array(~odd)), type_)
+    if column is None:
+        return None
+    places = np.flatnonzero(odd)
+    others, faults = read_rows(data.take(pa.array(places)).to_pylist(), type_)
+    order = np.argsort(np.concatenate([np.flatnonzero(~odd), places]), kind="stable")
+    both = pa.concat_arrays([column, others]).take(pa.array(order))
+    return both, {int(places[row]): error for row, error in faults.items()}
+
+
+@lru_cache(maxsize=256)
+def _readable(type_: pa.DataType) -> bool:
+    if pa.types.is_struct(type_):
+        names = [field.name for field in type_]
+        return 0 < len(names) == len(set(names)) and all(_readable(field.type) for field in type_)
+    return bool(
+        pa.types.is_string(type_)
+        or pa.types.is_signed_integer(type_)
+        or pa.types.is_float64(type_)
+        or pa.types.is_boolean(type_)
+    )
+
+
+def odd_rows(data: pa.Array) -> _Flags:
+    """Which rows of ``data`` (``pa.binary()``, without nulls) the parser must not see."""
+    offsets = np.frombuffer(data.buffers()[1], np.int32)[data.offset : data.offset + len(data) + 1]
+    lengths = np.diff(offsets)
+    text = np.frombuffer(data.buffers()[2] or b"", np.uint8)
+    odd: _Flags = lengths < 2
+    if odd.all():
+        return odd
+    first, last = offsets[:-1], offsets[1:] - 1
+    whole = ~odd
+    odd[whole] = (text[first[whole]] != ord("{")) | (text[last[whole]] != ord("}"))
+    longest = int(lengths.max())
+    if _may_be_odd(text[offsets[0] : offsets[-1]], longest):
+        odd |= pc.match_substring_regex(data, _ODD).to_numpy(zero_copy_only=False)
+    if longest > _MOST_LEVELS:
+        brackets = pc.add(pc.count_substring(data, "{"), pc.count_substring(data, "["))
+        odd |= brackets.to_numpy() > _MOST_LEVELS
+    return odd
+
+
+def _may_be_odd(text: _Bytes, longest: int) -> bool:
+    """False where no row matches `_ODD`: a few passes over the bytes, a tenth of the regular
+    expression's time."""
+    if text.min() < ord(" ") or _follows(text, ord("}"), b"n "):
+        return True
+    if _follows(text, ord("N"), b"a") or _follows(text, ord("I"), b"n"):
+        return True
+    if longest >= _LONG and _digits_in_a_row(text):
+        return True
+    exponents = np.flatnonzero((text[1:-3] | 0x20) == ord("e")) + 1
+    exponents = exponents[_is_digit(text[exponents - 1])]
+    exponents += text[exponents + 1] == ord("+")
+    return bool((_is_digit(text[exponents + 1]) & _is_digit(text[exponents + 2])).any())
+
+
+def _follows(text: _Bytes, first: int, seconds: bytes) -> bool:
+    after = text[np.flatnonzero(text[:-1] == first) + 1]
+    return any(bool((after == second).any()) for second in seconds)
+
+
+def _digits_in_a_row(text: _Bytes) -> bool:
+    """Whether there may be `_LONG` digits in a row: those would cover two samples."""
+    samples = _is_digit(text[:: _LONG // 2])
+    return bool((samples[:-1] & samples[1:]).any())
+
+
+def _is_digit(text: _Bytes) -> _Flags:
+    flags: _Flags = (text - np.uint8(ord("0"))) < 10
+    return flags
+
+
+def read_objects(data: pa.Array, type_: pa.DataType) -> pa.Array | None:
+    """A column of ``type_`` from rows none of which is odd; None where one of them is not read, or
+    not as `json_reading` would."""
+    rows = pa.ListArray.from_arrays(pa.array([0, len(data)], pa.int32()), data)
+    text = pc.binary_join(rows, pa.scalar(b"\n", data.type))[0].as_buffer()
+    try:
+        pa.Array.from_buffers(pa.string(), 1, [None, _whole(text), text]).validate(full=True)
+        table = pyarrow.json.read_json(
+            pa.BufferReader(text),
+            pyarrow.json.ReadOptions(use_threads=False, block_size=text.size + 1),
+            pyarrow.json.ParseOptions(
+                explicit_schema=pa.schema(list(type_)), unexpected_field_behavior="ignore"
+            ),
+        )
+    except pa.ArrowInvalid:
+        return None
+    if len(table) != len(data):  # several values in a row
+        return None
+    batch = table.combine_chunks().to_batches()[0]
+    if any(_has_negative_zero(column) for column in batch.columns):
+        return None
+    return pa.StructArray.from_arrays(batch.columns, fields=list(type_))
+
+
+def _whole(text: pa.Buffer) -> pa.Buffer:
+    return pa.py_buffer(np.array([0, text.size], np.int32))
+
+
+def _has_negative_zero(column: pa.Array) -> bool:
+    """It may have been written ``-0``, which is an integer, and 0.0 as a double."""
+    if pa.types.is_struct(column.type):
+        fields = range(column.type.num_fields)
+        return any(_has_negative_zero(column.field(index)) for index in fields)
+    if not pa.types.is_floating(column.type):
+        return False
+    numbers = column.fill_null(1.0).to_numpy()
+    return bool(np.signbit(numbers[numbers == 0]).any())

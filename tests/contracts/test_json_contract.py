@@ -1,0 +1,269 @@
+"""What each JSON text means for each type: one table, every decoder and every encoder.
+
+A further way of reading or writing JSON is one more entry of `DECODERS` or `ENCODERS`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from everflow import serdes
+from everflow.serdes import JsonSerde, SerdeError
+from everflow.serdes.json_columns import odd_rows, read_chunk
+from everflow.serdes.json_reading import read_rows
+
+
+def _serde(schema: str) -> JsonSerde:
+    return JsonSerde(serdes.arrow_type(schema))
+
+
+def _one(serde: JsonSerde, text: bytes) -> Any:
+    return serde.decode(text)
+
+
+def _rows(serde: JsonSerde, text: bytes) -> Any:
+    column, faults = read_rows([None, text], serde.type)
+    if faults:
+        raise faults[1]
+    return column[1].as_py()
+
+
+def _column(serde: JsonSerde, text: bytes) -> Any:
+    return serde.decode_array(pa.array([text], pa.binary()))[0].as_py()
+
+
+def _long_column(serde: JsonSerde, text: bytes) -> Any:
+    """Among so many that Arrow's parser is asked."""
+    column, faults = serde.decode_marked(pa.array([b"{}"] * 1500 + [text], pa.binary()))
+    if 1500 in faults:
+        raise faults[1500]
+    return column[1500].as_py()
+
+
+def _long_column_of_it(serde: JsonSerde, text: bytes) -> Any:
+    column, faults = serde.decode_marked(pa.array([text] * 1500, pa.binary()))
+    assert len(faults) in (0, 1500)
+    if faults:
+        assert len(set(map(str, faults.values()))) == 1
+        raise faults[0]
+    return column[1499].as_py()
+
+
+DECODERS: dict[str, Callable[[JsonSerde, bytes], Any]] = {
+    "one record": _one,
+    "record by record": _rows,
+    "column": _column,
+    "long column": _long_column,
+    "long column of it": _long_column_of_it,
+}
+
+NOON = dt.datetime(2024, 1, 31, 12, tzinfo=dt.timezone.utc)
+READ: list[tuple[str, bytes, Any]] = [
+    # objects
+    ("n bigint", b"{}", {"n": None}),
+    ("n bigint", b'{"n": null}', {"n": None}),
+    ("n bigint", b' \t\r\n{"n" : 1 }\n', {"n": 1}),
+    ("n bigint", b"null", None),
+    ("n bigint", b" null ", None),
+    ("n bigint", b'{"N": 1}', {"n": None}),
+    ("n bigint", b'{"\\u006e": 1}', {"n": 1}),
+    ("n bigint", b'{"n": 1, "n": 2}', {"n": 2}),
+    ("n bigint", b'{"n": 1, "n": null}', {"n": None}),
+    ("n bigint", b'{"n": 1, "\\u006e": 3}', {"n": 3}),
+    ("n bigint", b'{"z": {"n": 1, "n": [2]}, "n": 3, "z": 4}', {"n": 3}),
+    ("o struct<p: int>", b'{"o": {"p": 1, "q": 2}}', {"o": {"p": 1}}),
+    ("o struct<p: int>", b'{"o": {}}', {"o": {"p": None}}),
+    ("o struct<p: int>", b'{"o": null}', {"o": None}),
+    # numbers
+    ("n bigint", b'{"n": -9223372036854775808}', {"n": -(2**63)}),
+    ("n bigint", b'{"n": -0}', {"n": 0}),
+    ("n bigint", b'{"n": 2.0}', {"n": 2}),
+    ("n bigint", b'{"n": 1e3}', {"n": 1000}),
+    ("n bigint", b'{"n": 9007199254740992.0}', {"n": 2**53}),
+    ("x double", b'{"x": 1}', {"x": 1.0}),
+    ("x double", b'{"x": -0}', {"x": 0.0}),
+    ("x double", b'{"x": -0.0}', {"x": -0.0}),
+    ("x double", b'{"x": 9007199254740993}', {"x": 9007199254740992.0}),
+    ("x double", b'{"x": 18446744073709551617}', {"x": 18446744073709551616.0}),
+    ("x double", b'{"x": 1.7976931348623157e308}', {"x": 1.7976931348623157e308}),
+    ("x double", b'{"x": 5e-324}', {"x": 5e-324}),
+    ("x double", b'{"x": 1e-400}', {"x": 0.0}),
+    ("x float", b'{"x": 0.1}', {"x": 0.10000000149011612}),
+    ("d decimal(5,2)", b'{"d": 1.255}', {"d": decimal.Decimal("1.26")}),
+    ("d decimal(5,2)", b'{"d": "1.25"}', {"d": decimal.Decimal("1.25")}),
+    ("d decimal(5,2), x double", b'{"d": 1, "x": -0}', {"d": decimal.Decimal("1.00"), "x": 0.0}),
+    # texts
+    ("s string", b'{"s": "\\u00e9\\u0000\\/"}', {"s": "\u00e9\x00/"}),
+    ("s string", b'{"s": "\\ud83d\\ude00"}', {"s": "\U0001f600"}),
+    ("s string", '{"s": "\U0001f600\u2028"}'.encode(), {"s": "\U0001f600\u2028"}),
+    ("s string", b'{"s": "}null, NaN, 1e400"}', {"s": "}null, NaN, 1e400"}),
+    ("t timestamp", b'{"t": "2024-01-31T14:00:00+02:00"}', {"t": NOON}),
+    ("t timestamp", b'{"t": "2024-01-31 12:00:00"}', {"t": NOON}),
+    ("d date", b'{"d": "2024-01-31"}', {"d": dt.date(2024, 1, 31)}),
+    ("b binary", b'{"b": "AP8="}', {"b": b"\x00\xff"}),
+    # arrays, maps, bare values
+    ("l array<int>", b'{"l": [null, 1.0]}', {"l": [None, 1]}),
+    ("m map<string,int>", b'{"m": {"a": null, "b": 1, "a": 2}}', {"m": [("a", 2), ("b", 1)]}),
+    ("m map<int,int>", b'{"m": {"7": 1}}', {"m": [(7, 1)]}),
+    ("array<double>", b"[1, null]", [1.0, None]),
+    ("map<string, int>", b'{"a": 1}', [("a", 1)]),
+    ("bigint", b"5", 5),
+    ("string", b'"a"', "a"),
+]
+
+REFUSED: list[tuple[str, bytes, str]] = [
+    # no JSON
+    ("n bigint", b"", "not JSON"),
+    ("n bigint", b" ", "not JSON"),
+    ("n bigint", b"\xef\xbb\xbf{}", "not JSON"),
+    ("n bigint", b'{"n": 1} x', "not JSON"),
+    ("n bigint", b'{"n": 1}{"n": 2}', "not JSON"),
+    ("n bigint", b'{"n": 1}\nnull\n{"n": 2}', "not JSON"),
+    ("n bigint", b'{"n": 1}null{"n": 2}', "not JSON"),
+    ("n bigint", b'{"n": 1}\x00{}', "not JSON"),
+    ("n bigint", b'{"n": ', "not JSON"),
+    ("n bigint", b'{"n": 1,}', "not JSON"),
+    ("n bigint", b"{'n': 1}", "not JSON"),
+    ("n bigint", b'{"n": 1 /* one */}', "not JSON"),
+    ("n bigint", b'{"n": 01}', "not JSON"),
+    ("n bigint", b'{"n": +1}', "not JSON"),
+    ("x double", b'{"x": .5}', "not JSON"),
+    ("x double", b'{"x": NaN}', "not JSON"),
+    ("x double", b'{"x": -Infinity}', "not JSON"),
+    ("n bigint", b'{"z": NaN}', "not JSON"),
+    ("n bigint", b'{"z": Inf}', "not JSON"),
+    ("d decimal(5,2)", b'{"d": NaN}', "not JSON"),
+    ("s string", b'{"s": "\xff"}', "not JSON"),
+    ("n bigint", b'{"z": "\xed\xa0\x80"}', "not JSON"),
+    ("s string", b'{"s": "\\ud800"}', "not JSON"),
+    ("n bigint", b'{"z": "\\udc00"}', "not JSON"),
+    ("n bigint, d decimal(5,2)", b'{"z": "\\udc00"}', "not JSON"),
+    ("s string", b'{"s": "a\nb"}', "not JSON"),
+    ("s string", b'{"s": "a\tb"}', "not JSON"),
+    ("n bigint", b'{"z": ' + b"[" * 2000 + b"]" * 2000 + b"}", "not JSON"),
+    ("d decimal(5,2)", b'{"z": ' + b"[" * 2000 + b"]" * 2000 + b"}", "not JSON"),
+    # numbers that no double holds, wherever they stand
+    ("x double", b'{"x": 1e400}', "not JSON"),
+    ("x double", b'{"x": 99e307}', "not JSON"),
+    ("n bigint", b'{"z": 99e307}', "not JSON"),
+    ("n bigint", b'{"z": ' + b"9" * 310 + b"}", "not JSON"),
+    ("d decimal(5,2)", b'{"z": 1e400}', "not JSON"),
+    # JSON of another type
+    ("n bigint", b"[]", r"expected an object, found \[\]"),
+    ("n bigint", b"5", "expected an object, found 5"),
+    ("n bigint", b'{"n": 1.5}', "expected an integer, found 1.5"),
+    ("n bigint", b'{"n": "5"}', "expected a number, found '5'"),
+    ("n bigint", b'{"n": true}', "expected a number, found True"),
+    ("n bigint", b'{"n": {}}', "expected a number, found {}"),
+    ("n bigint", b'{"n": 9223372036854775808}', "too large|out of bounds"),
+    ("n bigint", b'{"n": 1e18}', "too large to be exact"),
+    ("n int", b'{"n": 2147483648}', "not in range|too large|out of bounds"),
+    ("n tinyint", b'{"n": -129}', "not in range|too large|out of bounds"),
+    ("x double", b'{"x": "1.5"}', "expected a number, found '1.5'"),
+    ("x double", b'{"x": false}', "expected a number, found False"),
+    ("x float", b'{"x": 3.5e38}', "too large for a float"),
+    ("s string", b'{"s": 5}', "expected text, found 5"),
+    ("s string", b'{"s": ["a"]}', r"expected text, found \['a'\]"),
+    ("b boolean", b'{"b": 1}', "expected true or false, found 1"),
+    ("b boolean", b'{"b": "true"}', "expected true or false, found 'true'"),
+    ("o struct<p: int>", b'{"o": [1]}', r"expected an object, found \[1\]"),
+    ("l array<int>", b'{"l": {"0": 1}}', "expected an array, found"),
+    ("l array<int>", b'{"l": [1, "2"]}', "expected a number, found '2'"),
+    ("m map<string,int>", b'{"m": {"a": "1"}}', "expected a number, found '1'"),
+    ("m map<int,int>", b'{"m": {"a": 1}}', "JSON that does not fit"),
+    ("t timestamp", b'{"t": 1706702400000}', "expected a time as text, found 1706702400000"),
+    ("t timestamp", b'{"t": "noon"}', "JSON that does not fit"),
+    ("d date", b'{"d": 19753}', "JSON that does not fit"),
+    ("b binary", b'{"b": "?"}', "JSON that does not fit"),
+    ("d decimal(5,2)", b'{"d": 1000}', "JSON that does not fit"),
+    ("d decimal(5,2)", b'{"d": "NaN"}', "JSON that does not fit"),
+]
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize(("schema", "text", "value"), READ)
+def test_a_text_is_read(decoder: str, schema: str, text: bytes, value: Any) -> None:
+    found = DECODERS[decoder](_serde(schema), text)
+    assert found == value
+    if "x" in schema:
+        assert repr(found) == repr(value)  # 0.0 equals -0.0
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize(("schema", "text", "says"), REFUSED)
+def test_a_text_is_refused(decoder: str, schema: str, text: bytes, says: str) -> None:
+    serde = _serde(schema)
+    with pytest.raises(SerdeError) as one:
+        serde.decode(text)
+    with pytest.raises(SerdeError, match=says) as caught:
+        DECODERS[decoder](serde, text)
+    assert re.sub(r"^row \d+: ", "", str(caught.value)) == str(one.value)
+    assert len(str(one.value)) < 1000
+
+
+def test_arrows_parser_reads_what_most_records_are() -> None:
+    """Otherwise the table would say nothing about it."""
+    type_ = serdes.arrow_type("s string, x double, n bigint, b boolean, o struct<p: int>")
+    text = b'{"z":["Nan",{"x":"Info"}],"s":"a\\n\\u00e9","x":-1.5e99,"n":7,"b":true,"o":{"p":null}}'
+    for data in ([text], [text, b"{}"], [text, b"{}", b"garbage", None], [b"{}", text, b"null"]):
+        found = read_chunk(pa.array(data, pa.binary()), type_)
+        assert found is not None
+        assert found[0].equals(read_rows(data, type_)[0])
+
+
+def test_what_arrows_parser_must_not_see_it_does_not_see() -> None:
+    """Some of these end the process, or are read beyond the end of a buffer."""
+    kept_from_it = [
+        *(b"", b"{", b"null", b" {}", b"{} ", b"[]", b'{"a":1', b'"a":1}', b"\xef\xbb\xbf{}"),
+        *(b"{}null{}", b"{} null{}", b"{}\nnull {}", b"{}\tnull{}", b"{}\0{}", b'{"a":\n1}'),
+        *(b'{"a":NaN}', b'{"a":[1,-Inf]}', b'{"a": Infinity}', b'{"a":[NaN]}'),
+        *(b'{"a":99e307}', b'{"a":1E+308}', b'{"a":9e0307}', b'{"a":' + b"9" * 200 + b"}"),
+        b'{"a":' + b"[" * 501 + b"]" * 501 + b"}",
+    ]
+    seen = [
+        *(b"{}", b'{"a":{"b":{}}}', b'{"a":"Info, Nancy","I":"n"}', b'{"a": "null"}'),
+        *(b'{"a":1e99,"b":1e-300}', b'{"a":' + b"9" * 199 + b"}", b'{"a":"' + b"x" * 900 + b'"}'),
+        *(b"{}{}", b"{[}", b"{e123}", b"{\xff}"),  # which it reads as we do, or refuses
+    ]
+    data = pa.array([*kept_from_it, *seen], pa.binary())
+    assert odd_rows(data).tolist() == [True] * len(kept_from_it) + [False] * len(seen)
+    for text in (*kept_from_it, *seen):
+        assert odd_rows(pa.array([b"{}", text, b"{}"], pa.binary()).slice(1)).tolist() == [
+            text in kept_from_it,
+            False,
+        ]
+
+
+@pytest.mark.parametrize("schema", ["s string", "s string, d decimal(5,2)", "n bigint"])
+def test_a_value_of_20_mb_is_read_and_a_bad_one_named(schema: str) -> None:
+    serde = _serde(schema)
+    text = b'{"s":"' + b"x" * 20_000_000 + b'","n":1}'
+    column, faults = serde.decode_marked(
+        pa.array([b"{}", text, text[:-1], text.replace(b'":"x', b'":"\xff'), b"{}"], pa.binary())
+    )
+    assert list(faults) == [2, 3]
+    assert all(len(str(fault)) < 1000 for fault in faults.values())
+    read = column[1].as_py()
+    assert len(read["s"]) == 20_000_000 if "s" in read else read == {"n": 1}
+
+
+def test_a_bad_record_costs_its_own_row_only() -> None:
+    serde = _serde("n bigint")
+    texts = [b'{"n":%d}' % n for n in range(40_000)]
+    bad = {0: b"", 5_000: b'{"n":"x"}', 20_000: b'{"n":1e400}', 39_999: b'{"n":1'}
+    for row, text in bad.items():
+        texts[row] = text
+    column, faults = serde.decode_marked(pa.array(texts, pa.binary()))
+    assert list(faults) == sorted(bad)
+    assert column.field(0).to_pylist() == [None if n in bad else n for n in range(40_000)]
+    with pytest.raises(SerdeError, match="row 0: not JSON") as caught:
+        serde.decode_array(pa.array(texts, pa.binary()))
+    assert caught.value.index == 0
+    assert column.null_count == len(bad)
