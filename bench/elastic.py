@@ -26,7 +26,7 @@ from confluent_kafka.admin import AdminClient
 from bench.events import EventFile, balanced_since
 from bench.gaps import OutputProbe
 from bench.steady_sender import times_sent
-from bench.systems import ROOT, CountJob, Launcher, RunningSystem
+from bench.systems import ROOT, Job, Launcher, RunningSystem
 from bench.topics import (
     GroupProgress,
     create_topics,
@@ -90,7 +90,7 @@ class Application:
     """One run of a trial; made by `application`. Used by one thread."""
 
     trial: Trial
-    job: CountJob
+    job: Job
     folder: Path
     stack: ExitStack
     instances: list[Instance] = field(default_factory=list)
@@ -101,7 +101,7 @@ class Application:
         events = self.folder / f"instance-{number}.events"
         state = Path(tempfile.mkdtemp(prefix="bench-state-"))
         self.stack.callback(shutil.rmtree, state, ignore_errors=True)
-        job = CountJob(**{**vars(self.job), "state_dir": state, "events": events})
+        job = Job(**{**vars(self.job), "state_dir": state, "events": events})
         started_s = time.time()
         name = f"{self.trial.system}, instance {number}"
         process = RunningSystem(
@@ -243,7 +243,7 @@ def application(
     application_id = f"bench-{trial.bench}-{trial.system}-{uuid.uuid4().hex[:8]}"
     folder = log_folder / application_id
     folder.mkdir()
-    job = CountJob(
+    job = Job(
         bootstrap_servers=bootstrap_servers,
         application_id=application_id,
         guarantee=trial.guarantee,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from everflow.jvm.java import find_java
 
-SOURCE = Path(__file__).with_name("java") / "CountBench.java"
+SOURCES = Path(__file__).with_name("java")
 MAIN_CLASS = "CountBench"
 COMPILE_TIMEOUT_S = 120.0
 
@@ -21,26 +21,28 @@ class NoJavaCompilerError(RuntimeError):
 def java_command(jars: Sequence[Path], class_folder: Path) -> list[str]:
     """The command, without arguments, that starts `CountBench`.
 
-    Compiles into `class_folder` with the `javac` beside `java` where there is one; else `java`
-    compiles the source as it launches it, which costs about a second before `main` and needs the
-    module jdk.compiler. Raises `NoJavaCompilerError` where a JRE has neither,
+    Compiles into `class_folder` with the `javac` beside `java`, or with the compiler inside `java`
+    (module jdk.compiler). Raises `NoJavaCompilerError` where a JRE has neither,
     `everflow.errors.SetupError` where there is no Java.
     """
     java = find_java().resolve()
     javac = java.with_name("javac")
     class_path = os.pathsep.join([str(class_folder), *(str(jar) for jar in jars)])
     if javac.is_file():
-        class_folder.mkdir(parents=True, exist_ok=True)
-        _run([str(javac), "-cp", class_path, "-d", str(class_folder), str(SOURCE)])
-        return [str(java), "-cp", class_path, MAIN_CLASS]
-    if "jdk.compiler" not in _run([str(java), "--list-modules"]):
+        compiler = [str(javac)]
+    elif "jdk.compiler" in _run([str(java), "--list-modules"]):
+        compiler = [str(java), "-m", "jdk.compiler/com.sun.tools.javac.Main"]
+    else:
         raise NoJavaCompilerError(
             f"The Kafka Streams side of the bench must be compiled, and {java} has no compiler. "
             f"Install a "
             "JDK (Debian, Ubuntu: openjdk-17-jdk-headless), or measure everflow alone: --systems "
             "everflow."
         )
-    return [str(java), "-cp", class_path, str(SOURCE)]
+    class_folder.mkdir(parents=True, exist_ok=True)
+    sources = [str(source) for source in sorted(SOURCES.glob("*.java"))]
+    _run([*compiler, "-cp", class_path, "-d", str(class_folder), *sources])
+    return [str(java), "-cp", class_path, MAIN_CLASS]
 
 
 def _run(command: list[str]) -> str:

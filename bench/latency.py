@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -22,8 +23,9 @@ import numpy.typing as npt
 from confluent_kafka.admin import AdminClient
 
 from bench.latency_schedule import Phase, schedule, write_schedule
+from bench.programs.left import Leftovers
 from bench.results import Measurement
-from bench.systems import ROOT, CountJob, Launcher, RunningSystem
+from bench.systems import ROOT, Job, Launcher, RunningSystem
 from bench.topics import GroupProgress, create_topics, delete_topics, end_offsets, warm_broker
 from bench.verify import WrongOutputError
 
@@ -75,7 +77,7 @@ def _run_once(
 ) -> Iterator[Measurement]:
     application_id = f"bench-latency-{system}-{guarantee.replace('_', '-')}-{run}"
     state_dir = Path(tempfile.mkdtemp(prefix="bench-state-"))
-    job = CountJob(
+    job = Job(
         bootstrap_servers=bootstrap_servers,
         application_id=application_id,
         guarantee=guarantee,
@@ -84,18 +86,15 @@ def _run_once(
         output_topic=f"{application_id}-output",
         state_dir=state_dir,
     )
-    create_topics(admin, [job.input_topic, job.output_topic], PARTITIONS)
     phases = schedule(plan.rates, plan.warm_up_s, plan.measured_s, plan.idle_s)
     files = log_folder / application_id
-    files.mkdir()
-    write_schedule(phases, files / "schedule.json")
-    try:
-        with RunningSystem(system, launcher(job), files / "system.log") as process:
-            process.wait_running(RUNNING_TIMEOUT_S)
-            _send_and_probe(job, process, plan.keys, files)
-        delete_topics(admin, application_id)
-    finally:
-        shutil.rmtree(state_dir, ignore_errors=True)
+    keys = ["--keys", str(plan.keys)]
+    run_live(
+        Live(job, [job.output_topic], phases, keys, ["bench.latency_probe", *keys], files),
+        admin,
+        system,
+        launcher,
+    )
     sent_ns = np.fromfile(files / "sent", dtype=np.int64)
     seen = np.fromfile(files / "seen", dtype=np.int64).reshape(-1, 2)
     for case, latencies_ms in _latencies(phases, sent_ns, seen):
@@ -109,32 +108,46 @@ def _run_once(
             yield Measurement("latency", case, system, guarantee, metric, "ms", float(value))
 
 
-def _send_and_probe(job: CountJob, process: RunningSystem, keys: int, files: Path) -> None:
+@dataclass(frozen=True)
+class Live:
+    """One start of a system with records sent at set paces: what the sender and the probe (module
+    and arguments) are told. The sender writes `sent` into the folder `files`, the probe `seen`."""
+
+    job: Job
+    output_topics: Sequence[str]
+    phases: Sequence[Phase]
+    sender: Sequence[str]
+    probe: Sequence[str]
+    files: Path
+
+
+def run_live(live: Live, admin: AdminClient, system: str, launcher: Launcher) -> None:
+    """Start the system, send, and watch until every record is committed; the job's topics and
+    stores are deleted at the end."""
+    job, files = live.job, live.files
+    create_topics(admin, [job.input_topic, *live.output_topics], PARTITIONS)
+    files.mkdir()
+    write_schedule(live.phases, files / "schedule.json")
+    try:
+        with RunningSystem(system, launcher(job), files / "system.log") as process:
+            process.wait_running(RUNNING_TIMEOUT_S)
+            _send_and_probe(live, process)
+        delete_topics(admin, job.application_id)
+    finally:
+        shutil.rmtree(job.state_dir, ignore_errors=True)
+
+
+def _send_and_probe(live: Live, process: RunningSystem) -> None:
     """Run sender and probe to the end of the schedule, until every record is committed."""
-    common = ["--bootstrap-servers", job.bootstrap_servers, "--keys", str(keys)]
-    probe_command = [
-        sys.executable,
-        "-m",
-        "bench.latency_probe",
-        *common,
-        "--topic",
-        job.output_topic,
-    ]
+    job, files = live.job, live.files
+    servers = ["--bootstrap-servers", job.bootstrap_servers]
+    probe_command = [sys.executable, "-m", *live.probe, *servers]
     probe_command += ["--partitions", str(PARTITIONS), "--seen-file", str(files / "seen")]
-    sender_command = [
-        sys.executable,
-        "-m",
-        "bench.latency_sender",
-        *common,
-        "--topic",
-        job.input_topic,
-    ]
-    sender_command += [
-        "--schedule",
-        str(files / "schedule.json"),
-        "--sent-file",
-        str(files / "sent"),
-    ]
+    for topic in live.output_topics:
+        probe_command += ["--topic", topic]
+    sender_command = [sys.executable, "-m", "bench.latency_sender", *live.sender, *servers]
+    sender_command += ["--topic", job.input_topic, "--schedule", str(files / "schedule.json")]
+    sender_command += ["--sent-file", str(files / "sent")]
     with subprocess.Popen(
         probe_command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as probe:
@@ -147,7 +160,7 @@ def _send_and_probe(job: CountJob, process: RunningSystem, keys: int, files: Pat
                     _wait_for_sender(sender, probe, process)
                 finally:
                     sender.kill()
-            _wait_until_committed(job, process)
+            _wait_until_committed(live.job, process)
             # Closing its input ends the probe once it polled what the last commit made visible.
             time.sleep(POLL_INTERVAL_S)
         except BaseException:
@@ -170,20 +183,23 @@ def _wait_for_sender(
         raise RuntimeError(f"the latency sender ended with exit code {sender.returncode}")
 
 
-def _wait_until_committed(job: CountJob, process: RunningSystem) -> None:
+def _wait_until_committed(job: Job, process: RunningSystem) -> None:
+    """Its input, and its repartition topics."""
     ends = end_offsets(job.bootstrap_servers, job.input_topic)
-    progress = GroupProgress(job.bootstrap_servers, job.application_id, job.input_topic, ends)
     deadline = time.monotonic() + DRAIN_TIMEOUT_S
-    try:
-        while (committed := progress.committed_records()) < progress.total_records():
+    with (
+        closing(
+            GroupProgress(job.bootstrap_servers, job.application_id, job.input_topic, ends)
+        ) as progress,
+        closing(Leftovers(job.bootstrap_servers, job.application_id)) as left,
+    ):
+        while (committed := progress.committed_records()) < progress.total_records() or left.any():
             process.check_alive()
             if time.monotonic() > deadline:
                 raise process.failure(
                     f"committed {committed:,} of {progress.total_records():,} records sent"
                 )
             time.sleep(POLL_INTERVAL_S)
-    finally:
-        progress.close()
 
 
 def _latencies(

@@ -7,12 +7,15 @@ import argparse
 import json
 import time
 from array import array
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Producer
 
 from bench.latency_schedule import Phase, key_at, read_schedule
+from bench.programs.catalogue import PROGRAMS, Row
 from bench.topics import JAVA_PARTITIONER
 
 FLUSH_TIMEOUT_S = 30.0
@@ -25,7 +28,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("--bootstrap-servers", "--topic"):
         parser.add_argument(name, required=True)
-    parser.add_argument("--keys", type=int, required=True)
+    parser.add_argument("--keys", type=int, default=0, help="send the records of the count")
+    parser.add_argument("--program", help="send the records of this program")
+    parser.add_argument(
+        "--clock-offset-ns",
+        type=int,
+        default=time.time_ns() - time.monotonic_ns(),
+        help="a record's time is that of its sending on the monotonic clock, and this",
+    )
     parser.add_argument("--schedule", type=Path, required=True)
     parser.add_argument("--sent-file", type=Path, required=True)
     options = parser.parse_args()
@@ -37,15 +47,27 @@ def main() -> None:
             "enable.idempotence": True,
         }
     )
+    row = PROGRAMS[options.program].row if options.program else partial(_count_row, options.keys)
     sent_ns = array("q")
     for phase in read_schedule(options.schedule):
-        _send(producer, options.topic, options.keys, phase, sent_ns)
+        _send(producer, options.topic, row, options.clock_offset_ns, phase, sent_ns)
     if producer.flush(FLUSH_TIMEOUT_S):
         raise RuntimeError("records are left unsent")
     options.sent_file.write_bytes(sent_ns.tobytes())
 
 
-def _send(producer: Producer, topic: str, keys: int, phase: Phase, sent_ns: array[int]) -> None:
+def _count_row(keys: int, number: int) -> Row:
+    return key_at(number, keys).encode(), json.dumps({"number": number}).encode()
+
+
+def _send(
+    producer: Producer,
+    topic: str,
+    row: Callable[[int], Row],
+    clock_offset_ns: int,
+    phase: Phase,
+    sent_ns: array[int],
+) -> None:
     if phase.pause_before_s:
         producer.flush(FLUSH_TIMEOUT_S)
         time.sleep(phase.pause_before_s)
@@ -54,12 +76,10 @@ def _send(producer: Producer, topic: str, keys: int, phase: Phase, sent_ns: arra
     while sent < phase.records:
         due = min(phase.records, int((time.monotonic() - started) * phase.records_per_s) + 1)
         while sent < due:
-            number = len(sent_ns)
+            key, value = row(len(sent_ns))
             now = time.monotonic_ns()
-            value = json.dumps({"number": number, "sent_ns": now})
-            producer.produce(
-                topic, value.encode(), key_at(number, keys).encode(), on_delivery=_check
-            )
+            time_ms = (now + clock_offset_ns) // 1_000_000
+            producer.produce(topic, value, key, on_delivery=_check, timestamp=time_ms)
             sent_ns.append(now)
             sent += 1
         producer.poll(0)

@@ -1,11 +1,13 @@
-"""Resident memory of a whole process tree, sampled while it runs."""
+"""Resident memory of a whole process tree, sampled while it runs, and its processor time."""
 
 from __future__ import annotations
 
 import re
 import threading
+import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 SAMPLE_INTERVAL_S = 0.5
@@ -44,13 +46,31 @@ def process_memory_bytes(process: psutil.Process, *, own: bool = False) -> int:
         return 0
 
 
+def tree_processor_s(pid: int) -> float:
+    """Processor seconds, user and system, of the process and its living descendants and of those
+    that they waited for."""
+    try:
+        root = psutil.Process(pid)
+        processes = [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return 0.0
+    total = 0.0
+    for process in processes:
+        try:
+            total += sum(process.cpu_times()[:4])
+        except psutil.Error:
+            continue
+    return total
+
+
 class MemoryPeak:
     """Samples one process tree every half second on a thread of its own, from construction to
-    `stop()`."""
+    `stop()`; memory, and processor seconds."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._peak_mib = 0.0
+        self._processor: list[tuple[float, float]] = [(time.monotonic(), 0.0)]
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="memory-peak", daemon=True)
         self._thread.start()
@@ -61,6 +81,15 @@ class MemoryPeak:
         self._thread.join()
         return self._peak_mib
 
+    def processor_s(self, at: float) -> float:
+        """Processor seconds used at a monotonic time, between two samples in proportion; for a time
+        behind the last sample that sample's. After `stop`."""
+        times, seconds = zip(*self._processor, strict=True)
+        return float(np.interp(at, times, seconds))
+
     def _sample(self) -> None:
         while not self._stopped.wait(SAMPLE_INTERVAL_S):
             self._peak_mib = max(self._peak_mib, tree_memory_mib(self._pid))
+            used = tree_processor_s(self._pid)
+            # Processes that ended are no longer counted.
+            self._processor.append((time.monotonic(), max(used, self._processor[-1][1])))

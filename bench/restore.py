@@ -25,7 +25,7 @@ from confluent_kafka.admin import AdminClient
 
 from bench.events import Event, EventFile, first_restores, restored
 from bench.results import Measurement
-from bench.systems import EVERFLOW, CountJob, Launcher, RunningSystem
+from bench.systems import EVERFLOW, Job, Launcher, RunningSystem
 from bench.topics import create_topics, delete_topics, draw_keys, key_of, produce_all, warm_broker
 from bench.verify import WrongOutputError
 
@@ -60,7 +60,7 @@ def measure(
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     warm_broker(admin, bootstrap_servers)
     application_id = f"bench-restore-{uuid.uuid4().hex[:8]}"
-    job = CountJob(
+    job = Job(
         bootstrap_servers=bootstrap_servers,
         application_id=application_id,
         guarantee="",
@@ -81,7 +81,7 @@ def measure(
     delete_topics(admin, application_id)
 
 
-def _fill(plan: RestorePlan, admin: AdminClient, job: CountJob) -> None:
+def _fill(plan: RestorePlan, admin: AdminClient, job: Job) -> None:
     began = time.monotonic()
     changelog = f"{job.application_id}-{STORE}-changelog"
     create_topics(admin, [job.input_topic, job.output_topic], plan.partitions)
@@ -123,7 +123,7 @@ class Turn:
     files: Path
 
 
-def _run_once(plan: RestorePlan, job: CountJob, turn: Turn) -> Iterator[Measurement]:
+def _run_once(plan: RestorePlan, job: Job, turn: Turn) -> Iterator[Measurement]:
     if turn.system == EVERFLOW:
         job = replace(job, settings={**job.settings, **WARM_UP_ALL})
     with _instance(job, turn, "instance") as (process, events):
@@ -134,9 +134,7 @@ def _run_once(plan: RestorePlan, job: CountJob, turn: Turn) -> Iterator[Measurem
             yield _warm_up(plan, job, turn, _records_of(events))
 
 
-def _warm_up(
-    plan: RestorePlan, job: CountJob, turn: Turn, records: Mapping[int, int]
-) -> Measurement:
+def _warm_up(plan: RestorePlan, job: Job, turn: Turn, records: Mapping[int, int]) -> Measurement:
     """A second instance joins with an empty folder; `records` are those of each partition."""
     with _instance(job, turn, "warm-up") as (process, events):
         _wait_restored(plan, process, events, plan.partitions // 2)
@@ -145,7 +143,7 @@ def _warm_up(
 
 
 @contextlib.contextmanager
-def _instance(job: CountJob, turn: Turn, name: str) -> Iterator[tuple[RunningSystem, EventFile]]:
+def _instance(job: Job, turn: Turn, name: str) -> Iterator[tuple[RunningSystem, EventFile]]:
     """A process with an empty state folder, and what it notes."""
     state_dir = Path(tempfile.mkdtemp(prefix="bench-state-"))
     events = turn.files / f"{name}.events"
@@ -198,7 +196,7 @@ def _records_of(events: EventFile) -> dict[int, int]:
 
 def _measured(
     plan: RestorePlan,
-    job: CountJob,
+    job: Job,
     turn: Turn,
     metric: str,
     events: Sequence[Event],

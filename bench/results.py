@@ -86,7 +86,7 @@ def print_rows(rows: Sequence[Row], system: str, reference: str) -> None:
         cells.append(
             (row.case, row.guarantee, row.metric, row.system, _number(row.value), row.unit, runs)
         )
-    _print_table(cells)
+    print_table(cells)
     for row in rows:
         if row.note:
             print(f"{row.system}, {row.metric}: {row.note}", flush=True)
@@ -98,7 +98,7 @@ def print_rows(rows: Sequence[Row], system: str, reference: str) -> None:
             ratios.append((case, guarantee, metric, f"{value / other:.2f}"))
     if len(ratios) > 1:
         print()
-        _print_table(ratios)
+        print_table(ratios)
 
 
 def _number(value: float) -> str:
@@ -112,7 +112,8 @@ def _number(value: float) -> str:
     )
 
 
-def _print_table(cells: Sequence[tuple[str, ...]]) -> None:
+def print_table(cells: Sequence[tuple[str, ...]]) -> None:
+    """Lines of cells, in columns."""
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
     for line in cells:
         print(

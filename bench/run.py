@@ -13,6 +13,8 @@ from pathlib import Path
 # Started by its path, Python puts this folder, not its parent, on the import path.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from confluent_kafka.admin import AdminClient
+
 from bench import (
     assignor,
     failover,
@@ -25,21 +27,28 @@ from bench import (
 )
 from bench.elastic import Load
 from bench.java_program import NoJavaCompilerError, java_command
+from bench.programs import drain, live
+from bench.programs.catalogue import PROGRAMS
+from bench.programs.marks import print_marks
 from bench.results import Measurement, print_rows, summarise, write_json
 from bench.systems import (
+    DEFAULT_SYSTEMS,
     EVERFLOW,
     KAFKA_STREAMS,
+    KAFKA_STREAMS_KIP1071,
     SYSTEMS,
     Launcher,
     SystemFailedError,
     everflow_launch,
     kafka_streams_launcher,
 )
+from bench.topics import warm_broker
 from bench.verify import WrongOutputError
 
 GUARANTEES = ("exactly_once_v2", "at_least_once")
-BESIDE_KAFKA_STREAMS = ("throughput", "latency", "scaleout", "failover", "restore")
+BESIDE_KAFKA_STREAMS = ("programs", "throughput", "latency", "scaleout", "failover", "restore")
 BENCHES = (*BESIDE_KAFKA_STREAMS, "memory", "fairness", "assignor")
+MEASURES = ("throughput", "latency")
 KEYS_PER_TASK = {"scaleout": 1_000_000, "failover": 100_000}
 BROKER_HEAP = "1g"
 
@@ -75,6 +84,8 @@ def main(arguments: list[str] | None = None) -> int:
     if rows:
         print()
         print_rows(rows, EVERFLOW, KAFKA_STREAMS)
+        if options.bench == "programs":
+            print_marks(rows, EVERFLOW)
     if options.json is not None:
         write_json(rows, options.json)
     if failure is not None:
@@ -90,10 +101,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--runs",
         type=_positive,
-        help="runs of each case (throughput, failover, restore: 3; latency, scaleout: 1)",
+        help="runs of each case (throughput, failover, restore: 3; the others: 1)",
     )
     parser.add_argument(
-        "--systems", type=_one_of(SYSTEMS), default=SYSTEMS, help=f"default {','.join(SYSTEMS)}"
+        "--systems",
+        type=_one_of(SYSTEMS),
+        default=DEFAULT_SYSTEMS,
+        help=f"of {','.join(SYSTEMS)} (default {','.join(DEFAULT_SYSTEMS)})",
     )
     parser.add_argument(
         "--guarantee",
@@ -113,13 +127,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--records",
         type=_positive,
-        help="throughput: 2,000,000; fairness: the same, a thread; restore: 3,000,000",
+        help="throughput: 2,000,000; programs: each has its own; fairness: 2,000,000 a thread; "
+        "restore: 3,000,000",
     )
     parser.add_argument(
         "--timeout",
         type=float,
         default=600.0,
-        help="throughput, restore: s per run (default %(default)s)",
+        help="throughput, programs, restore: s per run (default %(default)s)",
     )
     parser.add_argument(
         "--batches",
@@ -127,20 +142,39 @@ def _parser() -> argparse.ArgumentParser:
         default=2_000,
         help="memory: micro-batches (default %(default)s)",
     )
+    _add_programs(parser)
     _add_latency(parser)
     _add_elastic(parser)
     return parser
 
 
+def _add_programs(parser: argparse.ArgumentParser) -> None:
+    programs = parser.add_argument_group("programs")
+    programs.add_argument(
+        "--programs",
+        type=_one_of(tuple(PROGRAMS)),
+        default=tuple(PROGRAMS),
+        help=f"of {','.join(PROGRAMS)} (default all)",
+    )
+    programs.add_argument(
+        "--measure",
+        type=_one_of(MEASURES),
+        default=MEASURES,
+        help=f"of {','.join(MEASURES)} (default both)",
+    )
+
+
 def _add_latency(parser: argparse.ArgumentParser) -> None:
-    only_latency = parser.add_argument_group("latency")
+    only_latency = parser.add_argument_group("latency, programs")
     only_latency.add_argument(
         "--rates", type=_rates, default=(100, 1_000, 10_000), help="records/s, comma-separated"
     )
     only_latency.add_argument(
-        "--warm-up", type=float, default=20.0, help="s per rate, not measured"
+        "--warm-up", type=float, help="s per rate, not measured (latency: 20, programs: 8)"
     )
-    only_latency.add_argument("--seconds", type=float, default=30.0, help="s per rate, measured")
+    only_latency.add_argument(
+        "--seconds", type=float, help="s per rate, measured (latency: 30, programs: 10)"
+    )
     only_latency.add_argument(
         "--idle", type=float, default=70.0, help="s without records before the last case"
     )
@@ -221,6 +255,8 @@ def _measure(
     if options.bench == "fairness":
         beside = fairness.FairnessPlan(records=options.records or 2_000_000, **common)
         return fairness.measure(beside, bootstrap_servers, folder)
+    if options.bench == "programs":
+        return _programs(options, bootstrap_servers, launchers, folder)
     if options.bench == "throughput":
         return throughput.measure(_throughput(options), bootstrap_servers, launchers, folder)
     if options.bench == "latency":
@@ -257,6 +293,35 @@ def _measure(
     return failover.measure(losing, bootstrap_servers, launchers, folder)
 
 
+def _programs(
+    options: argparse.Namespace,
+    bootstrap_servers: str,
+    launchers: Mapping[str, Launcher],
+    folder: Path,
+) -> Iterator[Measurement]:
+    full = drain.DrainPlan(
+        guarantees=options.guarantee or GUARANTEES,
+        records=options.records,
+        threads=options.threads,
+        runs=options.runs or 1,
+        timeout_s=options.timeout,
+    )
+    warm_broker(AdminClient({"bootstrap.servers": bootstrap_servers}), bootstrap_servers)
+    tail = live.LivePlan(
+        guarantees=options.guarantee or GUARANTEES[:1],
+        rates=options.rates,
+        threads=options.threads,
+        runs=options.runs or 1,
+        warm_up_s=options.warm_up or 8.0,
+        measured_s=options.seconds or 10.0,
+    )
+    for program in map(PROGRAMS.__getitem__, options.programs):
+        if "throughput" in options.measure:
+            yield from drain.measure(full, program, bootstrap_servers, launchers, folder)
+        if "latency" in options.measure:
+            yield from live.measure(tail, program, bootstrap_servers, launchers, folder)
+
+
 def _throughput(options: argparse.Namespace) -> throughput.ThroughputPlan:
     return throughput.ThroughputPlan(
         guarantees=options.guarantee or GUARANTEES,
@@ -275,24 +340,26 @@ def _latency(options: argparse.Namespace) -> latency.LatencyPlan:
         keys=options.keys,
         threads=options.threads,
         runs=options.runs or 1,
-        warm_up_s=options.warm_up,
-        measured_s=options.seconds,
+        warm_up_s=options.warm_up or 20.0,
+        measured_s=options.seconds or 30.0,
         idle_s=options.idle,
     )
 
 
 def _launchers(systems: tuple[str, ...], folder: Path) -> dict[str, Launcher]:
-    launchers: dict[str, Launcher] = {}
-    for system in systems:
-        if system == KAFKA_STREAMS:
-            from everflow.jvm.jars import resolve_jars
+    """Kafka Streams is compiled once, where one of its systems is asked for."""
+    group_protocols = {KAFKA_STREAMS: "classic", KAFKA_STREAMS_KIP1071: "streams"}
+    java: list[str] = []
+    if any(system in group_protocols for system in systems):
+        from everflow.jvm.jars import resolve_jars
 
-            launchers[system] = kafka_streams_launcher(
-                java_command(resolve_jars("streams"), folder / "classes")
-            )
-        else:
-            launchers[system] = everflow_launch
-    return launchers
+        java = java_command(resolve_jars("streams"), folder / "classes")
+    return {
+        system: kafka_streams_launcher(java, group_protocols[system])
+        if system in group_protocols
+        else everflow_launch
+        for system in systems
+    }
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The systems under test, each as a child process that runs the same count.
+"""The systems under test, each as a child process that runs the same program.
 
 Both are started, watched and stopped from outside in the same way; only the command line differs.
 """
@@ -22,11 +22,18 @@ from bench.apps.topic_names import INPUT_TOPIC_VARIABLE, OUTPUT_TOPIC_VARIABLE
 
 EVERFLOW = "everflow"
 KAFKA_STREAMS = "kafka-streams"
-SYSTEMS = (KAFKA_STREAMS, EVERFLOW)
+# With the protocol of KIP-1071, `group.protocol=streams`; the plain name is the classic one.
+KAFKA_STREAMS_KIP1071 = "kafka-streams-kip1071"
+SYSTEMS = (KAFKA_STREAMS, KAFKA_STREAMS_KIP1071, EVERFLOW)
+DEFAULT_SYSTEMS = (KAFKA_STREAMS, EVERFLOW)
+COUNT = "count"
 
 ROOT = Path(__file__).resolve().parent.parent
 STOP_TIMEOUT_S = 60.0
 LOG_TAIL_LINES = 40
+# How long Kafka Streams must process nothing before it takes a program with repartition topics for
+# done; it is inside its time.
+QUIET_MS = 250
 # `\b` keeps NOT_RUNNING out: an underscore is part of a word.
 _RUNNING = re.compile(r"\bRUNNING\b")
 
@@ -37,8 +44,8 @@ class SystemFailedError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class CountJob:
-    """One start of the count: where it reads and writes, and with which settings."""
+class Job:
+    """One start of a program: where it reads and writes, and with which settings."""
 
     bootstrap_servers: str
     application_id: str
@@ -47,6 +54,8 @@ class CountJob:
     input_topic: str
     output_topic: str
     state_dir: Path
+    # The count, or a name of `bench.programs.catalogue`.
+    program: str = COUNT
     # Kafka Streams closes after so many records (CountBench.java tells why); 0: runs until stopped.
     stop_after: int = 0
     # Where the instance notes changes of state, tasks and restores (bench/events.py); SIGTERM then
@@ -66,13 +75,13 @@ class Launch:
     stops_at_end_of_input: bool = False
 
 
-Launcher = Callable[[CountJob], Launch]
+Launcher = Callable[[Job], Launch]
 
 
-def kafka_streams_launcher(java: list[str]) -> Launcher:
+def kafka_streams_launcher(java: list[str], group_protocol: str = "classic") -> Launcher:
     """`java` is the command of `bench.java_program.java_command`."""
 
-    def launch(job: CountJob) -> Launch:
+    def launch(job: Job) -> Launch:
         options = {
             "bootstrap-servers": job.bootstrap_servers,
             "application-id": job.application_id,
@@ -80,8 +89,11 @@ def kafka_streams_launcher(java: list[str]) -> Launcher:
             "threads": str(job.threads),
             "input": job.input_topic,
             "output": job.output_topic,
+            "program": job.program,
+            "set.group.protocol": group_protocol,
             "state-dir": str(job.state_dir),
             "stop-after": str(job.stop_after),
+            "quiet-ms": "0" if job.program == COUNT else str(QUIET_MS),
             **({} if job.events is None else {"events": str(job.events)}),
             **{f"set.{key}": value for key, value in job.settings.items()},
         }
@@ -91,7 +103,7 @@ def kafka_streams_launcher(java: list[str]) -> Launcher:
     return launch
 
 
-def everflow_launch(job: CountJob) -> Launch:
+def everflow_launch(job: Job) -> Launch:
     """everflow through its own command, as a user starts it; with events, through the program that
     notes them."""
     settings = {
@@ -106,7 +118,9 @@ def everflow_launch(job: CountJob) -> Launch:
             "-c",
             "from everflow.cli import main; main()",
             "run",
-            "bench.apps.count_app:builder",
+            "bench.apps.count_app:builder"
+            if job.program == COUNT
+            else f"bench.programs.topologies:{job.program}",
         ]
     else:
         command = [sys.executable, "-m", "bench.apps.instance_app", "--events", str(job.events)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient
 
 from bench.memory import MemoryPeak
 from bench.results import Measurement
-from bench.systems import CountJob, Launcher, RunningSystem
+from bench.systems import Job, Launcher, RunningSystem
 from bench.topics import GroupProgress, create_topics, delete_topics, end_offsets, load, warm_broker
 from bench.verify import verify_counts
 
@@ -42,7 +42,9 @@ class ThroughputPlan:
 
 
 @dataclass(frozen=True)
-class _Timing:
+class Timing:
+    """Monotonic times of one run."""
+
     started_at: float
     joined_at: float
     done_at: float
@@ -87,7 +89,7 @@ def _run_once(
     output_topic = f"{application_id}-output"
     create_topics(admin, [output_topic], plan.partitions)
     state_dir = Path(tempfile.mkdtemp(prefix="bench-state-"))
-    job = CountJob(
+    job = Job(
         bootstrap_servers=bootstrap_servers,
         application_id=application_id,
         guarantee=guarantee,
@@ -104,7 +106,7 @@ def _run_once(
         with RunningSystem(system, launcher(job), log_folder / f"{application_id}.log") as process:
             memory = MemoryPeak(process.pid)
             try:
-                timing = _time(process, progress, plan.timeout_s)
+                timing = time_run(process, progress, plan.timeout_s)
             finally:
                 memory_mib = memory.stop()
         verify_counts(bootstrap_servers, output_topic, plan.records)
@@ -127,8 +129,13 @@ def _run_once(
         yield Measurement("throughput", "count", system, guarantee, metric, unit, value)
 
 
-def _time(process: RunningSystem, progress: GroupProgress, timeout_s: float) -> _Timing:
-    """Poll the group until its offsets cover the input."""
+def time_run(
+    process: RunningSystem,
+    progress: GroupProgress,
+    timeout_s: float,
+    is_something_left: Callable[[], bool] = lambda: False,
+) -> Timing:
+    """Poll the group until its offsets cover the input, and nothing is left behind it."""
     total = progress.total_records()
     first_commit_at: float | None = None
     while True:
@@ -136,7 +143,7 @@ def _time(process: RunningSystem, progress: GroupProgress, timeout_s: float) -> 
         now = time.monotonic()
         if committed > 0 and first_commit_at is None:
             first_commit_at = now
-        if committed >= total:
+        if committed >= total and not is_something_left():
             break
         process.check_alive()
         if now - process.started_at > timeout_s:
@@ -145,4 +152,4 @@ def _time(process: RunningSystem, progress: GroupProgress, timeout_s: float) -> 
             )
         time.sleep(POLL_INTERVAL_S)
     joined_at = min(at for at in (process.running_at, first_commit_at, now) if at is not None)
-    return _Timing(process.started_at, joined_at, now)
+    return Timing(process.started_at, joined_at, now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -91,9 +92,14 @@ def draw_keys(records: int, keys: int) -> list[int]:
     return drawn
 
 
-def produce_all(bootstrap_servers: str, topic: str, rows: Iterable[tuple[bytes, bytes]]) -> None:
-    """Produce keys and values as fast as the broker takes them, placed as a Java producer would;
-    RuntimeError if one was refused."""
+def produce_all(
+    bootstrap_servers: str,
+    topic: str,
+    rows: Iterable[tuple[bytes, bytes]],
+    times_ms: Iterable[int] | None = None,
+) -> None:
+    """Produce keys and values, with their times or that of sending, as fast as the broker takes
+    them, placed as a Java producer would; RuntimeError if one was refused."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap_servers,
@@ -110,10 +116,11 @@ def produce_all(bootstrap_servers: str, topic: str, rows: Iterable[tuple[bytes, 
         if error is not None:
             failures.append(str(error))
 
-    for number, (key, value) in enumerate(rows):
+    timed = zip(rows, repeat(0) if times_ms is None else times_ms, strict=False)
+    for number, ((key, value), time_ms) in enumerate(timed):
         while True:
             try:
-                producer.produce(topic, value, key, on_delivery=report)
+                producer.produce(topic, value, key, on_delivery=report, timestamp=time_ms)
                 break
             except BufferError:
                 producer.poll(0.1)

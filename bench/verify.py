@@ -22,7 +22,7 @@ def verify_counts(bootstrap_servers: str, topic: str, records: int) -> None:
     """Raise `WrongOutputError` unless the last counts sum up to `records` and each key's count only
     rises."""
     counts: dict[bytes, int] = {}
-    for key, value in _read_all(bootstrap_servers, topic):
+    for key, value in read_all(bootstrap_servers, topic):
         (count,) = struct.unpack(">q", value)
         before = counts.get(key, 0)
         if count <= before:
@@ -37,7 +37,7 @@ def verify_counts(bootstrap_servers: str, topic: str, records: int) -> None:
         )
 
 
-def _read_all(bootstrap_servers: str, topic: str) -> list[tuple[bytes, bytes]]:
+def read_all(bootstrap_servers: str, topic: str) -> list[tuple[bytes, bytes]]:
     """Every record up to the present end, in order within each partition."""
     ends = end_offsets(bootstrap_servers, topic)
     consumer = Consumer(

@@ -32,13 +32,15 @@ import org.apache.kafka.streams.processor.TaskId;
 import org.apache.kafka.streams.state.KeyValueStore;
 
 /**
- * The count of the benchmarks in Kafka Streams: input topic, groupByKey, count in a persistent (RocksDB) store, output topic.
+ * The count of the benchmarks in Kafka Streams: input topic, groupByKey, count in a persistent (RocksDB) store, output topic;
+ * or another program, {@code --program NAME} (Programs.java).
  *
  * <p>Everything not given as an option is Kafka Streams' default: the record cache, RocksDB, the clients, and the commit
  * interval (100 ms under exactly-once, 30 s under at-least-once).
  *
  * <p>It prints one line {@code STATE old -> new} per state change. It closes at the end of standard input, or, with
- * {@code --stop-after N}, as soon as N records went through the topology. The latter matters under at-least-once: closing
+ * {@code --stop-after N}, as soon as N records went through the topology and no further one for {@code --quiet-ms} (default 0;
+ * records of repartition topics count, too, and how many they are is not known before). The latter matters under at-least-once: closing
  * commits at once, where waiting for the commit timer would charge up to 30 idle seconds to Kafka Streams.
  *
  * <p>{@code --set.KEY VALUE} sets any configuration. {@code --events FILE} is for the benches with several instances: the
@@ -76,9 +78,10 @@ public final class CountBench {
         });
         Runtime.getRuntime().addShutdownHook(new Thread(() -> streams.close(close)));
         watch("end-of-input", CountBench::readToEnd, stop);
+        final long quietMs = Long.parseLong(options.getOrDefault("quiet-ms", "0"));
         final long stopAfter = Long.parseLong(options.getOrDefault("stop-after", "0"));
         if (stopAfter > 0) {
-            watch("processed", () -> waitUntilProcessed(streams, stopAfter), stop);
+            watch("processed", () -> waitUntilProcessed(streams, stopAfter, quietMs), stop);
         }
         if (events != null) {
             watch("tasks", () -> events.followTasks(streams), new CountDownLatch(1));
@@ -91,6 +94,10 @@ public final class CountBench {
     }
 
     private static StreamsBuilder topology(final Map<String, String> options) {
+        final String program = options.getOrDefault("program", "count");
+        if (!program.equals("count")) {
+            return Programs.build(program, required(options, "input"), required(options, "output"));
+        }
         final StreamsBuilder builder = new StreamsBuilder();
         builder.stream(required(options, "input"), Consumed.with(Serdes.String(), Serdes.String()))
             .groupByKey()
@@ -143,15 +150,23 @@ public final class CountBench {
         }
     }
 
-    private static void waitUntilProcessed(final KafkaStreams streams, final long records) throws InterruptedException {
+    private static void waitUntilProcessed(final KafkaStreams streams, final long records, final long quietMs)
+        throws InterruptedException {
         List<Metric> totals = List.of();
-        while (processed(totals) < records) {
+        double before = 0;
+        long changedAt = System.currentTimeMillis();
+        while (before < records || System.currentTimeMillis() - changedAt < quietMs) {
             Thread.sleep(PROCESSED_POLL_MS);
             if (totals.isEmpty() && streams.state() == KafkaStreams.State.RUNNING) {
                 totals = processTotals(streams);
             }
+            final double now = processed(totals);
+            if (now > before) {
+                before = now;
+                changedAt = System.currentTimeMillis();
+            }
         }
-        System.out.println("PROCESSED " + records + " records");
+        System.out.println("PROCESSED " + (long) before + " records");
     }
 
     private static double processed(final List<Metric> totals) {

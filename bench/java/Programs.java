@@ -1,0 +1,231 @@
+import com.fasterxml.jackson.annotation.JsonIgnoreProperties;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import com.fasterxml.jackson.databind.ObjectReader;
+import com.fasterxml.jackson.databind.ObjectWriter;
+import java.io.IOException;
+import java.time.Duration;
+import java.util.Arrays;
+import java.util.Locale;
+import org.apache.kafka.common.errors.SerializationException;
+import org.apache.kafka.common.serialization.Serde;
+import org.apache.kafka.common.serialization.Serdes;
+import org.apache.kafka.common.utils.Bytes;
+import org.apache.kafka.streams.StreamsBuilder;
+import org.apache.kafka.streams.kstream.Branched;
+import org.apache.kafka.streams.kstream.Consumed;
+import org.apache.kafka.streams.kstream.Grouped;
+import org.apache.kafka.streams.kstream.KStream;
+import org.apache.kafka.streams.kstream.Materialized;
+import org.apache.kafka.streams.kstream.Produced;
+import org.apache.kafka.streams.kstream.SessionWindows;
+import org.apache.kafka.streams.kstream.TimeWindows;
+import org.apache.kafka.streams.kstream.WindowedSerdes;
+import org.apache.kafka.streams.state.KeyValueStore;
+import org.apache.kafka.streams.state.SessionStore;
+import org.apache.kafka.streams.state.WindowStore;
+
+/** The programs of `bench programs` in Kafka Streams, JSON by Jackson; their twins are in bench/programs/topologies.py. */
+final class Programs {
+    private static final Serde<String> TEXT = Serdes.String();
+
+    private Programs() {
+    }
+
+    static StreamsBuilder build(final String program, final String input, final String output) {
+        final StreamsBuilder builder = new StreamsBuilder();
+        switch (program) {
+            case "trades" -> trades(builder, input, output);
+            case "flights" -> flights(builder, input, output);
+            case "words" -> words(builder, input, output);
+            case "sessions" -> sessions(builder, input, output);
+            case "baskets" -> baskets(builder, input, output);
+            case "split" -> split(builder, input, output);
+            case "chain" -> chain(builder, input, output);
+            default -> throw new IllegalArgumentException("No such program: " + program);
+        }
+        return builder;
+    }
+
+    @JsonIgnoreProperties(ignoreUnknown = true)
+    record Trade(String symbol, double price, long size, long at) {
+    }
+
+    record Turnover(double amount, long shares) {
+    }
+
+    record Average(double price, long shares) {
+    }
+
+    private static void trades(final StreamsBuilder builder, final String input, final String output) {
+        final Duration minute = Duration.ofMinutes(1);
+        final Serde<Turnover> turnover = json(Turnover.class);
+        builder.stream(input, Consumed.with(TEXT, json(Trade.class)))
+            .filter((key, trade) -> trade.price() > 0 && trade.symbol() != null)
+            .selectKey((key, trade) -> trade.symbol())
+            .mapValues(trade -> new Turnover(trade.price() * trade.size(), trade.size()))
+            .groupByKey(Grouped.with("by-symbol", TEXT, turnover))
+            .windowedBy(TimeWindows.ofSizeAndGrace(minute, minute))
+            .aggregate(
+                () -> new Turnover(0, 0),
+                (symbol, trade, sum) -> new Turnover(sum.amount() + trade.amount(), sum.shares() + trade.shares()),
+                Materialized.<String, Turnover, WindowStore<Bytes, byte[]>>as("turnover").withKeySerde(TEXT).withValueSerde(turnover))
+            .toStream()
+            .mapValues(sum -> new Average(sum.amount() / sum.shares(), sum.shares()))
+            .to(output, Produced.with(WindowedSerdes.timeWindowedSerdeFrom(String.class, minute.toMillis()), json(Average.class)));
+    }
+
+    @JsonIgnoreProperties(ignoreUnknown = true)
+    record Flight(String carrier, Double dep_delay) {
+    }
+
+    record DelaySum(long flights, double delay) {
+    }
+
+    record MeanDelay(long flights, double mean_delay) {
+    }
+
+    private static void flights(final StreamsBuilder builder, final String input, final String output) {
+        final Duration day = Duration.ofDays(1);
+        builder.stream(input, Consumed.with(TEXT, json(Flight.class)))
+            .filter((key, flight) -> flight.dep_delay() != null)
+            .groupBy((key, flight) -> flight.carrier(), Grouped.with("by-carrier", TEXT, json(Flight.class)))
+            .windowedBy(TimeWindows.ofSizeAndGrace(day, Duration.ofHours(1)))
+            .aggregate(
+                () -> new DelaySum(0, 0),
+                (carrier, flight, sum) -> new DelaySum(sum.flights() + 1, sum.delay() + flight.dep_delay()),
+                Materialized.<String, DelaySum, WindowStore<Bytes, byte[]>>as("delay-by-carrier")
+                    .withKeySerde(TEXT).withValueSerde(json(DelaySum.class)))
+            .toStream()
+            .mapValues(sum -> new MeanDelay(sum.flights(), sum.delay() / sum.flights()))
+            .to(output, Produced.with(WindowedSerdes.timeWindowedSerdeFrom(String.class, day.toMillis()), json(MeanDelay.class)));
+    }
+
+    private static void words(final StreamsBuilder builder, final String input, final String output) {
+        builder.stream(input, Consumed.with(TEXT, TEXT))
+            .flatMapValues(line -> Arrays.asList(line.toLowerCase(Locale.ROOT).split(" ")))
+            .groupBy((key, word) -> word, Grouped.with("by-word", TEXT, TEXT))
+            .count(Materialized.<String, Long, KeyValueStore<Bytes, byte[]>>as("counts"))
+            .toStream()
+            .to(output, Produced.with(TEXT, Serdes.Long()));
+    }
+
+    @JsonIgnoreProperties(ignoreUnknown = true)
+    record View(String page, long ms) {
+    }
+
+    record Visit(long pages, long ms) {
+    }
+
+    private static void sessions(final StreamsBuilder builder, final String input, final String output) {
+        builder.stream(input, Consumed.with(TEXT, json(View.class)))
+            .groupByKey(Grouped.with(TEXT, json(View.class)))
+            .windowedBy(SessionWindows.ofInactivityGapAndGrace(Duration.ofMinutes(30), Duration.ofMinutes(5)))
+            .aggregate(
+                () -> new Visit(0, 0),
+                (user, view, visit) -> new Visit(visit.pages() + 1, visit.ms() + view.ms()),
+                (user, earlier, later) -> new Visit(earlier.pages() + later.pages(), earlier.ms() + later.ms()),
+                Materialized.<String, Visit, SessionStore<Bytes, byte[]>>as("visits")
+                    .withKeySerde(TEXT).withValueSerde(json(Visit.class)))
+            .toStream()
+            .to(output, Produced.with(WindowedSerdes.sessionWindowedSerdeFrom(String.class), json(Visit.class)));
+    }
+
+    @JsonIgnoreProperties(ignoreUnknown = true)
+    record Order(String item, String country, double price, long quantity) {
+    }
+
+    record Basket(long orders, double total, double best) {
+    }
+
+    private static void baskets(final StreamsBuilder builder, final String input, final String output) {
+        builder.stream(input, Consumed.with(TEXT, json(Order.class)))
+            .groupByKey(Grouped.with(TEXT, json(Order.class)))
+            .aggregate(
+                () -> new Basket(0, 0, 0),
+                (customer, order, basket) -> {
+                    final double amount = order.price() * order.quantity();
+                    return new Basket(basket.orders() + 1, basket.total() + amount, Math.max(basket.best(), amount));
+                },
+                Materialized.<String, Basket, KeyValueStore<Bytes, byte[]>>as("baskets")
+                    .withKeySerde(TEXT).withValueSerde(json(Basket.class)))
+            .toStream()
+            .to(output, Produced.with(TEXT, json(Basket.class)));
+    }
+
+    record Invoice(String item, double amount, double fee) {
+    }
+
+    record Parcel(String item, long quantity) {
+    }
+
+    private static void split(final StreamsBuilder builder, final String input, final String output) {
+        builder.stream(input, Consumed.with(TEXT, json(Order.class)))
+            .filter((key, order) -> order.quantity() > 0)
+            .split()
+            .branch((key, order) -> order.price() * order.quantity() >= 2000, Branched.withConsumer(large -> invoices(large, output)))
+            .branch((key, order) -> "NZ".equals(order.country()), Branched.withConsumer(home -> parcels(home, output + "-home")))
+            .defaultBranch(Branched.withConsumer(abroad -> parcels(abroad, output + "-abroad")));
+    }
+
+    private static void invoices(final KStream<String, Order> large, final String output) {
+        large.mapValues(order -> new Invoice(order.item(), order.price() * order.quantity(), order.price() * order.quantity() * 0.01))
+            .to(output + "-large", Produced.with(TEXT, json(Invoice.class)));
+    }
+
+    private static void parcels(final KStream<String, Order> orders, final String output) {
+        orders.mapValues(order -> new Parcel(order.item().toUpperCase(Locale.ROOT), order.quantity()))
+            .to(output, Produced.with(TEXT, json(Parcel.class)));
+    }
+
+    @JsonIgnoreProperties(ignoreUnknown = true)
+    record Click(String user, String team, long ms) {
+    }
+
+    record UserClicks(long clicks, long ms, String team) {
+    }
+
+    record TeamClicks(long most, long longest) {
+    }
+
+    private static void chain(final StreamsBuilder builder, final String input, final String output) {
+        builder.stream(input, Consumed.with(TEXT, json(Click.class)))
+            .filter((key, click) -> click.ms() >= 0)
+            .groupBy((key, click) -> click.user(), Grouped.with("by-user", TEXT, json(Click.class)))
+            .aggregate(
+                () -> new UserClicks(0, 0, null),
+                (user, click, sum) -> new UserClicks(sum.clicks() + 1, sum.ms() + click.ms(), click.team()),
+                Materialized.<String, UserClicks, KeyValueStore<Bytes, byte[]>>as("per-user")
+                    .withKeySerde(TEXT).withValueSerde(json(UserClicks.class)))
+            .toStream()
+            .groupBy((user, sum) -> sum.team(), Grouped.with("by-team", TEXT, json(UserClicks.class)))
+            .aggregate(
+                () -> new TeamClicks(0, 0),
+                (team, sum, best) -> new TeamClicks(Math.max(best.most(), sum.clicks()), Math.max(best.longest(), sum.ms())),
+                Materialized.<String, TeamClicks, KeyValueStore<Bytes, byte[]>>as("per-team")
+                    .withKeySerde(TEXT).withValueSerde(json(TeamClicks.class)))
+            .toStream()
+            .to(output, Produced.with(TEXT, json(TeamClicks.class)));
+    }
+
+    /** Readers and writers of one type each, made once: Jackson's fast way. A null is a null, as in Kafka's own serdes. */
+    private static <T> Serde<T> json(final Class<T> type) {
+        final ObjectMapper mapper = new ObjectMapper();
+        final ObjectReader reader = mapper.readerFor(type);
+        final ObjectWriter writer = mapper.writerFor(type);
+        return Serdes.serdeFrom(
+            (topic, value) -> {
+                try {
+                    return value == null ? null : writer.writeValueAsBytes(value);
+                } catch (final IOException exception) {
+                    throw new SerializationException(exception);
+                }
+            },
+            (topic, bytes) -> {
+                try {
+                    return bytes == null ? null : reader.readValue(bytes);
+                } catch (final IOException exception) {
+                    throw new SerializationException(exception);
+                }
+            });
+    }
+}

@@ -1,0 +1,1 @@
+"""The programs of `bench programs`, and their measurement beside the same in other systems."""

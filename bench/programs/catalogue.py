@@ -1,0 +1,228 @@
+"""What each program reads and writes: its input, made from a record's number, and how its output
+is told apart and compared."""
+
+from __future__ import annotations
+
+import enum
+import json
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# A day's midnight, UTC, less two hours: the windows of a day are two.
+BEGIN_MS = 1_700_006_400_000 - 2 * 3_600_000
+MINUTE_MS = 60_000
+HOUR_MS = 3_600_000
+
+Row = tuple[bytes, bytes]
+
+
+class Kind(enum.Enum):
+    """What a program's steps are, as the marks tell programs apart (`bench.programs.marks`)."""
+
+    COLUMNS = "columns"
+    FUNCTIONS = "functions"
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program. `row` gives key and value of a record by its number; the same in every run.
+
+    The records of a throughput run lie in `span_ms` of record time, in order, so that none is late
+    in either system, however its threads take turns.
+    """
+
+    name: str
+    kind: Kind
+    records: int
+    row: Callable[[int], Row]
+    # The output key (its windows aside) that this record's result comes under; None: filtered out.
+    result_key: Callable[[int], bytes | None]
+    span_ms: int = 100_000
+    # Record time since the begin, by number and the records of the run; None: evenly.
+    time_of: Callable[[int, int], int] | None = None
+    # What is behind the output topic's name, for each topic.
+    branches: tuple[str, ...] = ("",)
+    # Bytes behind the key's own: 8 for a window, 16 for a session.
+    window_bytes: int = 0
+    decode: Callable[[bytes], Any] = json.loads
+    # Settings of Kafka Streams under at-least-once; the note says why they are not its defaults.
+    at_least_once: Mapping[str, str] = field(default_factory=dict)
+
+    def times_ms(self, records: int) -> Iterator[int]:
+        """The times of the records of a throughput run."""
+        for number in range(records):
+            if self.time_of is None:
+                yield BEGIN_MS + self.span_ms * number // records
+            else:
+                yield BEGIN_MS + self.time_of(number, records)
+
+    def plain_key(self, key: bytes) -> bytes:
+        """An output key without its window."""
+        return key[: len(key) - self.window_bytes] if self.window_bytes else key
+
+
+def _trade(number: int) -> Row:
+    value = b'{"symbol":"S%03d","price":%d.25,"size":%d,"at":%d,"venue":"XNAS","note":"aaaaaaaa"}'
+    price = number * 7 % 300 - 3
+    return b"k%d" % (number % 1000), value % (
+        number % 500,
+        price,
+        number % 90 + 1,
+        BEGIN_MS + number,
+    )
+
+
+def _symbol(number: int) -> bytes | None:
+    return b"S%03d" % (number % 500) if number * 7 % 300 - 3 >= 0 else None
+
+
+CARRIERS = [
+    b"%s%d" % (name, number) for name in (b"UA", b"AA", b"DL", b"B6") for number in range(4)
+]
+
+
+def _flight(number: int) -> Row:
+    carrier = CARRIERS[number * 7 % 16]
+    delay = b"null" if number % 40 == 0 else b"%d.5" % (number % 97 - 10)
+    value = (
+        b'{"carrier":"%s","flight":%d,"origin":"EWR","dest":"IAH","dep_delay":%s,"air_time":227}'
+    )
+    return b"N%05d" % (number % 4000), value % (carrier, number % 6000, delay)
+
+
+def _carrier(number: int) -> bytes | None:
+    return CARRIERS[number * 7 % 16] if number % 40 else None
+
+
+WORDS = 5000
+WORDS_A_LINE = 8
+
+
+def _words(number: int) -> list[bytes]:
+    first = number * WORDS_A_LINE
+    return [b"Word%d" % ((first + place) * 2_654_435_761 % 2**32 % WORDS) for place in range(8)]
+
+
+def _line(number: int) -> Row:
+    return b"l%d" % (number % 1000), b" ".join(_words(number))
+
+
+def _last_word(number: int) -> bytes:
+    return _words(number)[-1].lower()
+
+
+USERS = 5000
+BURSTS = 12
+
+
+def _view(number: int) -> Row:
+    value = (
+        b'{"page":"/articles/%d","ms":%d,"referrer":"https://example.org/","agent":"Mozilla/5.0"}'
+    )
+    return b"user-%d" % (number % USERS), value % (number % 700, number * 31 % 60_000)
+
+
+def _user(number: int) -> bytes:
+    return b"user-%d" % (number % USERS)
+
+
+def _view_time(number: int, records: int) -> int:
+    """Bursts of an hour, each two hours after the one before."""
+    burst, place = divmod(number * BURSTS, records)
+    return burst * 2 * HOUR_MS + place * HOUR_MS // records
+
+
+CUSTOMERS = 10_000
+COUNTRIES = (b"NZ", b"AU", b"DE", b"FR", b"US", b"JP", b"BR", b"ZA")
+
+
+def _order_value(number: int) -> bytes:
+    value = b'{"item":"article-%d","country":"%s","price":%d.75,"quantity":%d,"note":"aaaaaaaaaa"}'
+    return value % (number % 900, COUNTRIES[number % 8], number * 13 % 400, number * 7 % 11)
+
+
+def _customer(number: int) -> bytes:
+    return b"customer-%d" % (number % CUSTOMERS)
+
+
+def _order(number: int) -> Row:
+    return _customer(number), _order_value(number)
+
+
+def _order_key(number: int) -> bytes | None:
+    return b"order-%d" % number if number * 7 % 11 else None
+
+
+def _own_order(number: int) -> Row:
+    return b"order-%d" % number, _order_value(number)
+
+
+CLICK_USERS = 2000
+TEAMS = 500
+
+
+def _click(number: int) -> Row:
+    user = number * 7 % CLICK_USERS
+    value = b'{"user":"user-%d","team":"team-%d","ms":%d,"page":"/articles/%d","agent":"Mozilla"}'
+    return b"c%d" % (number % 1000), value % (
+        user,
+        user % TEAMS,
+        number % 101 - 1,
+        number % 700,
+    )
+
+
+def _team(number: int) -> bytes | None:
+    return b"team-%d" % (number * 7 % CLICK_USERS % TEAMS) if number % 101 else None
+
+
+def _count(value: bytes) -> int:
+    return int(struct.unpack(">q", value)[0])
+
+
+PROGRAMS = {
+    program.name: program
+    for program in (
+        Program("trades", Kind.COLUMNS, 1_000_000, _trade, _symbol, window_bytes=8),
+        Program(
+            "flights",
+            Kind.COLUMNS,
+            500_000,
+            _flight,
+            _carrier,
+            span_ms=2 * HOUR_MS + 30 * MINUTE_MS,
+            window_bytes=8,
+        ),
+        Program("words", Kind.COLUMNS, 200_000, _line, _last_word, decode=_count),
+        Program(
+            "sessions",
+            Kind.COLUMNS,
+            500_000,
+            _view,
+            _user,
+            time_of=_view_time,
+            window_bytes=16,
+        ),
+        Program("baskets", Kind.FUNCTIONS, 500_000, _order, _customer),
+        Program(
+            "split",
+            Kind.COLUMNS,
+            500_000,
+            _own_order,
+            _order_key,
+            branches=("-large", "-home", "-abroad"),
+        ),
+        Program(
+            "chain",
+            Kind.COLUMNS,
+            500_000,
+            _click,
+            _team,
+            # Its second store's input leaves the first one's cache with a commit, 30 s apart by
+            # default, and closing early would lose what was still on its way.
+            at_least_once={"commit.interval.ms": "100"},
+        ),
+    )
+}

@@ -1,0 +1,80 @@
+"""What everflow's figures are to be, measured by those of the systems beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from bench.programs.catalogue import PROGRAMS, Kind
+from bench.results import Row, print_table
+
+EXACTLY_ONCE = "exactly_once_v2"
+START_S = 6.0
+LATENCY_RATE = "1000"
+LATENCY_MARKS = {"latency_p50": 0.6, "latency_p99": 1.0}
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A figure of everflow's beside its bound: a ratio to `reference`, or the figure itself."""
+
+    case: str
+    guarantee: str
+    metric: str
+    reference: str
+    value: float
+    bound: float
+    at_least: bool
+
+    @property
+    def met(self) -> bool:
+        """Whether the figure is within its bound."""
+        return self.value >= self.bound if self.at_least else self.value <= self.bound
+
+
+def marks(rows: Sequence[Row], system: str) -> Iterator[Mark]:
+    """The marks of all figures that `rows` have and that have a bound."""
+    for own in rows:
+        if own.system != system:
+            continue
+        if own.metric == "start":
+            yield Mark(own.case, own.guarantee, own.metric, "s", own.value, START_S, at_least=False)
+        bound, at_least = _bound(own)
+        if bound is None:
+            continue
+        for other in rows:
+            same = (other.case, other.guarantee, other.metric)
+            if other.system != system and same == (own.case, own.guarantee, own.metric):
+                yield Mark(*same, other.system, own.value / other.value, bound, at_least)
+
+
+def _bound(row: Row) -> tuple[float | None, bool]:
+    """The bound of the ratio, and whether it is a lower one."""
+    name, _, rate = row.case.partition(" at ")
+    if row.metric == "throughput":
+        if PROGRAMS[name].kind is Kind.FUNCTIONS:
+            return 1.0, True
+        return (5.0 if row.guarantee == EXACTLY_ONCE else 3.0), True
+    if rate == LATENCY_RATE and row.guarantee == EXACTLY_ONCE:
+        return LATENCY_MARKS.get(row.metric), False
+    return None, False
+
+
+def print_marks(rows: Sequence[Row], system: str) -> None:
+    """A line for each mark: the figure, its bound, and whether it falls short."""
+    lines = [("case", "guarantee", "metric", f"{system} /", "ratio", "mark", "")]
+    for mark in marks(rows, system):
+        lines.append(
+            (
+                mark.case,
+                mark.guarantee,
+                mark.metric,
+                mark.reference,
+                f"{mark.value:.2f}",
+                f"{'>=' if mark.at_least else '<='} {mark.bound:g}",
+                "" if mark.met else "short",
+            )
+        )
+    if len(lines) > 1:
+        print()
+        print_table(lines)

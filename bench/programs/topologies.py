@@ -1,0 +1,166 @@
+"""The programs in everflow's DSL, as a user writes them; their twins are in
+`bench/java/Programs.java`.
+
+`everflow run bench.programs.topologies:NAME`; the topics come from the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from bench.apps.topic_names import INPUT_TOPIC_VARIABLE, OUTPUT_TOPIC_VARIABLE
+from everflow import KStream, SessionWindows, StreamsBuilder, TimeWindows, agg, serdes
+
+ORDER = serdes.json("item string, country string, price double, quantity bigint")
+
+
+def _input(builder: StreamsBuilder, value: serdes.Serde) -> KStream:
+    return builder.stream(os.environ[INPUT_TOPIC_VARIABLE], key=serdes.string(), value=value)
+
+
+def _output(branch: str = "") -> str:
+    return os.environ[OUTPUT_TOPIC_VARIABLE] + branch
+
+
+def trades() -> StreamsBuilder:
+    """The average price of each stock by volume, minute by minute."""
+    builder = StreamsBuilder()
+    value = serdes.json("symbol string, price double, size bigint, at bigint")
+    price, size = F.col("value.price"), F.col("value.size")
+    (
+        _input(builder, value)
+        .filter((price > 0) & F.col("value.symbol").isNotNull())
+        .select_key(F.col("value.symbol"))
+        .map_values(amount=price * size, shares=size)
+        .group_by_key(name="by-symbol")
+        .windowed_by(TimeWindows.of_size("1 minute").grace("1 minute"))
+        .aggregate(amount=agg.sum("value.amount"), shares=agg.sum("value.shares"), store="turnover")
+        .to_stream()
+        .map_values(
+            price=F.col("value.amount") / F.col("value.shares"), shares=F.col("value.shares")
+        )
+        .to(_output())
+    )
+    return builder
+
+
+def flights() -> StreamsBuilder:
+    """The ten lines of the README."""
+    builder = StreamsBuilder()
+    (
+        _input(builder, serdes.json("carrier string, dep_delay double"))
+        .filter(F.col("value.dep_delay").isNotNull())
+        .group_by(F.col("value.carrier"), name="by-carrier")
+        .windowed_by(TimeWindows.of_size("1 day").grace("1 hour"))
+        .aggregate(
+            flights=agg.count(), mean_delay=agg.avg("value.dep_delay"), store="delay-by-carrier"
+        )
+        .to_stream()
+        .to(_output())
+    )
+    return builder
+
+
+def words() -> StreamsBuilder:
+    """Word count."""
+    builder = StreamsBuilder()
+    (
+        _input(builder, serdes.string())
+        .flat_map_values(F.split(F.lower("value"), " "))
+        .group_by(F.col("value"), name="by-word")
+        .count(store="counts")
+        .to_stream()
+        .to(_output())
+    )
+    return builder
+
+
+def sessions() -> StreamsBuilder:
+    """Visits of each user: pages and time, with less than half an hour between two views."""
+    builder = StreamsBuilder()
+    (
+        _input(builder, serdes.json("page string, ms bigint"))
+        .group_by_key()
+        .windowed_by(SessionWindows.of_inactivity_gap("30 minutes").grace("5 minutes"))
+        .aggregate(pages=agg.count(), ms=agg.sum("value.ms"), store="visits")
+        .to_stream()
+        .to(_output())
+    )
+    return builder
+
+
+def _add(order: Mapping[str, Any], basket: Mapping[str, Any]) -> dict[str, Any]:
+    amount = order["price"] * order["quantity"]
+    return {
+        "orders": basket["orders"] + 1,
+        "total": basket["total"] + amount,
+        "best": max(basket["best"], amount),
+    }
+
+
+def baskets() -> StreamsBuilder:
+    """What each customer ordered, added up by a Python function, record by record."""
+    builder = StreamsBuilder()
+    (
+        _input(builder, ORDER)
+        .group_by_key()
+        .aggregate(
+            initializer=lambda: {"orders": 0, "total": 0.0, "best": 0.0},
+            aggregator=_add,
+            returns="orders bigint, total double, best double",
+            store="baskets",
+        )
+        .to_stream()
+        .to(_output())
+    )
+    return builder
+
+
+def split() -> StreamsBuilder:
+    """Three branches of orders, each with a mapping and a topic of its own."""
+    builder = StreamsBuilder()
+    amount = F.col("value.price") * F.col("value.quantity")
+    branches = (
+        _input(builder, ORDER)
+        .filter(F.col("value.quantity") > 0)
+        .split()
+        .branch(amount >= 2000, name="large")
+        .branch(F.col("value.country") == "NZ", name="home")
+        .default_branch(name="abroad")
+    )
+    parcel: dict[str, Column] = {
+        "item": F.upper("value.item"),
+        "quantity": F.col("value.quantity"),
+    }
+    invoice = {"item": F.col("value.item"), "amount": amount, "fee": amount * 0.01}
+    branches["large"].map_values(**invoice).to(_output("-large"))
+    branches["home"].map_values(**parcel).to(_output("-home"))
+    branches["abroad"].map_values(**parcel).to(_output("-abroad"))
+    return builder
+
+
+def chain() -> StreamsBuilder:
+    """Three sub-topologies: clicks, users, and the best user of each team."""
+    builder = StreamsBuilder()
+    (
+        _input(builder, serdes.json("user string, team string, ms bigint"))
+        .filter(F.col("value.ms") >= 0)
+        .group_by(F.col("value.user"), name="by-user")
+        .aggregate(
+            clicks=agg.count(),
+            ms=agg.sum("value.ms"),
+            team=agg.last("value.team"),
+            store="per-user",
+        )
+        .to_stream()
+        .group_by(F.col("value.team"), name="by-team")
+        .aggregate(most=agg.max("value.clicks"), longest=agg.max("value.ms"), store="per-team")
+        .to_stream()
+        .to(_output())
+    )
+    return builder

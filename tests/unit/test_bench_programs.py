@@ -1,0 +1,117 @@
+"""The pure parts of `bench programs`: inputs, comparing outputs, matching results with records,
+marks."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from bench.latency_schedule import Phase
+from bench.programs.catalogue import BEGIN_MS, PROGRAMS
+from bench.programs.marks import marks
+from bench.programs.matching import latencies
+from bench.programs.outputs import compare
+from bench.results import Row
+from bench.verify import WrongOutputError
+
+TRADES = PROGRAMS["trades"]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_programs_input_is_the_same_every_time_and_in_order(name: str) -> None:
+    program = PROGRAMS[name]
+    assert [program.row(number) for number in range(300)] == list(map(program.row, range(300)))
+    times = list(program.times_ms(300))
+    assert times == sorted(times)
+    assert times[0] == BEGIN_MS
+    if name != "words":
+        assert all(json.loads(program.row(number)[1]) for number in range(300))
+
+
+def test_outputs_are_equal_up_to_the_rounding_of_sums() -> None:
+    one = {("", b"a"): {"x": 0.1 + 0.2, "n": 1}}
+    compare(TRADES, "everflow", one, "kafka-streams", {("", b"a"): {"x": 0.3, "n": 1}})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {},
+        {("", b"a"): {"x": 0.31, "n": 1}},
+        {("", b"a"): {"x": 0.3}},
+        {("", b"a"): {"x": 0.3, "n": True}},
+        {("", b"a"): {"x": 0.3, "n": 1}, ("", b"b"): {"x": 0.3, "n": 1}},
+        {("-home", b"a"): {"x": 0.3, "n": 1}},
+    ],
+)
+def test_a_difference_of_outputs_is_told_with_its_key(
+    other: dict[tuple[str, bytes], object],
+) -> None:
+    one = {("", b"a"): {"x": 0.3, "n": 1}}
+    with pytest.raises(WrongOutputError, match=r"differ in .* b'[ab]'"):
+        compare(TRADES, "everflow", one, "kafka-streams", other)
+
+
+def test_no_output_is_no_output_to_compare() -> None:
+    with pytest.raises(WrongOutputError, match="wrote nothing"):
+        compare(TRADES, "everflow", {}, "kafka-streams", {})
+
+
+PHASES = [Phase(None, 1, 1000), Phase("1000", 3, 1000)]
+SENT_NS = np.array([0, 1_000_000, 2_000_000, 3_000_000], dtype=np.int64)
+KEYS = [b"S001", b"S002", b"S003"]
+# Number of the key, record time in ms, seen at ns. The first three are of earlier records.
+RESULTS = [(0, 0, 4_000_000), (1, 0, 4_000_000), (2, 1, 4_000_000)]
+RESULTS += [(0, 1, 5_000_000), (1, 2, 7_000_000), (2, 9, 8_000_000), (2, 9, 9_000_000)]
+
+
+def matched(results: list[tuple[int, int, int]]) -> list[tuple[str, list[float]]]:
+    seen = np.array(results, dtype=np.int64)
+    return [(case, list(ms)) for case, ms in latencies(TRADES, PHASES, SENT_NS, 0, seen, KEYS)]
+
+
+def test_a_record_is_seen_with_the_first_result_of_its_time_or_a_later_one() -> None:
+    assert [TRADES.result_key(number) for number in range(4)] == [None, *KEYS]
+    assert matched(RESULTS) == [("1000", [4.0, 5.0, 5.0])]
+
+
+def test_a_record_without_a_result_fails_the_bench() -> None:
+    with pytest.raises(WrongOutputError, match="2 of 3 records have no result"):
+        matched([result for result in RESULTS if result[0] != 1 and result[:2] != (0, 1)])
+
+
+def row(case: str, metric: str, system: str, value: float, guarantee: str) -> Row:
+    return Row("programs", case, system, guarantee, metric, value, "", (value,))
+
+
+def test_marks_hold_each_figure_to_its_bound() -> None:
+    once, least = "exactly_once_v2", "at_least_once"
+    rows = [
+        row("trades", "start", "everflow", 7.0, once),
+        row("trades", "throughput", "everflow", 400.0, once),
+        row("trades", "throughput", "kafka-streams", 100.0, once),
+        row("trades", "throughput", "everflow", 400.0, least),
+        row("trades", "throughput", "kafka-streams", 100.0, least),
+        row("baskets", "throughput", "everflow", 90.0, once),
+        row("baskets", "throughput", "kafka-streams", 100.0, once),
+        row("trades at 1000", "latency_p50", "everflow", 50.0, once),
+        row("trades at 1000", "latency_p50", "kafka-streams", 100.0, once),
+        row("trades at 1000", "latency_p99", "everflow", 101.0, once),
+        row("trades at 1000", "latency_p99", "kafka-streams", 100.0, once),
+        row("trades at 100", "latency_p50", "everflow", 500.0, once),
+        row("trades at 100", "latency_p50", "kafka-streams", 100.0, once),
+        row("trades", "memory_peak", "everflow", 500.0, once),
+    ]
+    assert [
+        (mark.case, mark.guarantee, mark.metric, round(mark.value, 2), mark.bound, mark.met)
+        for mark in marks(rows, "everflow")
+    ] == [
+        ("trades", once, "start", 7.0, 6.0, False),
+        ("trades", once, "throughput", 4.0, 5.0, False),
+        ("trades", least, "throughput", 4.0, 3.0, True),
+        ("baskets", once, "throughput", 0.9, 1.0, False),
+        ("trades at 1000", once, "latency_p50", 0.5, 0.6, True),
+        ("trades at 1000", once, "latency_p99", 1.01, 1.0, False),
+    ]
