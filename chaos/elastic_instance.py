@@ -12,7 +12,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from bench.apps.instance_app import Events  # noqa: E402
 from everflow import KafkaStreams  # noqa: E402
 from everflow.membership.member import Assigned, Lost, MemberEvent, Revoked, Roles  # noqa: E402
-from everflow.records import TopicPartition  # noqa: E402
 from everflow.runtime.client_state import ENDED, ClientState  # noqa: E402
 from everflow.runtime.cluster_ports import ClusterPorts  # noqa: E402
 from everflow.runtime.commit.batch import BatchRequest, BatchResult  # noqa: E402
@@ -103,8 +102,8 @@ class LoggedStreams(KafkaStreams):
     ) -> Instance:
         open_job = ports.open_job
 
-        def logged(thread: int, partitions: Sequence[TopicPartition]) -> Job:
-            return LoggedJob(open_job(thread, partitions), self._log)
+        def logged(thread: int) -> Job:
+            return LoggedJob(open_job(thread), self._log)
 
         ports.open_job = logged
         return super()._wired(ports, partial(kind, self._log))

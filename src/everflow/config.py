@@ -213,9 +213,7 @@ class StreamsConfig:
     drain_timeout_ms: int = _key(60_000, time_ms(0))
     emit_every_update: bool = _key(False)
     state_sync: str = _key("none", OneOf(("none", "commit")))
-    # Batches up to this size need no Spark job each (0: never)
-    resident_max_records: int = _key(10_000_000, Between(0, INT64))
-    prepared_source: bool = _key(True)  # False: Spark's public reader (D1's fallback)
+    spark_job_per_batch: bool = _key(False)
     clients: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata={"key": False})
     given: frozenset[str] = field(
         default=frozenset(), metadata={"key": False}, compare=False, repr=False
@@ -297,11 +295,11 @@ class StreamsConfig:
         return settings
 
     def consumer(self) -> dict[str, Any]:
-        """librdkafka settings of readers (restoration, recovery)."""
+        """librdkafka settings of readers of changelogs (restoration, recovery)."""
         return self._reader("restore.consumer")
 
     def main_consumer(self) -> dict[str, Any]:
-        """Settings of Spark's Kafka source."""
+        """librdkafka settings of readers of inputs."""
         return self._reader("main.consumer")
 
     def _reader(self, kind: str) -> dict[str, Any]:

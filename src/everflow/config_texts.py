@@ -107,15 +107,9 @@ _READING = _group(
         "and micro-batch, the last",
         OURS + "; there `statestore.cache.max.bytes=0` does it",
     ),
-    resident_max_records=KeyText(
-        "Micro-batches up to this size are read and run by a Python process that stays; larger "
-        "ones, and all with 0, are a Spark job each",
-        OURS,
-    ),
-    prepared_source=KeyText(
-        "Whether Spark's Kafka reader is opened once and given its ranges from then on. `false`: "
-        "opened for "
-        "each micro-batch, by public API only; slower",
+    spark_job_per_batch=KeyText(
+        "Whether every micro-batch is a Spark job of its own, as it is where Spark's code cannot "
+        "be called without one; slower",
         OURS,
     ),
     commit_interval_ms=KeyText(
@@ -290,14 +284,9 @@ GROUPS = (_APPLICATION, _READING, _STATE, _ERRORS, _GROUP, _ASSIGNMENT)
 
 PREFIXES: Mapping[str, str] = MappingProxyType(
     {
-        "consumer.": (
-            "everything that reads: our own readers, which are librdkafka's, and Spark's "
-            "reader, which is Java's client"
-        ),
-        "main.consumer.": "Spark's reader only, before `consumer.`; the Java client's names",
-        "restore.consumer.": "our own readers only (changelogs; inputs where a Python process "
-        "stays), before `consumer.`; "
-        "librdkafka's names",
+        "consumer.": "everything that reads: librdkafka's names",
+        "main.consumer.": "what reads inputs, before `consumer.`",
+        "restore.consumer.": "what reads changelogs, before `consumer.`",
         "producer.": "the producer of outputs and changelogs: librdkafka's names",
         "admin.": "the admin client: librdkafka's names",
         "topic.": "settings of internal topics when they are created",

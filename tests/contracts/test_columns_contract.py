@@ -1,10 +1,11 @@
-"""One contract, two roads for Columns: a Spark job's segments and the service that a resident step
-asks give the same hop."""
+"""One contract, two computers of Columns: Spark jobs, and the service of the JVM without one."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -14,20 +15,19 @@ from pyspark.sql import functions as F
 
 from contracts.test_resident_contract import (
     Record,
+    by_a_job,
     columns,
-    log_columns,
+    decoded,
     planned,
-    through_catalyst,
+    same,
 )
 from everflow import StreamsBuilder, serdes
-from everflow.records import EdgeBatch, TopicPartition
+from everflow.records import EdgeBatch
 from everflow.runtime.step.step_failure import SparkSays
 from everflow.runtime.thread.road import resident_road
 from everflow.runtime.worker.column_client import ColumnClient
-from everflow.runtime.worker.resident_segments import ComputedSegment as Computed
-from everflow.runtime.worker.resident_segments import LogDecoder, ResidentSegment
-from everflow.spark.local_run import LocalRun
-from everflow.spark.segments import hop_into_step, hop_out_of_step
+from everflow.runtime.worker.resident_segments import ComputedSegment
+from everflow.spark.segments import hop_out_of_step, slots_of_segment
 from everflow.topology.hops import HopInput, read_hop, write_hop
 from everflow.topology.physical_plan import DEAD_LETTER_TYPE, PhysicalPlan
 
@@ -94,33 +94,23 @@ def plan(request: pytest.FixtureRequest) -> PhysicalPlan:
 @pytest.fixture
 def run(plan: PhysicalPlan) -> Iterator[Callable[[list[Record]], HopInput]]:
     """Segment 0 as a resident step runs it."""
-    with client_of(plan) as (segment, client):
-        yield lambda records: segment.run(decoded(plan, records), client)
+    with served(plan) as run:
+        yield lambda records: run(decoded(plan, records))
 
 
-class client_of:
-    """The first segment of a plan, and a connection to where its Columns are computed."""
+@contextmanager
+def served(plan: PhysicalPlan, level: int = 0) -> Iterator[Callable[[HopInput], HopInput]]:
+    """A segment of a plan on a connection to where its Columns are computed."""
+    road = resident_road(plan)
+    assert isinstance(road.segments[level], ComputedSegment)
 
-    def __init__(self, plan: PhysicalPlan) -> None:
-        road = resident_road(plan)
-        assert road is not None
-        assert isinstance(road.segments[0], Computed)
-        self._segment = road.segments[0]
-        self._client = ColumnClient(road.columns)
+    def run(hop: HopInput) -> HopInput:
+        made = replace(hop, batches=dict(hop.batches), rows=dict(hop.rows))
+        road.segments[level].run(made, client)
+        return made
 
-    def __enter__(self) -> tuple[ResidentSegment, ColumnClient]:
-        return self._segment, self._client.__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        self._client.__exit__()
-
-
-def decoded(plan: PhysicalPlan, records: list[Record]) -> HopInput:
-    read: dict[TopicPartition, list[Record]] = {}
-    for record in records:
-        read.setdefault(TopicPartition(*record.place[:2]), []).append(record)
-    logs = {tp: log_columns(found, plan.headers) for tp, found in read.items()}
-    return LogDecoder.of(plan).run(logs)
+    with closing(ColumnClient(road.columns)) as client:
+        yield run
 
 
 def records(topic: str = "in") -> list[Record]:
@@ -130,20 +120,12 @@ def records(topic: str = "in") -> list[Record]:
     ]
 
 
-def same(plan: PhysicalPlan, given: HopInput, expected: HopInput) -> None:
-    for slot in plan.into_step(0):
-        if len(expected.batches[slot.id]) or slot.id in given.batches:
-            here, there = given.batches[slot.id], expected.batches[slot.id]
-            assert columns(here) == columns(there), slot
-            assert (here.key.type, here.value.type) == (there.key.type, there.value.type)
-
-
 @pytest.mark.parametrize("count", [len(ROWS), 1, 0])
 def test_columns_are_what_a_spark_job_makes_of_them(
     plan: PhysicalPlan, run: Callable[[list[Record]], HopInput], count: int
 ) -> None:
     given = records()[:count]
-    same(plan, run(given), through_catalyst(plan, given))
+    same(run(given), by_a_job(plan, decoded(plan, given)))
 
 
 def test_batch_after_batch_on_one_connection(
@@ -155,7 +137,7 @@ def test_batch_after_batch_on_one_connection(
             Record((*record.place[:2], offset), record.data, record.time, record.head)
             for offset, record in enumerate(given)
         ]
-        same(plan, run(numbered), through_catalyst(plan, numbered))
+        same(run(numbered), by_a_job(plan, decoded(plan, numbered)))
 
 
 def later(builder: StreamsBuilder) -> None:
@@ -182,17 +164,11 @@ def test_columns_behind_a_step(spark: SparkSession) -> None:
     empty = rows.take(np.empty(0, np.int64))
     letters = empty.with_columns(pa.array([], pa.binary()), pa.array([], DEAD_LETTER_TYPE.value))
     given = {found.id: rows if found.id == slot.id else letters for found in schema.slots}
-    hop = write_hop(given, schema, '{"of": "step 0"}')
-    expected = read_hop(LocalRun(plan).later(hop, 1), hop_into_step(plan, 1))
-    road = resident_road(plan)
-    assert road is not None
-    with ColumnClient(road.columns) as client:
-        made = road.segments[1].run(read_hop(hop, schema), client)
-    assert made.control == expected.control
-    for found in plan.into_step(1):
-        here, there = made.batches[found.id], expected.batches[found.id]
-        assert columns(here) == columns(there), found
-        assert here.seq.tolist() == there.seq.tolist()
+    hop = read_hop(write_hop(given, schema, '{"of": "step 0"}'), schema)
+    with served(plan, 1) as run:
+        made = run(hop)
+    assert made.control == '{"of": "step 0"}'
+    same(made, by_a_job(plan, hop, 1))
 
 
 def failing(builder: StreamsBuilder) -> None:
@@ -203,16 +179,16 @@ def failing(builder: StreamsBuilder) -> None:
 def test_a_column_that_fails_names_its_record_and_the_connection_goes_on() -> None:
     plan = planned(failing)
     given = [Record(("in", 0, 7 + i), (b"k", v), 0) for i, v in enumerate((b"1", b"one", b"2"))]
-    with client_of(plan) as (segment, client):
+    with served(plan) as run:
         with pytest.raises(SparkSays) as failure:
-            segment.run(decoded(plan, given), client)
+            run(decoded(plan, given))
         said = failure.value.failure
         assert said.record is not None
         assert said.record.place == ("in", 0, 8)
         assert "[CAST_INVALID_INPUT]" in said.error
         assert said.where[0].startswith(__file__)
-        good = segment.run(decoded(plan, [given[0], given[2]]), client)
-    (slot,) = (slot for slot in plan.into_step(0) if len(good.batches.get(slot.id, ())))
+        good = run(decoded(plan, [given[0], given[2]]))
+    (slot,) = slots_of_segment(plan, 0).slots
     assert good.batches[slot.id].value.to_pylist() == [1, 2]
 
 
@@ -220,15 +196,14 @@ def test_threads_have_expressions_of_their_own(spark: SparkSession) -> None:
     """to_json keeps a writer: two threads in one write each other's JSON."""
     plan = planned(shaped_as_json)
     given = records() * 200
-    with client_of(plan) as (segment, client):
-        expected = columns_of_all(segment.run(decoded(plan, given), client))
+    with served(plan) as run:
+        expected = columns_of_all(run(decoded(plan, given)))
     outcomes: list[object] = []
 
     def work() -> None:
-        with client_of(plan) as (segment, client):
+        with served(plan) as run:
             outcomes.extend(
-                columns_of_all(segment.run(decoded(plan, given), client)) == expected
-                for _ in range(20)
+                columns_of_all(run(decoded(plan, given))) == expected for _ in range(20)
             )
 
     threads = [threading.Thread(target=work) for _ in range(4)]

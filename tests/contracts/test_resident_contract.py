@@ -1,9 +1,9 @@
-"""One contract, two ways to read a batch: Catalyst's first segment and the resident step's Arrow
-twin give the same hop."""
+"""One contract, two ways to a segment's slots: a Spark job over the decoded records, and the Arrow
+twin."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,12 @@ from pyspark.sql import functions as F
 from everflow import StreamsBuilder, TimeWindows, agg, serdes
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import HEADERS, EdgeBatch, TopicPartition
+from everflow.runtime.thread.road import computed_segment
 from everflow.runtime.worker.column_client import ColumnClient
-from everflow.runtime.worker.resident_segments import LogDecoder, TwinSegment
-from everflow.spark.local_run import LocalRun
-from everflow.spark.segments import hop_into_step
-from everflow.topology.hops import HopInput, read_hop
+from everflow.runtime.worker.log_decoder import LogDecoder
+from everflow.runtime.worker.resident_segments import TwinSegment
+from everflow.spark.job_columns import JobColumns
+from everflow.topology.hops import HopInput
 from everflow.topology.physical_plan import DEAD_LETTER_SLOT, PhysicalPlan
 from everflow.topology.plan import plan
 from everflow.topology.subtopologies import cut
@@ -50,12 +51,6 @@ def log_columns(messages: list[Record], headers: bool) -> LogColumns:
     )
 
 
-def counted(builder: StreamsBuilder) -> None:
-    builder.stream("in", key=serdes.string(), value=serdes.string()).group_by_key().count(
-        store="s"
-    ).to_stream().to("out")
-
-
 def windowed(builder: StreamsBuilder) -> None:
     stream = builder.stream(
         "in", key=serdes.string(), value=serdes.json("a bigint, b struct<c: double>")
@@ -74,10 +69,6 @@ def summed(builder: StreamsBuilder) -> None:
     stream.group_by_key().aggregate(a=agg.max("value.a"), store="s").to_stream().to("out")
 
 
-def copied(builder: StreamsBuilder) -> None:
-    builder.stream("in", key=serdes.string(), value=serdes.bytes_()).to("out")
-
-
 def floating(builder: StreamsBuilder) -> None:
     value = serdes.json(
         "a float, b struct<c: double>, l array<double>, m map<string, float>, n array<map<string, "
@@ -88,7 +79,6 @@ def floating(builder: StreamsBuilder) -> None:
     )
 
 
-PROGRAMS = [counted, windowed, summed, copied, floating]
 VALUES = [
     b'{"a": 1, "b": {"c": 2.5}}',
     b'{"a": 2}',
@@ -144,50 +134,55 @@ def records(program: object) -> list[Record]:
 
 def columns(batch: EdgeBatch) -> list[object]:
     headers = None if batch.headers is None else [row or [] for row in batch.headers.to_pylist()]
-    arrays: list[Any] = [batch.timestamp, batch.source, batch.partition, batch.offset]
-    values = batch.value.to_pylist()
-    for value in values:
-        if (
-            isinstance(value, dict) and "error" in value
-        ):  # the step's own parser says more of the cause
-            value["error"] = value["error"].split("): ")[0].rstrip(")")
-    return [batch.key.to_pylist(), values, *(array.tolist() for array in arrays), headers]
+    arrays: list[Any] = [batch.timestamp, batch.source, batch.partition, batch.offset, batch.seq]
+    return [
+        batch.key.to_pylist(),
+        batch.value.to_pylist(),
+        *(array.tolist() for array in arrays),
+        headers,
+    ]
 
 
-def through_catalyst(found: PhysicalPlan, messages: list[Record]) -> HopInput:
-    log = [(*m.data, *m.place, m.time, m.head) for m in messages]
-    return read_hop(LocalRun(found).first(log), hop_into_step(found, 0))
+def decoded(plan: PhysicalPlan, records: list[Record]) -> HopInput:
+    read: dict[TopicPartition, list[Record]] = {}
+    for record in records:
+        read.setdefault(TopicPartition(*record.place[:2]), []).append(record)
+    logs = {tp: log_columns(found, plan.headers) for tp, found in read.items()}
+    return LogDecoder.of(plan).run(logs)
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def by_a_job(plan: PhysicalPlan, hop: HopInput, level: int = 0) -> HopInput:
+    """What a Spark job adds to the hop."""
+    made = replace(hop, batches=dict(hop.batches), rows=dict(hop.rows))
+    computed_segment(plan, level, level).run(made, JobColumns(plan))
+    return made
+
+
+def same(given: HopInput, expected: HopInput) -> None:
+    """The same slots, with the same records of the same types in the same rows."""
+    assert given.batches.keys() == expected.batches.keys()
+    for slot, there in expected.batches.items():
+        here = given.batches[slot]
+        assert columns(here) == columns(there), slot
+        assert (here.key.type, here.value.type) == (there.key.type, there.value.type)
+        np.testing.assert_array_equal(given.rows[slot], expected.rows[slot])
+
+
+@pytest.mark.parametrize("program", [windowed, summed], ids=lambda program: program.__name__)
 @pytest.mark.parametrize("rows", [7, 1, 0])
-def test_the_twin_gives_what_catalyst_gives(
-    spark: SparkSession, program: object, rows: int
-) -> None:
+def test_the_twin_gives_what_a_job_gives(spark: SparkSession, program: object, rows: int) -> None:
     found, messages = planned(program), records(program)[:rows]
     twin = TwinSegment.of(found.segments[0])
     assert twin is not None
-    expected = through_catalyst(found, messages)
-    decoded = LogDecoder.of(found).run(
-        {TopicPartition("in", 0): log_columns(messages, found.headers)}
-    )
-    given = twin.run(decoded, ColumnClient(""))
-    for slot in found.into_step(0):
-        if len(expected.batches[slot.id]) or slot.id in given.batches:
-            assert columns(given.batches[slot.id])[:6] == columns(expected.batches[slot.id])[:6], (
-                slot
-            )
-            assert given.batches[slot.id].key.type == expected.batches[slot.id].key.type
-            assert given.batches[slot.id].value.type == expected.batches[slot.id].value.type
-            if found.headers:
-                assert columns(given.batches[slot.id])[6] == columns(expected.batches[slot.id])[6]
-            np.testing.assert_array_equal(
-                given.offset[given.rows[slot.id]], given.batches[slot.id].offset
-            )
+    assert twin.projections
+    given = decoded(found, messages)
+    expected = by_a_job(found, given)
+    twin.run(given, ColumnClient(""))
+    same(given, expected)
 
 
-def test_a_number_that_is_too_large_for_its_type_is_no_infinity(spark: SparkSession) -> None:
-    batches = through_catalyst(planned(floating), records(floating)).batches
+def test_a_number_that_is_too_large_for_its_type_is_no_infinity() -> None:
+    batches = decoded(planned(floating), records(floating)).batches
     assert batches[DEAD_LETTER_SLOT].offset.tolist() == [11, 13, 14, 15, 16]
 
 

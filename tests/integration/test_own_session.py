@@ -30,7 +30,7 @@ stream = builder.stream(source, key=serdes.string(), value=serdes.string())
 stream.map_values(F.col("value").cast("int")).to(output, value=serdes.int_())
 streams = KafkaStreams(
     builder.build(), application_id=source, bootstrap_servers=servers, state_dir="state", num_stream_threads=1,
-    resident_max_records=0)
+    spark_job_per_batch=True)
 print("-- the instance's --", flush=True)
 streams.start()
 wait_until(lambda: streams.state is ClientState.ERROR, 300, "state ERROR", lambda: [streams])

@@ -38,6 +38,7 @@ def sources(count: int, merged: bool = True) -> tuple[Source, ...]:
             offset_reset="earliest",
             kind="stream",
             merged=merged,
+            slot=1,
         )
         for i in range(count)
     )

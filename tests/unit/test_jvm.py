@@ -84,7 +84,7 @@ def test_many_callers_make_one_download(cache: Path, monkeypatch: pytest.MonkeyP
     answers: list[list[Path]] = []
     callers = [
         threading.Thread(
-            target=lambda: answers.append(jars.resolve_jars("spark", progress=told.append))
+            target=lambda: answers.append(jars.resolve_jars("broker", progress=told.append))
         )
         for _ in range(8)
     ]
@@ -92,9 +92,9 @@ def test_many_callers_make_one_download(cache: Path, monkeypatch: pytest.MonkeyP
         caller.start()
     for caller in callers:
         caller.join(30)
-    folder = jars.jars_folder("spark")
+    folder = jars.jars_folder("broker")
     assert answers == [[folder / "a.jar", folder / "b.jar"]] * 8
-    assert runs == ["spark"]
+    assert runs == ["broker"]
     assert len(told) == 1
 
 
@@ -119,5 +119,5 @@ def test_a_failed_download_leaves_nothing_and_is_tried_twice(
 
 
 def test_an_unknown_class_path_is_refused() -> None:
-    with pytest.raises(ValueError, match="spark, broker, streams"):
+    with pytest.raises(ValueError, match="broker, streams"):
         jars.resolve_jars("connect")

@@ -171,6 +171,9 @@ def describe(
     form: Annotated[
         DescribeFormat, typer.Option("--format", help="How to print it.")
     ] = DescribeFormat.text,
+    physical: Annotated[
+        bool, typer.Option("--physical", help="Where each node is computed instead, and why.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Print a topology (text: Kafka Streams' own format). Starts Spark only if the program has
@@ -178,6 +181,7 @@ def describe(
     with _errors_for_people(debug):
         from everflow.cli.cluster import own_status
         from everflow.cli.program import LOAD_SILENT_S, load_topology
+        from everflow.runtime.thread.road import physical_road
         from everflow.spark.session import get_context
         from everflow.topology import describe as described
         from everflow.waits import shown_by
@@ -193,7 +197,8 @@ def describe(
             status.waiting(f"loading {target}", after_s=LOAD_SILENT_S),
         ):
             topology = load_topology(target, start_spark=get_context)
-        typer.echo(forms[form](topology).rstrip())
+            shown = physical_road(topology) if physical else forms[form](topology)
+        typer.echo(shown.rstrip())
 
 
 @app.command()

@@ -20,12 +20,12 @@ def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
         ] = False,
         debug: Debug = False,
     ) -> None:
-        """Prepare a machine or an image: fetch the jars, and make the class archives from which a
-        JVM starts in half the time.
+        """Prepare a machine or an image: make the class archive from which Spark's JVM starts in
+        half the time; for the embedded broker fetch the jars, too.
 
-        Both go to everflow's cache ($XDG_CACHE_HOME/everflow, by default ~/.cache/everflow), the
-        archives 200 MB; whoever starts everflow with that cache has them. What is there is not made
-        again.
+        Both go to everflow's cache ($XDG_CACHE_HOME/everflow, by default ~/.cache/everflow), an
+        archive has 100 MB; whoever starts everflow with that cache has them. What is there is not
+        made again.
         """
         with errors_for_people(debug):
             from everflow.cli.cluster import own_status
@@ -35,9 +35,10 @@ def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
 
             typer.echo(f"Java: {find_java()}")
             with own_status() as status:
+                if broker:
+                    with status.waiting("fetching the jars of broker"):
+                        resolve_jars("broker")
                 for conf in ("spark", "broker") if broker else ("spark",):
-                    with status.waiting(f"fetching the jars of {conf}"):
-                        resolve_jars(conf)
                     began = time.monotonic()
                     with status.waiting(f"making the class archive of {conf}"):
                         problem = make_archive(conf)
@@ -47,4 +48,4 @@ def register(app: typer.Typer, errors_for_people: ErrorsForPeople) -> None:
                         if problem is None
                         else f"not made, so {conf} starts as quickly as without:\n{problem}"
                     )
-                    typer.echo(f"{conf}: jars there, class archive {done}")
+                    typer.echo(f"{conf}: class archive {done}")

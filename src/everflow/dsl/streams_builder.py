@@ -36,8 +36,7 @@ class StreamsBuilder(Telling):
     """Builds one topology; not for use from several threads.
 
     ``pyspark.sql.functions`` need a Spark: once there is a builder, the first Column starts one (or
-    uses the one that runs). Raises SetupError where one runs that lacks the Kafka connector; a
-    Column does where Java is missing.
+    uses the one that runs); it raises SetupError where Java is missing.
     """
 
     def __new__(cls) -> StreamsBuilder:

@@ -9,16 +9,19 @@ from pathlib import Path
 
 from everflow.config import StreamsConfig
 from everflow.logs import log_path
+from everflow.topology.describe_physical import roads, summary
 from everflow.topology.graph import SinkNode, SourceNode, StatefulNode
+from everflow.topology.plan import plan
 from everflow.topology.program import Topology
+from everflow.topology.subtopologies import cut
 
 _LIST_WIDTH = 76  # topics or stores named before "and n more"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Banner:
-    """``topology`` is `topology_lines` of the program, ``program`` says where it is, if
-    anywhere."""
+    """``topology`` is `topology_lines` of the program, ``computed`` how many of its nodes take
+    which road, ``program`` says where it is, if anywhere."""
 
     application_id: str
     version: str
@@ -28,6 +31,7 @@ class Banner:
     state_folder: str
     topology: tuple[str, str, str]
     log_file: str
+    computed: str
     program: str = ""
 
     def text(self) -> str:
@@ -42,6 +46,7 @@ class Banner:
             ("topology", self.topology[0]),
             ("", self.topology[1]),
             ("", self.topology[2]),
+            ("computed", self.computed),
             ("state", self.state_folder),
             ("log", self.log_file),
         ]
@@ -89,6 +94,8 @@ def _listed(names: Sequence[str]) -> str:
 
 def banner(config: StreamsConfig, topology: Topology, program: str = "") -> Banner:
     """The banner of an instance; ``program``: where it was loaded from, if from anywhere."""
+    planned = plan(topology, cut(topology).index_of, config.application_id)
+    jobs = "spark.job.per.batch" if config.spark_job_per_batch else ""
     return Banner(
         program=program,
         application_id=config.application_id,
@@ -99,4 +106,5 @@ def banner(config: StreamsConfig, topology: Topology, program: str = "") -> Bann
         state_folder=str(Path(config.state_dir) / config.application_id),
         log_file=str(log_path(config.state_dir, config.application_id)),
         topology=topology_lines(topology),
+        computed=summary(roads(planned, jobs)),
     )

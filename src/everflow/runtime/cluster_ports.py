@@ -42,7 +42,6 @@ from everflow.runtime.wiring import (
     job_opener,
     lost_writers_of,
     new_incarnation,
-    prepared_partitions,
     racks_of,
     task_assignor,
 )
@@ -113,8 +112,7 @@ class ClusterPorts:
         self._gate_path: str
         self._keeper: StateKeeper
         self._watch: TopicWatch
-        self._road = chosen_road(context, ground)
-        self.open_job: OpenJob = job_opener(context, ground, self._road)
+        self.open_job: OpenJob = job_opener(context, ground, chosen_road(context, ground))
         self.spawn = on_thread
         self.new_incarnation = new_incarnation
         self.loop = QueueLoop
@@ -213,7 +211,7 @@ class ClusterPorts:
     def thread_settings(self, number: int) -> ThreadSettings:
         """Also notes the thread's transactional id, so that the next start on this folder fences
         it."""
-        ground, config, directory = self._ground, self._ground.config, self._ground.directory
+        config, directory = self._ground.config, self._ground.directory
         name = transactional_id(config, directory.process_id, number)
         if config.exactly_once and name not in directory.transactional_ids:
             directory.record_transactional_ids([name])  # of a thread that is added later
@@ -226,9 +224,6 @@ class ClusterPorts:
             limits=config.batches(),
             task_timeout_ms=config.task_timeout_ms,
             keep_alive_ms=config.keep_alive_ms,
-            partitions=prepared_partitions(
-                ground.input_partitions(), resident=self._road is not None
-            ),
         )
 
     def recovery(self, instance: Instance, stop: threading.Event, *, pauses: bool) -> Recovery:

@@ -33,11 +33,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("everflow")
 
-PREPARED_PARTITIONS = 256
-"""Up to so many input partitions a Spark job is prepared for all of them at once; above it one is
-prepared per assignment: each partition costs some calls into the JVM. A resident step is told what
-to read batch by batch, however many there are."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Ground:
@@ -53,15 +48,14 @@ class Ground:
 
     @property
     def reader(self) -> dict[str, Any]:
-        """librdkafka settings of our readers; with a rack, they read from replicas near by
+        """librdkafka settings of what reads changelogs; with a rack, from replicas near by
         (KIP-392)."""
         return {**self._rack, **self.config.consumer()}
 
     @property
-    def source(self) -> dict[str, str]:
-        """Settings of Spark's reader, without the servers."""
-        settings = {**self._rack, **self.config.main_consumer()}
-        return {key: str(value) for key, value in settings.items() if key != "bootstrap.servers"}
+    def main_reader(self) -> dict[str, Any]:
+        """librdkafka settings of what reads inputs."""
+        return {**self._rack, **self.config.main_consumer()}
 
     @property
     def _rack(self) -> dict[str, str]:
@@ -71,13 +65,6 @@ class Ground:
     def isolation(self) -> Isolation:
         """How inputs are read."""
         return "read_committed" if self.config.exactly_once else "read_uncommitted"
-
-    def input_partitions(self) -> frozenset[TopicPartition]:
-        """Every partition that a task of the application reads."""
-        counts = self.blueprint.partitions
-        return frozenset(
-            TopicPartition(topic, p) for topic, count in counts.items() for p in range(count)
-        )
 
     def changelog(self, task: TaskId, spec: StoreSpec) -> TopicPartition:
         """The changelog partition of a task's store."""
@@ -207,15 +194,16 @@ def lost_writers_of(ground: Ground) -> LostWriters:
 def chosen_road(context: Any, ground: Ground) -> ResidentRoad | None:
     """How all batches of this instance run; None: as Spark jobs."""
     from everflow.runtime.thread.road import resident_road
-    from everflow.spark.connector import add_connector
+    from everflow.spark.column_service import NotComputableError
     from everflow.spark.session import slots_of
 
     config = ground.config
+    if config.spark_job_per_batch:
+        return None
     # A resident step keeps a slot: in a session with few (the user's own) the threads would wait
     # for one another for ever.
     slots = slots_of(context)
-    wanted, possible = config.resident_max_records > 0, slots > config.num_stream_threads
-    if wanted and not possible:
+    if slots <= config.num_stream_threads:
         log.warning(
             "Spark has only %d task slots for %d stream threads: every batch is a job of its own, "
             "which is slower. With local[%d] "
@@ -224,41 +212,26 @@ def chosen_road(context: Any, ground: Ground) -> ResidentRoad | None:
             config.num_stream_threads,
             config.num_stream_threads + 1,
         )
-    road = resident_road(ground.blueprint.plan) if wanted and possible else None
-    if road is None:
-        # Now, where an error reaches who starts: it may have to be downloaded.
-        add_connector(context)
-    return road
+        return None
+    try:
+        return resident_road(ground.blueprint.plan)
+    except NotComputableError as error:
+        log.warning("Every batch is a Spark job of its own, which is slower: %s", error)
+        return None
 
 
 def job_opener(context: Any, ground: Ground, road: ResidentRoad | None) -> OpenJob:
     """Opens the Spark jobs of stream threads."""
     from everflow.runtime.thread.thread_job import JobSettings, ThreadJob, pack
 
-    config, resident = ground.config, road is not None
+    config, plan = ground.config, ground.blueprint.plan
     settings = JobSettings(
-        bootstrap_servers=config.bootstrap_servers,
         application_id=config.application_id,
         read_committed=config.exactly_once,
         dead_letter_topic=config.errors_dead_letter_queue_topic_name,
         layouts=ground.blueprint.layouts,
-        client=ground.source,
-        reader=ground.reader,
-        prepared_source=config.prepared_source,
-        resident_records=config.resident_max_records,
+        client=ground.main_reader,
     )
-    plan = ground.blueprint.plan
     # Once for all threads: what the program's variables are now is what the workers get.
     work = pack(plan, settings, road)
-    return lambda number, partitions: ThreadJob(
-        context, plan, work, number, partitions, settings, resident=resident
-    )
-
-
-def prepared_partitions(
-    partitions: frozenset[TopicPartition], *, resident: bool
-) -> frozenset[TopicPartition]:
-    """The partitions for which a stream thread's job is opened at the start: all of them, so that
-    tasks come and go without another; none where that would cost too much and a job is opened per
-    assignment. Pure."""
-    return partitions if resident or len(partitions) <= PREPARED_PARTITIONS else frozenset()
+    return lambda number: ThreadJob(context, plan, work, number, resident=road is not None)

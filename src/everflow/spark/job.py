@@ -18,10 +18,8 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame, SparkSession
 
 from everflow.errors import EverflowError
-from everflow.records import OffsetRange, TopicPartition
 from everflow.spark.foreign import mark_as_ours
-from everflow.spark.segments import first_segment, hop_out_of_step, later_segment, spark_schema
-from everflow.spark.source import SourceSettings, open_source
+from everflow.spark.segments import hop_out_of_step, segment, spark_schema
 from everflow.topology.physical_plan import PhysicalPlan
 from everflow.travel.own_code import program_folders
 
@@ -68,44 +66,31 @@ def local_property(name: str) -> str | None:
 
 
 class PreparedJob:
-    """One stream thread's plan over one assignment. Owned by that thread: py4j keeps local
-    properties per Python thread.
+    """One stream thread's plan. Owned by that thread: py4j keeps local properties per Python
+    thread.
 
-    ``steps`` are the functions of the Python hops by level; the last one returns one row with one
-    text column. ``slot`` names the thread (``t0``): its hops run in workers of their own.
+    ``steps`` are the functions of the Python hops by level, the one that reads and decodes first;
+    the last one returns one row with one text column. ``slot`` names the thread (``t0``): its hops
+    run in workers of their own.
     """
 
     def __init__(
-        self,
-        session: SparkSession,
-        plan: PhysicalPlan,
-        slot: str,
-        partitions: Sequence[TopicPartition],
-        source: SourceSettings,
-        steps: Sequence[StepFunction],
+        self, session: SparkSession, plan: PhysicalPlan, slot: str, steps: Sequence[StepFunction]
     ) -> None:
         PySparkLogger.getLogger("DataFrameQueryContextLogger").addFilter(_told_by_us)
-        self._session = session
-        self._plan = plan
-        self._slot = slot
-        self._steps = tuple(steps)
-        self._source = open_source(session, source, partitions)
-        self._rdd: Any = None if self._source.rebuilds else _rdd_of(self._build())
+        self._session, self._plan, self._slot = session, plan, slot
+        self._rdd = _rdd_of(self._frame(steps))
 
-    def run(
-        self, ranges: Mapping[TopicPartition, OffsetRange], properties: Mapping[str, str]
-    ) -> str:
-        """Run one micro-batch over ``ranges`` with the job's local ``properties``; blocks. Returns
-        the last step's text; raises SparkJobError for any failure: then nothing is known of what
-        the workers did. SparkGoneError if Spark itself ended."""
+    def run(self, properties: Mapping[str, str]) -> str:
+        """Run one micro-batch with the job's local ``properties``; blocks. Returns the last step's
+        text; raises SparkJobError for any failure: then nothing is known of what the workers did.
+        SparkGoneError if Spark itself ended."""
         context = self._session.sparkContext
         try:
-            self._source.set_ranges(ranges)
-            rdd = self._rdd if self._rdd is not None else _rdd_of(self._build())
             mark_as_ours(context)
             for name, text in properties.items():
                 context.setLocalProperty(name, text)
-            rows = list(rdd.collect())
+            rows = list(self._rdd.collect())
         except (PySparkException, Py4JError, OSError, AttributeError) as error:
             raise failure(self._session.sparkContext, error) from error
         if len(rows) != 1:
@@ -116,23 +101,25 @@ class PreparedJob:
         """Forget the prepared plan; its workers end by themselves when idle."""
         self._rdd = None
 
-    def _build(self) -> DataFrame:
-        """Kafka rows -> segment 0 -> step 0 -> segment 1 -> ... -> the last step's one row."""
-        # coalesce keeps whole partitions in order, so co-partitioned topics of a task meet in one
-        # worker without a shuffle.
-        frame = first_segment(self._source.frame(), self._plan).coalesce(1)
-        for level in range(self._plan.levels):
-            if level:
-                frame = later_segment(frame, self._plan, level)
-            frame = self._hop(frame, level)
+    def _frame(self, steps: Sequence[StepFunction]) -> DataFrame:
+        """Decoded records -> segment 0 -> step 0 -> segment 1 -> ... -> the last step's one row.
+
+        In one Spark partition, so that co-partitioned topics of a task meet in one worker, in
+        order, up to the marker."""
+        frame = self._hop(self._session.range(0, 1, 1, 1), steps[0], -1)
+        for level, step in enumerate(steps[1:]):
+            frame = self._hop(segment(frame, self._plan, level), step, level)
         return frame
 
-    def _hop(self, frame: DataFrame, level: int) -> DataFrame:
-        step = self._steps[level]
+    def _hop(self, frame: DataFrame, step: StepFunction, level: int) -> DataFrame:
         last = level == self._plan.levels - 1
         schema = "result string" if last else spark_schema(hop_out_of_step(self._plan, level))
+        return _map_in_arrow(self._session, frame, step, schema, worker_slot(self._slot, level))
 
-        return _map_in_arrow(self._session, frame, step, schema, f"{self._slot}-{level}")
+
+def worker_slot(thread: str, level: int) -> str:
+    """The name of the workers that run a level of a thread."""
+    return f"{thread}-log" if level < 0 else f"{thread}-{level}"
 
 
 class ServingJob:
@@ -163,7 +150,7 @@ class ServingJob:
 
         self._context = context
         self._properties = dict(properties)
-        with _workers_of(context, f"{slot}-0"):
+        with _workers_of(context, worker_slot(slot, 0)):
             self._rdd = context.parallelize([0], 1).mapPartitions(run)
             assert self._rdd._jrdd is not None  # made here, where the environment is the slot's
         self.ended = threading.Event()

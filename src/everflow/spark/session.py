@@ -230,10 +230,6 @@ def context_settings(socket_folder: str) -> dict[str, str]:
         "spark.ui.retainedTasks": "100",
         "spark.ui.retainedDeadExecutors": "1",
         "spark.cleaner.periodicGC.interval": "10min",
-        # What the connector fetched ahead is used by the next micro-batch or never (a commit marker
-        # moves the offset): one entry a batch and partition, with its records, stayed five minutes.
-        "spark.kafka.consumer.fetchedData.cache.timeout": "20s",
-        "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "10s",
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from pyspark.sql import functions as F
 
+from everflow.spark.column_service import computed, empty_frame
 from everflow.spark.session import get_context, get_session
 
 END_S = 300.0
@@ -20,6 +21,7 @@ def main() -> None:
     JVM has ended."""
     context: Any = get_context()
     frame = get_session().createDataFrame([(value,) for value in RECORDS], "value string")
+    computed(empty_frame(get_session(), frame.schema).select(F.upper("value").alias("value")))
     parsed = frame.select(
         F.from_json(
             "value", "user string, price double, at timestamp", {"mode": "PERMISSIVE"}

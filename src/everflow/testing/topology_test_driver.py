@@ -1,11 +1,11 @@
 """`TopologyTestDriver`: runs a topology without a broker, record by record, and shows its stores.
 
-It runs the very segments and steps that an instance runs: segments on the local Spark session of
-the test run, steps called in this process, stores in memory. Functions have gone through the same
-pickle as on their way to a worker, so what cannot travel fails here too, and what a function
-changes in a variable is changed in its own copy. Like Kafka Streams' driver it has one partition
-per topic, passes repartition topics on at once and commits after each input; so it shows every
-intermediate result, and it does not show co-partitioning faults.
+It runs the very segments and steps that an instance runs, in this process (Columns in the Spark of
+the test run, which starts where there are some), with stores in memory. Functions have gone through
+the same pickle as on their way to a worker, so what cannot travel fails here too, and what a
+function changes in a variable is changed in its own copy. Like Kafka Streams' driver it has one
+partition per topic, passes repartition topics on at once and commits after each input; so it shows
+every intermediate result, and it does not show co-partitioning faults.
 """
 
 from __future__ import annotations
@@ -18,21 +18,33 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from everflow.dsl.expressions import checked_serde
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
+from everflow.kafka.reading.log_columns import LogColumns
 from everflow.location import user_line
-from everflow.records import EdgeBatch, OffsetRange, TaskId, TopicPartition
+from everflow.records import HEADERS, EdgeBatch, OffsetRange, TaskId, TopicPartition
 from everflow.runtime.client_state import IllegalStateError
 from everflow.runtime.commit.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
 from everflow.runtime.query.query_errors import StoreKindError, StoreNotFoundError
+from everflow.runtime.step.step_failure import SparkSays
 from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord
 from everflow.runtime.step.task_step import StepResult, TaskStep
 from everflow.runtime.thread.failure_text import ending
 from everflow.runtime.thread.packing import packed
+from everflow.runtime.thread.road import job_segments, resident_road
+from everflow.runtime.thread.spark_failure import failure_of_said
+from everflow.runtime.worker.column_client import ColumnClient
+from everflow.runtime.worker.log_decoder import LogDecoder
 from everflow.runtime.worker.record_times import MOST_MS, too_late
+from everflow.runtime.worker.resident_segments import ColumnComputer, ResidentSegment
+from everflow.runtime.worker.resident_step import run_levels
 from everflow.serdes import Serde
-from everflow.spark.local_run import LocalRun
+from everflow.spark.column_service import NotComputableError
+from everflow.spark.job_columns import JobColumns
 from everflow.state.store import InMemoryStore, StoreSpec, StoreView
 from everflow.testing.store_views import KeyValueView, SessionView, WindowView
 from everflow.testing.topics import InputTopic, OutputTopic, RawRecord
@@ -41,6 +53,7 @@ from everflow.topology.physical_plan import PhysicalPlan, Source
 from everflow.topology.plan import emitting_every_update, plan
 from everflow.topology.program import Topology, checked_topology
 from everflow.topology.subtopologies import cut
+from everflow.waits import waiting
 
 
 class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
@@ -88,7 +101,8 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         )
         self._inputs: list[InputTopic] = []
         self._sink = _MemorySink(dead_letter_topic)
-        self._run = LocalRun(self._plan)
+        self._decoder = LogDecoder.of(self._plan)
+        self._segments, self._columns = _prepared(self._plan)
         self._closed = False
         self._request: BatchRequest | None = None
         # As the workers get them: what cannot travel is refused here too, and a variable that a
@@ -123,7 +137,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         """Forget stores and output; the shared Spark session stays. Idempotent."""
         self._closed = True
         self._forget()
-        self._run.close()
+        self._columns.close()
 
     def reset(self) -> None:
         """Begin anew for another test case: empty stores and topics, stream times, offsets, clocks
@@ -310,15 +324,13 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         return self._request
 
     def _step_result(self, rows: Sequence[tuple[RawRecord, int]]) -> StepResult:
-        log = [(r.key, r.value, r.topic, 0, offset, r.timestamp, r.headers) for r, offset in rows]
-        batches = self._run.first(log)
         try:
-            for level, step in enumerate(self._steps):
-                if level:
-                    batches = self._run.later(batches, level)
-                batches = list(step.process(batches))
+            hop = self._decoder.run(_by_topic(rows, self._plan.headers))
+            run_levels(self._segments, self._steps, self._columns, self._current(), hop, {})
         except (RecordFailure, UndecodableRecord) as error:
             raise ending(error.failure, 1, "") from (error.__cause__ or error)
+        except SparkSays as error:
+            raise ending(failure_of_said(error.failure), 1, "") from error
         return self._sink.take()
 
     def _deliver(self, result: StepResult) -> list[RawRecord]:
@@ -405,6 +417,40 @@ class _Outputs:
         self.produced.clear()
         for records in self._written.values():
             records.clear()
+
+
+def _prepared(plan: PhysicalPlan) -> tuple[Sequence[ResidentSegment], ColumnComputer]:
+    """The segments of a plan, and where they are computed."""
+    with waiting("preparing the Columns of this topology in Spark"):
+        try:
+            road = resident_road(plan)
+        except NotComputableError:
+            return job_segments(plan), JobColumns(plan)
+        return road.segments, ColumnClient(road.columns)
+
+
+def _by_topic(
+    rows: Sequence[tuple[RawRecord, int]], headers: bool
+) -> dict[TopicPartition, LogColumns]:
+    """Records and their offsets as they are read of a log."""
+    found: dict[TopicPartition, list[tuple[RawRecord, int]]] = {}
+    for record, offset in rows:
+        found.setdefault(TopicPartition(record.topic, 0), []).append((record, offset))
+    return {
+        tp: LogColumns(
+            pa.array([record.key for record, _ in listed], pa.binary()),
+            pa.array([record.value for record, _ in listed], pa.binary()),
+            np.array([offset for _, offset in listed], np.int64),
+            np.array([record.timestamp for record, _ in listed], np.int64),
+            pa.array(
+                [[{"key": k, "value": v} for k, v in record.headers] for record, _ in listed],
+                HEADERS,
+            )
+            if headers
+            else None,
+        )
+        for tp, listed in found.items()
+    }
 
 
 def _serdes(operator: str, key: object, value: object, where: str | None) -> tuple[Serde, Serde]:

@@ -8,33 +8,18 @@ Spark, so every batch is built and read here, with names checked (scenario 35).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.errors import EverflowError
-from everflow.records import HEADERS, UNBOUNDED_BYTES, EdgeBatch, Int64
+from everflow.records import HEADERS, EdgeBatch, Int64
 from everflow.topology.physical_plan import Slot
 
 MARKER = -1
-
-
-class HopTooLargeError(EverflowError):
-    """A hop has more bytes than a micro-batch may have: it is run again with fewer records.
-
-    Attributes: ``size``: (records, bytes) read so far.
-    """
-
-    code = "EF-HOP-TOO-LARGE"
-
-    def __init__(self, records: int, held: int) -> None:
-        super().__init__(
-            f"{records:,} records have {held:,} bytes already, more than a micro-batch may have"
-        )
-        self.size = (records, held)
 
 
 class HopError(EverflowError):
@@ -52,9 +37,9 @@ class HopSchema:
 
     slots: tuple[Slot, ...]
     headers: bool
-    first: bool = False
-    """The hop from the log into step 0 has no order and no control text yet; two columns less for
-    every record."""
+    bare: bool = False
+    """Rows for Columns alone have no order and no control text: two columns less for every
+    record."""
 
     def meta(self) -> list[pa.Field]:
         fields = [
@@ -63,7 +48,7 @@ class HopSchema:
             pa.field("_off", pa.int64()),
             pa.field("_ts", pa.int64()),
         ]
-        if not self.first:
+        if not self.bare:
             fields += [pa.field("_seq", pa.int64()), pa.field("_ctl", pa.string())]
         return fields + ([pa.field("_hdr", HEADERS)] if self.headers else [])
 
@@ -109,29 +94,21 @@ def ends_hop(batch: pa.RecordBatch) -> bool:
     )
 
 
-def read_hop(
-    batches: Iterable[pa.RecordBatch], schema: HopSchema, most_bytes: int = UNBOUNDED_BYTES
-) -> HopInput:
+def read_hop(batches: Iterable[pa.RecordBatch], schema: HopSchema) -> HopInput:
     """Read a hop to its marker.
 
-    Raises HopTooLargeError as soon as it has more than ``most_bytes``: before a column has 2 GiB,
-    or the machine has no memory.
     Raises HopError if the marker is missing: then the input was cut short by a failure upstream and
     nothing of it may be committed (scenario 33). Text that is not UTF-8 gets U+FFFD for its bad
     bytes, as Java's StringDeserializer does.
     """
     expected = schema.arrow()
     collected = []
-    rows = held = 0
     for batch in batches:
         if batch.schema.names != expected.names:
             raise HopError(
                 f"hop columns differ: expected {expected.names}, got {batch.schema.names}"
             )
         collected.append(batch)
-        rows, held = rows + batch.num_rows, held + batch.nbytes
-        if held > most_bytes:
-            raise HopTooLargeError(rows, held)
     if not collected:
         raise HopError("the input of a step ended without its end marker: an upstream stage failed")
     table = pa.Table.from_batches(collected).combine_chunks()
@@ -139,7 +116,7 @@ def read_hop(
     source = _numpy(table, "_src")
     if last < 0 or source[last] != MARKER or (source[:last] == MARKER).any():
         raise HopError("the input of a step ended without its end marker: an upstream stage failed")
-    control = "{}" if schema.first else table.column("_ctl")[last].as_py() or "{}"
+    control = table.column("_ctl")[last].as_py() or "{}"
     body = table.slice(0, last)
     meta = HopInput(
         batches={},
@@ -151,7 +128,7 @@ def read_hop(
         control=control,
     )
     meta.bytes = table.nbytes
-    seq = np.arange(last, dtype=np.int64) if schema.first else _numpy(body, "_seq")
+    seq = _numpy(body, "_seq")
     for slot in schema.slots:
         meta.batches[slot.id], meta.rows[slot.id] = _read_slot(
             body, slot, meta, seq, schema.headers
@@ -159,16 +136,38 @@ def read_hop(
     return meta
 
 
-def wide_rows(hop: HopInput, schema: HopSchema) -> pa.RecordBatch:
-    """All rows of ``hop`` with the slots of ``schema`` (``first``: without order and control
-    text)."""
+def narrowed(hop: HopInput, schema: HopSchema) -> tuple[HopInput, Int64]:
+    """``hop`` with the slots of ``schema`` and the rows on which one of them is live alone, and
+    which rows of it those are."""
+    slots = [slot.id for slot in schema.slots]
+    rows = np.unique(np.concatenate([hop.rows[slot] for slot in slots]))
+    place = np.zeros(len(hop.source), np.int64)
+    place[rows] = np.arange(len(rows))
+    part = HopInput(
+        batches={slot: hop.batches[slot] for slot in slots},
+        rows={slot: place[hop.rows[slot]] for slot in slots},
+        source=hop.source[rows],
+        partition=hop.partition[rows],
+        offset=hop.offset[rows],
+        timestamp=hop.timestamp[rows],
+        control=hop.control,
+    )
+    return part, rows
+
+
+def wide_rows(hop: HopInput, schema: HopSchema, headers: pa.Array | None) -> pa.RecordBatch:
+    """All rows of ``hop`` with the slots of ``schema``, which is bare."""
     count = len(hop.source)
-    meta = {"_src": hop.source, "_part": hop.partition, "_off": hop.offset, "_ts": hop.timestamp}
     columns = [
-        pa.array(meta[field.name], field.type) for field in schema.meta() if field.name in meta
+        pa.array(column, kind)
+        for column, kind in (
+            (hop.source, pa.int32()),
+            (hop.partition, pa.int32()),
+            (hop.offset, pa.int64()),
+            (hop.timestamp, pa.int64()),
+        )
     ]
-    if schema.headers:
-        columns.append(_headers(hop))
+    columns += [] if headers is None else [headers]
     for slot in schema.slots:
         given = _slot_columns(hop.batches[slot.id], slot)
         scattered = _scattered(hop.rows[slot.id], count)
@@ -179,23 +178,21 @@ def wide_rows(hop: HopInput, schema: HopSchema) -> pa.RecordBatch:
     )
 
 
-def with_slots(hop: HopInput, table: pa.Table, schema: HopSchema) -> HopInput:
-    """The rows of ``hop`` with the slots of ``schema`` from ``table``, one row for each of its
-    rows."""
-    if schema.headers:
-        table = table.append_column(pa.field("_hdr", HEADERS), _headers(hop))
+def slots_of(
+    hop: HopInput, table: pa.Table, schema: HopSchema, headers: pa.Array | None
+) -> Iterator[tuple[int, EdgeBatch, Int64]]:
+    """Slot id, records and their rows of the slots of ``schema`` from ``table``, which has one row
+    for each row of ``hop``."""
+    if headers is not None:
+        table = table.append_column(pa.field("_hdr", HEADERS), headers)
     seq = np.zeros(len(hop.source), np.int64)
     for slot_id, batch in hop.batches.items():
         seq[hop.rows[slot_id]] = batch.seq
-    made = replace(hop, batches=dict(hop.batches), rows=dict(hop.rows))
     for slot in schema.slots:
-        made.batches[slot.id], made.rows[slot.id] = _read_slot(
-            table, slot, hop, seq, schema.headers
-        )
-    return made
+        yield slot.id, *_read_slot(table, slot, hop, seq, headers is not None)
 
 
-def _headers(hop: HopInput) -> pa.Array:
+def headers_of(hop: HopInput) -> pa.Array:
     """Of every row, from the slots that have it."""
     found = pa.nulls(len(hop.source), HEADERS)
     for slot_id, batch in hop.batches.items():

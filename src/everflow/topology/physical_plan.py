@@ -16,28 +16,7 @@ import pyarrow as pa
 
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import ColumnExpr, EdgeType, ProjectNode, StatefulOperator
-
-CATALYST_SERDES = frozenset({"bytes", "string", "json"})
-"""Serde kinds that the JVM decodes and encodes; the others are faster in numpy inside a step
-(design section 7)."""
-
-
-def in_catalyst(serde: Serde) -> bool:
-    """Whether Catalyst reads and writes ``serde``: of JSON only what `from_json` takes (no bare
-    scalars, no maps but of texts)."""
-    if serde.kind == "json":
-        return pa.types.is_nested(serde.type) and _maps_have_text_keys(serde.type)
-    return serde.kind in CATALYST_SERDES
-
-
-def _maps_have_text_keys(type_: pa.DataType) -> bool:
-    if pa.types.is_map(type_):
-        return bool(pa.types.is_string(type_.key_type)) and _maps_have_text_keys(type_.item_type)
-    if pa.types.is_nested(type_):
-        return all(_maps_have_text_keys(type_.field(i).type) for i in range(type_.num_fields))
-    return True
-
+from everflow.topology.graph import ColumnExpr, EdgeType, ProjectNode, SinkNode, StatefulOperator
 
 DEAD_LETTER_SLOT = 0
 """Slot of undecodable records: key = raw key, value = struct<value: raw value, error: text>."""
@@ -62,12 +41,15 @@ class Source:
     merged: bool
     """True where the sub-topology reads several topics, so that the step has to merge partitions by
     time (D3)."""
+    slot: int
+    """The slot of its decoded records."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """One value stream of the plan. ``level``/``in_step`` say where it is produced, ``last_step``
-    the last step that reads it and ``last_segment`` the last segment that does (-1 = none)."""
+    """One value stream of the plan. ``level``/``in_step`` say where it is produced (decoding is
+    the step of level -1), ``last_step`` the last step that reads it and ``last_segment`` the last
+    segment that does (-1 = none)."""
 
     id: int
     name: str
@@ -88,17 +70,6 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Decode:
-    """Segment 0: one source topic decoded into ``output``; a part whose serde Catalyst cannot read
-    stays raw bytes."""
-
-    source: Source
-    output: int
-    raw_key: bool
-    raw_value: bool
-
-
-@dataclass(frozen=True)
 class Projection:
     """A ProjectNode on one input slot."""
 
@@ -107,38 +78,23 @@ class Projection:
     output: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Encode:
-    """Serialisation for a sink inside Catalyst. A part stays decoded where its serde is not a
-    Catalyst one. With ``topic`` the output's value is ``struct<topic, value>``."""
+@dataclass(frozen=True)
+class TopicChoice:
+    """The Column that gives each record of a sink its topic: the output's value is ``struct<topic,
+    value>``."""
 
-    node: str
-    key_serde: Serde
-    value_serde: Serde
-    topic: ColumnExpr | None
+    node: SinkNode
+    topic: ColumnExpr
     input: int
     output: int
 
 
 @dataclass(frozen=True)
 class Segment:
-    """What Catalyst does on one level, in order."""
+    """What Spark's code computes on one level, in order."""
 
     level: int
-    decodes: tuple[Decode, ...]
-    projections: tuple[Projection | Encode, ...]
-
-
-@dataclass(frozen=True)
-class DecodeOp:
-    """Decodes in the step the parts of a source that Catalyst left raw (serde None = part is
-    decoded already)."""
-
-    name: str
-    input: int
-    output: int
-    key_serde: Serde | None
-    value_serde: Serde | None
+    projections: tuple[Projection | TopicChoice, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,19 +137,18 @@ class StatefulOp:
 
 @dataclass(frozen=True, kw_only=True)
 class SinkOp:
-    """A SinkNode. ``topic`` None = the input's value is ``struct<topic, value>``; a serde None =
-    the part is bytes already."""
+    """A SinkNode. ``topic`` None = the input's value is ``struct<topic, value>``."""
 
     name: str
     topic: str | Callable[..., Any] | None
-    key_serde: Serde | None
-    value_serde: Serde | None
+    key_serde: Serde
+    value_serde: Serde
     drop_null_keys: bool
     inputs: tuple[int, ...]
     where: str | None
 
 
-StepOp = DecodeOp | FunctionOp | UnnestOp | StatefulOp | SinkOp
+StepOp = FunctionOp | UnnestOp | StatefulOp | SinkOp
 
 
 @dataclass(frozen=True)
@@ -227,13 +182,8 @@ class PhysicalPlan:
         """Slots carried from segment ``level`` into step ``level``."""
         return tuple(slot for slot in self.slots if slot.crosses_into_step(level))
 
-    @property
-    def parses_in_catalyst(self) -> bool:
-        """Whether segment 0 can find undecodable records."""
-        return not self.slots[DEAD_LETTER_SLOT].in_step
-
     def out_of_step(self, level: int) -> tuple[Slot, ...]:
-        """Slots carried from step ``level`` into segment ``level + 1``."""
+        """Slots carried from step ``level`` (-1: decoding) into segment ``level + 1``."""
         return tuple(slot for slot in self.slots if slot.crosses_out_of_step(level))
 
     def stores(self) -> dict[int, tuple[StoreSpec, ...]]:

@@ -5,9 +5,9 @@ what comes out).
 Merges are dissolved: a projection behind a merge exists once per input path, and an operator behind
 it has several input slots.
 
-Level of a node: segment L runs in the JVM, then step L in a Python worker. A Column behind a Python
-operator of level L opens level L+1; everything else stays as low as its inputs allow. Operators
-that share a store run in one step (D5), sinks in the last.
+Level of a node: segment L is Spark's code, then step L is Python. Step -1 decodes. A Column behind
+a Python operator of level L opens level L+1; everything else stays as low as its inputs allow.
+Operators that share a store run in one step (D5), sinks in the last.
 """
 
 from __future__ import annotations
@@ -36,9 +36,6 @@ from everflow.topology.graph import (
 from everflow.topology.physical_plan import (
     DEAD_LETTER_SLOT,
     DEAD_LETTER_TYPE,
-    Decode,
-    DecodeOp,
-    Encode,
     FunctionOp,
     PhysicalPlan,
     PlannedStep,
@@ -49,9 +46,12 @@ from everflow.topology.physical_plan import (
     Source,
     StatefulOp,
     StepOp,
+    TopicChoice,
     UnnestOp,
-    in_catalyst,
 )
+
+DECODING = -1
+"""The level of the step that decodes, before everything."""
 
 
 def plan(topology: Graph, subtopology_of: Mapping[str, int], application_id: str) -> PhysicalPlan:
@@ -118,26 +118,11 @@ class _Planner:
         self._sub = subtopology_of
         self._app = app
         self._floor = floor
-        # Only a JSON parser in Catalyst makes dead letters before step 0; else the slot begins
-        # there and no hop column is spent.
-        parsed = any(
-            serde.kind == "json" and in_catalyst(serde)
-            for node in topology.nodes
-            if isinstance(node, SourceNode)
-            for serde in (node.key_serde, node.value_serde)
-        )
-        self._slots: list[Slot] = [
-            Slot(
-                id=DEAD_LETTER_SLOT,
-                name="dead-letters",
-                type=DEAD_LETTER_TYPE,
-                level=0,
-                in_step=not parsed,
-            )
-        ]
+        self._slots: list[Slot] = []
+        self._slot("dead-letters", DEAD_LETTER_TYPE, DECODING, in_step=True)
         self._outputs: dict[str, tuple[int, ...]] = {}
         self._sources: list[Source] = []
-        self._segments: dict[int, tuple[list[Decode], list[Projection | Encode]]] = {}
+        self._segments: dict[int, list[Projection | TopicChoice]] = {}
         self.step_ops: list[tuple[StepOp, int]] = []
         self.level_of: dict[str, int] = {}
 
@@ -159,8 +144,8 @@ class _Planner:
             self._slots[slot], last_segment=max(self._slots[slot].last_segment, level)
         )
 
-    def _segment(self, level: int) -> tuple[list[Decode], list[Projection | Encode]]:
-        return self._segments.setdefault(level, ([], []))
+    def _segment(self, level: int) -> list[Projection | TopicChoice]:
+        return self._segments.setdefault(level, [])
 
     def _segment_level(self, slot: int) -> int:
         """Level of the first segment that can read ``slot``."""
@@ -196,48 +181,30 @@ class _Planner:
                 )
 
     def _place_source(self, node: SourceNode) -> Iterator[int]:
-        raw_key, raw_value = not in_catalyst(node.key_serde), not in_catalyst(node.value_serde)
-        decoded = node.out
-        edge = EdgeType(
-            pa.binary() if raw_key else decoded.key, pa.binary() if raw_value else decoded.value
-        )
+        self.level_of[node.name] = 0
         for topic in node.topics:
-            full = f"{self._app}-{topic}" if node.kind == "repartition" else topic
-            source = Source(
-                index=len(self._sources),
-                topic=full,
-                subtopology=self._sub[node.name],
-                node=node.name,
-                key_serde=node.key_serde,
-                value_serde=node.value_serde,
-                offset_reset=node.offset_reset,
-                kind=node.kind,
-                merged=False,
-            )
-            self._sources.append(source)
-            slot = self._slot(node.name, edge, 0, in_step=False)
-            self._segment(0)[0].append(Decode(source, slot, raw_key, raw_value))
-            self.level_of[node.name] = 0
-            if raw_key or raw_value:
-                out = self._slot(node.name, decoded, 0, in_step=True)
-                op = DecodeOp(
-                    f"{node.name}:{topic}",
-                    slot,
-                    out,
-                    node.key_serde if raw_key else None,
-                    node.value_serde if raw_value else None,
+            slot = self._slot(node.name, node.out, DECODING, in_step=True)
+            self._sources.append(
+                Source(
+                    index=len(self._sources),
+                    topic=f"{self._app}-{topic}" if node.kind == "repartition" else topic,
+                    subtopology=self._sub[node.name],
+                    node=node.name,
+                    key_serde=node.key_serde,
+                    value_serde=node.value_serde,
+                    offset_reset=node.offset_reset,
+                    kind=node.kind,
+                    merged=False,
+                    slot=slot,
                 )
-                self._read_in_step(slot, 0)
-                self.step_ops.append((op, 0))
-                yield out
-            else:
-                yield slot
+            )
+            yield slot
 
     def _place_projection(self, node: ProjectNode, slot: int) -> int:
         level = self._segment_level(slot)
         self._read_in_segment(slot, level)
         out = self._slot(node.name, node.out, level, in_step=False)
-        self._segment(level)[1].append(Projection(node, slot, out))
+        self._segment(level).append(Projection(node, slot, out))
         self.level_of[node.name] = max(self.level_of.get(node.name, 0), level)
         return out
 
@@ -280,72 +247,34 @@ class _Planner:
         yield out
 
     def _place_sink(self, node: SinkNode) -> None:
-        column = node.topic if isinstance(node.topic, ColumnExpr) else None
-        inputs: list[int] = []
-        groups: dict[bool, list[int]] = {}
-        for slot in self._inputs(node):
-            # A topic chosen by a function needs the decoded values; the step serialises after
-            # calling it.
-            by_function = isinstance(node.topic, FunctionExpr)
-            encoded = column is not None or not (by_function or self._slots[slot].in_step)
-            groups.setdefault(encoded, []).append(slot)
-        for encoded, slots in groups.items():
-            inputs = [self._encode(node, column, slot) for slot in slots] if encoded else slots
-            self._add_sink_op(
-                node,
-                column,
-                tuple(inputs),
-                encoded,
-                suffix="" if len(groups) == 1 else f":{encoded}",
-            )
-
-    def _encode(self, node: SinkNode, column: ColumnExpr | None, slot: int) -> int:
-        level = self._segment_level(slot)
-        self._read_in_segment(slot, level)
-        edge = self._slots[slot].type
-        key = pa.binary() if in_catalyst(node.key_serde) else edge.key
-        value = pa.binary() if in_catalyst(node.value_serde) else edge.value
-        if column is not None:
-            value = pa.struct([("topic", pa.string()), ("value", value)])
-        out = self._slot(node.name, EdgeType(key, value), level, in_step=False)
-        self._segment(level)[1].append(
-            Encode(
-                node=node.name,
-                key_serde=node.key_serde,
-                value_serde=node.value_serde,
-                topic=column,
-                input=slot,
-                output=out,
-            )
-        )
-        return out
-
-    def _add_sink_op(
-        self,
-        node: SinkNode,
-        column: ColumnExpr | None,
-        inputs: tuple[int, ...],
-        encoded: bool,
-        suffix: str,
-    ) -> None:
+        inputs = self._inputs(node)
         topic: str | Callable[..., Any] | None
-        if isinstance(node.topic, FunctionExpr):
-            topic = node.topic.fn
-        elif column is not None:
+        if isinstance(node.topic, ColumnExpr):
             topic = None
+            inputs = tuple(self._choose_topic(node, node.topic, slot) for slot in inputs)
+        elif isinstance(node.topic, FunctionExpr):
+            topic = node.topic.fn
         else:
-            assert isinstance(node.topic, str)
             topic = f"{self._app}-{node.topic}" if node.kind == "repartition" else node.topic
         op = SinkOp(
-            name=node.name + suffix,
+            name=node.name,
             topic=topic,
-            key_serde=None if encoded and in_catalyst(node.key_serde) else node.key_serde,
-            value_serde=None if encoded and in_catalyst(node.value_serde) else node.value_serde,
+            key_serde=node.key_serde,
+            value_serde=node.value_serde,
             drop_null_keys=node.kind == "repartition",
             inputs=inputs,
             where=node.where,
         )
         self.step_ops.append((op, self._step_level(op.name, inputs)))
+
+    def _choose_topic(self, node: SinkNode, topic: ColumnExpr, slot: int) -> int:
+        level = self._segment_level(slot)
+        self._read_in_segment(slot, level)
+        edge = self._slots[slot].type
+        value = pa.struct([("topic", pa.string()), ("value", edge.value)])
+        out = self._slot(node.name, EdgeType(edge.key, value), level, in_step=False)
+        self._segment(level).append(TopicChoice(node, topic, slot, out))
+        return out
 
     # -- result ------------------------------------------------------------------------------------
 
@@ -360,10 +289,7 @@ class _Planner:
                         spec.changelog, EdgeType(pa.binary(), pa.binary()), level, in_step=True
                     )
                     self._read_in_step(changelogs[spec.name], last)
-        segments = tuple(
-            Segment(level, tuple(self._segment(level)[0]), tuple(self._segment(level)[1]))
-            for level in range(last + 1)
-        )
+        segments = tuple(Segment(level, tuple(self._segment(level))) for level in range(last + 1))
         steps = tuple(
             PlannedStep(level, tuple(op for op, at in self.step_ops if at == level))
             for level in range(last + 1)
@@ -371,21 +297,13 @@ class _Planner:
         topics_of: dict[int, int] = {}
         for source in self._sources:
             topics_of[source.subtopology] = topics_of.get(source.subtopology, 0) + 1
-        sources = {
-            source.index: replace(source, merged=topics_of[source.subtopology] > 1)
-            for source in self._sources
-        }
-        segments = tuple(
-            replace(
-                segment,
-                decodes=tuple(replace(d, source=sources[d.source.index]) for d in segment.decodes),
-            )
-            for segment in segments
+        sources = tuple(
+            replace(source, merged=topics_of[source.subtopology] > 1) for source in self._sources
         )
         headers = self._reads_headers() or any(map(self._forwards_headers, self._topology.nodes))
         return PhysicalPlan(
             application_id=self._app,
-            sources=tuple(sources.values()),
+            sources=sources,
             slots=tuple(self._slots),
             segments=segments,
             steps=steps,

@@ -8,8 +8,11 @@ from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
 from everflow.location import user_line
 from everflow.topology.describe import as_text
+from everflow.topology.describe_physical import as_text as physical_text
 from everflow.topology.drawing import as_svg
 from everflow.topology.graph import Graph, SinkNode, SourceNode, StatefulNode
+from everflow.topology.plan import plan
+from everflow.topology.subtopologies import cut
 
 
 @dataclass(frozen=True, repr=False)
@@ -20,6 +23,13 @@ class Topology(Graph, Telling):
         """The topology in Kafka Streams' text format, sub-topologies numbered; the artefact to
         review before an upgrade."""
         return as_text(self)
+
+    def describe_physical(self) -> str:
+        """Where each node's records are computed, and by which line of the program: ``Arrow`` (in
+        columns), ``Catalyst`` (Spark's own code), ``Python`` (a function, record by record). For a
+        Spark like that everflow was made for; ``everflow describe --physical`` asks the one here.
+        """
+        return physical_text(plan(self, cut(self).index_of, ""))
 
     def __repr__(self) -> str:
         sources = [

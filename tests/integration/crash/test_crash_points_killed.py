@@ -36,7 +36,7 @@ QUICK = {(WORKER, FIRST_RECORD), (WORKER, APPLYING), (DRIVER, OFFSETS_SENT), (JV
 (design note 004)."""
 
 RESIDENT, SPARK_JOB = "resident", "spark-job"
-WAYS = {RESIDENT: {}, SPARK_JOB: {"resident.max.records": 0}}
+WAYS = {RESIDENT: {}, SPARK_JOB: {"spark.job.per.batch": True}}
 
 CASES = [
     pytest.param(

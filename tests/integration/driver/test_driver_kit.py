@@ -84,7 +84,7 @@ def test_the_first_column_and_the_first_records_are_waits_that_are_shown() -> No
             words = driver.create_input_topic("words", TEXT, TEXT)
             words.pipe_input("k", "a")
             words.pipe_input("k", "b")
-    assert shown == ["running the first records of this topology through Spark"], (
+    assert shown == ["preparing the Columns of this topology in Spark"], (
         "once: the next ones are quick"
     )
 

@@ -425,9 +425,9 @@ def test_a_loop_without_end_is_told_with_its_line_and_record(
     assert [record.value for record in cluster.read(output)] == [b"0", b"1", b"2"]
 
 
-@pytest.mark.parametrize("resident", [10_000_000, 0], ids=["resident", "spark-job"])
+@pytest.mark.parametrize("jobs", [False, True], ids=["resident", "spark-job"])
 def test_a_time_that_spark_cannot_hold_names_the_record(
-    app: Application, cluster: Cluster, resident: int
+    app: Application, cluster: Cluster, jobs: bool
 ) -> None:
     source, output = (
         cluster.topic("in", 1, message_timestamp_after_max_ms=str(2**63 - 1)),
@@ -436,7 +436,7 @@ def test_a_time_that_spark_cannot_hold_names_the_record(
     cluster.write(source, [text("k", "1", 1_000), text("k", "2", 1_700_000_000_000_000_000)])
     builder = StreamsBuilder()
     builder.stream(source, key=serdes.string(), value=serdes.string()).to(output)
-    streams = app.instance(builder.build(), resident_max_records=resident)
+    streams = app.instance(builder.build(), spark_job_per_batch=jobs)
     streams.start()
     error = until_failed(streams, IN_SECONDS)
     assert isinstance(error, RecordTimeError)
@@ -447,9 +447,9 @@ def test_a_time_that_spark_cannot_hold_names_the_record(
 # --- size -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("resident", [10_000_000, 0], ids=["resident", "spark-job"])
+@pytest.mark.parametrize("jobs", [False, True], ids=["resident", "spark-job"])
 def test_records_that_suddenly_are_large_come_in_smaller_batches(
-    app: Application, cluster: Cluster, resident: int
+    app: Application, cluster: Cluster, jobs: bool
 ) -> None:
     source, output = cluster.topic("in", 1), cluster.topic("out", 1)
     sizes = [10] * 500 + [100_000] * 60 + [10] * 500
@@ -458,7 +458,7 @@ def test_records_that_suddenly_are_large_come_in_smaller_batches(
     stream = builder.stream(source, key=serdes.string(), value=serdes.string())
     stream.map_values(lambda value: str(len(value)), returns=serdes.string()).to(output)
     with app.running(
-        builder.build(), resident_max_records=resident, max_batch_bytes=1_000_000
+        builder.build(), spark_job_per_batch=jobs, max_batch_bytes=1_000_000
     ) as streams:
         app.until_processed(streams, source)
         batches = streams.metrics()[COMMITS]

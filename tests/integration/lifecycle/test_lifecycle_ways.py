@@ -1,5 +1,5 @@
-"""The two ways of a stream thread (design note 004) within one instance: the resident step, and a
-Spark job for a large batch."""
+"""The two roads of an instance (design notes 004 and 014): the resident step, and a Spark job per
+batch."""
 
 from __future__ import annotations
 
@@ -25,11 +25,9 @@ def way(_: str) -> str:
     return f"{RESIDENT if context.getLocalProperty(CHANNEL_PROPERTY) else SPARK_JOB} {os.getpid()}"
 
 
-def test_a_batch_too_large_for_the_resident_step_is_a_spark_job_in_the_same_worker(
-    app: Application, cluster: Cluster
-) -> None:
-    """One worker: two would be two producers with one transactional id, and two views of a
-    store."""
+def test_the_road_may_change_between_two_starts(app: Application, cluster: Cluster) -> None:
+    """Offsets, stores and batches are the same on both; on each one worker runs the steps: two
+    would be two producers with one transactional id, and two views of a store."""
     source, ways, counts = (
         cluster.topic("in", 1),
         cluster.topic("ways", 1),
@@ -41,18 +39,19 @@ def test_a_batch_too_large_for_the_resident_step_is_a_spark_job_in_the_same_work
     stream.group_by_key().count(store="counts").to_stream().to(counts)
 
     def burst(streams: KafkaStreams, records: int) -> Sequence[str]:
-        """What the burst's records say, which come in one batch."""
+        """What the burst's records say."""
         before = len(cluster.read(ways))
-        streams.pause()
         cluster.write(source, [text("k", "v")] * records)
-        streams.resume()
         app.until_processed(streams, source)
         return [(record.value or b"").decode() for record in cluster.read(ways)[before:]]
 
-    with app.running(builder.build(), resident_max_records=50, num_stream_threads=1) as streams:
-        bursts = [burst(streams, records) for records in (5, 200, 5, 200, 5)]
-        (count,) = [long(record.value) for record in cluster.read(counts)[-1:]]
-    taken = [{said.split()[0] for said in burst} for burst in bursts]
-    assert taken == [{RESIDENT}, {SPARK_JOB}, {RESIDENT}, {SPARK_JOB}, {RESIDENT}]
-    assert len({said.split()[1] for burst in bursts for said in burst}) == 1, bursts
-    assert count == 415
+    taken = []
+    for jobs in (False, True, False):
+        with app.running(
+            builder.build(), spark_job_per_batch=jobs, num_stream_threads=1
+        ) as streams:
+            said = [*burst(streams, 5), *burst(streams, 200)]
+            taken.append({line.split()[0] for line in said})
+            assert len({line.split()[1] for line in said}) == 1, said
+    assert taken == [{RESIDENT}, {SPARK_JOB}, {RESIDENT}]
+    assert long(cluster.read(counts)[-1].value) == 615

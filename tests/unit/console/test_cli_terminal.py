@@ -90,6 +90,7 @@ def test_banner_has_everything_and_the_topology_in_three_lines() -> None:
         state_folder="/var/x",
         topology=("reads a", "keeps b", "writes c"),
         log_file="/var/x/log",
+        computed="Arrow 3 nodes",
     )
     assert text.text().splitlines() == [
         "application  delays   (everflow 0.1.0)",
@@ -98,6 +99,7 @@ def test_banner_has_everything_and_the_topology_in_three_lines() -> None:
         "topology     reads a",
         "             keeps b",
         "             writes c",
+        "computed     Arrow 3 nodes",
         "state        /var/x",
         "log          /var/x/log",
     ]

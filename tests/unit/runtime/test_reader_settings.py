@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import pytest
-
 from everflow.config import StreamsConfig
 from everflow.runtime.wiring import Ground
 
@@ -24,18 +22,21 @@ def ground(**settings: Any) -> Ground:
     )
 
 
-def test_the_rack_reaches_our_readers_and_spark_s() -> None:
+def test_the_rack_reaches_the_readers_of_inputs_and_changelogs() -> None:
     found = ground(**{"client.rack": "zone-a"})
     assert found.reader["client.rack"] == "zone-a"
-    assert found.source["client.rack"] == "zone-a"
+    assert found.main_reader["client.rack"] == "zone-a"
 
 
 def test_without_a_rack_there_is_no_such_setting() -> None:
     found = ground()
     assert "client.rack" not in found.reader
-    assert "client.rack" not in found.source
+    assert "client.rack" not in found.main_reader
 
 
-@pytest.mark.parametrize("readers", ["reader", "source"])
-def test_the_servers_are_only_in_what_needs_them(readers: str) -> None:
-    assert ("bootstrap.servers" in getattr(ground(), readers)) == (readers == "reader")
+def test_each_reader_has_its_prefix() -> None:
+    found = ground(
+        **{"consumer.fetch.min.bytes": 1, "main.consumer.fetch.min.bytes": 2, "client.rack": "a"}
+    )
+    assert (found.reader["fetch.min.bytes"], found.main_reader["fetch.min.bytes"]) == (1, 2)
+    assert found.main_reader["bootstrap.servers"] == "b:9092"

@@ -4,24 +4,29 @@ down that it was called."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
 from everflow import StreamsBuilder, serdes
 from everflow.dsl.kstream import KStream
+from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import OffsetRange, TopicPartition
 from everflow.runtime.commit.batch import COMMITTED, BatchRequest, BatchResult, TaskContext
 from everflow.runtime.step.task_step import StepResult, TaskStep
-from everflow.spark import job as spark_job
-from everflow.spark.job import PreparedJob, SparkJobError
-from everflow.spark.source import SourceSettings
+from everflow.runtime.worker.log_decoder import LogDecoder
+from everflow.spark.job import PreparedJob, SparkJobError, StepFunction
+from everflow.spark.segments import hop_out_of_step
 from everflow.state.store import StoreSpec, StoreView
+from everflow.topology.hops import write_hop
 from everflow.topology.physical_plan import PhysicalPlan, Source
 from everflow.topology.plan import plan
 from everflow.topology.subtopologies import cut
@@ -67,31 +72,26 @@ def announce(request: BatchRequest, level: int) -> None:
     pass
 
 
-class LocalSource:
-    """The rows of one partition; the value is the offset as text, and of the last row what the test
-    wants."""
+def log_of(plan: PhysicalPlan, last: str) -> Callable[[object], Iterator[pa.RecordBatch]]:
+    """The first hop over the records of one partition; the value is the offset as text, and of the
+    last what the test wants."""
+    values = [str(row) for row in range(ROWS - 1)] + [last]
+    columns = LogColumns(
+        pa.array([b"k"] * ROWS, pa.binary()),
+        pa.array([value.encode() for value in values], pa.binary()),
+        np.arange(ROWS),
+        np.arange(ROWS),
+    )
+    hop = LogDecoder.of(plan).run({IN: columns})
+    schema = hop_out_of_step(plan, -1)
 
-    rebuilds = False
+    def log(batches: object) -> Iterator[pa.RecordBatch]:
+        control = json.dumps({"ends": {str(IN): ROWS}, "bytes": hop.bytes})
+        for batch in write_hop(hop.batches, schema, control):
+            for start in range(0, batch.num_rows, 4_000):
+                yield batch.slice(start, 4_000)
 
-    def __init__(self, spark: SparkSession, last: str) -> None:
-        self._spark, self._last = spark, last
-
-    def frame(self) -> DataFrame:
-        value = F.when(F.col("id") == ROWS - 1, F.lit(self._last)).otherwise(
-            F.col("id").cast("string")
-        )
-        return self._spark.range(0, ROWS, 1, 1).select(
-            F.lit(b"k").alias("key"),
-            value.cast("binary").alias("value"),
-            F.lit("in").alias("topic"),
-            F.lit(0).alias("partition"),
-            F.col("id").alias("offset"),
-            F.timestamp_millis(F.col("id")).alias("timestamp"),
-            F.lit(None).cast("array<struct<key:string,value:binary>>").alias("headers"),
-        )
-
-    def set_ranges(self, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
-        pass
+    return log
 
 
 def planned(build: Callable[[KStream], KStream]) -> PhysicalPlan:
@@ -121,32 +121,29 @@ BUILDS: dict[str, tuple[int, Callable[[KStream], KStream]]] = {
     ("name", "last"),
     [("a Column between two steps", str(ROWS - 1)), *((name, "none") for name in BUILDS)],
 )
-def test_no_marker_no_commit(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, last: str
-) -> None:
+def test_no_marker_no_commit(spark: SparkSession, tmp_path: Path, name: str, last: str) -> None:
     levels, build = BUILDS[name]
     found, noted = planned(build), tmp_path / "called"
     assert found.levels == levels
-    monkeypatch.setattr(spark_job, "open_source", lambda *_: LocalSource(spark, last))
-    steps = [
-        TaskStep.of(found, level, NoStores(), NotedSink(str(noted)), request, announce)
-        for level in range(levels)
+    steps: list[StepFunction] = [
+        log_of(found, last),
+        *(
+            TaskStep.of(found, level, NoStores(), NotedSink(str(noted)), request, announce)
+            for level in range(levels)
+        ),
     ]
-    settings = SourceSettings(
-        bootstrap_servers="unused", group="app", read_committed=True, headers=False
-    )
-    job = PreparedJob(spark, found, "marker", [IN], settings, steps)
+    job = PreparedJob(spark, found, "marker", steps)
     if last != "none":
-        result = BatchResult.from_json(job.run({}, {}))
+        result = BatchResult.from_json(job.run({}))
         assert (noted.read_text(), result.consumed) == (str(ROWS), {IN: ROWS})
         return
     if (
         name == "the step before"
     ):  # it can still speak, and the steps behind it pass on what it says
-        failure = BatchResult.from_json(job.run({}, {})).failure
+        failure = BatchResult.from_json(job.run({})).failure
         assert failure is not None
         assert failure["record"]["offset"] == ROWS - 1
     else:
         with pytest.raises(SparkJobError, match="CAST_INVALID_INPUT"):
-            job.run({}, {})
+            job.run({})
     assert not noted.exists(), "the sink was called with a part of the records"

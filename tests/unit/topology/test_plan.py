@@ -14,14 +14,11 @@ from everflow.dsl.kstream import KStream
 from everflow.topology.graph import StatefulNode
 from everflow.topology.physical_plan import (
     DEAD_LETTER_SLOT,
-    DecodeOp,
-    Encode,
     FunctionOp,
     PhysicalPlan,
     Projection,
     SinkOp,
     StatefulOp,
-    in_catalyst,
 )
 from everflow.topology.plan import emitting_every_update, plan
 from everflow.topology.subtopologies import cut
@@ -57,7 +54,7 @@ def test_a_column_behind_a_function_opens_a_level_and_sinks_are_last() -> None:
     assert found.levels == 2
     assert level_of(found, FunctionOp) == [0]
     assert level_of(found, SinkOp) == [1, 1], "both sinks belong to the step that commits"
-    assert [type(p) for p in found.segments[1].projections] == [Projection, Encode]
+    assert [type(p) for p in found.segments[1].projections] == [Projection]
 
 
 def test_a_merge_is_dissolved_and_what_is_behind_exists_once_per_path() -> None:
@@ -80,7 +77,7 @@ def test_a_merge_over_two_levels() -> None:
     late.merge(stream).to_table(store="t")
     found = planned(builder)
     (table,) = [op for op in found.steps[1].ops if isinstance(op, StatefulOp)]
-    early_slot = next(d.output for d in found.segments[0].decodes)
+    early_slot = found.sources[0].slot
     assert early_slot in table.inputs
     for schema in (found.into_step(0), found.out_of_step(0), found.into_step(1)):
         assert early_slot in {slot.id for slot in schema}, "carried through the first step"
@@ -119,31 +116,13 @@ def test_changes_of_an_early_step_travel_to_the_last() -> None:
     assert found.stores() == {0: found.steps[0].ops[0].stores}  # type: ignore[union-attr]
 
 
-def test_dead_letters_begin_where_they_can_be_found() -> None:
-    cases = (
-        (serdes.json("a int"), False, 0),
-        (serdes.long(), True, 1),
-        (serdes.json("map<int,int>"), True, 1),
-    )
-    for value, in_step, decodes in cases:
-        builder = StreamsBuilder()
-        builder.stream("in", key=TEXT, value=value).for_each(lambda k, v: None)
-        found = planned(builder)
-        assert found.slots[DEAD_LETTER_SLOT].in_step is in_step
-        assert found.parses_in_catalyst is not in_step
-        assert len(level_of(found, DecodeOp)) == decodes
-
-
-def test_json_that_catalyst_cannot_read_is_read_in_a_step() -> None:
-    texts = {
-        "a int": True,
-        "array<int>": True,
-        "map<string,int>": True,
-        "map<int,int>": False,
-        "double": False,
-    }
-    for text, expected in texts.items():
-        assert in_catalyst(serdes.json(text)) is expected, text
+def test_what_is_decoded_is_there_before_the_first_segment() -> None:
+    builder = StreamsBuilder()
+    builder.stream("in", key=TEXT, value=serdes.long()).filter(F.col("value") > 0).to("out")
+    found = planned(builder)
+    (source,) = found.sources
+    assert [slot.id for slot in found.out_of_step(-1)] == [DEAD_LETTER_SLOT, source.slot]
+    assert DEAD_LETTER_SLOT in {slot.id for slot in found.into_step(0)}
 
 
 def test_headers_are_read_only_where_someone_needs_them() -> None:
@@ -177,7 +156,7 @@ def test_a_topology_without_consumers_has_a_plan() -> None:
     builder = StreamsBuilder()
     builder.stream("in", key=TEXT, value=TEXT)
     found = planned(builder)
-    assert (found.levels, found.into_step(0)) == (1, ())
+    assert (found.levels, [slot.id for slot in found.into_step(0)]) == (1, [DEAD_LETTER_SLOT])
 
 
 def test_emitting_every_update_changes_every_operator() -> None:

@@ -117,9 +117,7 @@ class BatchRequest:
     application_id: str
     producer_config: Mapping[str, Any] = field(default_factory=dict)
     most_bytes: int = UNBOUNDED_BYTES
-    """Bytes of input that the batch may take (``max.batch.bytes``). A reader of ranges ends early
-    there; a job, which cannot, fails when it has twice as many, and says what a record weighs
-    (``too-large``)."""
+    """Bytes of input that the batch may take (``max.batch.bytes``): the reader ends there."""
 
     def ending(self, ends: Mapping[TopicPartition, int]) -> BatchRequest:
         """The same request with ranges that end at ``ends``."""
@@ -247,7 +245,6 @@ class BatchFailure:
         record: the culprit where it is known.
         line: the innermost line of the user's program that was running.
         where: ``file:line`` of the operator that failed, or of each that may have.
-        size: (records, bytes) of a batch that is too large.
         details: stack and whatever else there is, for the log at DEBUG.
     """
 
@@ -257,7 +254,6 @@ class BatchFailure:
     record: BadRecord | None = None
     line: CodeLine | None = None
     where: tuple[str, ...] = ()
-    size: tuple[int, int] | None = None
     details: str = ""
 
     KINDS: ClassVar[Mapping[str, str]] = {
@@ -269,14 +265,12 @@ class BatchFailure:
         "migrated": "fenced, or unknown to the group",
         "generation": "the group's generation moved on",
         "data-loss": "a range is no longer, or not yet, in the log",
-        "timeout": "a broker or this machine was slow: nothing is lost",
         "retriable": "a passing fault, as the worker's own error says",
         "spark-says": (
             "Spark's code failed in a step: ``error`` is the JVM's text, for the driver to read"
         ),
         "spark-gone": "the JVM ended",
         "fatal": "trying again would meet it again",
-        "too-large": "more bytes than a batch may have: ``size``",
         "other": "anything else",
     }
 
@@ -291,12 +285,11 @@ class BatchFailure:
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> BatchFailure:
         """Inverse of `to_dict`."""
-        record, line, size = data["record"], data["line"], data["size"]
+        record, line = data["record"], data["line"]
         parts = {
             "record": None if record is None else BadRecord(**record),
             "line": None if line is None else CodeLine(**line),
             "where": tuple(data["where"]),
-            "size": None if size is None else (size[0], size[1]),
         }
         return BatchFailure(**{**data, **parts})
 

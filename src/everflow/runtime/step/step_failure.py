@@ -20,7 +20,6 @@ from everflow.errors import (
 from everflow.runtime.commit.batch import BadRecord, BatchFailure
 from everflow.runtime.step.step_functions import RecordFailure, UndecodableRecord
 from everflow.runtime.step.user_line import innermost_line
-from everflow.topology.hops import HopTooLargeError
 from everflow.user_texts import error_text
 
 MOST_DETAILS = 20_000
@@ -32,7 +31,6 @@ _KINDS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str],
     (LogStartMovedError, "data-loss"),
     ((RetriableError, UnknownOutcomeError, StoreMismatchError), "retriable"),
     (FatalError, "fatal"),
-    (HopTooLargeError, "too-large"),
     ((MemoryError, pa.ArrowMemoryError), "worker"),
     (Exception, "other"),
 )
@@ -69,6 +67,5 @@ def failure_of(error: Exception) -> BatchFailure:
         error=str(error) if own else error_text(error),
         code=getattr(error, "code", None) if own else None,
         line=innermost_line(error),
-        size=error.size if isinstance(error, HopTooLargeError) else None,
         details=details,
     )

@@ -1,4 +1,4 @@
-"""Runs record-by-record operators: functions, unnesting, decoding left over by Catalyst."""
+"""Runs record-by-record operators: functions, unnesting."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everflow.errors import EverflowError, RetriableError
+from everflow.errors import EverflowError
 from everflow.operators.user_code import require_users
 from everflow.records import EdgeBatch, Int64
 from everflow.runtime.commit.batch import BadRecord, BatchFailure
 from everflow.runtime.step.user_line import innermost_line
-from everflow.serdes import Serde
 from everflow.serdes.fitting import column_of
 from everflow.serdes.windowed import python_keys
-from everflow.topology.physical_plan import DEAD_LETTER_TYPE, DecodeOp, FunctionOp, Source, UnnestOp
+from everflow.topology.physical_plan import FunctionOp, Source, UnnestOp
 from everflow.user_texts import COLUMN_IN_FUNCTION, MOST_TEXT, UNDECODED, error_text, shown
 
 
@@ -244,70 +243,3 @@ def unnest(op: UnnestOp, batch: EdgeBatch) -> EdgeBatch:
         return out.with_columns(value=items.cast(op.type.value))
     key, value = pc.struct_field(items, [0]), pc.struct_field(items, [1])
     return out.with_columns(key.cast(op.type.key), value.cast(op.type.value))
-
-
-def decode_parts(
-    op: DecodeOp, batch: EdgeBatch, sources: Mapping[int, Source]
-) -> tuple[EdgeBatch, EdgeBatch | None]:
-    """Decode raw parts; records that cannot be decoded come back as dead letters."""
-    errors: dict[int, str] = {}
-    key = _decode(op.key_serde, batch.key, "key", errors)
-    value = _decode(op.value_serde, batch.value, "value", errors)
-    good = batch.with_columns(key, value)
-    if not errors:
-        return good, None
-    rows = np.array(sorted(errors), dtype=np.int64)
-    keep = np.ones(len(batch), dtype=bool)
-    keep[rows] = False
-    return good.take(np.flatnonzero(keep)), _dead_letters(op, batch, rows, errors, sources)
-
-
-def _decode(serde: Serde | None, raw: pa.Array, part: str, errors: dict[int, str]) -> pa.Array:
-    if serde is None:
-        return raw
-    try:
-        return serde.decode_array(raw)
-    except RetriableError:  # an outage (of a schema registry, say) is no fault of a record
-        raise
-    except BaseException as error:  # a serde of the user may raise anything
-        require_users(error)
-        return _decode_each(serde, raw.to_pylist(), part, errors)
-
-
-def _decode_each(
-    serde: Serde, raw: Iterable[bytes | None], part: str, errors: dict[int, str]
-) -> pa.Array:
-    rows = []
-    for row, data in enumerate(raw):
-        try:
-            rows.append(column_of([serde.decode(data)], serde.type))  # which need not fit
-        except RetriableError:
-            raise
-        except BaseException as error:
-            require_users(error)
-            text = str(error) if isinstance(error, EverflowError) else error_text(error)
-            errors[row] = f"{part} is not a valid {serde!r}: {text}"
-            rows.append(pa.nulls(1, serde.type))
-    return pa.concat_arrays(rows)
-
-
-def _dead_letters(
-    op: DecodeOp,
-    batch: EdgeBatch,
-    rows: Int64,
-    errors: dict[int, str],
-    sources: Mapping[int, Source],
-) -> EdgeBatch:
-    """Dead letters keep the raw bytes of the parts this step decodes; a part that Catalyst decoded
-    is written again, as its bytes are gone by now (the same bytes for text, JSON in schema
-    order)."""
-    bad = batch.take(rows)
-    source = sources[int(bad.source[0])]
-    key, raw = _bytes_again(source.key_serde, bad.key), _bytes_again(source.value_serde, bad.value)
-    texts = pa.array([errors[int(row)] for row in rows])
-    value = pa.StructArray.from_arrays([raw, texts], fields=list(DEAD_LETTER_TYPE.value))
-    return bad.with_columns(key, value)
-
-
-def _bytes_again(serde: Serde, column: pa.Array) -> pa.Array:
-    return column if pa.types.is_binary(column.type) else serde.encode_array(column)

@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 
 from everflow.operators.user_code import UserFunctionError, refused, require_users
 from everflow.records import (
-    UNBOUNDED_BYTES,
     EdgeBatch,
     OperatorResult,
     StoreChanges,
@@ -40,7 +39,7 @@ from everflow.runtime.commit.batch import (
 )
 from everflow.runtime.step.merge_order import merge_inputs, merge_tasks
 from everflow.runtime.step.step_failure import EarlierStepFailed, failure_of
-from everflow.runtime.step.step_functions import RecordFailure, decode_parts, run_function, unnest
+from everflow.runtime.step.step_functions import RecordFailure, run_function, unnest
 from everflow.runtime.step.step_stores import StoreAccess, TaskStores
 from everflow.serdes import Serde
 from everflow.serdes.windowed import python_keys
@@ -55,7 +54,6 @@ from everflow.topology.hops import (
 )
 from everflow.topology.physical_plan import (
     DEAD_LETTER_SLOT,
-    DecodeOp,
     FunctionOp,
     PhysicalPlan,
     SinkOp,
@@ -66,9 +64,6 @@ from everflow.topology.physical_plan import (
 )
 from everflow.user_texts import shown
 
-JOB_BYTES_FACTOR = 2
-"""A job's range cannot be cut while it is read; beyond so many times ``max.batch.bytes`` it is
-given up and planned smaller."""
 RESULT_SCHEMA = pa.schema([pa.field("result", pa.string())])
 
 
@@ -169,7 +164,7 @@ class TaskStep:
         return TaskStep(
             level=level,
             ops=plan.steps[level].ops,
-            hop_in=HopSchema(plan.into_step(level), plan.headers, first=level == 0),
+            hop_in=HopSchema(plan.into_step(level), plan.headers),
             hop_out=hop_out_of(plan, level),
             sources=plan.sources,
             changelog_slots=plan.changelog_slots,
@@ -195,11 +190,9 @@ class TaskStep:
         with timed(timings, "read"):
             request = self.request()
             self.announce(request, self.level)
-            hop = read_hop(
-                batches,
-                self.hop_in,
-                JOB_BYTES_FACTOR * request.most_bytes if self.level == 0 else UNBOUNDED_BYTES,
-            )
+            hop = read_hop(batches, self.hop_in)
+            if self.level == 0:
+                request, hop.bytes = _as_read(request, hop.control)
         yield from self.run(request, hop, timings)
 
     def run(
@@ -207,8 +200,10 @@ class TaskStep:
     ) -> Iterator[pa.RecordBatch]:
         """Run the operators on one hop's rows. Raises EarlierStepFailed for rows that a failed step
         has left."""
-        result, records = _from_control(hop.control), dict(hop.batches)
-        if self.level == 0:
+        records = dict(hop.batches)
+        if self.level:
+            result = _from_control(hop.control)
+        else:
             records, consumed = merge_inputs(hop, self.sources, request.ranges, request.log_ends)
             result = StepResult(consumed=consumed, input_bytes=hop.bytes)
         result.timings = timings
@@ -299,16 +294,12 @@ def _input_of(
 
 
 def _run_stateless(
-    op: DecodeOp | FunctionOp | UnnestOp,
+    op: FunctionOp | UnnestOp,
     records: Mapping[int, EdgeBatch],
     sources: dict[int, Source],
 ) -> dict[int, EdgeBatch]:
     """The slots that the operator fills."""
     match op:
-        case DecodeOp():
-            decoded, bad = decode_parts(op, records[op.input], sources)
-            letters = [found for found in (records.get(DEAD_LETTER_SLOT), bad) if found is not None]
-            return {op.output: decoded, **({DEAD_LETTER_SLOT: concat(letters)} if letters else {})}
         case FunctionOp():
             return {op.output: run_function(op, _input_of(op, records), sources)}
         case UnnestOp():
@@ -415,17 +406,17 @@ def _topics(
 
 def _encoded(
     op: SinkOp,
-    serde: Serde | None,
+    serde: Serde,
     column: pa.Array,
     batch: EdgeBatch,
     sources: Mapping[int, Source],
 ) -> pa.Array:
     """Final bytes. RecordFailure for a value that its serde cannot write."""
     try:
-        return column if serde is None else serde.encode_array(column)
+        return serde.encode_array(column)
     except BaseException as error:
         require_users(error)
-        found = refused(serde, column, error) if serde is not None else None
+        found = refused(serde, column, error)
         if found is None:
             raise
         row, cause = found
@@ -447,10 +438,22 @@ def _to_control(result: StepResult) -> str:
     )
 
 
-def _from_control(text: str) -> StepResult:
-    data: dict[str, Any] = json.loads(text)
+def _said(control: str) -> dict[str, Any]:
+    """What the marker of a hop says. Raises EarlierStepFailed."""
+    data: dict[str, Any] = json.loads(control)
     if "failure" in data:
         raise EarlierStepFailed(BatchFailure.from_dict(data["failure"]))
+    return data
+
+
+def _as_read(request: BatchRequest, control: str) -> tuple[BatchRequest, int]:
+    """The request with the ranges that were read, and how many bytes they had."""
+    data = _said(control)
+    return request.ending(by_partition(data["ends"])), data["bytes"]
+
+
+def _from_control(control: str) -> StepResult:
+    data = _said(control)
     return StepResult(
         consumed=by_partition(data.get("consumed", {})),
         stream_times=by_task(data.get("stream_times", {})),

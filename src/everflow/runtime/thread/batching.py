@@ -63,10 +63,6 @@ class BatchSize:
             )
         return BatchSize(bound, size, self.cold and not full)
 
-    def too_large(self, records: int, raw_bytes: int) -> BatchSize:
-        """With a batch that was given up because so many records had so many bytes."""
-        return BatchSize(self.bound, raw_bytes / max(1, records), self.cold)
-
     def shrunk(self, records: int) -> BatchSize:
         """With a batch of ``records`` that failed for a reason that fewer may not meet: one of
         them, or no memory."""

@@ -35,7 +35,6 @@ _CURES = {
     "hang": "Where the function loops without end or waits for another service, correct it, or "
     "give the call a time-out; where "
     f"such records just take long, raise max.poll.interval.ms. {_NOTHING_WRITTEN}; {_GOES_ON}.",
-    "too-large": "Raise max.batch.bytes.",
     "other": f"{_NOTHING_WRITTEN}; the whole stack is in the log at level DEBUG.",
 }
 

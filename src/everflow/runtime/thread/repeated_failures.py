@@ -18,9 +18,9 @@ ENDS_AFTER = 3
 ENDS_AFTER_MS = 2_000.0
 """A cause that nobody has thought of may be gone after a moment; three attempts may take less."""
 
-_PASSING = frozenset({"migrated", "generation", "data-loss", "timeout", "retriable"})
+_PASSING = frozenset({"migrated", "generation", "data-loss", "retriable"})
 _AT_ONCE = frozenset({"record", "undecodable", "fatal", "spark-gone"})
-_SMALLER = frozenset({"worker", "too-large", "hang", "column"})
+_SMALLER = frozenset({"worker", "hang", "column"})
 """What fewer records may not meet."""
 _CERTAIN = frozenset({"hang", "column"})
 """What waiting does not change: it has waited long enough, or it computes the same again."""

@@ -5,7 +5,6 @@ Notes 004 and 014.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 from everflow.runtime.worker.resident_segments import ComputedSegment, ResidentSegment, TwinSegment
@@ -17,9 +16,11 @@ from everflow.spark.segments import (
     spark_schema,
 )
 from everflow.spark.session import get_session
+from everflow.topology.describe_physical import as_text
+from everflow.topology.graph import Graph
 from everflow.topology.physical_plan import PhysicalPlan, Projection, Segment
-
-log = logging.getLogger("everflow")
+from everflow.topology.plan import plan
+from everflow.topology.subtopologies import cut
 
 
 @dataclass(frozen=True)
@@ -31,32 +32,59 @@ class ResidentRoad:
     columns: str = ""
 
 
-def resident_road(plan: PhysicalPlan) -> ResidentRoad | None:
-    """None where a micro-batch has to be a Spark job. Starts Spark SQL where the plan has
-    Columns."""
-    segments: list[ResidentSegment] = []
+def resident_road(plan: PhysicalPlan) -> ResidentRoad:
+    """Starts Spark SQL where the plan has Columns. NotComputableError where a micro-batch has to be
+    a Spark job."""
     path = ""
-    try:
-        for segment in plan.segments:
-            twin = TwinSegment.of(segment)
-            if twin is None:
-                path, made = _computed(plan, segment.level)
-                segments.append(made)
-            else:
-                segments.append(twin)
-    except NotComputableError as error:
-        log.warning("Every batch is a Spark job of its own, which is slower: %s", error)
-        return None
+    segments: list[ResidentSegment] = []
+    for segment in plan.segments:
+        twin = _without_spark(plan, segment)
+        if twin is None:
+            path, made = _computed(plan, segment.level)
+            segments.append(made)
+        else:
+            segments.append(twin)
     return ResidentRoad(tuple(segments), path)
 
 
+def physical_road(topology: Graph) -> str:
+    """`Topology.describe_physical` for the Spark that is here, which is asked."""
+    planned = plan(topology, cut(topology).index_of, "")
+    try:
+        resident_road(planned)
+    except NotComputableError as error:
+        return as_text(planned, str(error))
+    return as_text(planned)
+
+
+def job_segments(plan: PhysicalPlan) -> tuple[ResidentSegment, ...]:
+    """For `spark.job_columns`: the test driver's, where a micro-batch has to be a Spark job."""
+    return tuple(
+        _without_spark(plan, segment) or computed_segment(plan, segment.level, segment.level)
+        for segment in plan.segments
+    )
+
+
+def _without_spark(plan: PhysicalPlan, segment: Segment) -> TwinSegment | None:
+    if not slots_of_segment(plan, segment.level).slots:
+        return TwinSegment(())  # nobody reads what it makes
+    return TwinSegment.of(segment)
+
+
 def _computed(plan: PhysicalPlan, level: int) -> tuple[str, ComputedSegment]:
-    given, made = rows_into_segment(plan, level), slots_of_segment(plan, level)
-    rows = empty_frame(get_session(), spark_schema(given))
+    rows = empty_frame(get_session(), spark_schema(rows_into_segment(plan, level)))
     path, number = computed(computed_slots(rows, plan, level))
-    where = column_lines(plan.segments[level])
-    return path, ComputedSegment(
-        number=number, given=given, made=made, sources=plan.sources, where=where
+    return path, computed_segment(plan, level, number)
+
+
+def computed_segment(plan: PhysicalPlan, level: int, number: int) -> ComputedSegment:
+    """The segment of this level, computed where it has this ``number``."""
+    return ComputedSegment(
+        number=number,
+        given=rows_into_segment(plan, level),
+        made=slots_of_segment(plan, level),
+        sources=plan.sources,
+        where=column_lines(plan.segments[level]),
     )
 
 

@@ -1,4 +1,4 @@
-"""Reads from Spark's text why a job failed: a worker that died, a Column, its Kafka reader.
+"""Reads from Spark's text why a job failed: a worker that died, or a Column.
 
 Only failures that no worker could tell come this way (`BatchFailure` is what workers say
 themselves).
@@ -8,33 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
-from everflow.errors import RecordTimeError
 from everflow.runtime.commit.batch import BatchFailure
 from everflow.runtime.step.user_line import innermost_line_in
-from everflow.runtime.worker.record_times import too_late
 
-_KINDS = (
-    (
-        re.compile(
-            r"Python worker exited unexpectedly|Python worker process terminated|OutOfMemoryError"
-        ),
-        "worker",
-    ),
-    (re.compile(r"OffsetOutOfRange|data may have been lost|KAFKA_DATA_LOSS"), "data-loss"),
-    # Spark's reader waits so long for a record that is there: a broker or this machine is slow,
-    # nothing is lost.
-    (re.compile(r"Cannot fetch record for offset \d+ in \d+ milliseconds"), "timeout"),
-    # Java's client, inside Spark's reader: these are the retriable ones of
-    # org.apache.kafka.common.errors, and sockets that broke.
-    (
-        re.compile(
-            r"kafka\.common\.errors\.(?:Timeout|Disconnect|Network|NotLeader|LeaderNotAvailable|UnknownTopicOrPartition|NotEnoughReplicas"
-            r"|\w*Coordinator|CorruptRecord|KafkaStorage|\w*LeaderEpoch|OffsetNotAvailable|Retriable)\w*Exception"
-            r"|java\.net\.(?:Connect|Socket|SocketTimeout|NoRouteToHost)Exception"
-        ),
-        "retriable",
-    ),
+_WORKER = re.compile(
+    r"Python worker exited unexpectedly|Python worker process terminated|OutOfMemoryError"
 )
 _COLUMN = re.compile(
     r"\[(?P<condition>[A-Z][A-Z0-9_]*(?:\.[A-Z0-9_]+)*)\] .*?SQLSTATE: (?:22|P0)", re.DOTALL
@@ -42,9 +22,6 @@ _COLUMN = re.compile(
 """Spark's own error classes; SQLSTATE 22 is "data exception": what ANSI rules refuse, P0 what the
 user's raise_error says."""
 _SILENCED = re.compile(r' If necessary set "?spark\.sql\.ansi\.enabled.*?bypass this error\.')
-_TIME_OVERFLOW = re.compile(
-    r"long overflow.*?(?:millisToMicros|fromJavaTimestamp|KafkaRecordToRowConverter)", re.DOTALL
-)
 _EXCEPTION = re.compile(r"^(?:[\w$]+\.)+[\w$]*(?:Exception|Error|Throwable): ")
 _STACK = re.compile(r"^\s+at |^\s*\.\.\. \d+ more|^Driver stacktrace:")
 
@@ -52,19 +29,13 @@ _STACK = re.compile(r"^\s+at |^\s*\.\.\. \d+ more|^Driver stacktrace:")
 def failure_of_text(text: str, columns: Sequence[str] = ()) -> BatchFailure:
     """The failure that a failed job's text tells of. ``columns``: the lines of the program whose
     Columns it ran."""
-    if _TIME_OVERFLOW.search(text):
+    if _WORKER.search(text):
         return BatchFailure(
-            kind="fatal", error=str(too_late(None)), code=RecordTimeError.code, details=text
+            kind="worker",
+            error=_death(text) if "Python worker" in text else says(text),
+            line=innermost_line_in(text),
+            details=text,
         )
-    for pattern, kind in _KINDS:
-        if pattern.search(text):
-            died = "Python worker" in text and kind == "worker"
-            return BatchFailure(
-                kind=kind,
-                error=_death(text) if died else says(text),
-                line=innermost_line_in(text),
-                details=text,
-            )
     if _COLUMN.search(text):
         return BatchFailure(
             kind="column",
@@ -73,6 +44,12 @@ def failure_of_text(text: str, columns: Sequence[str] = ()) -> BatchFailure:
             details=text,
         )
     return BatchFailure(kind="other", error=says(text), line=innermost_line_in(text), details=text)
+
+
+def failure_of_said(said: BatchFailure) -> BatchFailure:
+    """What a failure of kind ``spark-says`` is: the text that Spark's code gave in a step, read."""
+    found = failure_of_text(said.error, said.where)
+    return replace(found, record=said.record if found.kind == "column" else None)
 
 
 def says(text: str) -> str:

@@ -55,14 +55,6 @@ class _Drop:
 
 
 @dataclass(frozen=True)
-class _Opened:
-    """A job, and the partitions that it can read."""
-
-    job: Job
-    partitions: frozenset[TopicPartition]
-
-
-@dataclass(frozen=True)
 class Recovering:
     """After a batch whose outcome is not known yet; since when, monotonic ms."""
 
@@ -102,8 +94,7 @@ class StreamThread:
     def __post_init__(self) -> None:
         self._commands: queue.SimpleQueue[_Add | _Drop] = queue.SimpleQueue()
         self._stop = threading.Event()
-        self._opened: _Opened | None = None
-        self._partitions: frozenset[TopicPartition] = frozenset()
+        self._job: Job | None = None
         self._next = BatchId("", 0, 0)
         self._size = BatchSize()
         self._planned: PlannedBatch | None = None
@@ -199,8 +190,7 @@ class StreamThread:
         self.services.gate.begin(batch_id, self.number, self.settings.guarantee, {})
         request = self._request(batch_id, PlannedBatch({}, {}))
         try:
-            opened = self._opened or self._open_job(self.settings.partitions)
-            opened.job.run(request)
+            self._opened_job().run(request)
         except BatchFailedError as failure:
             if failure.failure.kind == "fatal":  # a program that no worker can build, say
                 raise ending(failure.failure, 1, "") from failure
@@ -236,9 +226,7 @@ class StreamThread:
             self._struggle = self._no_struggle()  # it lasts no longer
             self.clock.wait(self.wake, IDLE_WAIT_MS)
             return False
-        # 3. A job that can read what the tasks read; usually the one of the warm-up.
-        self._prepare_job()
-        # 4. Which offsets: the range of a failed attempt again, or what is new.
+        # 3. Which offsets: the range of a failed attempt again, or what is new.
         planned = self._planned or self._plan()
         if planned is None:
             self._wait(min(IDLE_WAIT_MS, self._keep_alive_left_ms()))
@@ -290,7 +278,6 @@ class StreamThread:
     def _begin_with(self, partitions: Sequence[TopicPartition]) -> None:
         """Other tasks than before: the job goes on, it only reads other partitions (I4, design note
         006)."""
-        self._partitions = frozenset(partitions)
         self._next = BatchId(self.new_incarnation(), 0, 0)
         if not partitions:
             self.services.ends.unwatch(self.number)
@@ -300,19 +287,11 @@ class StreamThread:
             "Stream thread %d runs tasks %s", self.number, ", ".join(map(str, sorted(self.tasks)))
         )
 
-    def _prepare_job(self) -> None:
-        needed = self._partitions
-        if self._opened is None or not needed <= self._opened.partitions:
-            self._open_job(
-                self.settings.partitions if needed <= self.settings.partitions else needed
-            )
-
-    def _open_job(self, partitions: frozenset[TopicPartition]) -> _Opened:
-        self._close_job()
-        opened = self._opened = _Opened(
-            self.services.open_job(self.number, sorted(partitions)), partitions
-        )
-        return opened
+    def _opened_job(self) -> Job:
+        """Usually the one of the warm-up."""
+        if self._job is None:
+            self._job = self.services.open_job(self.number)
+        return self._job
 
     def _plan(self) -> PlannedBatch | None:
         if self.services.ends.failure is not None:
@@ -332,7 +311,7 @@ class StreamThread:
         ranges = plan_ranges(available, self._size.records(self.settings.limits))
         if is_empty(ranges) or self._stuck_at == log_ends or self.services.paused():
             # An empty batch now and then keeps the Python workers alive (idle for a minute, Spark
-            # ends them).
+            # ends them: design section 7).
             if self._keep_alive_left_ms() > 0:
                 return None
             ranges = {tp: OffsetRange(r.start, r.start) for tp, r in available.items()}
@@ -353,7 +332,6 @@ class StreamThread:
 
     def _run_batch(self, planned: PlannedBatch) -> BatchResult | None:
         """The job's result; None if a task is no longer owned (its removal is on the way)."""
-        assert self._opened is not None
         batch_id = str(self._next._replace(attempt=planned.attempt))
         epochs = {task.id: task.epoch for task in self.tasks.values()}
         if not self.services.gate.begin(batch_id, self.number, self.settings.guarantee, epochs):
@@ -362,7 +340,7 @@ class StreamThread:
         if self._search is not None and (line := self._search.told(planned, since)):
             moves.info("Stream thread %d: %s", self.number, line)
         try:
-            return self._opened.job.run(self._request(batch_id, planned))
+            return self._opened_job().run(self._request(batch_id, planned))
         except BatchFailedError as error:
             if self.hung is not None and self.hung.since_ms == since:
                 raise BatchFailedError(self.hung.told_of(error.failure)) from error
@@ -475,7 +453,7 @@ class StreamThread:
         self._struggle.pause(self._stop)
 
     def _plan_smaller(self, failure: BatchFailure) -> None:
-        """A batch that is too large, whose worker ended twice (perhaps for lack of memory), or one
+        """A batch whose worker ended twice (perhaps for lack of memory), or one
         of whose records a Column cannot be computed for, runs again with fewer records."""
         planned = self._planned
         if planned is None:
@@ -484,9 +462,7 @@ class StreamThread:
         if column is not None and (before := planned.until(column.place)) is not None:
             self._planned = before
             return
-        if failure.size is not None:
-            self._size = self._size.too_large(*failure.size)
-        elif failure.kind in ("hang", "column") or (
+        if failure.kind in ("hang", "column") or (
             failure.kind == "worker" and (planned.attempt > 1 or self._search)
         ):
             if not self._search and not planned.smallest:
@@ -575,9 +551,9 @@ class StreamThread:
         self.services.on_failed(error)
 
     def _close_job(self) -> None:
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            opened.job.close()
+        job, self._job = self._job, None
+        if job is not None:
+            job.close()
 
     def _close(self, known: dict[TaskId, ActiveTask]) -> None:
         """``known``: tasks whose last batch has a known outcome. The others must be recovered

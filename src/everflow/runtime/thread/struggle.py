@@ -57,19 +57,14 @@ class Struggle:
                 short(failure),
             )
             return
-        slow = failure.kind == "timeout" and self._repeated.times(failure) == 1
-        # A slow broker is worth a warning only when it stays slow.
-        level = logging.INFO if slow else logging.WARNING
         if self._repeated.to_be_told(failure):
-            log.log(
-                level,
+            log.warning(
                 "Stream thread %d: the same failure again, nothing has changed: %s",
                 self.number,
                 told(failure),
             )
         else:
-            log.log(
-                level,
+            log.warning(
                 "Stream thread %d: batch failed (%s): %s",
                 self.number,
                 failure.kind,

@@ -1,10 +1,10 @@
-"""Runs micro-batches as Spark jobs: a request in, a result or a classified failure out."""
+"""Runs micro-batches in workers: a request in, a result or a classified failure out."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,9 +12,7 @@ import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
-from everflow.errors import EverflowError, RecordTimeError
-from everflow.kafka.admin import ClusterAdmin
-from everflow.records import OffsetRange, TopicPartition
+from everflow.errors import EverflowError
 from everflow.runtime.commit.batch import (
     FAILED,
     REQUEST_PROPERTY,
@@ -27,10 +25,10 @@ from everflow.runtime.step.task_step import TaskStep, failed, hop_out_of
 from everflow.runtime.thread.packing import packed
 from everflow.runtime.thread.resident_job import ResidentJob
 from everflow.runtime.thread.road import ResidentRoad, column_lines
-from everflow.runtime.thread.spark_failure import failure_of_text, says
+from everflow.runtime.thread.spark_failure import failure_of_said, failure_of_text, says
 from everflow.runtime.worker.kafka_sink import KafkaSink
-from everflow.runtime.worker.record_times import MOST_MS, too_late
-from everflow.runtime.worker.resident_segments import LogDecoder
+from everflow.runtime.worker.log_decoder import LogDecoder
+from everflow.runtime.worker.log_input import LogInput, LogStep
 from everflow.runtime.worker.resident_step import ResidentStep, refuse
 from everflow.runtime.worker.worker_ports import LmdbAccess, WorkerPorts, announce
 from everflow.spark.job import (
@@ -41,32 +39,25 @@ from everflow.spark.job import (
     failure,
     local_property,
 )
+from everflow.spark.segments import hop_out_of_step
 from everflow.spark.session import get_session
-from everflow.spark.source import SourceSettings
 from everflow.topology.hops import HopSchema, ends_hop
 from everflow.topology.physical_plan import PhysicalPlan
 from everflow.travel.parcel import Parcel
 
-LOOK_UP_S = 5.0
 CHANNEL_PROPERTY = "everflow.resident"
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobSettings:
-    """``dead_letter_topic`` None = stop at an undecodable record; ``client`` Kafka client
-    properties for the readers."""
+    """``dead_letter_topic`` None = stop at an undecodable record; ``client``: librdkafka properties
+    of what reads inputs, ``bootstrap.servers`` included."""
 
-    bootstrap_servers: str
     application_id: str
     read_committed: bool
     dead_letter_topic: str | None = None
     layouts: str = ""
-    client: Mapping[str, str] = field(default_factory=dict)
-    reader: Mapping[str, Any] = field(default_factory=dict)
-    """librdkafka properties of the resident step's reader, ``bootstrap.servers`` included."""
-    prepared_source: bool = True
-    resident_records: int = 10_000_000
-    """Batches up to this size go to the resident step where the plan has one. 0 = never."""
+    client: Mapping[str, Any] = field(default_factory=dict)
 
 
 def resident_channel() -> str:
@@ -90,14 +81,15 @@ class Work:
     """What runs in a stream thread's workers; it travels as one parcel, so that its functions share
     the program's variables."""
 
+    log: LogStep
     steps: tuple[TaskStep, ...]
     resident: ResidentStep | None
 
 
 @dataclass(frozen=True)
 class PackedStep:
-    """The step of a level of packed `Work`: what Spark pickles for each job, and unpickles for each
-    micro-batch."""
+    """The step of a level (-1: reading and decoding) of packed `Work`: what Spark pickles for each
+    job, and unpickles for each micro-batch."""
 
     work: Parcel
     level: int
@@ -107,7 +99,7 @@ class PackedStep:
         """Where Spark closes the connection before the end marker, because something upstream has
         failed, this worker ends, and PySpark would print a traceback of the closed connection:
         nobody's news. So it would for a step that has not read its input, because the driver gave
-        the batch up first."""
+        the batch up first, and for the first one where nobody takes what it reads."""
         whole = False
 
         def read() -> Iterator[pa.RecordBatch]:
@@ -117,8 +109,9 @@ class PackedStep:
                 yield batch
 
         try:
-            step: TaskStep = self.work.open().steps[self.level]
-            yield from step(read())
+            work: Work = self.work.open()
+            yield from (work.log if self.level < 0 else work.steps[self.level])(read())
+            whole = whole or self.level < 0
         except EverflowError as error:  # it needs what this worker has not
             yield from failed(error, self.hop_out)
         finally:
@@ -149,25 +142,28 @@ def pack(plan: PhysicalPlan, settings: JobSettings, road: ResidentRoad | None) -
         TaskStep.of(plan, level, LmdbAccess(), sink, read_request, announce)
         for level in range(plan.levels)
     )
-    group = f"{settings.application_id}-resident"
+    log = LogInput(
+        decoder=LogDecoder.of(plan),
+        client=settings.client,
+        group=f"{settings.application_id}-resident",
+        read_committed=settings.read_committed,
+    )
     resident = None
     if road is not None:
         resident = ResidentStep(
             steps=steps,
-            decoder=LogDecoder.of(plan),
+            input=log,
             segments=road.segments,
             columns=road.columns,
             channel=resident_channel,
-            client=settings.reader,
-            group=group,
-            read_committed=settings.read_committed,
         )
-    return packed(Work(steps, resident), plan)
+    first = LogStep(input=log, hop_out=hop_out_of_step(plan, -1), request=read_request)
+    return packed(Work(first, steps, resident), plan)
 
 
 class ThreadJob:
-    """A stream thread's plan over ``partitions``: all that the thread may be asked to read, owned
-    or not, so that tasks come and go without a new plan (design note 006). Owned by that thread."""
+    """Runs a stream thread's micro-batches, on the road that was chosen for the plan: in a resident
+    step, or as a Spark job each. Tasks come and go without a new one. Owned by that thread."""
 
     def __init__(
         self,
@@ -175,90 +171,35 @@ class ThreadJob:
         plan: PhysicalPlan,
         work: Parcel,
         thread: int,
-        partitions: Sequence[TopicPartition],
-        settings: JobSettings,
         *,
         resident: bool,
     ) -> None:
-        source = SourceSettings(
-            bootstrap_servers=settings.bootstrap_servers,
-            group=settings.application_id,
-            read_committed=settings.read_committed,
-            headers=plan.headers,
-            client=settings.client,
-            prepared=settings.prepared_source,
-        )
-        self._context, self._slot, self._settings, self._work = (
-            context,
-            f"t{thread}",
-            settings,
-            work,
-        )
-        steps = [PackedStep(work, level, hop_out_of(plan, level)) for level in range(plan.levels)]
-        self._prepare: Callable[[], PreparedJob] = lambda: PreparedJob(
-            get_session(), plan, self._slot, partitions, source, steps
-        )
+        self._context, self._slot, self._work = context, f"t{thread}", work
+        self._plan = plan
         self._prepared: PreparedJob | None = None
-        self._has_resident = bool(partitions) and resident
+        self._has_resident = resident
         self._resident: ResidentJob | None = None
         self._columns = column_lines(*plan.segments)
 
     def run(self, request: BatchRequest) -> BatchResult:
         """Run one micro-batch; blocks. Raises BatchFailedError for any failed job: then nothing is
-        known of its outcome (D6).
-
-        Small batches go to the resident step where the plan allows one, large ones through Spark's
-        own reader (design note 004).
-        """
-        waiting = sum(wanted.end - wanted.start for wanted in request.ranges.values())
-        if self._has_resident and waiting <= self._settings.resident_records:
-            return self._run_resident(request)
-        self._stop_resident()
-        return self._run_job(request)
+        known of its outcome (D6)."""
+        return self._run_resident(request) if self._has_resident else self._run_job(request)
 
     def _run_job(self, request: BatchRequest) -> BatchResult:
         try:
-            return answered(
-                self._prepared_job().run(request.ranges, {REQUEST_PROPERTY: request.to_json()})
-            )
+            return answered(self._prepared_job().run({REQUEST_PROPERTY: request.to_json()}))
         except SparkJobError as error:
-            failed = self._classified(error)
-            if (
-                failed.failure.code == RecordTimeError.code
-            ):  # Spark's reader does not say of which record
-                found = self._beyond_time(request.ranges)
-                failed = BatchFailedError(replace(failed.failure, error=str(too_late(found))))
-            raise failed from error
-
-    def _beyond_time(self, ranges: Mapping[TopicPartition, OffsetRange]) -> str | None:
-        """The first record of the ranges whose time Spark cannot hold, as the brokers' time index
-        knows it."""
-        admin = ClusterAdmin.beside(
-            {"bootstrap.servers": self._settings.bootstrap_servers, **self._settings.reader}
-        )
-        try:
-            found = admin.offsets_for_time(
-                sorted(ranges), MOST_MS + 1, "read_uncommitted", LOOK_UP_S
-            )
-        except EverflowError:
-            return None
-        finally:
-            admin.close()
-        return next(
-            (
-                f"{tp}@{offset}"
-                for tp, offset in sorted(found.items())
-                if offset in range(*ranges[tp])
-            ),
-            None,
-        )
+            raise self._classified(error) from error
 
     def _prepared_job(self) -> PreparedJob:
-        """Prepared when it is needed: a thread with a resident step may never be, and it took 4 of
-        the 11 s of a start."""
         if self._prepared is None:
+            steps = [
+                PackedStep(self._work, level, hop_out_of(self._plan, level))
+                for level in range(-1, self._plan.levels)
+            ]
             try:
-                self._prepared = self._prepare()
+                self._prepared = PreparedJob(get_session(), self._plan, self._slot, steps)
             except (Py4JError, OSError) as error:
                 found = failure(self._context, error)
                 if isinstance(found, SparkGoneError):
@@ -281,7 +222,7 @@ class ThreadJob:
         except BatchFailedError as error:
             self._stop_resident()
             if error.failure.kind == "spark-says":
-                raise BatchFailedError(self._read(error.failure)) from error
+                raise BatchFailedError(failure_of_said(error.failure)) from error
             raise
 
     def _serving(self, path: str) -> ServingJob:
@@ -296,11 +237,6 @@ class ThreadJob:
             )
         failure = failure_of_text(str(error), self._columns)
         return BatchFailedError(replace(failure, details=f"{failure.details}\n{error.stack}"))
-
-    def _read(self, said: BatchFailure) -> BatchFailure:
-        """What Spark's code said in a resident step."""
-        found = failure_of_text(said.error, said.where)
-        return replace(found, record=said.record if found.kind == "column" else None)
 
     def _stop_resident(self) -> None:
         resident, self._resident = self._resident, None

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from everflow.config import BatchLimits
 from everflow.errors import EverflowError
 from everflow.metrics import Metrics
-from everflow.records import TopicPartition
 from everflow.runtime.commit.batch import BatchRequest, BatchResult
 from everflow.runtime.commit.commit_gate import GateBook
 from everflow.runtime.tasks.recovery import Recovery
@@ -18,8 +17,7 @@ from everflow.threads import Spawn, on_thread
 
 
 class Job(Protocol):
-    """`everflow.runtime.thread.thread_job.ThreadJob`: the prepared Spark job of one thread and one
-    set of partitions."""
+    """`everflow.runtime.thread.thread_job.ThreadJob`: runs the micro-batches of one thread."""
 
     def run(self, request: BatchRequest) -> BatchResult:
         """Blocks; BatchFailedError for a job that failed, whatever its transaction did."""
@@ -28,14 +26,13 @@ class Job(Protocol):
         """Release what was prepared."""
 
 
-OpenJob = Callable[[int, Sequence[TopicPartition]], Job]
-"""(thread number, partitions it may be asked to read) -> the job."""
+OpenJob = Callable[[int], Job]
+"""Thread number -> the job."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadSettings:
-    """What does not change while the thread lives. Times in ms. ``partitions``: what its tasks may
-    read, whichever it gets; empty where that is too much to prepare at once."""
+    """What does not change while the thread lives. Times in ms."""
 
     application_id: str
     guarantee: str
@@ -45,7 +42,6 @@ class ThreadSettings:
     limits: BatchLimits
     task_timeout_ms: float
     keep_alive_ms: float
-    partitions: frozenset[TopicPartition] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)

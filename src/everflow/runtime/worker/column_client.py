@@ -36,10 +36,8 @@ class ColumnClient:
         self._connection: socket.socket | None = None
         self._answers: BinaryIO | None = None
 
-    def __enter__(self) -> ColumnClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Hang up. Idempotent."""
         for opened in (self._answers, self._connection):
             if opened is not None:
                 opened.close()

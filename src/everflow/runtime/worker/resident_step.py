@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
 from everflow.kafka.reading.range_reader import RangeReader
 from everflow.runtime.commit.batch import FAILED, BatchRequest, BatchResult
 from everflow.runtime.step.step_failure import failure_of
 from everflow.runtime.step.task_step import TaskStep, timed
 from everflow.runtime.worker.column_client import ColumnClient
-from everflow.runtime.worker.record_times import require_times
-from everflow.runtime.worker.resident_segments import LogDecoder, ResidentSegment
-from everflow.topology.hops import read_hop
+from everflow.runtime.worker.log_input import LogInput
+from everflow.runtime.worker.resident_segments import ColumnComputer, ResidentSegment
+from everflow.topology.hops import HopInput, read_hop
 
-READ_TIMEOUT_S = 30.0
 STOP = "stop"
 
 
@@ -34,14 +33,11 @@ class ResidentStep:
     local property)."""
 
     steps: tuple[TaskStep, ...]
-    decoder: LogDecoder
+    input: LogInput
     segments: tuple[ResidentSegment, ...]
     columns: str
     """The socket where Columns are computed; empty where no segment needs it."""
     channel: Callable[[], str]
-    client: Mapping[str, Any]
-    group: str
-    read_committed: bool
 
     def __call__(self) -> None:
         """Serve requests until told to stop, or until one has failed: the driver then ends this
@@ -49,9 +45,9 @@ class ResidentStep:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.connect(self.channel())
             lines = connection.makefile("rwb")
-            reader = RangeReader(self.client, self.group, self.read_committed, self.decoder.headers)
+            reader = self.input.reader()
             try:
-                with ColumnClient(self.columns) as columns:
+                with closing(ColumnClient(self.columns)) as columns:
                     for line in lines:
                         text = line.decode()
                         if text.strip() == STOP:
@@ -76,19 +72,29 @@ class ResidentStep:
         with timed(timings, "read"):
             self.steps[0].announce(request, 0)
             if not request.tasks:  # the thread has none yet, so nobody waits
-                reader.warm_up({source.topic for source in self.steps[0].sources}, READ_TIMEOUT_S)
-            read = reader.read(request.ranges, READ_TIMEOUT_S, request.most_bytes)
-            require_times(read.columns)
-            request = request.ending(read.ends)
-            hop = self.decoder.run(read.columns)
-        for segment, step in zip(self.segments, self.steps, strict=True):
-            with timed(timings, f"columns {step.level}" if step.level else "columns"):
-                hop = segment.run(hop, columns)
-            rows = list(step.run(request, hop, timings))
-            if step.hop_out is None:
-                break
-            hop = read_hop(rows, step.hop_out)
-        return str(rows[0].column(0)[0].as_py())
+                self.input.warm_up(reader)
+            request, hop = self.input.read(reader, request)
+        return run_levels(self.segments, self.steps, columns, request, hop, timings)
+
+
+def run_levels(
+    segments: Sequence[ResidentSegment],
+    steps: Sequence[TaskStep],
+    columns: ColumnComputer,
+    request: BatchRequest,
+    hop: HopInput,
+    timings: dict[str, float],
+) -> str:
+    """Decoded records through all levels of a plan, in this process; the last step's text. Raises
+    what segments and steps raise."""
+    for segment, step in zip(segments, steps, strict=True):
+        with timed(timings, f"columns {step.level}" if step.level else "columns"):
+            segment.run(hop, columns)
+        rows = list(step.run(request, hop, timings))
+        if step.hop_out is None:
+            break
+        hop = read_hop(rows, step.hop_out)
+    return str(rows[0].column(0)[0].as_py())
 
 
 def refuse(error: Exception, channel: Callable[[], str]) -> None:

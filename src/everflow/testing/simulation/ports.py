@@ -217,7 +217,7 @@ class SimulatedPorts:
             new_incarnation=self.new_incarnation,
         )
 
-    def open_job(self, thread: int, partitions: Sequence[TopicPartition]) -> SimulatedJob:
+    def open_job(self, thread: int) -> SimulatedJob:
         return SimulatedJob(self.workers, thread)
 
     def spawn(self, name: str, run: Callable[[], None]) -> _Fiber:

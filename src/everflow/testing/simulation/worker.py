@@ -105,6 +105,7 @@ class WorkerServices:
                 offset_reset=None,
                 kind="stream",
                 merged=False,
+                slot=n + 1,
             )
             for n, (index, topic) in enumerate(listed)
         )

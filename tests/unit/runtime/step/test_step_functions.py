@@ -12,14 +12,12 @@ import pytest
 from pyspark.errors import PySparkValueError
 
 from everflow import serdes
-from everflow.errors import RetriableError
 from everflow.records import EdgeBatch
 from everflow.runtime.commit.batch import BadRecord
-from everflow.runtime.step.step_functions import RecordFailure, decode_parts, run_function, unnest
+from everflow.runtime.step.step_functions import RecordFailure, run_function, unnest
 from everflow.runtime.step.task_step import _to_outputs
-from everflow.serdes.by_record import adopted
 from everflow.topology.graph import EdgeType
-from everflow.topology.physical_plan import DecodeOp, FunctionOp, SinkOp, Source, UnnestOp
+from everflow.topology.physical_plan import FunctionOp, SinkOp, Source, UnnestOp
 
 TEXT = serdes.string()
 SOURCES = {
@@ -33,6 +31,7 @@ SOURCES = {
         offset_reset="earliest",
         kind="stream",
         merged=False,
+        slot=1,
     )
 }
 EDGE = EdgeType(pa.string(), pa.int64())
@@ -171,32 +170,6 @@ def test_whoever_writes_columns_in_a_function_reads_that_it_gets_values() -> Non
     assert "\n  a Python function gets values, not Columns" in failure.value.failure.error
 
 
-def test_a_serde_that_decodes_to_another_type_is_named_with_the_record() -> None:
-    op = DecodeOp("source:in", 1, 2, None, adopted(Digits()))
-    good, bad = decode_parts(
-        op, batch(["a", "b", "c"], [b"1", b"x", b"3"], value=pa.binary()), SOURCES
-    )
-    assert pairs(good) == [("a", 1), ("c", 3)]
-    assert bad is not None
-    assert (
-        bad.value.to_pylist()[0]["error"]
-        == "value is not a valid Digits(): TypeError: expected an int, found str 'x'"
-    )
-
-
-class Digits:
-    type = "int"
-
-    def decode(self, data: bytes) -> int | str:
-        return int(data) if data.isdigit() else data.decode()
-
-    def encode(self, value: int) -> bytes:
-        return str(value).encode()
-
-    def __repr__(self) -> str:
-        return "Digits()"
-
-
 def test_unnest() -> None:
     lists = batch(["a", "b", "c", "d"], [[1, 2], None, [], [3]], value=pa.list_(pa.int64()))
     assert pairs(unnest(UnnestOp("node", False, EDGE, (1,), 2), lists)) == [
@@ -211,21 +184,6 @@ def test_unnest() -> None:
         value=pa.list_(element),
     )
     assert pairs(unnest(UnnestOp("node", True, EDGE, (1,), 2), keyed)) == [("x", 1), (None, None)]
-
-
-def test_records_that_cannot_be_decoded_keep_their_bytes() -> None:
-    op = DecodeOp("source:in", 1, 2, None, serdes.long())
-    one = (1).to_bytes(8, "big")
-    good, bad = decode_parts(
-        op, batch(["a", "b", None, "d"], [one, b"\x01", b"", None], value=pa.binary()), SOURCES
-    )
-    assert pairs(good) == [("a", 1), ("d", None)]
-    assert bad is not None
-    assert bad.offset.tolist() == [41, 42]
-    assert bad.key.to_pylist() == [b"b", None]
-    assert [value["value"] for value in bad.value.to_pylist()] == [b"\x01", b""]
-    assert all("value is not a valid" in value["error"] for value in bad.value.to_pylist())
-    assert decode_parts(op, batch([], [], value=pa.binary()), SOURCES)[1] is None
 
 
 class OwnSerde:
@@ -247,47 +205,6 @@ class OwnSerde:
 
     def __repr__(self) -> str:
         return "own()"
-
-
-def test_bytes_that_a_serde_of_the_user_does_not_take_are_a_dead_letter() -> None:
-    op = DecodeOp("source:in", 1, 2, None, OwnSerde())
-    good, bad = decode_parts(
-        op, batch(["x", "y", "z"], [b"a", b"b", None], value=pa.binary()), SOURCES
-    )
-    assert pairs(good) == [("x", "A"), ("z", None)]
-    assert bad is not None
-    assert bad.offset.tolist() == [41]
-    assert bad.value.to_pylist()[0]["error"] == "value is not a valid own(): KeyError: b'b'"
-
-
-@pytest.mark.parametrize(
-    "error", [SystemExit("leave"), GeneratorExit("leave"), ValueError("leave")]
-)
-def test_whatever_a_serde_of_the_user_raises_is_of_that_record(error: BaseException) -> None:
-    class Raising(OwnSerde):
-        def decode(self, data: bytes | None) -> str | None:
-            if data == b"b":
-                raise error
-            return super().decode(data)
-
-    records = batch(["x", "y"], [b"a", b"b"], value=pa.binary())
-    good, bad = decode_parts(DecodeOp("source:in", 1, 2, None, Raising()), records, SOURCES)
-    assert pairs(good) == [("x", "A")]
-    assert bad is not None
-    assert f"{type(error).__name__}: leave" in bad.value.to_pylist()[0]["error"]
-
-
-def test_an_outage_of_what_a_serde_asks_is_no_dead_letter() -> None:
-    class Registry(OwnSerde):
-        def decode(self, data: bytes | None) -> str | None:
-            raise RetriableError("the registry does not answer")
-
-    with pytest.raises(RetriableError, match="registry"):
-        decode_parts(
-            DecodeOp("source:in", 1, 2, None, Registry()),
-            batch(["x"], [b"a"], value=pa.binary()),
-            SOURCES,
-        )
 
 
 def test_a_value_that_a_serde_of_the_user_cannot_write_names_record_and_line() -> None:

@@ -34,6 +34,7 @@ SOURCES = {
         offset_reset="earliest",
         kind="stream",
         merged=False,
+        slot=1,
     )
 }
 

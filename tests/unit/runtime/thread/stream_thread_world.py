@@ -38,7 +38,7 @@ class World:
         self.committed_offset = 0
         self.paused = False
         self.done: list[str] = []
-        self.opened: list[list[TopicPartition]] = []
+        self.opened: list[int] = []
         self.requests: list[BatchRequest] = []
         self.behave: Callable[[BatchRequest], BatchResult] = self.commit
         self.book = GateBook()
@@ -93,8 +93,8 @@ class World:
         self.thread.add([task])
         return task
 
-    def open_job(self, number: int, partitions: Sequence[TopicPartition]) -> World:
-        self.opened.append(list(partitions))
+    def open_job(self, number: int) -> World:
+        self.opened.append(number)
         return self
 
     def turn(self) -> bool:

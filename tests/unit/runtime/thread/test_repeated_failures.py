@@ -27,7 +27,7 @@ COLUMN = BatchFailure(
 
 @pytest.mark.parametrize("kind", BatchFailure.KINDS)
 def test_only_causes_outside_the_program_may_pass(kind: str) -> None:
-    passing = {"migrated", "generation", "data-loss", "timeout", "retriable"}
+    passing = {"migrated", "generation", "data-loss", "retriable"}
     assert may_pass(BatchFailure(kind=kind, error="text")) == (kind in passing)
 
 
@@ -76,7 +76,7 @@ def test_it_is_told_the_second_time_and_ends_the_third_time_after_seconds() -> N
 
 
 def test_two_failures_that_take_turns_end_too() -> None:
-    failures, other = RepeatedFailures(), BatchFailure(kind="timeout", error="slow")
+    failures, other = RepeatedFailures(), BatchFailure(kind="retriable", error="slow")
     for now_ms in (0.0, 1_000.0, 2_000.0):
         failures = failures.with_one(other, now_ms).with_one(DIVISION, now_ms)
     assert failures.in_vain(DIVISION, 2_000.0, smallest=False)

@@ -4,7 +4,6 @@ come and go."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -238,7 +237,6 @@ def test_a_task_is_held_from_the_moment_it_is_given_until_it_is_given_up(world: 
 
 def test_tasks_come_and_go_without_a_new_job(world: World) -> None:
     """I4: preparing one takes most of a second, in which the tasks that stay would stand still."""
-    world.thread.settings = replace(world.thread.settings, partitions=frozenset({IN, OTHER}))
     world.give_task()
     world.end = 10
     world.turn()
@@ -263,17 +261,5 @@ def test_tasks_come_and_go_without_a_new_job(world: World) -> None:
         world.requests
     )
     assert len({request.batch_id for request in world.requests}) == 3
-    assert world.opened == [[IN, OTHER]]
+    assert world.opened == [0]
     assert world.done == []
-
-
-def test_a_job_that_cannot_read_a_new_task_is_prepared_anew(world: World) -> None:
-    world.give_task()
-    world.end = 10
-    world.turn()
-    world.turn()
-    other = ActiveTask(id=OTHER_TASK, inputs=(OTHER,), stores=(), state=TaskState.RUNNING)
-    world.thread.add([other])
-    world.turn()
-    assert world.opened == [[IN], [IN, OTHER]]
-    assert world.done == ["close job"]

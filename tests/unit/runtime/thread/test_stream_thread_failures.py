@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from everflow import metrics as names
-from everflow.config import BatchLimits
 from everflow.errors import (
     BatchTimeoutError,
     ColumnError,
@@ -194,26 +192,6 @@ def test_without_spark_the_thread_ends_after_it_has_fenced(world: World) -> None
     assert world.done[:4] == ["kill [99]", "fence app-p-0", "committed", "restore"]
 
 
-def test_a_slow_broker_is_a_warning_only_if_it_stays_slow(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
-    def slow(request: BatchRequest) -> BatchResult:
-        raise failed("timeout", "Cannot fetch record for offset 0 in 5000 milliseconds")
-
-    world.behave = slow
-    world.give_task()
-    world.end = 10
-    with caplog.at_level(logging.INFO, "everflow"):
-        for _ in range(3):
-            world.turn()
-    levels = [
-        record.levelname
-        for record in caplog.records
-        if "batch failed (timeout)" in record.getMessage()
-    ]
-    assert levels[:2] == ["INFO", "WARNING"]
-
-
 def test_what_would_fail_again_ends_the_thread_at_once_with_the_cause_in_one_line(
     world: World,
 ) -> None:
@@ -233,30 +211,6 @@ def test_what_would_fail_again_ends_the_thread_at_once_with_the_cause_in_one_lin
         world.turn()
     assert raised.value.code == "EF-RECORD-TOO-LARGE"
     assert world.done[:4] == ["kill [99]", "fence app-p-0", "committed", "restore"]
-
-
-def test_a_batch_with_too_many_bytes_runs_again_with_as_many_records_as_fit(world: World) -> None:
-    """Nothing is known of a record's size before the first batch; the range is the same for a
-    failure of another kind."""
-
-    def weigh(request: BatchRequest) -> BatchResult:
-        begin, end = request.ranges[IN]
-        if (end - begin) << 20 > 2 * request.most_bytes:
-            raise failed(
-                "too-large", "40 records have 41,943,040 bytes already", size=(40, 40 << 20)
-            )
-        return world.commit(request)
-
-    world.thread.settings = replace(world.thread.settings, limits=BatchLimits(100, 20 << 20, 1_000))
-    world.behave = weigh
-    world.give_task()
-    world.end = 100
-    for _ in range(12):
-        world.turn()
-    sizes = [request.ranges[IN].end - request.ranges[IN].start for request in world.requests]
-    assert sizes[:3] == [100, 20, 20]
-    assert world.committed_offset == 100
-    assert [request.attempt for request in world.requests[:2]] == [0, 1]
 
 
 def test_a_batch_that_keeps_failing_is_tried_with_fewer_records(world: World) -> None:

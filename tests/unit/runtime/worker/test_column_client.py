@@ -6,7 +6,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -54,7 +54,7 @@ def failure(row: int, text: str) -> bytes:
 
 
 def test_an_answer_is_a_batch(tmp_path: Path) -> None:
-    with service(tmp_path / "s", rows(), rows()) as path, ColumnClient(path) as client:
+    with service(tmp_path / "s", rows(), rows()) as path, closing(ColumnClient(path)) as client:
         assert client.run(1, ROWS, ROWS.schema).equals(TABLE)
         assert client.run(2, ROWS, ROWS.schema).equals(TABLE)
 
@@ -67,17 +67,17 @@ def test_many_bytes_go_in_slices_and_a_row_is_counted_over_all(
     answers = (rows(one), rows(one), failure(0, "third"))
     with (
         service(tmp_path / "s", *answers) as path,
-        ColumnClient(path) as client,
+        closing(ColumnClient(path)) as client,
         pytest.raises(ColumnsFailed) as failed,
     ):
         client.run(1, ROWS, ROWS.schema)
     assert failed.value.row == 2
-    with service(tmp_path / "t", *[rows(one)] * 3) as path, ColumnClient(path) as client:
+    with service(tmp_path / "t", *[rows(one)] * 3) as path, closing(ColumnClient(path)) as client:
         assert client.run(1, ROWS, ROWS.schema).column("a").to_pylist() == [7, 7, 7]
 
 
 def test_no_rows_need_no_answer(tmp_path: Path) -> None:
-    with ColumnClient(str(tmp_path / "none")) as client:
+    with closing(ColumnClient(str(tmp_path / "none"))) as client:
         assert client.run(1, ROWS.slice(0, 0), ROWS.schema).num_rows == 0
 
 
@@ -87,7 +87,7 @@ def test_a_failure_has_the_row_and_the_next_batch_its_answer(
 ) -> None:
     said = "SparkArithmeticException: [DIVIDE_BY_ZERO] é\n\tat ..."
     answers = (failure(row, said), rows())
-    with service(tmp_path / "s", *answers) as path, ColumnClient(path) as client:
+    with service(tmp_path / "s", *answers) as path, closing(ColumnClient(path)) as client:
         with pytest.raises(ColumnsFailed) as failed:
             client.run(1, ROWS, ROWS.schema)
         assert (failed.value.row, failed.value.text) == (told, said)
@@ -99,12 +99,12 @@ def test_a_jvm_that_hangs_up_is_a_passing_fault(tmp_path: Path, answer: bytes) -
     """The driver knows whether it will ever come back."""
     with (
         service(tmp_path / "s", answer) as path,
-        ColumnClient(path) as client,
+        closing(ColumnClient(path)) as client,
         pytest.raises(RetriableError, match="hung up"),
     ):
         client.run(1, ROWS, ROWS.schema)
 
 
 def test_nobody_there_is_a_passing_fault(tmp_path: Path) -> None:
-    with ColumnClient(str(tmp_path / "none")) as client, pytest.raises(RetriableError):
+    with closing(ColumnClient(str(tmp_path / "none"))) as client, pytest.raises(RetriableError):
         client.run(1, ROWS, ROWS.schema)

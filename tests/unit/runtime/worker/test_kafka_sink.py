@@ -46,6 +46,7 @@ SOURCE = Source(
     offset_reset="earliest",
     kind="stream",
     merged=False,
+    slot=1,
 )
 
 

@@ -25,6 +25,7 @@ SOURCES = [
         offset_reset="earliest",
         kind="stream",
         merged=False,
+        slot=1,
     )
 ]
 STORE = StorePlace("state", "app-totals-changelog")

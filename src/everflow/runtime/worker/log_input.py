@@ -1,0 +1,72 @@
+"""Reads and decodes the ranges of a micro-batch: in a resident step, or as a job's first hop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from everflow.kafka.reading.range_reader import RangeReader
+from everflow.runtime.commit.batch import BatchRequest, as_json, by_name
+from everflow.runtime.step.task_step import failed
+from everflow.runtime.worker.log_decoder import LogDecoder
+from everflow.runtime.worker.record_times import require_times
+from everflow.topology.hops import HopInput, HopSchema, write_hop
+
+READ_TIMEOUT_S = 30.0
+_reader_of_process: RangeReader | None = None
+"""Of a job's first hop, whose worker serves one stream thread's jobs, one after the other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogInput:
+    """What is read, and how; picklable. ``client``: librdkafka properties."""
+
+    decoder: LogDecoder
+    client: Mapping[str, Any]
+    group: str
+    read_committed: bool
+
+    def reader(self) -> RangeReader:
+        """Connections of one thread, for `read`."""
+        return RangeReader(self.client, self.group, self.read_committed, self.decoder.headers)
+
+    def warm_up(self, reader: RangeReader) -> None:
+        """Connect before there is anything to read."""
+        reader.warm_up({source.topic for source in self.decoder.sources}, READ_TIMEOUT_S)
+
+    def read(self, reader: RangeReader, request: BatchRequest) -> tuple[BatchRequest, HopInput]:
+        """The request with the ranges that were read, and their records. Raises what
+        `RangeReader.read` raises, and RecordTimeError."""
+        read = reader.read(request.ranges, READ_TIMEOUT_S, request.most_bytes)
+        require_times(read.columns)
+        return request.ending(read.ends), self.decoder.run(read.columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogStep:
+    """The first Python hop of a micro-batch that is a Spark job: `LogInput` as hop rows."""
+
+    input: LogInput
+    hop_out: HopSchema
+    request: Callable[[], BatchRequest]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What Spark's ``mapInArrow`` runs, over any rows; a failure is told by the last row."""
+        global _reader_of_process
+        for _ in batches:  # a worker that leaves input unread is not used again
+            pass
+        if _reader_of_process is None:
+            _reader_of_process = self.input.reader()
+        try:
+            request, hop = self.input.read(_reader_of_process, self.request())
+        except Exception as error:
+            _reader_of_process.close()
+            _reader_of_process = None
+            yield from failed(error, self.hop_out)
+            return
+        ends = {tp: wanted.end for tp, wanted in request.ranges.items()}
+        control = as_json({"ends": by_name(ends), "bytes": hop.bytes})
+        yield from write_hop(hop.batches, self.hop_out, control)

@@ -1,0 +1,31 @@
+"""Computes segments by Spark jobs over rows at hand.
+
+For the test driver, where they cannot do without, and as the truth that the service without jobs is
+held to (note 014).
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from everflow.spark.segments import computed_slots, rows_into_segment, spark_schema
+from everflow.spark.session import get_session
+from everflow.topology.physical_plan import PhysicalPlan
+
+
+class JobColumns:
+    """A `ColumnComputer` for the segments of a plan, whose numbers are their levels. Uses the
+    shared session; owned by the thread that makes it."""
+
+    def __init__(self, plan: PhysicalPlan) -> None:
+        self._plan, self._session = plan, get_session()
+
+    def run(self, number: int, rows: pa.RecordBatch, made: pa.Schema) -> pa.Table:
+        """See `ColumnComputer`; raises PySparkException for what fails."""
+        schema = spark_schema(rows_into_segment(self._plan, number))
+        frame = self._session.createDataFrame(pa.Table.from_batches([rows]), schema)
+        # One partition: the rows keep their order.
+        return computed_slots(frame.coalesce(1), self._plan, number).toArrow()
+
+    def close(self) -> None:
+        """Nothing is kept."""

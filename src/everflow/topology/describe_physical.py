@@ -1,0 +1,143 @@
+"""Says of each node of a plan where its records are computed, and by which line. Pure.
+
+Four roads: ``Arrow`` (columns, in the step), ``Catalyst`` (Spark's own code, called from the step),
+``Python`` (a function, record by record), ``Spark job`` (where Spark's code cannot be called
+without one).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple
+
+from everflow.topology.graph import ColumnExpr
+from everflow.topology.physical_plan import (
+    FunctionOp,
+    PhysicalPlan,
+    Projection,
+    SinkOp,
+    StatefulOp,
+    StepOp,
+    TopicChoice,
+    UnnestOp,
+)
+
+ARROW, CATALYST, PYTHON, SPARK_JOB = "Arrow", "Catalyst", "Python", "Spark job"
+BY_RECORD = "by_record"
+"""The kind of a serde of the user that takes one value at a time."""
+
+
+class Road(NamedTuple):
+    """Where a node runs: which of the roads, why, and the line of the program (``file:line``)."""
+
+    node: str
+    road: str
+    why: str
+    where: str | None
+
+
+def roads(plan: PhysicalPlan, jobs: str = "") -> list[Road]:
+    """The road of every node that does something, in the order in which they run. ``jobs``: why
+    Columns need Spark jobs here; empty where they do not."""
+    found = [
+        Road(source.node, *_serdes("reads", source.key_serde, source.value_serde), None)
+        for source in plan.sources
+    ]
+    for segment, step in zip(plan.segments, plan.steps, strict=True):
+        twins = all(map(_has_twin, segment.projections))
+        for projection in segment.projections:
+            found += _of_projection(projection, twins, jobs)
+        for op in step.ops:
+            found += _of_op(op)
+    return list(dict.fromkeys(found))  # behind a merge a node is there once per path
+
+
+def as_text(plan: PhysicalPlan, jobs: str = "") -> str:
+    """One line per node: the road, the node, why, and the line of the program (see `roads`)."""
+    listed = roads(plan, jobs)
+    if not listed:
+        return "nothing is computed\n"
+    wide = max(len(road.node) for road in listed)
+    lines = [f"computed in {summary(listed)}"]
+    for road in listed:
+        at = f"  ({road.where})" if road.where else ""
+        lines.append(f"  {road.road:<9}  {road.node:<{wide}}  {road.why}{at}")
+    return "\n".join(lines) + "\n"
+
+
+def summary(listed: list[Road]) -> str:
+    """How many nodes take which road, in a line: ``Arrow 4, Catalyst 2 nodes``."""
+    counts = Counter(road.road for road in listed)
+    return ", ".join(f"{name} {count}" for name, count in counts.most_common()) + " nodes"
+
+
+def _has_twin(found: Projection | TopicChoice) -> bool:
+    return isinstance(found, Projection) and found.node.arrow is not None
+
+
+def _of_projection(found: Projection | TopicChoice, twins: bool, jobs: str) -> Iterator[Road]:
+    columns, because = (SPARK_JOB, f"; {jobs}") if jobs else (CATALYST, "")
+    if isinstance(found, TopicChoice):
+        why = f"the topic is {_column_text(found.topic)}{because}"
+        yield Road(found.node.name, columns, why, found.node.where)
+    elif twins:
+        yield Road(found.node.name, ARROW, "prepares values", found.node.where)
+    else:
+        given = [part for part in (found.node.predicate, found.node.key, found.node.value) if part]
+        why = ", ".join(map(_column_text, given)) + because
+        yield Road(found.node.name, columns, why, found.node.where)
+
+
+def _of_op(op: StepOp) -> Iterator[Road]:
+    match op:
+        case FunctionOp():
+            yield Road(op.name, PYTHON, f"calls {_texts(op.fn)} for each record", op.where)
+        case UnnestOp():
+            yield Road(op.name, ARROW, "a record for each element of a list", None)
+        case StatefulOp():
+            stores = "store " + ", ".join(spec.name for spec in op.stores)
+            called = _texts(op.operator)
+            road, why = (PYTHON, f"{stores}: calls {called}") if called else (ARROW, stores)
+            yield Road(op.name, road, why, op.where)
+        case SinkOp():
+            if callable(op.topic):
+                why = f"calls {_texts(op.topic)} for each record's topic"
+                yield Road(op.name, PYTHON, why, op.where)
+            yield Road(op.name, *_serdes("writes", op.key_serde, op.value_serde), op.where)
+
+
+def _serdes(verb: str, key: Any, value: Any) -> tuple[str, str]:
+    """Python where a serde of the user is called for each record."""
+    own = [serde for serde in (key, value) if serde.kind == BY_RECORD]
+    if own:
+        return PYTHON, f"{verb} by {', '.join(map(repr, own))}, record by record"
+    return ARROW, f"{verb} {key!r}, {value!r}"
+
+
+def _column_text(given: ColumnExpr) -> str:
+    text = str(given.column)
+    return text.removeprefix("Column<'").removesuffix("'>")
+
+
+def _functions(found: Any) -> Iterator[Callable[..., Any]]:
+    """The user's functions in a node's function or operator, at any depth of our records."""
+    if is_dataclass(found) and not isinstance(found, type):
+        for field in fields(found):
+            if not field.name.endswith("serde"):
+                yield from _functions(getattr(found, field.name))
+    elif callable(found) and not isinstance(found, type):
+        yield found
+
+
+def _texts(found: Any) -> str:
+    return ", ".join(map(_function_text, _functions(found)))
+
+
+def _function_text(fn: Callable[..., Any]) -> str:
+    """Name and, where it is known, file and line."""
+    name = getattr(fn, "__qualname__", type(fn).__qualname__)
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"

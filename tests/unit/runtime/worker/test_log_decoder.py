@@ -1,0 +1,151 @@
+"""Decoding the records of the log: the same for every road."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from everflow import serdes
+from everflow.errors import RetriableError
+from everflow.records import EdgeBatch
+from everflow.runtime.worker.log_decoder import decoded_records
+from everflow.serdes import Serde
+from everflow.serdes.by_record import adopted
+from everflow.topology.physical_plan import Source
+
+
+def reading(value: Serde) -> Source:
+    return Source(
+        index=0,
+        topic="in",
+        subtopology=0,
+        node="source",
+        key_serde=serdes.string(),
+        value_serde=value,
+        offset_reset="earliest",
+        kind="stream",
+        merged=False,
+        slot=1,
+    )
+
+
+def batch(keys: list[bytes | None], values: list[bytes | None]) -> EdgeBatch:
+    order = np.arange(len(keys), dtype=np.int64)
+    zeros = np.zeros(len(keys), np.int32)
+    return EdgeBatch(
+        key=pa.array(keys, pa.binary()),
+        value=pa.array(values, pa.binary()),
+        timestamp=order,
+        seq=order,
+        source=zeros,
+        partition=zeros + 3,
+        offset=order + 40,
+    )
+
+
+def pairs(found: EdgeBatch) -> list[tuple[Any, Any]]:
+    return list(zip(found.key.to_pylist(), found.value.to_pylist(), strict=True))
+
+
+def test_text_that_is_no_utf8_gets_replacement_characters() -> None:
+    good, bad = decoded_records(reading(serdes.string()), batch([b"\xffk"], [b"\xe4"]))
+    assert (pairs(good), len(bad)) == ([("\ufffdk", "\ufffd")], 0)
+
+
+def test_a_key_and_a_value_that_cannot_be_decoded_are_one_dead_letter() -> None:
+    source = reading(serdes.json("a bigint"))
+    good, bad = decoded_records(source, batch([b"k", b"l"], [b"{broken", b'{"a": 1}']))
+    assert pairs(good) == [("l", {"a": 1})]
+    assert (bad.key.to_pylist(), bad.value[0]["value"].as_py()) == ([b"k"], b"{broken")
+
+
+def test_a_serde_that_decodes_to_another_type_is_named_with_the_record() -> None:
+    source = reading(adopted(Digits()))
+    good, bad = decoded_records(source, batch([b"a", b"b", b"c"], [b"1", b"x", b"3"]))
+    assert pairs(good) == [("a", 1), ("c", 3)]
+    assert (
+        bad.value.to_pylist()[0]["error"]
+        == "value is not a valid Digits(): TypeError: expected an int, found str 'x'"
+    )
+
+
+class Digits:
+    type = "int"
+
+    def decode(self, data: bytes) -> int | str:
+        return int(data) if data.isdigit() else data.decode()
+
+    def encode(self, value: int) -> bytes:
+        return str(value).encode()
+
+    def __repr__(self) -> str:
+        return "Digits()"
+
+
+def test_records_that_cannot_be_decoded_keep_their_bytes() -> None:
+    source = reading(serdes.long())
+    one = (1).to_bytes(8, "big")
+    good, bad = decoded_records(source, batch([b"a", b"b", None, b"d"], [one, b"\x01", b"", None]))
+    assert pairs(good) == [("a", 1), ("d", None)]
+    assert bad.offset.tolist() == [41, 42]
+    assert bad.key.to_pylist() == [b"b", None]
+    assert [value["value"] for value in bad.value.to_pylist()] == [b"\x01", b""]
+    assert all("value is not a valid" in value["error"] for value in bad.value.to_pylist())
+    assert decoded_records(source, batch([], []))[1].offset.tolist() == []
+
+
+class OwnSerde:
+    """A serde of a user: what it raises is no error of everflow."""
+
+    kind, type = "own", pa.string()
+
+    def decode(self, data: bytes | None) -> str | None:
+        return None if data is None else {b"a": "A"}[data]
+
+    def decode_array(self, data: pa.Array) -> pa.Array:
+        return pa.array([self.decode(item) for item in data.to_pylist()], self.type)
+
+    def encode(self, value: str | None) -> bytes | None:
+        return None if value is None else {"A": b"a"}[value]
+
+    def encode_array(self, values: pa.Array) -> pa.Array:
+        return pa.array([self.encode(item) for item in values.to_pylist()], pa.binary())
+
+    def __repr__(self) -> str:
+        return "own()"
+
+
+def test_bytes_that_a_serde_of_the_user_does_not_take_are_a_dead_letter() -> None:
+    source = reading(OwnSerde())
+    good, bad = decoded_records(source, batch([b"x", b"y", b"z"], [b"a", b"b", None]))
+    assert pairs(good) == [("x", "A"), ("z", None)]
+    assert bad.offset.tolist() == [41]
+    assert bad.value.to_pylist()[0]["error"] == "value is not a valid own(): KeyError: b'b'"
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit("leave"), GeneratorExit("leave"), ValueError("leave")]
+)
+def test_whatever_a_serde_of_the_user_raises_is_of_that_record(error: BaseException) -> None:
+    class Raising(OwnSerde):
+        def decode(self, data: bytes | None) -> str | None:
+            if data == b"b":
+                raise error
+            return super().decode(data)
+
+    records = batch([b"x", b"y"], [b"a", b"b"])
+    good, bad = decoded_records(reading(Raising()), records)
+    assert pairs(good) == [("x", "A")]
+    assert f"{type(error).__name__}: leave" in bad.value.to_pylist()[0]["error"]
+
+
+def test_an_outage_of_what_a_serde_asks_is_no_dead_letter() -> None:
+    class Registry(OwnSerde):
+        def decode(self, data: bytes | None) -> str | None:
+            raise RetriableError("the registry does not answer")
+
+    with pytest.raises(RetriableError, match="registry"):
+        decoded_records(reading(Registry()), batch([b"x"], [b"a"]))

@@ -1,0 +1,105 @@
+"""Where each node is computed, and by which line of the program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as F
+
+from everflow import StreamsBuilder, agg, serdes
+from everflow.topology.describe_physical import roads
+from everflow.topology.plan import plan
+from everflow.topology.program import Topology
+from everflow.topology.subtopologies import cut
+
+pytestmark = pytest.mark.spark
+TEXT = serdes.string()
+
+
+def shout(value: str) -> str:
+    return value.upper()
+
+
+class Digits:
+    type = "int"
+
+    def decode(self, data: bytes) -> int:
+        return int(data)
+
+    def encode(self, value: int) -> bytes:
+        return str(value).encode()
+
+    def __repr__(self) -> str:
+        return "Digits()"
+
+
+DIGITS: Any = Digits()
+
+
+def program() -> Topology:
+    builder = StreamsBuilder()
+    stream = builder.stream("in", key=TEXT, value=serdes.json("a bigint, s string"))
+    kept = stream.filter(F.col("value.a") > 0)
+    kept.map_values(lambda value: value["s"], returns="string").map_values(
+        shout, returns="string"
+    ).to("loud")
+    kept.group_by_key().aggregate(n=agg.sum("value.a"), store="sums")
+    kept.group_by_key().aggregate(
+        initializer=lambda: 0, aggregator=lambda key, value, n: n + 1, value=DIGITS, store="own"
+    )
+    return builder.build()
+
+
+def listed(topology: Topology, jobs: str = "") -> list[tuple[str, str]]:
+    found = roads(plan(topology, cut(topology).index_of, "app"), jobs)
+    return [(road.road, road.why.replace(__file__, "file")) for road in found]
+
+
+def test_each_road_is_named_with_its_reason() -> None:
+    found = listed(program())
+    assert ("Catalyst", ">(value.a, 0)") in found
+    line = shout.__code__.co_firstlineno
+    assert ("Python", f"calls shout (file:{line}) for each record") in found
+    assert ("Arrow", "store sums") in found
+    (own,) = (why for road, why in found if why.startswith("store own"))
+    assert own.count("file:") == 2
+    assert ("Python", own) in found
+
+
+def test_lines_of_the_program_stand_behind_the_nodes() -> None:
+    text = program().describe_physical()
+    (line,) = (line for line in text.splitlines() if "KSTREAM-FILTER" in line)
+    assert line.split()[0] == "Catalyst"
+    assert f"({__file__}:" in line
+    assert text.startswith("computed in Arrow ")
+
+
+def test_a_serde_of_the_user_is_called_for_each_record() -> None:
+    builder = StreamsBuilder()
+    builder.stream("in", key=TEXT, value=DIGITS).to("out")
+    assert [road for road, _ in listed(builder.build())] == ["Python", "Python"]
+    assert listed(builder.build())[0][1] == "reads by Digits(), record by record"
+
+
+def test_columns_that_need_a_job_say_why() -> None:
+    found = listed(program(), "no such class")
+    assert ("Spark job", ">(value.a, 0); no such class") in found
+    assert "Catalyst" not in {road for road, _ in found}
+
+
+def test_behind_a_merge_a_node_is_listed_once() -> None:
+    builder = StreamsBuilder()
+    one, two = (builder.stream(name, key=TEXT, value=TEXT) for name in ("a", "b"))
+    one.merge(two).map_values(F.upper("value")).to("out")
+    assert [road for road, _ in listed(builder.build())].count("Catalyst") == 1
+
+
+def test_topics_by_column_and_by_function() -> None:
+    builder = StreamsBuilder()
+    stream = builder.stream("in", key=TEXT, value=TEXT)
+    stream.to(F.concat(F.lit("to-"), "value"))
+    stream.to(lambda key, value: value)
+    found = listed(builder.build())
+    assert any(road == "Catalyst" and why.startswith("the topic is concat") for road, why in found)
+    assert any(road == "Python" and why.endswith("for each record's topic") for road, why in found)
