@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from everflow import serdes
 from everflow.serdes import JsonSerde, SerdeError
 from everflow.serdes.json_columns import odd_rows, read_chunk
 from everflow.serdes.json_reading import read_rows
+from everflow.serdes.json_writing import write_columns, write_rows
 
 
 def _serde(schema: str) -> JsonSerde:
@@ -185,6 +187,71 @@ REFUSED: list[tuple[str, bytes, str]] = [
     ("d decimal(5,2)", b'{"d": 1000}', "JSON that does not fit"),
     ("d decimal(5,2)", b'{"d": "NaN"}', "JSON that does not fit"),
 ]
+
+
+WRITTEN: list[tuple[str, Any, bytes | None]] = [
+    ("b bigint, a int", {"a": None, "b": -(2**63)}, b'{"b":-9223372036854775808,"a":null}'),
+    ("s string", {"s": '"\\/\n\x00\x1f\x7f'}, b'{"s":"\\"\\\\/\\n\\u0000\\u001f\x7f"}'),
+    ("s string", {"s": "\u00e9\u2028\U0001f600"}, '{"s":"\u00e9\u2028\U0001f600"}'.encode()),
+    ('`q"` string', {'q"': ""}, b'{"q\\"":""}'),
+    ("x double", {"x": 1.0}, b'{"x":1.0}'),
+    ("x double", {"x": -0.0}, b'{"x":-0.0}'),
+    ("x double", {"x": 1e22}, b'{"x":1e+22}'),
+    ("x double", {"x": 5e-324}, b'{"x":5e-324}'),
+    ("x double", {"x": math.nan}, b'{"x":null}'),
+    ("x double", {"x": -math.inf}, b'{"x":null}'),
+    ("x float", {"x": 0.1}, b'{"x":0.10000000149011612}'),
+    ("d decimal(9,2)", {"d": decimal.Decimal("-0.10")}, b'{"d":-0.10}'),
+    ("t timestamp", {"t": NOON}, b'{"t":"2024-01-31T12:00:00.000000Z"}'),
+    ("t timestamp_ntz", {"t": dt.datetime.max}, b'{"t":"9999-12-31T23:59:59.999999"}'),
+    ("d date", {"d": dt.date.min}, b'{"d":"0001-01-01"}'),
+    ("b binary, c boolean", {"b": b"\x00\xff", "c": True}, b'{"b":"AP8=","c":true}'),
+    ("o struct<p: int>", {"o": None}, b'{"o":null}'),
+    ("o struct<p: int>", {"o": {"p": None}}, b'{"o":{"p":null}}'),
+    (
+        "l array<double>, m map<int,int>",
+        {"l": [None, 2.0], "m": {7: 1}},
+        b'{"l":[null,2.0],"m":{"7":1}}',
+    ),
+    ("bigint", 5, b"5"),
+    ("double", math.nan, b"null"),
+    ("string", "a", b'"a"'),
+    ("array<string>", [], b"[]"),
+    ("a int", None, None),
+]
+
+
+def _among_others(serde: JsonSerde, column: pa.Array) -> Any:
+    nulls = pa.nulls(500, serde.type)
+    return serde.encode_array(pa.concat_arrays([nulls, column, nulls]))[500].as_py()
+
+
+ENCODERS: dict[str, Callable[[JsonSerde, pa.Array], Any]] = {
+    "one value": lambda serde, column: serde.encode(column[0].as_py()),
+    "value by value": lambda serde, column: write_rows(column)[0].as_py(),
+    "in columns": lambda serde, column: write_columns(column)[0].as_py(),
+    "column": lambda serde, column: serde.encode_array(column)[0].as_py(),
+    "long column": _among_others,
+}
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize(("schema", "value", "text"), WRITTEN)
+def test_a_value_is_written(encoder: str, schema: str, value: Any, text: bytes | None) -> None:
+    serde = _serde(schema)
+    assert ENCODERS[encoder](serde, pa.array([value], serde.type)) == text
+
+
+@pytest.mark.parametrize("count", [0, 500, 20_000])
+def test_a_value_that_cannot_be_written_is_named(count: int) -> None:
+    no_text = pa.array([b"a", b"\xff"], pa.binary()).view(pa.string())
+    no_year = pa.array([0, 2**62], pa.int64()).view(serdes.arrow_type("timestamp"))
+    for bad in (no_text, no_year):
+        column = pa.concat_arrays([pa.nulls(count, bad.type), bad])
+        for values in (column, pa.StructArray.from_arrays([column], names=["v"])):
+            with pytest.raises(SerdeError, match=f"row {count + 1} cannot be written") as caught:
+                JsonSerde(values.type).encode_array(values)
+            assert caught.value.index == count + 1
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
