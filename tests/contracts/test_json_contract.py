@@ -43,15 +43,15 @@ def _column(serde: JsonSerde, text: bytes) -> Any:
 
 def _long_column(serde: JsonSerde, text: bytes) -> Any:
     """Among so many that Arrow's parser is asked."""
-    column, faults = serde.decode_marked(pa.array([b"{}"] * 1500 + [text], pa.binary()))
-    if 1500 in faults:
-        raise faults[1500]
-    return column[1500].as_py()
+    column, faults = serde.decode_marked(pa.array([b"{}"] * 2500 + [text], pa.binary()))
+    if 2500 in faults:
+        raise faults[2500]
+    return column[2500].as_py()
 
 
 def _long_column_of_it(serde: JsonSerde, text: bytes) -> Any:
-    column, faults = serde.decode_marked(pa.array([text] * 1500, pa.binary()))
-    assert len(faults) in (0, 1500)
+    column, faults = serde.decode_marked(pa.array([text] * 2500, pa.binary()))
+    assert len(faults) in (0, 2500)
     if faults:
         assert len(set(map(str, faults.values()))) == 1
         raise faults[0]
@@ -66,7 +66,8 @@ DECODERS: dict[str, Callable[[JsonSerde, bytes], Any]] = {
     "long column of it": _long_column_of_it,
 }
 
-NOON = dt.datetime(2024, 1, 31, 12, tzinfo=dt.timezone.utc)
+UTC = dt.timezone.utc
+NOON = dt.datetime(2024, 1, 31, 12, tzinfo=UTC)
 READ: list[tuple[str, bytes, Any]] = [
     # objects
     ("n bigint", b"{}", {"n": None}),
@@ -108,6 +109,11 @@ READ: list[tuple[str, bytes, Any]] = [
     ("s string", b'{"s": "}null, NaN, 1e400"}', {"s": "}null, NaN, 1e400"}),
     ("t timestamp", b'{"t": "2024-01-31T14:00:00+02:00"}', {"t": NOON}),
     ("t timestamp", b'{"t": "2024-01-31 12:00:00"}', {"t": NOON}),
+    ("t timestamp", b'{"t": "2024-01-31T12:00:00.000Z"}', {"t": NOON}),
+    ("t timestamp", b'{"t": "0001-01-01T00:00:00Z"}', {"t": dt.datetime.min.replace(tzinfo=UTC)}),
+    ("t timestamp_ntz", b'{"t": "2024-01-31T12:00:00"}', {"t": NOON.replace(tzinfo=None)}),
+    ("t timestamp_ntz", b'{"t": "2024-01-31T14:00:00+02:00"}', {"t": NOON.replace(tzinfo=None)}),
+    ("t timestamp_ntz", b'{"t": "2024-01-31T12:00:00Z"}', {"t": NOON.replace(tzinfo=None)}),
     ("d date", b'{"d": "2024-01-31"}', {"d": dt.date(2024, 1, 31)}),
     ("b binary", b'{"b": "AP8="}', {"b": b"\x00\xff"}),
     # arrays, maps, bare values
@@ -182,6 +188,10 @@ REFUSED: list[tuple[str, bytes, str]] = [
     ("m map<int,int>", b'{"m": {"a": 1}}', "JSON that does not fit"),
     ("t timestamp", b'{"t": 1706702400000}', "expected a time as text, found 1706702400000"),
     ("t timestamp", b'{"t": "noon"}', "JSON that does not fit"),
+    ("t timestamp", b'{"t": "0000-01-01T00:00:00Z"}', "JSON that does not fit"),
+    ("t timestamp", b'{"t": "0001-01-01T00:00:00+02:00"}', "out of range"),
+    ("t timestamp_ntz", b'{"t": "9999-12-31T23:59:59-02:00"}', "out of range"),
+    ("d date", b'{"d": "2023-02-29"}', "JSON that does not fit"),
     ("d date", b'{"d": 19753}', "JSON that does not fit"),
     ("b binary", b'{"b": "?"}', "JSON that does not fit"),
     ("d decimal(5,2)", b'{"d": 1000}', "JSON that does not fit"),

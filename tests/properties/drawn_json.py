@@ -10,7 +10,11 @@ import pyarrow as pa
 
 from everflow import serdes
 
-SCALARS = ("string", "bigint", "int", "smallint", "tinyint", "double", "boolean")
+SCALARS = (
+    *("string", "bigint", "int", "smallint", "tinyint", "double", "boolean", "float"),
+    *("timestamp", "timestamp_ntz", "date", "binary"),
+    *("array<double>", "array<string>", "array<array<bigint>>", "array<struct<a:int,b:boolean>>"),
+)
 NAMES = ("a", "b", "c", "é", "a b", 'q"', "n\\", "")
 _NUMBERS = """
 0 -0 1 -1 1.0 1.5 1e3 1E3 -0.0 0e0 -0e5 127 128 -129 32768 2147483648 0.1 -1.25e-3
@@ -38,6 +42,23 @@ TEXTS = (
     *('"\\ud800"', '"\\udc00"', '"\\ud800\\u0041"', '"\\u0000"', '"\\x"', '"\\u12"', '"a\tb"'),
     *('"NaN"', '": NaN"', '"}null"', '"} null"', '"{"', '"\\\\"', '"\\""', '"1e400"', '"Info"'),
     *('"\x7f"', "'a'", '"unfinished', '"\u2028"', '"' + "x" * 600 + '"'),
+)
+DAYS = (
+    *('"2024-01-31"', '"0001-01-01"', "null", '"9999-12-31"', '"0000-01-01"', '"2023-02-29"'),
+    *('"2024-13-01"', '"20240131"', '"2024-W05-3"', '"2024-1-1"', '"2024-01-31 "', '"2024-01-31Z"'),
+)
+MOMENTS = (
+    *(
+        '"2024-01-31T12:00:00Z"',
+        '"2024-01-31 12:00:00.123456Z"',
+        "null",
+        '"1969-12-31T23:59:59.999Z"',
+    ),
+    *('"2024-01-31T12:00:00"', '"2024-01-31T12:00:00.123"', '"2024-01-31T12:00:00+02:00"'),
+    *('"2024-01-31T12:00"', '"2024-01-31"', '"2024-01-31T24:00:00Z"', '"2024-01-31T23:59:60Z"'),
+    *('"0000-01-01T00:00:00Z"', '"0001-01-01T00:00:00Z"', '"9999-12-31T23:59:59.999999Z"'),
+    *('"0001-01-01T00:00:00+02:00"', '"9999-12-31T23:59:59-02:00"', '"2024-01-31T12:00:00z"'),
+    *('"2024-01-31T12:00:00.1Z"', '"2024-01-31T12:00:00.1234567Z"', '"noon"', "1706702400000"),
 )
 WORDS = ("null", "true", "false", "nul", "True", "undefined", "", "{}", "[]", "[null]")
 KEYS = (*("a", "b", "c", "é", "z", "A", "", 'q\\"', "n\\\\"), *("\\u0061", "\\u00e9", "\\ud800"))
@@ -114,9 +135,17 @@ def _value(random: Random, type_: pa.DataType | None, depth: int) -> str:
         return _anything(random, depth)
     if pa.types.is_struct(type_):
         return "null" if random.random() < 0.1 else _object(random, type_, depth + 1)
+    if pa.types.is_list(type_) and random.random() < 0.95:
+        count = random.randint(0, 3)
+        return f"[{','.join(_value(random, type_.value_type, depth + 1) for _ in range(count))}]"
     good: Sequence[str] = ("0", "1", "-1", "100", "127")
     if pa.types.is_string(type_):
         good = TEXTS[:9]
+    elif pa.types.is_timestamp(type_) or pa.types.is_date(type_):
+        good = DAYS if pa.types.is_date(type_) else MOMENTS
+        good = good[:3] if random.random() < 0.7 else good
+    elif pa.types.is_binary(type_):
+        good = ('""', '"AP8="', '"A"', '"?"', '"AA==AA=="', '"\u00e9"')
     elif pa.types.is_boolean(type_):
         good = WORDS[:3]
     elif random.random() < 0.3:

@@ -56,7 +56,7 @@ def test_bad_records_of_a_long_batch_are_named_and_the_others_read(seed: int) ->
     random = Random(seed)
     type_ = drawn_type(random)
     few = [drawn_text(random, type_) for _ in range(random.choice((2, 50)))]
-    rows = random.choices(few, k=1500)
+    rows = random.choices(few, k=2500)
     column, faults = read_rows(rows, type_)
     found, marked = JsonSerde(type_).decode_marked(pa.array(rows, pa.binary()))
     assert texts(marked) == texts(faults)

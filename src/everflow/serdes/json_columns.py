@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from everflow.serdes.json_reading import Faults, read_rows
+from everflow.serdes.json_reading import Faults, read_rows, reader, times
 
 _Bytes = npt.NDArray[np.uint8]
 _Flags = npt.NDArray[np.bool_]
@@ -31,7 +31,7 @@ _ODD = (
 )
 _CHUNK_ROWS, _CHUNK_BYTES = 16_384, 2_000_000
 """What is read at once: many rows cost no less each, and memory."""
-_FEW = 1000
+_FEW = 2000
 """A call of Arrow's parser costs as much as so many rows one by one."""
 _MOST_ODD = 0.5
 _MOST_LEVELS = 500
@@ -84,12 +84,40 @@ def _readable(type_: pa.DataType) -> bool:
     if pa.types.is_struct(type_):
         names = [field.name for field in type_]
         return 0 < len(names) == len(set(names)) and all(_readable(field.type) for field in type_)
+    if pa.types.is_list(type_):
+        return _readable(type_.value_type) and _asked(type_.value_type) == type_.value_type
     return bool(
         pa.types.is_string(type_)
         or pa.types.is_signed_integer(type_)
-        or pa.types.is_float64(type_)
         or pa.types.is_boolean(type_)
+        or _asked(type_) in (pa.string(), pa.float64())
     )
+
+
+def _asked(type_: pa.DataType) -> pa.DataType:
+    """What Arrow's parser is asked for where ``type_`` is wanted: `_made` makes the rest."""
+    if pa.types.is_struct(type_):
+        return pa.struct([(field.name, _asked(field.type)) for field in type_])
+    if pa.types.is_timestamp(type_) or pa.types.is_date32(type_) or pa.types.is_binary(type_):
+        return pa.string()
+    return pa.float64() if pa.types.is_float32(type_) else type_
+
+
+def _made(column: pa.Array, type_: pa.DataType) -> pa.Array:
+    """``type_`` from what was asked for; ArrowInvalid where one does not fit."""
+    if column.type == type_:
+        return column
+    if pa.types.is_struct(type_):
+        fields = [_made(column.field(index), field.type) for index, field in enumerate(type_)]
+        nulls = column.is_null() if column.null_count else None
+        return pa.StructArray.from_arrays(fields, fields=list(type_), mask=nulls)
+    found = times(column, type_) if pa.types.is_string(column.type) else None
+    if found is None:
+        unfit: dict[int, str] = {}
+        found = reader(type_)(column.to_pylist(), unfit)
+        if unfit:
+            raise pa.ArrowInvalid(min(unfit.values()))
+    return found
 
 
 def odd_rows(data: pa.Array) -> _Flags:
@@ -154,17 +182,15 @@ def read_objects(data: pa.Array, type_: pa.DataType) -> pa.Array | None:
             pa.BufferReader(text),
             pyarrow.json.ReadOptions(use_threads=False, block_size=text.size + 1),
             pyarrow.json.ParseOptions(
-                explicit_schema=pa.schema(list(type_)), unexpected_field_behavior="ignore"
+                explicit_schema=pa.schema(list(_asked(type_))), unexpected_field_behavior="ignore"
             ),
         )
+        if len(table) != len(data):  # several values in a row
+            return None
+        objects = table.combine_chunks().to_struct_array().combine_chunks()
+        return None if _has_negative_zero(objects) else _made(objects, type_)
     except pa.ArrowInvalid:
         return None
-    if len(table) != len(data):  # several values in a row
-        return None
-    batch = table.combine_chunks().to_batches()[0]
-    if any(_has_negative_zero(column) for column in batch.columns):
-        return None
-    return pa.StructArray.from_arrays(batch.columns, fields=list(type_))
 
 
 def _whole(text: pa.Buffer) -> pa.Buffer:
@@ -176,6 +202,8 @@ def _has_negative_zero(column: pa.Array) -> bool:
     if pa.types.is_struct(column.type):
         fields = range(column.type.num_fields)
         return any(_has_negative_zero(column.field(index)) for index in fields)
+    if pa.types.is_list(column.type):
+        return _has_negative_zero(column.flatten())
     if not pa.types.is_floating(column.type):
         return False
     numbers = column.fill_null(1.0).to_numpy()

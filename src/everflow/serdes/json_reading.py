@@ -12,15 +12,15 @@ import decimal
 import json
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import chain
+from itertools import accumulate, chain
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from everflow.records import Int64
 from everflow.serdes.base import SerdeError
 from everflow.user_texts import shown
 
@@ -37,6 +37,11 @@ _BEYOND_FLOAT = float(2**128 - 2**103)
 """From here on a number is rounded to infinity in 32 bits."""
 _EXACT = 2**53
 """Up to here a double is the number that was written, if that was whole."""
+# years that Python has, too
+_DAY = r"^[12]\d{3}-\d{2}-\d{2}$"
+_MOMENT = r"^[12]\d{3}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(?:\.\d{3}|\.\d{6})?Z?$"
+_FEW = 100
+"""So many times cost as much at once as one by one."""
 _UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError, ArithmeticError)
 
 
@@ -63,7 +68,7 @@ def read_rows(rows: Sequence[bytes | None], type_: pa.DataType) -> tuple[pa.Arra
 
 @lru_cache(maxsize=256)
 def _reading(type_: pa.DataType) -> tuple[_Parse, _Column]:
-    return _parse_exactly if _has_decimal(type_) else orjson.loads, _reader(type_)
+    return _parse_exactly if _has_decimal(type_) else orjson.loads, reader(type_)
 
 
 def _parse_each(rows: Sequence[bytes | None], parse: _Parse, faults: Faults) -> list[Any]:
@@ -94,7 +99,7 @@ def _has_decimal(type_: pa.DataType) -> bool:
     return bool(pa.types.is_decimal(type_))
 
 
-def _reader(type_: pa.DataType) -> _Column:
+def reader(type_: pa.DataType) -> _Column:
     """Makes a column of what JSON holds."""
     if pa.types.is_struct(type_):
         return _struct_reader(type_)
@@ -102,13 +107,15 @@ def _reader(type_: pa.DataType) -> _Column:
         return _list_reader(type_)
     if pa.types.is_map(type_):
         return _map_reader(type_)
+    if pa.types.is_timestamp(type_) or pa.types.is_date32(type_):
+        return _time_reader(type_)
     return _scalar_reader(type_, *_scalar(type_))
 
 
 def _scalar(type_: pa.DataType) -> tuple[tuple[type, ...], _One]:
     """The classes that Arrow takes as they are, and what is done with a value of any other."""
     if pa.types.is_timestamp(type_):
-        return (), _timestamp if type_.tz else lambda value: dt.datetime.fromisoformat(value)
+        return (), _moment  # Arrow takes one without zone for UTC
     if pa.types.is_date(type_):
         return (), dt.date.fromisoformat
     if pa.types.is_decimal(type_):
@@ -141,6 +148,31 @@ def _scalar_reader(type_: pa.DataType, taken: tuple[type, ...], one: _One) -> _C
         return _array(values, 0, type_, faults)
 
     return column
+
+
+def _time_reader(type_: pa.DataType) -> _Column:
+    by_value = _scalar_reader(type_, *_scalar(type_))
+
+    def column(values: Sequence[Any], faults: _Unfit) -> pa.Array:
+        if len(values) >= _FEW and {str, type(None)}.issuperset(map(type, values)):
+            found = times(pa.array(values, pa.string()), type_)
+            if found is not None:
+                return found
+        return by_value(values, faults)
+
+    return column
+
+
+def times(texts: pa.Array, type_: pa.DataType) -> pa.Array | None:
+    """Dates or timestamps; None where one of the texts is none, or written in a way in which Arrow
+    does not read it as Python does."""
+    usual = _DAY if pa.types.is_date(type_) else _MOMENT
+    if not pc.all(pc.match_substring_regex(texts, usual), min_count=0).as_py():
+        return None
+    try:
+        return texts.cast(type_)
+    except pa.ArrowInvalid:
+        return None
 
 
 def _array(values: Sequence[Any], start: int, type_: pa.DataType, faults: _Unfit) -> pa.Array:
@@ -179,7 +211,7 @@ def _of_class(values: Sequence[Any], class_: type, one: _One, faults: _Unfit) ->
 
 
 def _struct_reader(type_: pa.DataType) -> _Column:
-    fields, readers = list(type_), [(field.name, _reader(field.type)) for field in type_]
+    fields, readers = list(type_), [(field.name, reader(field.type)) for field in type_]
     an_object = _only(dict, "an object")
 
     def column(values: Sequence[Any], faults: _Unfit) -> pa.Array:
@@ -204,24 +236,25 @@ def _of_field(name: str, rows: Sequence[dict[str, Any]]) -> list[Any]:
 
 
 def _list_reader(type_: pa.DataType) -> _Column:
-    element = _reader(type_.value_type)
-    arrays = pa.LargeListArray if pa.types.is_large_list(type_) else pa.ListArray
+    element = reader(type_.value_type)
+    large = pa.types.is_large_list(type_)
+    arrays, offset = (pa.LargeListArray, pa.int64()) if large else (pa.ListArray, pa.int32())
     an_array = _only(list, "an array")  # Arrow would take the letters of a text
 
     def column(values: Sequence[Any], faults: _Unfit) -> pa.Array:
         rows = _of_class(values, list, an_array, faults)
         inner: _Unfit = {}
         items = element(list(chain.from_iterable(row for row in rows if row)), inner)
-        starts, owners = _starts(rows)
-        _fault_owners(inner, owners, faults)
-        return arrays.from_arrays(starts.cast(_offset(type_)), items, type=type_)
+        if inner:
+            _fault_owners(inner, rows, faults)
+        return arrays.from_arrays(_starts(rows, offset), items, type=type_)
 
     return column
 
 
 def _map_reader(type_: pa.DataType) -> _Column:
     names = _scalar_reader(type_.key_type, *_name(type_.key_type))
-    item = _reader(type_.item_type)
+    item = reader(type_.item_type)
     an_object = _only(dict, "an object")
 
     def column(values: Sequence[Any], faults: _Unfit) -> pa.Array:
@@ -230,11 +263,10 @@ def _map_reader(type_: pa.DataType) -> _Column:
         inner: _Unfit = {}
         keys = names(list(chain.from_iterable(present)), inner)
         items = item(list(chain.from_iterable(row.values() for row in present)), inner)
-        starts, owners = _starts(rows)
         if inner:  # a key that does not fit would be null
-            bad = _fault_owners(inner, owners, faults)
+            bad = _fault_owners(inner, rows, faults)
             return column([None if at in bad else row for at, row in enumerate(rows)], faults)
-        return pa.MapArray.from_arrays(starts, keys, items, type=type_)
+        return pa.MapArray.from_arrays(_starts(rows, pa.int32()), keys, items, type=type_)
 
     return column
 
@@ -244,21 +276,17 @@ def _name(type_: pa.DataType) -> tuple[tuple[type, ...], _One]:
     return ((), int) if pa.types.is_integer(type_) else _scalar(type_)
 
 
-def _starts(rows: Sequence[Any]) -> tuple[pa.Array, Int64]:
-    """Where each row's items begin, null for null rows, with the end at last; and the row of each
-    item."""
-    sizes = np.fromiter((len(row) if row else 0 for row in rows), np.int64, len(rows))
-    starts = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum(sizes, out=starts[1:])
-    nulls = np.fromiter(chain((row is None for row in rows), (False,)), np.bool_, len(rows) + 1)
-    return pa.array(starts, mask=nulls), np.repeat(np.arange(len(rows)), sizes)
+def _starts(rows: Sequence[Any], type_: pa.DataType) -> pa.Array:
+    """Where each row's items begin, null for null rows, with the end at last."""
+    starts: list[int | None] = list(accumulate((len(row or ()) for row in rows), initial=0))
+    if not all(rows):
+        starts[:-1] = [None if row is None else at for row, at in zip(rows, starts, strict=False)]
+    return pa.array(starts, type_)
 
 
-def _offset(type_: pa.DataType) -> pa.DataType:
-    return pa.int64() if pa.types.is_large_list(type_) else pa.int32()
-
-
-def _fault_owners(inner: _Unfit, owners: Int64, faults: _Unfit) -> set[int]:
+def _fault_owners(inner: _Unfit, rows: Sequence[Any], faults: _Unfit) -> set[int]:
+    """The rows whose items do not fit; ``inner`` numbers all items of all rows."""
+    owners = np.repeat(np.arange(len(rows)), [len(row or ()) for row in rows])
     for index, text in sorted(inner.items()):
         faults.setdefault(int(owners[index]), text)
     return {int(owners[index]) for index in inner}
@@ -273,11 +301,12 @@ def _only(class_: type, words: str) -> _One:
     return one
 
 
-def _timestamp(value: Any) -> dt.datetime:
+def _moment(value: Any) -> dt.datetime:
+    """In UTC, unless it has no zone. OverflowError where the year is then none of 1 to 9999."""
     if not isinstance(value, str):
         raise TypeError(f"expected a time as text, found {shown(value, 100)}")
     parsed = dt.datetime.fromisoformat(value[:-1] + "+00:00" if value.endswith("Z") else value)
-    return parsed if parsed.tzinfo else parsed.replace(tzinfo=dt.timezone.utc)
+    return parsed.astimezone(dt.timezone.utc) if parsed.tzinfo else parsed
 
 
 def _number(value: Any) -> float:
