@@ -87,7 +87,7 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
     ("everflow.kafka.reading", BASE | PURE | {"everflow.kafka"}, ARROW | KAFKA),
     (
         "everflow.spark",
-        BASE | PURE | {"everflow.spark", "everflow.travel.own_code"},
+        BASE | PURE | {"everflow.spark", "everflow.travel.own_code", "everflow.travel.udf_command"},
         ARROW | {"pyspark", "py4j", "pandas"},
     ),
     # imported before the fork of the Python workers, so that each starts warm: it names what
@@ -128,6 +128,8 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         },
         ARROW,
     ),
+    # what PySpark's workers do with a function is PySpark's
+    ("everflow.runtime.worker.python_calls", BASE | PURE, ARROW | {"pyspark"}),
     (
         "everflow.runtime.worker.kafka_sink",  # its effects are ports: a simulation runs it
         BASE
@@ -383,7 +385,9 @@ def test_what_a_worker_imports_reaches_neither_spark_nor_the_drivers_rooms(start
         - {"everflow", "orjson"}
         - ARROW
     )
-    assert engines <= (KAFKA | {"lmdb"} if start.endswith("worker") else set())
+    # of PySpark its worker, which is what is running
+    assert engines <= (KAFKA | {"lmdb", "pyspark"} if start.endswith("worker") else set())
+    assert {name for name in found if _under(name, "pyspark")} <= {"pyspark"}
 
 
 def test_reach_goes_over_several_steps() -> None:

@@ -208,6 +208,16 @@ def predicate(column: Column, edge: Edge, where: str | None) -> ColumnExpr:
     return analyse(column, edge.type, where, expected=pa.bool_())
 
 
+def refuse_calls(expression: ColumnExpr, what: str, where: str | None) -> None:
+    """TopologyError for a Column that calls Python functions."""
+    if expression.calls:
+        raise TopologyError(
+            f"{what} cannot be a Column that calls Python functions; pass a function of (key, "
+            f"value), or make a field of it with map_values before",
+            where=where,
+        )
+
+
 def is_true(column: Column) -> Column:
     """``column`` with NULL as false, so that a predicate and its negation split a stream."""
     return F.coalesce(column, F.lit(False))

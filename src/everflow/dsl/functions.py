@@ -85,7 +85,8 @@ def refuse_pyspark(given: object, operator: str, where: str | None) -> None:
         part = operator.partition(": ")[2]
         written = f"{part}={function}" if part else f"{operator}({function}{returns})"
         raise TopologyError(
-            f"{operator} found a PySpark UDF; pass the Python function itself: {written}",
+            f"{operator} found a PySpark UDF; call it with Columns, as in "
+            f"{function}(F.col('value')), or pass the Python function itself: {written}",
             where=where,
         )
     if callable(given) and str(getattr(given, "__module__", "")).startswith("pyspark.sql"):

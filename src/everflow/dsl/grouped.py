@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, overload
 
 import pyarrow as pa
@@ -409,11 +410,10 @@ class _Aggregation:
             # Each alone, so that a message names the one that is wrong.
             analyse(column, edge.type, self.where)
         fields = F.struct(*[column.alias(name) for name, column in columns.items()])
-        return analyse(
-            fields if self.windowed else F.when(F.col("value").isNotNull(), fields),
-            edge.type,
-            self.where,
-        )
+        if self.windowed:
+            return analyse(fields, edge.type, self.where)
+        present = F.when(F.col("value").isNotNull(), fields)
+        return replace(analyse(present, edge.type, self.where), skips_null=True)
 
     def _add(
         self,

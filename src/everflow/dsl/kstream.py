@@ -13,6 +13,7 @@ raise TopologyError, with the user's line and the cure, for whatever cannot work
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -28,6 +29,7 @@ from everflow.dsl.expressions import (
     is_column,
     is_true,
     predicate,
+    refuse_calls,
     result_serde,
     result_type,
     struct_of,
@@ -373,6 +375,7 @@ class KStream(HasEdge):
             target = topic
         elif is_column(topic, "to", where):
             target = analyse(topic, self.edge.type, where, expected=pa.string())
+            refuse_calls(target, "to: the topic", where)
         else:
             target = FunctionExpr(key_value_function(topic, "to", where), pa.string())
         stream = self._with_serdes("to", key, value, where)
@@ -423,7 +426,7 @@ class KStream(HasEdge):
             )
         keep = predicate(condition, self.edge, where)
         if negate:
-            keep = ColumnExpr(~is_true(condition), keep.type, keep.uses)
+            keep = replace(keep, column=~is_true(condition))
         node_name = self.graph.node_name(name, "KSTREAM-FILTER-", where)
         node = ProjectNode(
             name=node_name,

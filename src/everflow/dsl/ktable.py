@@ -7,6 +7,7 @@ cure, for what cannot work.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import Column
@@ -90,6 +91,7 @@ class KTable(HasEdge):
             return self._function(prefix, "MAPVALUES", mapped, edge, node_name, where)
         analyse(mapper, self.edge.type, where)  # judged as the user wrote it, for the message
         value = analyse(F.when(F.col("value").isNotNull(), mapper), self.edge.type, where)
+        value = replace(value, skips_null=True)
         return self._project(
             prefix, "MAPVALUES", value, self.edge.with_types(value=value.type), node_name, where
         )
@@ -120,6 +122,7 @@ class KTable(HasEdge):
         predicate(condition, self.edge, where)
         keep = ~is_true(condition) if negate else condition
         value = analyse(F.when(keep, F.col("value")), self.edge.type, where)
+        value = replace(value, skips_null=True)
         return self._project("KTABLE-FILTER-", "FILTER", value, self.edge, name, where)
 
     def _project(

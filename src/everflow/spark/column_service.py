@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType, _parse_datatype_json_string
 
 from everflow.sockets import socket_folder_of_process
 
@@ -48,17 +50,17 @@ class _Service:
         self._session = session
         self._prepared = 0
 
-    def add(self, frame: DataFrame) -> tuple[str, int]:
-        """Prepare what ``frame`` makes of the rows of `empty_frame`."""
-        projections = list(_projections(frame))
+    def add(
+        self, projections: Sequence[tuple[Any, Any]], given: StructType, made: StructType
+    ) -> tuple[str, int]:
+        """Prepare projections: of each the expressions, and the attributes that they read."""
         expressions, inputs = self._jvm.java.util.ArrayList(), self._jvm.java.util.ArrayList()
-        for plan in projections:
-            expressions.add(plan.projectList())
-            inputs.add(plan.child().output())
+        for project_list, attributes in projections:
+            expressions.add(project_list)
+            inputs.add(attributes)
         parse = self._session._jsparkSession.parseDataType
         self._prepared += 1
-        leaf = projections[0].child().schema()
-        self._java.add(self._prepared, expressions, inputs, leaf, parse(frame.schema.json()))
+        self._java.add(self._prepared, expressions, inputs, parse(given.json()), parse(made.json()))
         return self.path, self._prepared
 
 
@@ -68,17 +70,35 @@ def computed(frame: DataFrame) -> tuple[str, int]:
 
     NotComputableError where that needs a job. Any thread; the service lives as long as the JVM.
     """
+    with refused_internals():
+        leaf, nodes = nodes_of(frame, ("Project",))
+        projections = [(plan.projectList(), plan.child().output()) for plan in nodes]
+        return prepared(frame.sparkSession, projections, schema_of(leaf), frame.schema)
+
+
+def prepared(
+    session: SparkSession,
+    projections: Sequence[tuple[Any, Any]],
+    given: StructType,
+    made: StructType,
+) -> tuple[str, int]:
+    """As `computed`, for Catalyst's own expressions and attributes, projection by projection."""
     global _running
-    session = frame.sparkSession
-    with _lock:
-        try:
-            if _running is None or _running[0] is not session.sparkContext:
-                _running = session.sparkContext, _Service(session)
-            return _running[1].add(frame)
-        except (Py4JError, PySparkException) as error:
-            raise NotComputableError(
-                f"this Spark offers no such service: {str(error).splitlines()[0]}"
-            ) from error
+    with _lock, refused_internals():
+        if _running is None or _running[0] is not session.sparkContext:
+            _running = session.sparkContext, _Service(session)
+        return _running[1].add(projections, given, made)
+
+
+@contextmanager
+def refused_internals() -> Iterator[None]:
+    """NotComputableError for a Spark whose internals are not as expected."""
+    try:
+        yield
+    except (Py4JError, PySparkException) as error:
+        raise NotComputableError(
+            f"this Spark offers no such service: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def empty_frame(session: SparkSession, schema: Any) -> DataFrame:
@@ -89,13 +109,19 @@ def empty_frame(session: SparkSession, schema: Any) -> DataFrame:
     return DataFrame(java.createDataFrame(rows, java.parseDataType(schema.json())), session)
 
 
-def _projections(frame: DataFrame) -> Iterator[Any]:
-    """The plan's projections, in the order they run."""
+def nodes_of(frame: DataFrame, names: Collection[str]) -> tuple[Any, list[Any]]:
+    """The leaf of the optimised plan, and the nodes above it in the order they run, all of them
+    with one of ``names``."""
     plan: Any = frame._jdf.queryExecution().optimizedPlan()
     above = []
-    while plan.nodeName() == "Project":
+    while plan.nodeName() in names:
         above.append(plan)
         plan = plan.child()
     if plan.nodeName() not in ("LogicalRDD", "Scan ExistingRDD") or not above:
         raise NotComputableError(f"it has a plan node {plan.nodeName()}")
-    yield from reversed(above)
+    return plan, above[::-1]
+
+
+def schema_of(plan: Any) -> StructType:
+    """What a plan node gives."""
+    return cast(StructType, _parse_datatype_json_string(plan.schema().json()))

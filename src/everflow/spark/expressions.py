@@ -33,10 +33,6 @@ _USE_TIMESTAMP = (
     "F.col('timestamp'), the record's time in ms"
 )
 _USE_AGGREGATE = "use group_by(...).aggregate(...) with everflow.agg"
-_USE_FUNCTION = (
-    "pass the Python function itself: the operator takes it in place of the Column, "
-    "with returns=..."
-)
 
 _REFUSED_EXPRESSIONS = {
     "CurrentTimestamp": ("the current time", _USE_TIMESTAMP),
@@ -46,8 +42,7 @@ _REFUSED_EXPRESSIONS = {
     "CurrentDate": ("the current date", _USE_TIMESTAMP),
     "CurrentTime": ("the current time", _USE_TIMESTAMP),
     "LocalTimestamp": ("the current time", _USE_TIMESTAMP),
-    "PythonUDF": ("a Python UDF (it also runs on rows that F.when excludes)", _USE_FUNCTION),
-    "PythonUDAF": ("a Python UDF", _USE_AGGREGATE),
+    "PythonUDAF": ("a Python UDF over groups", _USE_AGGREGATE),
     "ScalarSubquery": (
         "a subquery",
         "join a table, or compute the value before the topology is built",
@@ -153,7 +148,8 @@ def analyse(
         )
     references = plan.expressions().apply(0).references().toSeq()
     uses = frozenset(str(references.apply(i).name()) for i in range(references.size()))
-    return ColumnExpr(column, type_, uses)
+    calls = any(_class_name(one) == "PythonUDF" for one in _walk(plan.expressions().apply(0)))
+    return ColumnExpr(column, type_, uses, calls)
 
 
 def spark_type(type_: pa.DataType) -> st.DataType:

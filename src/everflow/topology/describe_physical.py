@@ -88,6 +88,8 @@ def _of_projection(found: Projection | TopicChoice, twins: bool, jobs: str) -> I
     else:
         given = [part for part in (found.node.predicate, found.node.key, found.node.value) if part]
         why = ", ".join(map(_column_text, given)) + because
+        if not jobs and any(part.calls for part in given):
+            columns, why = PYTHON, f"calls functions for columns of records: {why}"
         yield Road(found.node.name, columns, why, found.node.where)
 
 

@@ -42,6 +42,10 @@ class ColumnExpr:
     column: Any
     type: pa.DataType
     uses: frozenset[str] = frozenset()
+    calls: bool = False
+    """Whether it calls Python functions (``F.udf``, ``F.pandas_udf``, ``F.arrow_udf``)."""
+    skips_null: bool = False
+    """Null where the record's value is, so that no function has to be called for it."""
 
 
 @dataclass(frozen=True)

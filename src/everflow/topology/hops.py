@@ -206,13 +206,20 @@ def headers_of(hop: HopInput) -> pa.Array:
 def _scattered(rows: Int64, count: int) -> pa.Array | None:
     """For each of ``count`` rows the index of its record in a slot that has ``rows``, null where it
     has none. None: in order."""
-    if len(rows) == count:
-        return None
+    return None if len(rows) == count else _places(rows, count)
+
+
+def _places(rows: Int64, count: int) -> pa.Array:
     index = np.zeros(count, np.int64)
     index[rows] = np.arange(len(rows))
     absent = np.ones(count, bool)
     absent[rows] = False
     return pa.array(index, pa.int64(), mask=absent)
+
+
+def spread(column: pa.Array, rows: Int64, count: int) -> pa.Array:
+    """A column of ``count`` rows with the given one in ``rows``, null in the others."""
+    return column.take(_places(rows, count))
 
 
 def _slot_columns(batch: EdgeBatch, slot: Slot) -> list[pa.Array]:
@@ -247,7 +254,7 @@ def _read_slot(
     live = _chunk(body, name)
     names = [field.name for field in HopSchema((slot,), headers).slot_fields(slot)][1:]
     types = {field.name: field.type for field in HopSchema((slot,), headers).slot_fields(slot)}
-    columns = {column: _readable(_as(_chunk(body, column), types[column])) for column in names}
+    columns = {column: readable(_as(_chunk(body, column), types[column])) for column in names}
     header = _chunk(body, "_hdr") if headers else None
     total = len(live)
     if pc.sum(live).as_py() == total and live.null_count == 0:
@@ -281,7 +288,7 @@ def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return array if array.type.equals(kind) else array.cast(kind)
 
 
-def _readable(array: pa.Array) -> pa.Array:
+def readable(array: pa.Array) -> pa.Array:
     """Catalyst passes bytes through as text unchecked; Arrow's check of a whole column costs next
     to nothing."""
     if not pa.types.is_string(array.type):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import functions as F
-from pyspark.sql.types import DoubleType
+from pyspark.sql.types import DoubleType, StringType
 
 from everflow import (
     KStream,
@@ -31,6 +31,7 @@ def twice_of(amount: float) -> float:
 
 
 TWICE = F.udf(twice_of, DoubleType())
+NAMED = F.udf(str, StringType())
 
 
 def twice(builder: StreamsBuilder, orders: KStream) -> object:
@@ -301,7 +302,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     ),
     "a UDF": (
         lambda b, s: s.map_values(TWICE),
-        r"PySpark UDF; pass .* itself: map_values\(twice_of, returns='double'\)",
+        r"UDF; call it .*twice_of\(F\.col.* itself: map_values\(twice_of, returns='double'\)",
     ),
     "a UDF to peek": (
         lambda b, s: s.peek(TWICE),
@@ -315,9 +316,9 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
         lambda b, s: s.filter(TWICE(F.col("value.amount"))),
         r"^Column 'twice_of\(value\.amount\)'",
     ),
-    "a UDF in an aggregate": (
-        lambda b, s: s.group_by_key().aggregate(store="x", a=agg.sum(TWICE(F.col("value.amount")))),
-        r"^Column 'twice_of\(value\.amount\)': a Python UDF",
+    "a UDF for a topic": (
+        lambda b, s: s.to(NAMED(F.col("value.amount"))),
+        "to: the topic cannot be a Column that calls Python functions",
     ),
     "a number for a column": (
         lambda b, s: s.group_by_key().aggregate(store="x", a=agg.sum(3)),

@@ -32,17 +32,17 @@ class Located(Protocol):
 
 class RecordFailure(EverflowError):
     """A record that the user's code or serde cannot take; the error is chained. ``failure`` says
-    which record, where and why."""
+    which record (None: it fails with no record alone), where and why."""
 
     code = "EF-RECORD"
 
     def __init__(
-        self, record: BadRecord, where: str | None, error: BaseException, hint: str = ""
+        self, record: BadRecord | None, where: str | None, error: BaseException, hint: str = ""
     ) -> None:
         self.failure = BatchFailure(
-            kind="record",
+            kind="other" if record is None else "record",
             error=error_text(error) + hint,
-            code=self.code,
+            code=None if record is None else self.code,
             record=record,
             line=innermost_line(error),
             where=() if where is None else (where,),

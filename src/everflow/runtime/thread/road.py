@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from everflow.runtime.worker.resident_segments import ComputedSegment, ResidentSegment, TwinSegment
+from everflow.runtime.thread.calling_road import calling, calls, part_plan, parts_of
+from everflow.runtime.worker.resident_segments import (
+    ComputedSegment,
+    ResidentSegment,
+    SegmentInParts,
+    TwinSegment,
+)
 from everflow.spark.column_service import NotComputableError, computed, empty_frame
 from everflow.spark.segments import (
     computed_slots,
@@ -35,16 +41,9 @@ class ResidentRoad:
 def resident_road(plan: PhysicalPlan) -> ResidentRoad:
     """Starts Spark SQL where the plan has Columns. NotComputableError where a micro-batch has to be
     a Spark job."""
-    path = ""
-    segments: list[ResidentSegment] = []
-    for segment in plan.segments:
-        twin = _without_spark(plan, segment)
-        if twin is None:
-            path, made = _computed(plan, segment.level)
-            segments.append(made)
-        else:
-            segments.append(twin)
-    return ResidentRoad(tuple(segments), path)
+    prepared = [_prepared(plan, segment) for segment in plan.segments]
+    path = next((path for path, _ in prepared if path), "")
+    return ResidentRoad(tuple(segment for _, segment in prepared), path)
 
 
 def physical_road(topology: Graph) -> str:
@@ -69,6 +68,23 @@ def _without_spark(plan: PhysicalPlan, segment: Segment) -> TwinSegment | None:
     if not slots_of_segment(plan, segment.level).slots:
         return TwinSegment(())  # nobody reads what it makes
     return TwinSegment.of(segment)
+
+
+def _prepared(plan: PhysicalPlan, segment: Segment) -> tuple[str, ResidentSegment]:
+    """A segment, and the socket where its Columns are computed (empty: nowhere)."""
+    twin = _without_spark(plan, segment)
+    if twin is not None:
+        return "", twin
+    if not any(map(calls, segment.projections)):
+        return _computed(plan, segment.level)
+    parts = [
+        calling(plan, part[0])
+        if isinstance(part[0], Projection) and calls(part[0])
+        else _prepared(part_plan(plan, segment, part), Segment(1, part))
+        for part in parts_of(segment)
+    ]
+    path = next((path for path, _ in parts if path), "")
+    return path, SegmentInParts(tuple(part for _, part in parts))
 
 
 def _computed(plan: PhysicalPlan, level: int) -> tuple[str, ComputedSegment]:

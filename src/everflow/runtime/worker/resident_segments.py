@@ -67,6 +67,18 @@ class TwinSegment:
             hop.rows[made] = hop.rows[given]
 
 
+@dataclass(frozen=True)
+class SegmentInParts:
+    """A segment whose projections are run by several means, one after the other."""
+
+    parts: tuple[ResidentSegment, ...]
+
+    def run(self, hop: HopInput, columns: ColumnComputer) -> None:
+        """See `ResidentSegment`."""
+        for part in self.parts:
+            part.run(hop, columns)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ComputedSegment:
     """A segment that Spark's code computes, where it has this ``number``."""
