@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from everflow.operators.grouping import Groups, KeyedOperator, Stored, group, read, result
 from everflow.operators.user_code import function_failure, require_users
-from everflow.records import EdgeBatch, OperatorResult, StoreChanges
+from everflow.records import EdgeBatch, Int64, OperatorResult, StoreChanges
 from everflow.serdes import Serde
+from everflow.serdes.base import encode_each
 from everflow.serdes.windowed import python_keys
 from everflow.state.store import StoreView
 from everflow.windows import TimeWindows
@@ -79,15 +80,20 @@ class PythonAggregateSpec(KeyedOperator):
         )
         stored = read(groups, stores[self.store], self.value_serde)
         updates = self._run(batch, groups, stored)
-        final = [updates.after[at] for at in groups.last]
-        times = updates.times[groups.last]
-        changes = StoreChanges(self.store, groups.keys, final, times)
-        at = (
-            np.arange(len(groups.rows), dtype=np.int64)
-            if self.emit_every_update
-            else np.sort(groups.last)
+        if self.emit_every_update:
+            at = np.arange(len(groups.rows), dtype=np.int64)
+            after = pa.array(updates.every, pa.binary())
+        else:
+            at = np.sort(groups.last)
+            after = self._written(batch, groups, updates.states, at)
+        last = np.searchsorted(at, groups.last)
+        changes = StoreChanges(
+            self.store,
+            groups.keys,
+            after.take(pa.array(last)).to_pylist(),
+            updates.times[groups.last],
         )
-        shown = self.value_serde.decode_array(pa.array([updates.after[i] for i in at], pa.binary()))
+        shown = self.value_serde.decode_array(after)
         return result(
             batch,
             groups,
@@ -104,29 +110,47 @@ class PythonAggregateSpec(KeyedOperator):
         keys = python_keys(batch.key.take(pa.array(groups.rows[groups.last])))
         values = groups.take(batch.value).to_pylist()
         times = batch.timestamp[groups.rows].tolist()
-        after: list[bytes | None] = [None] * len(values)
         # an aggregate may be changed in place, so each result that is emitted is written down at
         # once
-        written = np.ones(len(values), bool)
-        if not self.emit_every_update:
-            written[:] = False
-            written[groups.last] = True
-        must_write = written.tolist()
-        for index, code in enumerate(groups.codes.tolist()):
-            before = states[code]
-            try:
-                states[code] = self.aggregator(keys[code], values[index], before)
-                if must_write[index]:
-                    after[index] = self.value_serde.encode(states[code])
-            except BaseException as error:
-                require_users(error)
-                raise function_failure(self.store, batch, int(groups.rows[index]), error) from error
-            times[index] = times[index] if before is None else max(times[index], state_times[code])
-            state_times[code] = times[index]
-        return _Updates(after, np.array(times, np.int64))
+        encode = self.value_serde.encode if self.emit_every_update else None
+        every: list[bytes | None] = []
+        aggregator, index = self.aggregator, 0
+        try:
+            for index, code in enumerate(groups.codes.tolist()):
+                before = states[code]
+                states[code] = aggregator(keys[code], values[index], before)
+                if encode is not None:
+                    every.append(encode(states[code]))
+                if before is not None and state_times[code] > times[index]:
+                    times[index] = state_times[code]
+                else:
+                    state_times[code] = times[index]
+        except BaseException as error:
+            require_users(error)
+            raise function_failure(self.store, batch, int(groups.rows[index]), error) from error
+        return _Updates(states, every, np.array(times, np.int64))
+
+    def _written(self, batch: EdgeBatch, groups: Groups, states: list[Any], at: Int64) -> pa.Array:
+        """The last aggregate of each group, in the order of its contribution ``at``."""
+        final = [states[code] for code in groups.codes[at].tolist()]
+        try:
+            return encode_each(self.value_serde, final)
+        except BaseException as error:
+            require_users(error)
+            for index, state in zip(at.tolist(), final, strict=True):
+                try:
+                    self.value_serde.encode(state)
+                except BaseException as found:
+                    row = int(groups.rows[index])
+                    raise function_failure(self.store, batch, row, found) from found
+            raise
 
 
 @dataclass
 class _Updates:
-    after: list[bytes | None]
+    """``states``: the last aggregate of each group. ``every``: the bytes of each update, where each
+    is emitted. ``times``: of each update."""
+
+    states: list[Any]
+    every: list[bytes | None]
     times: np.ndarray[tuple[int, ...], np.dtype[np.int64]]

@@ -92,28 +92,26 @@ def run_function(op: FunctionOp, batch: EdgeBatch, sources: dict[int, Source]) -
     it failed on."""
     keys, values = python_keys(batch.key), batch.value.to_pylist()
     results: list[Any] = []
-    row = 0
+    fn, taken = op.fn, _TAKEN.get(op.op)
     try:
-        for row in range(len(keys)):
-            results.append(_call(op, keys[row], values[row]))
+        if taken is None:
+            for key, value in zip(keys, values, strict=True):
+                results.append(fn(key, value))
+        else:
+            for key, value in zip(keys, values, strict=True):
+                results.append(taken(fn(key, value)))
     except BaseException as error:
         require_users(error)
-        raise RecordFailure.at(op, sources, batch, row, error) from error
+        raise RecordFailure.at(op, sources, batch, len(results), error) from error
     return _SHAPES[op.op](op, batch, results, sources)
 
 
-def _call(op: FunctionOp, key: Any, value: Any) -> Any:
-    """One call; generators are drained here so that their errors belong to this record."""
-    result = op.fn(key, value)
-    if op.op == "flat_map_values":
-        return list(_several(result, "values"))
-    if op.op == "flat_map":
-        return [_pair(item) for item in _several(result, "pairs of key and value")]
-    if op.op == "map":
-        return _pair(result)
-    if op.op in ("filter", "filter_not", "branch"):
-        return bool(result)
-    return result
+def _values(result: Any) -> list[Any]:
+    return list(_several(result, "values"))
+
+
+def _pairs(result: Any) -> list[tuple[Any, Any]]:
+    return [_pair(item) for item in _several(result, "pairs of key and value")]
 
 
 def _several(result: Any, of_what: str) -> Iterable[Any]:
@@ -142,11 +140,24 @@ def _pair(result: Any) -> tuple[Any, Any]:
     ) from cause
 
 
+_TAKEN: dict[str, Callable[[Any], Any]] = {
+    "flat_map_values": _values,
+    "flat_map": _pairs,
+    "map": _pair,
+    "filter": bool,
+    "filter_not": bool,
+    "branch": bool,
+}
+"""What is made of a result at once, so that an error of it belongs to its record: generators are
+drained here."""
+
+
 def _shape_filter(
     op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]
 ) -> EdgeBatch:
-    wanted = op.op != "filter_not"
-    keep = np.fromiter((result is wanted for result in results), bool, len(results))
+    keep = np.array(results, bool)
+    if op.op == "filter_not":
+        keep = ~keep
     return batch if keep.all() else batch.take(np.flatnonzero(keep))
 
 
