@@ -120,7 +120,26 @@ def no_argument() -> int:
     return 7
 
 
+def pickled(function: Any) -> Callable[..., Column]:
+    """As ``F.udf`` makes it before there is a session."""
+    made: Callable[..., Column] = F.udf(function.func, function.returnType, useArrow=False)
+    return made
+
+
 COLUMNS: dict[str, Callable[[], Column]] = {
+    "pickled": lambda: pickled(shown)(
+        "value.a", "value.s", "value.at", "value.d", "value.n", "value.o"
+    ),
+    "pickled nested in": lambda: pickled(shown)("value.b", "value.l", "value.m", "value", "key"),
+    "pickled nested out": lambda: pickled(nested)("value.at"),
+    "pickled and chained": lambda: F.concat(
+        pickled(shown)(pickled(shown)("value.s")), shown(pickled(shown)("offset"))
+    ),
+    "two pickled": lambda: F.struct(
+        pickled(shown)("key").alias("x"), pickled(wrong_type)("value.a").alias("y")
+    ),
+    "pickled without argument": lambda: pickled(no_argument)() + F.col("offset"),
+    "pickled of another type is null": lambda: pickled(wrong_type)("value.s"),
     "series": lambda: product("value.b.c", F.col("value.a").cast("double")),
     "of series": lambda: dtype("value.a"),
     "of text": lambda: dtype("value.s"),
@@ -307,6 +326,7 @@ SEVENTH = [(b"k", b'{"a": %d}' % a) for a in (1, 2, 3, 8, 7, 9, 7, 1)]
     [
         (lambda: refuses_seven("value.a"), "ValueError: seven came"),
         (lambda: plus_one(only_positive("value.a")), "ZeroDivisionError"),
+        (lambda: pickled(only_positive)("value.a"), "ZeroDivisionError"),
     ],
 )
 def test_a_function_that_fails_names_its_record_and_its_line(
@@ -369,6 +389,8 @@ def test_many_records_are_many_slices() -> None:
     rows = [(b"k", b'{"a": %d}' % a) for a in range(25_000)]
     made = mapped(lambda: plus_one(arrow_plus("value.a"))).made(rows)
     assert made.value.to_pylist() == list(range(2, 25_002))
+    made = mapped(lambda: pickled(wrong_type)("value.a")).made(rows)
+    assert made.value.to_pylist() == list(range(25_000))
     assert (
         mapped(lambda: halves(F.col("value.a").cast("double"))).made(rows).value[-1].as_py()
         == 12_499.5

@@ -129,7 +129,11 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         ARROW,
     ),
     # what PySpark's workers do with a function is PySpark's
-    ("everflow.runtime.worker.python_calls", BASE | PURE, ARROW | {"pyspark"}),
+    (
+        "everflow.runtime.worker.python_calls",
+        BASE | PURE | {"everflow.runtime.worker.resident_segments"},
+        ARROW | {"pyspark"},
+    ),
     (
         "everflow.runtime.worker.kafka_sink",  # its effects are ports: a simulation runs it
         BASE

@@ -2,6 +2,7 @@ package everflow;
 
 import java.io.ByteArrayInputStream;
 import java.io.ByteArrayOutputStream;
+import java.io.DataOutputStream;
 import java.io.EOFException;
 import java.io.IOException;
 import java.io.PrintWriter;
@@ -19,6 +20,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 
+import net.razorvine.pickle.Unpickler;
 import org.apache.arrow.memory.BufferAllocator;
 import org.apache.arrow.vector.FieldVector;
 import org.apache.arrow.vector.VectorLoader;
@@ -31,14 +33,19 @@ import org.apache.arrow.vector.ipc.message.MessageSerializer;
 import org.apache.spark.SparkEnv;
 import org.apache.spark.serializer.SerializerInstance;
 import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
 import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
 import org.apache.spark.sql.execution.arrow.ArrowWriter;
+import org.apache.spark.sql.execution.python.BatchEvalPythonExec;
+import org.apache.spark.sql.execution.python.EvaluatePython;
 import org.apache.spark.sql.internal.SQLConf;
+import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.ArrowUtils;
 import org.apache.spark.sql.vectorized.ArrowColumnVector;
 import org.apache.spark.sql.vectorized.ColumnVector;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
+import scala.jdk.javaapi.CollectionConverters;
 import scala.reflect.ClassTag$;
 
 /**
@@ -47,13 +54,17 @@ import scala.reflect.ClassTag$;
  * <p>A chain of projections is added once under a number. A worker connects to the socket and sends requests, one after the other;
  * each connection has a thread and generated objects of its own, which are not for several threads.
  *
- * <p>Request: int32 number, int32 length, an Arrow record batch message. Answer: int32 length and the message of the result; or -1,
+ * <p>Request: int32 number, int32 length, an Arrow record batch message. Answer: int32 length and the message of the result (for a call of
+ * pickled functions: arguments become pickles, pickles results, see addCall); or -1,
  * int32 row for which it failed (-1: no row's fault), int32 length, text in UTF-8. All integers are big-endian.
  *
  * <p>Compiled when it is needed, by the compiler that Spark's code generation uses (see column_service.py).
  */
 public final class ColumnService implements Runnable {
   private static final int FAILED = -1;
+  private static final int PICKLED_TOGETHER = 1000;
+  private static final String ARGUMENTS = "arguments";
+  private static final String RESULTS = "results";
 
   private final ServerSocketChannel server;
   private final SQLConf conf;
@@ -70,6 +81,13 @@ public final class ColumnService implements Runnable {
   /** Makes projections known: for each the list of its expressions and the attributes that it reads, in the order they run. */
   public void add(Object number, Object expressions, Object inputs, Object in, Object out) {
     segments.put(number, new Segment(new Object[] {expressions, inputs, in, out}));
+  }
+
+  /** Makes known how arguments of Python functions are pickled, and results unpickled (see BatchEvalPythonExec). */
+  public void addCall(Object arguments, Object in, Object binaryAsBytes, Object results, Object type, Object out) {
+    EvaluatePython.registerPicklers();
+    segments.put(arguments, new Segment(new Object[] {ARGUMENTS, in, binaryAsBytes}));
+    segments.put(results, new Segment(new Object[] {RESULTS, type, out}));
   }
 
   public void run() {
@@ -101,46 +119,47 @@ public final class ColumnService implements Runnable {
       bytes.get(this.content);
     }
 
-    Object[] copy() {
+    Running running() {
       SerializerInstance serializer = SparkEnv.get().closureSerializer().newInstance();
-      return (Object[]) serializer.deserialize(
+      Object[] copy = (Object[]) serializer.deserialize(
           ByteBuffer.wrap(content), Thread.currentThread().getContextClassLoader(), ClassTag$.MODULE$.Any());
+      if (ARGUMENTS.equals(copy[0])) {
+        return new Arguments((StructType) copy[1], ((Boolean) copy[2]).booleanValue());
+      }
+      if (RESULTS.equals(copy[0])) {
+        return new Results((DataType) copy[1], (StructType) copy[2]);
+      }
+      return new Projections((List) copy[0], (List) copy[1], (StructType) copy[2], (StructType) copy[3]);
     }
   }
 
-  /** A segment's generated code and Arrow memory, for one thread. */
-  private static final class Running {
-    final UnsafeProjection[] projections;
-    final BufferAllocator memory;
-    final VectorSchemaRoot in;
-    final VectorSchemaRoot out;
-    final VectorLoader loader;
-    final ArrowWriter writer;
-    final VectorUnloader unloader;
-    final InternalRow[] rows;
-    int row;
+  /** What a number stands for, with its Arrow memory, for one thread. */
+  private abstract static class Running {
+    final BufferAllocator memory = ArrowUtils.rootAllocator().newChildAllocator("everflow-columns", 0, Long.MAX_VALUE);
+    int row = FAILED;
 
-    Running(Segment segment) {
-      Object[] copy = segment.copy();
-      List expressions = (List) copy[0];
-      List inputs = (List) copy[1];
-      projections = new UnsafeProjection[expressions.size()];
-      rows = new InternalRow[projections.length + 1];
-      for (int i = 0; i < projections.length; i++) {
-        projections[i] = UnsafeProjection.create(
-            (scala.collection.immutable.Seq) expressions.get(i), (scala.collection.immutable.Seq) inputs.get(i));
-        projections[i].initialize(0);
-      }
-      memory = ArrowUtils.rootAllocator().newChildAllocator("everflow-columns", 0, Long.MAX_VALUE);
-      in = VectorSchemaRoot.create(ArrowUtils.toArrowSchema((StructType) copy[2], "UTC", false, false), memory);
-      out = VectorSchemaRoot.create(ArrowUtils.toArrowSchema((StructType) copy[3], "UTC", false, false), memory);
+    abstract byte[] run(byte[] message) throws IOException;
+
+    abstract void close();
+
+    VectorSchemaRoot vectors(StructType schema) {
+      return VectorSchemaRoot.create(ArrowUtils.toArrowSchema(schema, "UTC", false, false), memory);
+    }
+  }
+
+  /** Reads rows of Arrow messages. */
+  private static final class Reader {
+    final VectorSchemaRoot in;
+    final VectorLoader loader;
+    final BufferAllocator memory;
+
+    Reader(Running of, StructType schema) {
+      memory = of.memory;
+      in = of.vectors(schema);
       loader = new VectorLoader(in);
-      writer = ArrowWriter.create(out);
-      unloader = new VectorUnloader(out);
     }
 
-    byte[] run(byte[] message) throws IOException {
-      row = FAILED;
+    Iterator rows(byte[] message) throws IOException {
       ReadChannel given = new ReadChannel(Channels.newChannel(new ByteArrayInputStream(message)));
       ArrowRecordBatch batch = MessageSerializer.deserializeRecordBatch(given, memory);
       try {
@@ -153,18 +172,25 @@ public final class ColumnService implements Runnable {
       for (int i = 0; i < columns.length; i++) {
         columns[i] = new ArrowColumnVector((FieldVector) vectors.get(i));
       }
-      writer.reset();
-      Iterator found = new ColumnarBatch(columns, in.getRowCount()).rowIterator();
-      for (row = 0; found.hasNext(); row++) {
-        InternalRow made = (InternalRow) found.next();
-        for (int i = 0; i < projections.length; i++) {
-          made = (InternalRow) projections[i].apply(made);
-        }
-        writer.write(made);
-      }
-      row = FAILED;
-      writer.finish();
-      ByteArrayOutputStream result = new ByteArrayOutputStream(message.length);
+      return new ColumnarBatch(columns, in.getRowCount()).rowIterator();
+    }
+  }
+
+  /** Writes rows as an Arrow message. */
+  private static final class Writer {
+    final VectorSchemaRoot out;
+    final ArrowWriter rows;
+    final VectorUnloader unloader;
+
+    Writer(Running of, StructType schema) {
+      out = of.vectors(schema);
+      rows = ArrowWriter.create(out);
+      unloader = new VectorUnloader(out);
+    }
+
+    byte[] message(int size) throws IOException {
+      rows.finish();
+      ByteArrayOutputStream result = new ByteArrayOutputStream(size);
       ArrowRecordBatch computed = unloader.getRecordBatch();
       try {
         MessageSerializer.serialize(new WriteChannel(Channels.newChannel(result)), computed);
@@ -173,10 +199,121 @@ public final class ColumnService implements Runnable {
       }
       return result.toByteArray();
     }
+  }
+
+  /** A segment's generated code. */
+  private static final class Projections extends Running {
+    final UnsafeProjection[] projections;
+    final Reader reader;
+    final Writer writer;
+
+    Projections(List expressions, List inputs, StructType in, StructType out) {
+      projections = new UnsafeProjection[expressions.size()];
+      for (int i = 0; i < projections.length; i++) {
+        projections[i] = UnsafeProjection.create(
+            (scala.collection.immutable.Seq) expressions.get(i), (scala.collection.immutable.Seq) inputs.get(i));
+        projections[i].initialize(0);
+      }
+      reader = new Reader(this, in);
+      writer = new Writer(this, out);
+    }
+
+    byte[] run(byte[] message) throws IOException {
+      row = FAILED;
+      Iterator found = reader.rows(message);
+      writer.rows.reset();
+      for (row = 0; found.hasNext(); row++) {
+        InternalRow made = (InternalRow) found.next();
+        for (int i = 0; i < projections.length; i++) {
+          made = (InternalRow) projections[i].apply(made);
+        }
+        writer.rows.write(made);
+      }
+      row = FAILED;
+      return writer.message(message.length);
+    }
 
     void close() {
-      in.close();
-      out.close();
+      reader.in.close();
+      writer.out.close();
+      memory.close();
+    }
+  }
+
+  /** Arguments of Python functions, pickled as Spark pickles them: each batch with its length before it. */
+  private static final class Arguments extends Running implements Iterator {
+    final StructType schema;
+    final boolean binaryAsBytes;
+    final Reader reader;
+    final UnsafeProjection nullable;
+    Iterator rows;
+
+    Arguments(StructType schema, boolean binaryAsBytes) {
+      this.schema = schema;
+      this.binaryAsBytes = binaryAsBytes;
+      reader = new Reader(this, schema);
+      nullable = UnsafeProjection.create(schema);
+    }
+
+    public boolean hasNext() {
+      return rows.hasNext();
+    }
+
+    /** The next row as pickling reads it: columns refuse to be asked for a value that is null. */
+    public Object next() {
+      return nullable.apply((InternalRow) rows.next());
+    }
+
+    byte[] run(byte[] message) throws IOException {
+      rows = reader.rows(message);
+      ByteArrayOutputStream result = new ByteArrayOutputStream(message.length);
+      DataOutputStream pickled = new DataOutputStream(result);
+      scala.collection.Iterator batches = BatchEvalPythonExec.getInputIterator(
+          CollectionConverters.asScala((Iterator) this), schema, PICKLED_TOGETHER, binaryAsBytes);
+      while (batches.hasNext()) {
+        byte[] batch = (byte[]) batches.next();
+        pickled.writeInt(batch.length);
+        pickled.write(batch);
+      }
+      return result.toByteArray();
+    }
+
+    void close() {
+      reader.in.close();
+      memory.close();
+    }
+  }
+
+  /** Results of Python functions, which come as arguments go, in the types that were declared. */
+  private static final class Results extends Running {
+    final scala.Function1 fromJava;
+    final boolean several;
+    final Writer writer;
+
+    Results(DataType type, StructType out) {
+      fromJava = EvaluatePython.makeFromJava(type);
+      several = out.length() > 1;
+      writer = new Writer(this, out);
+    }
+
+    byte[] run(byte[] message) throws IOException {
+      ByteBuffer pickled = ByteBuffer.wrap(message);
+      writer.rows.reset();
+      row = 0;
+      while (pickled.hasRemaining()) {
+        byte[] batch = new byte[pickled.getInt()];
+        pickled.get(batch);
+        for (Iterator made = ((List) new Unpickler().loads(batch)).iterator(); made.hasNext(); row++) {
+          Object value = fromJava.apply(made.next());
+          writer.rows.write(several ? (InternalRow) value : new GenericInternalRow(new Object[] {value}));
+        }
+      }
+      row = FAILED;
+      return writer.message(message.length);
+    }
+
+    void close() {
+      writer.out.close();
       memory.close();
     }
   }
@@ -224,7 +361,7 @@ public final class ColumnService implements Runnable {
       try {
         segment = (Running) running.get(number);
         if (segment == null) {
-          segment = new Running((Segment) segments.get(number));
+          segment = ((Segment) segments.get(number)).running();
           running.put(number, segment);
         }
         byte[] result = segment.run(message);

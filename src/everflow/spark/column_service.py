@@ -63,6 +63,24 @@ class _Service:
         self._java.add(self._prepared, expressions, inputs, parse(given.json()), parse(made.json()))
         return self.path, self._prepared
 
+    def add_call(
+        self, given: StructType, made: StructType, binary_as_bytes: bool
+    ) -> tuple[str, tuple[int, int]]:
+        """Prepare how arguments are pickled and results unpickled: the number of each."""
+        parse = self._session._jsparkSession.parseDataType
+        self._prepared += 2
+        arguments, results = self._prepared - 1, self._prepared
+        kind = made if len(made) > 1 else made[0].dataType
+        self._java.addCall(
+            arguments,
+            parse(given.json()),
+            binary_as_bytes,
+            results,
+            parse(kind.json()),
+            parse(made.json()),
+        )
+        return self.path, (arguments, results)
+
 
 def computed(frame: DataFrame) -> tuple[str, int]:
     """Prepare what ``frame``, some selections above an `empty_frame`, makes of its rows: the
@@ -83,11 +101,24 @@ def prepared(
     made: StructType,
 ) -> tuple[str, int]:
     """As `computed`, for Catalyst's own expressions and attributes, projection by projection."""
-    global _running
     with _lock, refused_internals():
-        if _running is None or _running[0] is not session.sparkContext:
-            _running = session.sparkContext, _Service(session)
-        return _running[1].add(projections, given, made)
+        return _service(session).add(projections, given, made)
+
+
+def prepared_call(
+    session: SparkSession, given: StructType, made: StructType, binary_as_bytes: bool
+) -> tuple[str, tuple[int, int]]:
+    """Prepare a call of functions that take pickled rows: the socket's path, and the numbers under
+    which workers ask for pickled arguments and for results."""
+    with _lock, refused_internals():
+        return _service(session).add_call(given, made, binary_as_bytes)
+
+
+def _service(session: SparkSession) -> _Service:
+    global _running
+    if _running is None or _running[0] is not session.sparkContext:
+        _running = session.sparkContext, _Service(session)
+    return _running[1]
 
 
 @contextmanager

@@ -27,5 +27,9 @@ class JobColumns:
         # One partition: the rows keep their order.
         return computed_slots(frame.coalesce(1), self._plan, number).toArrow()
 
+    def ask(self, number: int, message: pa.Buffer | memoryview) -> bytes:
+        """A job calls Python functions itself."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """Nothing is kept."""

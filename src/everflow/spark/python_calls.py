@@ -14,11 +14,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType, _parse_datatype_json_string
 
-from everflow.spark.column_service import nodes_of, prepared, refused_internals, schema_of
+from everflow.spark.column_service import (
+    nodes_of,
+    prepared,
+    prepared_call,
+    refused_internals,
+    schema_of,
+)
 from everflow.topology.column_stages import Call, Chain, Compute, Pick, Stage
 from everflow.travel.udf_command import function_of
 
-_CALLS = ("ArrowEvalPython",)
+_CALLS = ("ArrowEvalPython", "BatchEvalPython")
 
 
 def staged(frame: DataFrame) -> tuple[str, tuple[Stage, ...]]:
@@ -77,15 +83,22 @@ class _Cut:
         self.project(self._jvm.PythonUtils.toSeq(expressions), kept)
         self.compute()
         count = kept.size()
+        given = _struct([field.dataType for field in self._given.fields[count:]])
         made = _struct([_type(udf) for udf in _items(node.udfs())])
+        settings = self._settings()
+        pickled = None
+        if node.nodeName() == "BatchEvalPython":
+            as_bytes = settings.get("spark.sql.execution.pyspark.binaryAsBytes", "true") == "true"
+            self.path, pickled = prepared_call(self._session, given, made, as_bytes)
         self.stages.append(
             Call(
                 eval_type=int(node.udfs().apply(0).evalType()),
                 chains=chains,
                 kept=count,
-                settings=self._settings(),
-                given=_struct([field.dataType for field in self._given.fields[count:]]).json(),
+                settings=settings,
+                given=given.json(),
                 made=_arrow(made),
+                pickled=pickled,
             )
         )
         self._given = _struct([field.dataType for field in (*self._given.fields[:count], *made)])

@@ -52,6 +52,8 @@ class Call:
     given: str
     """The inputs' types, Spark's JSON of a struct."""
     made: pa.Schema
+    pickled: tuple[int, int] | None = None
+    """The JVM's numbers for pickled arguments and for results; None where both are Arrow."""
 
 
 Stage = Compute | Pick | Call

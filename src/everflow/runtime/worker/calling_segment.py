@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from everflow.errors import RetriableError
 from everflow.operators.user_code import require_users
 from everflow.records import HEADERS, EdgeBatch
 from everflow.runtime.commit.batch import BadRecord
@@ -135,7 +136,7 @@ def computed(
             table = columns.run(stage.number, rows, stage.made).combine_chunks()
             given = [pa.concat_arrays(column.chunks) for column in table.columns]
         elif isinstance(stage, Call):
-            made = _called(stage, _batch(given[stage.kept :], count))
+            made = _called(stage, _batch(given[stage.kept :], count), columns)
             given = [*given[: stage.kept], *made]
         else:
             given = [_picked(given, path) for path in stage.paths]
@@ -154,34 +155,40 @@ def _picked(given: list[pa.Array], path: tuple[int, ...]) -> pa.Array:
     return pc.struct_field(column, list(path[1:])) if len(path) > 1 else column
 
 
-def _called(call: Call, rows: pa.RecordBatch) -> list[pa.Array]:
+def _called(call: Call, rows: pa.RecordBatch, columns: ColumnComputer) -> list[pa.Array]:
     try:
-        return results_of(call, rows)
+        return results_of(call, rows, columns)
+    except (ColumnsFailed, RetriableError):
+        raise
     except BaseException as error:
         require_users(error)
-        row, cause = _culprit(call, rows)
+        row, cause = _culprit(call, rows, columns)
         raise CallFailed(row) from (cause or error)
 
 
-def _culprit(call: Call, rows: pa.RecordBatch) -> tuple[int | None, BaseException | None]:
+def _culprit(
+    call: Call, rows: pa.RecordBatch, columns: ColumnComputer
+) -> tuple[int | None, BaseException | None]:
     """The row that fails alone, found by halves, and how it fails; None where none does."""
+
+    def failure(start: int, end: int) -> BaseException | None:
+        try:
+            results_of(call, rows.slice(start, end - start), columns)
+        except RetriableError:
+            raise
+        except BaseException as error:
+            require_users(error)
+            return error
+        return None
+
     start, end = 0, rows.num_rows
     while end - start > 1:
         middle = (start + end) // 2
-        if _failure(call, rows.slice(start, middle - start)) is not None:
+        if failure(start, middle) is not None:
             end = middle
-        elif _failure(call, rows.slice(middle, end - middle)) is not None:
+        elif failure(middle, end) is not None:
             start = middle
         else:
             return None, None
-    error = _failure(call, rows.slice(start, 1))
+    error = failure(start, end)
     return (None if error is None else start), error
-
-
-def _failure(call: Call, rows: pa.RecordBatch) -> BaseException | None:
-    try:
-        results_of(call, rows)
-    except BaseException as error:
-        require_users(error)
-        return error
-    return None

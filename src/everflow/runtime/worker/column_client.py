@@ -58,14 +58,18 @@ class ColumnClient:
         return pa.Table.from_batches(answers, made)
 
     def _computed(self, number: int, rows: pa.RecordBatch, made: pa.Schema) -> pa.RecordBatch:
-        message = rows.serialize()
+        return pa.ipc.read_record_batch(pa.py_buffer(self.ask(number, rows.serialize())), made)
+
+    def ask(self, number: int, message: pa.Buffer | memoryview) -> bytes:
+        """The answer to a message of any kind. Raises ColumnsFailed."""
+        data = memoryview(message)
         try:
             connection = self._connected()
-            connection.sendall(_NUMBERS.pack(number, message.size))
+            connection.sendall(_NUMBERS.pack(number, data.nbytes))
             connection.sendall(message)
             (size,) = _NUMBER.unpack(self._read(_NUMBER.size))
             if size != _FAILED:
-                return pa.ipc.read_record_batch(pa.py_buffer(self._read(size)), made)
+                return self._read(size)
             row, size = _NUMBERS.unpack(self._read(_NUMBERS.size))
             text = self._read(size).decode()
         except OSError as error:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyspark import serializers as untyped_serializers
 from pyspark import worker as untyped_worker
 
+from everflow.runtime.worker.resident_segments import ColumnComputer
 from everflow.topology.column_stages import Call, Chain
 
 serializers: Any = untyped_serializers
@@ -22,9 +23,9 @@ SLICE = 10_000
 """Records that a function over Series or arrays gets at once, at most: Spark's default."""
 
 
-def results_of(call: Call, inputs: pa.RecordBatch) -> list[pa.Array]:
-    """A column for each chain of the call. Raises what the functions raise, and PySparkException
-    for a result that does not fit."""
+def results_of(call: Call, inputs: pa.RecordBatch, columns: ColumnComputer) -> list[pa.Array]:
+    """A column for each chain of the call. Raises what the functions raise, PySparkException for a
+    result that does not fit, and what ``columns`` raises."""
     function, _, reader, writer = worker.read_udfs(
         _Functions(call),
         _described(call),
@@ -32,11 +33,17 @@ def results_of(call: Call, inputs: pa.RecordBatch) -> list[pa.Array]:
         worker.RunnerConf(_settings(call.settings)),
         worker.EvalConf(_settings({"input_type": call.given})),
     )
-    made = io.BytesIO()
-    writer.dump_stream(function(0, reader.load_stream(_stream(inputs))), made)
-    made.seek(0)
-    serializers.read_int(made)  # "here begins an Arrow stream"
-    table = pa.ipc.open_stream(made).read_all()
+    given, made = _stream(inputs), io.BytesIO()
+    if call.pickled is not None:
+        given = io.BytesIO(columns.ask(call.pickled[0], inputs.serialize()))
+    writer.dump_stream(function(0, reader.load_stream(given)), made)
+    if call.pickled is not None:
+        answer = columns.ask(call.pickled[1], made.getbuffer())
+        table = pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(answer), call.made)])
+    else:
+        made.seek(0)
+        serializers.read_int(made)  # "here begins an Arrow stream"
+        table = pa.ipc.open_stream(made).read_all()
     if table.num_rows != inputs.num_rows:
         raise ValueError(f"{inputs.num_rows} rows became {table.num_rows}")
     return [

@@ -31,6 +31,9 @@ class ColumnComputer(Protocol):
     def run(self, number: int, rows: pa.RecordBatch, made: pa.Schema) -> pa.Table:
         """What the segment of this number makes of ``rows``, row by row. Raises ColumnsFailed."""
 
+    def ask(self, number: int, message: pa.Buffer | memoryview) -> bytes:
+        """The answer to a message of Python calls (`Call.pickled`). Raises ColumnsFailed."""
+
     def close(self) -> None:
         """Nothing more is asked."""
 
