@@ -329,5 +329,5 @@ def _integer(value: Any) -> int:
     if not number.is_integer():
         raise TypeError(f"expected an integer, found {value}")
     if abs(number) > _EXACT:
-        raise TypeError(f"{value} has a point or an exponent, and is too large to be exact")
+        raise TypeError(f"{value} is too large to be read exactly")
     return int(number)
