@@ -47,6 +47,13 @@ from integration.lifecycle.lifecycle_cluster import (
 )
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
+ROADS = pytest.mark.parametrize(
+    "jobs",
+    [
+        pytest.param(False, id="resident"),
+        pytest.param(True, id="spark-job", marks=pytest.mark.slow),  # reading is the same
+    ],
+)
 
 FAILED, USAGE = 1, 2
 IN_SECONDS, TENS_OF_SECONDS = 20.0, 50.0
@@ -425,7 +432,7 @@ def test_a_loop_without_end_is_told_with_its_line_and_record(
     assert [record.value for record in cluster.read(output)] == [b"0", b"1", b"2"]
 
 
-@pytest.mark.parametrize("jobs", [False, True], ids=["resident", "spark-job"])
+@ROADS
 def test_a_time_that_spark_cannot_hold_names_the_record(
     app: Application, cluster: Cluster, jobs: bool
 ) -> None:
@@ -447,7 +454,7 @@ def test_a_time_that_spark_cannot_hold_names_the_record(
 # --- size -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("jobs", [False, True], ids=["resident", "spark-job"])
+@ROADS
 def test_records_that_suddenly_are_large_come_in_smaller_batches(
     app: Application, cluster: Cluster, jobs: bool
 ) -> None:
