@@ -22,13 +22,14 @@ from everflow import KStream, StreamsBuilder, agg, serdes
 from everflow.records import EdgeBatch
 from everflow.runtime.step.step_failure import SparkSays
 from everflow.runtime.step.step_functions import RecordFailure
-from everflow.runtime.thread.road import resident_road
+from everflow.runtime.thread.road import ResidentRoad, resident_road
 from everflow.runtime.worker.calling_segment import seen
 from everflow.runtime.worker.column_client import ColumnClient
 from everflow.runtime.worker.resident_segments import ResidentSegment
 from everflow.spark.session import get_session
 from everflow.topology.hops import HopInput
 from everflow.topology.physical_plan import PhysicalPlan, Projection
+from everflow.travel.parcel import Parcel
 
 pytestmark = pytest.mark.spark
 
@@ -183,7 +184,7 @@ class Run:
             program(builder.stream("in", key=serdes.string(), value=VALUE))
 
         self.plan = planned(build)
-        road = resident_road(self.plan)
+        road: ResidentRoad = Parcel.of(resident_road(self.plan)).copy()  # as a worker has it
         self._segment, self._path = road.segments[0], road.columns
 
     def __call__(self, rows: Rows) -> HopInput:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 from pyspark import TaskContext
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType
 
 from everflow import KafkaStreams, StreamsBuilder, serdes
 from everflow.runtime.thread.thread_job import CHANNEL_PROPERTY
@@ -55,3 +57,30 @@ def test_the_road_may_change_between_two_starts(app: Application, cluster: Clust
             assert len({line.split()[1] for line in said}) == 1, said
     assert taken == [{RESIDENT}, {SPARK_JOB}, {RESIDENT}]
     assert long(cluster.read(counts)[-1].value) == 615
+
+
+NOTED: list[str] = []
+
+
+def noted(value: str) -> str:
+    NOTED.append(value)
+    return value
+
+
+def test_functions_in_columns_are_called_in_the_resident_step(
+    app: Application, cluster: Cluster
+) -> None:
+    """They travel with the program's other functions, whose variables they share."""
+    source, ways = cluster.topic("in", 1), cluster.topic("ways", 1)
+    said = F.udf(lambda value: f"{way(value)} {len(NOTED)}", StringType(), useArrow=True)
+    builder = StreamsBuilder()
+    stream = builder.stream(source, key=serdes.string(), value=serdes.string())
+    kept = stream.map_values(noted, returns=serdes.string()).filter(F.col("value") != "x")
+    kept.map_values(said(F.upper("value"))).to(ways)
+    cluster.write(source, [text("k", value) for value in "axbxc"])
+    with app.running(builder.build(), num_stream_threads=1) as streams:
+        app.until_processed(streams, source)
+    lines = [(record.value or b"").decode().split() for record in cluster.read(ways)]
+    assert len(lines) == 3
+    assert {line[0] for line in lines} == {RESIDENT}
+    assert lines[-1][2] == "5"

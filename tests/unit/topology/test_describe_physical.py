@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import functions as F
+from pyspark.sql.types import StringType
 
 from everflow import StreamsBuilder, agg, serdes
 from everflow.topology.describe_physical import roads
@@ -103,3 +104,11 @@ def test_topics_by_column_and_by_function() -> None:
     found = listed(builder.build())
     assert any(road == "Catalyst" and why.startswith("the topic is concat") for road, why in found)
     assert any(road == "Python" and why.endswith("for each record's topic") for road, why in found)
+
+
+def test_columns_that_call_functions() -> None:
+    doubled = F.udf(lambda value: value * 2, StringType(), useArrow=True)
+    builder = StreamsBuilder()
+    builder.stream("in", key=TEXT, value=TEXT).map_values(doubled("value")).to("out")
+    (why,) = (why for road, why in listed(builder.build()) if road == "Python")
+    assert why.startswith("calls functions for columns of records: ")
