@@ -16,8 +16,9 @@ from everflow.runtime.worker.record_times import require_times
 from everflow.topology.hops import HopInput, HopSchema, write_hop
 
 READ_TIMEOUT_S = 30.0
-_reader_of_process: RangeReader | None = None
-"""Of a job's first hop, whose worker serves one stream thread's jobs, one after the other."""
+_readers: dict[str, RangeReader] = {}
+"""Of jobs' first hops, by what is read: a worker serves the stream threads of one number, one job
+after the other, of every application in this Spark."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +56,15 @@ class LogStep:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """What Spark's ``mapInArrow`` runs, over any rows; a failure is told by the last row."""
-        global _reader_of_process
         for _ in batches:  # a worker that leaves input unread is not used again
             pass
-        if _reader_of_process is None:
-            _reader_of_process = self.input.reader()
+        name = repr(self.input)
         try:
-            request, hop = self.input.read(_reader_of_process, self.request())
+            reader = _readers.get(name) or _readers.setdefault(name, self.input.reader())
+            request, hop = self.input.read(reader, self.request())
         except Exception as error:
-            _reader_of_process.close()
-            _reader_of_process = None
+            if name in _readers:
+                _readers.pop(name).close()
             yield from failed(error, self.hop_out)
             return
         ends = {tp: wanted.end for tp, wanted in request.ranges.items()}
