@@ -1,7 +1,5 @@
 package everflow;
 
-import java.io.ByteArrayInputStream;
-import java.io.ByteArrayOutputStream;
 import java.io.DataOutputStream;
 import java.io.EOFException;
 import java.io.IOException;
@@ -11,8 +9,10 @@ import java.net.StandardProtocolFamily;
 import java.net.UnixDomainSocketAddress;
 import java.nio.ByteBuffer;
 import java.nio.channels.Channels;
+import java.nio.channels.ReadableByteChannel;
 import java.nio.channels.ServerSocketChannel;
 import java.nio.channels.SocketChannel;
+import java.nio.channels.WritableByteChannel;
 import java.nio.charset.StandardCharsets;
 import java.util.HashMap;
 import java.util.Iterator;
@@ -138,7 +138,8 @@ public final class ColumnService implements Runnable {
     final BufferAllocator memory = ArrowUtils.rootAllocator().newChildAllocator("everflow-columns", 0, Long.MAX_VALUE);
     int row = FAILED;
 
-    abstract byte[] run(byte[] message) throws IOException;
+    /** Appends what becomes of a message to an answer. */
+    abstract void run(Bytes message, Bytes answer) throws IOException;
 
     abstract void close();
 
@@ -159,9 +160,8 @@ public final class ColumnService implements Runnable {
       loader = new VectorLoader(in);
     }
 
-    Iterator rows(byte[] message) throws IOException {
-      ReadChannel given = new ReadChannel(Channels.newChannel(new ByteArrayInputStream(message)));
-      ArrowRecordBatch batch = MessageSerializer.deserializeRecordBatch(given, memory);
+    Iterator rows(Bytes message) throws IOException {
+      ArrowRecordBatch batch = MessageSerializer.deserializeRecordBatch(new ReadChannel(message), memory);
       try {
         loader.load(batch);
       } finally {
@@ -188,16 +188,14 @@ public final class ColumnService implements Runnable {
       unloader = new VectorUnloader(out);
     }
 
-    byte[] message(int size) throws IOException {
+    void finish(Bytes answer) throws IOException {
       rows.finish();
-      ByteArrayOutputStream result = new ByteArrayOutputStream(size);
       ArrowRecordBatch computed = unloader.getRecordBatch();
       try {
-        MessageSerializer.serialize(new WriteChannel(Channels.newChannel(result)), computed);
+        MessageSerializer.serialize(new WriteChannel(answer), computed);
       } finally {
         computed.close();
       }
-      return result.toByteArray();
     }
   }
 
@@ -218,7 +216,7 @@ public final class ColumnService implements Runnable {
       writer = new Writer(this, out);
     }
 
-    byte[] run(byte[] message) throws IOException {
+    void run(Bytes message, Bytes answer) throws IOException {
       row = FAILED;
       Iterator found = reader.rows(message);
       writer.rows.reset();
@@ -230,7 +228,7 @@ public final class ColumnService implements Runnable {
         writer.rows.write(made);
       }
       row = FAILED;
-      return writer.message(message.length);
+      writer.finish(answer);
     }
 
     void close() {
@@ -264,10 +262,9 @@ public final class ColumnService implements Runnable {
       return nullable.apply((InternalRow) rows.next());
     }
 
-    byte[] run(byte[] message) throws IOException {
+    void run(Bytes message, Bytes answer) throws IOException {
       rows = reader.rows(message);
-      ByteArrayOutputStream result = new ByteArrayOutputStream(message.length);
-      DataOutputStream pickled = new DataOutputStream(result);
+      DataOutputStream pickled = new DataOutputStream(Channels.newOutputStream(answer));
       scala.collection.Iterator batches = BatchEvalPythonExec.getInputIterator(
           CollectionConverters.asScala((Iterator) this), schema, PICKLED_TOGETHER, binaryAsBytes);
       while (batches.hasNext()) {
@@ -275,7 +272,6 @@ public final class ColumnService implements Runnable {
         pickled.writeInt(batch.length);
         pickled.write(batch);
       }
-      return result.toByteArray();
     }
 
     void close() {
@@ -296,8 +292,8 @@ public final class ColumnService implements Runnable {
       writer = new Writer(this, out);
     }
 
-    byte[] run(byte[] message) throws IOException {
-      ByteBuffer pickled = ByteBuffer.wrap(message);
+    void run(Bytes message, Bytes answer) throws IOException {
+      ByteBuffer pickled = message.content;
       writer.rows.reset();
       row = 0;
       while (pickled.hasRemaining()) {
@@ -309,7 +305,7 @@ public final class ColumnService implements Runnable {
         }
       }
       row = FAILED;
-      return writer.message(message.length);
+      writer.finish(answer);
     }
 
     void close() {
@@ -322,6 +318,8 @@ public final class ColumnService implements Runnable {
   private final class Connection extends scala.runtime.AbstractFunction0 implements Runnable {
     private final SocketChannel worker;
     private final Map running = new HashMap();
+    private final Bytes message = new Bytes();
+    private final Bytes answer = new Bytes();
 
     Connection(SocketChannel worker) {
       this.worker = worker;
@@ -333,13 +331,11 @@ public final class ColumnService implements Runnable {
 
     public Object apply() {
       try {
-        ByteBuffer head = ByteBuffer.allocate(8);
         while (true) {
-          fill(head);
-          Integer number = Integer.valueOf(head.getInt());
-          ByteBuffer message = ByteBuffer.allocate(head.getInt());
-          fill(message);
-          answer(number, message.array());
+          receive(8);
+          Integer number = Integer.valueOf(message.content.getInt());
+          receive(message.content.getInt());
+          answer(number);
         }
       } catch (IOException hungUp) {
         return null;
@@ -355,36 +351,86 @@ public final class ColumnService implements Runnable {
       }
     }
 
-    private void answer(Integer number, byte[] message) throws IOException {
+    private void answer(Integer number) throws IOException {
       Running segment = null;
-      ByteBuffer answer;
+      answer.clear(4);
+      answer.content.putInt(0);
       try {
         segment = (Running) running.get(number);
         if (segment == null) {
           segment = ((Segment) segments.get(number)).running();
           running.put(number, segment);
         }
-        byte[] result = segment.run(message);
-        answer = ByteBuffer.allocate(4 + result.length).putInt(result.length).put(result);
+        segment.run(message, answer);
+        answer.content.putInt(0, answer.content.position() - 4);
       } catch (Throwable failure) {
         byte[] text = text(failure).getBytes(StandardCharsets.UTF_8);
-        int row = segment == null ? FAILED : segment.row;
-        answer = ByteBuffer.allocate(12 + text.length).putInt(FAILED).putInt(row).putInt(text.length).put(text);
+        answer.clear(12 + text.length);
+        answer.content.putInt(FAILED).putInt(segment == null ? FAILED : segment.row).putInt(text.length).put(text);
       }
-      answer.flip();
-      while (answer.hasRemaining()) {
-        worker.write(answer);
+      answer.content.flip();
+      while (answer.content.hasRemaining()) {
+        worker.write(answer.content);
       }
     }
 
-    private void fill(ByteBuffer buffer) throws IOException {
-      buffer.clear();
-      while (buffer.hasRemaining()) {
-        if (worker.read(buffer) < 0) {
+    /** So many bytes of the worker's into the message. */
+    private void receive(int size) throws IOException {
+      message.clear(size);
+      message.content.limit(size);
+      while (message.content.hasRemaining()) {
+        if (worker.read(message.content) < 0) {
           throw new EOFException();
         }
       }
-      buffer.flip();
+      message.content.flip();
+    }
+  }
+
+  /** Bytes outside the heap, used again for each message: megabytes of them would fill it once a batch. */
+  private static final class Bytes implements ReadableByteChannel, WritableByteChannel {
+    ByteBuffer content = ByteBuffer.allocateDirect(1 << 16);
+
+    /** Empties it, and makes room for so many. */
+    void clear(int size) {
+      content.clear();
+      reserve(size);
+    }
+
+    private void reserve(int more) {
+      if (content.remaining() < more) {
+        ByteBuffer larger = ByteBuffer.allocateDirect(Math.max(2 * content.capacity(), content.position() + more));
+        content.flip();
+        larger.put(content);
+        content = larger;
+      }
+    }
+
+    public int write(ByteBuffer more) {
+      int size = more.remaining();
+      reserve(size);
+      content.put(more);
+      return size;
+    }
+
+    public int read(ByteBuffer into) {
+      int size = Math.min(content.remaining(), into.remaining());
+      if (size == 0 && into.hasRemaining()) {
+        return -1;
+      }
+      ByteBuffer part = (ByteBuffer) content.duplicate();
+      part.limit(part.position() + size);
+      into.put(part);
+      content.position(part.position());
+      return size;
+    }
+
+    public boolean isOpen() {
+      return true;
+    }
+
+    public void close() {
+      content.clear();
     }
   }
 
