@@ -25,7 +25,7 @@ from confluent_kafka.admin import AdminClient
 
 from bench.events import EventFile, balanced_since
 from bench.gaps import OutputProbe
-from bench.steady_sender import times_sent
+from bench.load.steady_sender import times_sent
 from bench.systems import ROOT, Job, Launcher, RunningSystem
 from bench.topics import (
     GroupProgress,
@@ -195,7 +195,7 @@ class Application:
         command = [
             sys.executable,
             "-m",
-            "bench.steady_sender",
+            "bench.load.steady_sender",
             "--bootstrap-servers",
             self.job.bootstrap_servers,
         ]

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from confluent_kafka.admin import AdminClient
 
-from bench.latency_schedule import Phase, schedule, write_schedule
+from bench.load.latency_schedule import Phase, schedule, write_schedule
 from bench.programs.left import Leftovers
 from bench.results import Measurement
 from bench.systems import ROOT, Job, Launcher, RunningSystem
@@ -90,7 +90,7 @@ def _run_once(
     files = log_folder / application_id
     keys = ["--keys", str(plan.keys)]
     run_live(
-        Live(job, [job.output_topic], phases, keys, ["bench.latency_probe", *keys], files),
+        Live(job, [job.output_topic], phases, keys, ["bench.load.latency_probe", *keys], files),
         admin,
         system,
         launcher,
@@ -145,7 +145,7 @@ def _send_and_probe(live: Live, process: RunningSystem) -> None:
     probe_command += ["--partitions", str(PARTITIONS), "--seen-file", str(files / "seen")]
     for topic in live.output_topics:
         probe_command += ["--topic", topic]
-    sender_command = [sys.executable, "-m", "bench.latency_sender", *live.sender, *servers]
+    sender_command = [sys.executable, "-m", "bench.load.latency_sender", *live.sender, *servers]
     sender_command += ["--topic", job.input_topic, "--schedule", str(files / "schedule.json")]
     sender_command += ["--sent-file", str(files / "sent")]
     with subprocess.Popen(

@@ -2,7 +2,7 @@
 over the same input.
 
 Record ``n`` carries the number ``n`` as its value. The first ``keys`` records bring every key once,
-those behind them come at one pace and in the order of `bench.steady_sender`.
+those behind them come at one pace and in the order of `bench.load.steady_sender`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from bench.steady_sender import key_index, times_sent
+from bench.load.steady_sender import key_index, times_sent
 from bench.topics import JAVA_PARTITIONER, end_offsets, key_of, produce_all
 from everflow.state.changelog import pack_value, unpack_value
 from everflow.state.lmdb_store import LmdbStore

@@ -15,7 +15,7 @@ import numpy as np
 from confluent_kafka.admin import AdminClient
 
 from bench.latency import Live, run_live
-from bench.latency_schedule import schedule
+from bench.load.latency_schedule import schedule
 from bench.programs.catalogue import Program
 from bench.programs.matching import KEYS_FILE, latencies
 from bench.results import Measurement

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from bench.latency_schedule import Phase
+from bench.load.latency_schedule import Phase
 from bench.programs.catalogue import Program
 from bench.verify import WrongOutputError
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
-from bench.latency_probe import FETCH_WAIT_MAX_MS, POLL_TIMEOUT_S
+from bench.load.latency_probe import FETCH_WAIT_MAX_MS, POLL_TIMEOUT_S
 from bench.programs.catalogue import PROGRAMS
 from bench.programs.matching import KEYS_FILE
 

@@ -1,5 +1,5 @@
 """A process that sends records at a set pace and notes when:
-`python -m bench.latency_sender ...`."""
+`python -m bench.load.latency_sender ...`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from bench.latency_schedule import Phase, key_at, read_schedule
+from bench.load.latency_schedule import Phase, key_at, read_schedule
 from bench.programs.catalogue import PROGRAMS, Row
 from bench.topics import JAVA_PARTITIONER
 

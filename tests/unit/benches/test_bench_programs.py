@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from bench.latency_schedule import Phase
+from bench.load.latency_schedule import Phase
 from bench.programs.catalogue import BEGIN_MS, PROGRAMS
 from bench.programs.marks import marks
 from bench.programs.matching import latencies

@@ -1,5 +1,5 @@
 """A process that reads the committed counts and notes when they appear:
-`python -m bench.latency_probe ...`.
+`python -m bench.load.latency_probe ...`.
 
 It prints READY when it reads from every partition, and ends at the end of standard input.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
-from bench.latency_schedule import number_of
+from bench.load.latency_schedule import number_of
 
 # Bounds a fetch that the broker holds back; it answers at once when a commit makes records visible.
 FETCH_WAIT_MAX_MS = 50

@@ -1,5 +1,5 @@
 """A process that sends records at one pace until its standard input ends:
-`python -m bench.steady_sender ...`."""
+`python -m bench.load.steady_sender ...`."""
 
 from __future__ import annotations
 

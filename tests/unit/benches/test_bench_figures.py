@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bench.latency import _latencies
-from bench.latency_schedule import Phase, key_at, number_of, schedule
+from bench.load.latency_schedule import Phase, key_at, number_of, schedule
 from bench.results import Measurement, summarise
 from bench.topics import json_value
 from bench.verify import WrongOutputError

@@ -11,9 +11,9 @@ import pytest
 from bench.elastic import check_counts
 from bench.events import Event, EventFile, View, balanced, balanced_since, first_restores, restored
 from bench.gaps import longest_gap
+from bench.load.steady_sender import key_index, times_sent
 from bench.restore import progress_line
 from bench.results import Measurement, summarise, write_json
-from bench.steady_sender import key_index, times_sent
 from bench.topics import key_of
 from bench.verify import WrongOutputError
 

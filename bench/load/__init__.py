@@ -1,0 +1,1 @@
+"""Senders and probes of latency benches: each a process of its own, by one schedule."""
