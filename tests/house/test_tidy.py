@@ -200,14 +200,14 @@ def test_a_public_class_name_means_one_thing() -> None:
     } == {}
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=_id)
+@pytest.mark.parametrize("path", PYTHON, ids=_id)
 def test_modules_stay_small(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= MAX_MODULE_LINES
 
 
-@pytest.mark.parametrize("folder", sorted({path.parent for path in PACKAGE}), ids=_id)
+@pytest.mark.parametrize("folder", sorted({path.parent for path in PYTHON}), ids=_id)
 def test_folders_stay_small(folder: Path) -> None:
-    modules = sorted(path.name for path in PACKAGE if path.parent == folder)
+    modules = sorted(path.name for path in PYTHON if path.parent == folder)
     assert len(modules) <= MAX_FOLDER_FILES, f"make a room in {_id(folder)} ({', '.join(modules)})"
 
 
