@@ -6,6 +6,7 @@ Only imports that run count: those under ``if TYPE_CHECKING:`` are for the type 
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -458,3 +459,13 @@ def test_every_room_has_a_row_of_its_own() -> None:
 def test_imports_for_the_type_checker_are_free() -> None:
     source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import pyspark\n"
     assert violations("everflow.topology.graph", source) == []
+
+
+def test_the_test_driver_imports_no_client_of_the_group() -> None:
+    """It costs a user's test run a second, and 200 warnings in its summary."""
+    program = (
+        "import sys, everflow.testing; everflow.testing.TopologyTestDriver; "
+        "print([name for name in ('kafka', 'lmdb') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr

@@ -40,8 +40,11 @@ from everflow.runtime.thread.spark_failure import failure_of_said
 from everflow.runtime.worker.column_client import ColumnClient
 from everflow.runtime.worker.log_decoder import LogDecoder
 from everflow.runtime.worker.record_times import MOST_MS, too_late
-from everflow.runtime.worker.resident_segments import ColumnComputer, ResidentSegment
-from everflow.runtime.worker.resident_step import run_levels
+from everflow.runtime.worker.resident_segments import (
+    ColumnComputer,
+    ResidentSegment,
+    run_levels,
+)
 from everflow.serdes import Serde
 from everflow.spark.column_service import NotComputableError
 from everflow.spark.job_columns import JobColumns

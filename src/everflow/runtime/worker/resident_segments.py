@@ -5,20 +5,22 @@ What they give is what a Spark job's segments give for the same records (`spark.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
 
-from everflow.runtime.commit.batch import BadRecord
+from everflow.runtime.commit.batch import BadRecord, BatchRequest
 from everflow.runtime.step.step_failure import SparkSays
+from everflow.runtime.step.task_step import TaskStep, timed
 from everflow.runtime.worker.column_client import ColumnsFailed
 from everflow.topology.hops import (
     HopInput,
     HopSchema,
     headers_of,
     narrowed,
+    read_hop,
     slots_of,
     wide_rows,
 )
@@ -112,3 +114,23 @@ class ComputedSegment:
             return None
         source = next(source for source in self.sources if source.index == int(hop.source[row]))
         return BadRecord(source.topic, int(hop.partition[row]), int(hop.offset[row]), source.node)
+
+
+def run_levels(
+    segments: Sequence[ResidentSegment],
+    steps: Sequence[TaskStep],
+    columns: ColumnComputer,
+    request: BatchRequest,
+    hop: HopInput,
+    timings: dict[str, float],
+) -> str:
+    """Decoded records through all levels of a plan, in this process; the last step's text. Raises
+    what segments and steps raise."""
+    for segment, step in zip(segments, steps, strict=True):
+        with timed(timings, f"columns {step.level}" if step.level else "columns"):
+            segment.run(hop, columns)
+        rows = list(step.run(request, hop, timings))
+        if step.hop_out is None:
+            break
+        hop = read_hop(rows, step.hop_out)
+    return str(rows[0].column(0)[0].as_py())

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -21,8 +21,10 @@ from everflow.runtime.step.step_failure import failure_of
 from everflow.runtime.step.task_step import TaskStep, timed
 from everflow.runtime.worker.column_client import ColumnClient
 from everflow.runtime.worker.log_input import LogInput
-from everflow.runtime.worker.resident_segments import ColumnComputer, ResidentSegment
-from everflow.topology.hops import HopInput, read_hop
+from everflow.runtime.worker.resident_segments import (
+    ResidentSegment,
+    run_levels,
+)
 
 STOP = "stop"
 
@@ -75,26 +77,6 @@ class ResidentStep:
                 self.input.warm_up(reader)
             request, hop = self.input.read(reader, request)
         return run_levels(self.segments, self.steps, columns, request, hop, timings)
-
-
-def run_levels(
-    segments: Sequence[ResidentSegment],
-    steps: Sequence[TaskStep],
-    columns: ColumnComputer,
-    request: BatchRequest,
-    hop: HopInput,
-    timings: dict[str, float],
-) -> str:
-    """Decoded records through all levels of a plan, in this process; the last step's text. Raises
-    what segments and steps raise."""
-    for segment, step in zip(segments, steps, strict=True):
-        with timed(timings, f"columns {step.level}" if step.level else "columns"):
-            segment.run(hop, columns)
-        rows = list(step.run(request, hop, timings))
-        if step.hop_out is None:
-            break
-        hop = read_hop(rows, step.hop_out)
-    return str(rows[0].column(0)[0].as_py())
 
 
 def refuse(error: Exception, channel: Callable[[], str]) -> None:
