@@ -7,7 +7,6 @@ are refused: then a micro-batch is a job.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,8 +19,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType, _parse_datatype_json_string
 
 from everflow.sockets import socket_folder_of_process
-
-log = logging.getLogger("everflow.spark")
 
 _SOURCE = Path(__file__).with_name("ColumnService.java")
 _lock = threading.Lock()

@@ -83,6 +83,7 @@ class HopInput:
     timestamp: Int64
     control: str
     bytes: int = 0
+    """Of the records of the log that were read; step 0 tells it."""
 
 
 def ends_hop(batch: pa.RecordBatch) -> bool:
@@ -127,7 +128,6 @@ def read_hop(batches: Iterable[pa.RecordBatch], schema: HopSchema) -> HopInput:
         timestamp=_numpy(body, "_ts"),
         control=control,
     )
-    meta.bytes = table.nbytes
     seq = _numpy(body, "_seq")
     for slot in schema.slots:
         meta.batches[slot.id], meta.rows[slot.id] = _read_slot(

@@ -18,6 +18,7 @@ from everflow.runtime.step.step_functions import RecordFailure, run_function, un
 from everflow.runtime.step.task_step import _to_outputs
 from everflow.topology.graph import EdgeType
 from everflow.topology.physical_plan import FunctionOp, SinkOp, Source, UnnestOp
+from unit.runtime.own_serde import OwnSerde
 
 TEXT = serdes.string()
 SOURCES = {
@@ -184,27 +185,6 @@ def test_unnest() -> None:
         value=pa.list_(element),
     )
     assert pairs(unnest(UnnestOp("node", True, EDGE, (1,), 2), keyed)) == [("x", 1), (None, None)]
-
-
-class OwnSerde:
-    """A serde of a user: what it raises is no error of everflow."""
-
-    kind, type = "own", pa.string()
-
-    def decode(self, data: bytes | None) -> str | None:
-        return None if data is None else {b"a": "A"}[data]
-
-    def decode_array(self, data: pa.Array) -> pa.Array:
-        return pa.array([self.decode(item) for item in data.to_pylist()], self.type)
-
-    def encode(self, value: str | None) -> bytes | None:
-        return None if value is None else {"A": b"a"}[value]
-
-    def encode_array(self, values: pa.Array) -> pa.Array:
-        return pa.array([self.encode(item) for item in values.to_pylist()], pa.binary())
-
-    def __repr__(self) -> str:
-        return "own()"
 
 
 def test_a_value_that_a_serde_of_the_user_cannot_write_names_record_and_line() -> None:

@@ -15,6 +15,7 @@ from everflow.runtime.worker.log_decoder import decoded_records
 from everflow.serdes import Serde
 from everflow.serdes.by_record import adopted
 from everflow.topology.physical_plan import Source
+from unit.runtime.own_serde import OwnSerde
 
 
 def reading(value: Serde) -> Source:
@@ -95,27 +96,6 @@ def test_records_that_cannot_be_decoded_keep_their_bytes() -> None:
     assert [value["value"] for value in bad.value.to_pylist()] == [b"\x01", b""]
     assert all("value is not a valid" in value["error"] for value in bad.value.to_pylist())
     assert decoded_records(source, batch([], []))[1].offset.tolist() == []
-
-
-class OwnSerde:
-    """A serde of a user: what it raises is no error of everflow."""
-
-    kind, type = "own", pa.string()
-
-    def decode(self, data: bytes | None) -> str | None:
-        return None if data is None else {b"a": "A"}[data]
-
-    def decode_array(self, data: pa.Array) -> pa.Array:
-        return pa.array([self.decode(item) for item in data.to_pylist()], self.type)
-
-    def encode(self, value: str | None) -> bytes | None:
-        return None if value is None else {"A": b"a"}[value]
-
-    def encode_array(self, values: pa.Array) -> pa.Array:
-        return pa.array([self.encode(item) for item in values.to_pylist()], pa.binary())
-
-    def __repr__(self) -> str:
-        return "own()"
 
 
 def test_bytes_that_a_serde_of_the_user_does_not_take_are_a_dead_letter() -> None:
