@@ -65,6 +65,19 @@ def test_another_class_path_has_another_archive(archives: Path) -> None:
     assert start_options("broker") == []
 
 
+def test_jars_that_were_installed_again_have_a_new_archive_in_place_of_the_old(
+    archives: Path,
+) -> None:
+    assert make_archive("broker") is None
+    [before] = archives.glob("*.jsa")
+    # Java refuses an archive whose jars have another time of change, without a word.
+    os.utime(jars_folder("broker") / "a.jar", ns=(0, 0))
+    assert start_options("broker") == []
+    assert make_archive("broker") is None
+    [after] = archives.glob("*.jsa")
+    assert after != before
+
+
 def test_a_training_that_fails_leaves_nothing_and_says_why(archives: Path, tmp_path: Path) -> None:
     (tmp_path / "trained.py").write_text(TRAINING + "raise SystemExit('no place on the disk')\n")
     assert make_archive("broker") == "no place on the disk"
