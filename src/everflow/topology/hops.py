@@ -140,9 +140,11 @@ def narrowed(hop: HopInput, schema: HopSchema) -> tuple[HopInput, Int64]:
     """``hop`` with the slots of ``schema`` and the rows on which one of them is live alone, and
     which rows of it those are."""
     slots = [slot.id for slot in schema.slots]
-    rows = np.unique(np.concatenate([hop.rows[slot] for slot in slots]))
-    place = np.zeros(len(hop.source), np.int64)
-    place[rows] = np.arange(len(rows))
+    live = np.zeros(len(hop.source), bool)
+    for slot in slots:
+        live[hop.rows[slot]] = True
+    rows = np.flatnonzero(live)
+    place = np.cumsum(live) - 1
     part = HopInput(
         batches={slot: hop.batches[slot] for slot in slots},
         rows={slot: place[hop.rows[slot]] for slot in slots},

@@ -32,7 +32,7 @@ _ABORT = b"\x00\x00"
 _RECORDS_AT_ONCE = 16_384
 """Columns of this many records stay in the processor's caches; below it, small batches are read
 together."""
-_WORTH_TOGETHER = 10
+_WORTH_TOGETHER = 100
 """A step over many batches costs as much as so many records one after the other."""
 _RUN_PROBE = 64
 _RUN_WORTHWHILE = 256
@@ -339,21 +339,29 @@ def _walk(data: bytes, at: int, count: int, found: list[int]) -> int:
     for _ in range(count):
         append(at)
         size = data[at]
-        at += 1
         if size > 127:
-            size &= 127
-            shift = 7
-            while True:
-                byte = data[at]
-                at += 1
-                size |= (byte & 127) << shift
-                shift += 7
-                if byte < 128:
-                    break
+            at += 1
+            second = data[at]
+            if second > 127:
+                size, at = _long_size(data, at - 1)
+            else:
+                size = size & 127 | second << 7
         if size & 1:
             raise ValueError("a record of negative length")
-        at += size >> 1
+        at += 1 + (size >> 1)
     return at
+
+
+def _long_size(data: bytes, at: int) -> tuple[int, int]:
+    """A length field of three bytes or more, not yet unfolded, and its last byte's place."""
+    size = shift = 0
+    while True:
+        byte = data[at]
+        size |= (byte & 127) << shift
+        if byte < 128:
+            return size, at
+        at += 1
+        shift += 7
 
 
 def _run(data: bytes, at: int, size: int, most: int, end: int) -> int:
