@@ -24,9 +24,9 @@ from contracts.test_resident_contract import (
 from everflow import StreamsBuilder, serdes
 from everflow.records import EdgeBatch
 from everflow.runtime.step.step_failure import SparkSays
-from everflow.runtime.thread.road import resident_road
+from everflow.runtime.thread.road import resident_road, service_segment
 from everflow.runtime.worker.column_client import ColumnClient
-from everflow.runtime.worker.resident_segments import ComputedSegment
+from everflow.runtime.worker.resident_segments import ResidentSegment, TwinSegment
 from everflow.spark.segments import hop_out_of_step, slots_of_segment
 from everflow.topology.hops import HopInput, read_hop, write_hop
 from everflow.topology.physical_plan import DEAD_LETTER_TYPE, PhysicalPlan
@@ -91,25 +91,34 @@ def plan(request: pytest.FixtureRequest) -> PhysicalPlan:
     return planned(request.param)
 
 
-@pytest.fixture
-def run(plan: PhysicalPlan) -> Iterator[Callable[[list[Record]], HopInput]]:
-    """Segment 0 as a resident step runs it."""
-    with served(plan) as run:
+@pytest.fixture(params=["service", "default"])
+def run(
+    plan: PhysicalPlan, request: pytest.FixtureRequest
+) -> Iterator[Callable[[list[Record]], HopInput]]:
+    """Segment 0 as a resident step runs it: all of it in the JVM, and by the road it takes."""
+    with served(plan, service=request.param == "service") as run:
         yield lambda records: run(decoded(plan, records))
 
 
 @contextmanager
-def served(plan: PhysicalPlan, level: int = 0) -> Iterator[Callable[[HopInput], HopInput]]:
-    """A segment of a plan on a connection to where its Columns are computed."""
-    road = resident_road(plan)
-    assert isinstance(road.segments[level], ComputedSegment)
+def served(
+    plan: PhysicalPlan, level: int = 0, *, service: bool = True
+) -> Iterator[Callable[[HopInput], HopInput]]:
+    """A segment of a plan on a connection to where its Columns are computed; ``service``: all of
+    them, those with Arrow twins too."""
+    segment: ResidentSegment
+    if service:
+        path, segment = service_segment(plan, level)
+    else:
+        road = resident_road(plan)
+        path, segment = road.columns, road.segments[level]
 
     def run(hop: HopInput) -> HopInput:
         made = replace(hop, batches=dict(hop.batches), rows=dict(hop.rows))
-        road.segments[level].run(made, client)
+        segment.run(made, client)
         return made
 
-    with closing(ColumnClient(road.columns)) as client:
+    with closing(ColumnClient(path)) as client:
         yield run
 
 
@@ -165,10 +174,11 @@ def test_columns_behind_a_step(spark: SparkSession) -> None:
     letters = empty.with_columns(pa.array([], pa.binary()), pa.array([], DEAD_LETTER_TYPE.value))
     given = {found.id: rows if found.id == slot.id else letters for found in schema.slots}
     hop = read_hop(write_hop(given, schema, '{"of": "step 0"}'), schema)
-    with served(plan, 1) as run:
-        made = run(hop)
-    assert made.control == '{"of": "step 0"}'
-    same(made, by_a_job(plan, hop, 1))
+    for service in (True, False):
+        with served(plan, 1, service=service) as run:
+            made = run(hop)
+        assert made.control == '{"of": "step 0"}'
+        same(made, by_a_job(plan, hop, 1))
 
 
 def failing(builder: StreamsBuilder) -> None:
@@ -190,6 +200,31 @@ def test_a_column_that_fails_names_its_record_and_the_connection_goes_on() -> No
         good = run(decoded(plan, [given[0], given[2]]))
     (slot,) = slots_of_segment(plan, 0).slots
     assert good.batches[slot.id].value.to_pylist() == [1, 2]
+
+
+def sums(builder: StreamsBuilder) -> None:
+    stream = builder.stream("in", key=serdes.string(), value=serdes.long())
+    stream.filter(F.col("value") > 0).map_values(F.col("value") + 1).to("out")
+
+
+def test_where_arrow_fails_spark_says_what_and_for_which_record(spark: SparkSession) -> None:
+    plan = planned(sums)
+    values = [5, 2**63 - 1, 0, 7]
+    given = [
+        Record(("in", 0, 7 + i), (b"k", v.to_bytes(8, "big")), 0) for i, v in enumerate(values)
+    ]
+    assert isinstance(resident_road(plan).segments[0], TwinSegment)
+    with served(plan, service=False) as run:
+        with pytest.raises(SparkSays) as failure:
+            run(decoded(plan, given))
+        said = failure.value.failure
+        assert said.record is not None
+        assert said.record.place == ("in", 0, 8)
+        assert "[ARITHMETIC_OVERFLOW]" in said.error
+        good = run(decoded(plan, [given[0], given[2], given[3]]))
+    (slot,) = slots_of_segment(plan, 0).slots
+    assert good.batches[slot.id].value.to_pylist() == [6, 8]
+    assert good.rows[slot.id].tolist() == [0, 2]
 
 
 def test_threads_have_expressions_of_their_own(spark: SparkSession) -> None:

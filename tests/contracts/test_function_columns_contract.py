@@ -23,9 +23,8 @@ from everflow.records import EdgeBatch
 from everflow.runtime.step.step_failure import SparkSays
 from everflow.runtime.step.step_functions import RecordFailure
 from everflow.runtime.thread.road import ResidentRoad, resident_road
-from everflow.runtime.worker.calling_segment import seen
 from everflow.runtime.worker.column_client import ColumnClient
-from everflow.runtime.worker.resident_segments import ResidentSegment
+from everflow.runtime.worker.resident_segments import ResidentSegment, seen
 from everflow.spark.session import get_session
 from everflow.topology.hops import HopInput
 from everflow.topology.physical_plan import PhysicalPlan, Projection

@@ -10,12 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
 from everflow import StreamsBuilder, TimeWindows, agg, serdes
 from everflow.kafka.reading.log_columns import LogColumns
 from everflow.records import HEADERS, EdgeBatch, TopicPartition
-from everflow.runtime.thread.road import computed_segment
+from everflow.runtime.thread.road import computed_segment, resident_road
 from everflow.runtime.worker.column_client import ColumnClient
 from everflow.runtime.worker.log_decoder import LogDecoder
 from everflow.runtime.worker.resident_segments import TwinSegment
@@ -172,9 +171,10 @@ def same(given: HopInput, expected: HopInput) -> None:
 @pytest.mark.parametrize("rows", [7, 1, 0])
 def test_the_twin_gives_what_a_job_gives(spark: SparkSession, program: object, rows: int) -> None:
     found, messages = planned(program), records(program)[:rows]
-    twin = TwinSegment.of(found.segments[0])
-    assert twin is not None
+    twin = resident_road(found).segments[0]
+    assert isinstance(twin, TwinSegment)
     assert twin.projections
+    assert twin.spark is None
     given = decoded(found, messages)
     expected = by_a_job(found, given)
     twin.run(given, ColumnClient(""))
@@ -184,13 +184,3 @@ def test_the_twin_gives_what_a_job_gives(spark: SparkSession, program: object, r
 def test_a_number_that_is_too_large_for_its_type_is_no_infinity() -> None:
     batches = decoded(planned(floating), records(floating)).batches
     assert batches[DEAD_LETTER_SLOT].offset.tolist() == [11, 13, 14, 15, 16]
-
-
-def test_columns_of_the_user_have_no_twin(spark: SparkSession) -> None:
-    def filtered(builder: StreamsBuilder) -> None:
-        builder.stream("in", key=serdes.string(), value=serdes.string()).filter(
-            F.col("value") != ""
-        ).to("out")
-
-    found = planned(filtered)
-    assert TwinSegment.of(found.segments[0]) is None

@@ -37,7 +37,7 @@ ClickException: type[Any] = next(
 )
 PAGES = pages()
 ENDS_A_COMMAND = {";", "&", "&&", "|", "||", "(", ")"}
-RUN_PY = {"bench": "bench/run.py", "chaos": "chaos/run.py"}
+RUN_PY = {"bench": "bench/run.py", "chaos": "chaos/run.py", "oracle": "oracle/run.py"}
 
 
 def blocks_of(path: Path) -> list[Block]:

@@ -44,7 +44,9 @@ LAYER_0 = (
     *USER_SIDE,
 )
 BASE = frozenset(f"everflow.{name}" for name in LAYER_0)
-PURE = frozenset({"everflow.topology", "everflow.operators", "everflow.assignment"}) | {
+PURE = frozenset(
+    f"everflow.{name}" for name in ("topology", "operators", "assignment", "columns")
+) | {
     "everflow.state.store",
     "everflow.state.changelog",
 }

@@ -24,7 +24,9 @@ PAGES = [
     *(NOTES / name for name in HOLDS),
 ]
 SOURCES = sorted(
-    path for folder in ("src", "tests", "bench", "chaos") for path in (ROOT / folder).rglob("*.py")
+    path
+    for folder in ("src", "tests", "bench", "chaos", "oracle")
+    for path in (ROOT / folder).rglob("*.py")
 )
 SOURCES.remove(Path(__file__))
 

@@ -31,7 +31,6 @@ def _run(
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("oracle", "not built yet"),
         ("soak", "not built yet"),
         ("nope", "unknown command: nope"),
     ],

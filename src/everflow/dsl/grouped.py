@@ -18,6 +18,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from everflow import serdes
+from everflow.columns.builder import presence
 from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import (
     Edge,
@@ -37,7 +38,6 @@ from everflow.location import user_line
 from everflow.operators import agg
 from everflow.operators.agg import Aggregator
 from everflow.operators.aggregate import AggregateSpec
-from everflow.operators.arrow_inputs import Fields, Presence
 from everflow.operators.python_aggregate import PythonAggregateSpec, PythonAggregator, PythonReducer
 from everflow.operators.session_aggregate import (
     ReducerMerger,
@@ -49,7 +49,6 @@ from everflow.spark.expressions import analyse
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import (
     PREPARE,
-    ArrowTwin,
     ColumnExpr,
     EdgeType,
     ProjectNode,
@@ -321,12 +320,8 @@ class _Aggregation:
             ) from None
         spec = built_in if self.sessions is None else SessionAggregateSpec(built_in, self.sessions)
         value_serde = spec.value_serde if bare else default_serde(spec.result)
-        twin = _twin(
-            [a.column for a in fields.values() if a.column is not None], inputs, not self.windowed
-        )
-        return self._add(
-            spec, inputs, value_serde, twin, tuple(column.op for column in built_in.columns)
-        )
+        folds = tuple(column.op for column in built_in.columns)
+        return self._add(spec, inputs, value_serde, folds)
 
     @builder_call
     def reduce(self, reducer: Callable[[Any, Any], Any]) -> KTable:
@@ -404,7 +399,10 @@ class _Aggregation:
         # nothing of the user's to analyse: a count alone needs no Spark while the program is built
         if not columns:
             return ColumnExpr(
-                "CASE WHEN value IS NOT NULL THEN true END", pa.bool_(), frozenset({"value"})
+                column="CASE WHEN value IS NOT NULL THEN true END",
+                type=pa.bool_(),
+                uses=frozenset({"value"}),
+                twin=presence(edge.type.value),
             )
         for column in columns.values():
             # Each alone, so that a message names the one that is wrong.
@@ -420,7 +418,6 @@ class _Aggregation:
         spec: StatefulOperator,
         inputs: ColumnExpr | None,
         value_serde: Serde | None,
-        twin: ArrowTwin | None = None,
         folds: tuple[str, ...] = (),
     ) -> KTable:
         node_name = self.graph.node_name(self.name, f"KSTREAM-{self.label}-", self.where)
@@ -435,7 +432,6 @@ class _Aggregation:
                 where=self.where,
                 label=PREPARE,
                 value=inputs,
-                arrow=twin,
             )
             source = self.graph.add(prepared)
         edge = Edge(
@@ -473,16 +469,6 @@ class _Aggregation:
             where=self.where,
             folds=folds,
         )
-
-
-def _twin(columns: list[Any], inputs: ColumnExpr, null_without_value: bool) -> ArrowTwin | None:
-    """The inputs on Arrow, where every aggregate reads a plain field of the value by its name."""
-    if not columns:
-        return Presence()
-    paths = [tuple(column.split(".")) for column in columns if isinstance(column, str)]
-    if len(paths) < len(columns) or any(path[0] != "value" for path in paths):
-        return None
-    return Fields(tuple(path[1:] for path in paths), inputs.type, null_without_value)
 
 
 def _column(name: str, aggregator: Aggregator, where: str | None) -> Column:

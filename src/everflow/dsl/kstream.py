@@ -13,7 +13,6 @@ raise TopologyError, with the user's line and the cure, for whatever cannot work
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -424,9 +423,9 @@ class KStream(HasEdge):
             return self._function(
                 "KSTREAM-FILTER-", "FILTER", operator, condition, self.edge, name, where
             )
-        keep = predicate(condition, self.edge, where)
+        keep = predicate(condition, self.edge, where)  # so that a message names the user's own
         if negate:
-            keep = replace(keep, column=~is_true(condition))
+            keep = predicate(~is_true(condition), self.edge, where)
         node_name = self.graph.node_name(name, "KSTREAM-FILTER-", where)
         node = ProjectNode(
             name=node_name,

@@ -21,9 +21,13 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import types as st
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 
+from everflow.columns.computation import Twin
+from everflow.columns.kernels import NoTwinError
 from everflow.errors import TopologyError
+from everflow.spark.analysed import AnalysedPlan, ExpressionNode
+from everflow.spark.arrow_twins import twin_of
 from everflow.spark.session import get_session
-from everflow.topology.graph import ColumnExpr, EdgeType
+from everflow.topology.graph import ColumnExpr, EdgeType, columns_in_sight
 from everflow.topology.types import column_names, normal_type, same_type, type_text
 from everflow.user_texts import UNDECODED
 from everflow.waits import waiting
@@ -125,7 +129,8 @@ def analyse(
             plan = selected._jdf.queryExecution().analyzed()
     except (AnalysisException, ParseException) as error:
         raise _not_analysable(text, edge, where, error) from None
-    refused = _refused(plan)
+    analysed = AnalysedPlan.of(plan)
+    refused = _refused(analysed, plan.expressions())
     if refused:
         what, instead = refused
         raise TopologyError(f"{text}: {what} cannot be used in a Column; {instead}", where=where)
@@ -146,10 +151,26 @@ def analyse(
             f"cast it: .cast({type_text(expected)!r})",
             where=where,
         )
-    references = plan.expressions().apply(0).references().toSeq()
-    uses = frozenset(str(references.apply(i).name()) for i in range(references.size()))
-    calls = any(_class_name(one) == "PythonUDF" for one in _walk(plan.expressions().apply(0)))
-    return ColumnExpr(column, type_, uses, calls)
+    (read,) = analysed.expressions
+    uses = frozenset(node.says["name"] for node in read.walk() if node.kind == "AttributeReference")
+    calls = any(node.kind == "PythonUDF" for node in read.walk())
+    sql = plan.expressions().apply(0).sql()
+    twin, why = (
+        (None, "it calls Python functions")
+        if calls
+        else _twin(read, sql, columns_in_sight(edge, uses), type_)
+    )
+    return ColumnExpr(column=column, type=type_, uses=uses, calls=calls, twin=twin, why=why)
+
+
+def _twin(
+    column: ExpressionNode, sql: str, reads: pa.Schema, made: pa.DataType
+) -> tuple[Twin | None, str]:
+    """The Column's Arrow twin; or why it has none."""
+    try:
+        return twin_of(column, sql, reads, made), ""
+    except NoTwinError as error:
+        return None, f"{error} has no Arrow twin"
 
 
 def spark_type(type_: pa.DataType) -> st.DataType:
@@ -199,31 +220,24 @@ def _empty_frame(session: SparkSession, key: pa.DataType, value: pa.DataType) ->
     )
 
 
-def _refused(plan: Any) -> tuple[str, str] | None:
+def _refused(plan: AnalysedPlan, expressions: Any) -> tuple[str, str] | None:
     """Why the analysed plan may not run, and the alternative; None if it may.
 
     An accepted Column leaves exactly one projection above the frame; whatever else the analyser
     added is a refusal. The clock is deterministic in Catalyst's eyes, so expressions are judged by
     class name as well.
     """
-    operators = list(_walk(plan))
-    for operator in operators:
-        expressions = operator.expressions()
-        for index in range(expressions.size()):
-            for expression in _walk(expressions.apply(index)):
-                name = _class_name(expression)
-                if name in _REFUSED_EXPRESSIONS:
-                    return _REFUSED_EXPRESSIONS[name]
-                if "TimeWindow" in name or "SessionWindow" in name:
-                    return _WINDOWED_TIME
-    names = [_class_name(operator) for operator in operators]
-    for name in names:
+    for node in plan.walk():
+        if node.kind in _REFUSED_EXPRESSIONS:
+            return _REFUSED_EXPRESSIONS[node.kind]
+        if "TimeWindow" in node.kind or "SessionWindow" in node.kind:
+            return _WINDOWED_TIME
+    for name in plan.operators:
         if name in _REFUSED_PLANS:
             return _REFUSED_PLANS[name]
-    if names[0] != "Project" or len(names) != 2:
+    if plan.operators[0] != "Project" or len(plan.operators) != 2:
         # what is left that rewrites the plan: time windows become projections and filters
         return _WINDOWED_TIME
-    expressions = plan.expressions()
     if any(not expressions.apply(i).deterministic() for i in range(expressions.size())):
         return _NOT_DETERMINISTIC
     return None
@@ -233,17 +247,6 @@ def _has_void(type_: pa.DataType) -> bool:
     if pa.types.is_null(type_):
         return True
     return any(_has_void(type_.field(i).type) for i in range(type_.num_fields))
-
-
-def _walk(tree: Any) -> Iterator[Any]:
-    yield tree
-    children = tree.children()
-    for index in range(children.size()):
-        yield from _walk(children.apply(index))
-
-
-def _class_name(node: Any) -> str:
-    return str(node.getClass().getName()).rsplit(".", 1)[-1].rstrip("$")
 
 
 def _text(column: Column) -> str:

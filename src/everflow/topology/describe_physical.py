@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
-from everflow.topology.graph import ColumnExpr
+import pyarrow as pa
+
+from everflow.topology.graph import PREPARE, ColumnExpr
 from everflow.topology.physical_plan import (
     FunctionOp,
     PhysicalPlan,
@@ -47,9 +49,8 @@ def roads(plan: PhysicalPlan, jobs: str = "") -> list[Road]:
         for source in plan.sources
     ]
     for segment, step in zip(plan.segments, plan.steps, strict=True):
-        twins = all(map(_has_twin, segment.projections))
         for projection in segment.projections:
-            found += _of_projection(projection, twins, jobs)
+            found += _of_projection(projection, jobs)
         for op in step.ops:
             found += _of_op(op)
     return list(dict.fromkeys(found))  # behind a merge a node is there once per path
@@ -74,23 +75,47 @@ def summary(listed: list[Road]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.most_common()) + " nodes"
 
 
-def _has_twin(found: Projection | TopicChoice) -> bool:
-    return isinstance(found, Projection) and found.node.arrow is not None
+def has_twin(found: Projection | TopicChoice) -> bool:
+    """Whether Arrow computes all of its Columns."""
+    return not any(map(_why_none, _parts(found)))
 
 
-def _of_projection(found: Projection | TopicChoice, twins: bool, jobs: str) -> Iterator[Road]:
-    columns, because = (SPARK_JOB, f"; {jobs}") if jobs else (CATALYST, "")
+def _parts(found: Projection | TopicChoice) -> list[tuple[ColumnExpr, pa.DataType]]:
+    """Its Columns, with the types of what is made of them."""
     if isinstance(found, TopicChoice):
-        why = f"the topic is {_column_text(found.topic)}{because}"
-        yield Road(found.node.name, columns, why, found.node.where)
-    elif twins:
-        yield Road(found.node.name, ARROW, "prepares values", found.node.where)
-    else:
-        given = [part for part in (found.node.predicate, found.node.key, found.node.value) if part]
-        why = ", ".join(map(_column_text, given)) + because
-        if not jobs and any(part.calls for part in given):
-            columns, why = PYTHON, f"calls functions for columns of records: {why}"
-        yield Road(found.node.name, columns, why, found.node.where)
+        return [(found.topic, pa.string())]
+    node = found.node
+    listed = (
+        (node.predicate, pa.bool_()),
+        (node.key, node.out.key),
+        (node.value, node.out.value),
+    )
+    return [(given, kind) for given, kind in listed if given is not None]
+
+
+def _why_none(part: tuple[ColumnExpr, pa.DataType]) -> str:
+    given, kind = part
+    if given.twin is not None and not given.type.equals(kind):
+        return f"{given.type} becomes {kind}"
+    return given.why if given.twin is None else ""
+
+
+def _of_projection(found: Projection | TopicChoice, jobs: str) -> Iterator[Road]:
+    parts = _parts(found)
+    why = ", ".join(_column_text(given) for given, _ in parts)
+    if isinstance(found, Projection) and found.node.label == PREPARE:
+        why = "prepares values"
+    if isinstance(found, TopicChoice):
+        why = f"the topic is {why}"
+    reasons = list(dict.fromkeys(filter(None, map(_why_none, parts))))
+    road = CATALYST
+    if jobs:
+        road, reasons = SPARK_JOB, [jobs]
+    elif not reasons:
+        road = ARROW
+    elif any(given.calls for given, _ in parts):
+        road, why, reasons = PYTHON, f"calls functions for columns of records: {why}", []
+    yield Road(found.node.name, road, "; ".join([why, *reasons]), found.node.where)
 
 
 def _of_op(op: StepOp) -> Iterator[Road]:

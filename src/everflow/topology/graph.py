@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
-from everflow.records import EdgeBatch, OperatorResult
+from everflow.columns.computation import Twin
+from everflow.records import HEADERS, EdgeBatch, OperatorResult
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec, StoreView
 
@@ -31,7 +32,21 @@ class EdgeType:
     value: pa.DataType
 
 
-@dataclass(frozen=True)
+def columns_in_sight(edge: EdgeType, uses: frozenset[str]) -> pa.Schema:
+    """Those of an edge's columns that an expression of the user reads."""
+    seen = {
+        "key": edge.key,
+        "value": edge.value,
+        "timestamp": pa.int64(),
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "headers": HEADERS,
+    }
+    return pa.schema([(name, kind) for name, kind in seen.items() if name in uses])
+
+
+@dataclass(frozen=True, kw_only=True)
 class ColumnExpr:
     """A pyspark Column, or the text of one in SQL, over ``key, value, timestamp (bigint, ms),
     topic, partition, offset, headers`` of an edge.
@@ -46,6 +61,10 @@ class ColumnExpr:
     """Whether it calls Python functions (``F.udf``, ``F.pandas_udf``, ``F.arrow_udf``)."""
     skips_null: bool = False
     """Null where the record's value is, so that no function has to be called for it."""
+    twin: Twin | None = None
+    """The same on Arrow, where that is exact (design note 016)."""
+    why: str = ""
+    """Why it has no twin."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +73,6 @@ class FunctionExpr:
 
     fn: Callable[..., Any]
     returns: pa.DataType
-
-
-ArrowTwin = Callable[[pa.Array], pa.Array]
-"""A change of the value column that gives what a Column would; picklable."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +108,6 @@ class ProjectNode(Node):
     key: ColumnExpr | None = None
     value: ColumnExpr | None = None
     changes_key: bool = False
-    arrow: ArrowTwin | None = None
-    """The same change of the value on Arrow, where there is one: lets a step do without Catalyst
-    (design note 004)."""
 
 
 @dataclass(frozen=True)

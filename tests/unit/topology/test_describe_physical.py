@@ -16,6 +16,7 @@ from everflow.topology.subtopologies import cut
 
 pytestmark = pytest.mark.spark
 TEXT = serdes.string()
+MATCHES = "rlike(value.s, 'x+')"
 
 
 def shout(value: str) -> str:
@@ -41,7 +42,7 @@ DIGITS: Any = Digits()
 def program() -> Topology:
     builder = StreamsBuilder()
     stream = builder.stream("in", key=TEXT, value=serdes.json("a bigint, s string"))
-    kept = stream.filter(F.col("value.a") > 0)
+    kept = stream.filter(F.col("value.a") > 0).filter(F.col("value.s").rlike("x+"))
     kept.map_values(lambda value: value["s"], returns="string").map_values(
         shout, returns="string"
     ).to("loud")
@@ -59,7 +60,8 @@ def listed(topology: Topology, jobs: str = "") -> list[tuple[str, str]]:
 
 def test_each_road_is_named_with_its_reason() -> None:
     found = listed(program())
-    assert ("Catalyst", ">(value.a, 0)") in found
+    assert ("Arrow", ">(value.a, 0)") in found
+    assert ("Catalyst", f"{MATCHES}; rlike has no Arrow twin") in found
     line = shout.__code__.co_firstlineno
     assert ("Python", f"calls shout (file:{line}) for each record") in found
     assert ("Arrow", "store sums") in found
@@ -70,9 +72,9 @@ def test_each_road_is_named_with_its_reason() -> None:
 
 def test_lines_of_the_program_stand_behind_the_nodes() -> None:
     text = program().describe_physical()
-    (line,) = (line for line in text.splitlines() if "KSTREAM-FILTER" in line)
-    assert line.split()[0] == "Catalyst"
-    assert f"({__file__}:" in line
+    lines = [line for line in text.splitlines() if "KSTREAM-FILTER" in line]
+    assert [line.split()[0] for line in lines] == ["Arrow", "Catalyst"]
+    assert all(f"({__file__}:" in line for line in lines)
     assert text.startswith("computed in Arrow ")
 
 
@@ -86,13 +88,14 @@ def test_a_serde_of_the_user_is_called_for_each_record() -> None:
 def test_columns_that_need_a_job_say_why() -> None:
     found = listed(program(), "no such class")
     assert ("Spark job", ">(value.a, 0); no such class") in found
+    assert ("Spark job", f"{MATCHES}; no such class") in found
     assert "Catalyst" not in {road for road, _ in found}
 
 
 def test_behind_a_merge_a_node_is_listed_once() -> None:
     builder = StreamsBuilder()
     one, two = (builder.stream(name, key=TEXT, value=TEXT) for name in ("a", "b"))
-    one.merge(two).map_values(F.upper("value")).to("out")
+    one.merge(two).map_values(F.reverse("value")).to("out")
     assert [road for road, _ in listed(builder.build())].count("Catalyst") == 1
 
 
@@ -100,9 +103,14 @@ def test_topics_by_column_and_by_function() -> None:
     builder = StreamsBuilder()
     stream = builder.stream("in", key=TEXT, value=TEXT)
     stream.to(F.concat(F.lit("to-"), "value"))
+    stream.to(F.concat_ws("-", F.lit("to"), "value"))
     stream.to(lambda key, value: value)
     found = listed(builder.build())
-    assert any(road == "Catalyst" and why.startswith("the topic is concat") for road, why in found)
+    assert ("Arrow", "the topic is concat('to-', value)") in found
+    assert (
+        "Catalyst",
+        "the topic is concat_ws('-', 'to', value); concat_ws has no Arrow twin",
+    ) in found
     assert any(road == "Python" and why.endswith("for each record's topic") for road, why in found)
 
 
@@ -112,3 +120,25 @@ def test_columns_that_call_functions() -> None:
     builder.stream("in", key=TEXT, value=TEXT).map_values(doubled("value")).to("out")
     (why,) = (why for road, why in listed(builder.build()) if road == "Python")
     assert why.startswith("calls functions for columns of records: ")
+
+
+@pytest.mark.parametrize(
+    ("column", "why"),
+    [
+        ("try_cast(value.a as int)", "try_cast"),
+        ("try_add(value.a, 1)", "try_add"),
+        ("split(value.s, '[,;]')", "split by a regular expression"),
+        ("value.s collate unicode_ci = 'x'", "collate"),
+        ("value.a % 2", "remainder"),
+        ("date_format(timestamp_millis(timestamp), 'yyyy')", "date_format"),
+        ("substring(value.s, 2)", "substring"),
+        ("cast(value.s as int)", "cast of string as int32"),
+    ],
+    ids=str,
+)
+def test_what_has_no_twin_is_named(column: str, why: str) -> None:
+    builder = StreamsBuilder()
+    stream = builder.stream("in", key=TEXT, value=serdes.json("a bigint, s string"))
+    stream.map_values(F.struct(F.expr(column).alias("made"))).to("out")
+    (said,) = (said for road, said in listed(builder.build()) if road == "Catalyst")
+    assert said.endswith(f"; {why} has no Arrow twin")

@@ -11,13 +11,13 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
-from everflow.records import HEADERS
 from everflow.runtime.worker.calling_segment import CallingSegment, Selection
 from everflow.spark.column_service import empty_frame
 from everflow.spark.python_calls import staged
 from everflow.spark.segments import spark_type
 from everflow.spark.session import get_session
-from everflow.topology.graph import ColumnExpr, EdgeType
+from everflow.topology.describe_physical import has_twin
+from everflow.topology.graph import ColumnExpr, EdgeType, columns_in_sight
 from everflow.topology.physical_plan import PhysicalPlan, Projection, Segment, TopicChoice
 
 
@@ -33,8 +33,9 @@ def _columns(projection: Projection) -> tuple[ColumnExpr | None, ...]:
 
 
 def parts_of(segment: Segment) -> Iterator[tuple[Projection | TopicChoice, ...]]:
-    """Its projections in order: each that calls functions alone, the others together."""
-    for alone, found in groupby(segment.projections, calls):
+    """Its projections in order: each that calls functions alone, and together those with twins and
+    those without that stand side by side."""
+    for (alone, _), found in groupby(segment.projections, lambda one: (calls(one), has_twin(one))):
         if alone:
             yield from ((projection,) for projection in found)
         else:
@@ -97,21 +98,12 @@ def _selection(
 ) -> tuple[str, Selection]:
     """Columns over those that a user sees, as he would select them of a DataFrame. One that is None
     stays what it is under its name."""
-    uses = {
+    uses = frozenset(
         name
         for kept, (given, _) in columns.items()
         for name in ((kept,) if given is None else given.uses)
-    }
-    seen = {
-        "key": edge.key,
-        "value": edge.value,
-        "timestamp": pa.int64(),
-        "topic": pa.string(),
-        "partition": pa.int32(),
-        "offset": pa.int64(),
-        "headers": HEADERS,
-    }
-    reads = pa.schema([(name, kind) for name, kind in seen.items() if name in uses])
+    )
+    reads = columns_in_sight(edge, uses)
     schema = StructType([StructField(field.name, spark_type(field.type)) for field in reads])
     path, stages = staged(
         empty_frame(get_session(), schema).select(

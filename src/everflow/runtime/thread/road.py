@@ -12,6 +12,7 @@ from everflow.runtime.worker.resident_segments import (
     ComputedSegment,
     ResidentSegment,
     SegmentInParts,
+    TwinProjection,
     TwinSegment,
 )
 from everflow.spark.column_service import NotComputableError, computed, empty_frame
@@ -22,9 +23,9 @@ from everflow.spark.segments import (
     spark_schema,
 )
 from everflow.spark.session import get_session
-from everflow.topology.describe_physical import as_text
+from everflow.topology.describe_physical import as_text, has_twin
 from everflow.topology.graph import Graph
-from everflow.topology.physical_plan import PhysicalPlan, Projection, Segment
+from everflow.topology.physical_plan import PhysicalPlan, Projection, Segment, TopicChoice
 from everflow.topology.plan import plan
 from everflow.topology.subtopologies import cut
 
@@ -59,35 +60,46 @@ def physical_road(topology: Graph) -> str:
 def job_segments(plan: PhysicalPlan) -> tuple[ResidentSegment, ...]:
     """For `spark.job_columns`: the test driver's, where a micro-batch has to be a Spark job."""
     return tuple(
-        _without_spark(plan, segment) or computed_segment(plan, segment.level, segment.level)
+        computed_segment(plan, segment.level, segment.level)
+        if slots_of_segment(plan, segment.level).slots
+        else TwinSegment(())
         for segment in plan.segments
     )
 
 
-def _without_spark(plan: PhysicalPlan, segment: Segment) -> TwinSegment | None:
-    if not slots_of_segment(plan, segment.level).slots:
-        return TwinSegment(())  # nobody reads what it makes
-    return TwinSegment.of(segment)
-
-
 def _prepared(plan: PhysicalPlan, segment: Segment) -> tuple[str, ResidentSegment]:
     """A segment, and the socket where its Columns are computed (empty: nowhere)."""
-    twin = _without_spark(plan, segment)
-    if twin is not None:
-        return "", twin
-    if not any(map(calls, segment.projections)):
-        return _computed(plan, segment.level)
-    parts = [
-        calling(plan, part[0])
-        if isinstance(part[0], Projection) and calls(part[0])
-        else _prepared(part_plan(plan, segment, part), Segment(1, part))
-        for part in parts_of(segment)
+    slots = frozenset(slot.id for slot in slots_of_segment(plan, segment.level).slots)
+    if not slots:
+        return "", TwinSegment(())  # nobody reads what it makes
+    parts = list(parts_of(segment))
+    if len(parts) == 1:
+        return _prepared_part(plan, segment, parts[0])
+    made = [
+        _prepared_part(part_plan(plan, segment, part), Segment(1, part), part) for part in parts
     ]
-    path = next((path for path, _ in parts if path), "")
-    return path, SegmentInParts(tuple(part for _, part in parts))
+    path = next((path for path, _ in made if path), "")
+    return path, SegmentInParts(tuple(part for _, part in made), slots)
 
 
-def _computed(plan: PhysicalPlan, level: int) -> tuple[str, ComputedSegment]:
+def _prepared_part(
+    plan: PhysicalPlan, segment: Segment, part: tuple[Projection | TopicChoice, ...]
+) -> tuple[str, ResidentSegment]:
+    if isinstance(part[0], Projection) and calls(part[0]):
+        return calling(plan, part[0])
+    if not has_twin(part[0]):
+        return service_segment(plan, segment.level)
+    topics = {source.index: source.topic for source in plan.sources}
+    twins = tuple(filter(None, (TwinProjection.of(found, topics) for found in part)))
+    made = frozenset(slot.id for slot in slots_of_segment(plan, segment.level).slots)
+    if all(twin.sure for twin in twins):
+        return "", TwinSegment(twins, made)
+    path, spark = service_segment(plan, segment.level)
+    return path, TwinSegment(twins, made, spark)
+
+
+def service_segment(plan: PhysicalPlan, level: int) -> tuple[str, ComputedSegment]:
+    """A segment that the instance's JVM computes, and the socket where it does."""
     rows = empty_frame(get_session(), spark_schema(rows_into_segment(plan, level)))
     path, number = computed(computed_slots(rows, plan, level))
     return path, computed_segment(plan, level, number)

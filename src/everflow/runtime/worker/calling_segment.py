@@ -6,7 +6,7 @@ DataFrame. It is called for a batch at once; where it fails, halves of the batch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,13 +15,13 @@ import pyarrow.compute as pc
 
 from everflow.errors import RetriableError
 from everflow.operators.user_code import require_users
-from everflow.records import HEADERS, EdgeBatch
+from everflow.records import EdgeBatch
 from everflow.runtime.commit.batch import BadRecord
 from everflow.runtime.step.step_failure import SparkSays
 from everflow.runtime.step.step_functions import RecordFailure
 from everflow.runtime.worker.column_client import ColumnsFailed
 from everflow.runtime.worker.python_calls import results_of
-from everflow.runtime.worker.resident_segments import ColumnComputer
+from everflow.runtime.worker.resident_segments import ColumnComputer, seen
 from everflow.topology.column_stages import Call, Compute, Stage
 from everflow.topology.hops import HopInput, readable, spread
 from everflow.topology.physical_plan import Source
@@ -108,22 +108,6 @@ class CallingSegment:
     def _record(self, batch: EdgeBatch, row: int) -> BadRecord:
         source = self.sources[int(batch.source[row])]
         return BadRecord(source.topic, int(batch.partition[row]), int(batch.offset[row]), self.name)
-
-
-def seen(batch: EdgeBatch, reads: pa.Schema, topics: Mapping[int, str]) -> list[pa.Array]:
-    """What a user sees of the records, in columns."""
-    made: dict[str, Callable[[], pa.Array]] = {
-        "key": lambda: batch.key,
-        "value": lambda: batch.value,
-        "timestamp": lambda: pa.array(batch.timestamp, pa.int64()),
-        "topic": lambda: pa.array([topics[index] for index in batch.source.tolist()], pa.string()),
-        "partition": lambda: pa.array(batch.partition, pa.int32()),
-        "offset": lambda: pa.array(batch.offset, pa.int64()),
-        "headers": lambda: (
-            pa.nulls(len(batch), HEADERS) if batch.headers is None else batch.headers
-        ),
-    }
-    return [made[field.name]().cast(field.type) for field in reads]
 
 
 def computed(

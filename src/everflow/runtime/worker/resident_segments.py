@@ -5,16 +5,21 @@ What they give is what a Spark job's segments give for the same records (`spark.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import pyarrow as pa
 
+from everflow.columns.computation import LeftToSpark, Twin
+from everflow.records import HEADERS, EdgeBatch
 from everflow.runtime.commit.batch import BadRecord, BatchRequest
 from everflow.runtime.step.step_failure import SparkSays
 from everflow.runtime.step.task_step import TaskStep, timed
 from everflow.runtime.worker.column_client import ColumnsFailed
+from everflow.topology.describe_physical import has_twin
+from everflow.topology.graph import ColumnExpr
 from everflow.topology.hops import (
     HopInput,
     HopSchema,
@@ -24,7 +29,7 @@ from everflow.topology.hops import (
     slots_of,
     wide_rows,
 )
-from everflow.topology.physical_plan import Projection, Segment, Source
+from everflow.topology.physical_plan import Projection, Source, TopicChoice
 
 
 class ColumnComputer(Protocol):
@@ -47,41 +52,107 @@ class ResidentSegment(Protocol):
         """Add them to ``hop``."""
 
 
-@dataclass(frozen=True)
-class TwinSegment:
-    """A segment without Columns of the user: each of its projections changes a value column on
-    Arrow."""
+@dataclass(frozen=True, kw_only=True)
+class TwinProjection:
+    """A projection from slot ``input`` to slot ``output`` whose Columns all have twins (None: what
+    is there already)."""
 
-    projections: tuple[tuple[int, int, Callable[[pa.Array], pa.Array]], ...]
+    input: int
+    output: int
+    topics: Mapping[int, str]
+    predicate: Twin | None = None
+    key: Twin | None = None
+    value: Twin | None = None
+    topic: Twin | None = None
+    """Of a sink's records: each value becomes ``struct<topic, value>``."""
 
     @staticmethod
-    def of(segment: Segment) -> TwinSegment | None:
-        """The twin of a segment; None where one of its projections has none."""
-        twins = []
-        for found in segment.projections:
-            if not isinstance(found, Projection) or found.node.arrow is None:
-                return None
-            twins.append((found.input, found.output, found.node.arrow))
-        return TwinSegment(tuple(twins))
+    def of(found: Projection | TopicChoice, topics: Mapping[int, str]) -> TwinProjection | None:
+        """The twin of a projection; None where it has none."""
+        if not has_twin(found):
+            return None
+        if isinstance(found, TopicChoice):
+            return TwinProjection(
+                input=found.input, output=found.output, topics=topics, topic=found.topic.twin
+            )
+        node = found.node
+        return TwinProjection(
+            input=found.input,
+            output=found.output,
+            topics=topics,
+            predicate=_twin(node.predicate),
+            key=_twin(node.key),
+            value=_twin(node.value),
+        )
+
+    @property
+    def sure(self) -> bool:
+        """Whether Arrow never leaves it to Spark."""
+        given = (self.predicate, self.key, self.value, self.topic)
+        return all(twin is None or twin.computation.sure for twin in given)
+
+    def run(self, hop: HopInput) -> None:
+        """Raises LeftToSpark."""
+        batch, rows = hop.batches[self.input], hop.rows[self.input]
+        if self.predicate is not None:
+            kept = self._made(self.predicate, batch).fill_null(False)
+            if kept.true_count < len(batch):
+                keep = np.flatnonzero(kept.to_numpy(zero_copy_only=False))
+                batch, rows = batch.take(keep), rows[keep]
+        key = None if self.key is None else self._made(self.key, batch)
+        value = None if self.value is None else self._made(self.value, batch)
+        if self.topic is not None:
+            topic = self._made(self.topic, batch)
+            value = pa.StructArray.from_arrays([topic, batch.value], ["topic", "value"])
+        hop.batches[self.output], hop.rows[self.output] = batch.with_columns(key, value), rows
+
+    def _made(self, twin: Twin, batch: EdgeBatch) -> pa.Array:
+        return twin.run(seen(batch, twin.reads, self.topics), len(batch))
+
+
+@dataclass(frozen=True)
+class TwinSegment:
+    """A segment on Arrow alone. ``made``: the slots that somebody reads behind it. ``spark``: what
+    has the truth where Arrow is not sure of it; None where it always is."""
+
+    projections: tuple[TwinProjection, ...]
+    made: frozenset[int] = frozenset()
+    spark: ResidentSegment | None = None
 
     def run(self, hop: HopInput, columns: ColumnComputer) -> None:
-        """See `ResidentSegment`."""
-        for given, made, twin in self.projections:
-            batch = hop.batches[given]
-            hop.batches[made] = batch.with_columns(value=twin(batch.value))
-            hop.rows[made] = hop.rows[given]
+        """See `ResidentSegment`; raises what ``spark`` raises."""
+        given = set(hop.batches)
+        try:
+            for projection in self.projections:
+                projection.run(hop)
+        except LeftToSpark:
+            if self.spark is None:
+                raise
+            _forget_others(hop, given)
+            self.spark.run(hop, columns)
+        else:
+            _forget_others(hop, given | self.made)
 
 
 @dataclass(frozen=True)
 class SegmentInParts:
-    """A segment whose projections are run by several means, one after the other."""
+    """A segment whose projections are run by several means, one after the other. ``made``: the
+    slots that somebody reads behind it."""
 
     parts: tuple[ResidentSegment, ...]
+    made: frozenset[int]
 
     def run(self, hop: HopInput, columns: ColumnComputer) -> None:
         """See `ResidentSegment`."""
+        given = set(hop.batches)
         for part in self.parts:
             part.run(hop, columns)
+        _forget_others(hop, given | self.made)
+
+
+def _forget_others(hop: HopInput, kept: Collection[int]) -> None:
+    for slot in [slot for slot in hop.batches if slot not in kept]:
+        del hop.batches[slot], hop.rows[slot]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,3 +205,23 @@ def run_levels(
             break
         hop = read_hop(rows, step.hop_out)
     return str(rows[0].column(0)[0].as_py())
+
+
+def _twin(given: ColumnExpr | None) -> Twin | None:
+    return None if given is None else given.twin
+
+
+def seen(batch: EdgeBatch, reads: pa.Schema, topics: Mapping[int, str]) -> list[pa.Array]:
+    """What a user sees of the records, in columns."""
+    made: dict[str, Callable[[], pa.Array]] = {
+        "key": lambda: batch.key,
+        "value": lambda: batch.value,
+        "timestamp": lambda: pa.array(batch.timestamp, pa.int64()),
+        "topic": lambda: pa.array([topics[index] for index in batch.source.tolist()], pa.string()),
+        "partition": lambda: pa.array(batch.partition, pa.int32()),
+        "offset": lambda: pa.array(batch.offset, pa.int64()),
+        "headers": lambda: (
+            pa.nulls(len(batch), HEADERS) if batch.headers is None else batch.headers
+        ),
+    }
+    return [made[field.name]().cast(field.type) for field in reads]

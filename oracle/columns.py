@@ -1,0 +1,154 @@
+"""Compares the Arrow twins of Columns with Spark's code in the instance's JVM, and with Spark jobs.
+
+A case is a drawn Column over a drawn batch. Where a Column has a twin, and the twin does not leave
+the batch to Spark, all three have to give the same, to the bit: NaN is NaN, -0.0 is not 0.0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from everflow.columns.computation import LeftToSpark, Twin
+from everflow.runtime.worker.column_client import ColumnClient, ColumnsFailed
+from everflow.spark.column_service import computed, empty_frame
+from everflow.spark.expressions import analyse, spark_type
+from everflow.topology.graph import ColumnExpr, EdgeType
+from oracle.expressions import VALUE, Drawing
+
+TOGETHER = 40
+"""Columns of one frame: each frame is a plan, a compilation and a job."""
+ROWS = 24
+_EDGE = EdgeType(pa.string(), VALUE)
+
+
+@dataclass
+class Report:
+    """What became of the cases."""
+
+    seed: int
+    cases: int = 0
+    equal: int = 0
+    left_to_spark: int = 0
+    without_twin: Counter[str] = field(default_factory=Counter)
+    differing: list[str] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        """Whether no case differs."""
+        return not self.differing
+
+
+@dataclass(frozen=True)
+class _Case:
+    text: str
+    expression: ColumnExpr
+    twin: Twin
+    made: pa.Array
+
+
+def compare(session: SparkSession, cases: int, seed: int) -> Iterator[Report]:
+    """The report so far, after each frame of Columns."""
+    drawing, report = Drawing(seed), Report(seed)
+    while report.cases < cases:
+        rows = _rows(drawing)
+        count = min(TOGETHER, cases - report.cases)
+        drawn = [_case(drawing.column(), rows, report) for _ in range(count)]
+        report.cases += count
+        found = [case for case in drawn if case is not None]
+        if found:
+            _judge(session, found, rows, report)
+        yield report
+
+
+def _rows(drawing: Drawing) -> pa.RecordBatch:
+    value = drawing.rows(ROWS)
+    key = pa.array([None if row % 5 == 0 else f"k{row}" for row in range(ROWS)], pa.string())
+    return pa.RecordBatch.from_arrays([key, value], ["key", "value"])
+
+
+def _case(text: str, rows: pa.RecordBatch, report: Report) -> _Case | None:
+    expression = analyse(F.expr(text), _EDGE, None)
+    twin = expression.twin
+    if twin is None:
+        report.without_twin[expression.why] += 1
+        return None
+    try:
+        made = twin.run([rows.column(name) for name in twin.reads.names], ROWS)
+    except LeftToSpark:
+        report.left_to_spark += 1
+        return None
+    return _Case(text, expression, twin, made)
+
+
+def _judge(
+    session: SparkSession, cases: Sequence[_Case], rows: pa.RecordBatch, report: Report
+) -> None:
+    """By both of Spark's roads; where they cannot compute all Columns together, one by one."""
+    try:
+        services, jobs = _by_service(session, cases, rows), _by_job(session, cases, rows)
+    except (ColumnsFailed, PySparkException) as error:
+        if len(cases) > 1:
+            for case in cases:
+                _judge(session, [case], rows, report)
+            return
+        said = str(error).splitlines()[0]
+        report.differing.append(f"{cases[0].text}: Spark fails where the twin does not: {said}")
+        return
+    for case, service, job in zip(cases, services, jobs, strict=True):
+        texts = [list(map(repr, made.to_pylist())) for made in (case.made, service, job)]
+        different = [row for row in range(ROWS) if len({said[row] for said in texts}) > 1]
+        if not different:
+            report.equal += 1
+            continue
+        row = different[0]
+        twin, in_jvm, in_job = (said[row] for said in texts)
+        report.differing.append(
+            f"{case.text}: twin {twin}, Spark {in_jvm}, job {in_job} "
+            f"for {rows.slice(row, 1).to_pylist()}"
+        )
+
+
+def _selected(frame: DataFrame, cases: Sequence[_Case]) -> DataFrame:
+    return frame.select(
+        *[
+            F.expr(case.text).cast(spark_type(case.expression.type)).alias(f"c{at}")
+            for at, case in enumerate(cases)
+        ]
+    )
+
+
+def _schema(rows: pa.RecordBatch) -> StructType:
+    made = StructType()
+    for column in rows.schema:
+        made.add(column.name, spark_type(column.type))
+    return made
+
+
+def _by_service(
+    session: SparkSession, cases: Sequence[_Case], rows: pa.RecordBatch
+) -> list[pa.Array]:
+    made = pa.schema([(f"c{at}", case.expression.type) for at, case in enumerate(cases)])
+    path, number = computed(_selected(empty_frame(session, _schema(rows)), cases))
+    with closing(ColumnClient(path)) as client:
+        return _arrays(client.run(number, rows, made))
+
+
+def _by_job(session: SparkSession, cases: Sequence[_Case], rows: pa.RecordBatch) -> list[pa.Array]:
+    frame = session.createDataFrame(pa.Table.from_batches([rows]), _schema(rows))
+    return _arrays(_selected(frame.coalesce(1), cases).toArrow())
+
+
+def _arrays(table: pa.Table) -> list[pa.Array]:
+    return [
+        pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+        for column in table.columns
+    ]
