@@ -6,6 +6,8 @@ held to (note 014).
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 
 from everflow.spark.segments import computed_slots, rows_into_segment, spark_schema
@@ -20,7 +22,7 @@ class JobColumns:
     def __init__(self, plan: PhysicalPlan) -> None:
         self._plan, self._session = plan, get_session()
 
-    def run(self, number: int, rows: pa.RecordBatch, made: pa.Schema) -> pa.Table:
+    def run(self, number: Any, rows: pa.RecordBatch, made: pa.Schema) -> pa.Table:
         """See `ColumnComputer`; raises PySparkException for what fails."""
         schema = spark_schema(rows_into_segment(self._plan, number))
         frame = self._session.createDataFrame(pa.Table.from_batches([rows]), schema)

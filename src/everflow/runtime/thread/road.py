@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from everflow.runtime.thread.calling_road import calling, calls, part_plan, parts_of
+from everflow.runtime.worker.column_client import Ticket
 from everflow.runtime.worker.resident_segments import (
     ComputedSegment,
     ResidentSegment,
@@ -16,6 +17,7 @@ from everflow.runtime.worker.resident_segments import (
     TwinSegment,
 )
 from everflow.spark.column_service import NotComputableError, computed, empty_frame
+from everflow.spark.prepared_later import prepared_later
 from everflow.spark.segments import (
     computed_slots,
     rows_into_segment,
@@ -94,18 +96,22 @@ def _prepared_part(
     made = frozenset(slot.id for slot in slots_of_segment(plan, segment.level).slots)
     if all(twin.sure for twin in twins):
         return "", TwinSegment(twins, made)
-    path, spark = service_segment(plan, segment.level)
-    return path, TwinSegment(twins, made, spark)
+    ticket = Ticket(*prepared_later(lambda: _prepared_columns(plan, segment.level)))
+    return "", TwinSegment(twins, made, computed_segment(plan, segment.level, ticket))
 
 
 def service_segment(plan: PhysicalPlan, level: int) -> tuple[str, ComputedSegment]:
     """A segment that the instance's JVM computes, and the socket where it does."""
-    rows = empty_frame(get_session(), spark_schema(rows_into_segment(plan, level)))
-    path, number = computed(computed_slots(rows, plan, level))
+    path, number = _prepared_columns(plan, level)
     return path, computed_segment(plan, level, number)
 
 
-def computed_segment(plan: PhysicalPlan, level: int, number: int) -> ComputedSegment:
+def _prepared_columns(plan: PhysicalPlan, level: int) -> tuple[str, int]:
+    rows = empty_frame(get_session(), spark_schema(rows_into_segment(plan, level)))
+    return computed(computed_slots(rows, plan, level))
+
+
+def computed_segment(plan: PhysicalPlan, level: int, number: int | Ticket) -> ComputedSegment:
     """The segment of this level, computed where it has this ``number``."""
     return ComputedSegment(
         number=number,

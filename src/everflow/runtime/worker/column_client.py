@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import pyarrow as pa
 
@@ -25,14 +25,24 @@ class ColumnsFailed(Exception):
         self.text, self.row = text, row
 
 
+class Ticket(NamedTuple):
+    """For what is prepared when it is first asked for: a socket of the driver, and what to say
+    there (`spark.prepared_later`)."""
+
+    door: str
+    number: int
+
+
 class ColumnClient:
-    """One connection, made when it is first needed; owned by one thread.
+    """One connection, made when it is first needed; owned by one thread. ``path``: where; empty
+    where only tickets are asked for.
 
     RetriableError where the JVM has hung up: whether it comes back is for the driver to know.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._numbers: dict[Ticket, int] = {}
         self._connection: socket.socket | None = None
         self._answers: BinaryIO | None = None
 
@@ -42,11 +52,13 @@ class ColumnClient:
             if opened is not None:
                 opened.close()
 
-    def run(self, number: int, rows: pa.RecordBatch, made: pa.Schema) -> pa.Table:
+    def run(self, number: int | Ticket, rows: pa.RecordBatch, made: pa.Schema) -> pa.Table:
         """What the segment of this number makes of ``rows``, row by row. Raises ColumnsFailed.
 
         They go in slices: the JVM holds a request and its answer some times over.
         """
+        if isinstance(number, Ticket):
+            number = self._redeemed(number)
         size = max(1, SLICE_BYTES * rows.num_rows // max(1, rows.nbytes))
         answers = []
         for start in range(0, rows.num_rows, size):
@@ -76,6 +88,27 @@ class ColumnClient:
             said = f"the JVM that computes Columns has hung up: {error}"
             raise RetriableError(said) from error
         raise ColumnsFailed(text, None if row == _FAILED else row)
+
+    def _redeemed(self, ticket: Ticket) -> int:
+        """The number that the driver gives for it; blocks while that is prepared."""
+        known = self._numbers.get(ticket)
+        if known is not None:
+            return known
+        try:
+            with (
+                socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door,
+                door.makefile("rb") as answer,
+            ):
+                door.connect(ticket.door)
+                door.sendall(_NUMBER.pack(ticket.number))
+                number, size = _NUMBERS.unpack(answer.read(_NUMBERS.size))
+                text = answer.read(size).decode()
+        except (OSError, struct.error) as error:
+            raise RetriableError(f"the driver has hung up: {error}") from error
+        if number == _FAILED:
+            raise ColumnsFailed(text, None)
+        self._path = text
+        return self._numbers.setdefault(ticket, number)
 
     def _connected(self) -> socket.socket:
         if self._connection is None:

@@ -17,7 +17,7 @@ from everflow.records import HEADERS, EdgeBatch
 from everflow.runtime.commit.batch import BadRecord, BatchRequest
 from everflow.runtime.step.step_failure import SparkSays
 from everflow.runtime.step.task_step import TaskStep, timed
-from everflow.runtime.worker.column_client import ColumnsFailed
+from everflow.runtime.worker.column_client import ColumnsFailed, Ticket
 from everflow.topology.describe_physical import has_twin
 from everflow.topology.graph import ColumnExpr
 from everflow.topology.hops import (
@@ -35,7 +35,7 @@ from everflow.topology.physical_plan import Projection, Source, TopicChoice
 class ColumnComputer(Protocol):
     """Where Columns are computed; owned by one thread."""
 
-    def run(self, number: int, rows: pa.RecordBatch, made: pa.Schema) -> pa.Table:
+    def run(self, number: int | Ticket, rows: pa.RecordBatch, made: pa.Schema) -> pa.Table:
         """What the segment of this number makes of ``rows``, row by row. Raises ColumnsFailed."""
 
     def ask(self, number: int, message: pa.Buffer | memoryview) -> bytes:
@@ -157,9 +157,10 @@ def _forget_others(hop: HopInput, kept: Collection[int]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ComputedSegment:
-    """A segment that Spark's code computes, where it has this ``number``."""
+    """A segment that Spark's code computes, where it has this ``number``, or gets one for a
+    ticket."""
 
-    number: int
+    number: int | Ticket
     given: HopSchema
     made: HopSchema
     sources: tuple[Source, ...]
