@@ -26,10 +26,17 @@ from bench.load.latency_schedule import Phase, schedule, write_schedule
 from bench.programs.left import Leftovers
 from bench.results import Measurement
 from bench.systems import ROOT, Job, Launcher, RunningSystem
-from bench.topics import GroupProgress, create_topics, delete_topics, end_offsets, warm_broker
+from bench.topics import (
+    PARTITIONS,
+    GroupProgress,
+    case_name,
+    create_topics,
+    delete_topics,
+    end_offsets,
+    warm_broker,
+)
 from bench.verify import WrongOutputError
 
-PARTITIONS = 4
 RUNNING_TIMEOUT_S = 180.0
 DRAIN_TIMEOUT_S = 120.0
 POLL_INTERVAL_S = 0.5
@@ -49,6 +56,7 @@ class LatencyPlan:
     warm_up_s: float = 20.0
     measured_s: float = 30.0
     idle_s: float = 70.0
+    partitions: int = PARTITIONS
 
 
 def measure(
@@ -90,7 +98,15 @@ def _run_once(
     files = log_folder / application_id
     keys = ["--keys", str(plan.keys)]
     run_live(
-        Live(job, [job.output_topic], phases, keys, ["bench.load.latency_probe", *keys], files),
+        Live(
+            job=job,
+            output_topics=[job.output_topic],
+            phases=phases,
+            sender=keys,
+            probe=["bench.load.latency_probe", *keys],
+            files=files,
+            partitions=plan.partitions,
+        ),
         admin,
         system,
         launcher,
@@ -105,7 +121,15 @@ def _run_once(
             flush=True,
         )
         for metric, value in (("latency_p50", p50), ("latency_p99", p99)):
-            yield Measurement("latency", case, system, guarantee, metric, "ms", float(value))
+            yield Measurement(
+                "latency",
+                case_name(case, plan.partitions),
+                system,
+                guarantee,
+                metric,
+                "ms",
+                float(value),
+            )
 
 
 @dataclass(frozen=True)
@@ -119,13 +143,14 @@ class Live:
     sender: Sequence[str]
     probe: Sequence[str]
     files: Path
+    partitions: int
 
 
 def run_live(live: Live, admin: AdminClient, system: str, launcher: Launcher) -> None:
     """Start the system, send, and watch until every record is committed; the job's topics and
     stores are deleted at the end."""
     job, files = live.job, live.files
-    create_topics(admin, [job.input_topic, *live.output_topics], PARTITIONS)
+    create_topics(admin, [job.input_topic, *live.output_topics], live.partitions)
     files.mkdir()
     write_schedule(live.phases, files / "schedule.json")
     try:
@@ -142,7 +167,7 @@ def _send_and_probe(live: Live, process: RunningSystem) -> None:
     job, files = live.job, live.files
     servers = ["--bootstrap-servers", job.bootstrap_servers]
     probe_command = [sys.executable, "-m", *live.probe, *servers]
-    probe_command += ["--partitions", str(PARTITIONS), "--seen-file", str(files / "seen")]
+    probe_command += ["--partitions", str(live.partitions), "--seen-file", str(files / "seen")]
     for topic in live.output_topics:
         probe_command += ["--topic", topic]
     sender_command = [sys.executable, "-m", "bench.load.latency_sender", *live.sender, *servers]

@@ -42,7 +42,7 @@ from bench.systems import (
     everflow_launch,
     kafka_streams_launcher,
 )
-from bench.topics import warm_broker
+from bench.topics import PARTITIONS, warm_broker
 from bench.verify import WrongOutputError
 
 GUARANTEES = ("exactly_once_v2", "at_least_once")
@@ -119,6 +119,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--threads", type=_positive, default=2, help="stream threads (default %(default)s)"
+    )
+    parser.add_argument(
+        "--partitions",
+        type=_positive,
+        default=PARTITIONS,
+        help="latency, programs: of the input, and so tasks (default %(default)s)",
     )
     parser.add_argument(
         "--bootstrap-servers",
@@ -305,6 +311,7 @@ def _programs(
         threads=options.threads,
         runs=options.runs or 1,
         timeout_s=options.timeout,
+        partitions=options.partitions,
     )
     warm_broker(AdminClient({"bootstrap.servers": bootstrap_servers}), bootstrap_servers)
     tail = live.LivePlan(
@@ -314,6 +321,7 @@ def _programs(
         runs=options.runs or 1,
         warm_up_s=options.warm_up or 8.0,
         measured_s=options.seconds or 10.0,
+        partitions=options.partitions,
     )
     for program in map(PROGRAMS.__getitem__, options.programs):
         if "throughput" in options.measure:
@@ -343,6 +351,7 @@ def _latency(options: argparse.Namespace) -> latency.LatencyPlan:
         warm_up_s=options.warm_up or 20.0,
         measured_s=options.seconds or 30.0,
         idle_s=options.idle,
+        partitions=options.partitions,
     )
 
 

@@ -195,3 +195,12 @@ class GroupProgress:
     def close(self) -> None:
         """Close the connection."""
         self._reader.close()
+
+
+PARTITIONS = 4
+"""Of an input, and of what is written, where nothing else is asked for."""
+
+
+def case_name(name: str, partitions: int) -> str:
+    """A case of a bench, with its partitions where they are not the usual ones."""
+    return name if partitions == PARTITIONS else f"{name}, {partitions} partitions"

@@ -21,7 +21,15 @@ from bench.programs.outputs import Finals, compare, finals
 from bench.results import Measurement
 from bench.systems import EVERFLOW, Job, Launcher, RunningSystem
 from bench.throughput import Timing, time_run
-from bench.topics import GroupProgress, create_topics, delete_topics, end_offsets, produce_all
+from bench.topics import (
+    PARTITIONS,
+    GroupProgress,
+    case_name,
+    create_topics,
+    delete_topics,
+    end_offsets,
+    produce_all,
+)
 
 AT_LEAST_ONCE = "at_least_once"
 
@@ -32,7 +40,7 @@ class DrainPlan:
 
     guarantees: Sequence[str]
     records: int | None = None
-    partitions: int = 4
+    partitions: int = PARTITIONS
     threads: int = 2
     runs: int = 1
     timeout_s: float = 600.0
@@ -82,7 +90,8 @@ def measure(
         first = first or (name, output)
         compare(program, name, output, *first)
         delete_topics(admin, job.application_id)
-        yield from _measurements(program, system, guarantee, run, records, drained, len(output))
+        case = case_name(program.name, plan.partitions)
+        yield from _measurements(case, system, guarantee, run, records, drained, len(output))
     delete_topics(admin, input_topic)
 
 
@@ -146,7 +155,7 @@ def _drain(
 
 
 def _measurements(
-    program: Program,
+    case: str,
     system: str,
     guarantee: str,
     run: int,
@@ -164,10 +173,10 @@ def _measurements(
         ("processor_per_record", "us", drained.processor_running_s / records * 1e6),
     )
     print(
-        f"{program.name}, {guarantee}, run {run + 1}: {system} "
+        f"{case}, {guarantee}, run {run + 1}: {system} "
         + ", ".join(f"{metric} {value:,.1f} {unit}" for metric, unit, value in figures)
         + f"; {results:,} final values as they must be",
         flush=True,
     )
     for metric, unit, value in figures:
-        yield Measurement("programs", program.name, system, guarantee, metric, unit, value)
+        yield Measurement("programs", case, system, guarantee, metric, unit, value)

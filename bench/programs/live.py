@@ -20,6 +20,7 @@ from bench.programs.catalogue import Program
 from bench.programs.matching import KEYS_FILE, latencies
 from bench.results import Measurement
 from bench.systems import Job, Launcher
+from bench.topics import PARTITIONS, case_name
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class LivePlan:
     runs: int = 1
     warm_up_s: float = 8.0
     measured_s: float = 10.0
+    partitions: int = PARTITIONS
 
 
 def measure(
@@ -64,7 +66,15 @@ def measure(
         sender = [*name, "--clock-offset-ns", str(clock_offset_ns)]
         topics = [job.output_topic + branch for branch in program.branches]
         run_live(
-            Live(job, topics, phases, sender, ["bench.programs.probe", *name], files),
+            Live(
+                job=job,
+                output_topics=topics,
+                phases=phases,
+                sender=sender,
+                probe=["bench.programs.probe", *name],
+                files=files,
+                partitions=plan.partitions,
+            ),
             admin,
             system,
             launcher,
@@ -79,6 +89,6 @@ def measure(
                 f"p50 {p50:.0f} ms, p99 {p99:.0f} ms, largest {ms.max():.0f} ms of {len(ms):,}",
                 flush=True,
             )
-            case = f"{program.name} at {rate}"
+            case = f"{case_name(program.name, plan.partitions)} at {rate}"
             for metric, value in (("latency_p50", p50), ("latency_p99", p99)):
                 yield Measurement("programs", case, system, guarantee, metric, "ms", float(value))

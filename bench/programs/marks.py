@@ -50,7 +50,8 @@ def marks(rows: Sequence[Row], system: str) -> Iterator[Mark]:
 
 def _bound(row: Row) -> tuple[float | None, bool]:
     """The bound of the ratio, and whether it is a lower one."""
-    name, _, rate = row.case.partition(" at ")
+    case, _, rate = row.case.partition(" at ")
+    name = case.partition(",")[0]
     if row.metric == "throughput":
         if PROGRAMS[name].kind is Kind.FUNCTIONS:
             return 1.0, True
