@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ from everflow.membership.own_assignor import check_assignor
 from everflow.runtime.client_state import ClientState
 from everflow.runtime.foreground import Foreground
 from everflow.runtime.task_words import summary, task_lines
+from everflow.spark.job import workers_ahead
 from everflow.spark.session import get_context
 from everflow.state.disk import require_usable
 from everflow.stop_signals import EXIT_BASE
@@ -69,7 +71,9 @@ def run_program(
 
         def start_spark() -> object:
             _ask_brokers(config, status)
-            return get_context()
+            context = get_context()
+            workers_ahead(context, min(config.num_stream_threads, os.cpu_count() or 1))
+            return context
 
         with shown_by(status.waiting), status.waiting(f"loading {target}", after_s=LOAD_SILENT_S):
             topology = load_topology(target, start_spark=start_spark)

@@ -17,7 +17,6 @@ from pyarrow import types
 
 Datum = Any
 """A column (``pa.Array``) or a constant (``pa.Scalar``)."""
-_FALSE, _TRUE = pa.scalar(False), pa.scalar(True)
 _REGULAR = re.compile(r"[\\^$.|?*+()\[\]{}]")
 """What a regular expression does not take literally."""
 
@@ -74,7 +73,7 @@ def _only(wanted: Callable[[pa.DataType], bool], name: str, *given: Datum) -> pa
 
 def _is_nan(given: Datum) -> Datum:
     _only(_is_floating, "isnan", given)
-    return pc.coalesce(pc.is_nan(given), _FALSE)
+    return pc.coalesce(pc.is_nan(given), False)
 
 
 def _logic(name: str, function: Callable[..., Datum]) -> Callable[..., Datum]:
@@ -148,7 +147,7 @@ _equal = _compared("equal")
 
 def _null_safe_equal(left: Datum, right: Datum) -> Datum:
     both = pc.and_(pc.is_null(left), pc.is_null(right))
-    return pc.or_(both, pc.coalesce(_equal(left, right), _FALSE))
+    return pc.or_(both, pc.coalesce(_equal(left, right), False))
 
 
 def _is_in(given: Datum, *listed: Datum) -> Datum:

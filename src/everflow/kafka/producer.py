@@ -151,7 +151,13 @@ class RecordWriter:
             {**producer_config(config, transactional_id), "error_cb": note}, logger=client_log
         )
         if transactional_id is not None:
-            self._call("starting", self._producer.init_transactions, _INIT_TIMEOUT_S)
+            self._call("starting", self._connect_and_init, _INIT_TIMEOUT_S)
+
+    def _connect_and_init(self, timeout_s: float) -> None:
+        # Once a broker is connected: where none is yet, librdkafka looks for the coordinator again
+        # after half a second only.
+        self._producer.list_topics(_COORDINATOR_TOPIC, timeout_s)
+        self._producer.init_transactions(timeout_s)
 
     @staticmethod
     def get(config: Mapping[str, Any], transactional_id: str | None) -> RecordWriter:

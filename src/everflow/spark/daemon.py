@@ -23,6 +23,7 @@ PRELOADED = (
     "everflow.runtime.step.task_step",
     "everflow.runtime.worker.kafka_sink",
     "everflow.runtime.worker.worker_ports",
+    "everflow.runtime.thread.thread_job",
     "everflow.travel.parcel",
 )
 

@@ -36,6 +36,9 @@ class _FailuresToldByUs(logging.Filter):
 
 
 _told_by_us = _FailuresToldByUs()
+_AHEAD_S = 20.0
+_ahead: dict[str, ServingJob] = {}
+"""The job that starts a slot's worker ahead; the first one that needs the worker takes it out."""
 StepFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
@@ -150,6 +153,7 @@ class ServingJob:
 
         self._context = context
         self._properties = dict(properties)
+        self._before = _ahead.pop(slot, None)
         with _workers_of(context, worker_slot(slot, 0)):
             self._rdd = context.parallelize([0], 1).mapPartitions(run)
             assert self._rdd._jrdd is not None  # made here, where the environment is the slot's
@@ -168,6 +172,8 @@ class ServingJob:
         return self.ended.wait(timeout_s)
 
     def _run(self) -> None:
+        if self._before is not None:
+            self._before.join(_AHEAD_S)
         try:
             mark_as_ours(self._context)
             for name, text in self._properties.items():
@@ -177,6 +183,22 @@ class ServingJob:
             self.failure = failure(self._context, error)
         finally:
             self.ended.set()
+
+
+def workers_ahead(context: SparkContext, threads: int) -> None:
+    """Start the workers of so many stream threads while the driver has other things to do: their
+    imports and Spark's first job take 1.5 s. Returns at once; a failure is told by the job that
+    then needs such a worker. Not for several threads at once."""
+    for number in range(threads):
+        slot = f"t{number}"
+        if slot not in _ahead:
+            job = ServingJob(context, slot, _nothing, {})
+            _ahead[slot] = job
+            job.start()
+
+
+def _nothing() -> None:
+    """What a worker does that is started ahead."""
 
 
 def failure(context: SparkContext, error: Exception) -> SparkJobError:
