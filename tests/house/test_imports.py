@@ -143,7 +143,7 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         | PURE
         | {"everflow.runtime.step", "everflow.runtime.commit", "everflow.state.store_meta"}
         | {f"everflow.runtime.worker.{name}" for name in ("crash_points", "large_records")},
-        frozenset({"numpy"}),
+        ARROW,
     ),
     ("everflow.runtime.tasks", BASE | PURE | TASKS, frozenset()),
     (

@@ -351,7 +351,12 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
             )
             times = output.batch.timestamp.tolist()
             for topic, key, value, time, header in zip(
-                topics, output.keys, output.values, times, headers, strict=True
+                topics,
+                output.keys.to_pylist(),
+                output.values.to_pylist(),
+                times,
+                headers,
+                strict=True,
             ):
                 record = RawRecord(
                     topic, key, value, time, tuple((h["key"], h["value"]) for h in header or ())

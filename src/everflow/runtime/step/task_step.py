@@ -70,12 +70,12 @@ RESULT_SCHEMA = pa.schema([pa.field("result", pa.string())])
 @dataclass
 class SinkOutput:
     """Records for one sink, in merge order. ``topics`` is one name or one per record; keys and
-    values are final bytes."""
+    values are final bytes, in columns."""
 
     node: str
     topics: str | list[str]
-    keys: list[bytes | None]
-    values: list[bytes | None]
+    keys: pa.Array
+    values: pa.Array
     batch: EdgeBatch
 
 
@@ -368,7 +368,7 @@ def _to_outputs(op: SinkOp, batch: EdgeBatch, sources: Mapping[int, Source]) -> 
     topics, value = _topics(op, batch, sources)
     keys = _encoded(op, op.key_serde, batch.key, batch, sources)
     values = _encoded(op, op.value_serde, value, batch, sources)
-    return [SinkOutput(op.name, topics, keys.to_pylist(), values.to_pylist(), batch)]
+    return [SinkOutput(op.name, topics, keys, values, batch)]
 
 
 def _topics(

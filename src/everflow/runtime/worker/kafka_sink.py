@@ -8,13 +8,14 @@ changelog holds everything, so a crash is mended by replaying its tail.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 
 from everflow.errors import EverflowError, GenerationChanged, RecordTooLargeError
 from everflow.records import EdgeBatch, Int64, StoreChanges, TaskId, TopicPartition
@@ -39,6 +40,8 @@ FLUSH_TIMEOUT_S = 60.0
 OFFSETS_TIMEOUT_S = 10.0
 COMMIT_TIMEOUT_S = 30.0
 ABORT_TIMEOUT_S = 10.0
+WRITTEN_TOGETHER = 16_384
+"""Records of a sink that are Python objects at one time."""
 
 
 class SinkWriter(Protocol):
@@ -282,23 +285,31 @@ class _FirstRecord:
 
 
 def _write_output(writer: _FirstRecord, output: SinkOutput) -> None:
-    batch = output.batch
-    headers = (
-        None if batch.headers is None or batch.headers.null_count == len(batch) else _headers(batch)
-    )
+    """In parts: a Python object for each key and value takes some times the room of its bytes."""
+    for topic, keys, values, batch in _by_topic(output):
+        has_headers = batch.headers is not None and batch.headers.null_count < len(batch)
+        headers = _headers(batch) if has_headers else None
+        for start in range(0, len(batch), WRITTEN_TOGETHER):
+            part = slice(start, start + WRITTEN_TOGETHER)
+            writer.write(
+                topic,
+                keys[part].to_pylist(),
+                values[part].to_pylist(),
+                batch.timestamp[part],
+                None,
+                None if headers is None else headers[part],
+            )
+
+
+def _by_topic(output: SinkOutput) -> Iterator[tuple[str, pa.Array, pa.Array, EdgeBatch]]:
+    """Keys, values and records of each topic, in the order of the topics' first records."""
     if isinstance(output.topics, str):
-        writer.write(output.topics, output.keys, output.values, batch.timestamp, None, headers)
+        yield output.topics, output.keys, output.values, output.batch
         return
     for topic in dict.fromkeys(output.topics):
-        rows = [row for row, name in enumerate(output.topics) if name == topic]
-        writer.write(
-            topic,
-            [output.keys[row] for row in rows],
-            [output.values[row] for row in rows],
-            batch.timestamp[np.array(rows)],
-            None,
-            None if headers is None else [headers[row] for row in rows],
-        )
+        rows = np.array([row for row, name in enumerate(output.topics) if name == topic], np.int64)
+        index = pa.array(rows)
+        yield topic, output.keys.take(index), output.values.take(index), output.batch.take(rows)
 
 
 def _headers(batch: EdgeBatch) -> list[list[tuple[str, bytes | None]]]:

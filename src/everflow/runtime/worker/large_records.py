@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from everflow.errors import RecordTooLargeError
-from everflow.records import EdgeBatch
+from everflow.records import EdgeBatch, Int64
 from everflow.runtime.commit.batch import BatchRequest
 from everflow.runtime.step.task_step import SinkOutput, StepResult
 from everflow.topology.physical_plan import Source
@@ -85,12 +89,20 @@ def _outputs(
     output: SinkOutput, sources: Collection[Source], topics: Collection[str]
 ) -> Iterator[Written]:
     """The largest one."""
-    names = [output.topics] * len(output.keys) if isinstance(output.topics, str) else output.topics
-    rows = [row for row, topic in enumerate(names) if topic in topics]
-    if rows:
-        row = max(rows, key=lambda at: _size(output.keys[at], output.values[at]))
+    count = len(output.batch)
+    names = [output.topics] * count if isinstance(output.topics, str) else output.topics
+    asked = np.array([name in topics for name in names], bool)
+    if asked.any():
+        sizes = _sizes(output.keys) + _sizes(output.values)
+        row = int(np.where(asked, sizes, -1).argmax())
         origin = f"made of record {_place(output.batch, row, sources)}, by node {output.node}"
-        yield Written(names[row], _size(output.keys[row], output.values[row]), origin)
+        yield Written(names[row], int(sizes[row]), origin)
+
+
+def _sizes(column: pa.Array) -> Int64:
+    lengths = pc.fill_null(pc.binary_length(column.cast(pa.binary())), 0)
+    found: Int64 = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
+    return found
 
 
 def _place(batch: EdgeBatch, row: int, sources: Collection[Source]) -> str:

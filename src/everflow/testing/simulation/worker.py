@@ -55,6 +55,7 @@ _ONE_OUTPUT = EdgeBatch(
     partition=_ZERO,
     offset=_NOW,
 )
+_NOTHING = pa.nulls(1, pa.binary())
 
 
 @dataclass
@@ -223,7 +224,7 @@ class _Batch:
                 continue
             result.stream_times[context.task] = {"node": max(end for _, end in ranges.values())}
             if not context.stores:
-                result.outputs.append(SinkOutput("node", "output", [None], [None], _ONE_OUTPUT))
+                result.outputs.append(SinkOutput("node", "output", _NOTHING, _NOTHING, _ONE_OUTPUT))
             for name, place in context.stores.items():
                 content = dict(self.services.disk.store(Path(place.path)).content)
                 content.update(

@@ -58,7 +58,9 @@ def output(topics: str | list[str], *sizes: int) -> SinkOutput:
         partition=places,
         offset=rows + 40,
     )
-    return SinkOutput("sink", topics, [b"k"] * len(sizes), [b"v" * size for size in sizes], batch)
+    keys = pa.array([b"k"] * len(sizes), pa.binary())
+    values = pa.array([b"v" * size for size in sizes], pa.binary())
+    return SinkOutput("sink", topics, keys, values, batch)
 
 
 def message(error: RecordTooLargeError, result: StepResult, limit: int | None = None) -> list[str]:
