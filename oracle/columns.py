@@ -15,12 +15,12 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
 from everflow.columns.computation import LeftToSpark, Twin
 from everflow.runtime.worker.column_client import ColumnClient, ColumnsFailed
 from everflow.spark.column_service import computed, empty_frame
 from everflow.spark.expressions import analyse, spark_type
+from everflow.spark.segments import struct_type
 from everflow.topology.graph import ColumnExpr, EdgeType
 from oracle.expressions import VALUE, Drawing
 
@@ -126,24 +126,17 @@ def _selected(frame: DataFrame, cases: Sequence[_Case]) -> DataFrame:
     )
 
 
-def _schema(rows: pa.RecordBatch) -> StructType:
-    made = StructType()
-    for column in rows.schema:
-        made.add(column.name, spark_type(column.type))
-    return made
-
-
 def _by_service(
     session: SparkSession, cases: Sequence[_Case], rows: pa.RecordBatch
 ) -> list[pa.Array]:
     made = pa.schema([(f"c{at}", case.expression.type) for at, case in enumerate(cases)])
-    path, number = computed(_selected(empty_frame(session, _schema(rows)), cases))
+    path, number = computed(_selected(empty_frame(session, struct_type(rows.schema)), cases))
     with closing(ColumnClient(path)) as client:
         return _arrays(client.run(number, rows, made))
 
 
 def _by_job(session: SparkSession, cases: Sequence[_Case], rows: pa.RecordBatch) -> list[pa.Array]:
-    frame = session.createDataFrame(pa.Table.from_batches([rows]), _schema(rows))
+    frame = session.createDataFrame(pa.Table.from_batches([rows]), struct_type(rows.schema))
     return _arrays(_selected(frame.coalesce(1), cases).toArrow())
 
 

@@ -23,6 +23,7 @@ from contracts.test_resident_contract import (
 )
 from everflow import StreamsBuilder, serdes
 from everflow.records import EdgeBatch
+from everflow.runtime.commit.batch import BatchFailure
 from everflow.runtime.step.step_failure import SparkSays
 from everflow.runtime.thread.road import resident_road, service_segment
 from everflow.runtime.worker.column_client import ColumnClient
@@ -186,16 +187,24 @@ def failing(builder: StreamsBuilder) -> None:
     stream.map_values(F.col("value").cast("bigint")).to("out")
 
 
+def refused(
+    run: Callable[[HopInput], HopInput], hop: HopInput, place: tuple[str, int, int], code: str
+) -> BatchFailure:
+    """What Spark says of the one record in ``hop`` for which a Column fails."""
+    with pytest.raises(SparkSays) as failure:
+        run(hop)
+    said = failure.value.failure
+    assert said.record is not None
+    assert said.record.place == place
+    assert code in said.error
+    return said
+
+
 def test_a_column_that_fails_names_its_record_and_the_connection_goes_on() -> None:
     plan = planned(failing)
     given = [Record(("in", 0, 7 + i), (b"k", v), 0) for i, v in enumerate((b"1", b"one", b"2"))]
     with served(plan) as run:
-        with pytest.raises(SparkSays) as failure:
-            run(decoded(plan, given))
-        said = failure.value.failure
-        assert said.record is not None
-        assert said.record.place == ("in", 0, 8)
-        assert "[CAST_INVALID_INPUT]" in said.error
+        said = refused(run, decoded(plan, given), ("in", 0, 8), "[CAST_INVALID_INPUT]")
         assert said.where[0].startswith(__file__)
         good = run(decoded(plan, [given[0], given[2]]))
     (slot,) = slots_of_segment(plan, 0).slots
@@ -215,12 +224,7 @@ def test_where_arrow_fails_spark_says_what_and_for_which_record(spark: SparkSess
     ]
     assert isinstance(resident_road(plan).segments[0], TwinSegment)
     with served(plan, service=False) as run:
-        with pytest.raises(SparkSays) as failure:
-            run(decoded(plan, given))
-        said = failure.value.failure
-        assert said.record is not None
-        assert said.record.place == ("in", 0, 8)
-        assert "[ARITHMETIC_OVERFLOW]" in said.error
+        refused(run, decoded(plan, given), ("in", 0, 8), "[ARITHMETIC_OVERFLOW]")
         good = run(decoded(plan, [given[0], given[2], given[3]]))
     (slot,) = slots_of_segment(plan, 0).slots
     assert good.batches[slot.id].value.to_pylist() == [6, 8]

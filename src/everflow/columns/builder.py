@@ -207,15 +207,15 @@ def _renumbered(
             kept.append(Operation(operation.kernel, arguments, operation.parameter))
     final = tuple(places[place] for place in results)
     last = {place: at for at, operation in enumerate(kept) for place in operation.arguments}
-    done = [
-        tuple(place for place in dict.fromkeys(operation.arguments) if last[place] == at)
+    done = tuple(
+        tuple({place for place in operation.arguments if last[place] == at}.difference(final))
         for at, operation in enumerate(kept)
-    ]
+    )
     return Computation(
         inputs=inputs,
         operations=tuple(kept),
         results=final,
         types=tuple(types),
-        done=tuple(tuple(place for place in each if place not in final) for each in done),
+        done=done,
         sure=sure,
     )

@@ -84,6 +84,13 @@ def producer_config(config: Mapping[str, Any], transactional_id: str | None) -> 
     return merged
 
 
+def _init_transactions(producer: Producer, timeout_s: float) -> None:
+    """Once a broker is connected: where none is yet, librdkafka looks for the coordinator again
+    after half a second only."""
+    producer.list_topics(_COORDINATOR_TOPIC, timeout_s)
+    producer.init_transactions(timeout_s)
+
+
 def fence(config: Mapping[str, Any], transactional_id: str, timeout_s: float) -> None:
     """End whatever still writes under ``transactional_id``: raise its epoch, abort its open
     transaction, close.
@@ -97,10 +104,7 @@ def fence(config: Mapping[str, Any], transactional_id: str, timeout_s: float) ->
     """
     producer = Producer(producer_config(config, transactional_id), logger=client_log)
     try:
-        # Once a broker is connected: where none is yet, librdkafka looks for the coordinator again
-        # after half a second only.
-        producer.list_topics(_COORDINATOR_TOPIC, timeout_s)
-        producer.init_transactions(timeout_s)
+        _init_transactions(producer, timeout_s)
     except KafkaException as failure:
         raise classify_exception(
             failure, f"fencing transactional.id {transactional_id}"
@@ -151,13 +155,7 @@ class RecordWriter:
             {**producer_config(config, transactional_id), "error_cb": note}, logger=client_log
         )
         if transactional_id is not None:
-            self._call("starting", self._connect_and_init, _INIT_TIMEOUT_S)
-
-    def _connect_and_init(self, timeout_s: float) -> None:
-        # Once a broker is connected: where none is yet, librdkafka looks for the coordinator again
-        # after half a second only.
-        self._producer.list_topics(_COORDINATOR_TOPIC, timeout_s)
-        self._producer.init_transactions(timeout_s)
+            self._call("starting", _init_transactions, self._producer, _INIT_TIMEOUT_S)
 
     @staticmethod
     def get(config: Mapping[str, Any], transactional_id: str | None) -> RecordWriter:

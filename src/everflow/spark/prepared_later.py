@@ -52,7 +52,7 @@ class _Door:
             with asking:
                 try:
                     self._answer(asking)
-                except OSError as error:
+                except (OSError, struct.error) as error:
                     log.debug("a worker has hung up at the door: %s", error)
 
     def _answer(self, asking: socket.socket) -> None:

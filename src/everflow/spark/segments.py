@@ -33,11 +33,14 @@ def spark_type(kind: pa.DataType) -> DataType:
     return StringType() if pa.types.is_null(kind) else from_arrow_type(kind)
 
 
+def struct_type(fields: pa.Schema) -> StructType:
+    """Columns of these Arrow types as Spark sees them."""
+    return StructType([StructField(field.name, spark_type(field.type)) for field in fields])
+
+
 def spark_schema(schema: HopSchema) -> StructType:
     """A hop's schema as Spark sees it."""
-    return StructType(
-        [StructField(field.name, spark_type(field.type), True) for field in schema.arrow()]
-    )
+    return struct_type(schema.arrow())
 
 
 def hop_into_step(plan: PhysicalPlan, level: int) -> HopSchema:

@@ -3,6 +3,7 @@ be."""
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -48,6 +49,15 @@ def test_it_is_prepared_once_for_all_workers(tmp_path: Path) -> None:
         found.append(second.run(ticket, ROWS, ROWS.schema))
     assert found == [TABLE] * 3
     assert calls == ["everflow-columns-door"]
+
+
+def test_a_worker_that_dies_before_it_asks_closes_no_door(tmp_path: Path) -> None:
+    place = str(tmp_path / "a")
+    ticket = Ticket(*prepared_later(lambda: (place, 7)))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as killed:
+        killed.connect(ticket.door)
+    with service(Path(place), rows()), client() as other:
+        assert other.run(ticket, ROWS, ROWS.schema) == TABLE
 
 
 def test_where_it_cannot_be_prepared_the_worker_is_told_why_each_time() -> None:

@@ -9,12 +9,11 @@ from itertools import groupby
 import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructField, StructType
 
 from everflow.runtime.worker.calling_segment import CallingSegment, Selection
 from everflow.spark.column_service import empty_frame
 from everflow.spark.python_calls import staged
-from everflow.spark.segments import spark_type
+from everflow.spark.segments import spark_type, struct_type
 from everflow.spark.session import get_session
 from everflow.topology.describe_physical import has_twin
 from everflow.topology.graph import ColumnExpr, EdgeType, columns_in_sight
@@ -104,9 +103,8 @@ def _selection(
         for name in ((kept,) if given is None else given.uses)
     )
     reads = columns_in_sight(edge, uses)
-    schema = StructType([StructField(field.name, spark_type(field.type)) for field in reads])
     path, stages = staged(
-        empty_frame(get_session(), schema).select(
+        empty_frame(get_session(), struct_type(reads)).select(
             *[
                 _column(given, name).cast(spark_type(kind)).alias(name)
                 for name, (given, kind) in columns.items()

@@ -92,7 +92,7 @@ def _prepared_part(
     if not has_twin(part[0]):
         return service_segment(plan, segment.level)
     topics = {source.index: source.topic for source in plan.sources}
-    twins = tuple(filter(None, (TwinProjection.of(found, topics) for found in part)))
+    twins = tuple(TwinProjection.of(found, topics) for found in part)
     made = frozenset(slot.id for slot in slots_of_segment(plan, segment.level).slots)
     if all(twin.sure for twin in twins):
         return "", TwinSegment(twins, made)

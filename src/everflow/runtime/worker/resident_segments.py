@@ -18,7 +18,6 @@ from everflow.runtime.commit.batch import BadRecord, BatchRequest
 from everflow.runtime.step.step_failure import SparkSays
 from everflow.runtime.step.task_step import TaskStep, timed
 from everflow.runtime.worker.column_client import ColumnsFailed, Ticket
-from everflow.topology.describe_physical import has_twin
 from everflow.topology.graph import ColumnExpr
 from everflow.topology.hops import (
     HopInput,
@@ -67,10 +66,8 @@ class TwinProjection:
     """Of a sink's records: each value becomes ``struct<topic, value>``."""
 
     @staticmethod
-    def of(found: Projection | TopicChoice, topics: Mapping[int, str]) -> TwinProjection | None:
-        """The twin of a projection; None where it has none."""
-        if not has_twin(found):
-            return None
+    def of(found: Projection | TopicChoice, topics: Mapping[int, str]) -> TwinProjection:
+        """Of a projection that has twins (`describe_physical.has_twin`)."""
         if isinstance(found, TopicChoice):
             return TwinProjection(
                 input=found.input, output=found.output, topics=topics, topic=found.topic.twin
