@@ -11,12 +11,13 @@ import pytest
 from contracts.transactional_log import write_transactions
 from everflow.errors import LogStartMovedError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.producer import RecordWriter, fence
 from everflow.kafka.reading.client_tap import ClientTap
 from everflow.kafka.reading.fetch_tap import FetchTap
 from everflow.kafka.reading.log_chunk import LogChunk
 from everflow.kafka.reading.log_reader import FETCHING, LogReader
 from everflow.kafka.reading.taps import Taps
+from everflow.kafka.writing.fencing import fence
+from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.records import TopicPartition
 from everflow.testing.waiting import wait_until
 
@@ -112,9 +113,8 @@ def test_chunks_are_bounded_and_lose_nothing(
     write(bootstrap, tp.topic, keys)
     chunks = list(reader.read(tp, 0, len(keys), chunk_bytes=200_000))
     assert [key for chunk in chunks for key in chunk.keys] == keys
-    # 0 is "now" to librdkafka, so the writer makes it 1.
     at = np.concatenate([chunk.timestamps for chunk in chunks])
-    assert np.array_equal(at, np.maximum(np.arange(len(keys)), 1))
+    assert np.array_equal(at, np.arange(len(keys)))
     assert len(chunks) > 5
     assert max(100 * len(chunk) for chunk in chunks) < 400_000
     assert [chunk.next_position for chunk in chunks] == np.cumsum(

@@ -11,10 +11,10 @@ import pytest
 from contracts.transactional_log import write_transactions
 from everflow.errors import FatalError, LogStartMovedError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.producer import RecordWriter
 from everflow.kafka.reading.fetch_tap import FetchTap
 from everflow.kafka.reading.range_reader import RangeReader, Read
 from everflow.kafka.reading.taps import Taps
+from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.records import OffsetRange, TopicPartition
 
 pytestmark = pytest.mark.broker

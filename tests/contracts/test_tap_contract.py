@@ -14,11 +14,12 @@ import pytest
 from contracts.fake_tap import FakeLog, FakeTap
 from contracts.transactional_log import write_transactions
 from everflow.errors import FatalError, LogStartMovedError, RetriableError
-from everflow.kafka.producer import RecordWriter, fence
 from everflow.kafka.reading import range_reader
 from everflow.kafka.reading.client_tap import ClientTap
 from everflow.kafka.reading.fetch_tap import FetchTap
 from everflow.kafka.reading.taps import Tap
+from everflow.kafka.writing.fencing import fence
+from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.records import TopicPartition
 
 FAR = 1 << 40

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.producer import RecordWriter
+from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.records import TopicPartition
 from everflow.testing.waiting import wait_until
 

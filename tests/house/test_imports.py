@@ -17,6 +17,7 @@ SRC = Path(__file__).parents[2] / "src"
 
 ARROW = frozenset({"pyarrow", "numpy"})
 KAFKA = frozenset({"confluent_kafka", "kafka"})
+CHECKSUM = frozenset({"google_crc32c"})
 
 VALUES = (
     "errors",
@@ -83,11 +84,14 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         | PURE
         | {
             f"everflow.kafka.{name}"
-            for name in ("client_log", "errors", "group_channel", "producer")
+            for name in ("client_log", "connection_settings", "errors", "group_channel")
         },
         KAFKA | {"numpy"},
     ),
+    # it asks each client's own code what it would say to its settings
+    ("everflow.kafka.client_settings", BASE | {"everflow.kafka"}, KAFKA),
     ("everflow.kafka.reading", BASE | PURE | {"everflow.kafka"}, ARROW | KAFKA),
+    ("everflow.kafka.writing", BASE | PURE | {"everflow.kafka"}, ARROW | KAFKA | CHECKSUM),
     (
         "everflow.spark",
         BASE | PURE | {"everflow.spark", "everflow.travel.own_code", "everflow.travel.udf_command"},
@@ -393,7 +397,9 @@ def test_what_a_worker_imports_reaches_neither_spark_nor_the_drivers_rooms(start
         - ARROW
     )
     # of PySpark its worker, which is what is running
-    assert engines <= (KAFKA | {"lmdb", "pyspark"} if start.endswith("worker") else set())
+    assert engines <= (
+        KAFKA | CHECKSUM | {"lmdb", "pyspark"} if start.endswith("worker") else set()
+    )
     assert {name for name in found if _under(name, "pyspark")} <= {"pyspark"}
 
 

@@ -149,12 +149,12 @@ def test_a_name_that_leads_nowhere_is_seen() -> None:
     ]
     assert list(
         wrong(
-            "`config.py`, `confog.py`, `kafka/producer.py:fence`, `kafka/producer.py: "
+            "`config.py`, `confog.py`, `kafka/errors.py:classify`, `kafka/errors.py: "
             "RecordWriter.fence`"
         )
     ) == [
         "confog.py",
-        "kafka/producer.py:RecordWriter.fence",
+        "kafka/errors.py:RecordWriter.fence",
     ]
     assert (
         list(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from everflow.demo.data import FlightRecords
 from everflow.demo.topology import FLIGHTS_TOPIC
 from everflow.errors import FatalError
-from everflow.kafka.producer import RecordWriter
+from everflow.kafka.writing.record_writer import RecordWriter
 
 _CHUNK = 50_000  # records handed to the producer at a time
 _TICK_S = 0.05

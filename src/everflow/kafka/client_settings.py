@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from everflow.config import StreamsConfig
 from everflow.errors import ConfigError
-from everflow.kafka.producer import producer_config
+from everflow.kafka.writing.writer_settings import writer_settings
 
 ClientKind = Literal["producer", "consumer", "admin"]
 
@@ -24,6 +24,14 @@ _LAYERS: dict[ClientKind, tuple[str, ...]] = {
 """Where each client's settings come from (`StreamsConfig.clients`); the first that has a key
 wins."""
 
+# librdkafka knows names and values of settings, and what does not go together; everflow's own
+# writer, which takes them, only what it cannot do (`writer_settings`).
+_IDEMPOTENT = {"enable.idempotence": True}
+_OWN: dict[bool, Mapping[str, Any]] = {
+    False: _IDEMPOTENT,
+    True: {**_IDEMPOTENT, "transactional.id": "everflow-settings-check"},
+}
+"""What the guarantee asks of a producer: is it exactly once?"""
 _SILENT = {"log_level": 0}  # it would say that it has no brokers
 _SECRET = ("password", "secret", "token", ".pem", "sasl.oauthbearer.config", "jaas")
 
@@ -35,9 +43,8 @@ def check_clients(config: StreamsConfig) -> None:
     No broker is asked. Not checked are keys with the prefix ``main.consumer.``: they are the Java
     client's.
     """
-    transactional_id = "everflow-settings-check" if config.exactly_once else None
     wanted: dict[ClientKind, Mapping[str, Any]] = {
-        "producer": producer_config(config.producer(), transactional_id),
+        "producer": {**config.producer(), **_OWN[config.exactly_once]},
         "consumer": config.consumer(),
         "admin": config.admin(),
     }
@@ -45,6 +52,7 @@ def check_clients(config: StreamsConfig) -> None:
         reason = _refusal(kind, settings)
         if reason is not None:
             raise ConfigError(_text(kind, reason, _given(config, kind)))
+    writer_settings({"bootstrap.servers": "", **config.producer()})
 
 
 def _given(config: StreamsConfig, kind: ClientKind) -> dict[str, tuple[str, Any]]:

@@ -10,8 +10,9 @@ from contextlib import ExitStack
 from typing import Any
 
 from everflow.config import StreamsConfig
-from everflow.kafka.producer import fence_all, group_metadata
 from everflow.kafka.reading.copy_follower import CopyFollower
+from everflow.kafka.writing.fencing import fence_all
+from everflow.kafka.writing.transaction import GroupMetadata
 from everflow.membership.member import GroupMember
 from everflow.records import TaskId, TopicPartition
 from everflow.runtime.client_state import ClientState
@@ -187,9 +188,9 @@ class ClusterPorts:
         application_id = self._ground.config.application_id
         backend = GateBackend(
             member=instance.member.metadata,
-            encode=lambda m: group_metadata(
+            encode=lambda m: GroupMetadata(
                 m.generation, application_id, m.member_id, m.instance_id
-            ),
+            ).encode(),
             commit=instance.deferred.commit,
         )
         self._gate = CommitGate(instance.book, backend)

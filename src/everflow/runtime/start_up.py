@@ -13,7 +13,7 @@ from everflow.clock import Clock, Deadline
 from everflow.config import StreamsConfig
 from everflow.errors import RetriableError, TopologyError
 from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.producer import fence_all
+from everflow.kafka.writing.fencing import fence_all
 from everflow.moves import counted, moves
 from everflow.records import TopicPartition
 from everflow.retry import StoppedError, retrying

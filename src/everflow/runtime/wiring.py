@@ -11,8 +11,8 @@ from everflow.clock import Clock
 from everflow.config import StreamsConfig
 from everflow.kafka.admin import ClusterAdmin, Isolation
 from everflow.kafka.group_channel import GroupSettings
-from everflow.kafka.producer import fence_all
 from everflow.kafka.transactions import open_transactional_ids
+from everflow.kafka.writing.fencing import fence_all
 from everflow.logs import LogFile, log_path
 from everflow.membership.assignor import Identity, LocalCopies, MemberAssignor, PartitionRacks
 from everflow.membership.own_assignor import decision

@@ -289,4 +289,8 @@ def worker_environment(slot: str) -> dict[str, str]:
         "EVERFLOW_PROGRAM_PATH": os.pathsep.join(own),
         "ARROW_DEFAULT_MEMORY_POOL": "system",
         "MALLOC_ARENA_MAX": "2",
+        # Columns of some megabytes come and go with each batch: given back to the system each time,
+        # their pages would be taken anew at 2 us each (joining 16,384 records: 3.5 ms, then 2.4).
+        "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
+        "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
     }

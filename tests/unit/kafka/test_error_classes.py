@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError
 
 from everflow.errors import (
     FatalError,
     GenerationChanged,
-    RecordTooLargeError,
     RetriableError,
     TaskMigratedError,
 )
 from everflow.kafka.errors import classify
-from everflow.kafka.producer import RecordWriter
 
 
 @pytest.mark.parametrize(
@@ -50,46 +48,3 @@ def test_a_fenced_static_member_is_not_said_to_rejoin() -> None:
     text = str(classify(KafkaError(KafkaError.FENCED_INSTANCE_ID), "sending offsets"))
     assert "joined with this group.instance.id and has the tasks; this one stops" in text
     assert "rejoined" not in text
-
-
-def test_a_delivery_callback_that_meets_a_pending_error_gives_that_error() -> None:
-    """After a fatal error the client runs the next callback while its own exception is pending:
-    Python makes it a SystemError."""
-    fenced = KafkaException(KafkaError(KafkaError._FENCED, "fenced by a newer producer"))
-
-    def flush() -> None:
-        raise SystemError(
-            "<method 'partition'> returned a result with an exception set"
-        ) from fenced
-
-    with pytest.raises(TaskMigratedError, match="flushing: fenced by a newer producer"):
-        _writer()._call("flushing", flush)
-
-
-def test_a_pending_error_that_quotes_a_too_large_record_is_told_as_one() -> None:
-    """Whether the record's own callback or the writer's end comes first is a matter of luck."""
-    quoted = (
-        "ProduceRequest for a [0] failed: Broker: Message size too large: unable to satisfy "
-        "gap-less guarantee"
-    )
-    ended = KafkaException(KafkaError(KafkaError._GAPLESS_GUARANTEE, quoted, fatal=True))
-
-    def flush() -> None:
-        raise SystemError("<method 'partition'> returned a result with an exception set") from ended
-
-    with pytest.raises(RecordTooLargeError, match=r"flushing: .*size too large"):
-        _writer()._call("flushing", flush)
-
-
-def test_another_pending_error_is_named() -> None:
-    def flush() -> None:
-        raise SystemError(
-            "<method 'partition'> returned a result with an exception set"
-        ) from ValueError("the real cause")
-
-    with pytest.raises(RetriableError, match="flushing: ValueError: the real cause"):
-        _writer()._call("flushing", flush)
-
-
-def _writer() -> RecordWriter:
-    return RecordWriter({"bootstrap.servers": "127.0.0.1:1"}, None)

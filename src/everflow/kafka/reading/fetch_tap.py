@@ -14,13 +14,13 @@ from typing import Any
 import kafka.errors as client_errors
 
 from everflow.errors import EverflowError, LogStartMovedError, RetriableError
+from everflow.kafka.connection_settings import connection_settings
 from everflow.kafka.group_channel import classify
 from everflow.kafka.reading import record_batches
 from everflow.kafka.reading.fetch_connection import (
     FETCH_BYTES,
     Answer,
     FetchConnection,
-    bulk_settings,
 )
 from everflow.kafka.reading.log_chunk import LogChunk
 from everflow.kafka.reading.record_batches import Batch, UnsupportedBatchError
@@ -48,11 +48,11 @@ class FetchTap:
         attend_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``settings``: from `bulk_settings`. ``ahead``: whether it fetches beyond the ends that
-        were asked for. ``fetch_bytes``: the size of one fetch; ``parsed_bytes``: what is parsed at
-        once of it. ``attend_s``: a passing fault is attended to for so many seconds, whatever time
-        a `take` has, then raised; None: for the time of the `take`. ``clock``: monotonic
-        seconds."""
+        """``settings``: from `connection_settings`. ``ahead``: whether it fetches beyond the ends
+        that were asked for. ``fetch_bytes``: the size of one fetch; ``parsed_bytes``: what is
+        parsed at once of it. ``attend_s``: a passing fault is attended to for so many seconds,
+        whatever time a `take` has, then raised; None: for the time of the `take`. ``clock``:
+        monotonic seconds."""
         self._settings = settings
         self._read_committed = read_committed
         self._ahead = ahead
@@ -66,7 +66,7 @@ class FetchTap:
     @staticmethod
     def over(config: Mapping[str, Any], **values: Any) -> FetchTap | None:
         """For librdkafka's settings; None where the security settings cannot be said to it."""
-        settings = bulk_settings(config)
+        settings = connection_settings(config)
         return None if settings is None else FetchTap(settings, **values)
 
     @property

@@ -9,10 +9,9 @@ changelog holds everything, so a crash is mended by replaying its tail.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -40,8 +39,8 @@ FLUSH_TIMEOUT_S = 60.0
 OFFSETS_TIMEOUT_S = 10.0
 COMMIT_TIMEOUT_S = 30.0
 ABORT_TIMEOUT_S = 10.0
-WRITTEN_TOGETHER = 16_384
-"""Records of a sink that are Python objects at one time."""
+Bytes: TypeAlias = pa.Array | Sequence[bytes | None]
+"""A column of keys or values."""
 
 
 class SinkWriter(Protocol):
@@ -51,12 +50,11 @@ class SinkWriter(Protocol):
     def write(
         self,
         topic: str,
-        keys: Sequence[bytes | None],
-        values: Sequence[bytes | None],
+        keys: Bytes,
+        values: Bytes,
         timestamps: Int64,
         partition: int | None = None,
         headers: Sequence[Any] | None = None,
-        track: bool = False,
     ) -> None: ...
     def flush(self, timeout_s: float) -> None: ...
     def positions(self) -> Mapping[TopicPartition, int]: ...
@@ -98,10 +96,6 @@ class SinkPorts(Protocol):
         stream_time: int,
     ) -> None:
         """`LmdbStore.apply` on the store in this folder, at the present wall clock."""
-
-    def ended_if_stuck(self, doing: str, timeout_s: float) -> AbstractContextManager[None]:
-        """End this worker if the block outlives its time-out: the driver then recovers as after any
-        worker's death (D6)."""
 
     def topic_limit(self, request: BatchRequest, topic: str) -> int | None:
         """``max.message.bytes`` of a topic; None where the broker does not say."""
@@ -197,7 +191,6 @@ class KafkaSink:
                     changes.values,
                     changes.timestamps,
                     task.partition,
-                    track=True,
                 )
                 changelog += len(changes)
         dead = 0
@@ -228,16 +221,10 @@ class KafkaSink:
             answer = self.ports.ask(request, offsets)
         if answer.ok and request.guarantee == EXACTLY_ONCE_V2:
             assert answer.group_metadata is not None
-            with (
-                timed(result.timings, "offsets"),
-                self.ports.ended_if_stuck("sending offsets", OFFSETS_TIMEOUT_S),
-            ):
+            with timed(result.timings, "offsets"):
                 writer.send_offsets(offsets, answer.group_metadata, OFFSETS_TIMEOUT_S)
             self.ports.reached(OFFSETS_SENT)
-            with (
-                timed(result.timings, "commit"),
-                self.ports.ended_if_stuck("committing", COMMIT_TIMEOUT_S),
-            ):
+            with timed(result.timings, "commit"):
                 writer.commit(COMMIT_TIMEOUT_S)
         return answer
 
@@ -245,8 +232,7 @@ class KafkaSink:
         """Give the transaction up; a writer that cannot even do that is fenced by the driver
         (D6)."""
         try:
-            with self.ports.ended_if_stuck("aborting", ABORT_TIMEOUT_S):
-                writer.abort(ABORT_TIMEOUT_S)
+            writer.abort(ABORT_TIMEOUT_S)
         except EverflowError:
             writer.close()
 
@@ -262,43 +248,38 @@ class _FirstRecord:
     def write(
         self,
         topic: str,
-        keys: Sequence[bytes | None],
-        values: Sequence[bytes | None],
+        keys: Bytes,
+        values: Bytes,
         timestamps: Int64,
         partition: int | None = None,
         headers: Sequence[Any] | None = None,
-        track: bool = False,
     ) -> None:
         if not self._done and len(timestamps):
             head = None if headers is None else headers[:1]
-            self._writer.write(topic, keys[:1], values[:1], timestamps[:1], partition, head, track)
+            self._writer.write(topic, keys[:1], values[:1], timestamps[:1], partition, head)
             self._writer.flush(FLUSH_TIMEOUT_S)
             self._done = True
             self._ports.reached(FIRST_RECORD)
             rest = None if headers is None else headers[1:]
-            self._writer.write(topic, keys[1:], values[1:], timestamps[1:], partition, rest, track)
+            self._writer.write(topic, keys[1:], values[1:], timestamps[1:], partition, rest)
             return
-        self._writer.write(topic, keys, values, timestamps, partition, headers, track)
+        self._writer.write(topic, keys, values, timestamps, partition, headers)
 
 
 # --- records --------------------------------------------------------------------------------------
 
 
 def _write_output(writer: _FirstRecord, output: SinkOutput) -> None:
-    """In parts: a Python object for each key and value takes some times the room of its bytes."""
     for topic, keys, values, batch in _by_topic(output):
         has_headers = batch.headers is not None and batch.headers.null_count < len(batch)
-        headers = _headers(batch) if has_headers else None
-        for start in range(0, len(batch), WRITTEN_TOGETHER):
-            part = slice(start, start + WRITTEN_TOGETHER)
-            writer.write(
-                topic,
-                keys[part].to_pylist(),
-                values[part].to_pylist(),
-                batch.timestamp[part],
-                None,
-                None if headers is None else headers[part],
-            )
+        writer.write(
+            topic,
+            keys,
+            values,
+            batch.timestamp,
+            None,
+            _headers(batch) if has_headers else None,
+        )
 
 
 def _by_topic(output: SinkOutput) -> Iterator[tuple[str, pa.Array, pa.Array, EdgeBatch]]:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from everflow.errors import EverflowError, RetriableError
 from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.producer import RecordWriter
+from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.records import StoreChanges
 from everflow.runtime.commit.batch import EXACTLY_ONCE_V2, BatchRequest, TaskContext
 from everflow.runtime.commit.gate_client import GateAnswer, GateClient
@@ -23,8 +20,6 @@ from everflow.state.store import StoreSpec, StoreView
 from everflow.state.store_meta import Owner
 
 CONFIG_TIMEOUT_S = 5.0
-STUCK_S = 5.0
-"""How long after its own time-out a call of the client may still not have returned."""
 
 
 class BatchUnwantedError(RetriableError):
@@ -93,32 +88,6 @@ class WorkerPorts:
             now_ms=int(time.time() * 1000),
             reached=reached,
         )
-
-    @contextmanager
-    def ended_if_stuck(self, doing: str, timeout_s: float) -> Iterator[None]:
-        """See `SinkPorts`.
-
-        librdkafka 2.16 may never return from a transactional call when the broker was restarted
-        under it (send_offsets stood for minutes, its time-out was 30 s), and the batch would hold
-        its tasks until the watchdog's five minutes are over.
-        """
-
-        def end() -> None:
-            after = f"{timeout_s + STUCK_S:g} s"
-            print(
-                f"everflow: {doing} did not return within {after}; ending the worker",
-                file=sys.stderr,
-                flush=True,
-            )
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        timer = threading.Timer(timeout_s + STUCK_S, end)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
 
     def topic_limit(self, request: BatchRequest, topic: str) -> int | None:
         admin = ClusterAdmin.beside(request.producer_config)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -274,9 +273,6 @@ class _Batch:
             cast(Any, changes.values[-1]) if changes else None, position, expected, batch
         )
         self.reached(APPLYING)
-
-    def ended_if_stuck(self, doing: str, timeout_s: float) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def topic_limit(self, request: BatchRequest, topic: str) -> int | None:
         return None

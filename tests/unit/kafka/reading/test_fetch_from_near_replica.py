@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from everflow.kafka.connection_settings import connection_settings
 from everflow.kafka.reading import fetch_connection
-from everflow.kafka.reading.fetch_connection import FetchConnection, bulk_settings
+from everflow.kafka.reading.fetch_connection import FetchConnection
 from everflow.records import TopicPartition
 
 LEADER, NEAR = 1, 2
@@ -72,7 +73,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 def connection(**config: str) -> FetchConnection:
-    settings = bulk_settings({"bootstrap.servers": "b:9092", **config})
+    settings = connection_settings({"bootstrap.servers": "b:9092", **config})
     assert settings is not None
     return FetchConnection(settings, 1 << 20, 1.0, "reading")
 

@@ -12,7 +12,8 @@ import pytest
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from everflow.errors import FatalError, LogStartMovedError, RetriableError
-from everflow.kafka.reading.fetch_connection import Answer, bulk_settings
+from everflow.kafka.connection_settings import connection_settings
+from everflow.kafka.reading.fetch_connection import Answer
 from everflow.kafka.reading.fetch_tap import FetchTap
 from everflow.kafka.reading.log_chunk import LogChunk
 from everflow.kafka.reading.log_reader import LogReader
@@ -309,7 +310,7 @@ def test_settings() -> None:
         "ssl.endpoint.identification.algorithm": "none",
         "fetch.message.max.bytes": 3,
     }
-    assert bulk_settings(given) == {
+    assert connection_settings(given) == {
         "bootstrap_servers": "a:1,b:2",
         "security_protocol": "SASL_SSL",
         "sasl_mechanism": "SCRAM-SHA-512",
@@ -323,4 +324,4 @@ def test_settings() -> None:
         {"ssl.keystore.location": "x"},
         {"ssl.ca.location": "probe"},
     ):
-        assert bulk_settings({**given, **foreign}) is None
+        assert connection_settings({**given, **foreign}) is None

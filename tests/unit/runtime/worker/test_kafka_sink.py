@@ -3,8 +3,6 @@ D6)."""
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +24,6 @@ from everflow.runtime.commit.batch import (
 )
 from everflow.runtime.commit.gate_client import GateAnswer
 from everflow.runtime.step.task_step import StepResult
-from everflow.runtime.worker import kafka_sink, worker_ports
 from everflow.runtime.worker.kafka_sink import KafkaSink
 from everflow.runtime.worker.worker_ports import WorkerPorts
 from everflow.state.lmdb_store import LmdbStore
@@ -162,19 +159,6 @@ def test_whatever_fails_up_to_the_commit_leaves_the_store_alone(
         run(writer, store)
     assert writer.calls[-1] == "abort"
     assert (entries(store), store.meta().position) == (0, None)
-
-
-def test_a_worker_whose_client_never_returns_ends_itself(
-    writer: Writer, store: LmdbStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Seen with a broker killed under send_offsets: the call outlived its time-out by minutes."""
-    killed = threading.Event()
-    monkeypatch.setattr(kafka_sink, "OFFSETS_TIMEOUT_S", 0.0)
-    monkeypatch.setattr(worker_ports, "STUCK_S", 0.01)
-    monkeypatch.setattr(os, "kill", lambda pid, number: killed.set())
-    monkeypatch.setattr(writer, "send_offsets", lambda *_: killed.wait(10), raising=False)
-    run(writer, store)
-    assert killed.is_set()
 
 
 def test_a_no_of_the_gate_aborts(writer: Writer, store: LmdbStore) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from confluent_kafka import Consumer, Message
+from confluent_kafka import TopicPartition as ClientTopicPartition
+from kafka.protocol.producer import EndTxnRequest
 
 from everflow.errors import (
     EverflowError,
@@ -20,8 +23,11 @@ from everflow.errors import (
 from everflow.kafka.admin import ClusterAdmin
 from everflow.kafka.errors import OffsetsUnstableError
 from everflow.kafka.group_channel import GroupSettings
-from everflow.kafka.producer import RecordWriter, fence, fence_all, group_metadata
 from everflow.kafka.reading.log_reader import LogReader
+from everflow.kafka.writing.broker_link import BrokerLink, LinkLostError
+from everflow.kafka.writing.fencing import fence, fence_all
+from everflow.kafka.writing.record_writer import RecordWriter
+from everflow.kafka.writing.transaction import GroupMetadata
 from everflow.membership.assignor import Identity
 from everflow.membership.member import GroupMember
 from everflow.records import CommittedOffset, TopicPartition
@@ -38,6 +44,18 @@ def stamps(count: int) -> np.ndarray:
 
 def rows(count: int, value: bytes = b"v") -> tuple[list[bytes], list[bytes], np.ndarray]:
     return [b"k%d" % i for i in range(count)], [value] * count, stamps(count)
+
+
+@pytest.fixture(params=[2, 1], ids=["second part", "first"], autouse=True)
+def transaction_version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Both transaction protocols: the newest (KIP-890), and the one before."""
+    version: int = request.param
+
+    async def said(_: BrokerLink) -> int:
+        return version
+
+    monkeypatch.setattr(BrokerLink, "transaction_version", said)
+    return version
 
 
 def read_all(
@@ -58,14 +76,15 @@ def test_tracked_positions_are_the_log_s(
     target = topic(3)
     config = {
         "bootstrap.servers": bootstrap,
-        "queue.buffering.max.messages": 500,
-    }  # smaller than the batch
+        "queue.buffering.max.kbytes": 10,  # smaller than the batch
+        "batch.size": 2_000,
+    }
     writer = RecordWriter.get(config, name if exactly_once else None)
     keys, values, at = rows(4_000)
     partitions = np.arange(4_000, dtype=np.int64) % 3
     for batch in (1, 2):
         writer.begin()
-        writer.write(target, keys, values, at, partitions, track=True)
+        writer.write(target, keys, values, at, partitions)
         writer.flush(30)
         ends = admin.end_offsets([TopicPartition(target, p) for p in range(3)], "read_uncommitted")
         assert writer.positions() == ends, f"batch {batch}"
@@ -118,12 +137,12 @@ def test_records_keep_key_value_headers_and_java_s_partition(
 
 
 def test_a_record_lost_in_the_middle_is_not_overlooked(bootstrap: str, topic: Topic) -> None:
-    """at_least_once: the callback is on the last record, the refused one is before it."""
+    """Those around it arrive, and the batch fails."""
     target = topic(1, max_message_bytes="2000")
-    config = {"bootstrap.servers": bootstrap, "batch.num.messages": 1}
+    config = {"bootstrap.servers": bootstrap}
     writer = RecordWriter.get(config, None)
     writer.begin()
-    writer.write(target, [b"a", b"b", b"c"], [b"1", b"x" * 5000, b"3"], stamps(3), 0, track=True)
+    writer.write(target, [b"a", b"b", b"c"], [b"1", b"x" * 5000, b"3"], stamps(3), 0)
     with pytest.raises(RecordTooLargeError, match="size too large") as raised:
         writer.flush(10)
     assert raised.value.topics == (target,)
@@ -140,13 +159,8 @@ def refusal(writer: RecordWriter) -> str:
     raise AssertionError("the batch was committed")
 
 
-def test_a_refused_record_names_its_topic(bootstrap: str, topic: Topic, name: str) -> None:
-    """The last record of a write says where and why; for another one the commit says at least
-    where."""
-    target, config = (
-        topic(2, max_message_bytes="2000"),
-        {"bootstrap.servers": bootstrap, "batch.num.messages": 1},
-    )
+def test_a_refused_record_names_its_partition(bootstrap: str, topic: Topic, name: str) -> None:
+    target, config = topic(2, max_message_bytes="2000"), {"bootstrap.servers": bootstrap}
     said = []
     for values in ([b"1", b"2", b"x" * 5000], [b"x" * 5000, b"2", b"3"]):
         writer = RecordWriter.get(config, name)
@@ -156,7 +170,7 @@ def test_a_refused_record_names_its_topic(bootstrap: str, topic: Topic, name: st
         writer.close()
     assert f"delivering to {target}-1: " in said[0]
     assert "size too large" in said[0]
-    assert f"committing what was written to {target}: " in said[1]
+    assert f"delivering to {target}-0: " in said[1]
 
 
 def test_a_topic_that_does_not_exist_is_named(bootstrap: str, name: str) -> None:
@@ -170,18 +184,6 @@ def test_a_topic_that_does_not_exist_is_named(bootstrap: str, name: str) -> None
     ):
         writer.flush(20)
     writer.close()
-
-
-def test_group_metadata_is_what_the_client_itself_builds(bootstrap: str) -> None:
-    for instance in (None, "node-1"):
-        config = {
-            "bootstrap.servers": bootstrap,
-            "group.id": "g",
-            **({"group.instance.id": instance} if instance else {}),
-        }
-        consumer = Consumer(config)
-        assert consumer.consumer_group_metadata() == group_metadata(-1, "g", "", instance)
-        consumer.close()
 
 
 def member_of(bootstrap: str, group: str, source: str) -> GroupMember:
@@ -210,7 +212,9 @@ def test_the_broker_fences_commits_by_generation_and_member(
         writer.flush(10)
         try:
             writer.send_offsets(
-                [(source, 0, offset, "text")], group_metadata(generation, name, member_id, None), 10
+                [(source, 0, offset, "text")],
+                GroupMetadata(generation, name, member_id, None).encode(),
+                10,
             )
         except Exception:
             writer.abort()
@@ -247,7 +251,7 @@ def test_a_fenced_writer_of_several_tracked_partitions_says_that_it_is_fenced(
 
     def go_on() -> None:
         for _ in range(20):
-            writer.write(target, *rows(40), np.arange(40, dtype=np.int64) % 4, track=True)
+            writer.write(target, *rows(40), np.arange(40, dtype=np.int64) % 4)
             writer.flush(10)
 
     with pytest.raises(TaskMigratedError, match="Another owner has taken over"):
@@ -268,7 +272,7 @@ def test_pending_offsets_are_waited_for_and_fencing_frees_them(
         writer.write(target, *rows(5), 0)
         writer.flush(10)
         writer.send_offsets(
-            [(source, 0, offset, f"batch-{offset}")], group_metadata(-1, name, "", None), 10
+            [(source, 0, offset, f"batch-{offset}")], GroupMetadata(-1, name, "", None).encode(), 10
         )
         if end:
             writer.commit(10)
@@ -290,6 +294,92 @@ def test_pending_offsets_are_waited_for_and_fencing_frees_them(
     with pytest.raises(TaskMigratedError):
         writer.commit(10)
     assert RecordWriter.get(config, name) is not writer
+
+
+class _LateEnd(BrokerLink):
+    """A connection on which the first request to end a transaction is lost, and comes late."""
+
+    late: Any = None
+
+    async def send(self, node: int, request: Any, timeout_s: float | None = None) -> Any:
+        if isinstance(request, EndTxnRequest) and self.late is None:
+            self.late = request
+            raise LinkLostError("the connection broke", sent=True)
+        return await super().send(node, request, timeout_s)
+
+
+def test_a_late_commit_does_not_end_the_next_transaction(
+    bootstrap: str, admin: ClusterAdmin, topic: Topic, name: str
+) -> None:
+    """KIP-890's story: the first commit is asked for twice, and the first request arrives when the
+    second transaction is half written."""
+    out = TopicPartition(topic(1), 0)
+    links: list[_LateEnd] = []
+
+    def link(*given: Any) -> BrokerLink:
+        links.append(_LateEnd(*given))
+        return links[0]
+
+    writer = RecordWriter({"bootstrap.servers": bootstrap}, name, link=link)
+    writer.begin()
+    writer.write(out.topic, *rows(1, b"first"), 0)
+    writer.flush(10)
+    writer.commit(10)
+    writer.begin()
+    writer.write(out.topic, *rows(1, b"second"), 0)
+    writer.flush(10)
+    late = links[0]
+    node = late.run(lambda: late.coordinator("transaction", name))
+    answer = late.run(lambda: late.send(node, late.late))
+    assert answer.error_code or answer.producer_epoch > late.late.producer_epoch
+    writer.write(out.topic, *rows(1, b"third"), 0)
+    writer.flush(10)
+    assert admin.end_offsets([out], "read_committed")[out] == 2, "the second is still open"
+    writer.commit(10)
+    writer.close()
+    wait_until(
+        lambda: admin.end_offsets([out], "read_committed")[out] == 5, 10, "the second marker"
+    )
+    assert [value for _, value, _ in read_all(bootstrap, out, 5)] == [b"first", b"second", b"third"]
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_brokers_and_clients_read_every_codec(
+    bootstrap: str, topic: Topic, name: str, codec: str
+) -> None:
+    """The broker opens a batch to check it, librdkafka to read it."""
+    target, config = topic(1), {"bootstrap.servers": bootstrap, "compression.type": codec}
+    values = [b"%d-" % row * 40 for row in range(5_000)]
+    writer = RecordWriter(config, None)
+    writer.begin()
+    writer.write(target, values, values, stamps(5_000), 0)
+    writer.flush(20)
+    writer.close()
+    read = read_all(bootstrap, TopicPartition(target, 0), 5_000)
+    assert [value for _, value, _ in read] == values
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": name})
+    consumer.assign([ClientTopicPartition(target, 0, 0)])
+    seen: list[Message] = []
+
+    def all_of_them() -> bool:
+        seen.extend(consumer.consume(5_000, 0.1))
+        return len(seen) == 5_000
+
+    wait_until(all_of_them, 20, "all records", lambda: [len(seen), *seen[:1]])
+    consumer.close()
+    assert [message.value() for message in seen] == values
+
+
+def test_a_batch_that_is_too_large_for_its_topic_is_cut(bootstrap: str, topic: Topic) -> None:
+    tp = TopicPartition(topic(1, max_message_bytes="20000"), 0)
+    writer = RecordWriter({"bootstrap.servers": bootstrap}, None)
+    writer.begin()
+    keys, values, at = rows(5_000, b"x" * 100)
+    writer.write(tp.topic, keys, values, at, 0)
+    writer.flush(20)
+    assert writer.positions() == {tp: 5_000}
+    writer.close()
+    assert [key for key, _, _ in read_all(bootstrap, tp, 5_000)] == keys
 
 
 def test_several_ids_are_fenced_at_once(bootstrap: str, topic: Topic, name: str) -> None:

@@ -1,0 +1,513 @@
+"""`RecordWriter`: records, offsets and commit of a micro-batch, in columns (note 019).
+
+A worker process has one per transactional id. What is written is gathered topic by topic and
+encoded for all partitions at once, because a call costs more than a record.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from confluent_kafka import KafkaError
+
+from everflow.errors import EverflowError, RecordTooLargeError, RetriableError, UnknownOutcomeError
+from everflow.kafka.errors import classify, is_too_large
+from everflow.kafka.writing.broker_link import BrokerLink, LinkLostError, RefusedError
+from everflow.kafka.writing.deliveries import Deliveries, Undelivered
+from everflow.kafka.writing.java_partitions import java_partitions
+from everflow.kafka.writing.record_encoding import (
+    RecordColumns,
+    batch_ends,
+    encode,
+    encoded_headers,
+)
+from everflow.kafka.writing.transaction import (
+    GroupMetadata,
+    OutcomeUnknownError,
+    OutOfTimeError,
+    Transactions,
+)
+from everflow.kafka.writing.writer_settings import writer_settings
+from everflow.records import Int64, TopicPartition
+
+T = TypeVar("T")
+Bytes: TypeAlias = pa.Array | Sequence[bytes | None]
+_INIT_TIMEOUT_S = 30.0
+_ROOM_TIMEOUT_S = 60.0
+_TURN_S = 0.25
+_CLOSE_S = 1.0
+_GATHERED = 16_384
+"""Records of a topic that are encoded together at most, and..."""
+_GATHERED_BYTES = 8 << 20
+_SENT_EARLY_BYTES = 256 << 10
+"""So much is sent before ``flush``, while more is written."""
+_KEYLESS_RUN = 4_096
+"""Records without a key that go to one partition in a row, as Java's sticky partitioner does it."""
+_ENDS_TRANSACTION = frozenset(
+    {
+        KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        KafkaError.DUPLICATE_SEQUENCE_NUMBER,
+        KafkaError.UNKNOWN_PRODUCER_ID,
+        KafkaError.INVALID_TXN_STATE,
+        120,  # TRANSACTION_ABORTABLE (KIP-890)
+    }
+)
+"""A new epoch or a new producer mends these: the batch is run again."""
+_UNKNOWN_PARTITION = "the topic does not exist, or has no such partition"
+
+
+class _Piece(NamedTuple):
+    """What one call of ``write`` brought. ``partitions``: a number for all, one for each, or None:
+    by the key."""
+
+    keys: Bytes
+    values: Bytes
+    timestamps: Int64
+    partitions: int | Int64 | None
+    headers: Sequence[Any] | None
+
+    def of(self, part: slice) -> _Piece:
+        """A part of it."""
+        partitions = self.partitions
+        return _Piece(
+            self.keys[part],
+            self.values[part],
+            self.timestamps[part],
+            partitions[part] if isinstance(partitions, np.ndarray) else partitions,
+            None if self.headers is None else self.headers[part],
+        )
+
+
+class RecordWriter:
+    """Writes the records of one micro-batch and, under exactly-once, commits them with its offsets.
+
+    Owned by one thread of a worker process; it has no threads of its own, so records go out while
+    it is called. Order: ``begin``, ``write``..., ``flush``, then under exactly-once
+    ``send_offsets`` and ``commit`` (or ``abort``). After TaskMigratedError, FatalError or
+    UnknownOutcomeError the writer is out of the cache: ``get`` builds a new one, which fences this
+    one.
+    """
+
+    _writers: dict[tuple[int, str, str | None], RecordWriter] = {}
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        transactional_id: str | None,
+        *,
+        link: Callable[..., BrokerLink] = BrokerLink,
+    ) -> None:
+        """``config`` holds librdkafka keys (`writer_settings`). Raises ConfigError, and as
+        ``get``."""
+        self.transactional_id = transactional_id
+        self._name = transactional_id or "at-least-once producer"
+        self._bootstrap = str(config["bootstrap.servers"])
+        self._settings = writer_settings(config)
+        self._pieces: dict[str, list[_Piece]] = {}
+        self._topics: set[str] = set()
+        self._kept = True
+        self._closed = False
+        self._link = link(
+            self._settings.connection, self._settings.request_timeout_ms, _INIT_TIMEOUT_S
+        )
+        self._transactions = Transactions(
+            self._link, transactional_id, self._settings.transaction_timeout_ms
+        )
+        self._deliveries = Deliveries(
+            self._link, self._transactions, self._settings, transactional_id
+        )
+        self._random = random.Random()
+        self._run("starting", _INIT_TIMEOUT_S, self._transactions.start)
+
+    @staticmethod
+    def get(config: Mapping[str, Any], transactional_id: str | None) -> RecordWriter:
+        """This process's writer for the id and ``bootstrap.servers``; on first use whoever else
+        writes under the id is fenced.
+
+        Raises RetriableError when the broker does not answer within 30 s.
+        """
+        key = (os.getpid(), str(config["bootstrap.servers"]), transactional_id)
+        writer = RecordWriter._writers.get(key)
+        if writer is None:
+            writer = RecordWriter._writers[key] = RecordWriter(config, transactional_id)
+        return writer
+
+    def begin(self) -> None:
+        """Start a batch: a transaction if the writer has an id; forgets positions and errors of the
+        batch before."""
+        self._pieces.clear()
+        self._topics.clear()
+        self._run("beginning the transaction", _INIT_TIMEOUT_S, self._transactions.begin)
+        self._deliveries.begin()
+
+    def write(
+        self,
+        topic: str,
+        keys: Bytes,
+        values: Bytes,
+        timestamps: Int64,
+        partition: int | Sequence[int] | Int64 | None = None,
+        headers: Sequence[Any] | None = None,
+    ) -> None:
+        """Take records in order; all columns have one length. Blocks while too much waits for the
+        broker (at most 60 s).
+
+        Args:
+            keys, values: binary columns, or sequences of bytes and None.
+            timestamps: record times in ms.
+            partition: one for all, one per record, or None for Java's murmur2 of the key (no key:
+            random).
+            headers: per record a list of (name, bytes or None), or None.
+
+        Raises:
+            RetriableError, FatalError: as classified in ``kafka.errors``. RecordTooLargeError:
+            above ``message.max.bytes``.
+        """
+        if partition is not None and not isinstance(partition, int):
+            partition = np.asarray(partition, np.int64)
+        piece = _Piece(keys, values, timestamps, partition, headers)
+        for start in range(0, len(timestamps), _GATHERED):
+            self._gather(topic, piece.of(slice(start, start + _GATHERED)))
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until the broker has every record.
+
+        Raises:
+            RetriableError: not delivered within ``timeout_s``, or a record was refused for a
+            passing reason.
+            TaskMigratedError: fenced. FatalError: a record was refused for good (topic and
+            partition in the text);
+                RecordTooLargeError: it was too large for its topic.
+        """
+        deadline = self._link.now() + timeout_s
+        for topic in list(self._pieces):
+            self._hand_over(topic)
+        while True:
+            self._deliveries.start()
+            self._check()
+            if self._deliveries.done:
+                return
+            left_s = deadline - self._link.now()
+            if left_s <= 0:
+                self._deliveries.stop()
+                late = (
+                    f"{self._deliveries.left} records not delivered within {timeout_s:g} s, of "
+                    f"those written to {self._written}"
+                )
+                raise self._failed(RetriableError(f"{self._name}: {late}"))
+            self._link.turn(min(_TURN_S, left_s))
+
+    def positions(self) -> dict[TopicPartition, int]:
+        """Next offset (last delivered + 1) of every partition since ``begin``; complete after
+        ``flush``."""
+        return dict(self._deliveries.positions)
+
+    def send_offsets(
+        self, offsets: Iterable[tuple[str, int, int, str]], group_metadata: bytes, timeout_s: float
+    ) -> None:
+        """Add (topic, partition, next offset, metadata text) of the consumer group to the
+        transaction; ``group_metadata``: `GroupMetadata.encode`.
+
+        Raises:
+            GenerationChanged: the generation in ``group_metadata`` is old; abort and run the batch
+            again.
+            TaskMigratedError: member unknown, static member fenced, or this producer fenced.
+            RetriableError: anything passing; abort and run the batch again.
+        """
+        member = GroupMetadata.decode(group_metadata)
+        wanted = list(offsets)
+        self._run(
+            "sending offsets",
+            timeout_s,
+            lambda deadline: self._transactions.send_offsets(wanted, member, deadline),
+        )
+
+    def commit(self, timeout_s: float) -> None:
+        """Commit the transaction.
+
+        Raises:
+            UnknownOutcomeError: no answer in time; only the log knows (fence, read stable offsets:
+            D6).
+            TaskMigratedError: fenced; nothing was committed. RetriableError: it has to be aborted.
+        """
+        try:
+            self._run(
+                f"committing what was written to {self._written}",
+                timeout_s,
+                lambda deadline: self._transactions.end(deadline, committed=True),
+            )
+        except OutcomeUnknownError as failure:
+            self._end()
+            raise UnknownOutcomeError(
+                f"{self._name}: no answer to the commit within {timeout_s:g} s ({failure}); "
+                "the committed offsets will tell whether it took place"
+            ) from failure
+
+    def abort(self, timeout_s: float = 10.0) -> None:
+        """Give up the batch, and its transaction if the writer has an id. Raises as
+        ``send_offsets``; then ``get`` a new writer."""
+        if self._closed:
+            return
+        deadline = self._link.now() + timeout_s
+        self._pieces.clear()
+        self._deliveries.stop()
+        while not self._deliveries.settled:
+            # A record that arrives after the end of its transaction would belong to none.
+            if self._link.now() >= deadline:
+                late = f"{self._name}: aborting: records are still under way after {timeout_s:g} s"
+                self._end()
+                raise RetriableError(late)
+            self._link.turn(_TURN_S)
+        try:
+            self._run(
+                "aborting",
+                timeout_s,
+                lambda deadline: self._transactions.end(deadline, committed=False),
+            )
+        except EverflowError:
+            self._end()
+            raise
+        if not self._kept:
+            self._end()
+
+    def close(self) -> None:
+        """Drop the writer and whatever is not yet sent; an open transaction is left to ``fence``.
+        Waits a second at most for what is under way."""
+        self._deliveries.stop()
+        deadline = self._link.now() + _CLOSE_S
+        while not self._deliveries.settled and self._link.now() < deadline:
+            self._link.turn(_CLOSE_S / 10)
+        self._end()
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _gather(self, topic: str, piece: _Piece) -> None:
+        gathered = self._pieces.setdefault(topic, [])
+        gathered.append(piece)
+        self._topics.add(topic)
+        if (
+            sum(len(piece.timestamps) for piece in gathered) >= _GATHERED
+            or sum(_size(piece.keys) + _size(piece.values) for piece in gathered) >= _GATHERED_BYTES
+        ):
+            self._hand_over(topic)
+
+    def _hand_over(self, topic: str) -> None:
+        """Encode what is gathered for a topic, and let it go."""
+        pieces = self._pieces.pop(topic, [])
+        if not pieces:
+            return
+        columns = RecordColumns(
+            _column([piece.keys for piece in pieces]),
+            _column([piece.values for piece in pieces]),
+            np.concatenate([piece.timestamps for piece in pieces]),
+            _headers(pieces),
+        )
+        self._check_sizes(topic, columns)
+        partitions = self._partitions(topic, pieces, columns.keys)
+        order, numbers, bounds = _runs(partitions)
+        if order is not None:
+            columns = columns.take(order)
+        sizes = columns.sizes
+        ends: list[int] = []
+        owners: list[int] = []
+        for number, start, stop in zip(numbers, bounds, bounds[1:], strict=False):
+            found = batch_ends(sizes[start:stop], self._settings.batch_bytes)
+            ends += [start + end for end in found]
+            owners += [number] * len(found)
+        for number, records in zip(owners, encode(columns, ends), strict=True):
+            self._deliveries.put(TopicPartition(topic, number), records)
+        if self._deliveries.bytes >= _SENT_EARLY_BYTES:
+            self._deliveries.start()
+        self._link.turn(0)
+        self._wait_for_room(topic)
+
+    def _wait_for_room(self, topic: str) -> None:
+        deadline = self._link.now() + _ROOM_TIMEOUT_S
+        self._check()
+        while self._deliveries.bytes > self._settings.queue_bytes:
+            self._deliveries.start()
+            self._link.turn(_TURN_S)
+            self._check()
+            if self._link.now() > deadline:
+                self._deliveries.stop()
+                full = (
+                    f"{self._name}: the queue stayed full for {_ROOM_TIMEOUT_S:g} s, writing to "
+                    f"{topic}"
+                )
+                raise self._failed(RetriableError(full))
+
+    def _check_sizes(self, topic: str, columns: RecordColumns) -> None:
+        largest = int(columns.sizes.max())
+        limit = self._settings.record_bytes
+        if largest > limit:
+            text = (
+                f"{self._name}: writing to {topic}: a record of {largest} bytes: "
+                f"message size too large, the limit is {limit}"
+            )
+            raise self._discarded(RecordTooLargeError(text, topics=(topic,), limit=limit))
+
+    def _partitions(self, topic: str, pieces: Sequence[_Piece], keys: pa.Array) -> Int64:
+        counts = [len(piece.timestamps) for piece in pieces]
+        given = [
+            np.full(count, -1 if piece.partitions is None else piece.partitions, np.int64)
+            if not isinstance(piece.partitions, np.ndarray)
+            else piece.partitions
+            for piece, count in zip(pieces, counts, strict=True)
+        ]
+        found = given[0] if len(given) == 1 else np.concatenate(given)
+        open_ = np.flatnonzero(found < 0)
+        if len(open_):
+            whole = len(open_) == len(found)
+            chosen = keys if whole else keys.take(pa.array(open_))
+            found = found.copy()
+            found[open_] = self._by_key(chosen, self._partition_count(topic))
+        return found
+
+    def _by_key(self, keys: pa.Array, count: int) -> Int64:
+        chosen = java_partitions(keys, count)
+        if keys.null_count:
+            without = np.flatnonzero(keys.is_null().to_numpy(zero_copy_only=False))
+            first = self._random.randrange(count)
+            chosen[without] = (first + np.arange(len(without)) // _KEYLESS_RUN) % count
+        return chosen
+
+    def _partition_count(self, topic: str) -> int:
+        """Of the topic's metadata; waits for them as long as a topic may be unknown."""
+        count = self._link.partitions(topic)
+        deadline = self._link.now() + self._settings.topic_wait_ms / 1000
+        while not count:
+            self._run("asking for metadata", _TURN_S, lambda _: self._refreshed(topic))
+            count = self._link.partitions(topic)
+            if count:
+                break
+            if self._link.forbidden(topic):
+                raise self._refused(KafkaError.TOPIC_AUTHORIZATION_FAILED, "", topic, [topic])
+            if self._link.now() >= deadline:
+                raise self._refused(
+                    KafkaError.UNKNOWN_TOPIC_OR_PART, "", f"delivering to {topic}", [topic]
+                )
+            self._link.turn(_TURN_S / 10)
+        return count
+
+    async def _refreshed(self, topic: str) -> None:
+        try:
+            await self._link.refresh(topic)
+        except LinkLostError:
+            await self._link.pause(_TURN_S / 10)
+
+    @property
+    def _written(self) -> str:
+        return ", ".join(sorted(self._topics)) or "no topic"
+
+    def _run(self, doing: str, timeout_s: float, coroutine: Callable[[float], Awaitable[T]]) -> T:
+        """Run a coroutine that is given its deadline; its errors as everflow's."""
+        deadline = self._link.now() + timeout_s
+        try:
+            return self._link.run(lambda: coroutine(deadline))
+        except OutOfTimeError as late:
+            code = late.cause.code if isinstance(late.cause, RefusedError) else None
+            raise self._refused(code, f"{late.cause}", doing, self._topics) from late
+        except LinkLostError as lost:
+            raise self._refused(None, f"{lost}", doing, self._topics) from lost
+        except RefusedError as refusal:
+            raise self._refused(refusal.code, "", doing, self._topics) from refusal
+
+    def _check(self) -> None:
+        """Raise what the broker said of a record."""
+        failure: Undelivered | None = self._deliveries.failure
+        if failure is None:
+            return
+        where = failure.where
+        missing = failure.code == KafkaError.UNKNOWN_TOPIC_OR_PART
+        doing = f"delivering to {where.topic if missing else where}"
+        raise self._refused(failure.code, failure.text, doing, [where.topic])
+
+    def _refused(
+        self, code: int | None, text: str, doing: str, topics: Collection[str]
+    ) -> EverflowError:
+        """The error for a broker's code; None: there was no answer."""
+        where = f"{self._name}: {doing}"
+        if code is None:
+            return self._failed(RetriableError(f"{where}: {text}"))
+        error = KafkaError(code)
+        said = f"{error.str()}: {text}" if text else error.str()
+        if code in (KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED) and (
+            self.transactional_id is not None and self._transactions.overdue
+        ):
+            said += (
+                f" (the transaction was open for longer than transaction.timeout.ms = "
+                f"{self._settings.transaction_timeout_ms}: the broker ends it then)"
+            )
+        told = KafkaError(code, said, txn_requires_abort=code in _ENDS_TRANSACTION)
+        if is_too_large(told):
+            return self._discarded(
+                RecordTooLargeError(f"{where}: {said}", topics=tuple(sorted(topics)))
+            )
+        return self._failed(classify(told, where))
+
+    def _failed(self, error: EverflowError) -> EverflowError:
+        """Passing errors keep the writer (it can abort and go on), all others end it."""
+        if isinstance(error, RetriableError) and self.transactional_id is not None:
+            return error
+        return self._discarded(error)
+
+    def _discarded(self, error: EverflowError) -> EverflowError:
+        """Out of the cache, and nothing more is sent: it must not arrive after the records of the
+        batch's next attempt. ``abort`` still ends the transaction."""
+        self._deliveries.stop()
+        self._forget()
+        return error
+
+    def _end(self) -> None:
+        self._closed = True
+        self._forget()
+        self._link.close()
+
+    def _forget(self) -> None:
+        self._kept = False
+        key = (os.getpid(), self._bootstrap, self.transactional_id)
+        if RecordWriter._writers.get(key) is self:
+            del RecordWriter._writers[key]
+
+
+def _column(parts: Sequence[Bytes]) -> pa.Array:
+    """One binary column."""
+    if len(parts) == 1:
+        return _as_binary(parts[0])
+    if all(not isinstance(part, pa.Array) for part in parts):
+        return pa.array([value for part in parts for value in part], pa.binary())
+    return pa.concat_arrays([_as_binary(part) for part in parts])
+
+
+def _as_binary(part: Bytes) -> pa.Array:
+    if not isinstance(part, pa.Array):
+        return pa.array(part, pa.binary())
+    return part if part.type == pa.binary() else part.cast(pa.binary())
+
+
+def _size(part: Bytes) -> int:
+    return part.nbytes if isinstance(part, pa.Array) else 0
+
+
+def _headers(pieces: Sequence[_Piece]) -> pa.Array | None:
+    if all(piece.headers is None for piece in pieces):
+        return None
+    return encoded_headers(
+        [own for piece in pieces for own in (piece.headers or [None] * len(piece.timestamps))]
+    )
+
+
+def _runs(partitions: Int64) -> tuple[Int64 | None, list[int], list[int]]:
+    """An order in which each partition's records stand together (None: they do so already), the
+    partitions, and where each begins, with the end behind them."""
+    order = None
+    if len(partitions) > 1 and (partitions[1:] < partitions[:-1]).any():
+        order = np.argsort(partitions.astype(np.uint16), kind="stable")  # 16 bits: a radix sort
+        partitions = partitions[order]
+    begins = np.flatnonzero(np.diff(partitions, prepend=-1))
+    return order, partitions[begins].tolist(), [*begins.tolist(), len(partitions)]

@@ -1,0 +1,381 @@
+"""A transactional id: who may write under it, and its open transaction, in both protocols.
+
+With ``transaction.version`` 2 (KIP-890, second part) each end of a transaction raises the
+producer's epoch, and partitions and offsets enter a transaction by being written. Before it
+(KIP-98) they are announced, and the epoch stays: then a request that comes late may meet the next
+transaction, so this producer raises its epoch itself after an abort and after any transaction of
+which a request stayed without an answer (note 019).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from kafka.protocol.producer import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    TxnOffsetCommitRequest,
+)
+
+from everflow.kafka.writing.broker_link import (
+    BrokerLink,
+    CoordinatorKind,
+    LinkLostError,
+    RefusedError,
+)
+from everflow.kafka.writing.record_encoding import Producer
+from everflow.records import TopicPartition
+
+_Offsets = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+
+SECOND_PART = 2
+"""``transaction.version`` from which KIP-890's second part holds."""
+_UNKNOWN_TOPIC, _TIMED_OUT, _NETWORK = 3, 7, 13
+_LOADING, _NOT_AVAILABLE, _NOT_COORDINATOR = 14, 15, 16
+_CONCURRENT, _LEADER_AWAY, _NO_REPLICAS, _STORAGE = 51, 5, 19, 56
+_ANOTHER_COORDINATOR = frozenset({_NOT_AVAILABLE, _NOT_COORDINATOR})
+_PASSING = _ANOTHER_COORDINATOR | {
+    _TIMED_OUT,
+    _NETWORK,
+    _LOADING,
+    _CONCURRENT,
+    _LEADER_AWAY,
+    _NO_REPLICAS,
+    _STORAGE,
+}
+_FIRST_PAUSE_S = 0.002
+_LONGEST_PAUSE_S = 0.1
+_SHORTEST_S = 0.05
+"""The markers of the transaction before are mostly written within a few milliseconds."""
+
+
+class OutOfTimeError(Exception):
+    """The deadline is over, and the broker's last answer was ``cause``; ``sent``: some request may
+    have been carried out nevertheless."""
+
+    def __init__(self, cause: Exception, *, sent: bool) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+        self.sent = sent
+
+
+class OutcomeUnknownError(Exception):
+    """A commit was asked for, and whether it took place only the log knows."""
+
+
+class GroupMetadata(NamedTuple):
+    """A member's identity in its group, in whose name offsets are committed (KIP-447).
+
+    Any process can carry it: the sink in a worker commits for the member in the driver (D6). The
+    broker refuses a stale generation, an unknown member and a wrong static member; it accepts
+    (-1, "") **unfenced**, hence the commit gate.
+    """
+
+    generation: int
+    group: str
+    member_id: str
+    instance_id: str | None
+
+    def encode(self) -> bytes:
+        """For the way to another process."""
+        return json.dumps(self).encode()
+
+    @staticmethod
+    def decode(data: bytes) -> GroupMetadata:
+        """Inverse of ``encode``."""
+        return GroupMetadata(*json.loads(data))
+
+
+class Transactions:
+    """The transactions of one transactional id, one after the other; without an id, only the
+    identity of an idempotent producer. On the loop of ``link``; times are of the monotonic
+    clock."""
+
+    def __init__(self, link: BrokerLink, transactional_id: str | None, timeout_ms: int) -> None:
+        """``timeout_ms``: after which the broker aborts."""
+        self._link = link
+        self._id = transactional_id
+        self._timeout_ms = timeout_ms
+        self._bumps = False
+        self._tainted = False
+        self._begun = 0.0
+        self._touched = False
+        self._added: set[TopicPartition] = set()
+        self.producer = Producer(-1, -1, transactional_id is not None)
+
+    @property
+    def second_part(self) -> bool:
+        """Whether each end raises the epoch (KIP-890)."""
+        return self._bumps
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the broker has aborted the open transaction by now, for it lasted too long."""
+        return (self._link.now() - self._begun) * 1000 >= self._timeout_ms
+
+    async def start(self, deadline: float) -> None:
+        """End what another producer left open under the id, and take its place: its epoch is raised
+        (it is fenced). Raises RefusedError, LinkLostError, OutOfTimeError."""
+        if self._id is not None:
+            self._bumps = await self._version(deadline) >= SECOND_PART
+        await self._init(deadline, Producer(-1, -1, True))
+
+    async def begin(self, deadline: float) -> None:
+        """Open a transaction: only a new epoch, if need be, is asked of the broker. Raises as
+        ``start``."""
+        if self._tainted:
+            await self._init(deadline, self.producer)
+            self._tainted = False
+        self._begun = self._link.now()
+        self._touched = False
+        self._added.clear()
+
+    def taint(self) -> None:
+        """A request of the open transaction has no answer: it may be carried out late, in another
+        one."""
+        self._tainted = True
+
+    async def add(
+        self, partitions: Collection[TopicPartition], deadline: float
+    ) -> Mapping[TopicPartition, int]:
+        """Announce partitions before the first record goes there; the error codes of those that
+        were refused for now. With the second part nothing is asked. Raises as ``start``."""
+        self._touched = True
+        new = sorted(tp for tp in partitions if tp not in self._added)
+        if self._id is None or self._bumps or not new:
+            return {}
+        topics = [
+            AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=name, partitions=numbers)
+            for name, numbers in _by_topic(new).items()
+        ]
+        refused: dict[TopicPartition, int] = {}
+
+        def code(answer: Any) -> int:
+            refused.clear()
+            for topic in answer.results_by_topic_v3_and_below:
+                for one in topic.results_by_partition:
+                    if one.partition_error_code:
+                        tp = TopicPartition(topic.name, one.partition_index)
+                        refused[tp] = one.partition_error_code
+            grave = [found for found in refused.values() if found != _UNKNOWN_TOPIC]
+            return grave[0] if grave else 0
+
+        await self._ask(
+            "transaction",
+            self._id,
+            lambda: AddPartitionsToTxnRequest(
+                v3_and_below_transactional_id=self._id,
+                v3_and_below_producer_id=self.producer.producer_id,
+                v3_and_below_producer_epoch=self.producer.epoch,
+                v3_and_below_topics=topics,
+                max_version=3,
+            ),
+            code,
+            deadline,
+        )
+        # Where one is refused, none is added.
+        if not refused:
+            self._added.update(new)
+        return {tp: refused[tp] for tp in new if refused.get(tp) == _UNKNOWN_TOPIC}
+
+    async def send_offsets(
+        self,
+        offsets: Iterable[tuple[str, int, int, str]],
+        member: GroupMetadata,
+        deadline: float,
+    ) -> None:
+        """Add (topic, partition, next offset, metadata text) of the member's group. Raises as
+        ``start``."""
+        assert self._id is not None
+        self._touched = True
+        if not self._bumps:
+            await self._add_group(member.group, deadline)
+        wanted: dict[str, list[Any]] = {}
+        for topic, partition, offset, text in offsets:
+            # The NUL is for confluent-kafka, which reads metadata as a C string, and whose own
+            # producer writes one.
+            one = _Offsets.TxnOffsetCommitRequestPartition(
+                partition_index=partition,
+                committed_offset=offset,
+                committed_leader_epoch=-1,
+                committed_metadata=text + "\0",
+            )
+            wanted.setdefault(topic, []).append(one)
+        topics = [_Offsets(name=name, partitions=partitions) for name, partitions in wanted.items()]
+        await self._ask(
+            "group",
+            member.group,
+            lambda: TxnOffsetCommitRequest(
+                transactional_id=self._id,
+                group_id=member.group,
+                producer_id=self.producer.producer_id,
+                producer_epoch=self.producer.epoch,
+                generation_id=member.generation,
+                member_id=member.member_id,
+                group_instance_id=member.instance_id,
+                topics=topics,
+                min_version=3,
+                max_version=5 if self._bumps else 4,
+            ),
+            lambda answer: max(
+                (one.error_code for topic in answer.topics for one in topic.partitions), default=0
+            ),
+            deadline,
+        )
+
+    async def end(self, deadline: float, *, committed: bool) -> None:
+        """Commit or abort; a transaction that nothing entered is not worth a request.
+
+        Raises:
+            OutcomeUnknownError: a commit may have taken place. Else as ``start``: it has not.
+        """
+        if self._id is None or not self._touched:
+            return
+        asked = _Asked()
+        try:
+            answer = await self._ask(
+                "transaction",
+                self._id,
+                lambda: EndTxnRequest(
+                    transactional_id=self._id,
+                    producer_id=self.producer.producer_id,
+                    producer_epoch=self.producer.epoch,
+                    committed=committed,
+                    max_version=5 if self._bumps else 4,
+                ),
+                lambda answer: answer.error_code,
+                deadline,
+                asked,
+            )
+        except (RefusedError, LinkLostError, OutOfTimeError) as failure:
+            if committed and (asked.unsure or isinstance(failure, OutOfTimeError)):
+                raise OutcomeUnknownError(str(failure)) from failure
+            raise
+        self._touched = False
+        if self._bumps:
+            self._renewed(answer)
+            self._tainted = False
+        else:
+            # After an abort some records may not have arrived: their numbers are missing.
+            self._tainted |= not committed
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    async def _version(self, deadline: float) -> int:
+        pauses = _Pauses(deadline)
+        while True:
+            try:
+                return await self._link.transaction_version()
+            except LinkLostError as lost:
+                await pauses.take(self._link, lost, sent=False)
+
+    async def _init(self, deadline: float, known: Producer) -> None:
+        request = {
+            "transactional_id": self._id,
+            "transaction_timeout_ms": self._timeout_ms,
+            "producer_id": known.producer_id,
+            "producer_epoch": known.epoch,
+            "max_version": 5,
+        }
+        answer = await self._ask(
+            "transaction",
+            self._id,
+            lambda: InitProducerIdRequest(**request),
+            lambda answer: answer.error_code,
+            deadline,
+        )
+        self._renewed(answer)
+
+    def _renewed(self, answer: Any) -> None:
+        self.producer = self.producer._replace(
+            producer_id=answer.producer_id, epoch=answer.producer_epoch
+        )
+
+    async def _add_group(self, group: str, deadline: float) -> None:
+        assert self._id is not None
+        await self._ask(
+            "transaction",
+            self._id,
+            lambda: AddOffsetsToTxnRequest(
+                transactional_id=self._id,
+                producer_id=self.producer.producer_id,
+                producer_epoch=self.producer.epoch,
+                group_id=group,
+            ),
+            lambda answer: answer.error_code,
+            deadline,
+        )
+
+    async def _ask(
+        self,
+        kind: CoordinatorKind,
+        key: str | None,
+        request: Callable[[], Any],
+        code: Callable[[Any], int],
+        deadline: float,
+        asked: _Asked | None = None,
+    ) -> Any:
+        """The answer without an error, asked for until the deadline while the error is a passing
+        one; ``key`` None: any broker may answer."""
+        pauses = _Pauses(deadline)
+        asked = asked or _Asked()
+        while True:
+            failure: RefusedError | LinkLostError
+            try:
+                node = (
+                    self._link.any_node()
+                    if key is None
+                    else await self._link.coordinator(kind, key)
+                )
+                left_s = max(_SHORTEST_S, deadline - self._link.now())
+                answer = await self._link.send(node, request(), left_s)
+                refused = code(answer)
+                if not refused:
+                    return answer
+                failure = RefusedError(refused)
+            except LinkLostError as lost:
+                asked.unsure |= lost.sent
+                self._tainted |= lost.sent
+                failure = lost
+            except RefusedError as refusal:
+                failure = refusal
+            if isinstance(failure, RefusedError) and failure.code not in _PASSING:
+                raise failure
+            if key is not None and (
+                isinstance(failure, LinkLostError) or failure.code in _ANOTHER_COORDINATOR
+            ):
+                self._link.forget_coordinator(kind, key)
+            await pauses.take(self._link, failure, sent=asked.unsure)
+
+
+class _Asked:
+    """Whether an answer to what was asked for is missing."""
+
+    def __init__(self) -> None:
+        self.unsure = False
+
+
+class _Pauses:
+    """From one attempt to the next, growing, up to a deadline."""
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+        self._next_s = _FIRST_PAUSE_S
+
+    async def take(self, link: BrokerLink, cause: Exception, *, sent: bool) -> None:
+        """Raises OutOfTimeError where no time is left."""
+        if link.now() + self._next_s > self._deadline:
+            raise OutOfTimeError(cause, sent=sent) from cause
+        await link.pause(self._next_s)
+        self._next_s = min(_LONGEST_PAUSE_S, 2 * self._next_s)
+
+
+def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for tp in partitions:
+        found.setdefault(tp.topic, []).append(tp.partition)
+    return found

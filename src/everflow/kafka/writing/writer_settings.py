@@ -1,0 +1,103 @@
+"""What a `RecordWriter` takes of the producer's settings, which have librdkafka's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from everflow.errors import ConfigError
+from everflow.kafka.connection_settings import connection_settings
+from everflow.kafka.writing.compression import CODECS, check_level
+
+_ALIASES = {
+    "compression.codec": "compression.type",
+    "request.required.acks": "acks",
+}
+_ALL_REPLICAS = ("all", "-1")
+_PARTITIONERS = ("murmur2_random", "murmur2", "consistent_random")
+_LIBRDKAFKA_PARTITIONER = "consistent_random"
+"""librdkafka's default, which everflow has always replaced: not the user's choice."""
+_CODEC_DEFAULT_LEVEL = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriterSettings:
+    """Sizes in bytes, times in ms. ``connection``: of `connection_settings`."""
+
+    connection: Mapping[str, Any]
+    batch_bytes: int = 1_000_000
+    """``batch.size``: a batch has no more, unless it is a single larger record."""
+    record_bytes: int = 1_000_000
+    """``message.max.bytes``: a larger record is refused here."""
+    queue_bytes: int = 131_072 << 10
+    """``queue.buffering.max.kbytes``: what may wait for the broker; memory is bounded by
+    configuration (I9)."""
+    codec: str = "none"
+    level: int | None = None
+    request_timeout_ms: int = 30_000
+    transaction_timeout_ms: int = 10_000
+    topic_wait_ms: int = 30_000
+    """``topic.metadata.propagation.max.ms``: how long a topic may be unknown."""
+
+
+def writer_settings(config: Mapping[str, Any]) -> WriterSettings:
+    """Of librdkafka's keys. What only tunes librdkafka's own queues and threads has no meaning here
+    and is passed over.
+
+    Raises:
+        ConfigError: security that kafka-python's connections cannot be told, a partitioner that is
+            not Java's, fewer acknowledgements than all, a codec that is none.
+    """
+    given = {_ALIASES.get(key, key): value for key, value in config.items()}
+    connection = connection_settings(given)
+    if connection is None:
+        asked = ", ".join(sorted(key for key in given if key.startswith(("s", "enable.s"))))
+        raise ConfigError(
+            f"everflow's producer cannot be told these security settings: {asked}. It knows "
+            f"PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512, and TLS with files."
+        )
+    codec = str(given.get("compression.type", "none"))
+    level = int(given.get("compression.level", _CODEC_DEFAULT_LEVEL))
+    settings = WriterSettings(
+        connection=connection,
+        codec=codec,
+        level=None if level == _CODEC_DEFAULT_LEVEL else level,
+        **{
+            name: int(given[key]) * factor
+            for key, (name, factor) in _NUMBERS.items()
+            if key in given
+        },
+    )
+    _check(given, settings)
+    return settings
+
+
+_NUMBERS = {
+    "batch.size": ("batch_bytes", 1),
+    "message.max.bytes": ("record_bytes", 1),
+    "queue.buffering.max.kbytes": ("queue_bytes", 1 << 10),
+    "request.timeout.ms": ("request_timeout_ms", 1),
+    "transaction.timeout.ms": ("transaction_timeout_ms", 1),
+    "topic.metadata.propagation.max.ms": ("topic_wait_ms", 1),
+}
+"""librdkafka's key -> the field, and its unit in the field's."""
+
+
+def _check(given: Mapping[str, Any], settings: WriterSettings) -> None:
+    acks = str(given.get("acks", "all"))
+    if acks not in _ALL_REPLICAS:
+        raise ConfigError(
+            f"acks = {acks} would lose records: everflow's producer writes with acks = all only."
+        )
+    partitioner = str(given.get("partitioner", _PARTITIONERS[0]))
+    if partitioner not in _PARTITIONERS:
+        raise ConfigError(
+            f"partitioner = {partitioner}: everflow writes as Java's producer does "
+            f"(murmur2_random), so that equal keys of two topics meet in one task."
+        )
+    if settings.codec not in CODECS:
+        raise ConfigError(f"compression.type = {settings.codec} is none of {', '.join(CODECS)}.")
+    refused = check_level(settings.codec, settings.level)
+    if refused is not None:
+        raise ConfigError(f"compression.level = {settings.level} for {settings.codec}: {refused}.")
