@@ -39,6 +39,7 @@ final class Programs {
             case "words" -> words(builder, input, output);
             case "sessions" -> sessions(builder, input, output);
             case "baskets" -> baskets(builder, input, output);
+            case "invoices" -> orderSums(builder, input, output);
             case "split" -> split(builder, input, output);
             case "chain" -> chain(builder, input, output);
             default -> throw new IllegalArgumentException("No such program: " + program);
@@ -150,6 +151,25 @@ final class Programs {
                     .withKeySerde(TEXT).withValueSerde(json(Basket.class)))
             .toStream()
             .to(output, Produced.with(TEXT, json(Basket.class)));
+    }
+
+    record OrderSum(long orders, double total) {
+    }
+
+    private static void orderSums(final StreamsBuilder builder, final String input, final String output) {
+        builder.stream(input, Consumed.with(TEXT, json(Order.class)))
+            .mapValues(order -> {
+                final double amount = order.price() * order.quantity();
+                return order.quantity() < 5 ? amount : amount * 0.9;
+            })
+            .groupByKey(Grouped.with(TEXT, Serdes.Double()))
+            .aggregate(
+                () -> new OrderSum(0, 0),
+                (customer, amount, sum) -> new OrderSum(sum.orders() + 1, sum.total() + amount),
+                Materialized.<String, OrderSum, KeyValueStore<Bytes, byte[]>>as("invoices")
+                    .withKeySerde(TEXT).withValueSerde(json(OrderSum.class)))
+            .toStream()
+            .to(output, Produced.with(TEXT, json(OrderSum.class)));
     }
 
     record Invoice(String item, double amount, double fee) {

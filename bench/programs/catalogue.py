@@ -23,6 +23,7 @@ class Kind(enum.Enum):
 
     COLUMNS = "columns"
     FUNCTIONS = "functions"
+    VECTORISED = "vectorised"
 
 
 @dataclass(frozen=True)
@@ -206,6 +207,7 @@ PROGRAMS = {
             window_bytes=16,
         ),
         Program("baskets", Kind.FUNCTIONS, 500_000, _order, _customer),
+        Program("invoices", Kind.VECTORISED, 500_000, _order, _customer),
         Program(
             "split",
             Kind.COLUMNS,

@@ -10,6 +10,7 @@ from bench.results import Row, print_table
 
 EXACTLY_ONCE = "exactly_once_v2"
 START_S = 6.0
+FUNCTION_MARKS = {Kind.FUNCTIONS: 1.0, Kind.VECTORISED: 3.0}
 LATENCY_RATE = "1000"
 LATENCY_MARKS = {"latency_p50": 0.6, "latency_p99": 1.0}
 
@@ -53,8 +54,9 @@ def _bound(row: Row) -> tuple[float | None, bool]:
     case, _, rate = row.case.partition(" at ")
     name = case.partition(",")[0]
     if row.metric == "throughput":
-        if PROGRAMS[name].kind is Kind.FUNCTIONS:
-            return 1.0, True
+        kind = PROGRAMS[name].kind
+        if kind in FUNCTION_MARKS:
+            return FUNCTION_MARKS[kind], True
         return (5.0 if row.guarantee == EXACTLY_ONCE else 3.0), True
     if rate == LATENCY_RATE and row.guarantee == EXACTLY_ONCE:
         return LATENCY_MARKS.get(row.metric), False

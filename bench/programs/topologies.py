@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import pandas as pd
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
@@ -115,6 +116,27 @@ def baskets() -> StreamsBuilder:
             returns="orders bigint, total double, best double",
             store="baskets",
         )
+        .to_stream()
+        .to(_output())
+    )
+    return builder
+
+
+@F.pandas_udf("double")
+def _charged(price: pd.Series, quantity: pd.Series) -> pd.Series:
+    """A tenth less from five on."""
+    amount = price * quantity
+    return amount.where(quantity < 5, amount * 0.9)
+
+
+def invoices() -> StreamsBuilder:
+    """What each customer has to pay, computed by a Python function over whole Series."""
+    builder = StreamsBuilder()
+    (
+        _input(builder, ORDER)
+        .map_values(amount=_charged(F.col("value.price"), F.col("value.quantity")))
+        .group_by_key()
+        .aggregate(orders=agg.count(), total=agg.sum("value.amount"), store="invoices")
         .to_stream()
         .to(_output())
     )

@@ -96,6 +96,8 @@ def test_marks_hold_each_figure_to_its_bound() -> None:
         row("trades", "throughput", "kafka-streams", 100.0, least),
         row("baskets", "throughput", "everflow", 90.0, once),
         row("baskets", "throughput", "kafka-streams", 100.0, once),
+        row("invoices", "throughput", "everflow", 250.0, once),
+        row("invoices", "throughput", "kafka-streams", 100.0, once),
         row("trades at 1000", "latency_p50", "everflow", 50.0, once),
         row("trades at 1000", "latency_p50", "kafka-streams", 100.0, once),
         row("trades at 1000", "latency_p99", "everflow", 101.0, once),
@@ -112,6 +114,7 @@ def test_marks_hold_each_figure_to_its_bound() -> None:
         ("trades", once, "throughput", 4.0, 5.0, False),
         ("trades", least, "throughput", 4.0, 3.0, True),
         ("baskets", once, "throughput", 0.9, 1.0, False),
+        ("invoices", once, "throughput", 2.5, 3.0, False),
         ("trades at 1000", once, "latency_p50", 0.5, 0.6, True),
         ("trades at 1000", once, "latency_p99", 1.01, 1.0, False),
     ]

@@ -68,7 +68,6 @@ class BrokerLink:
         self._net = NetworkSelector(client_id=settings["client_id"], slow_task_threshold_secs=0)
         self._manager = KafkaConnectionManager(self._net, **settings)
         self._cluster = self._manager.cluster
-        self.request_timeout_ms = request_timeout_ms
         try:
             self._manager.bootstrap(timeout_ms=max(1, int(timeout_s * 1000)))
         except client_errors.KafkaError as failure:

@@ -196,7 +196,7 @@ class Deliveries:
         request = ProduceRequest(
             transactional_id=self._transactional_id,
             acks=_ALL_REPLICAS,
-            timeout_ms=self._settings.request_timeout_ms,
+            timeout_ms=self._settings.answer_timeout_ms,
             topic_data=[
                 ProduceRequest.TopicProduceData(name=name, partition_data=data)
                 for name, data in by_topic.items()

@@ -40,7 +40,7 @@ def fence_all(
         return
     deadline = time.monotonic() + timeout_s
     settings = writer_settings(config)
-    link = BrokerLink(settings.connection, settings.request_timeout_ms, timeout_s)
+    link = BrokerLink(settings.connection, settings.answer_timeout_ms, timeout_s)
     failures: list[EverflowError] = []
 
     async def end(transactional_id: str) -> None:

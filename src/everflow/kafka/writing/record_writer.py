@@ -113,7 +113,7 @@ class RecordWriter:
         self._kept = True
         self._closed = False
         self._link = link(
-            self._settings.connection, self._settings.request_timeout_ms, _INIT_TIMEOUT_S
+            self._settings.connection, self._settings.answer_timeout_ms, _INIT_TIMEOUT_S
         )
         self._transactions = Transactions(
             self._link, transactional_id, self._settings.transaction_timeout_ms

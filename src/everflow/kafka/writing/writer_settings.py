@@ -35,7 +35,8 @@ class WriterSettings:
     configuration (I9)."""
     codec: str = "none"
     level: int | None = None
-    request_timeout_ms: int = 30_000
+    answer_timeout_ms: int = 30_000
+    """``request.timeout.ms``: how long an answer may take."""
     transaction_timeout_ms: int = 10_000
     topic_wait_ms: int = 30_000
     """``topic.metadata.propagation.max.ms``: how long a topic may be unknown."""
@@ -77,7 +78,7 @@ _NUMBERS = {
     "batch.size": ("batch_bytes", 1),
     "message.max.bytes": ("record_bytes", 1),
     "queue.buffering.max.kbytes": ("queue_bytes", 1 << 10),
-    "request.timeout.ms": ("request_timeout_ms", 1),
+    "request.timeout.ms": ("answer_timeout_ms", 1),
     "transaction.timeout.ms": ("transaction_timeout_ms", 1),
     "topic.metadata.propagation.max.ms": ("topic_wait_ms", 1),
 }

@@ -295,8 +295,6 @@ class Faults:
 class ModelLink:
     """`BrokerLink` on a `Broker`, on a loop of its own."""
 
-    request_timeout_ms = 30_000
-
     def __init__(self, broker: Broker, rng: random.Random, faults: Faults) -> None:
         self.broker, self.rng, self.faults = broker, rng, faults
         self.late: list[Any] = []
