@@ -41,6 +41,8 @@ log = logging.getLogger("everflow")
 
 ABORT_PAUSE_MS = 50.0
 IDLE_WAIT_MS = 1_000.0
+FRESH_ENDS_MS = 20.0
+"""How long a batch that is not full waits to hear where its logs end now."""
 
 
 @dataclass
@@ -301,14 +303,14 @@ class StreamThread:
                 f"The brokers have not answered for {self.settings.task_timeout_ms / 1000:g} s "
                 f"(task.timeout.ms)."
             )
-        ends = self.services.ends.ends()
-        available = {
-            tp: OffsetRange(position, max(position, ends.get(tp, task.ends.get(tp, position))))
-            for task in self.tasks.values()
-            for tp, position in task.positions.items()
-        }
+        most = self._size.records(self.settings.limits)
+        available = self._available()
+        if sum(r.end - r.start for r in available.values()) < most:
+            # What came during the last batch need not wait for the one after the next.
+            self.services.ends.refresh(FRESH_ENDS_MS)
+            available = self._available()
         log_ends = {tp: r.end for tp, r in available.items()}
-        ranges = plan_ranges(available, self._size.records(self.settings.limits))
+        ranges = plan_ranges(available, most)
         if is_empty(ranges) or self._stuck_at == log_ends or self.services.paused():
             # An empty batch now and then keeps the Python workers alive (idle for a minute, Spark
             # ends them: design section 7).
@@ -316,6 +318,15 @@ class StreamThread:
                 return None
             ranges = {tp: OffsetRange(r.start, r.start) for tp, r in available.items()}
         return PlannedBatch(ranges, log_ends)
+
+    def _available(self) -> dict[TopicPartition, OffsetRange]:
+        """What is in the logs of its tasks and not yet processed."""
+        ends = self.services.ends.ends()
+        return {
+            tp: OffsetRange(position, max(position, ends.get(tp, task.ends.get(tp, position))))
+            for task in self.tasks.values()
+            for tp, position in task.positions.items()
+        }
 
     def _keep_alive_left_ms(self) -> float:
         return max(0.0, self._last_job_ms + self.settings.keep_alive_ms - self.clock.monotonic_ms())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,6 +14,8 @@ from everflow.runtime.topics.shrunk_logs import ShrunkLogs
 
 log = logging.getLogger("everflow")
 
+FRESH_MS = 3.0
+"""An answer that was asked for within this time is as good as another one."""
 BUSY_PERIOD_MS = 50.0
 """While no stream thread waits for records the ends are only refreshed now and then."""
 
@@ -44,7 +47,14 @@ class EndOffsets:
         self._ends: Mapping[TopicPartition, int] = {}
         self._idle: set[int] = set()
         self._stop = threading.Event()
-        self._someone_idle = threading.Event()
+        self._look = threading.Event()
+        """There is a reason to ask before the period is over."""
+        self._answered = threading.Condition(self._lock)
+        self._asked = self._answers = 0
+        """Questions so far, and the last one with an answer."""
+        self._began_ms = -math.inf
+        """When that one was asked."""
+        self._polls = False
         self._failing_since_ms: float | None = None
         self._asked_ms: float | None = None
         """Since when a question is unanswered, the retries inside it included."""
@@ -57,7 +67,7 @@ class EndOffsets:
         has grown."""
         with self._lock:
             self._watched[thread] = (frozenset(partitions), wake)
-        self._someone_idle.set()
+        self._look.set()
 
     def unwatch(self, thread: int) -> None:
         """The stream thread has no partitions any more."""
@@ -68,13 +78,24 @@ class EndOffsets:
     def idle(self, thread: int, waiting: bool) -> None:
         """The stream thread waits (or no longer waits) for records."""
         with self._lock:
+            first = not self._idle
             (self._idle.add if waiting else self._idle.discard)(thread)
-        if waiting:
-            self._someone_idle.set()
+        if waiting and first:
+            self._look.set()
 
     def ends(self) -> Mapping[TopicPartition, int]:
         """The ends as last read; a partition that was never read is missing."""
         return self._ends
+
+    def refresh(self, timeout_ms: float) -> None:
+        """Have the ends asked for now, unless they were a moment ago, and wait for the answer for
+        at most ``timeout_ms``. Without a poller of its own (`start`) nothing is asked."""
+        with self._answered:
+            if not self._polls or self._clock.monotonic_ms() - self._began_ms < FRESH_MS:
+                return
+            wanted = self._asked + 1
+            self._look.set()
+            self._answered.wait_for(lambda: self._answers >= wanted, timeout_ms / 1000)
 
     def failing_ms(self) -> float:
         """For how long the brokers have not answered; 0 when they do."""
@@ -86,12 +107,13 @@ class EndOffsets:
         log that has shrunk."""
         with self._lock:
             watched = dict(self._watched)
+            self._asked = number = self._asked + 1
         partitions = sorted({tp for mine, _ in watched.values() for tp in mine})
         if not partitions:
             return
         # Before the ends: what was read until now cannot lie beyond an end that is asked for later.
         held = {} if self._check is None else self._check.held()
-        self._asked_ms = self._clock.monotonic_ms()
+        self._asked_ms = began_ms = self._clock.monotonic_ms()
         try:
             now = self._read(partitions)
             if self._check is not None and held:
@@ -109,18 +131,22 @@ class EndOffsets:
             log.info("The brokers answer again")
             self._failing_since_ms = None
         before, self._ends = self._ends, dict(now)
+        with self._answered:
+            self._answers, self._began_ms = number, began_ms
+            self._answered.notify_all()
         for mine, wake in watched.values():
             if any(now[tp] != before.get(tp) for tp in mine if tp in now):
                 wake.set()
 
     def start(self) -> None:
         """Poll from a thread of its own until `close`."""
+        self._polls = True
         threading.Thread(target=self._run, name="everflow-end-offsets", daemon=True).start()
 
     def close(self) -> None:
         """End the polling; returns at once."""
         self._stop.set()
-        self._someone_idle.set()
+        self._look.set()
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -136,9 +162,5 @@ class EndOffsets:
                 return
             with self._lock:
                 waiting = bool(self._idle)
-                if not waiting:
-                    self._someone_idle.clear()
-            if waiting:
-                self._clock.wait(self._stop, self._period_ms)
-            else:
-                self._clock.wait(self._someone_idle, BUSY_PERIOD_MS)
+            self._clock.wait(self._look, self._period_ms if waiting else BUSY_PERIOD_MS)
+            self._look.clear()
