@@ -29,6 +29,8 @@ T = TypeVar("T")
 CoordinatorKind = Literal["group", "transaction"]
 _KINDS = {"group": CoordinatorType.GROUP, "transaction": CoordinatorType.TRANSACTION}
 _TRANSACTION_FEATURE = "transaction.version"
+_STEPS_TO_THE_WIRE = 8
+"""Turns from a new task to its bytes in the socket, and one or two more."""
 _NO_LEADER = (None, -1)
 
 
@@ -97,6 +99,11 @@ class BrokerLink:
         """As `start`; what it gives can be awaited."""
         future: Awaitable[T] = self._net.call_soon_with_future(coroutine)
         return future
+
+    def push(self) -> None:
+        """Do all that can be done now: what is asked of the brokers is on its way then."""
+        for _ in range(_STEPS_TO_THE_WIRE):
+            self._net.poll(timeout_ms=0)
 
     def now(self) -> float:
         """Seconds, of the clock of deadlines."""

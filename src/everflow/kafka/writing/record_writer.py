@@ -174,6 +174,14 @@ class RecordWriter:
         for start in range(0, len(timestamps), _GATHERED):
             self._gather(topic, piece.of(slice(start, start + _GATHERED)))
 
+    def send(self) -> None:
+        """Let what was written go, and return: it travels while ``send_offsets`` and ``flush``
+        wait. Raises as ``write``."""
+        for topic in list(self._pieces):
+            self._hand_over(topic)
+        self._deliveries.start()
+        self._link.push()
+
     def flush(self, timeout_s: float) -> None:
         """Wait until the broker has every record.
 
@@ -185,8 +193,7 @@ class RecordWriter:
                 RecordTooLargeError: it was too large for its topic.
         """
         deadline = self._link.now() + timeout_s
-        for topic in list(self._pieces):
-            self._hand_over(topic)
+        self.send()
         while True:
             self._deliveries.start()
             self._check()

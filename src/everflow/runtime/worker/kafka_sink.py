@@ -56,6 +56,7 @@ class SinkWriter(Protocol):
         partition: int | None = None,
         headers: Sequence[Any] | None = None,
     ) -> None: ...
+    def send(self) -> None: ...
     def flush(self, timeout_s: float) -> None: ...
     def positions(self) -> Mapping[TopicPartition, int]: ...
     def send_offsets(
@@ -135,7 +136,10 @@ class KafkaSink:
         try:
             with timed(result.timings, "write"):
                 counts = self._write(writer, request, result, sources)
-                writer.flush(FLUSH_TIMEOUT_S)
+                writer.send()
+                if request.guarantee != EXACTLY_ONCE_V2:
+                    # The driver commits the offsets when it is asked.
+                    writer.flush(FLUSH_TIMEOUT_S)
             answer = self._commit(writer, request, result, sources, touched)
         except GenerationChanged as error:
             # The group moved on between the gate's answer and the offsets: refused as a whole,
@@ -221,8 +225,12 @@ class KafkaSink:
             answer = self.ports.ask(request, offsets)
         if answer.ok and request.guarantee == EXACTLY_ONCE_V2:
             assert answer.group_metadata is not None
+            # The records are on their way meanwhile: both belong to the transaction, and nothing
+            # counts before its end.
             with timed(result.timings, "offsets"):
                 writer.send_offsets(offsets, answer.group_metadata, OFFSETS_TIMEOUT_S)
+            with timed(result.timings, "delivery"):
+                writer.flush(FLUSH_TIMEOUT_S)
             self.ports.reached(OFFSETS_SENT)
             with timed(result.timings, "commit"):
                 writer.commit(COMMIT_TIMEOUT_S)

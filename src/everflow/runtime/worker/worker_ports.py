@@ -40,11 +40,26 @@ class LmdbAccess:
 def announce(request: BatchRequest, level: int) -> None:
     """Tell the driver which process serves this hop, so that it can be killed after a failure
     (scenario 34)."""
-    with GateClient(request.gate) as gate:
-        if not gate.hello(request.batch_id, f"t{request.thread}-{level}", os.getpid()):
-            raise BatchUnwantedError(
-                f"the driver no longer runs batch {request.batch_id}; nothing was written"
-            )
+    slot = f"t{request.thread}-{level}"
+    if not _gate(request.gate).hello(request.batch_id, slot, os.getpid()):
+        raise BatchUnwantedError(
+            f"the driver no longer runs batch {request.batch_id}; nothing was written"
+        )
+
+
+_gates: dict[int, tuple[str, GateClient]] = {}
+"""Process -> its gate and the connection there: an instance's socket serves all of its batches."""
+
+
+def _gate(path: str) -> GateClient:
+    """This process's connection; for its main thread. A fork makes its own."""
+    known = _gates.get(os.getpid())
+    if known is None or known[0] != path:
+        if known is not None:
+            known[1].close()
+        _gates.clear()
+        _gates[os.getpid()] = known = (path, GateClient(path))
+    return known[1]
 
 
 @dataclass(frozen=True)
@@ -67,8 +82,7 @@ class WorkerPorts:
     def ask(
         self, request: BatchRequest, offsets: Sequence[tuple[str, int, int, str]]
     ) -> GateAnswer:
-        with GateClient(request.gate) as gate:
-            return gate.commit(request.batch_id, offsets)
+        return _gate(request.gate).commit(request.batch_id, offsets)
 
     def apply(
         self,

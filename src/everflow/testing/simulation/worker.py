@@ -309,6 +309,9 @@ class _Batch:
                 name, self._epoch, tp, len(timestamps), values[-1], batch
             ).end
 
+    def send(self) -> None:
+        pass
+
     def flush(self, timeout_s: float) -> None:
         self._travel()
 

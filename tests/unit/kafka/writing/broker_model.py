@@ -346,6 +346,10 @@ class ModelLink:
         else:
             self._now = end
 
+    def push(self) -> None:
+        for _ in range(self.rng.randrange(4)):
+            self.turn(0)
+
     async def pause(self, seconds: float) -> None:
         future = Future()
         end = self._now + seconds

@@ -66,10 +66,11 @@ class History:
                 writer.write(
                     tp.topic, values, values, np.arange(len(values), dtype=np.int64), tp.partition
                 )
-            writer.flush(20)
+            writer.send()
             if self.rng.random() < 0.15:
                 raise EverflowError("the gate says no")
             writer.send_offsets([("in", 0, number + 1, "")], MEMBER, 10)
+            writer.flush(20)
             with self.outage():
                 writer.commit(5)
             return True

@@ -130,7 +130,7 @@ def test_records_then_gate_then_offsets_then_commit_then_the_store(
     writer: Writer, store: LmdbStore
 ) -> None:
     done = run(writer, store)
-    assert writer.calls == ["begin", "write", "flush", "send_offsets", "commit"]
+    assert writer.calls == ["begin", "write", "send", "send_offsets", "flush", "commit"]
     assert done.committed
     assert (entries(store), store.meta().position, store.meta().last_batch) == (2, 2, "i1.1.0")
     assert store.meta().stream_time == 2, "of the operator whose store it is"
@@ -165,7 +165,7 @@ def test_a_no_of_the_gate_aborts(writer: Writer, store: LmdbStore) -> None:
     """Scenarios 6 to 8, and 10 where the driver is gone: the answer is no, and nothing happened."""
     done = run(writer, store, answer=GateAnswer(False, reason="ownership-changed: task 0_0"))
     assert (done.outcome, done.reason) == (ABORTED, "ownership-changed: task 0_0")
-    assert writer.calls == ["begin", "write", "flush", "abort"]
+    assert writer.calls == ["begin", "write", "send", "abort"]
     assert (entries(store), store.meta().position) == (0, None)
 
 
