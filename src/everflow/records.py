@@ -146,6 +146,17 @@ class StoreChanges:
 
 
 @dataclass
+class TasksResult:
+    """What a stateful operator returns for one micro-batch of several tasks, by their partitions;
+    fields as in `OperatorResult`."""
+
+    output: EdgeBatch
+    changes: dict[int, list[StoreChanges]]
+    stream_times: dict[int, int]
+    dropped: dict[str, int]
+
+
+@dataclass
 class OperatorResult:
     """What a stateful operator returns for one micro-batch of one task."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,9 @@ from everflow import serdes
 from everflow.errors import TopologyError
 from everflow.operators.agg import Aggregator, result_type
 from everflow.operators.fold import ColumnFold, StateColumn
-from everflow.operators.grouping import Groups, KeyedOperator, Stored, group, read, result
-from everflow.records import EdgeBatch, Int64, OperatorResult, StoreChanges
+from everflow.operators.grouping import Groups, KeyedOperator, Stored, Tasks, group, read, result
+from everflow.records import EdgeBatch, Int64, TasksResult
 from everflow.serdes import Serde
-from everflow.state.store import StoreView
 from everflow.windows import TimeWindows
 
 
@@ -86,20 +85,17 @@ class AggregateSpec(KeyedOperator):
             emit_every_update=emit_every_update,
         )
 
-    def process(
-        self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int
-    ) -> OperatorResult:
-        """Folds one task's records into the stored aggregates; the last result per group, or every
-        one."""
+    def _process(self, batch: EdgeBatch, tasks: Tasks) -> TasksResult:
+        """Folds the records into the stored aggregates; the last result per group, or every one."""
         groups = group(
             batch,
             self.key_serde,
             self.window,
-            stream_time,
+            tasks,
             store=self.store,
             skip_null_values=self.window is None,
         )
-        stored = read(groups, stores[self.store], self.value_serde)
+        stored = read(groups, tasks.stores, self.value_serde)
         folds = self._folds(batch.value, groups, stored)
         final = [fold.final() for fold in folds]
         times = batch.timestamp[groups.rows]
@@ -107,7 +103,7 @@ class AggregateSpec(KeyedOperator):
         running = _running_max(timestamps, groups.codes, times) if self.emit_every_update else None
         np.maximum.at(timestamps, groups.codes, times)
         values = self.value_serde.encode_array(self.state_of(final)).to_pylist()
-        changes = StoreChanges(self.store, groups.keys, values, timestamps)
+        changes = groups.changes(self.store, values, timestamps)
         if running is not None:
             at = np.arange(len(groups.rows), dtype=np.int64)
             shown = self.finish([fold.running() for fold in folds])

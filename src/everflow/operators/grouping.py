@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ import pyarrow.compute as pc
 
 from everflow.operators.fold import valid
 from everflow.operators.user_code import written_bytes
-from everflow.records import EdgeBatch, Int64, OperatorResult, StoreChanges
+from everflow.records import EdgeBatch, Int32, Int64, OperatorResult, StoreChanges, TasksResult
 from everflow.serdes import Serde
 from everflow.serdes.base import decode_present, matrix_from_binary, rest
 from everflow.serdes.windowed import window_store_keys, windowed_key_type
@@ -43,14 +44,48 @@ class KeyedOperator:
         value itself."""
         return self.value_serde.decode(data)
 
+    def process(
+        self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int
+    ) -> OperatorResult:
+        """See `StatefulOperator`."""
+        tasks = Tasks(np.zeros(len(batch), np.int32), {0: stores[self.store]}, {0: stream_time})
+        done = self._process(batch, tasks)
+        return OperatorResult(
+            done.output, done.changes.get(0, []), done.stream_times[0], done.dropped
+        )
+
+    def process_tasks(
+        self,
+        batch: EdgeBatch,
+        stores: Mapping[int, Mapping[str, StoreView]],
+        stream_times: Mapping[int, int],
+    ) -> TasksResult:
+        """See `StatefulOperator`. All tasks' records are grouped, read and folded together: a batch
+        costs what its records cost, not its tasks."""
+        views = {partition: views[self.store] for partition, views in stores.items()}
+        return self._process(batch, Tasks(batch.partition, views, stream_times))
+
+    def _process(self, batch: EdgeBatch, tasks: Tasks) -> TasksResult:
+        raise NotImplementedError
+
+
+class Tasks(NamedTuple):
+    """The tasks of a batch: the partition of each record's task; each task's store, and its stream
+    time before the batch, by partition."""
+
+    of_records: Int32
+    stores: Mapping[int, StoreView]
+    stream_times: Mapping[int, int]
+
 
 @dataclass(kw_only=True)
 class Groups:
-    """Contributions (a record, or a record and one of its windows) by store key.
+    """Contributions (a record, or a record and one of its windows) by task and store key.
 
     ``rows``: row of the batch of each contribution, in processing order; ``codes``: its group;
-    groups are in the order of ``keys``, the sorted store keys. ``last``: the last contribution of
-    each group. ``starts``: window start per group.
+    groups are in the order of their tasks, and in a task in that of ``keys``, the store keys.
+    ``parts``: each task's partition and its groups. ``last``: the last contribution of each group.
+    ``starts``: window start per group.
     """
 
     rows: Int64
@@ -58,7 +93,8 @@ class Groups:
     keys: list[bytes]
     last: Int64
     starts: Int64 | None
-    stream_time: int
+    parts: list[tuple[int, slice]]
+    stream_times: dict[int, int]
     dropped: dict[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -68,6 +104,15 @@ class Groups:
         """The batch's ``column`` per contribution; without a copy where every record contributes
         once."""
         return column if self._every_row(len(column)) else column.take(pa.array(self.rows))
+
+    def changes(
+        self, store: str, values: Sequence[bytes | None], timestamps: Int64
+    ) -> dict[int, list[StoreChanges]]:
+        """The tasks' changes, of values and times in the order of the groups."""
+        return {
+            partition: [StoreChanges(store, self.keys[part], values[part], timestamps[part])]
+            for partition, part in self.parts
+        }
 
     def _every_row(self, count: int) -> bool:
         return len(self.rows) == count and (
@@ -89,31 +134,22 @@ def group(
     batch: EdgeBatch,
     key_serde: Serde,
     window: TimeWindows | None,
-    stream_time: int,
+    tasks: Tasks,
     *,
     store: str,
     skip_null_values: bool,
 ) -> Groups:
-    """Groups ``batch`` by the bytes of its keys, and by window. UserFunctionError for a key that
-    cannot be written.
+    """Groups ``batch`` by task, by the bytes of its keys, and by window. UserFunctionError for a
+    key that cannot be written.
 
-    Stream time is a running maximum over the records with a key (and a value, where those are
-    skipped); each record is judged by the maximum up to and including itself. Dropped:
+    A task's stream time is a running maximum over the records with a key (and a value, where those
+    are skipped); each record is judged by the maximum up to and including itself. Dropped:
     ``null-key``, ``null-value``, and ``late`` once per closed window of a record, as Kafka Streams
     counts.
     """
-    dropped: dict[str, int] = {}
-    rows = np.arange(len(batch), dtype=np.int64)
-    if batch.key.null_count:
-        dropped["null-key"] = batch.key.null_count
-        rows = rows[valid(batch.key)]
-    if skip_null_values and batch.value.null_count:
-        kept = rows[valid(batch.value)[rows]]
-        if len(kept) < len(rows):
-            dropped["null-value"] = len(rows) - len(kept)
-        rows = kept
-    times = batch.timestamp[rows]
-    running = np.maximum(np.maximum.accumulate(times), stream_time) if len(times) else times
+    rows, dropped = _counted(batch, skip_null_values)
+    times, owners = batch.timestamp[rows], tasks.of_records[rows]
+    running, stream_times = _stream_times(times, owners, tasks.stream_times)
     keys = written_bytes(key_serde, batch.key, store, batch)
     starts: Int64 | None = None
     if window is not None:
@@ -122,11 +158,17 @@ def group(
         if not is_open.all():
             dropped["late"] = int(len(starts) - np.count_nonzero(is_open))
             at, starts = at[is_open], starts[is_open]
-        rows = rows[at]
+        rows, owners = rows[at], owners[at]
     if len(rows) != len(batch) or window is not None:
         keys = keys.take(pa.array(rows))
     codes, unique, starts = _codes(keys, starts, window)
+    codes, found, members = _by_task(codes, owners)
+    if found is not None:
+        unique = unique.take(pa.array(found))
+        starts = None if starts is None else starts[found]
     order = pc.sort_indices(unique).to_numpy().astype(np.int64)
+    if found is not None:
+        order = order[np.argsort(members[order], kind="stable")]
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
     codes = rank[codes]
@@ -138,14 +180,68 @@ def group(
         keys=unique.take(pa.array(order)).to_pylist(),
         last=last,
         starts=None if starts is None else starts[order],
-        stream_time=int(running[-1]) if len(running) else stream_time,
+        parts=_parts(members[order]),
+        stream_times=stream_times,
         dropped=dropped,
     )
 
 
-def read(groups: Groups, store: StoreView, serde: Serde) -> Stored:
-    """The stored values of the groups, read in key order by one call."""
-    raw = pa.array(store.get_many(groups.keys), pa.binary())
+def _counted(batch: EdgeBatch, skip_null_values: bool) -> tuple[Int64, dict[str, int]]:
+    """The rows with a key (and a value), and how many are left out, by reason."""
+    dropped: dict[str, int] = {}
+    rows = np.arange(len(batch), dtype=np.int64)
+    if batch.key.null_count:
+        dropped["null-key"] = batch.key.null_count
+        rows = rows[valid(batch.key)]
+    if skip_null_values and batch.value.null_count:
+        kept = rows[valid(batch.value)[rows]]
+        if len(kept) < len(rows):
+            dropped["null-value"] = len(rows) - len(kept)
+        rows = kept
+    return rows, dropped
+
+
+def _stream_times(
+    times: Int64, owners: Int32, before: Mapping[int, int]
+) -> tuple[Int64, dict[int, int]]:
+    """The stream time of each record's task at that record, and of all tasks after them."""
+    after = dict(before)
+    running = times.copy()
+    for partition in np.unique(owners).tolist():
+        mine = owners == partition
+        running[mine] = np.maximum(np.maximum.accumulate(times[mine]), before[partition])
+        after[partition] = int(running[mine][-1])
+    return running, after
+
+
+def _by_task(codes: Int64, owners: Int32) -> tuple[Int64, Int64 | None, Int32]:
+    """Codes that differ from task to task, the code before of each (None: there is one task), and
+    the task of each."""
+    partitions, numbers = np.unique(owners, return_inverse=True)
+    if len(partitions) <= 1:
+        count = int(codes.max()) + 1 if len(codes) else 0
+        return codes, None, np.full(count, partitions[0] if len(partitions) else 0, np.int32)
+    pairs = pa.array(codes * len(partitions) + numbers).dictionary_encode()
+    found = pairs.dictionary.to_numpy()
+    members = partitions[found % len(partitions)].astype(np.int32)
+    return pairs.indices.to_numpy().astype(np.int64), found // len(partitions), members
+
+
+def _parts(members: Int32) -> list[tuple[int, slice]]:
+    """Each partition in a sorted column, and where it stands."""
+    begins = np.flatnonzero(np.diff(members, prepend=-1)).tolist()
+    ends = [*begins, len(members)][1:]
+    return [
+        (int(members[begin]), slice(begin, end)) for begin, end in zip(begins, ends, strict=True)
+    ]
+
+
+def read(groups: Groups, stores: Mapping[int, StoreView], serde: Serde) -> Stored:
+    """The stored values of the groups, read in key order by one call for each task."""
+    found: list[bytes | None] = []
+    for partition, part in groups.parts:
+        found += stores[partition].get_many(groups.keys[part])
+    raw = pa.array(found, pa.binary())
     present = valid(raw)
     timestamps = np.full(len(raw), np.iinfo(np.int64).min)
     times = pc.binary_slice(raw.drop_null(), 0, TIMESTAMP_BYTES)
@@ -168,13 +264,13 @@ def result_key(batch: EdgeBatch, groups: Groups, at: Int64, window: TimeWindows 
 def result(
     batch: EdgeBatch,
     groups: Groups,
-    changes: StoreChanges,
+    changes: dict[int, list[StoreChanges]],
     *,
     at: Int64,
     values: pa.Array,
     timestamps: Int64,
     window: TimeWindows | None,
-) -> OperatorResult:
+) -> TasksResult:
     """The results of the contributions ``at`` (increasing), each with the position of the record
     that made it."""
     rows = groups.rows[at]
@@ -188,9 +284,7 @@ def result(
         offset=batch.offset[rows],
         headers=None if batch.headers is None else batch.headers.take(pa.array(rows)),
     )
-    return OperatorResult(
-        output, [changes] if len(changes) else [], groups.stream_time, groups.dropped
-    )
+    return TasksResult(output, changes, groups.stream_times, groups.dropped)
 
 
 def _codes(

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from everflow.operators.grouping import Groups, KeyedOperator, Stored, group, read, result
+from everflow.operators.grouping import Groups, KeyedOperator, Stored, Tasks, group, read, result
 from everflow.operators.user_code import function_failure, require_users
-from everflow.records import EdgeBatch, Int64, OperatorResult, StoreChanges
+from everflow.records import EdgeBatch, Int64, TasksResult
 from everflow.serdes import Serde
 from everflow.serdes.base import encode_each
 from everflow.serdes.windowed import python_keys
-from everflow.state.store import StoreView
 from everflow.windows import TimeWindows
 
 
@@ -65,20 +64,18 @@ class PythonAggregateSpec(KeyedOperator):
         """Arrow type of the output's value."""
         return self.value_serde.type
 
-    def process(
-        self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int
-    ) -> OperatorResult:
+    def _process(self, batch: EdgeBatch, tasks: Tasks) -> TasksResult:
         """Calls the function for every record (and window); the last result per group, or every
         one."""
         groups = group(
             batch,
             self.key_serde,
             self.window,
-            stream_time,
+            tasks,
             store=self.store,
             skip_null_values=self.window is None,
         )
-        stored = read(groups, stores[self.store], self.value_serde)
+        stored = read(groups, tasks.stores, self.value_serde)
         updates = self._run(batch, groups, stored)
         if self.emit_every_update:
             at = np.arange(len(groups.rows), dtype=np.int64)
@@ -87,11 +84,8 @@ class PythonAggregateSpec(KeyedOperator):
             at = np.sort(groups.last)
             after = self._written(batch, groups, updates.states, at)
         last = np.searchsorted(at, groups.last)
-        changes = StoreChanges(
-            self.store,
-            groups.keys,
-            after.take(pa.array(last)).to_pylist(),
-            updates.times[groups.last],
+        changes = groups.changes(
+            self.store, after.take(pa.array(last)).to_pylist(), updates.times[groups.last]
         )
         shown = self.value_serde.decode_array(after)
         return result(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from everflow.operators.grouping import KeyedOperator, group, result
+from everflow.operators.grouping import KeyedOperator, Tasks, group, result
 from everflow.operators.user_code import written_bytes
-from everflow.records import EdgeBatch, OperatorResult, StoreChanges
+from everflow.records import EdgeBatch, TasksResult
 from everflow.serdes import Serde
-from everflow.state.store import StoreView
 
 
 @dataclass(frozen=True)
@@ -35,18 +33,14 @@ class TableSpec(KeyedOperator):
         """Arrow type of the output's value."""
         return self.value_serde.type
 
-    def process(
-        self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int
-    ) -> OperatorResult:
-        """Upserts and deletes of one task's records."""
-        groups = group(
-            batch, self.key_serde, None, stream_time, store=self.store, skip_null_values=False
-        )
+    def _process(self, batch: EdgeBatch, tasks: Tasks) -> TasksResult:
+        """Upserts and deletes."""
+        groups = group(batch, self.key_serde, None, tasks, store=self.store, skip_null_values=False)
         last_rows = groups.rows[groups.last]
         values = written_bytes(
             self.value_serde, batch.value.take(pa.array(last_rows)), self.store, batch, last_rows
         ).to_pylist()
-        changes = StoreChanges(self.store, groups.keys, values, batch.timestamp[last_rows])
+        changes = groups.changes(self.store, values, batch.timestamp[last_rows])
         at = (
             np.arange(len(groups.rows), dtype=np.int64)
             if self.emit_every_update

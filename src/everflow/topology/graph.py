@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import pyarrow as pa
 
 from everflow.columns.computation import Twin
-from everflow.records import HEADERS, EdgeBatch, OperatorResult
+from everflow.records import HEADERS, EdgeBatch, OperatorResult, TasksResult
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec, StoreView
 
@@ -182,6 +182,20 @@ class StatefulOperator(Protocol):
     def decode_result(self, data: bytes) -> Any:
         """What the table shows for stored value bytes (without the 8-byte timestamp), as a Python
         value."""
+
+
+@runtime_checkable
+class ManyTasksOperator(Protocol):
+    """A stateful operator whose batch costs what its records cost, not its tasks."""
+
+    def process_tasks(
+        self,
+        batch: EdgeBatch,
+        stores: Mapping[int, Mapping[str, StoreView]],
+        stream_times: Mapping[int, int],
+    ) -> TasksResult:
+        """`StatefulOperator.process` for several tasks at once, told apart by the records'
+        partitions: ``stores`` and ``stream_times`` of each."""
 
 
 @dataclass(frozen=True)

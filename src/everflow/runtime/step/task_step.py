@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,9 +22,9 @@ import pyarrow.compute as pc
 from everflow.operators.user_code import UserFunctionError, refused, require_users
 from everflow.records import (
     EdgeBatch,
-    OperatorResult,
     StoreChanges,
     TaskId,
+    TasksResult,
     TopicPartition,
 )
 from everflow.runtime.commit.batch import (
@@ -43,6 +44,8 @@ from everflow.runtime.step.step_functions import RecordFailure, run_function, un
 from everflow.runtime.step.step_stores import StoreAccess, TaskStores
 from everflow.serdes import Serde
 from everflow.serdes.windowed import python_keys
+from everflow.state.store import StoreView
+from everflow.topology.graph import ManyTasksOperator, StatefulOperator
 from everflow.topology.hops import (
     HopError,
     HopInput,
@@ -100,26 +103,28 @@ class StepResult:
     input_bytes: int = 0
     """Arrow bytes of step 0's input: what ``max.batch.bytes`` bounds."""
 
-    def add(self, op: StatefulOp, done: Mapping[TaskId, OperatorResult]) -> None:
-        """Take over what an operator has done, by task."""
-        for task, one in done.items():
-            self.stream_times.setdefault(task, {})[op.name] = one.stream_time
+    def add(self, op: StatefulOp, done: TasksResult) -> None:
+        """Take over what an operator has done."""
+        for partition, stream_time in done.stream_times.items():
+            task = TaskId(op.subtopology, partition)
+            self.stream_times.setdefault(task, {})[op.name] = stream_time
             self.store_times.setdefault(task, {}).update(
-                {spec.name: one.stream_time for spec in op.stores}
+                {spec.name: stream_time for spec in op.stores}
             )
-            for reason, count in one.dropped.items():
-                reasons = self.dropped.setdefault(op.name, {})
-                reasons[reason] = reasons.get(reason, 0) + count
-            if one.changes:
-                self.changes.setdefault(task, []).extend(one.changes)
+            if done.changes.get(partition):
+                self.changes.setdefault(task, []).extend(done.changes[partition])
+        for reason, count in done.dropped.items():
+            reasons = self.dropped.setdefault(op.name, {})
+            reasons[reason] = reasons.get(reason, 0) + count
 
 
 @contextmanager
 def timed(timings: dict[str, float], name: str) -> Iterator[None]:
-    """Note in ``timings`` how many ms the block took."""
+    """Add to ``timings`` how many ms the block took."""
     began = time.perf_counter()
     yield
-    timings[name] = round((time.perf_counter() - began) * 1000, 2)
+    spent = (time.perf_counter() - began) * 1000
+    timings[name] = round(timings.get(name, 0.0) + spent, 2)
 
 
 class Sink(Protocol):
@@ -216,7 +221,7 @@ class TaskStep:
                 if isinstance(op, StatefulOp):
                     done = _run_stateful(op, _input_of(op, records), stores, by_index)
                     result.add(op, done)
-                    records[op.output] = _output_of(op, done)
+                    records[op.output] = done.output
                 elif isinstance(op, SinkOp):
                     result.outputs += _to_outputs(op, _input_of(op, records), by_index)
                 else:
@@ -308,38 +313,54 @@ def _run_stateless(
 
 def _run_stateful(
     op: StatefulOp, batch: EdgeBatch, stores: TaskStores, sources: Mapping[int, Source]
-) -> dict[TaskId, OperatorResult]:
-    """Run the operator once per task that has records; `stores` shows its changes to those behind
+) -> TasksResult:
+    """Run the operator on the tasks that have records; `stores` shows its changes to those behind
     it. Its results carry no headers: they are of many records."""
-    done: dict[TaskId, OperatorResult] = {}
     batch = replace(in_order(batch), headers=None)
-    partitions = np.unique(batch.partition)
-    for partition in partitions:
-        task = TaskId(op.subtopology, int(partition))
-        rows = (
-            batch
-            if len(partitions) == 1
-            else batch.take(np.flatnonzero(batch.partition == partition))
-        )
-        try:
-            done[task] = op.operator.process(
-                rows, stores.views(task, op.stores), stores.stream_time(task, op.name)
-            )
-        except UserFunctionError as error:
-            record = BadRecord(sources[error.source].topic, error.partition, error.offset, op.name)
-            cause = error.__cause__ or error
-            raise RecordFailure(record, op.where, cause) from cause
-        for changes in done[task].changes:
-            stores.remember(task, changes)
+    tasks = {
+        partition: TaskId(op.subtopology, partition)
+        for partition in np.unique(batch.partition).tolist()
+    }
+    views = {partition: stores.views(task, op.stores) for partition, task in tasks.items()}
+    times = {partition: stores.stream_time(task, op.name) for partition, task in tasks.items()}
+    run = (
+        op.operator.process_tasks
+        if isinstance(op.operator, ManyTasksOperator)
+        else partial(_one_after_the_other, op.operator)
+    )
+    try:
+        done = run(batch, views, times) if tasks else None
+    except UserFunctionError as error:
+        record = BadRecord(sources[error.source].topic, error.partition, error.offset, op.name)
+        cause = error.__cause__ or error
+        raise RecordFailure(record, op.where, cause) from cause
+    if done is None:
+        return TasksResult(_empty_like(op.type.key, op.type.value), {}, {}, {})
+    for partition, listed in done.changes.items():
+        for changes in listed:
+            stores.remember(tasks[partition], changes)
     return done
 
 
-def _output_of(op: StatefulOp, done: Mapping[TaskId, OperatorResult]) -> EdgeBatch:
-    return (
-        concat([one.output for one in done.values()])
-        if done
-        else _empty_like(op.type.key, op.type.value)
-    )
+def _one_after_the_other(
+    operator: StatefulOperator,
+    batch: EdgeBatch,
+    stores: Mapping[int, Mapping[str, StoreView]],
+    stream_times: Mapping[int, int],
+) -> TasksResult:
+    """`ManyTasksOperator.process_tasks` of an operator that takes one task's records."""
+    outputs: list[EdgeBatch] = []
+    made = TasksResult(batch, {}, {}, {})
+    for partition, views in stores.items():
+        rows = batch.take(np.flatnonzero(batch.partition == partition))
+        done = operator.process(batch if len(stores) == 1 else rows, views, stream_times[partition])
+        outputs.append(done.output)
+        made.changes[partition] = done.changes
+        made.stream_times[partition] = done.stream_time
+        for reason, count in done.dropped.items():
+            made.dropped[reason] = made.dropped.get(reason, 0) + count
+    made.output = concat(outputs)
+    return made
 
 
 def _result_row(result: BatchResult) -> pa.RecordBatch:

@@ -1,0 +1,142 @@
+"""Keyed operators that take a batch of several tasks at once do what they do task by task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everflow import agg, serdes
+from everflow.operators.aggregate import AggregateSpec
+from everflow.operators.python_aggregate import PythonAggregateSpec, PythonReducer
+from everflow.operators.table import TableSpec
+from everflow.records import EdgeBatch, TasksResult
+from everflow.runtime.step.task_step import _one_after_the_other
+from everflow.state.store import InMemoryStore, StoreSpec
+from everflow.windows import TimeWindows
+from properties.operator_batches import edge_batch
+
+WINDOW = TimeWindows.of_size("10 seconds").grace("5 seconds")
+Make = Callable[[bool], Any]
+
+
+def _count(every: bool) -> Any:
+    return AggregateSpec.of(
+        "s", serdes.string(), [agg.count()], None, pa.bool_(), emit_every_update=every
+    )
+
+
+def _windowed(every: bool) -> Any:
+    input_type = pa.struct([("x", pa.int64())])
+    return AggregateSpec.of(
+        "s",
+        serdes.string(),
+        [agg.count(), agg.avg("x"), agg.last("x")],
+        ["n", "mean", "last"],
+        input_type,
+        window=WINDOW,
+        emit_every_update=every,
+    )
+
+
+def _reduced(every: bool) -> Any:
+    return PythonAggregateSpec(
+        store="s",
+        key_serde=serdes.string(),
+        value_serde=serdes.long(),
+        aggregator=PythonReducer(
+            lambda total, value: None if value in (3, None) else total + value
+        ),
+        window=WINDOW,
+        emit_every_update=every,
+    )
+
+
+def _table(every: bool) -> Any:
+    return TableSpec(
+        store="s", key_serde=serdes.string(), value_serde=serdes.long(), emit_every_update=every
+    )
+
+
+VALUES: dict[Make, Callable[[int | None], Any]] = {
+    _count: lambda x: None if x is None else True,
+    _windowed: lambda x: None if x is None else {"x": x},
+    _reduced: lambda x: x,
+    _table: lambda x: x,
+}
+TYPES = {
+    _count: pa.bool_(),
+    _windowed: pa.struct([("x", pa.int64())]),
+    _reduced: pa.int64(),
+    _table: pa.int64(),
+}
+ROWS = st.lists(
+    st.tuples(
+        st.sampled_from([None, "a", "b", "c", "longer"]),
+        st.none() | st.integers(0, 5),
+        st.integers(0, 60_000),
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+class Stores:
+    """Each task's store, and its stream time."""
+
+    def __init__(self, spec: Any) -> None:
+        kept = StoreSpec(
+            name="s", kind="key_value", key_serde=spec.key_serde, value_serde=spec.value_serde
+        )
+        self.stores = {partition: InMemoryStore(kept) for partition in range(5)}
+        self.times = dict.fromkeys(range(5), -1)
+
+    def run(self, process: Callable[..., TasksResult], batch: EdgeBatch) -> TasksResult:
+        there = np.unique(batch.partition).tolist()
+        done = process(
+            batch,
+            {partition: {"s": self.stores[partition]} for partition in there},
+            {partition: self.times[partition] for partition in there},
+        )
+        for partition, listed in done.changes.items():
+            for changes in listed:
+                self.stores[partition].apply(changes)
+        self.times.update(done.stream_times)
+        return done
+
+    def content(self) -> Any:
+        return {p: list(store.range(None, None)) for p, store in self.stores.items()}, self.times
+
+
+def told(batch: EdgeBatch) -> Any:
+    return (
+        batch.key.to_pylist(),
+        batch.value.to_pylist(),
+        batch.timestamp.tolist(),
+        batch.seq.tolist(),
+        batch.partition.tolist(),
+        batch.offset.tolist(),
+    )
+
+
+@pytest.mark.parametrize("make", VALUES, ids=lambda make: make.__name__.strip("_"))
+@settings(max_examples=60, deadline=None)
+@given(batches=st.lists(ROWS, min_size=1, max_size=3), every=st.booleans())
+def test_together_is_as_one_after_the_other(batches: Any, every: bool, make: Make) -> None:
+    spec = make(every)
+    together, apart = Stores(spec), Stores(spec)
+    seq = 0
+    for rows in batches:
+        shown = [(key, VALUES[make](value), time) for key, value, time in rows]
+        batch = edge_batch(shown, TYPES[make], seq)
+        seq += len(rows)
+        one = together.run(spec.process_tasks, batch)
+        other = apart.run(lambda *given: _one_after_the_other(spec, *given), batch)
+        assert told(one.output) == told(other.output)
+        assert one.dropped == other.dropped
+        assert together.content() == apart.content()
