@@ -330,7 +330,7 @@ class RecordWriter:
             self._deliveries.put(TopicPartition(topic, number), records)
         if self._deliveries.bytes >= _SENT_EARLY_BYTES:
             self._deliveries.start()
-        self._link.turn(0)
+            self._link.push()
         self._wait_for_room(topic)
 
     def _wait_for_room(self, topic: str) -> None:
