@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from everflow.clock import ManualClock
+from everflow.clock import ManualClock, SystemClock
 from everflow.errors import FatalError, RetriableError
 from everflow.records import TopicPartition
 from everflow.runtime.topics.end_offsets import EndOffsets
 from everflow.runtime.topics.shrunk_logs import PERIOD_MS, ShrunkLogs
+from everflow.testing.waiting import wait_until
 
 TP = TopicPartition("in", 0)
 Ends = Mapping[TopicPartition, int]
@@ -123,3 +124,46 @@ def test_an_instance_that_ends_is_refused_by_its_own_client_and_the_brokers_coun
     polled.clock.advance(10_000)
     ends.poll_once()
     assert ends.failing_ms() == 10_000, "they were away before"
+
+
+def test_who_asks_for_fresh_ends_gets_what_is_there_now() -> None:
+    """The poller itself would look again after a minute only."""
+    end, answers = [5], threading.Event()
+
+    def read(_: Sequence[TopicPartition]) -> Ends:
+        answers.set()
+        return {TP: end[0]}
+
+    ends = EndOffsets(read, SystemClock(), 60_000)
+    ends.watch(0, [TP], threading.Event())
+    ends.idle(0, True)
+    ends.refresh(60_000)  # nobody would answer yet: it does not wait
+    assert ends.ends() == {}
+    ends.start()
+    assert answers.wait(10)
+    for end[0] in (6, 7, 8):
+
+        def seen() -> bool:
+            ends.refresh(10_000)  # a question of the last 3 ms counts as fresh
+            return ends.ends() == {TP: end[0]}
+
+        wait_until(seen, 10, "the end", ends.ends)
+    ends.close()
+
+
+def test_fresh_ends_are_not_waited_for_longer_than_allowed() -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def read(_: Sequence[TopicPartition]) -> Ends:
+        asked.set()
+        assert go_on.wait(10)
+        return {TP: 5}
+
+    ends = EndOffsets(read, SystemClock(), 60_000)
+    ends.watch(0, [TP], threading.Event())
+    ends.start()
+    assert asked.wait(10)
+    ends.refresh(1)  # the brokers hang
+    assert ends.ends() == {}
+    go_on.set()
+    ends.close()
