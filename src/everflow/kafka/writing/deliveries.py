@@ -135,7 +135,7 @@ class Deliveries:
                 elif self.failure is None:
                     await self._link.pause(pause_s)
                     pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
-        except (RefusedError, OutOfTimeError, LinkLostError) as failure:
+        except (RefusedError, OutOfTimeError) as failure:
             cause = failure.cause if isinstance(failure, OutOfTimeError) else failure
             code = cause.code if isinstance(cause, RefusedError) else None
             self._fail(next(iter(self._queues)), code, str(failure))
@@ -167,10 +167,13 @@ class Deliveries:
     async def _by_leader(self) -> dict[int, list[TopicPartition]]:
         topics = {tp.topic for tp in self._queues}
         unknown = {tp.topic for tp in self._queues if self._link.leader(tp) is None}
-        for topic in sorted((unknown | self._stale) & topics):
-            # one request is for all topics: the ones behind it only join the list
-            await self._link.refresh(topic)
-        self._stale.clear()
+        self._stale = (unknown | self._stale) & topics
+        try:
+            for topic in sorted(self._stale):
+                await self._link.refresh(topic)
+            self._stale.clear()
+        except LinkLostError:
+            return {}  # no broker can be reached: who waits has a deadline
         found: dict[int, list[TopicPartition]] = {}
         sizes: dict[int, int] = {}
         for tp, queue in self._queues.items():

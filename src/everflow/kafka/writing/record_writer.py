@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -40,6 +41,8 @@ Bytes: TypeAlias = pa.Array | Sequence[bytes | None]
 _INIT_TIMEOUT_S = 30.0
 _ROOM_TIMEOUT_S = 60.0
 _TURN_S = 0.25
+_LOOK_S = 0.025
+"""From one question for an unknown topic to the next."""
 _CLOSE_S = 1.0
 _GATHERED = 16_384
 """Records of a topic that are encoded together at most, and..."""
@@ -58,7 +61,6 @@ _ENDS_TRANSACTION = frozenset(
     }
 )
 """A new epoch or a new producer mends these: the batch is run again."""
-_UNKNOWN_PARTITION = "the topic does not exist, or has no such partition"
 
 
 class _Piece(NamedTuple):
@@ -87,8 +89,8 @@ class RecordWriter:
     """Writes the records of one micro-batch and, under exactly-once, commits them with its offsets.
 
     Owned by one thread of a worker process; it has no threads of its own, so records go out while
-    it is called. Order: ``begin``, ``write``..., ``flush``, then under exactly-once
-    ``send_offsets`` and ``commit`` (or ``abort``). After TaskMigratedError, FatalError or
+    it is called. Order: ``begin``, ``write``..., ``flush``; under exactly-once ``send_offsets``
+    before or after ``flush``, then ``commit`` (or ``abort``). After TaskMigratedError, FatalError or
     UnknownOutcomeError the writer is out of the cache: ``get`` builds a new one, which fences this
     one.
     """
@@ -122,7 +124,11 @@ class RecordWriter:
             self._link, self._transactions, self._settings, transactional_id
         )
         self._random = random.Random()
-        self._run("starting", _INIT_TIMEOUT_S, self._transactions.start)
+        try:
+            self._run("starting", _INIT_TIMEOUT_S, self._transactions.start)
+        except EverflowError:
+            self._end()
+            raise
 
     @staticmethod
     def get(config: Mapping[str, Any], transactional_id: str | None) -> RecordWriter:
@@ -385,27 +391,28 @@ class RecordWriter:
 
     def _partition_count(self, topic: str) -> int:
         """Of the topic's metadata; waits for them as long as a topic may be unknown."""
-        count = self._link.partitions(topic)
         deadline = self._link.now() + self._settings.topic_wait_ms / 1000
-        while not count:
-            self._run("asking for metadata", _TURN_S, lambda _: self._refreshed(topic))
-            count = self._link.partitions(topic)
-            if count:
-                break
+        while not (count := self._link.partitions(topic)):
+            away = self._link.run(partial(self._refreshed, topic))
             if self._link.forbidden(topic):
-                raise self._refused(KafkaError.TOPIC_AUTHORIZATION_FAILED, "", topic, [topic])
+                forbidden = KafkaError.TOPIC_AUTHORIZATION_FAILED
+                raise self._refused(forbidden, "", f"writing to {topic}", [topic])
             if self._link.now() >= deadline:
-                raise self._refused(
-                    KafkaError.UNKNOWN_TOPIC_OR_PART, "", f"delivering to {topic}", [topic]
-                )
-            self._link.turn(_TURN_S / 10)
+                unknown = None if away else KafkaError.UNKNOWN_TOPIC_OR_PART
+                raise self._refused(unknown, away, f"delivering to {topic}", [topic])
         return count
 
-    async def _refreshed(self, topic: str) -> None:
+    async def _refreshed(self, topic: str) -> str:
+        """Ask who has the topic, and wait a moment if nobody says; why no broker answered, or
+        nothing."""
         try:
             await self._link.refresh(topic)
-        except LinkLostError:
-            await self._link.pause(_TURN_S / 10)
+        except LinkLostError as lost:
+            await self._link.pause(_LOOK_S)
+            return str(lost)
+        if not self._link.partitions(topic):
+            await self._link.pause(_LOOK_S)
+        return ""
 
     @property
     def _written(self) -> str:

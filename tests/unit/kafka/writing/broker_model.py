@@ -422,6 +422,8 @@ class ModelLink:
 
     async def refresh(self, topic: str | None = None) -> None:
         await self.pause(0.001)
+        if self.rng.random() < 5 * self.faults.lost_before:
+            raise LinkLostError("no broker can be reached", sent=False)
 
     def partitions(self, topic: str) -> int:
         return self.broker.topics.get(topic, 0)
