@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 from pyspark.sql import Column
 from pyspark.sql import functions as F
+from pyspark.sql.types import DoubleType
 
 from bench.apps.topic_names import INPUT_TOPIC_VARIABLE, OUTPUT_TOPIC_VARIABLE
 from everflow import KStream, SessionWindows, StreamsBuilder, TimeWindows, agg, serdes
@@ -122,7 +123,8 @@ def baskets() -> StreamsBuilder:
     return builder
 
 
-@F.pandas_udf("double")
+# A type's name, instead of the type, would need a session when this module is imported.
+@F.pandas_udf(DoubleType())  # type: ignore[attr-defined, untyped-decorator]
 def _charged(price: pd.Series, quantity: pd.Series) -> pd.Series:
     """A tenth less from five on."""
     amount = price * quantity

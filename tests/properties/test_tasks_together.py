@@ -69,7 +69,7 @@ VALUES: dict[Make, Callable[[int | None], Any]] = {
     _reduced: lambda x: x,
     _table: lambda x: x,
 }
-TYPES = {
+TYPES: dict[Make, pa.DataType] = {
     _count: pa.bool_(),
     _windowed: pa.struct([("x", pa.int64())]),
     _reduced: pa.int64(),

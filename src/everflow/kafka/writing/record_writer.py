@@ -90,9 +90,9 @@ class RecordWriter:
 
     Owned by one thread of a worker process; it has no threads of its own, so records go out while
     it is called. Order: ``begin``, ``write``..., ``flush``; under exactly-once ``send_offsets``
-    before or after ``flush``, then ``commit`` (or ``abort``). After TaskMigratedError, FatalError or
-    UnknownOutcomeError the writer is out of the cache: ``get`` builds a new one, which fences this
-    one.
+    before or after ``flush``, then ``commit`` (or ``abort``). After TaskMigratedError, FatalError
+    or UnknownOutcomeError the writer is out of the cache: ``get`` builds a new one, which fences
+    this one.
     """
 
     _writers: dict[tuple[int, str, str | None], RecordWriter] = {}
