@@ -70,3 +70,9 @@ def test_right_settings_pass_without_a_broker(capfd: pytest.CaptureFixture[str])
     for guarantee in ("at_least_once", "exactly_once_v2"):
         check_clients(StreamsConfig(**BASE, processing_guarantee=guarantee, **keys))
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("partitioner", ["consistent_random", "fnv1a"])
+def test_a_partitioner_that_is_not_java_s_is_refused(partitioner: str) -> None:
+    with pytest.raises(ConfigError, match=f"partitioner = {partitioner}: .*murmur2_random"):
+        check_clients(StreamsConfig(**BASE, **{"producer.partitioner": partitioner}))

@@ -15,9 +15,7 @@ _ALIASES = {
     "request.required.acks": "acks",
 }
 _ALL_REPLICAS = ("all", "-1")
-_PARTITIONERS = ("murmur2_random", "murmur2", "consistent_random")
-_LIBRDKAFKA_PARTITIONER = "consistent_random"
-"""librdkafka's default, which everflow has always replaced: not the user's choice."""
+_PARTITIONERS = ("murmur2_random", "murmur2")
 _CODEC_DEFAULT_LEVEL = -1
 
 
