@@ -15,7 +15,7 @@ from kafka.protocol.producer import ProduceRequest
 
 from everflow.kafka.writing.broker_link import BrokerLink, LinkLostError, RefusedError
 from everflow.kafka.writing.record_encoding import EncodedRecords, encode, framed
-from everflow.kafka.writing.transaction import OutOfTimeError, Transactions
+from everflow.kafka.writing.transaction import OutOfTimeError, Transactions, broker_code
 from everflow.kafka.writing.writer_settings import WriterSettings
 from everflow.records import TopicPartition
 
@@ -136,9 +136,7 @@ class Deliveries:
                     await self._link.pause(pause_s)
                     pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
         except (RefusedError, OutOfTimeError) as failure:
-            cause = failure.cause if isinstance(failure, OutOfTimeError) else failure
-            code = cause.code if isinstance(cause, RefusedError) else None
-            self._fail(next(iter(self._queues)), code, str(failure))
+            self._fail(next(iter(self._queues)), broker_code(failure), str(failure))
         finally:
             self._sending = False
 

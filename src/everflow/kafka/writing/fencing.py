@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError
 from everflow.errors import EverflowError, RetriableError
 from everflow.kafka.errors import classify
 from everflow.kafka.writing.broker_link import BrokerLink, LinkLostError, RefusedError
-from everflow.kafka.writing.transaction import OutOfTimeError, Transactions
+from everflow.kafka.writing.transaction import Failure, OutOfTimeError, Transactions, broker_code
 from everflow.kafka.writing.writer_settings import writer_settings
 
 
@@ -63,8 +63,8 @@ def fence_all(
         raise failures[0]
 
 
-def _told(failure: Exception, doing: str) -> EverflowError:
-    cause = failure.cause if isinstance(failure, OutOfTimeError) else failure
-    if isinstance(cause, RefusedError):
-        return classify(KafkaError(cause.code), doing)
-    return RetriableError(f"{doing}: {cause}")
+def _told(failure: Failure, doing: str) -> EverflowError:
+    code = broker_code(failure)
+    if code is not None:
+        return classify(KafkaError(code), doing)
+    return RetriableError(f"{doing}: {failure}")

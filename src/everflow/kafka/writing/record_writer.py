@@ -10,7 +10,7 @@ import os
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -32,12 +32,12 @@ from everflow.kafka.writing.transaction import (
     OutcomeUnknownError,
     OutOfTimeError,
     Transactions,
+    broker_code,
 )
 from everflow.kafka.writing.writer_settings import writer_settings
-from everflow.records import Int64, TopicPartition
+from everflow.records import Bytes, Int64, TopicPartition
 
 T = TypeVar("T")
-Bytes: TypeAlias = pa.Array | Sequence[bytes | None]
 _INIT_TIMEOUT_S = 30.0
 _ROOM_TIMEOUT_S = 60.0
 _TURN_S = 0.25
@@ -183,8 +183,7 @@ class RecordWriter:
     def send(self) -> None:
         """Let what was written go, and return: it travels while ``send_offsets`` and ``flush``
         wait. Raises as ``write``."""
-        for topic in list(self._pieces):
-            self._hand_over(topic)
+        self._hand_over_all()
         self._deliveries.start()
         self._link.push()
 
@@ -199,7 +198,7 @@ class RecordWriter:
                 RecordTooLargeError: it was too large for its topic.
         """
         deadline = self._link.now() + timeout_s
-        self.send()
+        self._hand_over_all()
         while True:
             self._deliveries.start()
             self._check()
@@ -309,23 +308,25 @@ class RecordWriter:
         ):
             self._hand_over(topic)
 
+    def _hand_over_all(self) -> None:
+        for topic in list(self._pieces):
+            self._hand_over(topic)
+
     def _hand_over(self, topic: str) -> None:
         """Encode what is gathered for a topic, and let it go."""
-        pieces = self._pieces.pop(topic, [])
-        if not pieces:
-            return
+        pieces = self._pieces.pop(topic)
         columns = RecordColumns(
             _column([piece.keys for piece in pieces]),
             _column([piece.values for piece in pieces]),
             np.concatenate([piece.timestamps for piece in pieces]),
             _headers(pieces),
         )
-        self._check_sizes(topic, columns)
+        sizes = columns.sizes
+        self._check_largest(topic, int(sizes.max()))
         partitions = self._partitions(topic, pieces, columns.keys)
         order, numbers, bounds = _runs(partitions)
         if order is not None:
-            columns = columns.take(order)
-        sizes = columns.sizes
+            columns, sizes = columns.take(order), sizes[order]
         ends: list[int] = []
         owners: list[int] = []
         for number, start, stop in zip(numbers, bounds, bounds[1:], strict=False):
@@ -354,8 +355,7 @@ class RecordWriter:
                 )
                 raise self._failed(RetriableError(full))
 
-    def _check_sizes(self, topic: str, columns: RecordColumns) -> None:
-        largest = int(columns.sizes.max())
+    def _check_largest(self, topic: str, largest: int) -> None:
         limit = self._settings.record_bytes
         if largest > limit:
             text = (
@@ -423,13 +423,9 @@ class RecordWriter:
         deadline = self._link.now() + timeout_s
         try:
             return self._link.run(lambda: coroutine(deadline))
-        except OutOfTimeError as late:
-            code = late.cause.code if isinstance(late.cause, RefusedError) else None
-            raise self._refused(code, f"{late.cause}", doing, self._topics) from late
-        except LinkLostError as lost:
-            raise self._refused(None, f"{lost}", doing, self._topics) from lost
-        except RefusedError as refusal:
-            raise self._refused(refusal.code, "", doing, self._topics) from refusal
+        except (OutOfTimeError, LinkLostError, RefusedError) as failure:
+            text = "" if isinstance(failure, RefusedError) else f"{failure}"
+            raise self._refused(broker_code(failure), text, doing, self._topics) from failure
 
     def _check(self) -> None:
         """Raise what the broker said of a record."""

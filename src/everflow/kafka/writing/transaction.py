@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from kafka.protocol.producer import (
     AddOffsetsToTxnRequest,
@@ -49,18 +49,27 @@ _PASSING = _ANOTHER_COORDINATOR | {
 }
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.1
-_SHORTEST_S = 0.05
 """The markers of the transaction before are mostly written within a few milliseconds."""
+_SHORTEST_S = 0.05
+"""What an answer has in any case."""
 
 
 class OutOfTimeError(Exception):
-    """The deadline is over, and the broker's last answer was ``cause``; ``sent``: some request may
-    have been carried out nevertheless."""
+    """The deadline is over, and the broker's last answer was ``cause``."""
 
-    def __init__(self, cause: Exception, *, sent: bool) -> None:
+    def __init__(self, cause: RefusedError | LinkLostError) -> None:
         super().__init__(str(cause))
         self.cause = cause
-        self.sent = sent
+
+
+Failure: TypeAlias = RefusedError | LinkLostError | OutOfTimeError
+"""Why a request has no good answer."""
+
+
+def broker_code(failure: Failure) -> int | None:
+    """The broker's error code behind a failure; None: there was no answer."""
+    cause = failure.cause if isinstance(failure, OutOfTimeError) else failure
+    return cause.code if isinstance(cause, RefusedError) else None
 
 
 class OutcomeUnknownError(Exception):
@@ -271,7 +280,7 @@ class Transactions:
             try:
                 return await self._link.transaction_version()
             except LinkLostError as lost:
-                await pauses.take(self._link, lost, sent=False)
+                await pauses.take(self._link, lost)
 
     async def _init(self, deadline: float, known: Producer) -> None:
         request = {
@@ -349,7 +358,7 @@ class Transactions:
                 isinstance(failure, LinkLostError) or failure.code in _ANOTHER_COORDINATOR
             ):
                 self._link.forget_coordinator(kind, key)
-            await pauses.take(self._link, failure, sent=asked.unsure)
+            await pauses.take(self._link, failure)
 
 
 class _Asked:
@@ -366,10 +375,10 @@ class _Pauses:
         self._deadline = deadline
         self._next_s = _FIRST_PAUSE_S
 
-    async def take(self, link: BrokerLink, cause: Exception, *, sent: bool) -> None:
+    async def take(self, link: BrokerLink, cause: RefusedError | LinkLostError) -> None:
         """Raises OutOfTimeError where no time is left."""
         if link.now() + self._next_s > self._deadline:
-            raise OutOfTimeError(cause, sent=sent) from cause
+            raise OutOfTimeError(cause) from cause
         await link.pause(self._next_s)
         self._next_s = min(_LONGEST_PAUSE_S, 2 * self._next_s)
 

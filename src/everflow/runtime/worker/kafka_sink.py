@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from everflow.errors import EverflowError, GenerationChanged, RecordTooLargeError
-from everflow.records import EdgeBatch, Int64, StoreChanges, TaskId, TopicPartition
+from everflow.records import Bytes, EdgeBatch, Int64, StoreChanges, TaskId, TopicPartition
 from everflow.runtime.commit.batch import (
     ABORTED,
     COMMITTED,
@@ -39,8 +39,6 @@ FLUSH_TIMEOUT_S = 60.0
 OFFSETS_TIMEOUT_S = 10.0
 COMMIT_TIMEOUT_S = 30.0
 ABORT_TIMEOUT_S = 10.0
-Bytes: TypeAlias = pa.Array | Sequence[bytes | None]
-"""A column of keys or values."""
 
 
 class SinkWriter(Protocol):
