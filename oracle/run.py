@@ -18,7 +18,6 @@ sys.path[:0] = [str(ROOT)]
 from everflow.spark.session import get_session  # noqa: E402
 from oracle.columns import Report, compare  # noqa: E402
 
-SHOWN = 20
 EVERY_S = 10.0
 
 
@@ -31,8 +30,11 @@ def main() -> int:
     arguments = parser.parse_args()
     session = get_session()
     began = told = time.monotonic()
-    report = Report(arguments.seed)
+    report, shown = Report(arguments.seed), 0
     for report in compare(session, arguments.cases, arguments.seed):
+        for text in report.differing[shown:]:
+            print(f"differs: {text}", flush=True)
+        shown = len(report.differing)
         if time.monotonic() - told > EVERY_S:
             told = time.monotonic()
             print(f"{report.cases} cases, {len(report.differing)} differ", flush=True)
@@ -60,7 +62,6 @@ def _said(report: Report, seconds: float) -> str:
         f"{len(report.differing)} differ"
     ]
     lines += [f"  no twin: {why} ({count})" for why, count in report.without_twin.most_common(8)]
-    lines += [f"  differs: {text}" for text in report.differing[:SHOWN]]
     return "\n".join(lines)
 
 

@@ -11,9 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from everflow.columns import kernels
+from everflow.spark.expressions import analyse
+from everflow.topology.graph import EdgeType
 from oracle.columns import Report, compare
+from oracle.expressions import VALUE
 
 pytestmark = pytest.mark.spark
 
@@ -34,6 +38,26 @@ def test_twins_are_what_spark_is(spark: SparkSession) -> None:
     report = last(compare(spark, 240, 17))
     assert report.differing == []
     assert report.equal > 140, report
+
+
+@pytest.mark.parametrize(
+    ("text", "computed_as_written"),
+    [
+        ("value.tinyint_1 + value.tinyint_2 + 1", True),
+        ("1 + value.tinyint_1", True),
+        ("value.double_1 * 2 * value.double_2", True),
+        ("value.tinyint_1 * (value.tinyint_2 * value.tinyint_1)", True),
+        # Spark: tinyint_2 * tinyint_1 * 0, which may overflow where 0 * tinyint_1 cannot.
+        ("value.tinyint_2 * tinyint(0) * value.tinyint_1", False),
+        ("value.tinyint_2 + (value.tinyint_1 + tinyint(1))", False),
+        ("if(true, value.tinyint_2 * tinyint(0), tinyint(3)) * value.tinyint_1", False),
+    ],
+)
+def test_a_sum_that_spark_computes_in_another_order_has_no_twin(
+    spark: SparkSession, text: str, computed_as_written: bool
+) -> None:
+    edge = EdgeType(pa.string(), VALUE)
+    assert (analyse(F.expr(text), edge, None).twin is not None) == computed_as_written
 
 
 @pytest.mark.parametrize("kernel", MUTATIONS)

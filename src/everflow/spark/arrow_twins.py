@@ -141,6 +141,8 @@ class _Translation:
         if kernel is None:
             raise NoTwinError(_spoken(node.kind))
         places = [self._place(self._value(each, guard)) for each in node.children]
+        if _is_reordered(node) and pa.types.is_integer(builder.type_of(places[0])):
+            raise NoTwinError("integers whose constants Spark moves to the end of their sum")
         return builder.call(kernel, *places, guard=guard)
 
     def _with(self, node: ExpressionNode, guard: int | None) -> _Value:
@@ -275,6 +277,37 @@ class _Translation:
                 cast = self._builder.call("cast", given, parameter=field.type, guard=value.valid)
                 fields.append((field.name, cast))
         return _Struct(tuple(fields), value.valid)
+
+
+def _is_reordered(node: ExpressionNode) -> bool:
+    """Whether Spark's optimiser (ReorderAssociativeOperator) computes a sum or product of integers
+    in another order than it is written: one of another order overflows elsewhere."""
+    if node.kind not in ("Add", "Multiply"):
+        return False
+    operands = _operands(node, node.kind)
+    constants = [
+        all(part.kind != "AttributeReference" for part in each.walk()) for each in operands
+    ]
+    nested_last = len(_operands(node.children[-1], node.kind)) > 1
+    return len(operands) > 2 and (any(constants[:-1]) or (constants[-1] and nested_last))
+
+
+_TRANSPARENT = ("Alias", "Nvl", "If", "CaseWhen", "Coalesce", "Cast")
+"""What the optimiser may take away from around a sum, where a condition is a constant."""
+
+
+def _operands(node: ExpressionNode, kind: str) -> list[ExpressionNode]:
+    """Of nested sums (``kind`` Add) or products, in order; of another expression itself."""
+    if node.kind != kind and node.kind not in _TRANSPARENT:
+        return [node]
+    parts = [part for child in node.children for part in _operands(child, kind)]
+    nested = node.kind == kind or any(_contains(child, kind) for child in node.children)
+    return parts if nested else [node]
+
+
+def _contains(node: ExpressionNode, kind: str) -> bool:
+    inside = node.children if node.kind in _TRANSPARENT else ()
+    return node.kind == kind or any(_contains(child, kind) for child in inside)
 
 
 def _is_null(node: ExpressionNode) -> bool:
