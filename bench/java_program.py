@@ -1,4 +1,4 @@
-"""The Kafka Streams program of the benches: its class path and how it is compiled."""
+"""The Java programs of the benches: their class path and how they are compiled."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 
 from everflow.jvm.java import find_java
 
-SOURCES = Path(__file__).with_name("java")
-MAIN_CLASS = "CountBench"
+KAFKA_STREAMS_SOURCES = Path(__file__).with_name("java")
+KAFKA_STREAMS_MAIN = "CountBench"
+FLINK_SOURCES = Path(__file__).with_name("flink")
+FLINK_MAIN = "FlinkSql"
 COMPILE_TIMEOUT_S = 120.0
 
 
@@ -18,12 +20,17 @@ class NoJavaCompilerError(RuntimeError):
     """This Java can neither compile a source file nor launch one."""
 
 
-def java_command(jars: Sequence[Path], class_folder: Path) -> list[str]:
-    """The command, without arguments, that starts `CountBench`.
+def java_command(
+    jars: Sequence[Path],
+    class_folder: Path,
+    source_folder: Path = KAFKA_STREAMS_SOURCES,
+    main_class: str = KAFKA_STREAMS_MAIN,
+) -> list[str]:
+    """The command, without arguments, that starts `main_class`.
 
-    Compiles into `class_folder` with the `javac` beside `java`, or with the compiler inside `java`
-    (module jdk.compiler). Raises `NoJavaCompilerError` where a JRE has neither,
-    `everflow.errors.SetupError` where there is no Java.
+    Compiles what is in `source_folder` into `class_folder` with the `javac` beside `java`, or with
+    the compiler inside `java` (module jdk.compiler). Raises `NoJavaCompilerError` where a JRE has
+    neither, `everflow.errors.SetupError` where there is no Java.
     """
     java = find_java().resolve()
     javac = java.with_name("javac")
@@ -34,15 +41,14 @@ def java_command(jars: Sequence[Path], class_folder: Path) -> list[str]:
         compiler = [str(java), "-m", "jdk.compiler/com.sun.tools.javac.Main"]
     else:
         raise NoJavaCompilerError(
-            f"The Kafka Streams side of the bench must be compiled, and {java} has no compiler. "
-            f"Install a "
+            f"The Java side of the bench must be compiled, and {java} has no compiler. Install a "
             "JDK (Debian, Ubuntu: openjdk-17-jdk-headless), or measure everflow alone: --systems "
             "everflow."
         )
     class_folder.mkdir(parents=True, exist_ok=True)
-    sources = [str(source) for source in sorted(SOURCES.glob("*.java"))]
+    sources = [str(source) for source in sorted(source_folder.glob("*.java"))]
     _run([*compiler, "-cp", class_path, "-d", str(class_folder), *sources])
-    return [str(java), "-cp", class_path, MAIN_CLASS]
+    return [str(java), "-cp", class_path, main_class]
 
 
 def _run(command: list[str]) -> str:

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from confluent_kafka.admin import AdminClient
 
 from bench.load.latency_schedule import Phase, schedule, write_schedule
+from bench.memory import ProcessorUse
 from bench.programs.left import Leftovers
 from bench.results import Measurement
 from bench.systems import ROOT, Job, Launcher, RunningSystem
@@ -97,7 +98,7 @@ def _run_once(
     phases = schedule(plan.rates, plan.warm_up_s, plan.measured_s, plan.idle_s)
     files = log_folder / application_id
     keys = ["--keys", str(plan.keys)]
-    run_live(
+    processor = run_live(
         Live(
             job=job,
             output_topics=[job.output_topic],
@@ -113,6 +114,11 @@ def _run_once(
     )
     sent_ns = np.fromfile(files / "sent", dtype=np.int64)
     seen = np.fromfile(files / "seen", dtype=np.int64).reshape(-1, 2)
+    shares = processor_shares(phases, sent_ns, processor)
+    for case, share in shares.items():
+        print(f"{guarantee}, run {run + 1}: {system}, {case}: {share:.2f} cores", flush=True)
+        name = case_name(case, plan.partitions)
+        yield Measurement("latency", name, system, guarantee, "processor", "cores", share)
     for case, latencies_ms in _latencies(phases, sent_ns, seen):
         p50, p99 = np.percentile(latencies_ms, [50, 99])
         print(
@@ -146,20 +152,42 @@ class Live:
     partitions: int
 
 
-def run_live(live: Live, admin: AdminClient, system: str, launcher: Launcher) -> None:
+def run_live(live: Live, admin: AdminClient, system: str, launcher: Launcher) -> ProcessorUse:
     """Start the system, send, and watch until every record is committed; the job's topics and
-    stores are deleted at the end."""
+    stores are deleted at the end. Returns the processor time that the system used meanwhile."""
     job, files = live.job, live.files
     create_topics(admin, [job.input_topic, *live.output_topics], live.partitions)
     files.mkdir()
     write_schedule(live.phases, files / "schedule.json")
     try:
         with RunningSystem(system, launcher(job), files / "system.log") as process:
-            process.wait_running(RUNNING_TIMEOUT_S)
-            _send_and_probe(live, process)
+            processor = ProcessorUse(process.pid)
+            try:
+                process.wait_running(RUNNING_TIMEOUT_S)
+                _send_and_probe(live, process)
+            finally:
+                processor.stop()
         delete_topics(admin, job.application_id)
     finally:
         shutil.rmtree(job.state_dir, ignore_errors=True)
+    return processor
+
+
+def processor_shares(
+    phases: Sequence[Phase], sent_ns: Int64Array, processor: ProcessorUse
+) -> dict[str, float]:
+    """Of each case of more than one record: the cores that the system used between the first and
+    the last."""
+    shares: dict[str, float] = {}
+    first = 0
+    for phase in phases:
+        last = first + max(phase.records, 1) - 1
+        begin, end = int(sent_ns[first]) / 1e9, int(sent_ns[last]) / 1e9
+        first += phase.records
+        if phase.case is not None and end > begin:
+            used = processor.processor_s(end) - processor.processor_s(begin)
+            shares[phase.case] = used / (end - begin)
+    return shares
 
 
 def _send_and_probe(live: Live, process: RunningSystem) -> None:

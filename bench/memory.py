@@ -63,33 +63,46 @@ def tree_processor_s(pid: int) -> float:
     return total
 
 
-class MemoryPeak:
-    """Samples one process tree every half second on a thread of its own, from construction to
-    `stop()`; memory, and processor seconds."""
+class ProcessorUse:
+    """Samples the processor seconds of one process tree every half second on a thread of its own,
+    from construction to `stop()`."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._peak_mib = 0.0
-        self._processor: list[tuple[float, float]] = [(time.monotonic(), 0.0)]
+        self._seconds: list[tuple[float, float]] = [(time.monotonic(), 0.0)]
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._sample, name="memory-peak", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="tree-samples", daemon=True)
         self._thread.start()
 
-    def stop(self) -> float:
-        """End the sampling; the largest sample in MiB."""
+    def stop(self) -> None:
+        """End the sampling. Idempotent."""
         self._stopped.set()
         self._thread.join()
-        return self._peak_mib
 
     def processor_s(self, at: float) -> float:
         """Processor seconds used at a monotonic time, between two samples in proportion; for a time
         behind the last sample that sample's. After `stop`."""
-        times, seconds = zip(*self._processor, strict=True)
+        times, seconds = zip(*self._seconds, strict=True)
         return float(np.interp(at, times, seconds))
 
-    def _sample(self) -> None:
+    def _run(self) -> None:
         while not self._stopped.wait(SAMPLE_INTERVAL_S):
-            self._peak_mib = max(self._peak_mib, tree_memory_mib(self._pid))
-            used = tree_processor_s(self._pid)
-            # Processes that ended are no longer counted.
-            self._processor.append((time.monotonic(), max(used, self._processor[-1][1])))
+            self._sample()
+
+    def _sample(self) -> None:
+        used = tree_processor_s(self._pid)
+        # Processes that ended are no longer counted.
+        self._seconds.append((time.monotonic(), max(used, self._seconds[-1][1])))
+
+
+class MemoryPeak(ProcessorUse):
+    """Samples memory too. Reading a large process' pages holds it up for some milliseconds: not
+    beside a latency."""
+
+    def __init__(self, pid: int) -> None:
+        self.peak_mib = 0.0
+        super().__init__(pid)
+
+    def _sample(self) -> None:
+        self.peak_mib = max(self.peak_mib, tree_memory_mib(self._pid))
+        super()._sample()

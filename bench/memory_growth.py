@@ -119,7 +119,8 @@ def measure(plan: MemoryPlan, bootstrap_servers: str, folder: Path) -> Iterator[
             )
             peak = MemoryPeak(os.getpid())
             samples = _run(streams, plan, bootstrap_servers, source, reads)
-            yield from _figures(plan, guarantee, name, samples, peak.stop(), grown)
+            peak.stop()
+            yield from _figures(plan, guarantee, name, samples, peak.peak_mib, grown)
         finally:
             delete_topics(admin, application)
     if grown:

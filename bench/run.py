@@ -26,7 +26,7 @@ from bench import (
     throughput,
 )
 from bench.elastic import Load
-from bench.java_program import NoJavaCompilerError, java_command
+from bench.java_program import FLINK_MAIN, FLINK_SOURCES, NoJavaCompilerError, java_command
 from bench.programs import drain, live
 from bench.programs.catalogue import PROGRAMS
 from bench.programs.marks import print_marks
@@ -34,12 +34,14 @@ from bench.results import Measurement, print_rows, summarise, write_json
 from bench.systems import (
     DEFAULT_SYSTEMS,
     EVERFLOW,
+    FLINK_SQL,
     KAFKA_STREAMS,
     KAFKA_STREAMS_KIP1071,
     SYSTEMS,
     Launcher,
     SystemFailedError,
     everflow_launch,
+    flink_launcher,
     kafka_streams_launcher,
 )
 from bench.topics import PARTITIONS, warm_broker
@@ -356,19 +358,21 @@ def _latency(options: argparse.Namespace) -> latency.LatencyPlan:
 
 
 def _launchers(systems: tuple[str, ...], folder: Path) -> dict[str, Launcher]:
-    """Kafka Streams is compiled once, where one of its systems is asked for."""
-    group_protocols = {KAFKA_STREAMS: "classic", KAFKA_STREAMS_KIP1071: "streams"}
-    java: list[str] = []
-    if any(system in group_protocols for system in systems):
-        from everflow.jvm.jars import resolve_jars
+    """Kafka Streams and Flink are compiled once, where one of their systems is asked for."""
+    from everflow.jvm.jars import resolve_jars
 
+    group_protocols = {KAFKA_STREAMS: "classic", KAFKA_STREAMS_KIP1071: "streams"}
+    launchers: dict[str, Launcher] = {EVERFLOW: everflow_launch}
+    if any(system in group_protocols for system in systems):
         java = java_command(resolve_jars("streams"), folder / "classes")
-    return {
-        system: kafka_streams_launcher(java, group_protocols[system])
-        if system in group_protocols
-        else everflow_launch
-        for system in systems
-    }
+        for system, protocol in group_protocols.items():
+            launchers[system] = kafka_streams_launcher(java, protocol)
+    if FLINK_SQL in systems:
+        flink = java_command(
+            resolve_jars("flink"), folder / "flink-classes", FLINK_SOURCES, FLINK_MAIN
+        )
+        launchers[FLINK_SQL] = flink_launcher(flink)
+    return {system: launchers[system] for system in systems}
 
 
 @contextlib.contextmanager

@@ -24,7 +24,9 @@ EVERFLOW = "everflow"
 KAFKA_STREAMS = "kafka-streams"
 # With the protocol of KIP-1071, `group.protocol=streams`; the plain name is the classic one.
 KAFKA_STREAMS_KIP1071 = "kafka-streams-kip1071"
-SYSTEMS = (KAFKA_STREAMS, KAFKA_STREAMS_KIP1071, EVERFLOW)
+# Throughput of the programs that SQL can say: bench/flink has a script for each.
+FLINK_SQL = "flink-sql"
+SYSTEMS = (KAFKA_STREAMS, KAFKA_STREAMS_KIP1071, FLINK_SQL, EVERFLOW)
 DEFAULT_SYSTEMS = (KAFKA_STREAMS, EVERFLOW)
 COUNT = "count"
 
@@ -73,6 +75,8 @@ class Launch:
     environment: Mapping[str, str] = field(default_factory=dict)
     # True: standard input is closed to stop it; False: SIGTERM.
     stops_at_end_of_input: bool = False
+    # It ends by itself when it has done the input that there is; its offsets do not tell.
+    ends_when_done: bool = False
 
 
 Launcher = Callable[[Job], Launch]
@@ -99,6 +103,53 @@ def kafka_streams_launcher(java: list[str], group_protocol: str = "classic") -> 
         }
         arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
         return Launch([*java, *arguments], stops_at_end_of_input=job.events is None)
+
+    return launch
+
+
+# A window closes at the end of the input, as in a run that goes on it would a grace later.
+_FLINK_SCRIPTS = Path(__file__).with_name("flink")
+_FLINK_OPENED = ("java.lang", "java.net", "java.nio", "java.util", "java.util.concurrent")
+_FLINK_GUARANTEES = {
+    "exactly_once_v2": ("EXACTLY_ONCE", "exactly-once"),
+    "at_least_once": ("AT_LEAST_ONCE", "at-least-once"),
+}
+
+
+def flink_script(program: str) -> Path | None:
+    """The program in Flink's SQL; None where it has functions of its own."""
+    script = _FLINK_SCRIPTS / f"{program}.sql"
+    return script if script.is_file() else None
+
+
+def flink_launcher(java: list[str]) -> Launcher:
+    """`java` is the command of `bench.java_program.java_command`. A checkpoint each second; all
+    else as Flink comes."""
+
+    def launch(job: Job) -> Launch:
+        checkpoints, delivery = _FLINK_GUARANTEES[job.guarantee]
+        values = {
+            "input": job.input_topic,
+            "output": job.output_topic,
+            "bootstrap": job.bootstrap_servers,
+            "id": job.application_id,
+            "delivery": delivery,
+            "execution.checkpointing.interval": "1 s",
+            "execution.checkpointing.mode": checkpoints,
+            "execution.checkpointing.dir": (job.state_dir / "checkpoints").as_uri(),
+            "parallelism.default": str(job.threads),
+            "table.local-time-zone": "UTC",
+        }
+        opened = [
+            part
+            for package in _FLINK_OPENED
+            for part in ("--add-opens", f"java.base/{package}=ALL-UNNAMED")
+        ]
+        arguments = [f"{name}={value}" for name, value in values.items()]
+        script = flink_script(job.program)
+        assert script is not None, f"Flink has no script of {job.program}"
+        command = [java[0], *opened, *java[1:], str(script), *arguments]
+        return Launch(command, ends_when_done=True)
 
     return launch
 
@@ -210,6 +261,11 @@ class RunningSystem:
             self._log_path.read_text(errors="replace").splitlines(keepends=True)[-LOG_TAIL_LINES:]
         )
         return SystemFailedError(f"{self.name}: {what}. The end of what it printed:\n{tail}")
+
+    @property
+    def ends_when_done(self) -> bool:
+        """Whether it ends by itself when its input is done."""
+        return self._launch.ends_when_done
 
     @property
     def ended(self) -> bool:

@@ -108,7 +108,7 @@ def _run_once(
             try:
                 timing = time_run(process, progress, plan.timeout_s)
             finally:
-                memory_mib = memory.stop()
+                memory.stop()
         verify_counts(bootstrap_servers, output_topic, plan.records)
         delete_topics(admin, application_id)
     finally:
@@ -118,13 +118,13 @@ def _run_once(
     from_start = plan.records / (timing.done_at - timing.started_at)
     print(
         f"{guarantee}, run {run + 1}: {system} {throughput:,.0f} records/s, from process start "
-        f"{from_start:,.0f} records/s, {memory_mib:,.0f} MiB, output verified",
+        f"{from_start:,.0f} records/s, {memory.peak_mib:,.0f} MiB, output verified",
         flush=True,
     )
     for metric, unit, value in (
         ("throughput", "records/s", throughput),
         ("throughput_from_start", "records/s", from_start),
-        ("memory_peak", "MiB", memory_mib),
+        ("memory_peak", "MiB", memory.peak_mib),
     ):
         yield Measurement("throughput", "count", system, guarantee, metric, unit, value)
 
@@ -135,7 +135,8 @@ def time_run(
     timeout_s: float,
     is_something_left: Callable[[], bool] = lambda: False,
 ) -> Timing:
-    """Poll the group until its offsets cover the input, and nothing is left behind it."""
+    """Poll the group until its offsets cover the input, and nothing is left behind it; or until
+    the process has ended, where it does so by itself."""
     total = progress.total_records()
     first_commit_at: float | None = None
     while True:
@@ -143,7 +144,10 @@ def time_run(
         now = time.monotonic()
         if committed > 0 and first_commit_at is None:
             first_commit_at = now
-        if committed >= total and not is_something_left():
+        if process.ends_when_done:
+            if process.ended:
+                break
+        elif committed >= total and not is_something_left():
             break
         process.check_alive()
         if now - process.started_at > timeout_s:
@@ -151,5 +155,6 @@ def time_run(
                 f"committed {committed:,} of {total:,} records in {timeout_s:.0f} s"
             )
         time.sleep(POLL_INTERVAL_S)
+    process.check_alive()
     joined_at = min(at for at in (process.running_at, first_commit_at, now) if at is not None)
     return Timing(process.started_at, joined_at, now)

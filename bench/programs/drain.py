@@ -19,7 +19,7 @@ from bench.programs.catalogue import Program
 from bench.programs.left import Leftovers
 from bench.programs.outputs import Finals, compare, finals
 from bench.results import Measurement
-from bench.systems import EVERFLOW, Job, Launcher, RunningSystem
+from bench.systems import EVERFLOW, FLINK_SQL, Job, Launcher, RunningSystem, flink_script
 from bench.throughput import Timing, time_run
 from bench.topics import (
     PARTITIONS,
@@ -74,9 +74,12 @@ def measure(
     )
     print(f"{program.name}: loaded {records:,} records in {time.monotonic() - began:.1f} s")
     first: tuple[str, Finals] | None = None
-    for guarantee, run, (system, launcher) in product(
-        plan.guarantees, range(plan.runs), launchers.items()
-    ):
+    able = [
+        (system, launcher)
+        for system, launcher in launchers.items()
+        if system != FLINK_SQL or flink_script(program.name) is not None
+    ]
+    for guarantee, run, (system, launcher) in product(plan.guarantees, range(plan.runs), able):
         job = _job(plan, program, bootstrap_servers, system, guarantee, run, records)
         create_topics(
             admin, [job.output_topic + branch for branch in program.branches], plan.partitions
@@ -115,7 +118,7 @@ def _job(
         state_dir=Path(tempfile.mkdtemp(prefix="bench-state-")),
         program=program.name,
     )
-    if guarantee != AT_LEAST_ONCE or system == EVERFLOW:
+    if guarantee != AT_LEAST_ONCE or system in (EVERFLOW, FLINK_SQL):
         return job
     if program.at_least_once:
         return replace(job, settings=program.at_least_once)
@@ -145,10 +148,10 @@ def _drain(
         try:
             timing = time_run(process, progress, plan.timeout_s, left.any)
         finally:
-            memory_mib = memory.stop()
+            memory.stop()
     return _Drained(
         timing,
-        memory_mib,
+        memory.peak_mib,
         memory.processor_s(timing.done_at),
         memory.processor_s(timing.done_at) - memory.processor_s(timing.joined_at),
     )

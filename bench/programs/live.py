@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 from confluent_kafka.admin import AdminClient
 
-from bench.latency import Live, run_live
+from bench.latency import Live, processor_shares, run_live
 from bench.load.latency_schedule import schedule
 from bench.programs.catalogue import Program
 from bench.programs.matching import KEYS_FILE, latencies
 from bench.results import Measurement
-from bench.systems import Job, Launcher
+from bench.systems import FLINK_SQL, Job, Launcher
 from bench.topics import PARTITIONS, case_name
 
 
@@ -48,9 +48,8 @@ def measure(
     clock_offset_ns = time.time_ns() - time.monotonic_ns()
     phases = schedule(plan.rates, plan.warm_up_s, plan.measured_s, idle_s=0)
     name = ["--program", program.name]
-    for guarantee, run, (system, launcher) in product(
-        plan.guarantees, range(plan.runs), launchers.items()
-    ):
+    able = [pair for pair in launchers.items() if pair[0] != FLINK_SQL]
+    for guarantee, run, (system, launcher) in product(plan.guarantees, range(plan.runs), able):
         application_id = f"live-{program.name}-{system}-{guarantee.replace('_', '-')}-{run}"
         job = Job(
             bootstrap_servers=bootstrap_servers,
@@ -65,7 +64,7 @@ def measure(
         files = log_folder / application_id
         sender = [*name, "--clock-offset-ns", str(clock_offset_ns)]
         topics = [job.output_topic + branch for branch in program.branches]
-        run_live(
+        processor = run_live(
             Live(
                 job=job,
                 output_topics=topics,
@@ -82,13 +81,19 @@ def measure(
         sent_ns = np.fromfile(files / "sent", dtype=np.int64)
         seen = np.fromfile(files / "seen", dtype=np.int64).reshape(-1, 3)
         keys = [bytes.fromhex(key) for key in json.loads((files / KEYS_FILE).read_text())]
+        shares = processor_shares(phases, sent_ns, processor)
         for rate, ms in latencies(program, phases, sent_ns, clock_offset_ns, seen, keys):
             p50, p99 = np.percentile(ms, [50, 99])
             print(
                 f"{program.name}, {guarantee}, run {run + 1}: {system}, {rate} records/s: "
-                f"p50 {p50:.0f} ms, p99 {p99:.0f} ms, largest {ms.max():.0f} ms of {len(ms):,}",
+                f"p50 {p50:.0f} ms, p99 {p99:.0f} ms, largest {ms.max():.0f} ms of {len(ms):,}, "
+                f"{shares.get(rate, 0.0):.2f} cores",
                 flush=True,
             )
             case = f"{case_name(program.name, plan.partitions)} at {rate}"
-            for metric, value in (("latency_p50", p50), ("latency_p99", p99)):
-                yield Measurement("programs", case, system, guarantee, metric, "ms", float(value))
+            for metric, unit, value in (
+                ("latency_p50", "ms", float(p50)),
+                ("latency_p99", "ms", float(p99)),
+                ("processor", "cores", shares.get(rate, 0.0)),
+            ):
+                yield Measurement("programs", case, system, guarantee, metric, unit, value)

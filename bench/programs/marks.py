@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 from bench.programs.catalogue import PROGRAMS, Kind
 from bench.results import Row, print_table
+from bench.systems import FLINK_SQL
 
 EXACTLY_ONCE = "exactly_once_v2"
 START_S = 6.0
+FLINK_MARK = 2.0
 FUNCTION_MARKS = {Kind.FUNCTIONS: 1.0, Kind.VECTORISED: 3.0}
 LATENCY_RATE = "1000"
 LATENCY_MARKS = {"latency_p50": 0.6, "latency_p99": 1.0}
+# With another number of partitions than `bench.topics.PARTITIONS`.
+TASKS_MARKS = {"latency_p50": 1.0, "latency_p99": 1.0, "processor": 1.0}
 
 
 @dataclass(frozen=True)
@@ -40,11 +44,12 @@ def marks(rows: Sequence[Row], system: str) -> Iterator[Mark]:
             continue
         if own.metric == "start":
             yield Mark(own.case, own.guarantee, own.metric, "s", own.value, START_S, at_least=False)
-        bound, at_least = _bound(own)
-        if bound is None:
+        kafka_bound, at_least = _bound(own)
+        if kafka_bound is None:
             continue
         for other in rows:
             same = (other.case, other.guarantee, other.metric)
+            bound = FLINK_MARK if other.system == FLINK_SQL else kafka_bound
             if other.system != system and same == (own.case, own.guarantee, own.metric):
                 yield Mark(*same, other.system, own.value / other.value, bound, at_least)
 
@@ -59,7 +64,7 @@ def _bound(row: Row) -> tuple[float | None, bool]:
             return FUNCTION_MARKS[kind], True
         return (5.0 if row.guarantee == EXACTLY_ONCE else 3.0), True
     if rate == LATENCY_RATE and row.guarantee == EXACTLY_ONCE:
-        return LATENCY_MARKS.get(row.metric), False
+        return (TASKS_MARKS if "partitions" in case else LATENCY_MARKS).get(row.metric), False
     return None, False
 
 

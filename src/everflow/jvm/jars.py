@@ -21,7 +21,7 @@ from pathlib import Path
 from everflow.errors import SetupError
 from everflow.jvm.java import find_java
 
-CONFS = ("broker", "streams")
+CONFS = ("broker", "streams", "flink")
 
 _IVY_FOLDER = Path(__file__).parents[1] / "ivy"
 _RESOLVE_TIMEOUT_S = 900.0
@@ -32,7 +32,8 @@ def resolve_jars(conf: str, *, progress: Callable[[str], None] | None = None) ->
     """Return the jars of one class path, sorted by name; downloads them on first use.
 
     Args:
-        conf: ``broker`` (a Kafka broker) or ``streams`` (Kafka Streams in Java, for the benches).
+        conf: ``broker`` (a Kafka broker) or ``streams`` (Kafka Streams in Java) or
+            ``flink`` (Flink SQL), for the benches.
         progress: told one line when a download starts; never called when the jars are there.
 
     The cache is ``$XDG_CACHE_HOME/everflow`` (default ``~/.cache/everflow``), keyed by the hash of

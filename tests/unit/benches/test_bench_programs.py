@@ -4,16 +4,20 @@ marks."""
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
 
+from bench.latency import processor_shares
 from bench.load.latency_schedule import Phase
-from bench.programs.catalogue import BEGIN_MS, PROGRAMS
+from bench.memory import ProcessorUse
+from bench.programs.catalogue import BEGIN_MS, PROGRAMS, Kind
 from bench.programs.marks import marks
 from bench.programs.matching import latencies
 from bench.programs.outputs import compare
 from bench.results import Row
+from bench.systems import flink_script
 from bench.verify import WrongOutputError
 
 TRADES = PROGRAMS["trades"]
@@ -94,6 +98,7 @@ def test_marks_hold_each_figure_to_its_bound() -> None:
         row("trades", "throughput", "kafka-streams", 100.0, once),
         row("trades", "throughput", "everflow", 400.0, least),
         row("trades", "throughput", "kafka-streams", 100.0, least),
+        row("trades", "throughput", "flink-sql", 150.0, least),
         row("baskets", "throughput", "everflow", 90.0, once),
         row("baskets", "throughput", "kafka-streams", 100.0, once),
         row("invoices", "throughput", "everflow", 250.0, once),
@@ -104,6 +109,10 @@ def test_marks_hold_each_figure_to_its_bound() -> None:
         row("trades at 1000", "latency_p99", "kafka-streams", 100.0, once),
         row("trades at 100", "latency_p50", "everflow", 500.0, once),
         row("trades at 100", "latency_p50", "kafka-streams", 100.0, once),
+        row("trades, 16 partitions at 1000", "processor", "everflow", 0.5, once),
+        row("trades, 16 partitions at 1000", "processor", "kafka-streams", 0.4, once),
+        row("trades at 1000", "processor", "everflow", 0.5, once),
+        row("trades at 1000", "processor", "kafka-streams", 0.4, once),
         row("trades", "memory_peak", "everflow", 500.0, once),
     ]
     assert [
@@ -113,8 +122,29 @@ def test_marks_hold_each_figure_to_its_bound() -> None:
         ("trades", once, "start", 7.0, 6.0, False),
         ("trades", once, "throughput", 4.0, 5.0, False),
         ("trades", least, "throughput", 4.0, 3.0, True),
+        ("trades", least, "throughput", 2.67, 2.0, True),
         ("baskets", once, "throughput", 0.9, 1.0, False),
         ("invoices", once, "throughput", 2.5, 3.0, False),
         ("trades at 1000", once, "latency_p50", 0.5, 0.6, True),
         ("trades at 1000", once, "latency_p99", 1.01, 1.0, False),
+        ("trades, 16 partitions at 1000", once, "processor", 1.25, 1.0, False),
     ]
+
+
+def test_a_programs_processor_time_is_told_by_the_cores_of_its_cases() -> None:
+    used = ProcessorUse(os.getpid())
+    used.stop()
+    used._seconds = [(0.0, 0.0), (10.0, 5.0), (20.0, 25.0)]
+    sent_ns = np.array([0, 10, 12, 20, 20], dtype=np.int64) * 1_000_000_000
+    phases = [Phase(None, 1, 1), Phase("1", 3, 1), Phase("one", 1, 1)]
+    assert processor_shares(phases, sent_ns, used) == {"1": 2.0}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_flink_has_the_programs_that_sql_can_say(name: str) -> None:
+    script = flink_script(name)
+    assert (script is None) == (PROGRAMS[name].kind is not Kind.COLUMNS)
+    if script is not None:
+        text = script.read_text()
+        for branch in PROGRAMS[name].branches:
+            assert f"'topic' = '${{output}}{branch}'" in text
