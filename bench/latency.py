@@ -112,6 +112,18 @@ def _run_once(
         system,
         launcher,
     )
+    yield from _figures(plan, system, guarantee, run, phases, files, processor)
+
+
+def _figures(
+    plan: LatencyPlan,
+    system: str,
+    guarantee: str,
+    run: int,
+    phases: Sequence[Phase],
+    files: Path,
+    processor: ProcessorUse,
+) -> Iterator[Measurement]:
     sent_ns = np.fromfile(files / "sent", dtype=np.int64)
     seen = np.fromfile(files / "seen", dtype=np.int64).reshape(-1, 2)
     shares = processor_shares(phases, sent_ns, processor)

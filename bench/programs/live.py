@@ -15,7 +15,8 @@ import numpy as np
 from confluent_kafka.admin import AdminClient
 
 from bench.latency import Live, processor_shares, run_live
-from bench.load.latency_schedule import schedule
+from bench.load.latency_schedule import Phase, schedule
+from bench.memory import ProcessorUse
 from bench.programs.catalogue import Program
 from bench.programs.matching import KEYS_FILE, latencies
 from bench.results import Measurement
@@ -78,22 +79,38 @@ def measure(
             system,
             launcher,
         )
-        sent_ns = np.fromfile(files / "sent", dtype=np.int64)
-        seen = np.fromfile(files / "seen", dtype=np.int64).reshape(-1, 3)
-        keys = [bytes.fromhex(key) for key in json.loads((files / KEYS_FILE).read_text())]
-        shares = processor_shares(phases, sent_ns, processor)
-        for rate, ms in latencies(program, phases, sent_ns, clock_offset_ns, seen, keys):
-            p50, p99 = np.percentile(ms, [50, 99])
-            print(
-                f"{program.name}, {guarantee}, run {run + 1}: {system}, {rate} records/s: "
-                f"p50 {p50:.0f} ms, p99 {p99:.0f} ms, largest {ms.max():.0f} ms of {len(ms):,}, "
-                f"{shares.get(rate, 0.0):.2f} cores",
-                flush=True,
-            )
-            case = f"{case_name(program.name, plan.partitions)} at {rate}"
-            for metric, unit, value in (
-                ("latency_p50", "ms", float(p50)),
-                ("latency_p99", "ms", float(p99)),
-                ("processor", "cores", shares.get(rate, 0.0)),
-            ):
-                yield Measurement("programs", case, system, guarantee, metric, unit, value)
+        yield from _figures(
+            plan, program, system, guarantee, run, phases, files, clock_offset_ns, processor
+        )
+
+
+def _figures(
+    plan: LivePlan,
+    program: Program,
+    system: str,
+    guarantee: str,
+    run: int,
+    phases: Sequence[Phase],
+    files: Path,
+    clock_offset_ns: int,
+    processor: ProcessorUse,
+) -> Iterator[Measurement]:
+    sent_ns = np.fromfile(files / "sent", dtype=np.int64)
+    seen = np.fromfile(files / "seen", dtype=np.int64).reshape(-1, 3)
+    keys = [bytes.fromhex(key) for key in json.loads((files / KEYS_FILE).read_text())]
+    shares = processor_shares(phases, sent_ns, processor)
+    for rate, ms in latencies(program, phases, sent_ns, clock_offset_ns, seen, keys):
+        p50, p99 = np.percentile(ms, [50, 99])
+        print(
+            f"{program.name}, {guarantee}, run {run + 1}: {system}, {rate} records/s: "
+            f"p50 {p50:.0f} ms, p99 {p99:.0f} ms, largest {ms.max():.0f} ms of {len(ms):,}, "
+            f"{shares.get(rate, 0.0):.2f} cores",
+            flush=True,
+        )
+        case = f"{case_name(program.name, plan.partitions)} at {rate}"
+        for metric, unit, value in (
+            ("latency_p50", "ms", float(p50)),
+            ("latency_p99", "ms", float(p99)),
+            ("processor", "cores", shares.get(rate, 0.0)),
+        ):
+            yield Measurement("programs", case, system, guarantee, metric, unit, value)

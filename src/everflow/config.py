@@ -82,9 +82,6 @@ _MEMBERS_OWN = (
 # what holds instead.
 WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
     {
-        "commit_interval_ms": (
-            "every micro-batch commits, and max.batch.ms bounds how long it takes"
-        ),
         "max_task_idle_ms": "a task does not wait for an input that has nothing to read",
         "request_timeout_ms": "a client is told with its prefix, as in producer.request.timeout.ms",
         "retry_backoff_ms": "a client is told with its prefix, as in producer.retry.backoff.ms",
@@ -123,11 +120,13 @@ def default_state_dir() -> str:
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """Bounds of one micro-batch (D1): records, raw bytes, and the time it should take (ms)."""
+    """Bounds of one micro-batch (D1): records, raw bytes, the time it should take, and the longest
+    rest of its thread behind it (ms)."""
 
     max_records: int
     max_bytes: int
     target_ms: int
+    most_rest_ms: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,7 +322,9 @@ class StreamsConfig:
         target = self.max_batch_ms
         if self.exactly_once:
             target = min(target, self.transaction_timeout_ms // 2)
-        return BatchLimits(self.max_batch_records, self.max_batch_bytes, target)
+        return BatchLimits(
+            self.max_batch_records, self.max_batch_bytes, target, self.commit_interval_ms
+        )
 
     def assignment(self) -> AssignmentRules:
         """What the assignor goes by."""

@@ -109,6 +109,8 @@ class StreamThread:
         """Which task's records were last run alone, to find the one for which a Column fails."""
         self._counts = BatchCounts(self.services.metrics)
         self._last_job_ms = self.clock.monotonic_ms()
+        self._rested_ms = 0.0
+        """Until when it leaves records for the next batch's commit (`commit.interval.ms`)."""
         self._running: Running | None = None
 
     @property
@@ -229,6 +231,9 @@ class StreamThread:
             self.clock.wait(self.wake, IDLE_WAIT_MS)
             return False
         # 3. Which offsets: the range of a failed attempt again, or what is new.
+        if self._planned is None and (rest_ms := self._rested_ms - self.clock.monotonic_ms()) > 0:
+            self.clock.wait(self.wake, rest_ms)  # a command ends it
+            return False
         planned = self._planned or self._plan()
         if planned is None:
             self._wait(min(IDLE_WAIT_MS, self._keep_alive_left_ms()))
@@ -530,6 +535,8 @@ class StreamThread:
             read += moved
         self._next = self._next._replace(counter=self._next.counter + 1)
         raw = result.counts.get("bytes")
+        rest_ms = self._size.rest_ms(self.settings.limits, read, elapsed_ms)
+        self._rested_ms = self.clock.monotonic_ms() + rest_ms
         before, self._size = (
             self._size,
             self._size.after(self.settings.limits, read, elapsed_ms, raw),

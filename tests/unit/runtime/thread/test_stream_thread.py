@@ -4,6 +4,7 @@ come and go."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -35,6 +36,34 @@ def test_batches_follow_one_another_without_gap_or_overlap(world: World) -> None
     assert task.stream_times == {"A": 250}
     assert len({r.batch_id for r in world.requests}) == 3
     assert world.requests[-1].tasks[0].last_batch == world.requests[-2].batch_id
+
+
+def test_a_thread_that_is_caught_up_rests_so_that_records_share_a_commit(world: World) -> None:
+    """Half as long as the last batch took and `most_rest_ms` at the most; not behind a full batch,
+    and not before a command."""
+    limits = replace(world.thread.settings.limits, most_rest_ms=40)
+    world.thread.settings = replace(world.thread.settings, limits=limits)
+    world.give_task()
+    world.turn()
+    took_ms = 20.0
+
+    def commit(request: BatchRequest) -> BatchResult:
+        world.clock.advance(took_ms)
+        return world.commit(request)
+
+    world.behave = commit
+    for took_ms, rest_ms in ((20.0, 10.0), (500.0, 40.0)):
+        world.end += 5
+        assert world.turn()
+        ended_ms = world.clock.monotonic_ms()
+        world.end += 5
+        while not world.turn():
+            pass
+        assert world.clock.monotonic_ms() - ended_ms == rest_ms + took_ms
+        world.clock.advance(1_000)
+    world.end += 200  # full batches
+    assert world.turn()
+    assert world.turn()
 
 
 def test_the_first_batch_of_a_recovered_task_does_not_wait_for_the_poller(world: World) -> None:
