@@ -84,7 +84,13 @@ TABLE: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
         | PURE
         | {
             f"everflow.kafka.{name}"
-            for name in ("client_log", "connection_settings", "errors", "group_channel")
+            for name in (
+                "broker_link",
+                "client_log",
+                "connection_settings",
+                "errors",
+                "group_channel",
+            )
         },
         KAFKA | {"numpy"},
     ),

@@ -36,6 +36,9 @@ from everflow.waits import shown_by, shown_elsewhere
 log = logging.getLogger("everflow")
 
 WATCH_INTERVAL_S = 1.0
+LONGEST_INTERVAL_S = 10.0
+WATCH_PAUSES = 40.0
+"""A sample of 1,000 partitions takes long: the pause behind it is so many times as long."""
 ASK_S = 3.0
 """For so long brokers are asked whether they are there."""
 EXIT_FAILED = 1
@@ -131,7 +134,10 @@ class watching:
         config = self._streams.config
         with closing(ClusterAdmin(config.admin(), stop=self._stop)) as admin:
             reader = LagReader(admin, config.application_id, self._topics)
-            while not self._stop.wait(WATCH_INTERVAL_S):
+            took_s = 0.0
+            while not self._stop.wait(
+                min(LONGEST_INTERVAL_S, max(WATCH_INTERVAL_S, took_s * WATCH_PAUSES))
+            ):
                 tasks = self._streams.all_tasks()
                 now_s = time.monotonic()
                 said = self._foreground.ending or ("" if tasks else self._status.last_event)
@@ -140,6 +146,7 @@ class watching:
                     sample = reader.sample(now_s, summary(tasks))
                 except EverflowError:
                     sample = None  # the instance itself reports brokers that are away
+                took_s = time.monotonic() - now_s
                 if sample is not None:
                     progress.add(sample)
                 line = progress.line() if sample is not None else ""

@@ -11,6 +11,7 @@ from typing import Any
 
 from everflow.config import StreamsConfig
 from everflow.kafka.reading.copy_follower import CopyFollower
+from everflow.kafka.reading.tail_watch import TailWatch
 from everflow.kafka.writing.fencing import fence_all
 from everflow.kafka.writing.transaction import GroupMetadata
 from everflow.membership.member import GroupMember
@@ -198,12 +199,13 @@ class ClusterPorts:
         self._held.callback(self._gate.close)
 
     def ends(self, instance: Instance) -> EndOffsets:
-        """The poller of the inputs' ends."""
+        """What knows the inputs' ends."""
         admin, config, clock = self._ground.admin, self._ground.config, self._ground.clock
         stable = lambda asked: admin.end_offsets(asked, self._ground.isolation)  # noqa: E731
         written = lambda asked: admin.end_offsets(asked, "read_uncommitted")  # noqa: E731
         shrunk = ShrunkLogs(config.application_id, instance.running_positions, written, clock)
-        return EndOffsets(stable, clock, config.poll_interval_ms, shrunk, instance.stop)
+        tails = TailWatch.opens(config.main_consumer(), read_committed=config.exactly_once)
+        return EndOffsets(stable, clock, config.poll_interval_ms, shrunk, instance.stop, tails)
 
     def pool(self, name: str, size: int) -> ThreadPoolExecutor:
         """Its threads start with their first work."""

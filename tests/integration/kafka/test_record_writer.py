@@ -21,10 +21,10 @@ from everflow.errors import (
     TaskMigratedError,
 )
 from everflow.kafka.admin import ClusterAdmin
+from everflow.kafka.broker_link import BrokerLink, LinkLostError
 from everflow.kafka.errors import OffsetsUnstableError
 from everflow.kafka.group_channel import GroupSettings
 from everflow.kafka.reading.log_reader import LogReader
-from everflow.kafka.writing.broker_link import BrokerLink, LinkLostError
 from everflow.kafka.writing.fencing import fence, fence_all
 from everflow.kafka.writing.record_writer import RecordWriter
 from everflow.kafka.writing.transaction import GroupMetadata

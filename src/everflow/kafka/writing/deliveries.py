@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from kafka.protocol.producer import ProduceRequest
 
-from everflow.kafka.writing.broker_link import BrokerLink, LinkLostError, RefusedError
+from everflow.kafka.broker_link import BrokerLink, LinkLostError, RefusedError
 from everflow.kafka.writing.record_encoding import EncodedRecords, encode, framed
 from everflow.kafka.writing.transaction import OutOfTimeError, Transactions, broker_code
 from everflow.kafka.writing.writer_settings import WriterSettings

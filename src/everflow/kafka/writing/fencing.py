@@ -10,8 +10,8 @@ from typing import Any
 from confluent_kafka import KafkaError
 
 from everflow.errors import EverflowError, RetriableError
+from everflow.kafka.broker_link import BrokerLink, LinkLostError, RefusedError
 from everflow.kafka.errors import classify
-from everflow.kafka.writing.broker_link import BrokerLink, LinkLostError, RefusedError
 from everflow.kafka.writing.transaction import Failure, OutOfTimeError, Transactions, broker_code
 from everflow.kafka.writing.writer_settings import writer_settings
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 from confluent_kafka import KafkaError
 
 from everflow.errors import EverflowError, RecordTooLargeError, RetriableError, UnknownOutcomeError
+from everflow.kafka.broker_link import BrokerLink, LinkLostError, RefusedError
 from everflow.kafka.errors import classify, is_too_large
-from everflow.kafka.writing.broker_link import BrokerLink, LinkLostError, RefusedError
 from everflow.kafka.writing.deliveries import Deliveries, Undelivered
 from everflow.kafka.writing.java_partitions import java_partitions
 from everflow.kafka.writing.record_encoding import (

@@ -21,7 +21,7 @@ from kafka.protocol.producer import (
     TxnOffsetCommitRequest,
 )
 
-from everflow.kafka.writing.broker_link import (
+from everflow.kafka.broker_link import (
     BrokerLink,
     CoordinatorKind,
     LinkLostError,

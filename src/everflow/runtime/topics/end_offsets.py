@@ -1,4 +1,9 @@
-"""Polls where the input partitions end; wakes the stream threads that have new records (D1)."""
+"""Knows where the input partitions end; wakes the stream threads that have new records (D1).
+
+While a stream thread is at work its partitions' ends are asked for when it wants to know them;
+while it waits for records the brokers are asked to tell when there are some (`Growth`), and only
+where that cannot be had, every few ms.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from everflow.clock import Clock
 from everflow.errors import EverflowError, RetriableError
@@ -16,8 +22,30 @@ log = logging.getLogger("everflow")
 
 FRESH_MS = 3.0
 """An answer that was asked for within this time is as good as another one."""
-BUSY_PERIOD_MS = 50.0
-"""While no stream thread waits for records the ends are only refreshed now and then."""
+TOLD_FRESH_MS = 10.0
+"""As `FRESH_MS`, of what the brokers told by themselves."""
+BUSY_PERIOD_MS = 5_000.0
+"""Where nobody waits for an answer, or all who do are told, the ends are asked for now and then."""
+FOLLOW_AFTER_MS = 1_000.0
+"""The start has other work to do first."""
+OTHERS_PAUSE_MS = 10.0
+"""Growth that nobody waits for is not worth more questions than that."""
+FOLLOW_S = 1.0
+"""How long one wait for growth lasts at the most."""
+
+
+class Growth(Protocol):
+    """`everflow.kafka.reading.tail_watch.TailWatch`."""
+
+    def wait(
+        self, ends: Mapping[TopicPartition, int], timeout_s: float
+    ) -> Mapping[TopicPartition, int]:
+        """Ends beyond ``ends``, once there are some. Raises EverflowError."""
+        ...
+
+    def close(self) -> None:
+        """Its connections."""
+        ...
 
 
 class EndOffsets:
@@ -25,8 +53,9 @@ class EndOffsets:
     otherwise.
 
     ``read`` asks the brokers. ``check`` None: nobody minds an end before a position. ``stopping``:
-    set once ``read`` may refuse because of the instance's end. `watch`, `unwatch`, `ends` and
-    `idle` may be called from any thread.
+    set once ``read`` may refuse because of the instance's end. ``open_growth`` None: who waits is
+    told by questions every ``period_ms``. `watch`, `unwatch`, `ends` and `idle` may be called from
+    any thread.
     """
 
     def __init__(
@@ -36,6 +65,7 @@ class EndOffsets:
         period_ms: float,
         check: ShrunkLogs | None = None,
         stopping: threading.Event | None = None,
+        open_growth: Callable[[], Growth] | None = None,
     ) -> None:
         self._read = read
         self._clock = clock
@@ -46,14 +76,21 @@ class EndOffsets:
         self._watched: dict[int, tuple[frozenset[TopicPartition], threading.Event]] = {}
         self._ends: Mapping[TopicPartition, int] = {}
         self._idle: set[int] = set()
+        self._open_growth = open_growth
+        self._tells = False
+        """The brokers told what there was to tell when they were last asked to."""
+        self._live = False
+        """They are about to tell of all partitions that are watched."""
+        self._grown: dict[TopicPartition, int] = {}
+        """What they told since the last question was asked."""
         self._stop = threading.Event()
         self._look = threading.Event()
         """There is a reason to ask before the period is over."""
         self._answered = threading.Condition(self._lock)
         self._asked = self._answers = 0
         """Questions so far, and the last one with an answer."""
-        self._began_ms = -math.inf
-        """When that one was asked."""
+        self._fresh_ms = -math.inf
+        """Until when no other answer is wanted."""
         self._polls = False
         self._failing_since_ms: float | None = None
         self._asked_ms: float | None = None
@@ -80,7 +117,8 @@ class EndOffsets:
         with self._lock:
             first = not self._idle
             (self._idle.add if waiting else self._idle.discard)(thread)
-        if waiting and first:
+            self._answered.notify_all()
+        if waiting and first and not self._tells:
             self._look.set()
 
     def ends(self) -> Mapping[TopicPartition, int]:
@@ -88,10 +126,12 @@ class EndOffsets:
         return self._ends
 
     def refresh(self, timeout_ms: float) -> None:
-        """Have the ends asked for now, unless they were a moment ago, and wait for the answer for
-        at most ``timeout_ms``. Without a poller of its own (`start`) nothing is asked."""
+        """Have the ends asked for now, unless they were a moment ago or the brokers tell them by
+        themselves, and wait for the answer for at most ``timeout_ms``. Without a poller of its own
+        (`start`) nothing is asked."""
         with self._answered:
-            if not self._polls or self._clock.monotonic_ms() - self._began_ms < FRESH_MS:
+            fresh = self._live or self._clock.monotonic_ms() < self._fresh_ms
+            if not self._polls or fresh:
                 return
             wanted = self._asked + 1
             self._look.set()
@@ -107,6 +147,7 @@ class EndOffsets:
         log that has shrunk."""
         with self._lock:
             watched = dict(self._watched)
+            self._grown = {}
             self._asked = number = self._asked + 1
         partitions = sorted({tp for mine, _ in watched.values() for tp in mine})
         if not partitions:
@@ -130,23 +171,29 @@ class EndOffsets:
         if self._failing_since_ms is not None:
             log.info("The brokers answer again")
             self._failing_since_ms = None
-        before, self._ends = self._ends, dict(now)
         with self._answered:
-            self._answers, self._began_ms = number, began_ms
+            # What was told since is younger.
+            later = {tp: end for tp, end in self._grown.items() if end > now.get(tp, end)}
+            before, self._ends = self._ends, {**now, **later}
+            self._answers, self._fresh_ms = number, began_ms + FRESH_MS
             self._answered.notify_all()
         for mine, wake in watched.values():
-            if any(now[tp] != before.get(tp) for tp in mine if tp in now):
+            if any(self._ends[tp] != before.get(tp) for tp in mine if tp in self._ends):
                 wake.set()
 
     def start(self) -> None:
         """Poll from a thread of its own until `close`."""
         self._polls = True
         threading.Thread(target=self._run, name="everflow-end-offsets", daemon=True).start()
+        if self._open_growth is not None:
+            threading.Thread(target=self._follow, name="everflow-tails", daemon=True).start()
 
     def close(self) -> None:
         """End the polling; returns at once."""
         self._stop.set()
         self._look.set()
+        with self._answered:
+            self._answered.notify_all()
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -161,6 +208,65 @@ class EndOffsets:
                 log.exception("The ends of the input cannot be read")
                 return
             with self._lock:
-                waiting = bool(self._idle)
+                waiting = bool(self._idle) and not self._live
             self._clock.wait(self._look, self._period_ms if waiting else BUSY_PERIOD_MS)
             self._look.clear()
+
+    # --- what the brokers tell --------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        try:
+            self._clock.wait(self._stop, FOLLOW_AFTER_MS)
+            self._follow_growth()
+        except Exception:  # a defect: the questions go on without it
+            log.exception("The growth of the input is no longer told")
+            self._tells = self._live = False
+
+    def _follow_growth(self) -> None:
+        """While somebody waits: of all partitions, so that whoever comes to wait is told, too."""
+        assert self._open_growth is not None
+        growth: Growth | None = None
+        while (ends := self._ends_to_follow()) is not None:
+            try:
+                growth = growth or self._open_growth()
+                told = growth.wait(ends, FOLLOW_S)
+            except EverflowError as error:
+                log.debug("The growth of the input is not told: %s", error)
+                self._tells = self._live = False
+                self._clock.wait(self._stop, FOLLOW_AFTER_MS)
+            else:
+                if not self._take_growth(told) and told:
+                    self._clock.wait(self._stop, OTHERS_PAUSE_MS)
+        if growth is not None:
+            growth.close()
+
+    def _ends_to_follow(self) -> Mapping[TopicPartition, int] | None:
+        """All ends, once somebody waits and they are known; None at the end."""
+        with self._answered:
+            while not self._stop.is_set():
+                watched = [tp for mine, _ in self._watched.values() for tp in mine]
+                ends = {tp: self._ends[tp] for tp in watched if tp in self._ends}
+                self._live = bool(ends and self._idle and len(ends) == len(watched))
+                if self._live:
+                    return ends
+                self._answered.wait()
+        return None
+
+    def _take_growth(self, told: Mapping[TopicPartition, int]) -> bool:
+        """Whether somebody has waited for it."""
+        with self._answered:
+            self._tells, self._live = True, False
+            new = {tp: end for tp, end in told.items() if end > self._ends.get(tp, -1)}
+            self._ends = {**self._ends, **new}
+            self._grown |= new
+            if new:
+                self._fresh_ms = self._clock.monotonic_ms() + TOLD_FRESH_MS
+            grown = {
+                thread: wake
+                for thread, (mine, wake) in self._watched.items()
+                if not mine.isdisjoint(new)
+            }
+            waited = not self._idle.isdisjoint(grown)
+        for wake in grown.values():
+            wake.set()
+        return waited

@@ -20,7 +20,7 @@ from kafka.protocol.producer import (
 )
 from kafka.record import MemoryRecords
 
-from everflow.kafka.writing.broker_link import LinkLostError, RefusedError
+from everflow.kafka.broker_link import LinkLostError, RefusedError
 from everflow.records import TopicPartition
 
 OUT_OF_ORDER, OLD_EPOCH, BAD_STATE, FENCED, CONCURRENT = 45, 47, 48, 90, 51

@@ -87,7 +87,7 @@ def test_no_job_where_nothing_is_new_but_one_before_the_workers_would_be_ended(
     assert world.requests == []
     world.clock.advance(30_000)
     assert world.turn()
-    assert (world.requests[0].ranges, world.requests[0].log_ends) == ({IN: (0, 0)}, {IN: 0})
+    assert (world.requests[0].ranges, world.requests[0].log_ends) == ({}, {})
 
 
 def test_a_pause_reads_nothing_keeps_the_workers_and_goes_on_where_it_stopped(world: World) -> None:
@@ -103,12 +103,12 @@ def test_a_pause_reads_nothing_keeps_the_workers_and_goes_on_where_it_stopped(wo
     assert task.positions == {IN: 100}
     world.clock.advance(30_000)
     assert world.turn(), "an empty batch keeps the workers"
-    assert (world.requests[-1].ranges, world.requests[-1].log_ends) == ({IN: (100, 100)}, {IN: 250})
+    assert (world.requests[-1].ranges, world.requests[-1].log_ends) == ({}, {})
     assert not world.turn()
     world.paused = False
     while world.turn():
         pass
-    assert [r.ranges[IN] for r in world.requests] == [(0, 100), (100, 100), (100, 200), (200, 250)]
+    assert [r.ranges.get(IN) for r in world.requests] == [(0, 100), None, (100, 200), (200, 250)]
 
 
 def test_a_batch_that_is_to_be_run_again_waits_for_the_end_of_a_pause(world: World) -> None:
@@ -286,9 +286,13 @@ def test_tasks_come_and_go_without_a_new_job(world: World) -> None:
     world.end = 20
     world.turn()
     world.turn()
-    assert [set(request.ranges) for request in world.requests] == [{IN}, {IN, OTHER}, {OTHER}], (
-        world.requests
-    )
+    # Of the tasks that have something to read: IN was at its end.
+    assert [set(request.ranges) for request in world.requests] == [{IN}, {OTHER}, {OTHER}]
+    assert [[task.task for task in request.tasks] for request in world.requests] == [
+        [TASK],
+        [OTHER_TASK],
+        [OTHER_TASK],
+    ]
     assert len({request.batch_id for request in world.requests}) == 3
     assert world.opened == [0]
     assert world.done == []

@@ -280,8 +280,7 @@ def test_a_thread_that_fails_hands_back_no_task_of_unknown_outcome(world: World)
         world.thread.drop([TASK], given.append)
         raise RuntimeError("a defect")
 
-    world.give_task()
-    world.end = 10
+    world.give_task().ends = {IN: 10}
     world.behave = fail
     world.thread.start()
     assert world.thread.join(10)
@@ -420,7 +419,7 @@ def test_of_several_tasks_the_record_for_which_a_column_fails_is_found(
     read = {IN: 0, OTHER: 0}
 
     def divide(request: BatchRequest) -> BatchResult:
-        begin, end = request.ranges[bad]
+        begin, end = request.ranges.get(bad, (0, 0))
         if begin <= 37 < end:
             raise failed(
                 "column", "A Column cannot be computed: [DIVIDE_BY_ZERO] Division by zero."

@@ -3,19 +3,20 @@ over in silence."""
 
 from __future__ import annotations
 
+import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
 from everflow.clock import ManualClock, SystemClock
-from everflow.errors import FatalError, RetriableError
+from everflow.errors import EverflowError, FatalError, RetriableError
 from everflow.records import TopicPartition
 from everflow.runtime.topics.end_offsets import EndOffsets
 from everflow.runtime.topics.shrunk_logs import PERIOD_MS, ShrunkLogs
 from everflow.testing.waiting import wait_until
 
-TP = TopicPartition("in", 0)
+TP, OTHER = TopicPartition("in", 0), TopicPartition("in", 1)
 Ends = Mapping[TopicPartition, int]
 
 
@@ -167,3 +168,123 @@ def test_fresh_ends_are_not_waited_for_longer_than_allowed() -> None:
     assert ends.ends() == {}
     go_on.set()
     ends.close()
+
+
+class Told:
+    """A `Growth` of which the test says what it tells and when it fails."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Ends] = []
+        self.news: queue.Queue[Ends | EverflowError] = queue.Queue()
+        self.closed = threading.Event()
+
+    def wait(self, ends: Ends, timeout_s: float) -> Ends:
+        self.waiting.append(ends)
+        try:
+            told = self.news.get(timeout=timeout_s)
+        except queue.Empty:
+            return {}
+        if isinstance(told, EverflowError):
+            raise told
+        return told
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+class Following:
+    """`EndOffsets` of two threads whose growth is told; questions are counted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("everflow.runtime.topics.end_offsets.FOLLOW_AFTER_MS", 10.0)
+        self.growth, self.questions = Told(), 0
+        self.answer: Ends = {TP: 5, OTHER: 5}
+        self.wakes = {0: threading.Event(), 1: threading.Event()}
+        self.ends = EndOffsets(
+            self.read, SystemClock(), 5, stopping=None, open_growth=lambda: self.growth
+        )
+        self.ends.watch(0, [TP], self.wakes[0])
+        self.ends.watch(1, [OTHER], self.wakes[1])
+
+    def read(self, _: Sequence[TopicPartition]) -> Ends:
+        self.questions += 1
+        return self.answer
+
+    def until_live(self) -> None:
+        wait_until(lambda: self.ends._live, 10, "growth is told", lambda: self.growth.waiting)
+
+
+@pytest.fixture
+def following(monkeypatch: pytest.MonkeyPatch) -> Iterator[Following]:
+    made = Following(monkeypatch)
+    made.ends.start()
+    yield made
+    made.ends.close()
+
+
+def test_who_waits_is_told_and_the_brokers_are_no_longer_asked(following: Following) -> None:
+    following.ends.idle(0, True)
+    following.until_live()
+    for wake in following.wakes.values():
+        wake.clear()
+    asked = following.questions
+    for end in (6, 7, 8):
+        following.growth.news.put({OTHER: end})
+        assert following.wakes[1].wait(10), "also a thread that was at work when it was asked"
+        following.wakes[1].clear()
+        assert following.ends.ends() == {TP: 5, OTHER: end}
+    following.until_live()
+    following.ends.refresh(10_000)  # they are live: no question
+    assert following.questions <= asked + 1
+    assert not following.wakes[0].is_set()
+    assert {TP: 5, OTHER: 8} in following.growth.waiting
+
+
+def test_while_nobody_waits_nothing_is_followed(following: Following) -> None:
+    following.ends.idle(0, True)
+    following.until_live()
+    following.ends.idle(0, False)
+    following.growth.news.put({TP: 6})
+    wait_until(lambda: not following.ends._live, 10, "it is over", following.ends.ends)
+    before = len(following.growth.waiting)
+    following.answer = {TP: 9, OTHER: 9}
+
+    def asked_again() -> bool:
+        following.ends.refresh(10_000)
+        return following.ends.ends()[TP] == 9
+
+    wait_until(asked_again, 10, "asked again", following.ends.ends)
+    assert len(following.growth.waiting) == before
+
+
+def test_brokers_that_do_not_tell_are_asked(following: Following) -> None:
+    following.ends.idle(0, True)
+    following.until_live()
+    following.growth.news.put(RetriableError("no leader"))
+    following.answer = {TP: 7, OTHER: 5}
+    wait_until(lambda: following.ends.ends()[TP] == 7, 10, "by a question", following.ends.ends)
+    following.until_live()  # and later they tell again
+
+
+def test_an_answer_that_is_older_than_what_was_told_does_not_go_back() -> None:
+    told = threading.Event()
+
+    def read(_: Sequence[TopicPartition]) -> Ends:
+        if ends.ends():
+            ends._take_growth({TP: 8})  # while the answer is on its way
+            told.set()
+        return {TP: 5}
+
+    ends = EndOffsets(read, ManualClock(), 5)
+    ends.watch(0, [TP], threading.Event())
+    ends.poll_once()
+    ends.poll_once()
+    assert told.is_set()
+    assert ends.ends() == {TP: 8}
+
+
+def test_the_end_closes_what_tells(following: Following) -> None:
+    following.ends.idle(0, True)
+    following.until_live()
+    following.ends.close()
+    assert following.growth.closed.wait(10)

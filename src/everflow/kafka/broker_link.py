@@ -1,7 +1,7 @@
-"""kafka-python's connections under a writer: leaders, coordinators, requests and their answers.
+"""kafka-python's connections under our own requests: leaders, coordinators, requests and answers.
 
-Everything of the writer that reaches into kafka-python 3.0 is here. There is no IO thread: the
-event loop turns in the caller's thread whenever it waits, so nothing is handed from thread to
+What reaches into kafka-python 3.0 for writing and for watching logs is here. There is no IO thread:
+the event loop turns in the caller's thread whenever it waits, so nothing is handed from thread to
 thread in a batch.
 """
 
@@ -55,12 +55,19 @@ class BrokerLink:
     """Owned by one thread; every method but the coroutines turns the loop in it. Opens one
     connection to each broker that it needs, until closed."""
 
-    def __init__(self, connection: Mapping[str, Any], request_timeout_ms: int, timeout_s: float):
-        """``connection``: of `connection_settings`. Raises RetriableError if no broker answers
-        within ``timeout_s`` seconds, FatalError if one refuses this client."""
+    def __init__(
+        self,
+        connection: Mapping[str, Any],
+        request_timeout_ms: int,
+        timeout_s: float,
+        client_id: str = "everflow-writer",
+    ) -> None:
+        """``connection``: of `connection_settings`; ``client_id`` where it says none. Raises
+        RetriableError if no broker answers within ``timeout_s`` seconds, FatalError if one refuses
+        this client."""
         servers = str(connection["bootstrap_servers"])
         settings = {
-            "client_id": "everflow-writer",
+            "client_id": client_id,
             **connection,
             "bootstrap_servers": servers.split(","),
             "request_timeout_ms": request_timeout_ms,
@@ -74,7 +81,7 @@ class BrokerLink:
             self._manager.bootstrap(timeout_ms=max(1, int(timeout_s * 1000)))
         except client_errors.KafkaError as failure:
             self.close()
-            raise classify(failure, f"connecting a producer to {servers}") from failure
+            raise classify(failure, f"connecting {client_id} to {servers}") from failure
 
     # --- the loop ---------------------------------------------------------------------------------
 
