@@ -5,6 +5,7 @@ A slice of `./run oracle columns`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from everflow.columns import kernels
+from everflow.columns.computation import LeftToSpark
 from everflow.spark.expressions import analyse
 from everflow.topology.graph import EdgeType
 from oracle.columns import Report, compare
@@ -58,6 +60,20 @@ def test_a_sum_that_spark_computes_in_another_order_has_no_twin(
 ) -> None:
     edge = EdgeType(pa.string(), VALUE)
     assert (analyse(F.expr(text), edge, None).twin is not None) == computed_as_written
+
+
+def test_what_fails_in_spark_is_computed_also_where_nothing_is_made_of_it(
+    spark: SparkSession,
+) -> None:
+    text = "CAST(coalesce(value.float_1, CAST(0 AS float)) AS tinyint) IS NOT NULL"
+    twin = analyse(F.expr(text), EdgeType(pa.string(), VALUE), None).twin
+    assert twin is not None
+    values = [{**dict.fromkeys(VALUE.names), "float_1": value} for value in (3.0, math.inf)]
+    arrays = {"value": pa.array(values, VALUE), "key": pa.array(["a", "b"])}
+    given = [arrays[name] for name in twin.reads.names]
+    assert twin.run([each.slice(0, 1) for each in given], 1).to_pylist() == [True]
+    with pytest.raises(LeftToSpark):
+        twin.run(given, 2)
 
 
 @pytest.mark.parametrize("kernel", MUTATIONS)

@@ -158,7 +158,10 @@ class ComputationBuilder:
             if not _alike(self.type_of(place), kind):
                 raise NoTwinError(f"{kind} made of {self.type_of(place)}")
         needed: set[int] = set()
-        wanted = list(results)
+        # What may fail is computed also where nothing is made of it (`CAST(x AS tinyint) IS NOT
+        # NULL` of an x that is never null): Spark does so, and fails.
+        unsure = [self._known[operation] for operation in self._unsure if operation in self._known]
+        wanted = [*results, *unsure]
         while wanted:
             place = wanted.pop()
             operation = self._operation(place)
