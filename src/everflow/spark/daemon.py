@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterable
+from pathlib import PurePath
 
 PRELOADED = (
     "numpy",
@@ -26,6 +27,7 @@ PRELOADED = (
     "everflow.runtime.thread.thread_job",
     "everflow.travel.parcel",
 )
+_ARCHIVES = PurePath("pyspark", "python", "lib")
 
 
 def program_last(path: Iterable[str], own: Iterable[str], here: str) -> list[str]:
@@ -35,10 +37,19 @@ def program_last(path: Iterable[str], own: Iterable[str], here: str) -> list[str
     return [entry for entry in path if entry not in {"", here, *last}] + last
 
 
+def without_archives(path: Iterable[str]) -> list[str]:
+    """A worker's path without the archives of PySpark's sources that Spark puts first, where the
+    installed PySpark that they lie in is on the path, too: an archive has no byte code, and to
+    compile it costs half a second of processor time."""
+    entries = list(path)
+    archives = [PurePath(entry) / _ARCHIVES for entry in entries]
+    return [entry for entry in entries if PurePath(entry).parent not in archives]
+
+
 def main() -> None:
     """Import, then hand over to pyspark's daemon; runs as ``python -m everflow.spark.daemon``."""
     own = os.environ.get("EVERFLOW_PROGRAM_PATH", "").split(os.pathsep)
-    sys.path[:] = program_last(sys.path, filter(None, own), os.getcwd())
+    sys.path[:] = without_archives(program_last(sys.path, filter(None, own), os.getcwd()))
     # Meant for this process, not for those that a function starts.
     os.environ.pop("PYTHONSAFEPATH", None)
     for name in PRELOADED:

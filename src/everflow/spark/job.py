@@ -36,6 +36,7 @@ class _FailuresToldByUs(logging.Filter):
 
 
 _told_by_us = _FailuresToldByUs()
+SERVING_SLOT = "serving"
 _AHEAD_S = 20.0
 _ahead: dict[str, ServingJob] = {}
 """The job that starts a slot's worker ahead; the first one that needs the worker takes it out."""
@@ -129,9 +130,9 @@ class ServingJob:
     """A job of one task that calls ``serve``, whose input and output go elsewhere, and ends when
     that returns.
 
-    It runs on a Python thread of its own; `ended` is set when it is over, `failure` says how. The
-    task's worker is the one that a `PreparedJob` of the same slot and level uses: only one of the
-    two may run at a time.
+    It runs on a Python thread of its own; `ended` is set when it is over, `failure` says how. It
+    keeps its worker for as long as it runs, so all serving jobs have one daemon, which imports once
+    and forks a worker for each.
 
     It has no rows, so it is no DataFrame: until the first one ran, Spark loads and compiles all of
     Catalyst (3.8 s, 4.1 s of CPU; a plain job 1.4 s, 0.9 s of CPU), and many an instance never
@@ -154,7 +155,7 @@ class ServingJob:
         self._context = context
         self._properties = dict(properties)
         self._before = _ahead.pop(slot, None)
-        with _workers_of(context, worker_slot(slot, 0)):
+        with _workers_of(context, SERVING_SLOT):
             self._rdd = context.parallelize([0], 1).mapPartitions(run)
             assert self._rdd._jrdd is not None  # made here, where the environment is the slot's
         self.ended = threading.Event()
@@ -270,9 +271,9 @@ def _rdd_of(frame: DataFrame) -> Any:
 
 
 def worker_environment(slot: str) -> dict[str, str]:
-    """Every hop of every thread gets workers of its own: Spark keeps one daemon per distinct
-    environment. Without it any process serves any hop, and a producer or a store would be open in
-    several.
+    """Every hop of every thread gets workers of its own where a batch is a Spark job: Spark keeps
+    one daemon per distinct environment. Without it any process serves any hop, and a producer or a
+    store would be open in several.
 
     The program's folders come last on the workers' path (`everflow.spark.daemon`): its ``queue.py``
     hides no library there.

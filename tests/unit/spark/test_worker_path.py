@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from everflow.spark.daemon import program_last
+from everflow.spark.daemon import program_last, without_archives
 from everflow.spark.job import worker_environment
 
 
@@ -49,6 +49,16 @@ def test_a_worker_takes_modules_of_libraries_before_those_of_the_program() -> No
         "/srv/shop",
         "/srv/two",
     ]
+
+
+def test_a_worker_takes_pyspark_as_it_is_installed_not_its_sources_in_an_archive() -> None:
+    lib = "/site/pyspark/python/lib"
+    path = [f"{lib}/pyspark.zip", f"{lib}/py4j-0.10-src.zip", "/site/pyspark/jars/core.jar"]
+    assert without_archives([*path, "/stdlib", "/site"]) == [path[2], "/stdlib", "/site"]
+    # Spark's own distribution: its Python is nowhere else.
+    spark = ["/opt/spark/python/lib/pyspark.zip", "/opt/spark/python", "/site"]
+    assert without_archives(spark) == spark
+    assert without_archives(path) == path
 
 
 def test_a_program_with_a_queue_of_its_own_does_not_break_the_worker(
