@@ -114,8 +114,8 @@ _READING = _group(
     ),
     commit_interval_ms=KeyText(
         "The longest time for which a record that could be processed waits, so that others come "
-        "and share its micro-batch's commit. A stream thread that is caught up rests half as long "
-        "as its last micro-batch took, and so long at the most; 0: not at all",
+        "and share its micro-batch's commit. A stream thread that is caught up rests a "
+        "quarter as long as its last micro-batch took, and so long at the most; 0: not at all",
         "30,000 at least once, 100 exactly once; there it is the time between two commits",
     ),
     max_task_idle_ms=KeyText(

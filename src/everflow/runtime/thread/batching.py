@@ -26,9 +26,9 @@ GROWTH = 4
 SHRINKING = 16
 """How much smaller a batch is made in which a record is looked for: from 100,000 to one in five
 steps of a second or two."""
-REST_SHARE = 0.5
-"""How long a thread that is caught up rests, by what its last batch took: a third of the commits'
-cost is saved, for half a batch of latency and less (note 018)."""
+REST_SHARE = 0.25
+"""How long a thread that is caught up rests, by what its last batch took: a fifth of the batches is
+saved, and a record comes a quarter of a batch later at the most (note 018)."""
 
 
 @dataclass(frozen=True)
