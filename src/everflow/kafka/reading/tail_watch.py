@@ -95,6 +95,8 @@ class TailWatch:
             IsolationLevel.READ_COMMITTED if read_committed else IsolationLevel.READ_UNCOMMITTED
         )
         self._sessions: dict[int, _Session] = {}
+        self._moved = False
+        """The logs may have other leaders than those that are known."""
 
     @staticmethod
     def opens(config: Mapping[str, Any], *, read_committed: bool) -> Callable[[], TailWatch] | None:
@@ -125,6 +127,9 @@ class TailWatch:
         next wait begins anew.
         """
         try:
+            if self._moved:
+                self._link.run(self._link.refresh)
+                self._moved = False
             for node, mine in self._by_leader(ends).items():
                 session = self._sessions.setdefault(node, _Session())
                 if session.coming is None:
@@ -132,7 +137,7 @@ class TailWatch:
                     session.coming = self._link.started(partial(self._ask, node, request))
             return self._awaited(self._link.now() + timeout_s)
         except (LinkLostError, RefusedError, client_errors.KafkaError) as failure:
-            self._sessions = {}
+            self._sessions, self._moved = {}, True
             raise RetriableError(f"the ends of the logs are not told: {failure}") from failure
 
     def close(self) -> None:
@@ -183,7 +188,6 @@ class TailWatch:
             for one in topic.partitions:
                 tp = TopicPartition(topic.topic, one.partition_index)
                 if one.error_code:
-                    self._link.run(partial(self._link.refresh, tp.topic))
                     raise RefusedError(one.error_code, f"{tp}: error code {one.error_code}")
                 end = one.last_stable_offset if committed else one.high_watermark
                 if end > asked.get(tp, end):

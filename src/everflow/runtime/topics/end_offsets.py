@@ -220,7 +220,7 @@ class EndOffsets:
             self._follow_growth()
         except Exception:  # a defect: the questions go on without it
             log.exception("The growth of the input is no longer told")
-            self._tells = self._live = False
+            self._ask_instead()
 
     def _follow_growth(self) -> None:
         """While somebody waits: of all partitions, so that whoever comes to wait is told, too."""
@@ -232,13 +232,17 @@ class EndOffsets:
                 told = growth.wait(ends, FOLLOW_S)
             except EverflowError as error:
                 log.debug("The growth of the input is not told: %s", error)
-                self._tells = self._live = False
+                self._ask_instead()
                 self._clock.wait(self._stop, FOLLOW_AFTER_MS)
             else:
                 if not self._take_growth(told) and told:
                     self._clock.wait(self._stop, OTHERS_PAUSE_MS)
         if growth is not None:
             growth.close()
+
+    def _ask_instead(self) -> None:
+        self._tells = self._live = False
+        self._look.set()
 
     def _ends_to_follow(self) -> Mapping[TopicPartition, int] | None:
         """All ends, once somebody waits and they are known; None at the end."""
