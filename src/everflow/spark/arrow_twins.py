@@ -300,14 +300,9 @@ def _operands(node: ExpressionNode, kind: str) -> list[ExpressionNode]:
     """Of nested sums (``kind`` Add) or products, in order; of another expression itself."""
     if node.kind != kind and node.kind not in _TRANSPARENT:
         return [node]
-    parts = [part for child in node.children for part in _operands(child, kind)]
-    nested = node.kind == kind or any(_contains(child, kind) for child in node.children)
-    return parts if nested else [node]
-
-
-def _contains(node: ExpressionNode, kind: str) -> bool:
-    inside = node.children if node.kind in _TRANSPARENT else ()
-    return node.kind == kind or any(_contains(child, kind) for child in inside)
+    parts = [_operands(child, kind) for child in node.children]
+    nested = node.kind == kind or any(len(some) > 1 for some in parts)
+    return [part for some in parts for part in some] if nested else [node]
 
 
 def _is_null(node: ExpressionNode) -> bool:
