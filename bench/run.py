@@ -29,17 +29,19 @@ from bench.elastic import Load
 from bench.java_program import FLINK_MAIN, FLINK_SOURCES, NoJavaCompilerError, java_command
 from bench.programs import drain, live
 from bench.programs.catalogue import PROGRAMS
-from bench.programs.marks import print_marks
+from bench.programs.marks import OURS, print_marks
 from bench.results import Measurement, print_rows, summarise, write_json
 from bench.systems import (
     DEFAULT_SYSTEMS,
     EVERFLOW,
+    EVERFLOW_SPARK_JOBS,
     FLINK_SQL,
     KAFKA_STREAMS,
     KAFKA_STREAMS_KIP1071,
     SYSTEMS,
     Launcher,
     SystemFailedError,
+    everflow_jobs_launch,
     everflow_launch,
     flink_launcher,
     kafka_streams_launcher,
@@ -87,7 +89,8 @@ def main(arguments: list[str] | None = None) -> int:
         print()
         print_rows(rows, EVERFLOW, KAFKA_STREAMS)
         if options.bench == "programs":
-            print_marks(rows, EVERFLOW)
+            for system in OURS:
+                print_marks(rows, system)
     if options.json is not None:
         write_json(rows, options.json)
     if failure is not None:
@@ -362,7 +365,10 @@ def _launchers(systems: tuple[str, ...], folder: Path) -> dict[str, Launcher]:
     from everflow.jvm.jars import resolve_jars
 
     group_protocols = {KAFKA_STREAMS: "classic", KAFKA_STREAMS_KIP1071: "streams"}
-    launchers: dict[str, Launcher] = {EVERFLOW: everflow_launch}
+    launchers: dict[str, Launcher] = {
+        EVERFLOW: everflow_launch,
+        EVERFLOW_SPARK_JOBS: everflow_jobs_launch,
+    }
     if any(system in group_protocols for system in systems):
         java = java_command(resolve_jars("streams"), folder / "classes")
         for system, protocol in group_protocols.items():

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -21,12 +21,14 @@ import psutil
 from bench.apps.topic_names import INPUT_TOPIC_VARIABLE, OUTPUT_TOPIC_VARIABLE
 
 EVERFLOW = "everflow"
+# With a Spark job for each batch: the road that is left where Spark's code cannot be called.
+EVERFLOW_SPARK_JOBS = "everflow-spark-jobs"
 KAFKA_STREAMS = "kafka-streams"
 # With the protocol of KIP-1071, `group.protocol=streams`; the plain name is the classic one.
 KAFKA_STREAMS_KIP1071 = "kafka-streams-kip1071"
 # Throughput of the programs that SQL can say: bench/flink has a script for each.
 FLINK_SQL = "flink-sql"
-SYSTEMS = (KAFKA_STREAMS, KAFKA_STREAMS_KIP1071, FLINK_SQL, EVERFLOW)
+SYSTEMS = (KAFKA_STREAMS, KAFKA_STREAMS_KIP1071, FLINK_SQL, EVERFLOW, EVERFLOW_SPARK_JOBS)
 DEFAULT_SYSTEMS = (KAFKA_STREAMS, EVERFLOW)
 COUNT = "count"
 
@@ -190,6 +192,12 @@ def everflow_launch(job: Job) -> Launch:
         "PYTHONUNBUFFERED": "1",
     }
     return Launch(command, environment)
+
+
+def everflow_jobs_launch(job: Job) -> Launch:
+    """everflow on the road of a Spark job per batch."""
+    settings = {**job.settings, "spark.job.per.batch": "true"}
+    return everflow_launch(replace(job, settings=settings))
 
 
 class RunningSystem:

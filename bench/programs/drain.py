@@ -19,7 +19,15 @@ from bench.programs.catalogue import Program
 from bench.programs.left import Leftovers
 from bench.programs.outputs import Finals, compare, finals
 from bench.results import Measurement
-from bench.systems import EVERFLOW, FLINK_SQL, Job, Launcher, RunningSystem, flink_script
+from bench.systems import (
+    EVERFLOW,
+    EVERFLOW_SPARK_JOBS,
+    FLINK_SQL,
+    Job,
+    Launcher,
+    RunningSystem,
+    flink_script,
+)
 from bench.throughput import Timing, time_run
 from bench.topics import (
     PARTITIONS,
@@ -118,7 +126,7 @@ def _job(
         state_dir=Path(tempfile.mkdtemp(prefix="bench-state-")),
         program=program.name,
     )
-    if guarantee != AT_LEAST_ONCE or system in (EVERFLOW, FLINK_SQL):
+    if guarantee != AT_LEAST_ONCE or system in (EVERFLOW, EVERFLOW_SPARK_JOBS, FLINK_SQL):
         return job
     if program.at_least_once:
         return replace(job, settings=program.at_least_once)

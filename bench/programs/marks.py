@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 from bench.programs.catalogue import PROGRAMS, Kind
 from bench.results import Row, print_table
-from bench.systems import FLINK_SQL
+from bench.systems import EVERFLOW, EVERFLOW_SPARK_JOBS, FLINK_SQL
 
 EXACTLY_ONCE = "exactly_once_v2"
 START_S = 6.0
 FLINK_MARK = 2.0
+JOBS_MARK = 1.5
+JOBS_P50_MS = 300.0
+OURS = (EVERFLOW, EVERFLOW_SPARK_JOBS)
 FUNCTION_MARKS = {Kind.FUNCTIONS: 1.0, Kind.VECTORISED: 3.0}
 LATENCY_RATE = "1000"
 LATENCY_MARKS = {"latency_p50": 0.6, "latency_p99": 1.0}
@@ -42,30 +45,40 @@ def marks(rows: Sequence[Row], system: str) -> Iterator[Mark]:
     for own in rows:
         if own.system != system:
             continue
-        if own.metric == "start":
-            yield Mark(own.case, own.guarantee, own.metric, "s", own.value, START_S, at_least=False)
-        kafka_bound, at_least = _bound(own)
-        if kafka_bound is None:
-            continue
+        highest = _highest(own)
+        if highest is not None:
+            yield Mark(own.case, own.guarantee, own.metric, own.unit, own.value, highest, False)
         for other in rows:
             same = (other.case, other.guarantee, other.metric)
-            bound = FLINK_MARK if other.system == FLINK_SQL else kafka_bound
-            if other.system != system and same == (own.case, own.guarantee, own.metric):
+            if other.system in OURS or same != (own.case, own.guarantee, own.metric):
+                continue
+            bound, at_least = _bound(own, other.system)
+            if bound is not None:
                 yield Mark(*same, other.system, own.value / other.value, bound, at_least)
 
 
-def _bound(row: Row) -> tuple[float | None, bool]:
-    """The bound of the ratio, and whether it is a lower one."""
+def _highest(row: Row) -> float | None:
+    """What the figure itself may be at most."""
+    if row.metric == "start":
+        return START_S
+    jobs = row.system == EVERFLOW_SPARK_JOBS
+    return JOBS_P50_MS if jobs and row.metric == "latency_p50" else None
+
+
+def _bound(row: Row, other: str) -> tuple[float | None, bool]:
+    """The bound of the ratio to the `other` system, and whether it is a lower one."""
     case, _, rate = row.case.partition(" at ")
     name = case.partition(",")[0]
     if row.metric == "throughput":
-        kind = PROGRAMS[name].kind
-        if kind in FUNCTION_MARKS:
-            return FUNCTION_MARKS[kind], True
-        return (5.0 if row.guarantee == EXACTLY_ONCE else 3.0), True
-    if rate == LATENCY_RATE and row.guarantee == EXACTLY_ONCE:
-        return (TASKS_MARKS if "partitions" in case else LATENCY_MARKS).get(row.metric), False
-    return None, False
+        if row.system == EVERFLOW_SPARK_JOBS:
+            return (None if other == FLINK_SQL else JOBS_MARK), True
+        if other == FLINK_SQL:
+            return FLINK_MARK, True
+        columns = 5.0 if row.guarantee == EXACTLY_ONCE else 3.0
+        return FUNCTION_MARKS.get(PROGRAMS[name].kind, columns), True
+    if rate != LATENCY_RATE or row.guarantee != EXACTLY_ONCE or row.system != EVERFLOW:
+        return None, False
+    return (TASKS_MARKS if "partitions" in case else LATENCY_MARKS).get(row.metric), False
 
 
 def print_marks(rows: Sequence[Row], system: str) -> None:
