@@ -53,6 +53,7 @@ SECTIONS = (
         "time.md",
         "TimeWindows SessionWindows TimeWindowedKStream SessionWindowedKStream Windowed",
     ),
+    Section("Joins", "joins.md", "JoinWindows"),
     Section("Serdes", "serdes.md", "serdes"),
     Section("Running", "../SCALING.md", "KafkaStreams ClientState StateListener"),
     Section("Settings", "configuration.md", "StreamsConfig"),

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from everflow.runtime.tasks.task import TaskRole, TaskState
     from everflow.spark.session import session
     from everflow.topology.program import Topology
-    from everflow.windows import SessionWindows, TimeWindows, Windowed
+    from everflow.windows import JoinWindows, SessionWindows, TimeWindows, Windowed
 
 __version__ = "0.1.0"
 
@@ -65,6 +65,7 @@ __all__ = [
     "EverflowError",
     "IllegalStateError",
     "InvalidStateStoreError",
+    "JoinWindows",
     "KGroupedStream",
     "KStream",
     "KTable",
@@ -139,7 +140,7 @@ _NAMES = {
     "runtime.query.window_query": "ReadOnlyWindowStore",
     "spark.session": "session",
     "topology.program": "Topology",
-    "windows": "SessionWindows TimeWindows Windowed",
+    "windows": "JoinWindows SessionWindows TimeWindows Windowed",
 }
 _MODULE_OF = {
     name: f"everflow.{module}" for module, names in _NAMES.items() for name in names.split()

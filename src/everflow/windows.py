@@ -183,6 +183,81 @@ class TimeWindows(Telling):
 
 
 @dataclass(frozen=True)
+class JoinWindows(Telling):
+    """Which records of two streams meet: those of one key whose times are close.
+
+    A record of the left stream at time t meets those of the right one from t - ``before_ms`` to t +
+    ``after_ms``, both ends included. ``grace_ms`` is how long after the end of its window, in
+    stream time, a record still waits for its match (`everflow.operators.joins.stream_stream` has
+    the rule).
+
+    Durations are text (``"5 minutes"``), ms or a timedelta; TopologyError for what is none, or
+    cannot be a window.
+    """
+
+    before_ms: int
+    after_ms: int
+    grace_ms: int = 0
+
+    def __post_init__(self) -> None:
+        for value in (self.before_ms, self.after_ms, self.grace_ms):
+            _whole_ms(
+                value,
+                "JoinWindows(...) takes whole milliseconds; write "
+                "JoinWindows.of_time_difference('5 minutes')",
+            )
+        if self.before_ms + self.after_ms < 0:
+            raise _refused(
+                f"a join's window ends {self.after_ms} ms after the left record and begins "
+                f"{self.before_ms} ms before it: its end is before its beginning"
+            )
+        if self.grace_ms < 0:
+            raise _refused(f"a grace may not be negative, found {self.grace_ms} ms")
+
+    @staticmethod
+    def of_time_difference(difference: Duration) -> JoinWindows:
+        """Records that are at most ``difference`` apart, without grace."""
+        ms = duration_ms(difference)
+        if ms < 0:
+            raise _refused(f"a time difference may not be negative, found {ms} ms")
+        return JoinWindows(ms, ms)
+
+    @staticmethod
+    def of_time_difference_with_no_grace(difference: Duration) -> JoinWindows:
+        """As `of_time_difference`; Kafka Streams' name (KIP-633)."""
+        return JoinWindows.of_time_difference(difference)
+
+    @staticmethod
+    def of_time_difference_and_grace(difference: Duration, grace: Duration) -> JoinWindows:
+        """With a grace; Kafka Streams' name (KIP-633)."""
+        return JoinWindows.of_time_difference(difference).grace(grace)
+
+    def before(self, difference: Duration) -> JoinWindows:
+        """The right record may be this much earlier than the left one; a negative one has to be
+        that much later."""
+        return replace(self, before_ms=duration_ms(difference))
+
+    def after(self, difference: Duration) -> JoinWindows:
+        """The right record may be this much later than the left one; a negative one has to be that
+        much earlier."""
+        return replace(self, after_ms=duration_ms(difference))
+
+    def grace(self, grace: Duration) -> JoinWindows:
+        """Windows that wait for late records until stream time passes their end + ``grace``."""
+        return replace(self, grace_ms=duration_ms(grace))
+
+    @property
+    def size_ms(self) -> int:
+        """From the first time that matches to the last."""
+        return self.before_ms + self.after_ms
+
+    def __str__(self) -> str:
+        return (
+            f"from {self.before_ms} ms before to {self.after_ms} ms after, grace {self.grace_ms} ms"
+        )
+
+
+@dataclass(frozen=True)
 class SessionWindows(Telling):
     """Sessions of a key: windows ``[start, end]`` of records with no gap of more than ``gap_ms``
     between them.

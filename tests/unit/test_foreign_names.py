@@ -72,8 +72,8 @@ def _of(thing: Any) -> Any:
 
 
 def test_the_java_names_of_a_module_are_told_where_they_are_used() -> None:
-    with pytest.raises(UnknownNameError, match="joins are not there yet"):
-        everflow.JoinWindows  # noqa: B018
+    with pytest.raises(UnknownNameError, match="its parts are arguments"):
+        everflow.StreamJoined  # noqa: B018
     with pytest.raises(
         UnknownNameError,
         match=r"serdes has no String: it is string here, for example serdes\.string\(\)",

@@ -158,6 +158,22 @@ class TableMapper:
 
 
 @dataclass(frozen=True)
+class OfSides:
+    """A joiner as a function of key and joined value."""
+
+    fn: Function
+    keyed: bool
+
+    def __call__(self, key: Any, value: Any) -> Any:
+        left, right = value["left"], value["right"]
+        return self.fn(key, left, right) if self.keyed else self.fn(left, right)
+
+    @property
+    def __name__(self) -> str:
+        return function_name(self.fn)
+
+
+@dataclass(frozen=True)
 class WithoutKey:
     """An aggregator of (value, aggregate), or a merger of two aggregates, that is called with the
     key, too."""

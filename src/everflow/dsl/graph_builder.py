@@ -31,6 +31,7 @@ from everflow.travel.refusals import TravelCheck
 if TYPE_CHECKING:
     from everflow.dsl.branched import BranchedKStream
     from everflow.dsl.grouped import KGroupedStream
+    from everflow.dsl.kstream import KStream
     from everflow.dsl.ktable import KTable
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -41,6 +42,7 @@ class Faces:
     """What a stream turns into. Their modules import the stream's, which therefore has them from
     here."""
 
+    stream: type[KStream]
     grouped: type[KGroupedStream]
     table: type[KTable]
     branched: type[BranchedKStream]
@@ -102,6 +104,14 @@ class GraphBuilder:
         self._nodes[node.name] = node
         return node.name
 
+    def node(self, name: str) -> Node:
+        """The node called ``name``; KeyError."""
+        return self._nodes[name]
+
+    def replace(self, node: Node) -> None:
+        """Put ``node`` in the place of the one that has its name."""
+        self._nodes[node.name] = node
+
     def claim_topics(self, topics: Iterable[str], where: str | None) -> None:
         """Register source topics; each may be read by one source only."""
         for topic in topics:
@@ -115,7 +125,7 @@ class GraphBuilder:
                 )
             self._topics[topic] = where
 
-    def claim_store(self, name: str | None, operator: str, where: str | None) -> str:
+    def claim_store(self, name: object, operator: str, where: str | None) -> str:
         """Register a store; TopologyError if it has no name or the name is taken."""
         if name is None:
             raise TopologyError(
@@ -126,6 +136,7 @@ class GraphBuilder:
                 where=where,
             )
         check_name("store", name, where)
+        assert isinstance(name, str)
         if name in self._stores:
             raise TopologyError(
                 f"the store name {name!r} is used twice (first at {_first(self._stores[name])}); "

@@ -22,7 +22,6 @@ from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import (
     Edge,
     Expression,
-    HasEdge,
     checked_column,
     fitting_serde,
     is_column,
@@ -35,6 +34,7 @@ from everflow.dsl.expressions import (
 )
 from everflow.dsl.functions import key_value_function, refuse_pyspark
 from everflow.dsl.graph_builder import GraphBuilder, check_name
+from everflow.dsl.stream_joins import StreamJoins
 from everflow.errors import TopologyError
 from everflow.location import user_line
 from everflow.operators.table import TableSpec
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from everflow.dsl.ktable import KTable
 
 
-class KStream(HasEdge):
+class KStream(StreamJoins):
     """A stream of records ``(key, value)``; ``edge`` holds their types and serdes.
 
     ``key_changed``: an operator before may have changed the key, so that a grouping has to

@@ -7,7 +7,7 @@ cure, for what cannot work.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import Column
@@ -17,7 +17,6 @@ from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import (
     Edge,
     Expression,
-    HasEdge,
     is_column,
     is_true,
     predicate,
@@ -28,14 +27,15 @@ from everflow.dsl.expressions import (
 from everflow.dsl.functions import TableFilter, TableMapper, key_value_function
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.kstream import KStream, fields_from_options
+from everflow.dsl.table_joins import TableJoins, stored
 from everflow.errors import TopologyError
 from everflow.location import user_line
 from everflow.spark.expressions import analyse
-from everflow.topology.graph import ColumnExpr, FunctionNode, ProjectNode
+from everflow.topology.graph import PREPARE, ColumnExpr, FunctionNode, Node, ProjectNode
 from everflow.topology.types import type_text
 
 
-class KTable(HasEdge):
+class KTable(TableJoins):
     """A changelog stream of ``(key, latest value)``; windowed tables have the key ``struct<key,
     start, end>`` (ms).
 
@@ -52,15 +52,19 @@ class KTable(HasEdge):
         )
 
     @builder_call
-    def filter(self, predicate: Expression, *, name: str | None = None) -> KTable:
+    def filter(
+        self, predicate: Expression, *, store: str | None = None, name: str | None = None
+    ) -> KTable:
         """The entries for which ``predicate`` is true; an entry that fails is forwarded as a
-        deletion, as in Kafka Streams."""
-        return self._filter("filter", predicate, name, negate=False)
+        deletion, as in Kafka Streams. ``store``: keeps them, for queries and joins."""
+        return self._filter("filter", predicate, store, name, negate=False)
 
     @builder_call
-    def filter_not(self, predicate: Expression, *, name: str | None = None) -> KTable:
+    def filter_not(
+        self, predicate: Expression, *, store: str | None = None, name: str | None = None
+    ) -> KTable:
         """The entries that ``filter`` would leave out."""
-        return self._filter("filter_not", predicate, name, negate=True)
+        return self._filter("filter_not", predicate, store, name, negate=True)
 
     @builder_call
     def map_values(
@@ -68,13 +72,17 @@ class KTable(HasEdge):
         mapper: Expression | None = None,
         *,
         returns: object = None,
+        store: str | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:
         """A new value for every entry: a Column, ``field=Column`` arguments (a struct), or a
-        function with ``returns=``."""
+        function with ``returns=``. ``store``: keeps the result, for queries and joins."""
         where = user_line()
         node_name, returns, fields = fields_from_options(name, returns, fields)
+        if isinstance(store, Column):
+            fields, store = {**fields, "store": store}, None
+        kept = _Kept("map_values", store, node_name, where)
         if bool(fields) == (mapper is not None):
             raise TopologyError(
                 "map_values needs either one Column or Python function, or field=Column arguments",
@@ -88,12 +96,12 @@ class KTable(HasEdge):
             edge = self.edge.with_types(value=result_type(returns, mapper, "map_values", where))
             edge = edge.with_serdes(value=result_serde(returns))
             mapped = TableMapper(key_value_function(mapper, "map_values", where))
-            return self._function(prefix, "MAPVALUES", mapped, edge, node_name, where)
+            return self._function(prefix, "MAPVALUES", mapped, edge, kept)
         analyse(mapper, self.edge.type, where)  # judged as the user wrote it, for the message
         value = analyse(F.when(F.col("value").isNotNull(), mapper), self.edge.type, where)
         value = replace(value, skips_null=True)
         return self._project(
-            prefix, "MAPVALUES", value, self.edge.with_types(value=value.type), node_name, where
+            prefix, "MAPVALUES", value, self.edge.with_types(value=value.type), kept
         )
 
     @builder_call
@@ -113,49 +121,72 @@ class KTable(HasEdge):
         return KStream(self.graph, node, self.edge)
 
     def _filter(
-        self, operator: str, condition: Expression, name: str | None, *, negate: bool
+        self,
+        operator: str,
+        condition: Expression,
+        store: str | None,
+        name: str | None,
+        *,
+        negate: bool,
     ) -> KTable:
         where = user_line()
+        kept = _Kept(operator, store, name, where)
         if not is_column(condition, operator, where):
-            kept = TableFilter(key_value_function(condition, operator, where), negate)
-            return self._function("KTABLE-FILTER-", "FILTER", kept, self.edge, name, where)
+            fails = TableFilter(key_value_function(condition, operator, where), negate)
+            return self._function("KTABLE-FILTER-", "FILTER", fails, self.edge, kept)
         predicate(condition, self.edge, where)
         keep = ~is_true(condition) if negate else condition
         value = analyse(F.when(keep, F.col("value")), self.edge.type, where)
         value = replace(value, skips_null=True)
-        return self._project("KTABLE-FILTER-", "FILTER", value, self.edge, name, where)
+        return self._project("KTABLE-FILTER-", "FILTER", value, self.edge, kept)
 
     def _project(
-        self,
-        prefix: str,
-        label: str,
-        value: ColumnExpr,
-        edge: Edge,
-        name: str | None,
-        where: str | None,
+        self, prefix: str, label: str, value: ColumnExpr, edge: Edge, kept: _Kept
     ) -> KTable:
-        node_name = self.graph.node_name(name, prefix, where)
-        node = self.graph.add(
-            ProjectNode(
-                name=node_name,
-                inputs=(self.node,),
-                out=edge.type,
-                where=where,
-                label=label,
-                value=value,
-            )
+        node_name = self.graph.node_name(kept.name, prefix, kept.where)
+        made = ProjectNode(
+            name=kept.values_of(node_name),
+            inputs=(self.node,),
+            out=edge.type,
+            where=kept.where,
+            label=label if kept.store is None else PREPARE,
+            value=value,
         )
-        return KTable(self.graph, node, edge)
+        return self._kept(made, edge, node_name, kept)
 
     def _function(
-        self,
-        prefix: str,
-        label: str,
-        fn: Callable[..., Any],
-        edge: Edge,
-        name: str | None,
-        where: str | None,
+        self, prefix: str, label: str, fn: Callable[..., Any], edge: Edge, kept: _Kept
     ) -> KTable:
-        node_name = self.graph.node_name(name, prefix, where)
-        node = FunctionNode(node_name, (self.node,), edge.type, where, label, "map_values", fn)
-        return KTable(self.graph, self.graph.add(node), edge)
+        node_name = self.graph.node_name(kept.name, prefix, kept.where)
+        made = FunctionNode(
+            kept.values_of(node_name),
+            (self.node,),
+            edge.type,
+            kept.where,
+            label if kept.store is None else PREPARE,
+            "map_values",
+            fn,
+        )
+        return self._kept(made, edge, node_name, kept)
+
+    def _kept(self, made: Node, edge: Edge, node_name: str, kept: _Kept) -> KTable:
+        """The table of the node, in a store where one is asked for."""
+        node = self.graph.add(made)
+        if kept.store is not None:
+            node = stored(self.graph, node, edge, node_name, kept.store, kept.operator, kept.where)
+        return KTable(self.graph, node, edge)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A call that makes a table: its name, the store and the node's name that it asks for, the
+    line."""
+
+    operator: str
+    store: str | None
+    name: str | None
+    where: str | None
+
+    def values_of(self, node: str) -> str:
+        """The node that makes the values of ``node``."""
+        return node if self.store is None else f"{node}-values"

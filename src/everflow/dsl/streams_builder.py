@@ -29,7 +29,7 @@ from everflow.topology.program import Topology
 from everflow.travel.inert import Inert, in_worker
 
 _RESETS = ("earliest", "latest", "none")
-FACES = Faces(KGroupedStream, KTable, BranchedKStream)
+FACES = Faces(KStream, KGroupedStream, KTable, BranchedKStream)
 
 
 class StreamsBuilder(Telling):

@@ -33,6 +33,7 @@ KAFKA_STREAMS: Mapping[str, Names] = MappingProxyType(
         "TimeWindowedKStream": kafka_streams.WINDOWED_KSTREAM,
         "SessionWindowedKStream": kafka_streams.WINDOWED_KSTREAM,
         "BranchedKStream": kafka_streams.BRANCHED_KSTREAM,
+        "JoinWindows": kafka_streams.JOIN_WINDOWS,
         "TimeWindows": kafka_streams.TIME_WINDOWS,
         "SessionWindows": kafka_streams.SESSION_WINDOWS,
         "Topology": kafka_streams.TOPOLOGY,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from everflow.foreign_names.entries import Names, is_called, not_there
 
-_JOINS = not_there(
-    "joins are not there yet. Two streams of one type meet with stream.merge(other); a small table "
-    "that does "
-    "not change is "
-    "looked up in a Python function: stream.map_values(lambda value: NAMES[value], "
-    "returns='string')"
+_JOINER = not_there(
+    "a joiner is a Column over left and right, or a Python function of them: "
+    "stream.join(customers, F.concat('left.item', 'right.city')), "
+    "stream.join(customers, lambda left, right: left['amount'] * right['rate'], returns='double')"
+)
+_JOINED = not_there(
+    "its parts are arguments: stream.join(other, windows=..., store='a-name', name='a-name')"
 )
 _PROCESSORS = not_there(
     "the Processor API is not there yet. Record by record: map, map_values and flat_map take "
@@ -112,9 +113,19 @@ KSTREAM: Names = {
         "stream.group_by_key().windowed_by(TimeWindows.of_size('1 hour')).count(store='hourly')",
     ),
     "cogroup": _COGROUP,
-    "join": _JOINS,
-    "leftJoin": _JOINS,
-    "outerJoin": _JOINS,
+    "join": is_called(
+        "join",
+        "stream.join(customers, item=F.col('left.item'), city=F.col('right.city'))",
+    ),
+    "leftJoin": is_called(
+        "left_join",
+        "stream.left_join(customers)",
+    ),
+    "outerJoin": is_called(
+        "outer_join",
+        "stream.outer_join(other, windows=JoinWindows.of_time_difference('5 minutes'), "
+        "store='pairs')",
+    ),
     "process": _PROCESSORS,
     "processValues": _PROCESSORS,
     "transform": _PROCESSORS,
@@ -146,9 +157,9 @@ KTABLE: Names = {
         "only ever adds rows can "
         "be grouped as a stream: table.to_stream().group_by(F.col('value'), name='by-value')"
     ),
-    "join": _JOINS,
-    "leftJoin": _JOINS,
-    "outerJoin": _JOINS,
+    "join": is_called("join", "table.join(customers, store='both')"),
+    "leftJoin": is_called("left_join", "table.left_join(customers)"),
+    "outerJoin": is_called("outer_join", "table.outer_join(customers)"),
     "transformValues": _PROCESSORS,
     "suppress": _SUPPRESS,
 }
@@ -198,6 +209,22 @@ BRANCHED_KSTREAM: Names = {
     "noDefaultBranch": is_called(
         "no_default_branch", "split.branch(F.lit(True), name='all').no_default_branch()"
     ),
+}
+
+JOIN_WINDOWS: Names = {
+    "of": is_called("of_time_difference", "JoinWindows.of_time_difference('5 minutes')"),
+    "ofTimeDifferenceWithNoGrace": is_called(
+        "of_time_difference_with_no_grace",
+        "JoinWindows.of_time_difference_with_no_grace('5 minutes')",
+    ),
+    "ofTimeDifferenceAndGrace": is_called(
+        "of_time_difference_and_grace",
+        "JoinWindows.of_time_difference_and_grace('5 minutes', '1 minute')",
+    ),
+    "before": is_called("before", "JoinWindows.of_time_difference('5 minutes').before(0)"),
+    "after": is_called("after", "JoinWindows.of_time_difference('5 minutes').after(0)"),
+    "grace": is_called("grace", "JoinWindows.of_time_difference('5 minutes').grace('1 minute')"),
+    "size": is_called("size_ms", "JoinWindows.of_time_difference('5 minutes').size_ms"),
 }
 
 TIME_WINDOWS: Names = {
@@ -457,11 +484,11 @@ EVERFLOW: Names = {
         "serdes.json('a int')"
     ),
     "Serde": not_there("it is in everflow.serdes: from everflow.serdes import Serde"),
-    "JoinWindows": _JOINS,
-    "Joined": _JOINS,
-    "StreamJoined": _JOINS,
-    "TableJoined": _JOINS,
-    "ValueJoiner": _JOINS,
+    "JoinWindows": is_called("JoinWindows", "JoinWindows.of_time_difference('5 minutes')"),
+    "Joined": _JOINED,
+    "StreamJoined": _JOINED,
+    "TableJoined": _JOINED,
+    "ValueJoiner": _JOINER,
     "SlidingWindows": not_there(
         "sliding windows are not there yet; hopping ones are near: TimeWindows.of_size('1 "
         "hour').advance_by('1 minute')"

@@ -77,11 +77,8 @@ _NULLS = not_there(
     "stream.map_values(F.coalesce('value.amount', F.lit(0.0)))"
 )
 _JOINS = not_there(
-    "joins are not there yet. Two streams of one type meet with stream.merge(other); a small table "
-    "that does "
-    "not change is "
-    "looked up in a Python function: stream.map_values(lambda value: NAMES[value], "
-    "returns='string')"
+    "streams and tables are joined by their keys: stream.join(customers), "
+    "stream.join(other, windows=JoinWindows.of_time_difference('5 minutes'), store='pairs')"
 )
 _NO_NAME = not_there(
     "streams need no names in SQL; a Python variable holds one, and name='a-name' names an operator"
@@ -185,7 +182,7 @@ KSTREAM: Names = {
     **_all("checkpoint localCheckpoint", _CHECKPOINT),
     **_all("cache persist unpersist", _KEPT),
     **_all("fillna dropna na replace", _NULLS),
-    **_all("crossJoin intersect intersectAll subtract exceptAll join", _JOINS),
+    **_all("crossJoin intersect intersectAll subtract exceptAll", _JOINS),
     **_all("coalesce repartitionByRange", _NO_PARTITIONS),
     **_all("mapInPandas mapInArrow rdd toDF pandas_api", _FUNCTION),
     **_all(

@@ -17,6 +17,7 @@ from everflow.operators.fold import ColumnFold, StateColumn
 from everflow.operators.grouping import Groups, KeyedOperator, Stored, Tasks, group, read, result
 from everflow.records import EdgeBatch, Int64, TasksResult
 from everflow.serdes import Serde
+from everflow.serdes.base import ResultDecoder, decode_present
 from everflow.windows import TimeWindows
 
 
@@ -124,8 +125,19 @@ class AggregateSpec(KeyedOperator):
 
     def decode_result(self, data: bytes) -> Any:
         """The result (type ``result``), not the state that is kept for it."""
-        state = self.value_serde.decode_array(pa.array([data], pa.binary()))
-        return self.finish(self.state_columns_of(state))[0].as_py()
+        return self.decode_array(pa.array([data], pa.binary()))[0].as_py()
+
+    @property
+    def results(self) -> ResultDecoder:
+        """See `StatefulOperator`: what is made of the states."""
+        return self
+
+    def decode_array(self, data: pa.Array) -> pa.Array:
+        """See `ResultDecoder`."""
+        return decode_present(
+            data,
+            lambda some: self.finish(self.state_columns_of(self.value_serde.decode_array(some))),
+        )
 
     def state_columns_of(self, state: pa.Array) -> list[pa.Array]:
         """The columns of decoded states, in the order of ``columns``."""

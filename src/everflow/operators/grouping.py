@@ -15,7 +15,7 @@ from everflow.operators.fold import valid
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int32, Int64, OperatorResult, StoreChanges, TasksResult
 from everflow.serdes import Serde
-from everflow.serdes.base import decode_present, matrix_from_binary, rest
+from everflow.serdes.base import ResultDecoder, decode_present, matrix_from_binary, rest
 from everflow.serdes.windowed import window_store_keys, windowed_key_type
 from everflow.state.store import StoreView
 from everflow.windows import TimeWindows
@@ -43,6 +43,11 @@ class KeyedOperator:
         """What the table shows for stored value bytes (without the 8-byte timestamp): here the
         value itself."""
         return self.value_serde.decode(data)
+
+    @property
+    def results(self) -> ResultDecoder:
+        """See `StatefulOperator`: here the values themselves."""
+        return self.value_serde
 
     def process(
         self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int
@@ -149,7 +154,7 @@ def group(
     """
     rows, dropped = _counted(batch, skip_null_values)
     times, owners = batch.timestamp[rows], tasks.of_records[rows]
-    running, stream_times = _stream_times(times, owners, tasks.stream_times)
+    running, after = stream_times(times, owners, tasks.stream_times)
     keys = written_bytes(key_serde, batch.key, store, batch)
     starts: Int64 | None = None
     if window is not None:
@@ -181,7 +186,7 @@ def group(
         last=last,
         starts=None if starts is None else starts[order],
         parts=_parts(members[order]),
-        stream_times=stream_times,
+        stream_times=after,
         dropped=dropped,
     )
 
@@ -201,10 +206,11 @@ def _counted(batch: EdgeBatch, skip_null_values: bool) -> tuple[Int64, dict[str,
     return rows, dropped
 
 
-def _stream_times(
+def stream_times(
     times: Int64, owners: Int32, before: Mapping[int, int]
 ) -> tuple[Int64, dict[int, int]]:
-    """The stream time of each record's task at that record, and of all tasks after them."""
+    """The stream time of each record's task at that record, and of all tasks after them;
+    ``owners``: the partition of each record's task."""
     after = dict(before)
     running = times.copy()
     for partition in np.unique(owners).tolist():
@@ -241,13 +247,18 @@ def read(groups: Groups, stores: Mapping[int, StoreView], serde: Serde) -> Store
     found: list[bytes | None] = []
     for partition, part in groups.parts:
         found += stores[partition].get_many(groups.keys[part])
-    raw = pa.array(found, pa.binary())
+    return stored(found, serde)
+
+
+def stored(entries: Sequence[bytes | None], decoder: ResultDecoder) -> Stored:
+    """Entries of a store (8-byte timestamp and value bytes), read; None where there is none."""
+    raw = pa.array(entries, pa.binary())
     present = valid(raw)
     timestamps = np.full(len(raw), np.iinfo(np.int64).min)
     times = pc.binary_slice(raw.drop_null(), 0, TIMESTAMP_BYTES)
     rows = np.ascontiguousarray(matrix_from_binary(times, TIMESTAMP_BYTES))
     timestamps[present] = rows.view(">i8").reshape(-1)
-    values = decode_present(raw, lambda some: serde.decode_array(rest(some, TIMESTAMP_BYTES)))
+    values = decode_present(raw, lambda some: decoder.decode_array(rest(some, TIMESTAMP_BYTES)))
     return Stored(present, timestamps, values)
 
 

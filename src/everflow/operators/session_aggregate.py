@@ -23,6 +23,7 @@ from everflow.operators.session_fold import SessionFold
 from everflow.operators.user_code import function_failure, require_users, written_bytes
 from everflow.records import EdgeBatch, OperatorResult, StoreChanges
 from everflow.serdes import Serde
+from everflow.serdes.base import ResultDecoder
 from everflow.serdes.windowed import python_keys, session_key, split_session_key, windowed_key_type
 from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.state.store import StoreView
@@ -66,6 +67,11 @@ class _Sessions(Generic[Layout]):
     def decode_result(self, data: bytes) -> Any:
         """What the table shows for stored bytes."""
         return self.layout.decode_result(data)
+
+    @property
+    def results(self) -> ResultDecoder:
+        """See `StatefulOperator`."""
+        return self.layout.results
 
 
 @dataclass(frozen=True)

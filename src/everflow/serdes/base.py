@@ -139,6 +139,14 @@ def rest(data: pa.Array, start: int) -> pa.Array:
     return pc.binary_slice(data, start, np.iinfo(np.int32).max)
 
 
+class ResultDecoder(Protocol):
+    """Reads stored values as the table shows them; travels by pickle. A `Serde` is one."""
+
+    def decode_array(self, data: pa.Array) -> pa.Array:
+        """A column of what the table shows for a binary column of value bytes (without the 8-byte
+        timestamp); null stays null. Raises SerdeError."""
+
+
 def decode_present(data: pa.Array, decode: Callable[[pa.Array], pa.Array]) -> pa.Array:
     """``decode`` of the rows that are not null, null elsewhere: ``decode`` may rely on every row's
     length."""

@@ -27,7 +27,7 @@ from everflow.errors import TopologyError
 from everflow.spark.analysed import AnalysedPlan, ExpressionNode
 from everflow.spark.arrow_twins import twin_of
 from everflow.spark.session import get_session
-from everflow.topology.graph import ColumnExpr, EdgeType, columns_in_sight
+from everflow.topology.graph import ColumnExpr, EdgeType, columns_in_sight, joined_sides
 from everflow.topology.types import column_names, normal_type, same_type, type_text
 from everflow.user_texts import UNDECODED
 from everflow.waits import waiting
@@ -110,8 +110,8 @@ def analyse(
     """Resolve ``column`` against the columns of ``edge`` without running anything.
 
     Columns in sight: key, value (in the edge's types), timestamp bigint in ms, topic, partition,
-    offset, headers. Must be called from the thread that builds the topology; starts a Spark session
-    if there is none.
+    offset, headers; of a join's results also left and right. Must be called from the thread that
+    builds the topology; starts a Spark session if there is none.
 
     Args:
         expected: the type the place asks for (``pa.bool_()`` for a predicate), None where any will
@@ -209,6 +209,10 @@ def _empty_frame(session: SparkSession, key: pa.DataType, value: pa.DataType) ->
             st.StructField("partition", st.IntegerType()),
             st.StructField("offset", st.LongType()),
             st.StructField("headers", st.ArrayType(header)),
+            *[
+                st.StructField(side, from_arrow_type(type_))
+                for side, type_ in joined_sides(value).items()
+            ],
         ]
     )
     # Not by session.createDataFrame: that makes the session the thread's active one, which is the

@@ -127,6 +127,7 @@ def _project(
             F.col("_hdr") if headers else F.lit(None).cast("array<struct<key:string,value:binary>>")
         ).alias("headers"),
     )
+    seen = seen.select("*", *[F.col("value")[side].alias(side) for side in _sides(seen)])
     live = F.coalesce(F.col(f"p{i}"), F.lit(False))
     if isinstance(projection, TopicChoice):
         topic = projection.topic.column.cast("string").alias("topic")
@@ -154,6 +155,13 @@ def _project(
         F.when(guarded, key).cast(key_type).alias(f"p{o}_k"),
         F.when(guarded, value).cast(value_type).alias(f"p{o}_x"),
     )
+
+
+def _sides(seen: DataFrame) -> list[str]:
+    """What of a joined value expressions name by itself (`topology.graph.joined_sides`)."""
+    value = seen.schema["value"].dataType
+    names = value.names if isinstance(value, StructType) else []
+    return names if names == ["left", "right"] else []
 
 
 def _column(given: ColumnExpr | None, name: str) -> Column:

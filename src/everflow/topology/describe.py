@@ -13,9 +13,11 @@ import json
 from dataclasses import dataclass, field
 
 from everflow.topology.graph import (
+    JOINER,
     PREPARE,
     ColumnExpr,
     FunctionExpr,
+    FunctionNode,
     Graph,
     Node,
     ProjectNode,
@@ -36,6 +38,7 @@ class Shown:
     kind: str
     detail: str
     node: Node
+    stores: list[str] = field(default_factory=list)
     predecessors: list[str] = field(default_factory=list)
     successors: list[str] = field(default_factory=list)
     size: int = 0
@@ -78,9 +81,9 @@ def as_mermaid(topology: Graph) -> str:
         lines.append(f'  subgraph sub{sub.index}["Sub-topology {sub.index}"]')
         for name, entry in shown.items():
             lines.append(f'    {ids[name]}["{name}"]')
-            if isinstance(entry.node, StatefulNode):
-                for store in entry.node.stores:
-                    lines.append(f'    {ids[name]} --- store_{ids[name]}[("{store.name}")]')
+            lines += [
+                f'    {ids[name]} --- store_{ids[name]}[("{store}")]' for store in entry.stores
+            ]
             links += [f"  {ids[name]} --> {ids[successor]}" for successor in entry.successors]
             if isinstance(entry.node, SourceNode):
                 links += [f"  {topic_id(topic)} --> {ids[name]}" for topic in entry.node.topics]
@@ -98,8 +101,11 @@ def shown_nodes(sub: SubTopology) -> dict[str, Shown]:
 
     for node in sub.nodes:
         inputs = [name for given in node.inputs for name in stands_for.get(given, [given])]
-        if isinstance(node, ProjectNode) and node.label == PREPARE:
+        if isinstance(node, ProjectNode | FunctionNode) and node.label in (PREPARE, JOINER):
             stands_for[node.name] = inputs
+            continue
+        if isinstance(node, StatefulNode) and node.parts:
+            stands_for[node.name] = _show_parts(node, stands_for, shown)
             continue
         if isinstance(node, SinkNode) and node.kind == "repartition":
             filter_name = f"{node.topic}-filter"
@@ -114,7 +120,12 @@ def shown_nodes(sub: SubTopology) -> dict[str, Shown]:
         kind, detail = _kind(node)
         predecessors = list(dict.fromkeys(inputs))
         shown[node.name] = Shown(
-            name=node.name, kind=kind, detail=detail, node=node, predecessors=predecessors
+            name=node.name,
+            kind=kind,
+            detail=detail,
+            node=node,
+            stores=_stores(node),
+            predecessors=predecessors,
         )
     for entry in shown.values():
         for name in entry.predecessors:
@@ -125,6 +136,24 @@ def shown_nodes(sub: SubTopology) -> dict[str, Shown]:
         entry.predecessors = [other.name for other in _in_order(shown, entry.predecessors)]
         entry.successors = [other.name for other in _in_order(shown, entry.successors)]
     return shown
+
+
+def _show_parts(
+    node: StatefulNode, stands_for: dict[str, list[str]], shown: dict[str, Shown]
+) -> list[str]:
+    """Adds the nodes that Kafka Streams has for a join; gives those that the next ones read."""
+    for part in node.parts:
+        inputs = [name for given in part.inputs for name in stands_for.get(given, [given])]
+        shown[part.name] = Shown(
+            name=part.name,
+            kind="Processor",
+            detail=f"stores: [{', '.join(sorted(part.stores))}]",
+            node=node,
+            stores=sorted(part.stores),
+            predecessors=list(dict.fromkeys(inputs)),
+        )
+    read = {name for part in node.parts for name in part.inputs}
+    return [part.name for part in node.parts if part.name not in read]
 
 
 def _in_order(shown: dict[str, Shown], names: dict[str, Shown] | list[str]) -> list[Shown]:
@@ -139,8 +168,14 @@ def _kind(node: Node) -> tuple[str, str]:
         if isinstance(node.topic, str):
             return "Sink", f"topic: {node.topic}"
         return "Sink", f"extractor class: {sink_topic(node)}"
-    stores = sorted(store.name for store in node.stores) if isinstance(node, StatefulNode) else []
-    return "Processor", f"stores: [{', '.join(stores)}]"
+    return "Processor", f"stores: [{', '.join(_stores(node))}]"
+
+
+def _stores(node: Node) -> list[str]:
+    """The stores that it writes or reads."""
+    if not isinstance(node, StatefulNode):
+        return []
+    return sorted(store.name for store in (*node.stores, *node.reads))
 
 
 def sink_topic(node: Node) -> str:
@@ -169,9 +204,7 @@ def _node_json(entry: Shown, shown: dict[str, Shown]) -> dict[str, object]:
     elif entry.kind == "Sink":
         found["topic"] = sink_topic(node)
     else:
-        found["stores"] = (
-            sorted(store.name for store in node.stores) if isinstance(node, StatefulNode) else []
-        )
+        found["stores"] = entry.stores
     found["predecessors"], found["successors"] = entry.predecessors, entry.successors
     found["key"], found["value"] = type_text(node.out.key), type_text(node.out.value)
     found["where"] = node.where

@@ -11,7 +11,7 @@ from html import escape
 
 from everflow.location import place
 from everflow.topology.describe import Shown, shown_nodes, sink_topic
-from everflow.topology.graph import Graph, SourceNode, StatefulNode
+from everflow.topology.graph import Graph, SourceNode
 from everflow.topology.subtopologies import SubTopology, cut
 from everflow.topology.types import type_text
 
@@ -80,15 +80,10 @@ def _boxes(sub: SubTopology) -> tuple[dict[str, _Box], list[tuple[str, str]]]:
                 edges.append((f"in {topic}", name))
     for name, entry in shown.items():
         before = [boxes[start].rank for start, end in edges if end == name]
-        stores = (
-            [spec.name for spec in entry.node.stores]
-            if isinstance(entry.node, StatefulNode)
-            else []
-        )
-        lines = (_short(name), *(_short(f"store {store}") for store in stores))
+        lines = (_short(name), *(_short(f"store {store}") for store in entry.stores))
         boxes[name] = _Box(
             lines=lines,
-            kind="store" if stores else "processor",
+            kind="store" if entry.stores else "processor",
             tip=_tip(entry),
             rank=max(before, default=-1) + 1,
         )

@@ -17,11 +17,15 @@ import pyarrow as pa
 from everflow.columns.computation import Twin
 from everflow.records import HEADERS, EdgeBatch, OperatorResult, TasksResult
 from everflow.serdes import Serde
+from everflow.serdes.base import ResultDecoder
 from everflow.state.store import StoreSpec, StoreView
 
 PREPARE = "PREPARE"
 """Label of a projection that only prepares the value for the node behind it (inputs of an
 aggregate, elements to unnest): ``describe()`` shows it as part of that node."""
+JOINER = "JOINER"
+"""Label of a node that makes the value of a join's results: ``describe()`` shows it as part of the
+join."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,14 @@ class EdgeType:
 
     key: pa.DataType
     value: pa.DataType
+
+
+def joined_sides(value: pa.DataType) -> dict[str, pa.DataType]:
+    """``left`` and ``right`` of a joined value, which expressions name as they name ``value``; of
+    other types nothing."""
+    if not pa.types.is_struct(value) or [field.name for field in value] != ["left", "right"]:
+        return {}
+    return {field.name: field.type for field in value}
 
 
 def columns_in_sight(edge: EdgeType, uses: frozenset[str]) -> pa.Schema:
@@ -42,6 +54,7 @@ def columns_in_sight(edge: EdgeType, uses: frozenset[str]) -> pa.Schema:
         "partition": pa.int32(),
         "offset": pa.int64(),
         "headers": HEADERS,
+        **joined_sides(edge.value),
     }
     return pa.schema([(name, kind) for name, kind in seen.items() if name in uses])
 
@@ -49,7 +62,7 @@ def columns_in_sight(edge: EdgeType, uses: frozenset[str]) -> pa.Schema:
 @dataclass(frozen=True, kw_only=True)
 class ColumnExpr:
     """A pyspark Column, or the text of one in SQL, over ``key, value, timestamp (bigint, ms),
-    topic, partition, offset, headers`` of an edge.
+    topic, partition, offset, headers`` of an edge, and of a join's ``left, right``.
 
     Analysed at build time; ``type`` is its Arrow type; ``uses`` the root columns it reads.
     """
@@ -183,6 +196,10 @@ class StatefulOperator(Protocol):
         """What the table shows for stored value bytes (without the 8-byte timestamp), as a Python
         value."""
 
+    @property
+    def results(self) -> ResultDecoder:
+        """`decode_result` in columns, for those who read the table's store."""
+
 
 @runtime_checkable
 class ManyTasksOperator(Protocol):
@@ -198,13 +215,52 @@ class ManyTasksOperator(Protocol):
         partitions: ``stores`` and ``stream_times`` of each."""
 
 
+@runtime_checkable
+class JoinOperator(Protocol):
+    """What a `StatefulNode` with two inputs runs: a join (note 020). Frozen, travels by pickle."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def join_tasks(
+        self,
+        left: EdgeBatch,
+        right: EdgeBatch,
+        stores: Mapping[int, Mapping[str, StoreView]],
+        stream_times: Mapping[int, int],
+    ) -> TasksResult:
+        """Results and changes of several tasks' records, told apart by their partitions; each
+        side's come in merge order, and ``seq`` tells the order of both. Writes nothing.
+
+        ``stores`` of each task, by name: its own, and those of the tables that it reads, which show
+        what they held *before* the batch; the batch's changes of a table are the records of its
+        side. Raises UserFunctionError, SerdeError.
+        """
+
+    def decode_result(self, data: bytes) -> Any:
+        """The bytes of its own stores as they are: no table shows them."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of several nodes as which Kafka Streams describes a node: what it reads (parts, or inputs
+    of the node), and its stores. Those that no part reads are read by whoever reads the node."""
+
+    name: str
+    inputs: tuple[str, ...]
+    stores: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class StatefulNode(Node):
-    """A stateful operator, runs in a step."""
+    """A stateful operator, runs in a step. A join has two inputs, left and right."""
 
-    label: str  # AGGREGATE, REDUCE, TOTABLE, SOURCE (table) ...
-    operator: StatefulOperator
+    label: str  # AGGREGATE, REDUCE, TOTABLE, SOURCE (table), JOIN ...
+    operator: StatefulOperator | JoinOperator
     stores: tuple[StoreSpec, ...] = ()
+    reads: tuple[StoreSpec, ...] = ()
+    """Stores of tables that it reads and others write."""
+    parts: tuple[Part, ...] = ()
+    """What ``describe()`` shows for it; empty: itself."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,14 @@ import pyarrow as pa
 
 from everflow.serdes import Serde
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import ColumnExpr, EdgeType, ProjectNode, SinkNode, StatefulOperator
+from everflow.topology.graph import (
+    ColumnExpr,
+    EdgeType,
+    JoinOperator,
+    ProjectNode,
+    SinkNode,
+    StatefulOperator,
+)
 
 DEAD_LETTER_SLOT = 0
 """Slot of undecodable records: key = raw key, value = struct<value: raw value, error: text>."""
@@ -126,13 +133,21 @@ class StatefulOp:
     """A StatefulNode: runs per task of ``subtopology``."""
 
     name: str
-    operator: StatefulOperator
+    operator: StatefulOperator | JoinOperator
     stores: tuple[StoreSpec, ...]
+    reads: tuple[StoreSpec, ...]
+    """Stores that it reads as they were before the batch."""
     subtopology: int
     type: EdgeType
-    inputs: tuple[int, ...]
+    sides: tuple[tuple[int, ...], ...]
+    """The slots of each input: one, or a join's left and right."""
     output: int
     where: str | None
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The slots of all sides."""
+        return tuple(slot for side in self.sides for slot in side)
 
 
 @dataclass(frozen=True, kw_only=True)

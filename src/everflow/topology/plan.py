@@ -25,6 +25,7 @@ from everflow.topology.graph import (
     FunctionExpr,
     FunctionNode,
     Graph,
+    JoinOperator,
     MergeNode,
     Node,
     ProjectNode,
@@ -80,7 +81,7 @@ def emitting_every_update(topology: Graph) -> Graph:
     a micro-batch."""
 
     def changed(node: Node) -> Node:
-        if isinstance(node, StatefulNode):
+        if isinstance(node, StatefulNode) and hasattr(node.operator, "emit_every_update"):
             return replace(node, operator=replace(node.operator, emit_every_update=True))
         return node
 
@@ -94,14 +95,15 @@ def _raised_floor(planner: _Planner, floor: dict[str, int]) -> dict[str, int]:
     by_store: dict[str, int] = {}
     for op, level in planner.step_ops:
         if isinstance(op, StatefulOp):
-            for spec in op.stores:
+            for spec in (*op.stores, *op.reads):
                 by_store[spec.name] = max(by_store.get(spec.name, 0), level)
     for op, level in planner.step_ops:
         wanted = level
         if isinstance(op, SinkOp):
             wanted = last
         elif isinstance(op, StatefulOp):
-            wanted = max(by_store[spec.name] for spec in op.stores) if op.stores else level
+            shared = [by_store[spec.name] for spec in (*op.stores, *op.reads)]
+            wanted = max(shared, default=level)
         if wanted > floor.get(op.name, 0):
             raised[op.name] = wanted
     return raised
@@ -237,9 +239,10 @@ class _Planner:
                 name=node.name,
                 operator=node.operator,
                 stores=node.stores,
+                reads=node.reads,
                 subtopology=self._sub[node.name],
                 type=node.out,
-                inputs=inputs,
+                sides=tuple(self._outputs[name] for name in node.inputs),
                 output=out,
                 where=node.where,
             )
@@ -323,7 +326,7 @@ class _Planner:
 
     def _forwards_headers(self, sink: Node) -> bool:
         """Whether records reach a sink from a topic of others without a stateful operator between
-        (those drop headers), through repartition topics too."""
+        (those drop headers, but for joins), through repartition topics too."""
         if not isinstance(sink, SinkNode) or sink.kind == "repartition":
             return False
         todo, seen = list(sink.inputs), set[str]()
@@ -342,6 +345,6 @@ class _Planner:
                 todo.extend(name for writer in writers for name in writer.inputs)
             elif isinstance(found, SourceNode):
                 return True
-            elif not isinstance(found, StatefulNode):
+            elif not isinstance(found, StatefulNode) or isinstance(found.operator, JoinOperator):
                 todo.extend(found.inputs)
         return False

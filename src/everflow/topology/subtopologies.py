@@ -165,7 +165,7 @@ def _groups(topology: Graph) -> dict[str, str]:
         for other in node.inputs:
             parent[root(other)] = root(node.name)
         if isinstance(node, StatefulNode):
-            for store in node.stores:
+            for store in (*node.stores, *node.reads):
                 first = user_of_store.setdefault(store.name, node.name)
                 parent[root(first)] = root(node.name)
     return {name: root(name) for name in parent}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
-from everflow import SessionWindows, StreamsBuilder, TimeWindows, agg, serdes
+from everflow import JoinWindows, SessionWindows, StreamsBuilder, TimeWindows, agg, serdes
 from everflow.errors import UnknownNameError
 from everflow.foreign_names import FOREIGN_NAMES
 
@@ -56,12 +56,16 @@ class World:
             self.windowed = self.grouped.windowed_by(sessions)
         self.split = self.stream.split()
         self.table = self.grouped.count(store="a-store")
+        self.customers = (self.builder if reads else StreamsBuilder()).table(
+            "customers", key=serdes.string(), value=serdes.json("city string"), store="customers"
+        )
 
     def run(self, example: str) -> object:
         names = {
             "F": F,
             "agg": agg,
             "serdes": serdes,
+            "JoinWindows": JoinWindows,
             "TimeWindows": TimeWindows,
             "SessionWindows": SessionWindows,
         }
@@ -82,8 +86,7 @@ def test_an_example_works_as_it_is_written(owner: str, example: str) -> None:
             "stream.mapValues(str)",
             r"KStream has no mapValues: it is map_values here, for example stream\.map_values\(",
         ),
-        ("stream.left_join(other)", "KStream has no left_join: joins are not there yet"),
-        ("stream.join(other)", "joins are not there yet"),
+        ("stream.leftJoin(other)", "KStream has no leftJoin: it is left_join here, for example"),
         ("stream.groupByKey()", "it is group_by_key here"),
         (
             "stream.select('value.amount')",
@@ -127,7 +130,7 @@ def test_a_foreign_or_misspelt_name_is_told_with_the_users_line(given: str, told
 
 def test_what_python_and_notebooks_ask_of_an_object_works_as_of_any_other() -> None:
     stream = World("KStream").stream
-    assert not hasattr(stream, "join")
+    assert not hasattr(stream, "suppress")
     assert getattr(stream, "_repr_mimebundle_", None) is None
     assert not hasattr(stream, "_ipython_canary_method_should_not_exist_")
     assert repr(copy.copy(stream)) == repr(stream)

@@ -25,7 +25,7 @@ class OverlayView:
     step (D5)."""
 
     def __init__(self, below: StoreView) -> None:
-        self._below = below
+        self.below = below
         self._changed: dict[bytes, bytes | None] = {}
 
     def remember(self, changes: StoreChanges) -> None:
@@ -38,12 +38,12 @@ class OverlayView:
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """See `StoreView`."""
         missing = [key for key in keys if key not in self._changed]
-        found = dict(zip(missing, self._below.get_many(missing), strict=True)) if missing else {}
+        found = dict(zip(missing, self.below.get_many(missing), strict=True)) if missing else {}
         return [self._changed[key] if key in self._changed else found[key] for key in keys]
 
     def range(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         """See `StoreView`."""
-        merged: dict[bytes, bytes | None] = dict(self._below.range(start, end))
+        merged: dict[bytes, bytes | None] = dict(self.below.range(start, end))
         merged.update(
             (key, value)
             for key, value in self._changed.items()
@@ -79,6 +79,14 @@ class TaskStores(AbstractContextManager["TaskStores"]):
         """The stores of one operator in one task, by name. KeyError if the job does not own the
         task."""
         return {spec.name: self._view(task, spec) for spec in specs}
+
+    def before(self, task: TaskId, specs: Iterable[StoreSpec]) -> Mapping[str, StoreView]:
+        """As `views`, without the batch's own changes."""
+        found = {spec.name: self._view(task, spec) for spec in specs}
+        return {
+            name: view.below if isinstance(view, OverlayView) else view
+            for name, view in found.items()
+        }
 
     def stream_time(self, task: TaskId, node: str) -> int:
         """The operator's observed stream time before this batch, ms; -1 = none yet."""

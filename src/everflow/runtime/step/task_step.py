@@ -45,7 +45,7 @@ from everflow.runtime.step.step_stores import StoreAccess, TaskStores
 from everflow.serdes import Serde
 from everflow.serdes.windowed import python_keys
 from everflow.state.store import StoreView
-from everflow.topology.graph import ManyTasksOperator, StatefulOperator
+from everflow.topology.graph import JoinOperator, ManyTasksOperator, StatefulOperator
 from everflow.topology.hops import (
     HopError,
     HopInput,
@@ -219,7 +219,8 @@ class TaskStep:
             by_index = {source.index: source for source in self.sources}
             for op in self.ops:
                 if isinstance(op, StatefulOp):
-                    done = _run_stateful(op, _input_of(op, records), stores, by_index)
+                    sides = [concat([records[slot] for slot in side]) for side in op.sides]
+                    done = _run_stateful(op, sides, stores, by_index)
                     result.add(op, done)
                     records[op.output] = done.output
                 elif isinstance(op, SinkOp):
@@ -292,9 +293,7 @@ def failed(error: Exception, hop_out: HopSchema | None) -> Iterator[pa.RecordBat
 # --- operators ------------------------------------------------------------------------------------
 
 
-def _input_of(
-    op: FunctionOp | UnnestOp | StatefulOp | SinkOp, records: Mapping[int, EdgeBatch]
-) -> EdgeBatch:
+def _input_of(op: FunctionOp | UnnestOp | SinkOp, records: Mapping[int, EdgeBatch]) -> EdgeBatch:
     return concat([records[slot] for slot in op.inputs])
 
 
@@ -312,24 +311,21 @@ def _run_stateless(
 
 
 def _run_stateful(
-    op: StatefulOp, batch: EdgeBatch, stores: TaskStores, sources: Mapping[int, Source]
+    op: StatefulOp, sides: list[EdgeBatch], stores: TaskStores, sources: Mapping[int, Source]
 ) -> TasksResult:
     """Run the operator on the tasks that have records; `stores` shows its changes to those behind
-    it. Its results carry no headers: they are of many records."""
-    batch = replace(in_order(batch), headers=None)
+    it."""
     tasks = {
         partition: TaskId(op.subtopology, partition)
-        for partition in np.unique(batch.partition).tolist()
+        for partition in np.unique(np.concatenate([side.partition for side in sides])).tolist()
     }
-    views = {partition: stores.views(task, op.stores) for partition, task in tasks.items()}
+    views = {
+        partition: {**stores.views(task, op.stores), **stores.before(task, op.reads)}
+        for partition, task in tasks.items()
+    }
     times = {partition: stores.stream_time(task, op.name) for partition, task in tasks.items()}
-    run = (
-        op.operator.process_tasks
-        if isinstance(op.operator, ManyTasksOperator)
-        else partial(_one_after_the_other, op.operator)
-    )
     try:
-        done = run(batch, views, times) if tasks else None
+        done = _running(op.operator)(*map(in_order, sides), views, times) if tasks else None
     except UserFunctionError as error:
         record = BadRecord(sources[error.source].topic, error.partition, error.offset, op.name)
         cause = error.__cause__ or error
@@ -340,6 +336,19 @@ def _run_stateful(
         for changes in listed:
             stores.remember(tasks[partition], changes)
     return done
+
+
+def _running(operator: StatefulOperator | JoinOperator) -> Callable[..., TasksResult]:
+    """What runs an operator on its sides. Results of one-sided ones carry no headers: they are of
+    many records."""
+    if isinstance(operator, JoinOperator):
+        return operator.join_tasks
+    run = (
+        operator.process_tasks
+        if isinstance(operator, ManyTasksOperator)
+        else partial(_one_after_the_other, operator)
+    )
+    return lambda batch, *state: run(replace(batch, headers=None), *state)
 
 
 def _one_after_the_other(

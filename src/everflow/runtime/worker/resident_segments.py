@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from everflow.columns.computation import LeftToSpark, Twin
 from everflow.records import HEADERS, EdgeBatch
@@ -221,5 +222,7 @@ def seen(batch: EdgeBatch, reads: pa.Schema, topics: Mapping[int, str]) -> list[
         "headers": lambda: (
             pa.nulls(len(batch), HEADERS) if batch.headers is None else batch.headers
         ),
+        "left": lambda: pc.struct_field(batch.value, "left"),
+        "right": lambda: pc.struct_field(batch.value, "right"),
     }
     return [made[field.name]().cast(field.type) for field in reads]

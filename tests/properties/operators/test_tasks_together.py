@@ -19,7 +19,7 @@ from everflow.records import EdgeBatch, TasksResult
 from everflow.runtime.step.task_step import _one_after_the_other
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.windows import TimeWindows
-from properties.operator_batches import edge_batch
+from properties.operators.operator_batches import edge_batch
 
 WINDOW = TimeWindows.of_size("10 seconds").grace("5 seconds")
 Make = Callable[[bool], Any]

@@ -25,7 +25,7 @@ from everflow.operators.session_aggregate import ReducerMerger
 from everflow.serdes.windowed import session_key
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.windows import SessionWindows
-from properties.operator_batches import edge_batch
+from properties.operators.operator_batches import edge_batch
 
 AGGREGATES = {
     "n": agg.count(),

@@ -23,7 +23,7 @@ from everflow.operators import (
 from everflow.serdes.windowed import window_store_key
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.windows import TimeWindows
-from properties.operator_batches import edge_batch
+from properties.operators.operator_batches import edge_batch
 
 Spec = AggregateSpec | PythonAggregateSpec
 Update = tuple[bytes, Any, Any, int]

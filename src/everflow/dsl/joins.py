@@ -1,0 +1,156 @@
+"""What joins of streams and tables share: the checks, the joiner, the nodes (design note 020).
+
+A join gives ``struct<left, right>``. A joiner makes a value of it: a Column over ``left`` and
+``right`` (beside ``key``, ``value``, ``timestamp`` ...), ``field=Column`` arguments (a struct), or
+a Python function of (left, right) or (key, left, right) with ``returns=``. A side without a match
+is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from everflow.dsl.expressions import (
+    Edge,
+    Expression,
+    HasEdge,
+    default_serde,
+    is_column,
+    result_serde,
+    result_type,
+    struct_of,
+)
+from everflow.dsl.functions import OfSides, TableMapper, check_parameters, required_parameters
+from everflow.dsl.graph_builder import GraphBuilder
+from everflow.errors import TopologyError
+from everflow.operators.joins import JoinedTable, joined_type
+from everflow.spark.expressions import analyse
+from everflow.topology.graph import (
+    JOINER,
+    EdgeType,
+    FunctionNode,
+    ProjectNode,
+    StatefulNode,
+)
+from everflow.topology.types import same_type, type_text
+
+
+class Side(HasEdge):
+    """A stream or a table of a join."""
+
+    graph: GraphBuilder
+    node: str
+
+
+@dataclass(frozen=True)
+class JoinCall:
+    """A call of a join: its name, the joiner as the user gave it, the line."""
+
+    operator: str
+    joiner: Expression | None
+    returns: object
+    fields: dict[str, Column]
+    where: str | None
+
+    @staticmethod
+    def of(
+        operator: str,
+        joiner: Expression | None,
+        options: dict[str, Any],
+        fields: dict[str, Column],
+        where: str | None,
+    ) -> tuple[JoinCall, dict[str, Any]]:
+        """The call, and its options: one that is a Column is a field of that name."""
+        fields = {name: one for name, one in options.items() if isinstance(one, Column)} | fields
+        options = {name: None if name in fields else one for name, one in options.items()}
+        if fields and joiner is not None:
+            raise TopologyError(
+                f"{operator} takes one joiner or field=Column arguments, not both", where=where
+            )
+        return JoinCall(operator, joiner, options.pop("returns"), fields, where), options
+
+    def check_sides(self, left: Side, right: Side) -> None:
+        """TopologyError unless both are of one builder, and equal keys are equal bytes."""
+        if right.graph is not left.graph:
+            raise TopologyError(
+                f"{self.operator} takes a stream or a table of the same StreamsBuilder",
+                where=self.where,
+            )
+        mine, its = left.edge.type.key, right.edge.type.key
+        if not same_type(mine, its):
+            raise TopologyError(
+                f"{self.operator} matches by key, and the keys are {type_text(mine)} and "
+                f"{type_text(its)}; give the left one the other's with "
+                f"select_key(F.col('key').cast({type_text(its)!r}))",
+                where=self.where,
+            )
+        if left.edge.key_serde != right.edge.key_serde:
+            raise TopologyError(
+                f"{self.operator} matches by key, and the keys are written as "
+                f"{left.edge.key_serde!r} and {right.edge.key_serde!r}: equal keys lie in "
+                f"different partitions; write one side anew with .repartition(name='a-name', "
+                f"key={right.edge.key_serde!r})",
+                where=self.where,
+                code="EF-COPARTITION",
+            )
+
+    def edge(self, left: Side, right: Side) -> Edge:
+        """Of the joined records, before the joiner."""
+        value = joined_type(left.edge.type.value, right.edge.type.value)
+        return Edge(EdgeType(left.edge.type.key, value), left.edge.key_serde, default_serde(value))
+
+    def made(self, graph: GraphBuilder, node: str, edge: Edge, *, table: bool) -> tuple[str, Edge]:
+        """Node and edge behind the joiner; ``table``: deletions pass it."""
+        joiner = struct_of(self.fields, self.operator, self.where) if self.fields else self.joiner
+        if joiner is None:
+            return node, edge
+        name = f"{node}-joiner"
+        if is_column(joiner, self.operator, self.where):
+            value = analyse(joiner, edge.type, self.where)
+            if table:
+                guarded = F.when(F.col("value").isNotNull(), joiner)
+                value = replace(analyse(guarded, edge.type, self.where), skips_null=True)
+            made = edge.with_types(value=value.type)
+            projected = ProjectNode(
+                name=name,
+                inputs=(node,),
+                out=made.type,
+                where=self.where,
+                label=JOINER,
+                value=value,
+            )
+            return graph.add(projected), made
+        made = edge.with_types(
+            value=result_type(self.returns, joiner, self.operator, self.where)
+        ).with_serdes(value=result_serde(self.returns))
+        called = self._function(joiner)
+        called = TableMapper(called) if table else called
+        function = FunctionNode(name, (node,), made.type, self.where, JOINER, "map_values", called)
+        return graph.add(function), made
+
+    def _function(self, joiner: Callable[..., Any]) -> Callable[..., Any]:
+        """The joiner as a function of (key, joined value)."""
+        keyed = required_parameters(joiner) == 3
+        names = ("key", "left", "right") if keyed else ("left", "right")
+        check_parameters(joiner, names, self.operator, self.where)
+        return OfSides(joiner, keyed)
+
+
+def joined_table(table: Side, call: JoinCall) -> JoinedTable:
+    """The table as a join reads it, which needs each of its updates. TopologyError for one without
+    a store."""
+    node = table.graph.node(table.node)
+    if not isinstance(node, StatefulNode) or not node.stores:
+        raise TopologyError(
+            f"{call.operator} looks entries up in the table's store, and {table.node} has none; "
+            f"give it one: store='a-name' in the call that makes it",
+            where=call.where,
+        )
+    operator: Any = node.operator
+    table.graph.replace(replace(node, operator=replace(operator, emit_every_update=True)))
+    return JoinedTable(node.stores[0], operator.results, node.out.value)

@@ -1,0 +1,293 @@
+"""Joins of a stream: with a table, and with another stream in windows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Column
+
+from everflow.dsl.builder_call import builder_call
+from everflow.dsl.expressions import Edge, Expression
+from everflow.dsl.joins import JoinCall, Side, joined_table
+from everflow.errors import TopologyError
+from everflow.location import user_line
+from everflow.operators.joins import JoinKind, StreamStreamJoin, StreamTableJoin
+from everflow.serdes import bytes_
+from everflow.state.store import StoreSpec
+from everflow.topology.graph import Part, StatefulNode
+from everflow.windows import JoinWindows
+
+if TYPE_CHECKING:
+    from everflow.dsl.kstream import KStream
+    from everflow.dsl.ktable import KTable
+
+
+class StreamJoins(Side):
+    """The joins of `KStream`."""
+
+    key_changed: bool
+
+    if TYPE_CHECKING:
+
+        def derived(self, node: str, edge: Edge, changes_key: bool = False) -> KStream: ...
+
+        def repartitioned(
+            self, name: str, where: str | None, operator: str, partitions: int | None = None
+        ) -> KStream: ...
+
+    @builder_call
+    def join(
+        self,
+        other: KStream | KTable,
+        joiner: Expression | None = None,
+        *,
+        windows: JoinWindows | Column | None = None,
+        returns: object = None,
+        store: str | Column | None = None,
+        name: str | Column | None = None,
+        **fields: Column,
+    ) -> KStream:
+        """Each record with its match: what a table holds for its key, or each record of another
+        stream with its key in ``windows`` (which needs ``store=``, the name of the two window
+        stores). Without a ``joiner`` the value is ``struct<left, right>``; the module
+        `everflow.dsl.joins` tells what a joiner may be.
+
+        Behind an operator that changes the key a side goes through a repartition topic called after
+        ``name``. Records without a match, a value or a key are left out.
+        """
+        options = {"windows": windows, "returns": returns, "store": store, "name": name}
+        return _joined(self, other, JoinKind.INNER, joiner, options, fields)
+
+    @builder_call
+    def left_join(
+        self,
+        other: KStream | KTable,
+        joiner: Expression | None = None,
+        *,
+        windows: JoinWindows | Column | None = None,
+        returns: object = None,
+        store: str | Column | None = None,
+        name: str | Column | None = None,
+        **fields: Column,
+    ) -> KStream:
+        """As `join`; a record without a match, or without a key, comes with a null ``right``: at
+        once beside a table, beside a stream when its window and the grace are over."""
+        options = {"windows": windows, "returns": returns, "store": store, "name": name}
+        return _joined(self, other, JoinKind.LEFT, joiner, options, fields)
+
+    @builder_call
+    def outer_join(
+        self,
+        other: KStream,
+        joiner: Expression | None = None,
+        *,
+        windows: JoinWindows | Column | None = None,
+        returns: object = None,
+        store: str | Column | None = None,
+        name: str | Column | None = None,
+        **fields: Column,
+    ) -> KStream:
+        """As `left_join` of two streams, for both sides."""
+        options = {"windows": windows, "returns": returns, "store": store, "name": name}
+        return _joined(self, other, JoinKind.OUTER, joiner, options, fields)
+
+
+_OPERATORS = {JoinKind.INNER: "join", JoinKind.LEFT: "left_join", JoinKind.OUTER: "outer_join"}
+
+
+def _joined(
+    left: StreamJoins,
+    right: object,
+    kind: JoinKind,
+    joiner: Expression | None,
+    options: dict[str, Any],
+    fields: dict[str, Column],
+) -> KStream:
+    where = user_line()
+    call, options = JoinCall.of(_OPERATORS[kind], joiner, options, fields, where)
+    if isinstance(right, left.graph.faces.table):
+        return _with_table(left, right, kind, call, **options)
+    if isinstance(right, StreamJoins):
+        return _with_stream(left, right, kind, call, **options)
+    raise TopologyError(f"{call.operator} takes a stream or a table, found {right!r}", where=where)
+
+
+def _with_table(
+    left: StreamJoins,
+    right: KTable,
+    kind: JoinKind,
+    call: JoinCall,
+    windows: object,
+    store: object,
+    name: str | None,
+) -> KStream:
+    if kind is JoinKind.OUTER:
+        raise TopologyError(
+            "outer_join is for two streams or two tables: changes of a table give no results here; "
+            "use left_join",
+            where=call.where,
+        )
+    if windows is not None or store is not None:
+        raise TopologyError(
+            f"{call.operator} with a table takes neither windows= nor store=: it looks up what the "
+            f"table holds",
+            where=call.where,
+        )
+    call.check_sides(left, right)
+    table = joined_table(right, call)
+    stream = _copartitioned(left, name, call, "")
+    prefix = "KSTREAM-LEFTJOIN-" if kind.keeps_left else "KSTREAM-JOIN-"
+    edge = call.edge(stream, right)
+    node_name = left.graph.node_name(name, prefix, call.where)
+    node = StatefulNode(
+        node_name,
+        (stream.node, right.node),
+        edge.type,
+        call.where,
+        "JOIN",
+        StreamTableJoin(table, kind),
+        reads=(table.spec,),
+        parts=(Part(node_name, (stream.node,), (table.spec.name,)),),
+    )
+    made, edge = call.made(left.graph, left.graph.add(node), edge, table=False)
+    return left.graph.faces.stream(left.graph, made, edge)
+
+
+def _with_stream(
+    left: StreamJoins,
+    right: StreamJoins,
+    kind: JoinKind,
+    call: JoinCall,
+    windows: object,
+    store: object,
+    name: str | None,
+) -> KStream:
+    if not isinstance(windows, JoinWindows):
+        raise TopologyError(
+            f"{call.operator} of two streams takes windows=, found {windows!r}; write "
+            f"windows=JoinWindows.of_time_difference('5 minutes')",
+            where=call.where,
+        )
+    call.check_sides(left, right)
+    stores = _Stores.claimed(left, right, kind, call, windows, store)
+    lefts = _copartitioned(left, name, call, "-left")
+    rights = _copartitioned(right, name, call, "-right")
+    parts = _parts(left, lefts.node, rights.node, kind, stores, name, call)
+    edge = call.edge(lefts, rights)
+    node = StatefulNode(
+        parts[-1].name,
+        (lefts.node, rights.node),
+        edge.type,
+        call.where,
+        "JOIN",
+        StreamStreamJoin.of(
+            kind,
+            windows,
+            (stores.left, stores.right),
+            (lefts.edge.type.value, rights.edge.type.value),
+            stores.waiting,
+        ),
+        stores.all,
+        parts=parts,
+    )
+    made, edge = call.made(left.graph, left.graph.add(node), edge, table=False)
+    return left.graph.faces.stream(left.graph, made, edge)
+
+
+def _copartitioned(side: StreamJoins, name: str | None, call: JoinCall, suffix: str) -> KStream:
+    """The side's stream, behind a repartition topic if its key may have changed."""
+    if not side.key_changed:
+        return side.derived(side.node, side.edge)
+    checked = side.graph.check_repartition_name(name, call.operator, call.where)
+    return side.repartitioned(f"{checked}{suffix}", call.where, call.operator)
+
+
+class _Stores:
+    """The stores of a join of two streams, called as Kafka Streams calls them after
+    ``StreamJoined.withStoreName``."""
+
+    def __init__(self, left: StoreSpec, right: StoreSpec, waiting: StoreSpec | None) -> None:
+        self.left, self.right, self.waiting = left, right, waiting
+
+    @property
+    def all(self) -> tuple[StoreSpec, ...]:
+        return (self.left, self.right, *(() if self.waiting is None else (self.waiting,)))
+
+    @staticmethod
+    def claimed(
+        left: StreamJoins,
+        right: StreamJoins,
+        kind: JoinKind,
+        call: JoinCall,
+        windows: JoinWindows,
+        store: object,
+    ) -> _Stores:
+        """TopologyError for a name that is missing or taken."""
+        base = left.graph.claim_store(store, call.operator, call.where)
+
+        def window_store(side: StreamJoins, name: str) -> StoreSpec:
+            key_serde, value_serde = side.edge.serdes(call.operator, call.where)
+            return StoreSpec(
+                name=left.graph.claim_store(name, call.operator, call.where),
+                kind="window",
+                key_serde=key_serde,
+                value_serde=value_serde,
+                # A record is there for as long as stream time is not beyond, not only below.
+                retention_ms=windows.size_ms + windows.grace_ms + 1,
+                window_size_ms=windows.size_ms,
+                where=call.where,
+            )
+
+        this = "outer-this" if kind.keeps_right else "this"
+        other = "outer-other" if kind.keeps_left else "other"
+        waiting = None
+        if kind.keeps_left:
+            shared = f"{base}-{'outer' if kind.keeps_right else 'left'}-shared-join-store"
+            waiting = StoreSpec(
+                name=left.graph.claim_store(shared, call.operator, call.where),
+                kind="key_value",
+                key_serde=bytes_(),
+                value_serde=bytes_(),
+                where=call.where,
+            )
+        return _Stores(
+            window_store(left, f"{base}-{this}-join-store"),
+            window_store(right, f"{base}-{other}-join-store"),
+            waiting,
+        )
+
+
+def _parts(
+    left: StreamJoins,
+    left_node: str,
+    right_node: str,
+    kind: JoinKind,
+    stores: _Stores,
+    name: str | None,
+    call: JoinCall,
+) -> tuple[Part, ...]:
+    """The five nodes that Kafka Streams has for it, in its order of names."""
+
+    def named(suffix: str, prefix: str) -> str:
+        given = None if name is None else f"{name}{suffix}"
+        return left.graph.node_name(given, prefix, call.where)
+
+    this_windowed = named("-this-windowed", "KSTREAM-WINDOWED-")
+    other_windowed = named("-other-windowed", "KSTREAM-WINDOWED-")
+    this, other = ("OUTERTHIS" if kind.keeps_right else "JOINTHIS"), "JOINOTHER"
+    other = "OUTEROTHER" if kind.keeps_left else other
+    # These two numbers are used up, whether the nodes have names or not.
+    generated = [left.graph.new_name(f"KSTREAM-{one}-") for one in (this, other)]
+    suffixes = (
+        "-outer-this-join" if kind.keeps_right else "-this-join",
+        "-outer-other-join" if kind.keeps_left else "-other-join",
+    )
+    joins = generated if name is None else [f"{name}{suffix}" for suffix in suffixes]
+    waiting = () if stores.waiting is None else (stores.waiting.name,)
+    return (
+        Part(this_windowed, (left_node,), (stores.left.name,)),
+        Part(other_windowed, (right_node,), (stores.right.name,)),
+        Part(joins[0], (this_windowed,), (stores.right.name, *waiting)),
+        Part(joins[1], (other_windowed,), (stores.left.name, *waiting)),
+        Part(named("-merge", "KSTREAM-MERGE-"), (joins[0], joins[1])),
+    )

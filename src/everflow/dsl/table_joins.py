@@ -1,0 +1,148 @@
+"""Joins of a table with another by primary key, and tables that get a store of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Column
+
+from everflow.dsl.builder_call import builder_call
+from everflow.dsl.expressions import Edge, Expression
+from everflow.dsl.graph_builder import GraphBuilder
+from everflow.dsl.joins import JoinCall, Side, joined_table
+from everflow.errors import TopologyError
+from everflow.location import user_line
+from everflow.operators.joins import JoinKind, TableTableJoin
+from everflow.operators.table import TableSpec
+from everflow.state.store import StoreSpec
+from everflow.topology.graph import Part, StatefulNode
+
+if TYPE_CHECKING:
+    from everflow.dsl.ktable import KTable
+
+
+class TableJoins(Side):
+    """The joins of `KTable`."""
+
+    @builder_call
+    def join(
+        self,
+        other: KTable,
+        joiner: Expression | None = None,
+        *,
+        returns: object = None,
+        store: str | Column | None = None,
+        name: str | Column | None = None,
+        **fields: Column,
+    ) -> KTable:
+        """The entries of keys that both tables have, as both change. Without a ``joiner`` the value
+        is ``struct<left, right>``; the module `everflow.dsl.joins` tells what a joiner may be.
+
+        ``store``: keeps the result in a store of its own, which another join needs.
+        """
+        options = {"returns": returns, "store": store, "name": name}
+        return _joined(self, other, JoinKind.INNER, joiner, options, fields)
+
+    @builder_call
+    def left_join(
+        self,
+        other: KTable,
+        joiner: Expression | None = None,
+        *,
+        returns: object = None,
+        store: str | Column | None = None,
+        name: str | Column | None = None,
+        **fields: Column,
+    ) -> KTable:
+        """As `join`, for all keys of this table; ``right`` is null where the other has none."""
+        options = {"returns": returns, "store": store, "name": name}
+        return _joined(self, other, JoinKind.LEFT, joiner, options, fields)
+
+    @builder_call
+    def outer_join(
+        self,
+        other: KTable,
+        joiner: Expression | None = None,
+        *,
+        returns: object = None,
+        store: str | Column | None = None,
+        name: str | Column | None = None,
+        **fields: Column,
+    ) -> KTable:
+        """As `join`, for the keys of either table; the side that has none is null."""
+        options = {"returns": returns, "store": store, "name": name}
+        return _joined(self, other, JoinKind.OUTER, joiner, options, fields)
+
+
+_OPERATORS = {JoinKind.INNER: "join", JoinKind.LEFT: "left_join", JoinKind.OUTER: "outer_join"}
+
+
+def _joined(
+    left: TableJoins,
+    right: object,
+    kind: JoinKind,
+    joiner: Expression | None,
+    options: dict[str, Any],
+    fields: dict[str, Column],
+) -> KTable:
+    where = user_line()
+    call, options = JoinCall.of(_OPERATORS[kind], joiner, options, fields, where)
+    if not isinstance(right, TableJoins):
+        raise TopologyError(
+            f"{call.operator} of a table takes a table, found {right!r}; a stream is enriched by "
+            f"stream.{'left_join' if kind.keeps_left else 'join'}(table)",
+            where=where,
+        )
+    call.check_sides(left, right)
+    graph, store, name = left.graph, options["store"], options["name"]
+    tables = joined_table(left, call), joined_table(right, call)
+    merged = graph.node_name(name, "KTABLE-MERGE-", where)
+    parts = tuple(
+        Part(
+            graph.node_name(None if name is None else f"{name}-join-{one}", prefix, where),
+            (side.node,),
+            (other.spec.name,),
+        )
+        for one, prefix, side, other in (
+            ("this", "KTABLE-JOINTHIS-", left, tables[1]),
+            ("other", "KTABLE-JOINOTHER-", right, tables[0]),
+        )
+    )
+    if store is None:
+        parts = (*parts, Part(merged, tuple(part.name for part in parts)))
+    edge = call.edge(left, right)
+    node = StatefulNode(
+        merged if store is None else f"{merged}-results",
+        (left.node, right.node),
+        edge.type,
+        where,
+        "JOIN",
+        TableTableJoin(*tables, kind),
+        reads=tuple(table.spec for table in tables),
+        parts=parts,
+    )
+    made, edge = call.made(graph, graph.add(node), edge, table=True)
+    if store is not None:
+        made = stored(graph, made, edge, merged, store, call.operator, where)
+    return graph.faces.table(graph, made, edge)
+
+
+def stored(
+    graph: GraphBuilder,
+    node: str,
+    edge: Edge,
+    name: str,
+    store: object,
+    operator: str,
+    where: str | None,
+) -> str:
+    """The node ``name`` that keeps the table of ``node`` in a ``store``."""
+    claimed = graph.claim_store(store, operator, where)
+    key_serde, value_serde = edge.serdes(operator, where)
+    spec = StoreSpec(
+        name=claimed, kind="key_value", key_serde=key_serde, value_serde=value_serde, where=where
+    )
+    operator_spec = TableSpec(claimed, key_serde, value_serde)
+    return graph.add(
+        StatefulNode(name, (node,), edge.type, where, "MATERIALIZED", operator_spec, (spec,))
+    )

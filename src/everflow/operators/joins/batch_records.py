@@ -1,0 +1,116 @@
+"""The records of both sides of a stream-stream join, in the order in which they came."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from everflow.operators.fold import valid
+from everflow.operators.grouping import stream_times
+from everflow.operators.joins.join_side import JoinKeys, JoinSide
+from everflow.operators.joins.joined_values import task_codes
+from everflow.records import EdgeBatch, Int32, Int64
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(kw_only=True)
+class BatchRecords:
+    """Columns by place, the position of a record among those of both sides; a left one comes before
+    a right one that the same input record made.
+
+    ``rows``: its row in its side's batch. ``stream_times``: of its task, itself included;
+    ``before`` and ``after`` the whole batch, by task. ``live``: it has key and value and is not
+    late; ``codes``: its task and key, as a number of ``groups`` (0 where it is not live).
+    ``values``: bytes of each side's live records, in their order, by whether it is the left.
+    ``keyless``: places of those that give a result without a match at once. ``advancing``: it has
+    key and value, and no time before it was later.
+    """
+
+    left: JoinSide
+    of_left: Flags
+    rows: Int64
+    times: Int64
+    partitions: Int32
+    stream_times: Int64
+    before: Mapping[int, int]
+    after: dict[int, int]
+    live: Flags
+    codes: Int64
+    groups: JoinKeys
+    values: dict[bool, pa.Array]
+    keyless: Int64
+    advancing: Flags
+    dropped: dict[str, int]
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    @property
+    def keys(self) -> pa.Array:
+        """Key bytes of the groups."""
+        return self.groups.keys
+
+    def live_of(self, left: bool) -> Int64:
+        """Places of the live records of a side."""
+        return np.flatnonzero(self.live & (self.of_left == left))
+
+    @staticmethod
+    def of(
+        left: JoinSide,
+        right: JoinSide,
+        lefts: EdgeBatch,
+        rights: EdgeBatch,
+        before: Mapping[int, int],
+    ) -> BatchRecords:
+        """Judges each record by the stream time at its place. UserFunctionError for a key or value
+        that cannot be written."""
+        both = (lefts, rights)
+        order = np.argsort(np.concatenate([b.seq for b in both]), kind="stable")
+        of_left = order < len(lefts)
+        rows = np.where(of_left, order, order - len(lefts))
+        times = np.concatenate([b.timestamp for b in both])[order]
+        partitions = np.concatenate([b.partition for b in both])[order]
+        keyed = np.concatenate([valid(b.key) for b in both])[order]
+        valued = np.concatenate([valid(b.value) for b in both])[order]
+        running, after = stream_times(times, partitions, before)
+        kept = np.where(of_left, left.kept, right.kept)
+        late = times + np.where(of_left, left.open_ms, right.open_ms) < running
+        live = keyed & valued & ~late
+        dropped = {
+            "null-value": int(np.count_nonzero(~valued)),
+            "null-key": int(np.count_nonzero(valued & ~keyed & ~kept)),
+            "late": int(np.count_nonzero(keyed & valued & late)),
+        }
+        taken = {
+            True: lefts.take(rows[live & of_left]),
+            False: rights.take(rows[live & ~of_left]),
+        }
+        sides = {True: left, False: right}
+        keys = pa.concat_arrays([sides[one].keys_of(taken[one]) for one in (True, False)])
+        places = np.concatenate([np.flatnonzero(live & of_left), np.flatnonzero(live & ~of_left)])
+        found = task_codes(keys, partitions[places])
+        codes = np.zeros(len(times), np.int64)
+        codes[places] = found
+        _, first = np.unique(found, return_index=True)
+        return BatchRecords(
+            left=left,
+            of_left=of_left,
+            rows=rows,
+            times=times,
+            partitions=partitions,
+            stream_times=running,
+            before=before,
+            after=after,
+            live=live,
+            codes=codes,
+            groups=JoinKeys(partitions[places[first]], keys.take(pa.array(first))),
+            values={one: sides[one].values_of(taken[one]) for one in (True, False)},
+            keyless=np.flatnonzero(valued & ~keyed & kept),
+            advancing=keyed & valued & (times == running),
+            dropped={reason: count for reason, count in dropped.items() if count},
+        )

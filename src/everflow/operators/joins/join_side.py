@@ -1,0 +1,131 @@
+"""One side of a stream-stream join: its window store, and how far its matches may lie."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from everflow.operators.user_code import written_bytes
+from everflow.records import EdgeBatch, Int32, Int64
+from everflow.serdes.base import binary_from_matrix, matrix_from_binary, rest
+from everflow.serdes.windowed import STORE_SUFFIX_BYTES
+from everflow.state.changelog import TIMESTAMP_BYTES
+from everflow.state.store import StoreSpec, StoreView
+
+Stores = Mapping[int, Mapping[str, StoreView]]
+_TIME = struct.Struct(">q")
+_LAST_TIME = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinSide:
+    """A side's records, kept in a window store by key, time and a number that tells apart those of
+    one key and time (as Kafka Streams keeps duplicates).
+
+    A record at t meets those of the other side from t - ``back_ms`` to t + ``ahead_ms``. It is open
+    until stream time passes t + ``open_ms``; ``kept``: then, if nothing met it, it gives a result
+    without a match.
+    """
+
+    store: StoreSpec
+    type: pa.DataType
+    back_ms: int
+    ahead_ms: int
+    open_ms: int
+    kept: bool
+
+    def keys_of(self, batch: EdgeBatch) -> pa.Array:
+        """Key bytes; UserFunctionError for a key that cannot be written."""
+        return written_bytes(self.store.key_serde, batch.key, self.store.name, batch)
+
+    def values_of(self, batch: EdgeBatch) -> pa.Array:
+        """Value bytes; UserFunctionError for a value that cannot be written."""
+        return written_bytes(self.store.value_serde, batch.value, self.store.name, batch)
+
+    def decoded(self, entries: pa.Array) -> pa.Array:
+        """The values of stored entries, in the side's type."""
+        values = self.store.value_serde.decode_array(rest(entries, TIMESTAMP_BYTES))
+        return values.cast(self.type)
+
+    def read(self, groups: JoinKeys, low: Int64, high: Int64, stores: Stores) -> Kept:
+        """The entries of each group's key with times from ``low`` to ``high`` (ms, included)."""
+        codes: list[int] = []
+        keys: list[bytes] = []
+        entries: list[bytes] = []
+        for partition, members in groups.by_task():
+            ones = members.tolist()
+            plain = groups.keys.take(pa.array(members)).to_pylist()
+            bounds = [
+                (key + _TIME.pack(first), key + _after(last))
+                for key, first, last in zip(
+                    plain, np.maximum(low[members], 0).tolist(), high[members].tolist(), strict=True
+                )
+            ]
+            found = stores[partition][self.store.name].range_many(bounds)
+            for code, key, listed in zip(ones, plain, found, strict=True):
+                length = len(key) + STORE_SUFFIX_BYTES
+                for stored_key, entry in listed:
+                    if len(stored_key) == length:  # else a longer key that begins like the bounds
+                        codes.append(code)
+                        keys.append(stored_key)
+                        entries.append(entry)
+        return Kept.of(codes, keys, entries)
+
+    def store_keys(self, keys: pa.Array, times: Int64, numbers: Int64) -> pa.Array:
+        """Keys of the window store."""
+        suffix = np.empty((len(times), STORE_SUFFIX_BYTES), np.uint8)
+        suffix[:, :8] = times.astype(">i8").view(np.uint8).reshape(-1, 8)
+        suffix[:, 8:] = numbers.astype(">i4").view(np.uint8).reshape(-1, 4)
+        tails = binary_from_matrix(suffix)
+        return pc.binary_join_element_wise(keys, tails, pa.scalar(b"", pa.binary()))
+
+
+class JoinKeys(NamedTuple):
+    """Keys of tasks: the task and the key bytes of each."""
+
+    partitions: Int32
+    keys: pa.Array
+
+    def take(self, codes: Int64) -> JoinKeys:
+        """Those with these numbers."""
+        return JoinKeys(self.partitions[codes], self.keys.take(pa.array(codes)))
+
+    def by_task(self) -> list[tuple[int, Int64]]:
+        """Each task with its groups, in the order of their keys."""
+        order = pc.sort_indices(self.keys).to_numpy().astype(np.int64)
+        return [
+            (int(partition), order[self.partitions[order] == partition])
+            for partition in np.unique(self.partitions)
+        ]
+
+
+class Kept(NamedTuple):
+    """Entries of a window store: the group, time (ms) and number of each."""
+
+    codes: Int64
+    times: Int64
+    numbers: Int64
+    entries: pa.Array
+
+    @staticmethod
+    def of(codes: list[int], keys: list[bytes], entries: list[bytes]) -> Kept:
+        """From the store's keys."""
+        suffixes = pa.array([key[-STORE_SUFFIX_BYTES:] for key in keys], pa.binary())
+        raw = np.ascontiguousarray(matrix_from_binary(suffixes, STORE_SUFFIX_BYTES))
+        return Kept(
+            np.array(codes, np.int64),
+            np.ascontiguousarray(raw[:, :8]).view(">i8").reshape(-1).astype(np.int64),
+            np.ascontiguousarray(raw[:, 8:]).view(">i4").reshape(-1).astype(np.int64),
+            pa.array(entries, pa.binary()),
+        )
+
+
+def _after(time: int) -> bytes:
+    """Sorts behind all keys of ``time``, and before those of the next ms."""
+    return _TIME.pack(min(max(time, -1) + 1, int(_LAST_TIME)))

@@ -1,0 +1,224 @@
+"""Two streams joined by key and closeness in time (KStream-KStream, KIP-633, KIP-962).
+
+One rule of lateness, for all kinds: a record is open until stream time, which both sides share,
+passes the end of its window and the grace. It meets the records that are open when it comes, and is
+dropped as late where it is itself not open any more. At that moment, and not before, a record of a
+side that is kept, which nothing has met, gives its result without a match: so no record gives both.
+Of a side that is not kept nobody can tell when it is closed; it is open as long as its store keeps
+it, ``before + after + grace``, as in Kafka Streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from everflow.operators.joins.batch_records import BatchRecords
+from everflow.operators.joins.join_side import JoinSide, Kept, Stores
+from everflow.operators.joins.joined_results import JoinedResults
+from everflow.operators.joins.joined_values import JoinKind
+from everflow.operators.joins.matches import Asking, Candidates, matches
+from everflow.operators.joins.waiting_records import WaitingRecords
+from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
+from everflow.state.store import StoreSpec
+from everflow.windows import JoinWindows
+
+
+@dataclass(frozen=True)
+class StreamStreamJoin:
+    """Inner, left or outer join in windows; make it with `of`.
+
+    A record without a value is dropped. One without a key is dropped, or gives its result without a
+    match at once where its side is kept. Results of a match have the later time of both; those
+    without the record's own. Both have the headers of the record that made them.
+    """
+
+    left: JoinSide
+    right: JoinSide
+    waiting: StoreSpec | None
+    """Records of kept sides that nothing has met yet; None where no side is."""
+
+    @staticmethod
+    def of(
+        kind: JoinKind,
+        windows: JoinWindows,
+        stores: tuple[StoreSpec, StoreSpec],
+        types: tuple[pa.DataType, pa.DataType],
+        waiting: StoreSpec | None,
+    ) -> StreamStreamJoin:
+        """``stores``, ``types``: of the left and of the right side."""
+        before, after, grace = windows.before_ms, windows.after_ms, windows.grace_ms
+        longest = before + after + grace
+        return StreamStreamJoin(
+            JoinSide(
+                store=stores[0],
+                type=types[0],
+                back_ms=before,
+                ahead_ms=after,
+                open_ms=after + grace if kind.keeps_left else longest,
+                kept=kind.keeps_left,
+            ),
+            JoinSide(
+                store=stores[1],
+                type=types[1],
+                back_ms=after,
+                ahead_ms=before,
+                open_ms=before + grace if kind.keeps_right else longest,
+                kept=kind.keeps_right,
+            ),
+            waiting,
+        )
+
+    def join_tasks(
+        self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
+    ) -> TasksResult:
+        """See `JoinOperator`."""
+        records = BatchRecords.of(self.left, self.right, left, right, stream_times)
+        results = JoinedResults(records, left, right)
+        results.without_match(records.keyless)
+        met = _Met(np.zeros(len(records), bool), {})
+        for mine, theirs in ((self.left, self.right), (self.right, self.left)):
+            self._meet(records, mine, theirs, stores, results, met)
+        changes: dict[int, list[StoreChanges]] = {partition: [] for partition in records.after}
+        for side in (self.left, self.right):
+            _keep(records, side, stores, changes)
+        if self.waiting is not None:
+            waiting = WaitingRecords(self.waiting, {True: self.left, False: self.right})
+            waiting.settle(records, met.here, met.stored, stores, results, changes)
+        return TasksResult(results.in_order(), changes, records.after, records.dropped)
+
+    def decode_result(self, data: bytes) -> Any:
+        """See `JoinOperator`."""
+        return data
+
+    def _meet(
+        self,
+        records: BatchRecords,
+        mine: JoinSide,
+        theirs: JoinSide,
+        stores: Stores,
+        results: JoinedResults,
+        met: _Met,
+    ) -> None:
+        """The matches of one side's records with what was there before each."""
+        asks = records.live_of(mine is self.left)
+        others = records.live_of(theirs is self.left)
+        if not len(asks):
+            return
+        times, codes = records.times[asks], records.codes[asks]
+        first, last = times - mine.back_ms, times + mine.ahead_ms
+        kept = _stored(records, theirs, asks, first, last, stores)
+        candidates = Candidates(
+            np.concatenate([kept.codes, records.codes[others]]),
+            np.concatenate([kept.times, records.times[others]]),
+            np.concatenate([np.full(len(kept.times), -1), others]),
+            np.concatenate([kept.times, records.times[others]]) + theirs.open_ms,
+        )
+        one, two = matches(Asking(codes, first, last, asks, records.stream_times[asks]), candidates)
+        places, stored = asks[one], two < len(kept.times)
+        met.here[places] = True
+        met.here[others[two[~stored] - len(kept.times)]] = True
+        if theirs.kept:
+            met.add(records, kept, np.unique(two[stored]), theirs is self.left)
+        used, at = np.unique(two[stored], return_inverse=True)
+        begin = results.extend(theirs is self.left, theirs.decoded(kept.entries.take(used)))
+        refs = np.empty(len(two), np.int64)
+        refs[stored] = begin + at
+        refs[~stored] = records.rows[others[two[~stored] - len(kept.times)]]
+        results.matched(
+            places,
+            records.rows[places],
+            refs,
+            np.maximum(records.times[places], candidates.times[two]),
+            mine_left=mine is self.left,
+        )
+
+
+@dataclass
+class _Met:
+    """Records that have met another: those of the batch by place; stored ones by task, as (time,
+    whether left, key bytes)."""
+
+    here: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+    stored: dict[int, set[tuple[int, bool, bytes]]]
+
+    def add(self, records: BatchRecords, kept: Kept, rows: Int64, left: bool) -> None:
+        codes = kept.codes[rows]
+        keys = records.groups.keys.take(pa.array(codes)).to_pylist()
+        owners = records.groups.partitions[codes].tolist()
+        for partition, key, time in zip(owners, keys, kept.times[rows].tolist(), strict=True):
+            self.stored.setdefault(partition, set()).add((time, left, key))
+
+
+def _stored(
+    records: BatchRecords,
+    side: JoinSide,
+    asks: Int64,
+    first: Int64,
+    last: Int64,
+    stores: Stores,
+) -> Kept:
+    """The side's stored records that those in ``asks`` may meet; each key is read once."""
+    ones, codes = np.unique(records.codes[asks], return_inverse=True)
+    low, high = np.full(len(ones), np.iinfo(np.int64).max), np.full(len(ones), -1)
+    np.minimum.at(low, codes, first)
+    np.maximum.at(high, codes, last)
+    found = side.read(records.groups.take(ones), low, high, stores)
+    return found._replace(codes=ones[found.codes])
+
+
+def _keep(
+    records: BatchRecords,
+    side: JoinSide,
+    stores: Stores,
+    changes: dict[int, list[StoreChanges]],
+) -> None:
+    """Puts a side's records into its window store."""
+    places = records.live_of(side is records.left)
+    times, codes = records.times[places], records.codes[places]
+    numbers = _numbers(codes, times)
+    owners = records.partitions[places]
+    before = np.array([records.before[owner] for owner in owners.tolist()], np.int64)
+    again = np.flatnonzero(times <= before)
+    if len(again):  # only these can meet records of their own key and time in the store
+        numbers[again] += _next_numbers(records, side, codes[again], times[again], stores)
+    keys = side.store_keys(records.keys.take(pa.array(codes)), times, numbers)
+    values = records.values[side is records.left]
+    for partition in np.unique(owners).tolist():
+        mine = np.flatnonzero(owners == partition)
+        index = pa.array(mine)
+        changes[partition].append(
+            StoreChanges(
+                side.store.name,
+                keys.take(index).to_pylist(),
+                values.take(index).to_pylist(),
+                times[mine],
+            )
+        )
+
+
+def _numbers(codes: Int64, times: Int64) -> Int64:
+    """0, 1, ... for the records of each key and time, in their order."""
+    order = np.lexsort((times, codes))
+    same = np.zeros(len(codes), bool)
+    same[1:] = (np.diff(codes[order]) == 0) & (np.diff(times[order]) == 0)
+    at = np.arange(len(codes))
+    begin = np.maximum.accumulate(np.where(same, 0, at)) if len(at) else at
+    numbers = np.empty(len(codes), np.int64)
+    numbers[order] = at - begin
+    return numbers
+
+
+def _next_numbers(
+    records: BatchRecords, side: JoinSide, codes: Int64, times: Int64, stores: Stores
+) -> Int64:
+    """For each key and time the number behind those that are stored."""
+    pairs, place = np.unique(np.stack([codes, times]), axis=1, return_inverse=True)
+    found = side.read(records.groups.take(pairs[0]), pairs[1], pairs[1], stores)
+    free = np.zeros(pairs.shape[1], np.int64)
+    np.maximum.at(free, found.codes, found.numbers + 1)
+    return free[place.reshape(-1)]

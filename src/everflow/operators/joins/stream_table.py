@@ -1,0 +1,56 @@
+"""A stream enriched by a table: each record with what the table holds for its key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from everflow.operators.fold import valid
+from everflow.operators.joins.joined_table import JoinedTable
+from everflow.operators.joins.joined_values import JoinKind, joined
+from everflow.records import EdgeBatch, TasksResult
+from everflow.state.store import StoreView
+
+
+@dataclass(frozen=True)
+class StreamTableJoin:
+    """Inner or left join (KStream-KTable): records of the stream give results, changes of the table
+    do not.
+
+    A record without a value is dropped; one without a key, or without an entry in the table, too,
+    unless the ``kind`` keeps the left side: then its right is null (KIP-962). A result has the
+    record's key, time and headers.
+    """
+
+    table: JoinedTable
+    kind: JoinKind
+
+    def join_tasks(
+        self,
+        left: EdgeBatch,
+        right: EdgeBatch,
+        stores: Mapping[int, Mapping[str, StoreView]],
+        stream_times: Mapping[int, int],
+    ) -> TasksResult:
+        """See `JoinOperator`."""
+        keyed, valued = valid(left.key), valid(left.value)
+        taken = valued if self.kind.keeps_left else valued & keyed
+        asking = left if taken.all() else left.take(np.flatnonzero(taken))
+        held = self.table.when(asking, right, stores)
+        output = asking.with_columns(value=joined(asking.value, held.values))
+        if held.values.null_count and not self.kind.keeps_left:
+            output = output.take(np.flatnonzero(valid(held.values)))
+        dropped = {
+            "null-value": int(np.count_nonzero(~valued)),
+            "null-key": int(np.count_nonzero(valued & ~taken)),
+        }
+        return TasksResult(
+            output, {}, {}, {reason: count for reason, count in dropped.items() if count}
+        )
+
+    def decode_result(self, data: bytes) -> Any:
+        """It has no store."""
+        raise AssertionError("a stream-table join has no store of its own")

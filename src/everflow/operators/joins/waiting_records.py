@@ -1,0 +1,192 @@
+"""Settles the records of kept sides that nothing has met: they wait on, or give their results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from everflow.operators.joins import waiting
+from everflow.operators.joins.batch_records import BatchRecords, Flags
+from everflow.operators.joins.join_side import JoinSide, Stores
+from everflow.operators.joins.joined_results import MISSING, JoinedResults
+from everflow.operators.joins.waiting import LEFT, RIGHT, WaitingKey
+from everflow.records import Int64, StoreChanges
+from everflow.state.changelog import TIMESTAMP_BYTES
+from everflow.state.store import StoreSpec, StoreView
+
+MetStored = Mapping[int, Set[tuple[int, bool, bytes]]]
+
+
+class _Closed(NamedTuple):
+    """A record without a match whose window closed at ``place``; ``number``: its place among those
+    of the key, the stored ones first; ``here``: its place in the batch, or -1 and its stored
+    ``value``."""
+
+    place: int
+    key: WaitingKey
+    number: tuple[int, int]
+    here: int
+    value: bytes
+
+
+@dataclass(kw_only=True)
+class _Task:
+    """A task's part: its store, what has met, its places at which stream time may have passed on,
+    and the changes of the store."""
+
+    view: StoreView
+    met: Set[bytes]
+    places: Int64
+    stream_times: Int64
+    before: int
+    changes: dict[bytes, bytes | None] = field(default_factory=dict)
+
+    def closing(self, times: Int64) -> Int64:
+        """The places at which records that are open until ``times`` are closed; -1: none yet."""
+        at = np.searchsorted(self.stream_times, times, side="right")
+        if not len(self.places):
+            return np.full(len(times), -1)
+        return np.where(
+            at < len(self.places), self.places[np.minimum(at, len(self.places) - 1)], -1
+        )
+
+
+@dataclass(frozen=True)
+class WaitingRecords:
+    """The store of waiting records of a join; its sides by whether they are the left."""
+
+    store: StoreSpec
+    sides: Mapping[bool, JoinSide]
+
+    def settle(
+        self,
+        records: BatchRecords,
+        met: Flags,
+        met_stored: MetStored,
+        stores: Stores,
+        results: JoinedResults,
+        changes: dict[int, list[StoreChanges]],
+    ) -> None:
+        """Adds the results of what has closed and the changes of the store."""
+        closed: list[_Closed] = []
+        for partition, before in records.before.items():
+            mine = records.partitions == partition
+            places = np.flatnonzero(mine & records.advancing)
+            task = _Task(
+                view=stores[partition][self.store.name],
+                met={
+                    WaitingKey(time, LEFT if left else RIGHT, key).to_bytes()
+                    for time, left, key in met_stored.get(partition, ())
+                },
+                places=places,
+                stream_times=records.stream_times[places],
+                before=before,
+            )
+            self._forget_met(task)
+            closed += self._stored_that_close(task, records.after[partition])
+            closed += self._of_batch(task, records, np.flatnonzero(mine & records.live & ~met))
+            if task.changes:
+                keys = list(task.changes)
+                times = [WaitingKey.of(key).time for key in keys]
+                changes[partition].append(
+                    StoreChanges(
+                        self.store.name,
+                        keys,
+                        list(task.changes.values()),
+                        np.array(times, np.int64),
+                    )
+                )
+        self._give(records, sorted(closed, key=lambda one: one[:3]), results)
+
+    def _forget_met(self, task: _Task) -> None:
+        keys = sorted(task.met)
+        for key, entry in zip(keys, task.view.get_many(keys), strict=True):
+            if entry is not None:
+                task.changes[key] = None
+
+    def _stored_that_close(self, task: _Task, stream_time: int) -> Iterator[_Closed]:
+        shortest = min(side.open_ms for side in self.sides.values() if side.kept)
+        last = stream_time - shortest - 1
+        if last < 0:
+            return
+        entries = list(task.view.range(None, waiting.up_to(last)))
+        keys = [WaitingKey.of(stored_key) for stored_key, _ in entries]
+        until = [key.time + self.sides[key.side == LEFT].open_ms for key in keys]
+        closing = task.closing(np.array(until, np.int64)).tolist()
+        for (stored_key, entry), key, place in zip(entries, keys, closing, strict=True):
+            if place < 0 or stored_key in task.met:
+                continue
+            task.changes[stored_key] = None
+            for number, value in enumerate(waiting.values_of(entry[TIMESTAMP_BYTES:])):
+                yield _Closed(place, key, (0, number), -1, value)
+
+    def _of_batch(self, task: _Task, records: BatchRecords, places: Int64) -> Iterator[_Closed]:
+        """Records of the batch that nothing has met; those that stay open are stored."""
+        for left, side in self.sides.items():
+            mine = places[records.of_left[places] == left] if side.kept else places[:0]
+            if not len(mine):
+                continue
+            times = records.times[mine]
+            closing = task.closing(times + side.open_ms)
+            keys = records.keys.take(pa.array(records.codes[mine])).to_pylist()
+            rank = LEFT if left else RIGHT
+            for at, (place, close) in enumerate(zip(mine.tolist(), closing.tolist(), strict=True)):
+                if close >= 0:
+                    key = WaitingKey(int(times[at]), rank, keys[at])
+                    yield _Closed(close, key, (1, place), place, b"")
+            open_ = np.flatnonzero(closing < 0)
+            value_at = np.searchsorted(records.live_of(left), mine[open_])
+            values = records.values[left].take(pa.array(value_at)).to_pylist()
+            fresh: dict[bytes, list[bytes]] = {}
+            for at, value in zip(open_.tolist(), values, strict=True):
+                key_bytes = WaitingKey(int(times[at]), rank, keys[at]).to_bytes()
+                fresh.setdefault(key_bytes, []).append(value)
+            self._store(task, rank, fresh)
+
+    def _store(self, task: _Task, rank: int, fresh: Mapping[bytes, list[bytes]]) -> None:
+        """Behind the values that wait under the same keys already."""
+        # A time beyond what the task had seen is nobody else's.
+        seen = [key for key in fresh if WaitingKey.of(key).time <= task.before]
+        known = {
+            key: waiting.values_of(entry[TIMESTAMP_BYTES:])
+            for key, entry in zip(seen, task.view.get_many(seen), strict=True)
+            if entry is not None and key not in task.changes
+        }
+        for key, values in fresh.items():
+            task.changes[key] = waiting.to_bytes(rank, [*known.get(key, ()), *values])
+
+    def _give(self, records: BatchRecords, closed: list[_Closed], results: JoinedResults) -> None:
+        if not closed:
+            return
+        keys = np.array([one.here for one in closed], np.int64)
+        away = keys < 0
+        serde = self.sides[True].store.key_serde
+        stored = [one.key.key for one in closed if one.here < 0]
+        begin = results.extend_keys(serde.decode_array(pa.array(stored, pa.binary())))
+        keys[away] = begin + np.arange(len(stored))
+        refs = {}
+        for left, side in self.sides.items():
+            mine = np.array([(one.key.side == LEFT) == left for one in closed])
+            prefix = bytes(TIMESTAMP_BYTES)
+            values = [
+                prefix + one.value
+                for one in closed
+                if one.here < 0 and (one.key.side == LEFT) == left
+            ]
+            begin = results.extend(left, side.decoded(pa.array(values, pa.binary())))
+            found = np.full(len(closed), MISSING, np.int64)
+            found[mine & away] = begin + np.arange(len(values))
+            here = np.flatnonzero(mine & ~away)
+            found[here] = records.rows[keys[here]]
+            refs[left] = found
+        results.closed(
+            np.array([one.place for one in closed], np.int64),
+            keys,
+            refs[True],
+            refs[False],
+            np.array([one.key.time for one in closed], np.int64),
+        )
