@@ -46,6 +46,25 @@ class Report:
         """Whether no case differs."""
         return not self.differing
 
+    @property
+    def operators(self) -> list[str]:
+        """What was compared."""
+        return ["columns"]
+
+    def said(self) -> str:
+        """What became of the cases, in lines."""
+        without = sum(self.without_twin.values())
+        lines = [
+            f"{self.equal} equal, {self.left_to_spark} left to Spark by the twin, {without} "
+            f"without a twin, {len(self.differing)} differ"
+        ]
+        lines += [f"  no twin: {why} ({count})" for why, count in self.without_twin.most_common(8)]
+        return "\n".join(lines)
+
+    def more(self) -> dict[str, object]:
+        """What the figures of this comparison alone are."""
+        return {"left_to_spark": self.left_to_spark, "without_twin": dict(self.without_twin)}
+
 
 @dataclass(frozen=True)
 class _Case:

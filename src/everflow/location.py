@@ -23,10 +23,17 @@ def user_line() -> str | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not is_everflow(file) and not file.startswith("<frozen importlib"):
+        if not _is_ours(frame) and not file.startswith("<frozen importlib"):
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return None
+
+
+def _is_ours(frame: FrameType) -> bool:
+    """Code of the library; what `dataclasses` makes for it, which has no file, and calls."""
+    file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
+    made = file == "<string>" and module.startswith("everflow.")
+    return made or module == "dataclasses" or is_everflow(file)
 
 
 def place(where: str) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from everflow.errors import TopologyError
 from everflow.location import place
 from everflow.serdes import Serde
+from everflow.topology.arrival import hands_on_first, reaches_first
 from everflow.topology.graph import (
     ColumnExpr,
     EdgeType,
@@ -107,6 +108,14 @@ class GraphBuilder:
     def node(self, name: str) -> Node:
         """The node called ``name``; KeyError."""
         return self._nodes[name]
+
+    def reaches_first(self, first: str, second: str) -> bool:
+        """See `everflow.topology.arrival.reaches_first`."""
+        return reaches_first(self._nodes.values(), first, second)
+
+    def hands_on_first(self, first: str, second: str) -> bool:
+        """See `everflow.topology.arrival.hands_on_first`."""
+        return hands_on_first(self._nodes.values(), first, second)
 
     def replace(self, node: Node) -> None:
         """Put ``node`` in the place of the one that has its name."""

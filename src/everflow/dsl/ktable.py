@@ -173,7 +173,16 @@ class KTable(TableJoins):
         """The table of the node, in a store where one is asked for."""
         node = self.graph.add(made)
         if kept.store is not None:
-            node = stored(self.graph, node, edge, node_name, kept.store, kept.operator, kept.where)
+            node = stored(
+                self.graph,
+                node,
+                edge,
+                node_name,
+                kept.store,
+                kept.operator,
+                kept.where,
+                only_visible=kept.operator != "map_values",
+            )
         return KTable(self.graph, node, edge)
 
 

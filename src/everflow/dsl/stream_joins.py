@@ -145,7 +145,7 @@ def _with_table(
         edge.type,
         call.where,
         "JOIN",
-        StreamTableJoin(table, kind),
+        StreamTableJoin(table, kind, left.graph.reaches_first(right.node, stream.node)),
         reads=(table.spec,),
         parts=(Part(node_name, (stream.node,), (table.spec.name,)),),
     )
@@ -186,6 +186,7 @@ def _with_stream(
             (stores.left, stores.right),
             (lefts.edge.type.value, rights.edge.type.value),
             stores.waiting,
+            left_first=left.graph.hands_on_first(lefts.node, rights.node),
         ),
         stores.all,
         parts=parts,

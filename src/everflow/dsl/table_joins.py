@@ -117,7 +117,14 @@ def _joined(
         edge.type,
         where,
         "JOIN",
-        TableTableJoin(*tables, kind),
+        TableTableJoin(
+            left=tables[0],
+            right=tables[1],
+            kind=kind,
+            left_known=graph.reaches_first(left.node, right.node),
+            right_known=graph.reaches_first(right.node, left.node),
+            left_first=graph.hands_on_first(left.node, right.node),
+        ),
         reads=tuple(table.spec for table in tables),
         parts=parts,
     )
@@ -135,14 +142,17 @@ def stored(
     store: object,
     operator: str,
     where: str | None,
+    *,
+    only_visible: bool = False,
 ) -> str:
-    """The node ``name`` that keeps the table of ``node`` in a ``store``."""
+    """The node ``name`` that keeps the table of ``node`` in a ``store``; ``only_visible``: see
+    `TableSpec`."""
     claimed = graph.claim_store(store, operator, where)
     key_serde, value_serde = edge.serdes(operator, where)
     spec = StoreSpec(
         name=claimed, kind="key_value", key_serde=key_serde, value_serde=value_serde, where=where
     )
-    operator_spec = TableSpec(claimed, key_serde, value_serde)
+    operator_spec = TableSpec(claimed, key_serde, value_serde, only_visible=only_visible)
     return graph.add(
         StatefulNode(name, (node,), edge.type, where, "MATERIALIZED", operator_spec, (spec,))
     )

@@ -182,6 +182,7 @@ KSTREAM: Names = {
     **_all("checkpoint localCheckpoint", _CHECKPOINT),
     **_all("cache persist unpersist", _KEPT),
     **_all("fillna dropna na replace", _NULLS),
+    "join": is_called("join", "stream.join(customers)"),
     **_all("crossJoin intersect intersectAll subtract exceptAll", _JOINS),
     **_all("coalesce repartitionByRange", _NO_PARTITIONS),
     **_all("mapInPandas mapInArrow rdd toDF pandas_api", _FUNCTION),

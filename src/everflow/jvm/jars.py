@@ -21,7 +21,7 @@ from pathlib import Path
 from everflow.errors import SetupError
 from everflow.jvm.java import find_java
 
-CONFS = ("broker", "streams", "flink")
+CONFS = ("broker", "streams", "flink", "oracle")
 
 _IVY_FOLDER = Path(__file__).parents[1] / "ivy"
 _RESOLVE_TIMEOUT_S = 900.0
@@ -33,7 +33,7 @@ def resolve_jars(conf: str, *, progress: Callable[[str], None] | None = None) ->
 
     Args:
         conf: ``broker`` (a Kafka broker) or ``streams`` (Kafka Streams in Java) or
-            ``flink`` (Flink SQL), for the benches.
+            ``flink`` (Flink SQL), for the benches, or ``oracle`` (its test driver).
         progress: told one line when a download starts; never called when the jars are there.
 
     The cache is ``$XDG_CACHE_HOME/everflow`` (default ``~/.cache/everflow``), keyed by the hash of

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from everflow.operators.grouping import KeyedOperator, Tasks, group, result
+from everflow.operators.fold import valid
+from everflow.operators.grouping import KeyedOperator, Tasks, group, read, result
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, TasksResult
 from everflow.serdes import Serde
@@ -19,7 +20,7 @@ class TableSpec(KeyedOperator):
     forwarded.
 
     An update older than the stored one is applied all the same, as in Kafka Streams without
-    versioned stores. The store is not read. One output per key and batch, the last, with its own
+    versioned stores. One output per key and batch, the last, with its own
     time; all of them with ``emit_every_update``.
     """
 
@@ -27,6 +28,8 @@ class TableSpec(KeyedOperator):
     key_serde: Serde
     value_serde: Serde
     emit_every_update: bool = False
+    only_visible: bool = False
+    """A deletion of what is not there is dropped (KAFKA-10077); this one reads the store."""
 
     @property
     def result(self) -> pa.DataType:
@@ -35,6 +38,8 @@ class TableSpec(KeyedOperator):
 
     def _process(self, batch: EdgeBatch, tasks: Tasks) -> TasksResult:
         """Upserts and deletes."""
+        if self.only_visible:
+            batch, tasks = self._visible(batch, tasks)
         groups = group(batch, self.key_serde, None, tasks, store=self.store, skip_null_values=False)
         last_rows = groups.rows[groups.last]
         values = written_bytes(
@@ -57,3 +62,18 @@ class TableSpec(KeyedOperator):
             timestamps=batch.timestamp[rows],
             window=None,
         )
+
+    def _visible(self, batch: EdgeBatch, tasks: Tasks) -> tuple[EdgeBatch, Tasks]:
+        """Without the deletions of what is not there, where they stand."""
+        groups = group(batch, self.key_serde, None, tasks, store=self.store, skip_null_values=False)
+        there = valid(batch.value)[groups.rows]
+        order = np.argsort(groups.codes, kind="stable")
+        first = np.diff(groups.codes[order], prepend=-1) != 0
+        before = np.empty(len(order), bool)
+        before[order[~first]] = there[order[np.flatnonzero(~first) - 1]]
+        before[order[first]] = read(groups, tasks.stores, self.value_serde).present
+        # Null keys stay, to be counted as dropped.
+        kept = np.ones(len(batch), bool)
+        kept[groups.rows] = there | before
+        rows = np.flatnonzero(kept)
+        return batch.take(rows), tasks._replace(of_records=tasks.of_records[rows])

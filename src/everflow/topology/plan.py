@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cmp_to_key
 from typing import Any
 
 import pyarrow as pa
 
 from everflow.errors import TopologyError
+from everflow.topology.arrival import hands_on_first
 from everflow.topology.graph import (
     ColumnExpr,
     EdgeType,
@@ -95,15 +97,14 @@ def _raised_floor(planner: _Planner, floor: dict[str, int]) -> dict[str, int]:
     by_store: dict[str, int] = {}
     for op, level in planner.step_ops:
         if isinstance(op, StatefulOp):
-            for spec in (*op.stores, *op.reads):
+            for spec in op.stores:
                 by_store[spec.name] = max(by_store.get(spec.name, 0), level)
     for op, level in planner.step_ops:
         wanted = level
         if isinstance(op, SinkOp):
             wanted = last
         elif isinstance(op, StatefulOp):
-            shared = [by_store[spec.name] for spec in (*op.stores, *op.reads)]
-            wanted = max(shared, default=level)
+            wanted = max([by_store[spec.name] for spec in op.stores], default=level)
         if wanted > floor.get(op.name, 0):
             raised[op.name] = wanted
     return raised
@@ -157,6 +158,16 @@ class _Planner:
     def _inputs(self, node: Node) -> tuple[int, ...]:
         return tuple(slot for name in node.inputs for slot in self._outputs[name])
 
+    def _in_order_of_arrival(self, node: MergeNode) -> list[str]:
+        """The inputs, in the order in which they hand on what one record has become on each."""
+        listed = self._topology.nodes
+        before = listed[: listed.index(node)]
+
+        def later(one: str, other: str) -> int:
+            return 0 if one == other else -1 if hands_on_first(before, one, other) else 1
+
+        return sorted(node.inputs, key=cmp_to_key(later))
+
     # -- placing -----------------------------------------------------------------------------------
 
     def place_all(self) -> None:
@@ -168,8 +179,11 @@ class _Planner:
         match node:
             case SourceNode():
                 yield from self._place_source(node)
-            case MergeNode() | ProjectNode(predicate=None, key=None, value=None):
-                yield from self._inputs(node)  # the latter only names a place (to_stream, split)
+            case MergeNode():
+                for name in self._in_order_of_arrival(node):
+                    yield from self._outputs[name]
+            case ProjectNode(predicate=None, key=None, value=None):
+                yield from self._inputs(node)  # it only names a place (to_stream, split)
             case ProjectNode():
                 for slot in self._inputs(node):
                     yield self._place_projection(node, slot)

@@ -163,7 +163,7 @@ def table_table(
     kind: JoinKind, rows: Sequence[Row], cuts: Sequence[int], every: bool = True
 ) -> list[list[Result]]:
     left, right = Table("l"), Table("r")
-    join = TableTableJoin(left.joined, right.joined, kind, emit_every_update=every)
+    join = TableTableJoin(left=left.joined, right=right.joined, kind=kind, emit_every_update=every)
     found = []
     for batch in batches(rows, cuts):
         lefts, apply_left = left.changed(side(batch, left=True))

@@ -20,8 +20,7 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(kw_only=True)
 class BatchRecords:
-    """Columns by place, the position of a record among those of both sides; a left one comes before
-    a right one that the same input record made.
+    """Columns by place, the position of a record among those of both sides.
 
     ``rows``: its row in its side's batch. ``stream_times``: of its task, itself included;
     ``before`` and ``after`` the whole batch, by task. ``live``: it has key and value and is not
@@ -65,12 +64,16 @@ class BatchRecords:
         right: JoinSide,
         lefts: EdgeBatch,
         rights: EdgeBatch,
+        *,
         before: Mapping[int, int],
+        left_first: bool,
     ) -> BatchRecords:
-        """Judges each record by the stream time at its place. UserFunctionError for a key or value
+        """Judges each record by the stream time at its place. ``left_first``: where one input
+        record is on both sides. UserFunctionError for a key or value
         that cannot be written."""
         both = (lefts, rights)
-        order = np.argsort(np.concatenate([b.seq for b in both]), kind="stable")
+        turn = np.repeat([0, 1] if left_first else [1, 0], [len(lefts), len(rights)])
+        order = np.lexsort((turn, np.concatenate([b.seq for b in both])))
         of_left = order < len(lefts)
         rows = np.where(of_left, order, order - len(lefts))
         times = np.concatenate([b.timestamp for b in both])[order]

@@ -75,15 +75,18 @@ class JoinedTable:
         asking: EdgeBatch,
         updates: EdgeBatch,
         stores: Mapping[int, Mapping[str, StoreView]],
+        *,
+        first: bool,
     ) -> Held:
         """What the table held for the key of each record of ``asking`` (nothing for a null), after
-        those of its ``updates`` in this batch that came before the record, or with it."""
+        those of its ``updates`` in this batch that came before the record. ``first``: whether one
+        that the same input record made did."""
         if asking.key.null_count:
             keyed = np.flatnonzero(valid(asking.key))
-            held = self.when(asking.take(keyed), updates, stores)
+            held = self.when(asking.take(keyed), updates, stores, first=first)
             return held.in_rows(keyed, len(asking))
         asked, known = self._places(asking, updates)
-        return self._held(asked, known, updates, stores, side="right")
+        return self._held(asked, known, updates, stores, side="right" if first else "left")
 
     def before(self, updates: EdgeBatch, stores: Mapping[int, Mapping[str, StoreView]]) -> Held:
         """What the table held for each update's key before that update."""

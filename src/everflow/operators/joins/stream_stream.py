@@ -41,6 +41,8 @@ class StreamStreamJoin:
     right: JoinSide
     waiting: StoreSpec | None
     """Records of kept sides that nothing has met yet; None where no side is."""
+    left_first: bool = True
+    """Which side takes an input record first that is on both."""
 
     @staticmethod
     def of(
@@ -49,6 +51,8 @@ class StreamStreamJoin:
         stores: tuple[StoreSpec, StoreSpec],
         types: tuple[pa.DataType, pa.DataType],
         waiting: StoreSpec | None,
+        *,
+        left_first: bool = True,
     ) -> StreamStreamJoin:
         """``stores``, ``types``: of the left and of the right side."""
         before, after, grace = windows.before_ms, windows.after_ms, windows.grace_ms
@@ -71,13 +75,16 @@ class StreamStreamJoin:
                 kept=kind.keeps_right,
             ),
             waiting,
+            left_first,
         )
 
     def join_tasks(
         self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
     ) -> TasksResult:
         """See `JoinOperator`."""
-        records = BatchRecords.of(self.left, self.right, left, right, stream_times)
+        records = BatchRecords.of(
+            self.left, self.right, left, right, before=stream_times, left_first=self.left_first
+        )
         results = JoinedResults(records, left, right)
         results.without_match(records.keyless)
         met = _Met(np.zeros(len(records), bool), {})

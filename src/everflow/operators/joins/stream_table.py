@@ -27,6 +27,8 @@ class StreamTableJoin:
 
     table: JoinedTable
     kind: JoinKind
+    table_first: bool = True
+    """Whether an input record that is on both sides changes the table first."""
 
     def join_tasks(
         self,
@@ -39,7 +41,7 @@ class StreamTableJoin:
         keyed, valued = valid(left.key), valid(left.value)
         taken = valued if self.kind.keeps_left else valued & keyed
         asking = left if taken.all() else left.take(np.flatnonzero(taken))
-        held = self.table.when(asking, right, stores)
+        held = self.table.when(asking, right, stores, first=self.table_first)
         output = asking.with_columns(value=joined(asking.value, held.values))
         if held.values.null_count and not self.kind.keeps_left:
             output = output.take(np.flatnonzero(valid(held.values)))

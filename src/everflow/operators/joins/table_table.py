@@ -19,7 +19,7 @@ from everflow.topology.hops import concat
 Stores = Mapping[int, Mapping[str, StoreView]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TableTableJoin:
     """Inner, left or outer join of two tables by primary key (KTable-KTable).
 
@@ -33,14 +33,19 @@ class TableTableJoin:
     left: JoinedTable
     right: JoinedTable
     kind: JoinKind
+    left_known: bool = True
+    right_known: bool = True
+    left_first: bool = True
+    """Of an input record that changes both tables: whether the left one has it when the right one's
+    change comes, and the other way round; and whose change comes first."""
     emit_every_update: bool = False
 
     def join_tasks(
         self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
     ) -> TasksResult:
         """See `JoinOperator`."""
-        on_right = self.right.when(left, right, stores)
-        on_left = self.left.when(right, left, stores)
+        on_right = self.right.when(left, right, stores, first=self.right_known)
+        on_left = self.left.when(right, left, stores, first=self.left_known)
         results = [
             _results(
                 _Changes(left, on_right, self.kind.keeps_left, self.kind.keeps_right),
@@ -60,7 +65,7 @@ class TableTableJoin:
         raise AssertionError("a table-table join has no store of its own")
 
     def _in_order(self, left: EdgeBatch, right: EdgeBatch) -> EdgeBatch:
-        both = concat([left, right])
+        both = concat([left, right] if self.left_first else [right, left])
         if self.emit_every_update or not len(both):
             return both
         codes = task_codes(self.left.keys_of(both), both.partition)

@@ -1,0 +1,257 @@
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import com.fasterxml.jackson.databind.node.ArrayNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.io.PrintStream;
+import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.util.HashMap;
+import java.util.Map;
+import java.util.Properties;
+import org.apache.kafka.common.serialization.Serdes;
+import org.apache.kafka.common.serialization.StringDeserializer;
+import org.apache.kafka.common.serialization.StringSerializer;
+import org.apache.kafka.common.utils.Bytes;
+import org.apache.kafka.streams.KeyValue;
+import org.apache.kafka.streams.StreamsBuilder;
+import org.apache.kafka.streams.StreamsConfig;
+import org.apache.kafka.streams.TestInputTopic;
+import org.apache.kafka.streams.TestOutputTopic;
+import org.apache.kafka.streams.TopologyTestDriver;
+import org.apache.kafka.streams.kstream.Grouped;
+import org.apache.kafka.streams.kstream.JoinWindows;
+import org.apache.kafka.streams.kstream.Joined;
+import org.apache.kafka.streams.kstream.KGroupedStream;
+import org.apache.kafka.streams.kstream.KStream;
+import org.apache.kafka.streams.kstream.KTable;
+import org.apache.kafka.streams.kstream.Materialized;
+import org.apache.kafka.streams.kstream.SessionWindows;
+import org.apache.kafka.streams.kstream.StreamJoined;
+import org.apache.kafka.streams.kstream.TimeWindows;
+import org.apache.kafka.streams.kstream.ValueJoiner;
+import org.apache.kafka.streams.kstream.Windowed;
+import org.apache.kafka.streams.state.KeyValueIterator;
+import org.apache.kafka.streams.state.KeyValueStore;
+import org.apache.kafka.streams.state.SessionStore;
+import org.apache.kafka.streams.state.ValueAndTimestamp;
+import org.apache.kafka.streams.state.WindowStore;
+import org.apache.kafka.streams.test.TestRecord;
+
+/**
+ * Runs drawn programs (oracle/programs.py says what they are) in Kafka Streams' TopologyTestDriver. A line of JSON in:
+ * {"nodes": [...], "inputs": [...], "outputs": [...], "scripts": [[[topic, key, value, time], ...], ...]}; a line out: for
+ * each script {"outputs": {topic: [[key, value, time], ...]}, "stores": {name: [[key, value, time], ...]}}, or {"error": text}.
+ */
+public final class StreamsOracle {
+    private static final ObjectMapper JSON = new ObjectMapper();
+
+    public static void main(final String[] arguments) throws Exception {
+        final PrintStream out = new PrintStream(System.out, true, StandardCharsets.UTF_8);
+        System.setOut(System.err);
+        final BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        for (String line = in.readLine(); line != null; line = in.readLine()) {
+            out.println(answer(JSON.readTree(line)));
+        }
+    }
+
+    private static String answer(final JsonNode program) throws Exception {
+        final ObjectNode answer = JSON.createObjectNode();
+        try {
+            final ArrayNode runs = answer.putArray("runs");
+            for (final JsonNode script : program.get("scripts")) {
+                runs.add(new Program(program).run(script));
+            }
+        } catch (final Exception | StackOverflowError error) {
+            answer.put("error", error.toString());
+        }
+        return JSON.writeValueAsString(answer);
+    }
+
+    private static final class Program {
+        private final StreamsBuilder builder = new StreamsBuilder();
+        private final Map<String, KStream<String, String>> streams = new HashMap<>();
+        private final Map<String, KTable<String, String>> tables = new HashMap<>();
+        private final JsonNode program;
+
+        Program(final JsonNode program) {
+            this.program = program;
+            program.get("nodes").forEach(this::add);
+        }
+
+        private ObjectNode run(final JsonNode script) {
+            final Properties settings = new Properties();
+            settings.put(StreamsConfig.APPLICATION_ID_CONFIG, "oracle");
+            settings.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, "none:1");
+            settings.put(StreamsConfig.DEFAULT_KEY_SERDE_CLASS_CONFIG, Serdes.StringSerde.class);
+            settings.put(StreamsConfig.DEFAULT_VALUE_SERDE_CLASS_CONFIG, Serdes.StringSerde.class);
+            settings.put(StreamsConfig.STATESTORE_CACHE_MAX_BYTES_CONFIG, 0);
+            // Unmatched records of a join are looked at with each record, not once a second.
+            settings.put("__emit.interval.ms.kstreams.outer.join.spurious.results.fix__", 0L);
+            final ObjectNode told = JSON.createObjectNode();
+            try (TopologyTestDriver driver = new TopologyTestDriver(builder.build(), settings)) {
+                final Map<String, TestInputTopic<String, String>> inputs = new HashMap<>();
+                for (final JsonNode topic : program.get("inputs")) {
+                    inputs.put(topic.asText(), driver.createInputTopic(topic.asText(), new StringSerializer(), new StringSerializer()));
+                }
+                for (final JsonNode record : script) {
+                    inputs.get(record.get(0).asText()).pipeInput(text(record.get(1)), text(record.get(2)), record.get(3).asLong());
+                }
+                final ObjectNode outputs = told.putObject("outputs");
+                for (final JsonNode topic : program.get("outputs")) {
+                    final TestOutputTopic<String, String> output =
+                        driver.createOutputTopic(topic.asText(), new StringDeserializer(), new StringDeserializer());
+                    final ArrayNode records = outputs.putArray(topic.asText());
+                    for (final TestRecord<String, String> record : output.readRecordsToList()) {
+                        records.addArray().add(record.key()).add(record.value()).add(record.timestamp());
+                    }
+                }
+                final ObjectNode stores = told.putObject("stores");
+                for (final JsonNode name : program.get("stores")) {
+                    final ArrayNode entries = stores.putArray(name.asText());
+                    final KeyValueStore<String, ValueAndTimestamp<Object>> store = driver.getTimestampedKeyValueStore(name.asText());
+                    try (KeyValueIterator<String, ValueAndTimestamp<Object>> all = store.all()) {
+                        while (all.hasNext()) {
+                            final KeyValue<String, ValueAndTimestamp<Object>> entry = all.next();
+                            entries.addArray().add(entry.key).add(String.valueOf(entry.value.value())).add(entry.value.timestamp());
+                        }
+                    }
+                }
+            }
+            return told;
+        }
+
+        private static String text(final JsonNode node) {
+            return node.isNull() ? null : node.asText();
+        }
+
+        private static String last(final String text) {
+            return text.length() > 12 ? text.substring(text.length() - 12) : text;
+        }
+
+        private void add(final JsonNode node) {
+            final String id = node.get("id").asText();
+            switch (node.get("op").asText()) {
+                case "stream" -> streams.put(id, builder.stream(node.get("topic").asText()));
+                case "table" -> tables.put(id, builder.table(node.get("topic").asText(), kept(node)));
+                case "filter" -> filter(id, node);
+                case "map_values" -> mapValues(id, node);
+                case "select_key" -> streams.put(id, stream(node, "in").selectKey((k, v) -> v == null || v.isEmpty() ? "z" : v.substring(v.length() - 1)));
+                case "merge" -> streams.put(id, stream(node, "left").merge(stream(node, "right")));
+                case "to_table" -> tables.put(id, stream(node, "in").toTable(kept(node)));
+                case "to_stream" -> streams.put(id, table(node, "in").toStream());
+                case "count", "reduce", "aggregate" -> aggregate(id, node);
+                case "join" -> join(id, node);
+                case "sink" -> stream(node, "in").to(node.get("topic").asText());
+                default -> throw new IllegalArgumentException(node.toString());
+            }
+        }
+
+        private KStream<String, String> stream(final JsonNode node, final String side) {
+            return streams.get(node.get(side).asText());
+        }
+
+        private KTable<String, String> table(final JsonNode node, final String side) {
+            return tables.get(node.get(side).asText());
+        }
+
+        private static Materialized<String, String, KeyValueStore<Bytes, byte[]>> kept(final JsonNode node) {
+            return Materialized.as(node.get("store").asText());
+        }
+
+        private void filter(final String id, final JsonNode node) {
+            final String without = node.get("without").asText();
+            if (tables.containsKey(node.get("in").asText())) {
+                tables.put(id, table(node, "in").filter((k, v) -> !v.contains(without), kept(node)));
+            } else {
+                streams.put(id, stream(node, "in").filter((k, v) -> v != null && !v.contains(without)));
+            }
+        }
+
+        private void mapValues(final String id, final JsonNode node) {
+            final String suffix = node.get("suffix").asText();
+            if (tables.containsKey(node.get("in").asText())) {
+                tables.put(id, table(node, "in").mapValues(v -> v + suffix, kept(node)));
+            } else {
+                streams.put(id, stream(node, "in").mapValues(v -> v == null ? null : v + suffix));
+            }
+        }
+
+        private void aggregate(final String id, final JsonNode node) {
+            final KGroupedStream<String, String> grouped = stream(node, "in").groupByKey(Grouped.as(id));
+            final JsonNode windows = node.get("windows");
+            if (windows == null) {
+                tables.put(id, plain(grouped, node));
+                return;
+            }
+            final KTable<Windowed<String>, String> found = windows.has("gap") ? sessions(grouped, node, windows) : timed(grouped, node, windows);
+            streams.put(id, found.toStream((k, v) -> k.key() + "@" + k.window().start() + "-" + k.window().end()));
+        }
+
+        private static KTable<String, String> plain(final KGroupedStream<String, String> grouped, final JsonNode node) {
+            final String store = node.get("store").asText();
+            return switch (node.get("op").asText()) {
+                case "count" -> grouped.count(Materialized.<String, Long, KeyValueStore<Bytes, byte[]>>as(store)).mapValues(n -> String.valueOf(n), Materialized.as(store + "-text"));
+                case "reduce" -> grouped.reduce((a, v) -> last(a + v), Materialized.as(store));
+                default -> grouped.aggregate(() -> "", (k, v, a) -> last(a + v), Materialized.as(store));
+            };
+        }
+
+        private static KTable<Windowed<String>, String> timed(final KGroupedStream<String, String> grouped, final JsonNode node, final JsonNode w) {
+            final String store = node.get("store").asText();
+            final var windowed = grouped.windowedBy(
+                TimeWindows.ofSizeAndGrace(ms(w, "size"), ms(w, "grace")).advanceBy(ms(w, "advance")));
+            return switch (node.get("op").asText()) {
+                case "count" -> windowed.count(Materialized.<String, Long, WindowStore<Bytes, byte[]>>as(store)).mapValues(n -> String.valueOf(n));
+                case "reduce" -> windowed.reduce((a, v) -> last(a + v), Materialized.as(store));
+                default -> windowed.aggregate(() -> "", (k, v, a) -> last(a + v), Materialized.as(store));
+            };
+        }
+
+        private static KTable<Windowed<String>, String> sessions(final KGroupedStream<String, String> grouped, final JsonNode node, final JsonNode w) {
+            final String store = node.get("store").asText();
+            final var windowed = grouped.windowedBy(SessionWindows.ofInactivityGapAndGrace(ms(w, "gap"), ms(w, "grace")));
+            return switch (node.get("op").asText()) {
+                case "count" -> windowed.count(Materialized.<String, Long, SessionStore<Bytes, byte[]>>as(store)).mapValues(n -> n == null ? null : String.valueOf(n));
+                case "reduce" -> windowed.reduce((a, v) -> last(a + v), Materialized.as(store));
+                default -> windowed.aggregate(() -> "", (k, v, a) -> last(a + v), (k, a, b) -> last(a + b), Materialized.as(store));
+            };
+        }
+
+        private static Duration ms(final JsonNode node, final String name) {
+            return Duration.ofMillis(node.get(name).asLong());
+        }
+
+        private void join(final String id, final JsonNode node) {
+            final ValueJoiner<String, String, String> joiner = (l, r) -> (l == null ? "_" : l) + "&" + (r == null ? "_" : r);
+            final String kind = node.get("kind").asText();
+            final boolean leftIsTable = tables.containsKey(node.get("left").asText());
+            if (leftIsTable) {
+                final KTable<String, String> left = table(node, "left");
+                final KTable<String, String> right = table(node, "right");
+                tables.put(id, switch (kind) {
+                    case "inner" -> left.join(right, joiner, kept(node));
+                    case "left" -> left.leftJoin(right, joiner, kept(node));
+                    default -> left.outerJoin(right, joiner, kept(node));
+                });
+            } else if (tables.containsKey(node.get("right").asText())) {
+                final KStream<String, String> left = stream(node, "left");
+                final KTable<String, String> right = table(node, "right");
+                final Joined<String, String, String> named = Joined.as(id);
+                streams.put(id, kind.equals("inner") ? left.join(right, joiner, named) : left.leftJoin(right, joiner, named));
+            } else {
+                final JsonNode w = node.get("windows");
+                final JoinWindows windows = JoinWindows.ofTimeDifferenceAndGrace(Duration.ofDays(1), ms(w, "grace")).before(ms(w, "before")).after(ms(w, "after"));
+                final StreamJoined<String, String, String> named = StreamJoined.<String, String, String>as(id).withStoreName(node.get("store").asText());
+                final KStream<String, String> left = stream(node, "left");
+                final KStream<String, String> right = stream(node, "right");
+                streams.put(id, switch (kind) {
+                    case "inner" -> left.join(right, joiner, windows, named);
+                    case "left" -> left.leftJoin(right, joiner, windows, named);
+                    default -> left.outerJoin(right, joiner, windows, named);
+                });
+            }
+        }
+    }
+}

@@ -1,0 +1,111 @@
+"""What a join refuses while the topology is built, with the line and the cure; how it is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as F
+
+from everflow import JoinWindows, StreamsBuilder, TopologyError, serdes
+from everflow.topology.graph import StatefulNode
+
+pytestmark = pytest.mark.spark
+
+TEXT, LONG = serdes.string(), serdes.long()
+FIVE = JoinWindows.of_time_difference(5)
+
+
+class World:
+    """Streams and tables of one builder, and a stream of another."""
+
+    def __init__(self) -> None:
+        self.builder = StreamsBuilder()
+        self.stream = self.builder.stream("s", key=TEXT, value=LONG)
+        self.other = self.builder.stream("o", key=TEXT, value=LONG)
+        self.table = self.builder.table("t", key=TEXT, value=TEXT, store="t")
+        self.numbers = self.builder.table("n", key=LONG, value=TEXT, store="n")
+        self.quoted = self.builder.table("q", key=serdes.json("string"), value=TEXT, store="q")
+        self.foreign = StreamsBuilder().stream("f", key=TEXT, value=LONG)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ("w.stream.join('t')", "join takes a stream or a table, found 't'"),
+        ("w.stream.join(w.other, store='x')", r"join of two streams takes windows=, found None"),
+        ("w.stream.join(w.other, windows=FIVE)", "its store has no name; write join"),
+        ("w.stream.join(w.table, windows=FIVE)", "takes neither windows= nor store="),
+        ("w.stream.join(w.table, store='x')", "takes neither windows= nor store="),
+        ("w.stream.outer_join(w.table)", "outer_join is for two streams or two tables"),
+        ("w.stream.join(w.numbers)", r"the keys are string and bigint; give the left one"),
+        ("w.stream.join(w.quoted)", "equal keys lie in different partitions"),
+        ("w.stream.join(w.foreign, windows=FIVE, store='x')", "of the same StreamsBuilder"),
+        ("w.stream.select_key(F.col('key')).join(w.table)", "it has no name; write join"),
+        ("w.stream.join(w.table, F.col('left'), n=F.col('left'))", "one joiner or field=Column"),
+        ("w.stream.join(w.table, lambda a: a, returns='string')", r"calls its function with \(l"),
+        ("w.stream.join(w.table, lambda a, b: a)", "add returns="),
+        ("w.stream.join(w.table, F.col('left.x'))", "cannot be used here"),
+        ("w.table.join(w.stream)", r"a stream is enriched by stream\.join\(table\)"),
+        ("w.table.join(w.table.map_values(F.upper('value')))", r"store='a-name' in the call"),
+        ("w.table.filter(F.col('value') > 'a', store='t')", "the store name 't' is used twice"),
+        ("JoinWindows.of_time_difference(-1)", "a time difference may not be negative"),
+        ("JoinWindows.of_time_difference(5).before(-6)", "its end is before its beginning"),
+        ("JoinWindows.of_time_difference(5).grace(-1)", "a grace may not be negative"),
+        ("JoinWindows('5 minutes', 0)", "JoinWindows.* takes whole milliseconds"),
+    ],
+)
+def test_what_cannot_be_joined_is_refused_with_the_cure(call: str, says: str) -> None:
+    with pytest.raises(TopologyError, match=says) as error:
+        eval(call, {"w": World(), "F": F, "FIVE": FIVE, "JoinWindows": JoinWindows})
+    assert "\n  at <string>:1" in str(error.value)
+
+
+def test_a_join_that_fails_leaves_nothing_behind() -> None:
+    world = World()
+    with pytest.raises(TopologyError):
+        world.stream.join(world.other, F.col("left.x"), windows=FIVE, store="x")
+    world.stream.join(world.other, windows=FIVE, store="x")
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes", "stores"),
+    [
+        (
+            "join",
+            ["KSTREAM-JOINTHIS-0000000004", "KSTREAM-JOINOTHER-0000000005"],
+            ["p-this-join-store", "p-other-join-store"],
+        ),
+        (
+            "left_join",
+            ["KSTREAM-JOINTHIS-0000000004", "KSTREAM-OUTEROTHER-0000000005"],
+            ["p-this-join-store", "p-outer-other-join-store", "p-left-shared-join-store"],
+        ),
+        (
+            "outer_join",
+            ["KSTREAM-OUTERTHIS-0000000004", "KSTREAM-OUTEROTHER-0000000005"],
+            [
+                "p-outer-this-join-store",
+                "p-outer-other-join-store",
+                "p-outer-shared-join-store",
+            ],
+        ),
+    ],
+)
+def test_nodes_and_stores_are_called_as_in_kafka_streams(
+    kind: str, nodes: list[str], stores: list[str]
+) -> None:
+    builder = StreamsBuilder()
+    left, right = (builder.stream(name, key=TEXT, value=LONG) for name in "lr")
+    joined: Any = getattr(left, kind)(right, windows=FIVE, store="p")
+    joined.to("out")
+    topology = builder.build()
+    assert [
+        store.name
+        for node in topology.nodes
+        if isinstance(node, StatefulNode)
+        for store in node.stores
+    ] == stores
+    told = topology.describe()
+    assert all(f"Processor: {node} " in told for node in nodes)
+    assert "Processor: KSTREAM-MERGE-0000000006 (stores: [])" in told
