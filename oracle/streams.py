@@ -124,7 +124,10 @@ def _kafka_streams() -> Iterator[Any]:
     with tempfile.TemporaryDirectory(prefix="everflow-oracle-") as folder:
         command = java_command(resolve_jars("oracle"), Path(folder), SOURCES, "StreamsOracle")
         process = subprocess.Popen(
-            [*command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*command, str(Path(folder) / "state")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert process.stdin is not None
         assert process.stdout is not None

@@ -52,16 +52,16 @@ public final class StreamsOracle {
         System.setOut(System.err);
         final BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = in.readLine(); line != null; line = in.readLine()) {
-            out.println(answer(JSON.readTree(line)));
+            out.println(answer(JSON.readTree(line), arguments[0]));
         }
     }
 
-    private static String answer(final JsonNode program) throws Exception {
+    private static String answer(final JsonNode program, final String folder) throws Exception {
         final ObjectNode answer = JSON.createObjectNode();
         try {
             final ArrayNode runs = answer.putArray("runs");
             for (final JsonNode script : program.get("scripts")) {
-                runs.add(new Program(program).run(script));
+                runs.add(new Program(program).run(script, folder));
             }
         } catch (final Exception | StackOverflowError error) {
             answer.put("error", error.toString());
@@ -80,9 +80,10 @@ public final class StreamsOracle {
             program.get("nodes").forEach(this::add);
         }
 
-        private ObjectNode run(final JsonNode script) {
+        private ObjectNode run(final JsonNode script, final String folder) {
             final Properties settings = new Properties();
             settings.put(StreamsConfig.APPLICATION_ID_CONFIG, "oracle");
+            settings.put(StreamsConfig.STATE_DIR_CONFIG, folder);
             settings.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, "none:1");
             settings.put(StreamsConfig.DEFAULT_KEY_SERDE_CLASS_CONFIG, Serdes.StringSerde.class);
             settings.put(StreamsConfig.DEFAULT_VALUE_SERDE_CLASS_CONFIG, Serdes.StringSerde.class);

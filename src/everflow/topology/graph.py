@@ -221,6 +221,10 @@ class JoinOperator(Protocol):
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
+    @property
+    def takes_null_keys(self) -> bool:
+        """Whether a record without a key gives a result (KIP-962)."""
+
     def join_tasks(
         self,
         left: EdgeBatch,
@@ -267,7 +271,7 @@ class StatefulNode(Node):
 class SinkNode(Node):
     """Writes to a topic. ``topic`` is a name, a ColumnExpr/FunctionExpr giving one per record, or
     for ``kind='repartition'`` the internal name without the application id prefix. Repartition
-    sinks drop null keys (KIP-962 aside)."""
+    sinks drop null keys, unless a join behind them takes those (KIP-962)."""
 
     topic: str | ColumnExpr | FunctionExpr
     key_serde: Serde

@@ -278,11 +278,26 @@ class _Planner:
             topic=topic,
             key_serde=node.key_serde,
             value_serde=node.value_serde,
-            drop_null_keys=node.kind == "repartition",
+            drop_null_keys=node.kind == "repartition" and not self._null_keys_are_taken(node),
             inputs=inputs,
             where=node.where,
         )
         self.step_ops.append((op, self._step_level(op.name, inputs)))
+
+    def _null_keys_are_taken(self, sink: SinkNode) -> bool:
+        """Whether a join that takes null keys is anywhere behind the repartition topic."""
+        behind, topics = set[str](), {sink.topic}
+        for node in self._topology.nodes:  # inputs, and those who write a topic, first
+            reads = topics & set(node.topics) if isinstance(node, SourceNode) else set(node.inputs)
+            if not reads & (behind | topics):
+                continue
+            behind.add(node.name)
+            if isinstance(node, SinkNode) and node.kind == "repartition":
+                topics.add(node.topic)
+            operator = node.operator if isinstance(node, StatefulNode) else None
+            if isinstance(operator, JoinOperator) and operator.takes_null_keys:
+                return True
+        return False
 
     def _choose_topic(self, node: SinkNode, topic: ColumnExpr, slot: int) -> int:
         level = self._segment_level(slot)

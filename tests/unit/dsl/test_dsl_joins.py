@@ -8,6 +8,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from everflow import JoinWindows, StreamsBuilder, TopologyError, serdes
+from everflow.testing import TopologyTestDriver
 from everflow.topology.graph import StatefulNode
 
 pytestmark = pytest.mark.spark
@@ -109,3 +110,20 @@ def test_nodes_and_stores_are_called_as_in_kafka_streams(
     told = topology.describe()
     assert all(f"Processor: {node} " in told for node in nodes)
     assert "Processor: KSTREAM-MERGE-0000000006 (stores: [])" in told
+
+
+@pytest.mark.parametrize("kind", ["join", "left_join"])
+def test_null_keys_reach_a_join_that_takes_them_through_a_repartition_topic(kind: str) -> None:
+    """KIP-962."""
+    builder = StreamsBuilder()
+    table = builder.table("t", key=TEXT, value=TEXT, store="t")
+    keyed = builder.stream("s", key=TEXT, value=TEXT).select_key(F.expr("nullif(value, 'none')"))
+    keyed.to(F.concat(F.lit("all-"), F.col("value")))
+    getattr(keyed, kind)(table, F.col("left"), name="by-value").to("out")
+    with TopologyTestDriver(builder.build()) as driver:
+        driver.create_input_topic("t", TEXT, TEXT).pipe_input("a", "there")
+        source = driver.create_input_topic("s", TEXT, TEXT)
+        source.pipe_input("k", "a")
+        source.pipe_input("k", "none")
+        found = driver.create_output_topic("out", TEXT, TEXT).read_key_values()
+    assert found == [("a", "a"), *([(None, "none")] if kind == "left_join" else [])]

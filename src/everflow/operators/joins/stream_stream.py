@@ -78,6 +78,11 @@ class StreamStreamJoin:
             left_first,
         )
 
+    @property
+    def takes_null_keys(self) -> bool:
+        """See `JoinOperator`."""
+        return self.left.kept or self.right.kept
+
     def join_tasks(
         self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
     ) -> TasksResult:

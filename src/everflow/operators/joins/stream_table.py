@@ -30,6 +30,11 @@ class StreamTableJoin:
     table_first: bool = True
     """Whether an input record that is on both sides changes the table first."""
 
+    @property
+    def takes_null_keys(self) -> bool:
+        """See `JoinOperator`."""
+        return self.kind.keeps_left
+
     def join_tasks(
         self,
         left: EdgeBatch,

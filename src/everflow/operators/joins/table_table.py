@@ -40,6 +40,11 @@ class TableTableJoin:
     change comes, and the other way round; and whose change comes first."""
     emit_every_update: bool = False
 
+    @property
+    def takes_null_keys(self) -> bool:
+        """See `JoinOperator`: tables have none."""
+        return False
+
     def join_tasks(
         self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
     ) -> TasksResult:
