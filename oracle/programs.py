@@ -202,11 +202,11 @@ class Draw:
         before = after = self._drawn.choice([0, 5, 25])
         if kind == "inner":
             after = self._drawn.choice([0, 5, 25])
-        # Windows of 0 ms without grace never match in the original: its stores keep nothing.
-        grace = self._drawn.choice([0, 10]) if before + after else 10
+        # Without grace the original loses matches at the windows' ends: its stores keep a ms less.
+        grace = self._drawn.choice([1, 10])
         windows = {"before": before, "after": after, "grace": grace}
         # What is late for a join is told otherwise here, on purpose (docs/differences.md).
-        late = min(before, after) + grace if kind == "inner" else min(before, after, grace)
+        late = min(before, after) + grace - 1 if kind == "inner" else min(before, after, grace)
         self.program.jitter_ms = min(self.program.jitter_ms, late)
         name = self._add(
             "join", left=left, right=right, kind=kind, windows=windows, store=self._store()
