@@ -29,7 +29,7 @@ from bench.elastic import Load
 from bench.java_program import FLINK_MAIN, FLINK_SOURCES, NoJavaCompilerError, java_command
 from bench.programs import drain, live
 from bench.programs.catalogue import PROGRAMS
-from bench.programs.marks import OURS, print_marks
+from bench.programs.marks import print_marks
 from bench.results import Measurement, print_rows, summarise, write_json
 from bench.systems import (
     DEFAULT_SYSTEMS,
@@ -38,6 +38,7 @@ from bench.systems import (
     FLINK_SQL,
     KAFKA_STREAMS,
     KAFKA_STREAMS_KIP1071,
+    OURS,
     SYSTEMS,
     Launcher,
     SystemFailedError,

@@ -29,6 +29,7 @@ KAFKA_STREAMS_KIP1071 = "kafka-streams-kip1071"
 # Throughput of the programs that SQL can say: bench/flink has a script for each.
 FLINK_SQL = "flink-sql"
 SYSTEMS = (KAFKA_STREAMS, KAFKA_STREAMS_KIP1071, FLINK_SQL, EVERFLOW, EVERFLOW_SPARK_JOBS)
+OURS = (EVERFLOW, EVERFLOW_SPARK_JOBS)
 DEFAULT_SYSTEMS = (KAFKA_STREAMS, EVERFLOW)
 COUNT = "count"
 

@@ -20,9 +20,8 @@ from bench.programs.left import Leftovers
 from bench.programs.outputs import Finals, compare, finals
 from bench.results import Measurement
 from bench.systems import (
-    EVERFLOW,
-    EVERFLOW_SPARK_JOBS,
     FLINK_SQL,
+    OURS,
     Job,
     Launcher,
     RunningSystem,
@@ -126,7 +125,7 @@ def _job(
         state_dir=Path(tempfile.mkdtemp(prefix="bench-state-")),
         program=program.name,
     )
-    if guarantee != AT_LEAST_ONCE or system in (EVERFLOW, EVERFLOW_SPARK_JOBS, FLINK_SQL):
+    if guarantee != AT_LEAST_ONCE or system in (*OURS, FLINK_SQL):
         return job
     if program.at_least_once:
         return replace(job, settings=program.at_least_once)

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 from bench.programs.catalogue import PROGRAMS, Kind
 from bench.results import Row, print_table
-from bench.systems import EVERFLOW, EVERFLOW_SPARK_JOBS, FLINK_SQL
+from bench.systems import EVERFLOW, EVERFLOW_SPARK_JOBS, FLINK_SQL, OURS
 
 EXACTLY_ONCE = "exactly_once_v2"
 START_S = 6.0
 FLINK_MARK = 2.0
 JOBS_MARK = 1.5
 JOBS_P50_MS = 300.0
-OURS = (EVERFLOW, EVERFLOW_SPARK_JOBS)
 FUNCTION_MARKS = {Kind.FUNCTIONS: 1.0, Kind.VECTORISED: 3.0}
 LATENCY_RATE = "1000"
 LATENCY_MARKS = {"latency_p50": 0.6, "latency_p99": 1.0}

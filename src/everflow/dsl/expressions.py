@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -221,6 +221,13 @@ def refuse_calls(expression: ColumnExpr, what: str, where: str | None) -> None:
 def is_true(column: Column) -> Column:
     """``column`` with NULL as false, so that a predicate and its negation split a stream."""
     return F.coalesce(column, F.lit(False))
+
+
+def unless_deleted(column: Column, edge: Edge, where: str | None) -> ColumnExpr:
+    """``column`` as the value of a table: deletions pass by it."""
+    analyse(column, edge.type, where)  # judged as the user wrote it, for the message
+    value = analyse(F.when(F.col("value").isNotNull(), column), edge.type, where)
+    return replace(value, skips_null=True)
 
 
 def struct_of(fields: dict[str, Column], operator: str, where: str | None) -> Column:

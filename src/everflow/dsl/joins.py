@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import Column
-from pyspark.sql import functions as F
 
 from everflow.dsl.expressions import (
     Edge,
@@ -24,11 +23,13 @@ from everflow.dsl.expressions import (
     result_serde,
     result_type,
     struct_of,
+    unless_deleted,
 )
 from everflow.dsl.functions import OfSides, TableMapper, check_parameters, required_parameters
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.errors import TopologyError
-from everflow.operators.joins import JoinedTable, joined_type
+from everflow.location import user_line
+from everflow.operators.joins import JoinedTable, JoinKind, joined_type
 from everflow.spark.expressions import analyse
 from everflow.topology.graph import (
     JOINER,
@@ -38,6 +39,8 @@ from everflow.topology.graph import (
     StatefulNode,
 )
 from everflow.topology.types import same_type, type_text
+
+_OPERATORS = {JoinKind.INNER: "join", JoinKind.LEFT: "left_join", JoinKind.OUTER: "outer_join"}
 
 
 class Side(HasEdge):
@@ -59,13 +62,13 @@ class JoinCall:
 
     @staticmethod
     def of(
-        operator: str,
+        kind: JoinKind,
         joiner: Expression | None,
         options: dict[str, Any],
         fields: dict[str, Column],
-        where: str | None,
     ) -> tuple[JoinCall, dict[str, Any]]:
         """The call, and its options: one that is a Column is a field of that name."""
+        operator, where = _OPERATORS[kind], user_line()
         fields = {name: one for name, one in options.items() if isinstance(one, Column)} | fields
         options = {name: None if name in fields else one for name, one in options.items()}
         if fields and joiner is not None:
@@ -111,10 +114,11 @@ class JoinCall:
             return node, edge
         name = f"{node}-joiner"
         if is_column(joiner, self.operator, self.where):
-            value = analyse(joiner, edge.type, self.where)
-            if table:
-                guarded = F.when(F.col("value").isNotNull(), joiner)
-                value = replace(analyse(guarded, edge.type, self.where), skips_null=True)
+            value = (
+                unless_deleted(joiner, edge, self.where)
+                if table
+                else analyse(joiner, edge.type, self.where)
+            )
             made = edge.with_types(value=value.type)
             projected = ProjectNode(
                 name=name,

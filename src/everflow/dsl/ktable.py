@@ -23,6 +23,7 @@ from everflow.dsl.expressions import (
     result_serde,
     result_type,
     struct_of,
+    unless_deleted,
 )
 from everflow.dsl.functions import TableFilter, TableMapper, key_value_function
 from everflow.dsl.graph_builder import GraphBuilder
@@ -97,9 +98,7 @@ class KTable(TableJoins):
             edge = edge.with_serdes(value=result_serde(returns))
             mapped = TableMapper(key_value_function(mapper, "map_values", where))
             return self._function(prefix, "MAPVALUES", mapped, edge, kept)
-        analyse(mapper, self.edge.type, where)  # judged as the user wrote it, for the message
-        value = analyse(F.when(F.col("value").isNotNull(), mapper), self.edge.type, where)
-        value = replace(value, skips_null=True)
+        value = unless_deleted(mapper, self.edge, where)
         return self._project(
             prefix, "MAPVALUES", value, self.edge.with_types(value=value.type), kept
         )

@@ -10,7 +10,6 @@ from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import Edge, Expression
 from everflow.dsl.joins import JoinCall, Side, joined_table
 from everflow.errors import TopologyError
-from everflow.location import user_line
 from everflow.operators.joins import JoinKind, StreamStreamJoin, StreamTableJoin
 from everflow.serdes import bytes_
 from everflow.state.store import StoreSpec
@@ -92,9 +91,6 @@ class StreamJoins(Side):
         return _joined(self, other, JoinKind.OUTER, joiner, options, fields)
 
 
-_OPERATORS = {JoinKind.INNER: "join", JoinKind.LEFT: "left_join", JoinKind.OUTER: "outer_join"}
-
-
 def _joined(
     left: StreamJoins,
     right: object,
@@ -103,13 +99,14 @@ def _joined(
     options: dict[str, Any],
     fields: dict[str, Column],
 ) -> KStream:
-    where = user_line()
-    call, options = JoinCall.of(_OPERATORS[kind], joiner, options, fields, where)
+    call, options = JoinCall.of(kind, joiner, options, fields)
     if isinstance(right, left.graph.faces.table):
         return _with_table(left, right, kind, call, **options)
     if isinstance(right, StreamJoins):
         return _with_stream(left, right, kind, call, **options)
-    raise TopologyError(f"{call.operator} takes a stream or a table, found {right!r}", where=where)
+    raise TopologyError(
+        f"{call.operator} takes a stream or a table, found {right!r}", where=call.where
+    )
 
 
 def _with_table(

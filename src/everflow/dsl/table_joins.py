@@ -11,7 +11,6 @@ from everflow.dsl.expressions import Edge, Expression
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.joins import JoinCall, Side, joined_table
 from everflow.errors import TopologyError
-from everflow.location import user_line
 from everflow.operators.joins import JoinKind, TableTableJoin
 from everflow.operators.table import TableSpec
 from everflow.state.store import StoreSpec
@@ -74,9 +73,6 @@ class TableJoins(Side):
         return _joined(self, other, JoinKind.OUTER, joiner, options, fields)
 
 
-_OPERATORS = {JoinKind.INNER: "join", JoinKind.LEFT: "left_join", JoinKind.OUTER: "outer_join"}
-
-
 def _joined(
     left: TableJoins,
     right: object,
@@ -85,15 +81,15 @@ def _joined(
     options: dict[str, Any],
     fields: dict[str, Column],
 ) -> KTable:
-    where = user_line()
-    call, options = JoinCall.of(_OPERATORS[kind], joiner, options, fields, where)
+    call, options = JoinCall.of(kind, joiner, options, fields)
     if not isinstance(right, TableJoins):
         raise TopologyError(
             f"{call.operator} of a table takes a table, found {right!r}; a stream is enriched by "
             f"stream.{'left_join' if kind.keeps_left else 'join'}(table)",
-            where=where,
+            where=call.where,
         )
     call.check_sides(left, right)
+    where = call.where
     graph, store, name = left.graph, options["store"], options["name"]
     tables = joined_table(left, call), joined_table(right, call)
     merged = graph.node_name(name, "KTABLE-MERGE-", where)

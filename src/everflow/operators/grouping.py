@@ -167,7 +167,7 @@ def group(
     if len(rows) != len(batch) or window is not None:
         keys = keys.take(pa.array(rows))
     codes, unique, starts = _codes(keys, starts, window)
-    codes, found, members = _by_task(codes, owners)
+    codes, found, members = by_task(codes, owners)
     if found is not None:
         unique = unique.take(pa.array(found))
         starts = None if starts is None else starts[found]
@@ -220,7 +220,7 @@ def stream_times(
     return running, after
 
 
-def _by_task(codes: Int64, owners: Int32) -> tuple[Int64, Int64 | None, Int32]:
+def by_task(codes: Int64, owners: Int32) -> tuple[Int64, Int64 | None, Int32]:
     """Codes that differ from task to task, the code before of each (None: there is one task), and
     the task of each."""
     partitions, numbers = np.unique(owners, return_inverse=True)
@@ -244,15 +244,20 @@ def _parts(members: Int32) -> list[tuple[int, slice]]:
 
 def read(groups: Groups, stores: Mapping[int, StoreView], serde: Serde) -> Stored:
     """The stored values of the groups, read in key order by one call for each task."""
+    return stored(entries(groups, stores), serde)
+
+
+def entries(groups: Groups, stores: Mapping[int, StoreView]) -> list[bytes | None]:
+    """The groups' entries as they are stored."""
     found: list[bytes | None] = []
     for partition, part in groups.parts:
         found += stores[partition].get_many(groups.keys[part])
-    return stored(found, serde)
+    return found
 
 
-def stored(entries: Sequence[bytes | None], decoder: ResultDecoder) -> Stored:
+def stored(found: Sequence[bytes | None], decoder: ResultDecoder) -> Stored:
     """Entries of a store (8-byte timestamp and value bytes), read; None where there is none."""
-    raw = pa.array(entries, pa.binary())
+    raw = pa.array(found, pa.binary())
     present = valid(raw)
     timestamps = np.full(len(raw), np.iinfo(np.int64).min)
     times = pc.binary_slice(raw.drop_null(), 0, TIMESTAMP_BYTES)

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from everflow.operators.fold import valid
-from everflow.operators.grouping import KeyedOperator, Tasks, group, read, result
+from everflow.operators.grouping import KeyedOperator, Tasks, entries, group, result
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, TasksResult
 from everflow.serdes import Serde
@@ -71,7 +71,7 @@ class TableSpec(KeyedOperator):
         first = np.diff(groups.codes[order], prepend=-1) != 0
         before = np.empty(len(order), bool)
         before[order[~first]] = there[order[np.flatnonzero(~first) - 1]]
-        before[order[first]] = read(groups, tasks.stores, self.value_serde).present
+        before[order[first]] = [entry is not None for entry in entries(groups, tasks.stores)]
         # Null keys stay, to be counted as dropped.
         kept = np.ones(len(batch), bool)
         kept[groups.rows] = there | before

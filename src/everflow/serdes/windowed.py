@@ -133,10 +133,14 @@ def time_column(times: Int64) -> pa.Array:
     )
 
 
-def window_store_keys(keys: pa.Array, starts: Int64) -> pa.Array:
-    """Keys of a window store: key bytes + start + 4-byte sequence number 0. ``keys`` is
+def window_store_keys(keys: pa.Array, starts: Int64, numbers: Int64 | None = None) -> pa.Array:
+    """Keys of a window store: key bytes + start + 4-byte sequence number (None: 0). ``keys`` is
     ``pa.binary()``."""
-    return _join(keys, [time_column(starts), pa.scalar(_SEQUENCE_ZERO)])
+    sequence = pa.scalar(_SEQUENCE_ZERO)
+    if numbers is not None:
+        rows = np.ascontiguousarray(numbers.astype(">i4")).view(np.uint8)
+        sequence = binary_from_matrix(rows.reshape(-1, len(_SEQUENCE_ZERO)))
+    return _join(keys, [time_column(starts), sequence])
 
 
 def window_store_key(key: bytes, start: int) -> bytes:

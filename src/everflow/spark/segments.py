@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
-from everflow.topology.graph import ColumnExpr
+from everflow.topology.graph import ColumnExpr, joined_sides
 from everflow.topology.hops import HopSchema
 from everflow.topology.physical_plan import (
     PhysicalPlan,
@@ -104,12 +104,15 @@ def _projected(rows: DataFrame, plan: PhysicalPlan, level: int, incoming: HopSch
 def _run(frame: DataFrame, segment: Segment, plan: PhysicalPlan) -> DataFrame:
     names = {source.index: source.topic for source in plan.sources}
     for projection in segment.projections:
-        frame = _project(frame, projection, names, plan.headers)
+        frame = _project(frame, projection, plan, names)
     return frame
 
 
 def _project(
-    frame: DataFrame, projection: Projection | TopicChoice, topics: dict[int, str], headers: bool
+    frame: DataFrame,
+    projection: Projection | TopicChoice,
+    plan: PhysicalPlan,
+    topics: dict[int, str],
 ) -> DataFrame:
     """One node on one slot. The names the user sees (key, value, ...) exist only inside this
     selection."""
@@ -124,10 +127,12 @@ def _project(
         F.col("_part").alias("partition"),
         F.col("_off").alias("offset"),
         (
-            F.col("_hdr") if headers else F.lit(None).cast("array<struct<key:string,value:binary>>")
+            F.col("_hdr")
+            if plan.headers
+            else F.lit(None).cast("array<struct<key:string,value:binary>>")
         ).alias("headers"),
+        *[F.col(f"p{i}_x")[side].alias(side) for side in joined_sides(plan.slots[i].type.value)],
     )
-    seen = seen.select("*", *[F.col("value")[side].alias(side) for side in _sides(seen)])
     live = F.coalesce(F.col(f"p{i}"), F.lit(False))
     if isinstance(projection, TopicChoice):
         topic = projection.topic.column.cast("string").alias("topic")
@@ -155,13 +160,6 @@ def _project(
         F.when(guarded, key).cast(key_type).alias(f"p{o}_k"),
         F.when(guarded, value).cast(value_type).alias(f"p{o}_x"),
     )
-
-
-def _sides(seen: DataFrame) -> list[str]:
-    """What of a joined value expressions name by itself (`topology.graph.joined_sides`)."""
-    value = seen.schema["value"].dataType
-    names = value.names if isinstance(value, StructType) else []
-    return names if names == ["left", "right"] else []
 
 
 def _column(given: ColumnExpr | None, name: str) -> Column:

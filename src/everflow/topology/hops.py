@@ -376,6 +376,12 @@ def _typed(column: pa.Array | None, field: pa.Field, rows: int) -> pa.Array:
 
 def concat(batches: Sequence[EdgeBatch]) -> EdgeBatch:
     """All records of several batches of one type, in merge order (stable by ``seq``)."""
+    joined = appended(batches)
+    return in_order(joined) if sum(map(bool, map(len, batches))) > 1 else joined
+
+
+def appended(batches: Sequence[EdgeBatch]) -> EdgeBatch:
+    """All records of several batches of one type, one batch behind the other."""
     if len(batches) == 1:
         return batches[0]
     filled = [batch for batch in batches if len(batch)] or [batches[0]]
@@ -386,7 +392,7 @@ def concat(batches: Sequence[EdgeBatch]) -> EdgeBatch:
         headers = pa.concat_arrays(
             [b.headers if b.headers is not None else pa.nulls(len(b), HEADERS) for b in filled]
         )
-    joined = EdgeBatch(
+    return EdgeBatch(
         key=pa.concat_arrays([_as(batch.key, filled[0].key.type) for batch in filled]),
         value=pa.concat_arrays([_as(batch.value, filled[0].value.type) for batch in filled]),
         timestamp=np.concatenate([batch.timestamp for batch in filled]),
@@ -396,7 +402,6 @@ def concat(batches: Sequence[EdgeBatch]) -> EdgeBatch:
         offset=np.concatenate([batch.offset for batch in filled]),
         headers=headers,
     )
-    return in_order(joined)
 
 
 def in_order(batch: EdgeBatch) -> EdgeBatch:

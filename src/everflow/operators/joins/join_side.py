@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,15 +10,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from everflow.operators.joins.joined_values import Stores
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int32, Int64
-from everflow.serdes.base import binary_from_matrix, matrix_from_binary, rest
-from everflow.serdes.windowed import STORE_SUFFIX_BYTES
-from everflow.state.changelog import TIMESTAMP_BYTES
-from everflow.state.store import StoreSpec, StoreView
+from everflow.serdes.base import rest
+from everflow.serdes.windowed import START_BYTES, STORE_SUFFIX_BYTES
+from everflow.state.changelog import TIMESTAMP_BYTES, expiry_times
+from everflow.state.store import StoreSpec
 
-Stores = Mapping[int, Mapping[str, StoreView]]
 _TIME = struct.Struct(">q")
+_NUMBER_BYTES = STORE_SUFFIX_BYTES - START_BYTES
 _LAST_TIME = np.iinfo(np.int64).max
 
 
@@ -77,14 +77,6 @@ class JoinSide:
                         entries.append(entry)
         return Kept.of(codes, keys, entries)
 
-    def store_keys(self, keys: pa.Array, times: Int64, numbers: Int64) -> pa.Array:
-        """Keys of the window store."""
-        suffix = np.empty((len(times), STORE_SUFFIX_BYTES), np.uint8)
-        suffix[:, :8] = times.astype(">i8").view(np.uint8).reshape(-1, 8)
-        suffix[:, 8:] = numbers.astype(">i4").view(np.uint8).reshape(-1, 4)
-        tails = binary_from_matrix(suffix)
-        return pc.binary_join_element_wise(keys, tails, pa.scalar(b"", pa.binary()))
-
 
 class JoinKeys(NamedTuple):
     """Keys of tasks: the task and the key bytes of each."""
@@ -116,12 +108,11 @@ class Kept(NamedTuple):
     @staticmethod
     def of(codes: list[int], keys: list[bytes], entries: list[bytes]) -> Kept:
         """From the store's keys."""
-        suffixes = pa.array([key[-STORE_SUFFIX_BYTES:] for key in keys], pa.binary())
-        raw = np.ascontiguousarray(matrix_from_binary(suffixes, STORE_SUFFIX_BYTES))
+        numbers = np.frombuffer(b"".join([key[-_NUMBER_BYTES:] for key in keys]), ">i4")
         return Kept(
             np.array(codes, np.int64),
-            np.ascontiguousarray(raw[:, :8]).view(">i8").reshape(-1).astype(np.int64),
-            np.ascontiguousarray(raw[:, 8:]).view(">i4").reshape(-1).astype(np.int64),
+            expiry_times(keys, "window"),
+            numbers.astype(np.int64),
             pa.array(entries, pa.binary()),
         )
 

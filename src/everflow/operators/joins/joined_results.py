@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 
 from everflow.operators.joins.batch_records import BatchRecords
 from everflow.operators.joins.joined_values import joined
-from everflow.records import HEADERS, EdgeBatch, Int64
+from everflow.records import EdgeBatch, Int64
+from everflow.topology.hops import appended
 
 MISSING = -1
 
@@ -19,11 +22,12 @@ class JoinedResults:
     """
 
     def __init__(self, records: BatchRecords, left: EdgeBatch, right: EdgeBatch) -> None:
-        self._records, self._left, self._right = records, left, right
+        self._records = records
         self._values = {True: [left.value], False: [right.value]}
-        keys = pa.concat_arrays([left.key, right.key.cast(left.key.type)])
-        self._order = records.rows + np.where(records.of_left, 0, len(left))
-        self._keys = [keys.take(pa.array(self._order))]
+        both = appended([side.with_columns(value=pa.nulls(len(side))) for side in (left, right)])
+        self._both = both.take(records.rows + np.where(records.of_left, 0, len(left)))
+        """The records by place, without their values."""
+        self._keys = [self._both.key]
         self._found: list[tuple[Int64, ...]] = []
 
     def extend(self, left: bool, values: pa.Array) -> int:
@@ -71,25 +75,11 @@ class JoinedResults:
             np.concatenate, zip(*self._found, strict=True)
         )
         order = np.lexsort((ranks, places))
-        at = self._order[places[order]]
-        both = (self._left, self._right)
-        return EdgeBatch(
+        made = self._both.take(places[order]).with_columns(
             key=pa.concat_arrays(self._keys).take(pa.array(keys[order])),
             value=joined(self._taken(True, left[order]), self._taken(False, right[order])),
-            timestamp=times[order],
-            seq=np.concatenate([b.seq for b in both])[at],
-            source=np.concatenate([b.source for b in both])[at],
-            partition=np.concatenate([b.partition for b in both])[at],
-            offset=np.concatenate([b.offset for b in both])[at],
-            headers=self._headers(at),
         )
+        return replace(made, timestamp=times[order])
 
     def _taken(self, left: bool, refs: Int64) -> pa.Array:
         return pa.concat_arrays(self._values[left]).take(pa.array(refs, mask=refs == MISSING))
-
-    def _headers(self, at: Int64) -> pa.Array | None:
-        both = (self._left, self._right)
-        if all(b.headers is None for b in both):
-            return None
-        found = [pa.nulls(len(b), HEADERS) if b.headers is None else b.headers for b in both]
-        return pa.concat_arrays(found).take(pa.array(at))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -11,12 +10,13 @@ import pyarrow as pa
 
 from everflow.operators.fold import valid
 from everflow.operators.grouping import Stored, stored
-from everflow.operators.joins.joined_values import task_codes
+from everflow.operators.joins.joined_values import Stores, task_codes
 from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int32, Int64
 from everflow.serdes.base import ResultDecoder
 from everflow.serdes.windowed import SessionWindowedSerde, window_store_keys
-from everflow.state.store import StoreSpec, StoreView
+from everflow.state.store import StoreSpec
+from everflow.topology.hops import spread
 
 NEVER = int(np.iinfo(np.int64).min)
 
@@ -30,14 +30,9 @@ class Held(NamedTuple):
 
     def in_rows(self, rows: Int64, count: int) -> Held:
         """The same in ``rows`` of ``count``, nothing in the others."""
-        place = np.zeros(count, np.int64)
-        place[rows] = np.arange(len(rows))
-        absent = np.ones(count, bool)
-        absent[rows] = False
-        values = self.values.take(pa.array(place, mask=absent))
         times = np.full(count, NEVER)
         times[rows] = self.times
-        return Held(values, times)
+        return Held(spread(self.values, rows, count), times)
 
 
 class _Places(NamedTuple):
@@ -74,7 +69,7 @@ class JoinedTable:
         self,
         asking: EdgeBatch,
         updates: EdgeBatch,
-        stores: Mapping[int, Mapping[str, StoreView]],
+        stores: Stores,
         *,
         first: bool,
     ) -> Held:
@@ -88,7 +83,7 @@ class JoinedTable:
         asked, known = self._places(asking, updates)
         return self._held(asked, known, updates, stores, side="right" if first else "left")
 
-    def before(self, updates: EdgeBatch, stores: Mapping[int, Mapping[str, StoreView]]) -> Held:
+    def before(self, updates: EdgeBatch, stores: Stores) -> Held:
         """What the table held for each update's key before that update."""
         known, _ = self._places(updates, updates.take(np.empty(0, np.int64)))
         known = known._replace(at=np.arange(len(updates), dtype=np.int64))
@@ -108,7 +103,7 @@ class JoinedTable:
         asked: _Places,
         known: _Places,
         updates: EdgeBatch,
-        stores: Mapping[int, Mapping[str, StoreView]],
+        stores: Stores,
         side: Literal["left", "right"],
     ) -> Held:
         """``side``: whether an update in the very place of a record counts (right) or not."""
@@ -132,9 +127,7 @@ class JoinedTable:
             times = np.where(valid(column), times, NEVER)
         return Held(column, times)
 
-    def _kept(
-        self, asked: _Places, rows: Int64, stores: Mapping[int, Mapping[str, StoreView]]
-    ) -> tuple[Stored, Int64]:
+    def _kept(self, asked: _Places, rows: Int64, stores: Stores) -> tuple[Stored, Int64]:
         """What the store held before the batch, each key read once; and for each asked row its
         place there (any for rows that are not in ``rows``)."""
         _, first, place = np.unique(asked.codes[rows], return_index=True, return_inverse=True)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
 
+from everflow.operators.grouping import by_task
 from everflow.records import Int32, Int64
+from everflow.state.store import StoreView
+
+Stores = Mapping[int, Mapping[str, StoreView]]
+"""Of each task, by its partition: the stores of an operator, by name."""
 
 
 class JoinKind(enum.Enum):
@@ -42,10 +48,5 @@ def joined(left: pa.Array, right: pa.Array) -> pa.Array:
 
 def task_codes(keys: pa.Array, partitions: Int32) -> Int64:
     """A number for each row, equal where task and key are."""
-    codes: Int64 = keys.dictionary_encode().indices.to_numpy().astype(np.int64)
-    owners, numbers = np.unique(partitions, return_inverse=True)
-    if len(owners) < 2:
-        return codes
-    pairs = pa.array(codes * len(owners) + numbers).dictionary_encode()
-    found: Int64 = pairs.indices.to_numpy().astype(np.int64)
-    return found
+    codes = keys.dictionary_encode().indices.to_numpy().astype(np.int64)
+    return by_task(codes, partitions)[0]

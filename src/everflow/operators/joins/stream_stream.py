@@ -18,12 +18,14 @@ import numpy as np
 import pyarrow as pa
 
 from everflow.operators.joins.batch_records import BatchRecords
-from everflow.operators.joins.join_side import JoinSide, Kept, Stores
+from everflow.operators.joins.join_side import JoinSide, Kept
 from everflow.operators.joins.joined_results import JoinedResults
-from everflow.operators.joins.joined_values import JoinKind
+from everflow.operators.joins.joined_values import JoinKind, Stores
 from everflow.operators.joins.matches import Asking, Candidates, matches
+from everflow.operators.joins.waiting import LEFT, RIGHT, WaitingKey
 from everflow.operators.joins.waiting_records import WaitingRecords
 from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
+from everflow.serdes.windowed import window_store_keys
 from everflow.state.store import StoreSpec
 from everflow.windows import JoinWindows
 
@@ -56,24 +58,20 @@ class StreamStreamJoin:
     ) -> StreamStreamJoin:
         """``stores``, ``types``: of the left and of the right side."""
         before, after, grace = windows.before_ms, windows.after_ms, windows.grace_ms
-        longest = before + after + grace
+
+        def side(number: int, back: int, ahead: int, kept: bool) -> JoinSide:
+            return JoinSide(
+                store=stores[number],
+                type=types[number],
+                back_ms=back,
+                ahead_ms=ahead,
+                open_ms=(ahead if kept else windows.size_ms) + grace,
+                kept=kept,
+            )
+
         return StreamStreamJoin(
-            JoinSide(
-                store=stores[0],
-                type=types[0],
-                back_ms=before,
-                ahead_ms=after,
-                open_ms=after + grace if kind.keeps_left else longest,
-                kept=kind.keeps_left,
-            ),
-            JoinSide(
-                store=stores[1],
-                type=types[1],
-                back_ms=after,
-                ahead_ms=before,
-                open_ms=before + grace if kind.keeps_right else longest,
-                kept=kind.keeps_right,
-            ),
+            side(0, before, after, kind.keeps_left),
+            side(1, after, before, kind.keeps_right),
             waiting,
             left_first,
         )
@@ -152,18 +150,19 @@ class StreamStreamJoin:
 
 @dataclass
 class _Met:
-    """Records that have met another: those of the batch by place; stored ones by task, as (time,
-    whether left, key bytes)."""
+    """Records that have met another: those of the batch by place; stored ones by task, as keys of
+    the waiting ones' store."""
 
     here: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
-    stored: dict[int, set[tuple[int, bool, bytes]]]
+    stored: dict[int, set[bytes]]
 
     def add(self, records: BatchRecords, kept: Kept, rows: Int64, left: bool) -> None:
         codes = kept.codes[rows]
         keys = records.groups.keys.take(pa.array(codes)).to_pylist()
         owners = records.groups.partitions[codes].tolist()
         for partition, key, time in zip(owners, keys, kept.times[rows].tolist(), strict=True):
-            self.stored.setdefault(partition, set()).add((time, left, key))
+            waiting = WaitingKey(time, LEFT if left else RIGHT, key).to_bytes()
+            self.stored.setdefault(partition, set()).add(waiting)
 
 
 def _stored(
@@ -198,7 +197,7 @@ def _keep(
     again = np.flatnonzero(times <= before)
     if len(again):  # only these can meet records of their own key and time in the store
         numbers[again] += _next_numbers(records, side, codes[again], times[again], stores)
-    keys = side.store_keys(records.keys.take(pa.array(codes)), times, numbers)
+    keys = window_store_keys(records.keys.take(pa.array(codes)), times, numbers)
     values = records.values[side is records.left]
     for partition in np.unique(owners).tolist():
         mine = np.flatnonzero(owners == partition)

@@ -10,9 +10,8 @@ import numpy as np
 
 from everflow.operators.fold import valid
 from everflow.operators.joins.joined_table import JoinedTable
-from everflow.operators.joins.joined_values import JoinKind, joined
+from everflow.operators.joins.joined_values import JoinKind, Stores, joined
 from everflow.records import EdgeBatch, TasksResult
-from everflow.state.store import StoreView
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class StreamTableJoin:
         self,
         left: EdgeBatch,
         right: EdgeBatch,
-        stores: Mapping[int, Mapping[str, StoreView]],
+        stores: Stores,
         stream_times: Mapping[int, int],
     ) -> TasksResult:
         """See `JoinOperator`."""

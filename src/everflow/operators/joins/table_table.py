@@ -11,12 +11,9 @@ import pyarrow as pa
 
 from everflow.operators.fold import valid
 from everflow.operators.joins.joined_table import Held, JoinedTable
-from everflow.operators.joins.joined_values import JoinKind, joined, task_codes
+from everflow.operators.joins.joined_values import JoinKind, Stores, joined, task_codes
 from everflow.records import EdgeBatch, TasksResult
-from everflow.state.store import StoreView
 from everflow.topology.hops import concat
-
-Stores = Mapping[int, Mapping[str, StoreView]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,14 +11,13 @@ import pyarrow as pa
 
 from everflow.operators.joins import waiting
 from everflow.operators.joins.batch_records import BatchRecords, Flags
-from everflow.operators.joins.join_side import JoinSide, Stores
+from everflow.operators.joins.join_side import JoinSide
 from everflow.operators.joins.joined_results import MISSING, JoinedResults
+from everflow.operators.joins.joined_values import Stores
 from everflow.operators.joins.waiting import LEFT, RIGHT, WaitingKey
 from everflow.records import Int64, StoreChanges
 from everflow.state.changelog import TIMESTAMP_BYTES
 from everflow.state.store import StoreSpec, StoreView
-
-MetStored = Mapping[int, Set[tuple[int, bool, bytes]]]
 
 
 class _Closed(NamedTuple):
@@ -66,7 +65,7 @@ class WaitingRecords:
         self,
         records: BatchRecords,
         met: Flags,
-        met_stored: MetStored,
+        met_stored: Mapping[int, Set[bytes]],
         stores: Stores,
         results: JoinedResults,
         changes: dict[int, list[StoreChanges]],
@@ -78,10 +77,7 @@ class WaitingRecords:
             places = np.flatnonzero(mine & records.advancing)
             task = _Task(
                 view=stores[partition][self.store.name],
-                met={
-                    WaitingKey(time, LEFT if left else RIGHT, key).to_bytes()
-                    for time, left, key in met_stored.get(partition, ())
-                },
+                met=met_stored.get(partition, frozenset()),
                 places=places,
                 stream_times=records.stream_times[places],
                 before=before,
