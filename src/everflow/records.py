@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -149,22 +149,12 @@ class StoreChanges:
 
 @dataclass
 class TasksResult:
-    """What a stateful operator returns for one micro-batch of several tasks, by their partitions;
-    fields as in `OperatorResult`."""
+    """What a stateful operator returns for one micro-batch of several tasks, by their
+    partitions."""
 
     output: EdgeBatch
     changes: dict[int, list[StoreChanges]]
     stream_times: dict[int, int]
     dropped: dict[str, int]
-
-
-@dataclass
-class OperatorResult:
-    """What a stateful operator returns for one micro-batch of one task."""
-
-    output: EdgeBatch
-    changes: list[StoreChanges] = field(default_factory=list)
-    stream_time: int = -1
-    dropped: dict[str, int] = field(default_factory=dict)
     """Records left out, by reason (``null-key``, ``null-value``, ``late``): the ``dropped-records``
     metric."""

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from everflow.operators.fold import valid
 from everflow.operators.user_code import written_bytes
-from everflow.records import EdgeBatch, Int32, Int64, OperatorResult, StoreChanges, TasksResult
+from everflow.records import EdgeBatch, Int32, Int64, StoreChanges, TasksResult
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder, decode_present, matrix_from_binary, rest
 from everflow.serdes.windowed import window_store_keys, windowed_key_type
@@ -48,16 +48,6 @@ class KeyedOperator:
     def results(self) -> ResultDecoder:
         """See `StatefulOperator`: here the values themselves."""
         return self.value_serde
-
-    def process(
-        self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int
-    ) -> OperatorResult:
-        """See `StatefulOperator`."""
-        tasks = Tasks(np.zeros(len(batch), np.int32), {0: stores[self.store]}, {0: stream_time})
-        done = self._process(batch, tasks)
-        return OperatorResult(
-            done.output, done.changes.get(0, []), done.stream_times[0], done.dropped
-        )
 
     def process_tasks(
         self,
@@ -185,7 +175,7 @@ def group(
         keys=unique.take(pa.array(order)).to_pylist(),
         last=last,
         starts=None if starts is None else starts[order],
-        parts=_parts(members[order]),
+        parts=task_slices(members[order]),
         stream_times=after,
         dropped=dropped,
     )
@@ -233,7 +223,7 @@ def by_task(codes: Int64, owners: Int32) -> tuple[Int64, Int64 | None, Int32]:
     return pairs.indices.to_numpy().astype(np.int64), found // len(partitions), members
 
 
-def _parts(members: Int32) -> list[tuple[int, slice]]:
+def task_slices(members: Int32) -> list[tuple[int, slice]]:
     """Each partition in a sorted column, and where it stands."""
     begins = np.flatnonzero(np.diff(members, prepend=-1)).tolist()
     ends = [*begins, len(members)][1:]

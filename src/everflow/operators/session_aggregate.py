@@ -9,7 +9,7 @@ given (as the original's cache does: no tombstone for a window that no batch has
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial, reduce
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -17,11 +17,12 @@ import numpy as np
 import pyarrow as pa
 
 from everflow.operators.aggregate import AggregateSpec
+from everflow.operators.grouping import Tasks, by_task, task_slices
 from everflow.operators.python_aggregate import PythonAggregateSpec
 from everflow.operators.session_book import SessionBook, read_sessions
 from everflow.operators.session_fold import SessionFold
 from everflow.operators.user_code import function_failure, require_users, written_bytes
-from everflow.records import EdgeBatch, OperatorResult, StoreChanges
+from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder
 from everflow.serdes.windowed import python_keys, session_key, split_session_key, windowed_key_type
@@ -39,6 +40,7 @@ class _Sessions(Generic[Layout]):
 
     layout: Layout
     windows: SessionWindows
+    emit_every_update: bool = field(default=False, kw_only=True)
 
     @property
     def store(self) -> str:
@@ -73,6 +75,21 @@ class _Sessions(Generic[Layout]):
         """See `StatefulOperator`."""
         return self.layout.results
 
+    def process_tasks(
+        self,
+        batch: EdgeBatch,
+        stores: Mapping[int, Mapping[str, StoreView]],
+        stream_times: Mapping[int, int],
+    ) -> TasksResult:
+        """See `StatefulOperator`: folds the records into the stored sessions; the last result per
+        window, or every one."""
+        views = {partition: views[self.store] for partition, views in stores.items()}
+        tasks = Tasks(batch.partition, views, stream_times)
+        return self._results(_Run.begin(batch, self, tasks, self.emit_every_update))
+
+    def _results(self, run: _Run) -> TasksResult:
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class SessionAggregateSpec(_Sessions[AggregateSpec]):
@@ -80,21 +97,14 @@ class SessionAggregateSpec(_Sessions[AggregateSpec]):
     time windows. Where sessions merge, their states are folded in order of time: ``first`` is the
     earliest one's."""
 
-    emit_every_update: bool = False
-
-    def process(
-        self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int
-    ) -> OperatorResult:
-        """Folds one task's records into the stored sessions; the last result per window, or every
-        one."""
-        run = _Run.begin(batch, self, stores[self.store], stream_time, self.emit_every_update)
+    def _results(self, run: _Run) -> TasksResult:
         run.take_records()
         layout, book = self.layout, run.book
         known = layout.value_serde.decode_array(pa.array(run.stored, pa.binary()))
         states = pa.concat_arrays([known, pa.nulls(len(book.keys) - len(known), known.type)])
         codes = np.array(book.codes, np.int64)
         inputs = layout.inputs_of(
-            batch.value, lambda column: column.take(pa.array(run.rows, pa.int64()))
+            run.batch.value, lambda column: column.take(pa.array(run.rows, pa.int64()))
         )
         folds = [
             SessionFold(
@@ -127,13 +137,10 @@ class SessionFunctionSpec(_Sessions[PythonAggregateSpec]):
     None = the session is deleted. Raises UserFunctionError naming the record."""
 
     merger: Callable[[Any, Any, Any], Any]
-    emit_every_update: bool = False
 
-    def process(
-        self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int
-    ) -> OperatorResult:
-        """Calls the functions record by record; the last result per window, or every one."""
-        run = _Run.begin(batch, self, stores[self.store], stream_time, self.emit_every_update)
+    def _results(self, run: _Run) -> TasksResult:
+        """Calls the functions record by record."""
+        batch = run.batch
         states: dict[int, Any] = dict(
             enumerate(self.value_serde.decode_array(pa.array(run.stored, pa.binary())).to_pylist())
         )
@@ -203,56 +210,81 @@ class _Shown(NamedTuple):
     end: int
 
 
+class _Turn(NamedTuple):
+    """A task's records, in processing order: rows of the batch, and their keys' codes."""
+
+    partition: int
+    rows: Int64
+    codes: Int64
+
+
 @dataclass(kw_only=True)
 class _Run:
-    """One batch of one task: its keys, its book of sessions, and how results are shaped.
+    """One batch: its keys, its book of sessions, and how results are shaped. Tasks take turns.
 
-    ``keys``: the batch's distinct key bytes; ``codes``: per row the index in ``keys``, -1 for one
-    that is left out; ``stored``: stored value bytes and ``stored_keys`` store keys, by session;
-    ``rows``: the row of each contribution.
+    ``keys``: the distinct key bytes of each task, ``owners``: their tasks; both by code, the codes
+    of a task lie together. ``stored``: stored value bytes and ``stored_keys`` store keys, by
+    session; ``rows``: the row of each contribution; ``stream_times``: of the tasks.
     """
 
     batch: EdgeBatch
+    turns: list[_Turn]
     keys: list[bytes]
-    codes: list[int]
+    owners: list[int]
     book: SessionBook
     stored: list[bytes]
     stored_keys: list[bytes]
+    stream_times: dict[int, int]
     rows: list[int]
     dropped: dict[str, int]
 
     @staticmethod
-    def begin(
-        batch: EdgeBatch, spec: _Sessions[Any], store: StoreView, stream_time: int, every: bool
-    ) -> _Run:
+    def begin(batch: EdgeBatch, spec: _Sessions[Any], tasks: Tasks, every: bool) -> _Run:
         """Tell the keys apart and read what is stored of them."""
         encoded = written_bytes(spec.key_serde, batch.key, spec.store, batch).dictionary_encode()
-        keys = encoded.dictionary.to_pylist()
         codes = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
         negative = (codes >= 0) & (batch.timestamp < 0)
-        codes[negative] = -1
-        keyed = codes >= 0
-        first, last = np.full(len(keys), np.iinfo(np.int64).max), np.full(len(keys), -1)
-        np.minimum.at(first, codes[keyed], batch.timestamp[keyed])
-        np.maximum.at(last, codes[keyed], batch.timestamp[keyed])
-        book = SessionBook(spec.windows, stream_time, len(keys), history=every)
-        loaded = read_sessions(book, store, keys, first.tolist(), last.tolist())
         counts = {
             "null-key": batch.key.null_count,
             "negative-timestamp": int(np.count_nonzero(negative)),
         }
-        dropped = {reason: count for reason, count in counts.items() if count}
-        stored = [value[TIMESTAMP_BYTES:] for _, value in loaded]
-        return _Run(
+        rows = np.flatnonzero((codes >= 0) & ~negative)
+        codes, found, members = by_task(codes[rows], tasks.of_records[rows])
+        keys = encoded.dictionary if found is None else encoded.dictionary.take(pa.array(found))
+        order = np.argsort(members, kind="stable")
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.arange(len(order))
+        codes, members = rank[codes], members[order]
+        run = _Run(
             batch=batch,
-            keys=keys,
-            codes=codes.tolist(),
-            book=book,
-            stored=stored,
-            stored_keys=[key for key, _ in loaded],
+            turns=_turns(rows, codes, tasks),
+            keys=keys.take(pa.array(order)).to_pylist(),
+            owners=members.tolist(),
+            book=SessionBook(spec.windows, len(order), history=every),
+            stored=[],
+            stored_keys=[],
+            stream_times=dict(tasks.stream_times),
             rows=[],
-            dropped=dropped,
+            dropped={reason: count for reason, count in counts.items() if count},
         )
+        first, last = np.full(len(order), np.iinfo(np.int64).max), np.full(len(order), -1)
+        np.minimum.at(first, codes, batch.timestamp[rows])
+        np.maximum.at(last, codes, batch.timestamp[rows])
+        for partition, part in task_slices(members):
+            run._read(partition, part, tasks.stores[partition], first[part], last[part])
+        return run
+
+    def _read(
+        self, partition: int, part: slice, store: StoreView, first: Int64, last: Int64
+    ) -> None:
+        """Load what the records of a task's keys, from ``first`` to ``last`` ms, can meet."""
+        self.book.stream_time = self.stream_times[partition]
+        codes = range(part.start, part.stop)
+        for key, value in read_sessions(
+            self.book, store, codes, self.keys[part], first.tolist(), last.tolist()
+        ):
+            self.stored_keys.append(key)
+            self.stored.append(value[TIMESTAMP_BYTES:])
 
     def take_records(self) -> None:
         """Put every record into its session; the late ones are counted."""
@@ -263,16 +295,18 @@ class _Run:
         """`take_records`, one row after the other: yields each that is not late, once it is in its
         session."""
         late = 0
-        for row, (code, time) in enumerate(
-            zip(self.codes, self.batch.timestamp.tolist(), strict=True)
-        ):
-            if code < 0:
-                continue
-            if self.book.add(code, time):
-                self.rows.append(row)
-                yield row
-            else:
-                late += 1
+        for turn in self.turns:
+            self.book.stream_time = self.stream_times[turn.partition]
+            times = self.batch.timestamp[turn.rows]
+            for row, code, time in zip(
+                turn.rows.tolist(), turn.codes.tolist(), times.tolist(), strict=True
+            ):
+                if self.book.add(code, time):
+                    self.rows.append(row)
+                    yield row
+                else:
+                    late += 1
+            self.stream_times[turn.partition] = self.book.stream_time
         if late:
             self.dropped["late"] = late
 
@@ -285,34 +319,37 @@ class _Run:
         book = self.book
         live = set(book.live())
         last = {session: at for at, session in enumerate(book.codes) if session in live}
-        of_window = {self._store_key(session): session for session in sorted(last)}
+        of_window = {
+            (book.keys[session], book.starts[session], book.ends[session]): session
+            for session in sorted(last)
+        }
         gone = [
             (session, at)
             for session, at in book.gone.items()
-            if self.stored_keys[session] not in of_window
+            if (book.keys[session], *self._stored_window(session)) not in of_window
         ]
         sessions = list(of_window.values())
-        return _Final(sessions, [last[session] for session in sessions], list(of_window), gone)
+        keys = [session_key(self.keys[code], start, end) for code, start, end in of_window]
+        return _Final(sessions, [last[session] for session in sessions], keys, gone)
 
-    def changes(self, store: str, final: _Final, values: Sequence[bytes | None]) -> StoreChanges:
-        """Deletes of the windows that are no more, then the sessions' ``values``."""
-        gone = [self.stored_keys[session] for session, _ in final.gone]
-        times = [split_session_key(key)[2] for key in gone] + [
-            self.book.ends[session] for session in final.sessions
-        ]
-        return StoreChanges(
-            store, gone + final.keys, [None] * len(gone) + list(values), np.array(times, np.int64)
-        )
+    def changes(
+        self, store: str, final: _Final, values: Sequence[bytes | None]
+    ) -> dict[int, list[StoreChanges]]:
+        """Each task's deletes of the windows that are no more, then its sessions' ``values``."""
+        book, tasks = self.book, _ByTask()
+        for session, _ in final.gone:
+            _, end = self._stored_window(session)
+            tasks.add(self._owner(session), self.stored_keys[session], None, end)
+        for session, key, value in zip(final.sessions, final.keys, values, strict=True):
+            tasks.add(self._owner(session), key, value, book.ends[session])
+        return tasks.changes(store)
 
     def last_results(
-        self, changes: StoreChanges, final: _Final, values: pa.Array
-    ) -> OperatorResult:
+        self, changes: dict[int, list[StoreChanges]], final: _Final, values: pa.Array
+    ) -> TasksResult:
         """A tombstone for each window that is no more, and ``values``, the results of the
         sessions."""
-        shown = [
-            _Shown(at, TOMBSTONE, *split_session_key(self.stored_keys[session])[1:])
-            for session, at in final.gone
-        ]
+        shown = [_Shown(at, TOMBSTONE, *self._stored_window(session)) for session, at in final.gone]
         starts, ends = self.book.starts, self.book.ends
         sessions = enumerate(zip(final.sessions, final.at, strict=True))
         shown += [
@@ -320,7 +357,7 @@ class _Run:
         ]
         return self._result(changes, shown, values)
 
-    def every_result(self, changes: StoreChanges, values: pa.Array) -> OperatorResult:
+    def every_result(self, changes: dict[int, list[StoreChanges]], values: pa.Array) -> TasksResult:
         """``values``, the result of each contribution, behind the tombstones of the windows that it
         replaced."""
         shown = [_Shown(at, TOMBSTONE, start, end) for at, start, end in self.book.replaced]
@@ -328,22 +365,55 @@ class _Run:
         return self._result(changes, shown, values)
 
     def _result(
-        self, changes: StoreChanges, shown: list[_Shown], values: pa.Array
-    ) -> OperatorResult:
-        """What is ``shown``, in the order of contributions, tombstones first."""
-        shown.sort(key=lambda entry: (entry.at, entry.place != TOMBSTONE))
+        self, changes: dict[int, list[StoreChanges]], shown: list[_Shown], values: pa.Array
+    ) -> TasksResult:
+        """What is ``shown``, in the order of the records that made it, tombstones first."""
         at, place, starts, ends = np.array(shown, np.int64).reshape(-1, 4).T
-        batch = self.batch.take(np.array(self.rows, np.int64)[at] if len(at) else at)
+        rows = np.array(self.rows, np.int64)[at] if len(at) else at
+        order = np.lexsort((place != TOMBSTONE, rows))
+        rows, place, starts, ends = (column[order] for column in (rows, place, starts, ends))
+        batch = self.batch.take(rows)
         columns = [batch.key, pa.array(starts), pa.array(ends)]
         key = pa.StructArray.from_arrays(
             columns, fields=list(windowed_key_type(self.batch.key.type))
         )
         output = batch.with_columns(key, values.take(pa.array(place, mask=place == TOMBSTONE)))
         output.timestamp = np.ascontiguousarray(ends)
-        return OperatorResult(
-            output, [changes] if len(changes) else [], self.book.stream_time, self.dropped
-        )
+        return TasksResult(output, changes, self.stream_times, self.dropped)
 
-    def _store_key(self, session: int) -> bytes:
-        book = self.book
-        return session_key(self.keys[book.keys[session]], book.starts[session], book.ends[session])
+    def _owner(self, session: int) -> int:
+        return self.owners[self.book.keys[session]]
+
+    def _stored_window(self, session: int) -> tuple[int, int]:
+        """Start and end of a stored session, as they were before the batch."""
+        return split_session_key(self.stored_keys[session])[1:]
+
+
+class _ByTask:
+    """Changes of one store, put together task by task."""
+
+    def __init__(self) -> None:
+        self._columns: dict[int, tuple[list[bytes], list[bytes | None], list[int]]] = {}
+
+    def add(self, partition: int, key: bytes, value: bytes | None, time: int) -> None:
+        keys, values, times = self._columns.setdefault(partition, ([], [], []))
+        keys.append(key)
+        values.append(value)
+        times.append(time)
+
+    def changes(self, store: str) -> dict[int, list[StoreChanges]]:
+        """What was added, in that order."""
+        return {
+            partition: [StoreChanges(store, keys, values, np.array(times, np.int64))]
+            for partition, (keys, values, times) in self._columns.items()
+        }
+
+
+def _turns(rows: Int64, codes: Int64, tasks: Tasks) -> list[_Turn]:
+    """Each task's records, with the codes of their keys."""
+    owners = tasks.of_records[rows]
+    order = np.argsort(owners, kind="stable")
+    return [
+        _Turn(partition, rows[order[part]], codes[order[part]])
+        for partition, part in task_slices(owners[order])
+    ]

@@ -50,14 +50,12 @@ class SessionBook:
     start, end), and ``after``, the window that each contribution went into.
     """
 
-    def __init__(
-        self, windows: SessionWindows, stream_time: int, keys: int, *, history: bool = False
-    ) -> None:
-        """``keys``: how many keys there are; ``stream_time``: the operator's before the batch,
-        ms."""
+    def __init__(self, windows: SessionWindows, keys: int, *, history: bool = False) -> None:
+        """``keys``: how many keys there are. ``stream_time`` (ms) is that of the task whose records
+        come next: set it before they do."""
         self.gap_ms, self._retention_ms = windows.gap_ms, windows.retention_ms
         self._live = [_OfKey() for _ in range(keys)]
-        self.stream_time = stream_time
+        self.stream_time = -1
         self.stored = 0
         self.keys: list[int] = []
         self.starts: list[int] = []
@@ -165,11 +163,13 @@ class SessionBook:
 def read_sessions(
     book: SessionBook,
     store: StoreView,
+    codes: Sequence[int],
     keys: Sequence[bytes],
     first_ms: Sequence[int],
     last_ms: Sequence[int],
 ) -> list[tuple[bytes, bytes]]:
-    """Load the stored sessions that records of ``keys`` from ``first_ms`` to ``last_ms`` can meet.
+    """Load the stored sessions that a task's records of ``keys``, whose numbers are ``codes``, can
+    meet from ``first_ms`` to ``last_ms``.
 
     Returns the store's entries, in the order of the sessions' numbers.
     """
@@ -181,12 +181,13 @@ def read_sessions(
         (session_key(key, 0, max(first - book.gap_ms, 0)), session_key(key, 0, end))
         for key, first in zip(keys, first_ms, strict=True)
     ]
-    for code, entries in enumerate(store.range_many(bounds)):
+    found = store.range_many(bounds)
+    for code, key, last, entries in zip(codes, keys, last_ms, found, strict=True):
         for entry in entries:
-            if len(entry[0]) != len(keys[code]) + SESSION_SUFFIX_BYTES:
+            if len(entry[0]) != len(key) + SESSION_SUFFIX_BYTES:
                 continue  # a longer key that begins with the same bytes
             _, session_start, session_end = split_session_key(entry[0])
-            if session_start > last_ms[code] + book.gap_ms:
+            if session_start > last + book.gap_ms:
                 break
             book.load(code, session_start, session_end)
             loaded.append(entry)

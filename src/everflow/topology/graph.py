@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import pyarrow as pa
 
 from everflow.columns.computation import Twin
-from everflow.records import HEADERS, EdgeBatch, OperatorResult, TasksResult
+from everflow.records import HEADERS, EdgeBatch, TasksResult
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder
 from everflow.state.store import StoreSpec, StoreView
@@ -179,17 +179,21 @@ class StatefulOperator(Protocol):
 
     @property
     def emit_every_update(self) -> bool:
-        """Whether `process` gives every intermediate result, instead of the last one per key (and
+        """Whether it gives every intermediate result, instead of the last one per key (and
         window) of a batch."""
 
-    def process(
-        self, batch: EdgeBatch, stores: Mapping[str, StoreView], stream_time: int
-    ) -> OperatorResult:
-        """Results and changes of one task's records, which come in merge order; writes nothing.
+    def process_tasks(
+        self,
+        batch: EdgeBatch,
+        stores: Mapping[int, Mapping[str, StoreView]],
+        stream_times: Mapping[int, int],
+    ) -> TasksResult:
+        """Results and changes of several tasks' records, told apart by their partitions, which come
+        in merge order; writes nothing. It costs what the records cost, not the tasks.
 
-        ``stores`` by name: committed content and the batch's earlier changes. ``stream_time``: the
-        highest record time (ms) that this operator has seen, -1 = none yet; the result carries the
-        new one. Raises UserFunctionError, SerdeError.
+        ``stores`` of each task, by name: committed content and the batch's earlier changes.
+        ``stream_times``: the highest record time (ms) that this operator has seen in each task, -1
+        = none yet; the result carries the new ones. Raises UserFunctionError, SerdeError.
         """
 
     def decode_result(self, data: bytes) -> Any:
@@ -199,20 +203,6 @@ class StatefulOperator(Protocol):
     @property
     def results(self) -> ResultDecoder:
         """`decode_result` in columns, for those who read the table's store."""
-
-
-@runtime_checkable
-class ManyTasksOperator(Protocol):
-    """A stateful operator whose batch costs what its records cost, not its tasks."""
-
-    def process_tasks(
-        self,
-        batch: EdgeBatch,
-        stores: Mapping[int, Mapping[str, StoreView]],
-        stream_times: Mapping[int, int],
-    ) -> TasksResult:
-        """`StatefulOperator.process` for several tasks at once, told apart by the records'
-        partitions: ``stores`` and ``stream_times`` of each."""
 
 
 @runtime_checkable

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from everflow.records import EdgeBatch
+from everflow.records import EdgeBatch, StoreChanges
+from everflow.state.store import StoreView
+from everflow.topology.graph import StatefulOperator
 
 
 def edge_batch(
@@ -26,3 +29,25 @@ def edge_batch(
         partition=(seq % 5).astype(np.int32),
         offset=seq * 2,
     )
+
+
+class TaskResult(NamedTuple):
+    """What an operator gives for one task."""
+
+    output: EdgeBatch
+    changes: list[StoreChanges]
+    stream_time: int
+    dropped: dict[str, int]
+
+
+ONE_TASK = 3
+
+
+def done_by_one_task(
+    spec: StatefulOperator, batch: EdgeBatch, store: StoreView, stream_time: int
+) -> TaskResult:
+    """The operator run with all records as those of task `ONE_TASK`, whose only store is ``s``."""
+    mine = replace(batch, partition=np.full(len(batch), ONE_TASK, np.int32))
+    done = spec.process_tasks(mine, {ONE_TASK: {"s": store}}, {ONE_TASK: stream_time})
+    changes = done.changes.get(ONE_TASK, [])
+    return TaskResult(done.output, changes, done.stream_times[ONE_TASK], done.dropped)

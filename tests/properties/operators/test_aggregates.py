@@ -23,7 +23,7 @@ from everflow.operators import (
 from everflow.serdes.windowed import window_store_key
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.windows import TimeWindows
-from properties.operators.operator_batches import edge_batch
+from properties.operators.operator_batches import done_by_one_task, edge_batch
 
 Spec = AggregateSpec | PythonAggregateSpec
 Update = tuple[bytes, Any, Any, int]
@@ -185,14 +185,13 @@ def check(
         if not spec.emit_every_update:
             last = {u[1]: index for index, u in enumerate(updates)}
             updates = [u for index, u in enumerate(updates) if last[u[1]] == index]
-        result = spec.process(batch, {"s": trimmed}, stream_time)
+        result = done_by_one_task(spec, batch, trimmed, stream_time)
         assert result.output.key.to_pylist() == [u[2] for u in updates]
         assert result.output.value.to_pylist() == [u[3] for u in updates]
         assert result.output.timestamp.tolist() == [u[4] for u in updates]
         assert result.output.seq.tolist() == [u[0] for u in updates]
         assert result.output.offset.tolist() == [u[0] * 2 for u in updates]
         assert result.output.source.tolist() == [u[0] % 3 for u in updates]
-        assert result.output.partition.tolist() == [u[0] % 5 for u in updates]
         assert result.output.key.type == spec.result_key
         assert result.output.value.type == spec.result
         assert result.dropped == model.dropped
@@ -309,7 +308,7 @@ def test_tables_keep_the_last_value(split: Any, every: bool) -> None:
         if not every:
             last = {u[1]: u[0] for u in updates}
             updates = [u for u in updates if last[u[1]] == u[0]]
-        result = spec.process(edge_batch(rows, pa.int64(), seq), {"s": store}, stream_time)
+        result = done_by_one_task(spec, edge_batch(rows, pa.int64(), seq), store, stream_time)
         output = result.output
         shown = zip(
             output.seq.tolist(),
@@ -345,7 +344,7 @@ def test_nan_is_the_largest_number(numbers: list[float | None], cut: int, every:
     store, shown = InMemoryStore(), {"low": None, "high": None}
     for part in (numbers[:cut], numbers[cut:]):
         rows = [("k", {"x": x}, 0) for x in part]
-        result = spec.process(edge_batch(rows, spec_input(), 0), {"s": store}, -1)
+        result = done_by_one_task(spec, edge_batch(rows, spec_input(), 0), store, -1)
         for changes in result.changes:
             store.apply(changes)
         if len(result.output):

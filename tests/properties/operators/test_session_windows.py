@@ -25,7 +25,7 @@ from everflow.operators.session_aggregate import ReducerMerger
 from everflow.serdes.windowed import session_key
 from everflow.state.store import InMemoryStore, StoreSpec
 from everflow.windows import SessionWindows
-from properties.operators.operator_batches import edge_batch
+from properties.operators.operator_batches import done_by_one_task, edge_batch
 
 AGGREGATES = {
     "n": agg.count(),
@@ -123,7 +123,7 @@ def check(
     stream_time, seq = -1, 0
     for rows in split:
         updates = updates_of(model, rows, seq, spec.emit_every_update)
-        result = spec.process(edge_batch(rows, type_, seq), {"s": trimmed}, stream_time)
+        result = done_by_one_task(spec, edge_batch(rows, type_, seq), trimmed, stream_time)
         output = result.output
         shown = zip(
             output.seq.tolist(),
@@ -229,7 +229,7 @@ def test_built_in_aggregates(split: list[Any], windows: SessionWindows, every: b
     layout = AggregateSpec.of(
         "s", serdes.string(), list(AGGREGATES.values()), list(AGGREGATES), INPUT
     )
-    spec = SessionAggregateSpec(layout, windows, every)
+    spec = SessionAggregateSpec(layout, windows, emit_every_update=every)
 
     check(spec, Model(windows, add, merged), split, INPUT, spec.decode_result)
 
@@ -242,7 +242,7 @@ def test_a_bare_count_counts_null_values_and_is_javas_long(
     layout = AggregateSpec.of("s", serdes.string(), [agg.count()], None, pa.bool_())
     model = Model(windows, lambda key, value, before: (before or 0) + 1, lambda a, b: a + b)
     check(
-        SessionAggregateSpec(layout, windows, every),
+        SessionAggregateSpec(layout, windows, emit_every_update=every),
         model,
         split,
         pa.bool_(),
@@ -283,7 +283,7 @@ def test_functions_that_delete_and_change_in_place(
         value_serde=serdes.json("items array<string>"),
         aggregator=functions,
     )
-    spec = SessionFunctionSpec(layout, windows, merger, every)
+    spec = SessionFunctionSpec(layout, windows, merger, emit_every_update=every)
     model = Model(windows, step, lambda a, b: {"items": [*a["items"], "+", *b["items"]]})
     check(spec, model, split, pa.int64(), spec.value_serde.decode)
 
@@ -307,5 +307,5 @@ def test_a_reducer_reduces_sessions_too(
         value_serde=serdes.string(),
         aggregator=PythonReducer(reducer),
     )
-    spec = SessionFunctionSpec(layout, windows, ReducerMerger(reducer), every)
+    spec = SessionFunctionSpec(layout, windows, ReducerMerger(reducer), emit_every_update=every)
     check(spec, Model(windows, step, reducer), split, pa.string(), spec.value_serde.decode)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -14,13 +16,18 @@ from hypothesis import strategies as st
 from everflow import agg, serdes
 from everflow.operators.aggregate import AggregateSpec
 from everflow.operators.python_aggregate import PythonAggregateSpec, PythonReducer
+from everflow.operators.session_aggregate import (
+    ReducerMerger,
+    SessionAggregateSpec,
+    SessionFunctionSpec,
+)
 from everflow.operators.table import TableSpec
 from everflow.records import EdgeBatch, TasksResult
-from everflow.runtime.step.task_step import _one_after_the_other
 from everflow.state.store import InMemoryStore, StoreSpec
-from everflow.windows import TimeWindows
+from everflow.windows import SessionWindows, TimeWindows
 from properties.operators.operator_batches import edge_batch
 
+SESSIONS = SessionWindows.of_inactivity_gap("5 seconds").grace("5 seconds")
 WINDOW = TimeWindows.of_size("10 seconds").grace("5 seconds")
 Make = Callable[[bool], Any]
 
@@ -63,17 +70,33 @@ def _table(every: bool) -> Any:
     )
 
 
+def _sessions(every: bool) -> Any:
+    return SessionAggregateSpec(_windowed(every), SESSIONS, emit_every_update=every)
+
+
+def _reduced_sessions(every: bool) -> Any:
+    reduced = _reduced(every)
+    merger = ReducerMerger(
+        lambda one, two: one if two is None else two if one is None else one + two
+    )
+    return SessionFunctionSpec(reduced, SESSIONS, merger, emit_every_update=every)
+
+
 VALUES: dict[Make, Callable[[int | None], Any]] = {
     _count: lambda x: None if x is None else True,
     _windowed: lambda x: None if x is None else {"x": x},
     _reduced: lambda x: x,
     _table: lambda x: x,
+    _sessions: lambda x: None if x is None else {"x": x},
+    _reduced_sessions: lambda x: x,
 }
 TYPES: dict[Make, pa.DataType] = {
     _count: pa.bool_(),
     _windowed: pa.struct([("x", pa.int64())]),
     _reduced: pa.int64(),
     _table: pa.int64(),
+    _sessions: pa.struct([("x", pa.int64())]),
+    _reduced_sessions: pa.int64(),
 }
 ROWS = st.lists(
     st.tuples(
@@ -90,8 +113,13 @@ class Stores:
     """Each task's store, and its stream time."""
 
     def __init__(self, spec: Any) -> None:
+        sessions = getattr(spec, "windows", None)
         kept = StoreSpec(
-            name="s", kind="key_value", key_serde=spec.key_serde, value_serde=spec.value_serde
+            name="s",
+            kind="key_value" if sessions is None else "session",
+            key_serde=spec.key_serde,
+            value_serde=spec.value_serde,
+            retention_ms=None if sessions is None else sessions.retention_ms,
         )
         self.stores = {partition: InMemoryStore(kept) for partition in range(5)}
         self.times = dict.fromkeys(range(5), -1)
@@ -113,15 +141,26 @@ class Stores:
         return {p: list(store.range(None, None)) for p, store in self.stores.items()}, self.times
 
 
-def told(batch: EdgeBatch) -> Any:
-    return (
-        batch.key.to_pylist(),
-        batch.value.to_pylist(),
-        batch.timestamp.tolist(),
-        batch.seq.tolist(),
-        batch.partition.tolist(),
-        batch.offset.tolist(),
+def told(batch: EdgeBatch) -> list[Any]:
+    return list(
+        zip(
+            batch.key.to_pylist(),
+            batch.value.to_pylist(),
+            batch.timestamp.tolist(),
+            batch.seq.tolist(),
+            batch.partition.tolist(),
+            batch.offset.tolist(),
+            strict=True,
+        )
     )
+
+
+def by_partition(batch: EdgeBatch) -> list[EdgeBatch]:
+    """The records of each task."""
+    return [
+        batch.take(np.flatnonzero(batch.partition == partition))
+        for partition in np.unique(batch.partition)
+    ]
 
 
 @pytest.mark.parametrize("make", VALUES, ids=lambda make: make.__name__.strip("_"))
@@ -136,7 +175,9 @@ def test_together_is_as_one_after_the_other(batches: Any, every: bool, make: Mak
         batch = edge_batch(shown, TYPES[make], seq)
         seq += len(rows)
         one = together.run(spec.process_tasks, batch)
-        other = apart.run(lambda *given: _one_after_the_other(spec, *given), batch)
-        assert told(one.output) == told(other.output)
-        assert one.dropped == other.dropped
+        others = [apart.run(spec.process_tasks, part) for part in by_partition(batch)]
+        assert told(one.output) == sorted(
+            (record for other in others for record in told(other.output)), key=itemgetter(3)
+        )
+        assert one.dropped == sum((Counter(other.dropped) for other in others), Counter())
         assert together.content() == apart.content()

@@ -25,10 +25,11 @@ from everflow.operators import (
     UserFunctionError,
     agg,
 )
-from everflow.records import EdgeBatch, OperatorResult
+from everflow.records import EdgeBatch
 from everflow.serdes.windowed import window_store_key
 from everflow.state.store import InMemoryStore
 from everflow.windows import TimeWindows
+from properties.operators.operator_batches import TaskResult, done_by_one_task
 
 Spec = AggregateSpec | PythonAggregateSpec | TableSpec
 
@@ -56,15 +57,15 @@ def count(**options: Any) -> AggregateSpec:
 
 def run(
     spec: Spec, batch: EdgeBatch, store: InMemoryStore | None = None, stream_time: int = -1
-) -> OperatorResult:
+) -> TaskResult:
     store = InMemoryStore() if store is None else store
-    result: OperatorResult = spec.process(batch, {"s": store}, stream_time)
+    result = done_by_one_task(spec, batch, store, stream_time)
     for changes in result.changes:
         store.apply(changes)
     return result
 
 
-def shown(result: OperatorResult) -> list[tuple[Any, Any, int]]:
+def shown(result: TaskResult) -> list[tuple[Any, Any, int]]:
     output = result.output
     return list(
         zip(
@@ -418,9 +419,9 @@ def lines_to_count(n: int) -> int:
         partition=zero,
         offset=ints,
     )
-    store, results = InMemoryStore(), list[OperatorResult]()
+    store, results = InMemoryStore(), list[TaskResult]()
     run(count(), batch, store)
-    lines = lines_run(lambda: results.append(count().process(batch, {"s": store}, -1)))
+    lines = lines_run(lambda: results.append(done_by_one_task(count(), batch, store, -1)))
     assert sum(results[0].output.value.to_pylist()) == 2 * n
     return lines
 

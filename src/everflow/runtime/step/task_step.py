@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,8 +43,7 @@ from everflow.runtime.step.step_functions import RecordFailure, run_function, un
 from everflow.runtime.step.step_stores import StoreAccess, TaskStores
 from everflow.serdes import Serde
 from everflow.serdes.windowed import python_keys
-from everflow.state.store import StoreView
-from everflow.topology.graph import JoinOperator, ManyTasksOperator, StatefulOperator
+from everflow.topology.graph import JoinOperator, StatefulOperator
 from everflow.topology.hops import (
     HopError,
     HopInput,
@@ -343,33 +341,7 @@ def _running(operator: StatefulOperator | JoinOperator) -> Callable[..., TasksRe
     many records."""
     if isinstance(operator, JoinOperator):
         return operator.join_tasks
-    run = (
-        operator.process_tasks
-        if isinstance(operator, ManyTasksOperator)
-        else partial(_one_after_the_other, operator)
-    )
-    return lambda batch, *state: run(replace(batch, headers=None), *state)
-
-
-def _one_after_the_other(
-    operator: StatefulOperator,
-    batch: EdgeBatch,
-    stores: Mapping[int, Mapping[str, StoreView]],
-    stream_times: Mapping[int, int],
-) -> TasksResult:
-    """`ManyTasksOperator.process_tasks` of an operator that takes one task's records."""
-    outputs: list[EdgeBatch] = []
-    made = TasksResult(batch, {}, {}, {})
-    for partition, views in stores.items():
-        rows = batch.take(np.flatnonzero(batch.partition == partition))
-        done = operator.process(batch if len(stores) == 1 else rows, views, stream_times[partition])
-        outputs.append(done.output)
-        made.changes[partition] = done.changes
-        made.stream_times[partition] = done.stream_time
-        for reason, count in done.dropped.items():
-            made.dropped[reason] = made.dropped.get(reason, 0) + count
-    made.output = concat(outputs)
-    return made
+    return lambda batch, *state: operator.process_tasks(replace(batch, headers=None), *state)
 
 
 def _result_row(result: BatchResult) -> pa.RecordBatch:
