@@ -54,6 +54,12 @@ SECTIONS = (
         "TimeWindows SessionWindows TimeWindowedKStream SessionWindowedKStream Windowed",
     ),
     Section("Joins", "joins.md", "JoinWindows"),
+    Section(
+        "Grouped tables, final results, cogroups",
+        "tables.md",
+        "KGroupedTable Suppressed BufferConfig EmitStrategy CogroupedKStream "
+        "TimeWindowedCogroupedKStream SessionWindowedCogroupedKStream",
+    ),
     Section("Serdes", "serdes.md", "serdes"),
     Section("Running", "../SCALING.md", "KafkaStreams ClientState StateListener"),
     Section("Settings", "configuration.md", "StreamsConfig"),

@@ -24,10 +24,17 @@ if TYPE_CHECKING:
     )
     from everflow.config import StreamsConfig
     from everflow.dsl.branched import BranchedKStream
+    from everflow.dsl.cogrouped import (
+        CogroupedKStream,
+        SessionWindowedCogroupedKStream,
+        TimeWindowedCogroupedKStream,
+    )
     from everflow.dsl.grouped import KGroupedStream, SessionWindowedKStream, TimeWindowedKStream
+    from everflow.dsl.grouped_table import KGroupedTable
     from everflow.dsl.kstream import KStream
     from everflow.dsl.ktable import KTable
     from everflow.dsl.streams_builder import StreamsBuilder
+    from everflow.dsl.suppressed import BufferConfig, EmitStrategy, Suppressed
     from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
     from everflow.operators import agg
     from everflow.records import TaskId, TopicPartition
@@ -60,13 +67,17 @@ __all__ = [
     "ApplicationState",
     "AssignmentError",
     "BranchedKStream",
+    "BufferConfig",
     "ClientState",
+    "CogroupedKStream",
     "ConfigError",
+    "EmitStrategy",
     "EverflowError",
     "IllegalStateError",
     "InvalidStateStoreError",
     "JoinWindows",
     "KGroupedStream",
+    "KGroupedTable",
     "KStream",
     "KTable",
     "KafkaStreams",
@@ -79,6 +90,7 @@ __all__ = [
     "ReadOnlyWindowStore",
     "RestoreListener",
     "RestoreProgress",
+    "SessionWindowedCogroupedKStream",
     "SessionWindowedKStream",
     "SessionWindows",
     "SetupError",
@@ -92,6 +104,7 @@ __all__ = [
     "StreamsBuilder",
     "StreamsConfig",
     "StreamsMetadata",
+    "Suppressed",
     "SuspendReason",
     "TaskAssignment",
     "TaskAssignor",
@@ -99,6 +112,7 @@ __all__ = [
     "TaskRole",
     "TaskState",
     "TaskStatus",
+    "TimeWindowedCogroupedKStream",
     "TimeWindowedKStream",
     "TimeWindows",
     "TopicPartition",
@@ -118,10 +132,14 @@ _NAMES = {
     ),
     "config": "StreamsConfig",
     "dsl.branched": "BranchedKStream",
+    "dsl.cogrouped": "CogroupedKStream SessionWindowedCogroupedKStream "
+    "TimeWindowedCogroupedKStream",
     "dsl.grouped": "KGroupedStream SessionWindowedKStream TimeWindowedKStream",
+    "dsl.grouped_table": "KGroupedTable",
     "dsl.kstream": "KStream",
     "dsl.ktable": "KTable",
     "dsl.streams_builder": "StreamsBuilder",
+    "dsl.suppressed": "BufferConfig EmitStrategy Suppressed",
     "errors": "ConfigError EverflowError SetupError TopologyError",
     "records": "TaskId TopicPartition",
     "runtime.client_state": "ClientState IllegalStateError StateListener",

@@ -116,6 +116,16 @@ class OffsetsExpiredError(FatalError):
     code = "EF-OFFSETS-EXPIRED"
 
 
+class BufferFullError(FatalError):
+    """A suppressed table has more updates to hold back than its buffer may have, and is told to
+    stop then.
+
+    Cure: a larger buffer, a shorter grace, or ``BufferConfig...emit_early_when_full()``.
+    """
+
+    code = "EF-SUPPRESS-FULL"
+
+
 class StateLockedError(FatalError):
     """Another process holds the state folder."""
 

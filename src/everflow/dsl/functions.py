@@ -158,6 +158,16 @@ class TableMapper:
 
 
 @dataclass(frozen=True)
+class TablePairs:
+    """A table's mapper to key and value: tombstones have neither, unasked."""
+
+    fn: Function
+
+    def __call__(self, key: Any, value: Any) -> Any:
+        return (None, None) if value is None else self.fn(key, value)
+
+
+@dataclass(frozen=True)
 class OfSides:
     """A joiner as a function of key and joined value."""
 

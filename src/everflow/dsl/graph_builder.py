@@ -32,6 +32,7 @@ from everflow.travel.refusals import TravelCheck
 if TYPE_CHECKING:
     from everflow.dsl.branched import BranchedKStream
     from everflow.dsl.grouped import KGroupedStream
+    from everflow.dsl.grouped_table import KGroupedTable
     from everflow.dsl.kstream import KStream
     from everflow.dsl.ktable import KTable
 
@@ -47,6 +48,7 @@ class Faces:
     grouped: type[KGroupedStream]
     table: type[KTable]
     branched: type[BranchedKStream]
+    grouped_table: type[KGroupedTable]
 
 
 class GraphBuilder:

@@ -8,54 +8,27 @@ builds the topology; TopologyError, with the user's line and the cure, for what 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
-import pyarrow as pa
-from pyspark.sql import Column
-from pyspark.sql import functions as F
-
-from everflow import serdes
-from everflow.columns.builder import presence
+from everflow.dsl.aggregation import Aggregation
 from everflow.dsl.builder_call import builder_call
-from everflow.dsl.expressions import (
-    Edge,
-    checked_serde,
-    default_serde,
-    fitting_serde,
-    result_serde,
-    result_type,
-)
-from everflow.dsl.functions import WithoutKey, check_parameters, required_parameters
+from everflow.dsl.cogrouped import CogroupedKStream
+from everflow.dsl.expressions import Edge
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.kstream import KStream
 from everflow.dsl.ktable import KTable
-from everflow.errors import EverflowError, TopologyError
+from everflow.dsl.suppressed import EmitStrategy
+from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
 from everflow.location import user_line
 from everflow.operators import agg
 from everflow.operators.agg import Aggregator
-from everflow.operators.aggregate import AggregateSpec
-from everflow.operators.python_aggregate import PythonAggregateSpec, PythonAggregator, PythonReducer
-from everflow.operators.session_aggregate import (
-    ReducerMerger,
-    SessionAggregateSpec,
-    SessionFunctionSpec,
-)
 from everflow.serdes import Serde
-from everflow.spark.expressions import analyse
-from everflow.state.store import StoreSpec
-from everflow.topology.graph import (
-    PREPARE,
-    ColumnExpr,
-    EdgeType,
-    ProjectNode,
-    StatefulNode,
-    StatefulOperator,
-)
 from everflow.windows import SessionWindows, TimeWindows
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # for the type checker only
 
 
 class _Groups(Telling):
@@ -63,6 +36,7 @@ class _Groups(Telling):
 
     _group: KGroupedStream
     _windows: TimeWindows | SessionWindows | None = None
+    _emit = EmitStrategy()
 
     @property
     def graph(self) -> GraphBuilder:
@@ -73,7 +47,7 @@ class _Groups(Telling):
     def count(self, *, store: str | None = None, name: str | None = None) -> KTable:
         """Number of records per key (and window or session), ``bigint``. Records with a null key
         are skipped; those with a null value where there are no windows."""
-        aggregation = _Aggregation(self._group, self._windows, "count", store, name, user_line())
+        aggregation = self._aggregation("count", store, name, user_line())
         return aggregation.built_in({"count": agg.count()}, bare=True)
 
     @builder_call
@@ -87,9 +61,13 @@ class _Groups(Telling):
         """``reducer(aggregate, value)`` over the values of each key (and window or session); the
         first value is taken as it is, None deletes. Sessions that merge are reduced, too:
         ``reducer(earlier, later)``."""
-        return _Aggregation(self._group, self._windows, "reduce", store, name, user_line()).reduce(
-            reducer
-        )
+        return self._aggregation("reduce", store, name, user_line()).reduce(reducer)
+
+    def _aggregation(
+        self, operator: str, store: str | None, name: str | None, where: str | None
+    ) -> Aggregation:
+        final = self._emit.final
+        return Aggregation(self._group, self._windows, operator, store, name, where, final=final)
 
     @builder_call
     def aggregate(
@@ -117,7 +95,7 @@ class _Groups(Telling):
             "aggregator": aggregator,
         }
         options |= {"returns": returns, "value": value, "name": name}
-        return _aggregate(self._group, self._windows, options, aggregators, user_line())
+        return _aggregate(self, options, aggregators, user_line())
 
 
 class KGroupedStream(_Groups):
@@ -155,6 +133,14 @@ class KGroupedStream(_Groups):
             where=user_line(),
         )
 
+    @builder_call
+    def cogroup(self, aggregator: Callable[..., Any]) -> CogroupedKStream:
+        """The first of several grouped streams that are aggregated into one table:
+        ``orders.group_by_key().cogroup(add_order).cogroup(payments.group_by_key(),
+        add_payment).aggregate(dict, store="accounts", returns=...)``. ``aggregator`` gets (key,
+        value, aggregate) or (value, aggregate)."""
+        return CogroupedKStream(((self, aggregator),))
+
     def grouped(self, operator: str, where: str | None) -> KStream:
         """The stream in which equal keys meet in one task."""
         if not self._stream.key_changed:
@@ -173,10 +159,35 @@ class KGroupedStream(_Groups):
         """The stream that was grouped."""
         return self._stream
 
+    @property
+    def edge(self) -> Edge:
+        """The stream's."""
+        return self._stream.edge
+
 
 class _WindowedKStream(_Groups):
-    def __init__(self, group: KGroupedStream, windows: TimeWindows | SessionWindows) -> None:
+    def __init__(
+        self,
+        group: KGroupedStream,
+        windows: TimeWindows | SessionWindows,
+        emit: EmitStrategy | None = None,
+    ) -> None:
         self._group, self._windows = group, windows
+        self._emit = self._emit if emit is None else emit
+
+    @builder_call
+    def emit_strategy(self, strategy: EmitStrategy) -> Self:
+        """When the windows give results: ``EmitStrategy.on_window_close()`` gives one, the final
+        one, in time order; what is not closed yet is kept in the store ``<store>-final`` beside the
+        aggregate's own."""
+        if not isinstance(strategy, EmitStrategy):
+            raise TopologyError(
+                f"emit_strategy takes EmitStrategy.on_window_close() or "
+                f"EmitStrategy.on_window_update(), found {strategy!r}",
+                where=user_line(),
+            )
+        assert self._windows is not None
+        return type(self)(self._group, self._windows, strategy)
 
 
 class TimeWindowedKStream(_WindowedKStream):
@@ -213,12 +224,11 @@ class SessionWindowedKStream(_WindowedKStream):
             "merger": merger,
         }
         options |= {"returns": returns, "value": value, "name": name}
-        return _aggregate(self._group, self._windows, options, aggregators, user_line())
+        return _aggregate(self, options, aggregators, user_line())
 
 
 def _aggregate(
-    group: KGroupedStream,
-    windows: TimeWindows | SessionWindows | None,
+    groups: _Groups,
     options: dict[str, Any],
     aggregators: dict[str, Aggregator],
     where: str | None,
@@ -258,235 +268,7 @@ def _aggregate(
                 ),
                 where=where,
             )
-    aggregation = _Aggregation(
-        group, windows, "aggregate", options["store"], options["name"], where
-    )
+    aggregation = groups._aggregation("aggregate", options["store"], options["name"], where)
     if fields:
         return aggregation.built_in(fields, bare=False)
     return aggregation.functions(options)
-
-
-class _Aggregation:
-    """One aggregation while it is lowered: name, repartition, inputs, store, operator, in the
-    original's order."""
-
-    def __init__(
-        self,
-        group: KGroupedStream,
-        windows: TimeWindows | SessionWindows | None,
-        operator: str,
-        store: str | None,
-        name: str | None,
-        where: str | None,
-    ) -> None:
-        self.group, self.operator, self.name, self.where = group, operator, name, where
-        self.windows = windows if isinstance(windows, TimeWindows) else None
-        self.sessions = windows if isinstance(windows, SessionWindows) else None
-        self.graph = group.stream.graph
-        self.store = self.graph.claim_store(store, operator, where)
-        self.label = "REDUCE" if operator == "reduce" else "AGGREGATE"
-
-    @property
-    def windowed(self) -> bool:
-        """Whether results are per window or session."""
-        return self.windows is not None or self.sessions is not None
-
-    def built_in(self, fields: dict[str, Aggregator], *, bare: bool) -> KTable:
-        """Lower built-in aggregates; ``bare``: the value is the single result, not a struct."""
-        edge = self.group.stream.edge
-        key_serde = edge.written_key(self.operator, self.where)
-        columns = {
-            f"a{i}": _column(name, a, self.where)
-            for i, (name, a) in enumerate(fields.items())
-            if a.column is not None
-        }
-        inputs = self._inputs(columns, edge)
-        lowered = [
-            Aggregator(a.kind, None if a.column is None else f"a{i}")
-            for i, a in enumerate(fields.values())
-        ]
-        try:
-            built_in = AggregateSpec.of(
-                self.store,
-                key_serde,
-                lowered,
-                None if bare else list(fields),
-                inputs.type,
-                window=self.windows,
-            )
-        except EverflowError as error:
-            raise TopologyError(
-                f"aggregate in store {self.store!r}: {error}", where=self.where
-            ) from None
-        spec = built_in if self.sessions is None else SessionAggregateSpec(built_in, self.sessions)
-        value_serde = spec.value_serde if bare else default_serde(spec.result)
-        folds = tuple(column.op for column in built_in.columns)
-        return self._add(spec, inputs, value_serde, folds)
-
-    @builder_call
-    def reduce(self, reducer: Callable[[Any, Any], Any]) -> KTable:
-        """Lower a Python reducer; the aggregate has the value's type."""
-        check_parameters(reducer, ("aggregate", "value"), "reduce", self.where)
-        key_serde, value_serde = self.group.stream.edge.serdes("reduce", self.where)
-        return self._functions(
-            key_serde, value_serde, PythonReducer(reducer), ReducerMerger(reducer)
-        )
-
-    def functions(self, options: dict[str, Any]) -> KTable:
-        """Lower a Python initializer, aggregator and, for sessions, merger."""
-        initializer, aggregator = options["initializer"], options["aggregator"]
-        check_parameters(initializer, (), "aggregate: initializer", self.where)
-        called = self._with_or_without_key(aggregator, "aggregator", ("value", "aggregate"))
-        merger = None
-        if self.sessions is not None:
-            merger = self._with_or_without_key(
-                options["merger"], "merger", ("earlier aggregate", "later aggregate")
-            )
-        value_serde = self._value_serde(options["returns"], options["value"], aggregator)
-        key_serde = self.group.stream.edge.written_key("aggregate", self.where)
-        return self._functions(
-            key_serde, value_serde, PythonAggregator(initializer, called), merger
-        )
-
-    def _with_or_without_key(self, fn: Any, what: str, names: tuple[str, str]) -> Any:
-        """``fn`` as a function of the key and ``names``; TopologyError if it can take neither those
-        nor ``names`` alone."""
-        count = required_parameters(fn) if callable(fn) else 3
-        two = count is None or (count == 2 and not _takes_three(fn))
-        check_parameters(fn, names if two else ("key", *names), f"aggregate: {what}", self.where)
-        return WithoutKey(fn) if two else fn
-
-    def _functions(
-        self,
-        key_serde: Serde,
-        value_serde: Serde,
-        aggregator: PythonAggregator | PythonReducer,
-        merger: Any,
-    ) -> KTable:
-        functions = PythonAggregateSpec(
-            store=self.store,
-            key_serde=key_serde,
-            value_serde=value_serde,
-            aggregator=aggregator,
-            window=self.windows,
-        )
-        spec = (
-            functions
-            if self.sessions is None
-            else SessionFunctionSpec(functions, self.sessions, merger)
-        )
-        return self._add(spec, None, value_serde)
-
-    def _value_serde(self, returns: object, value: object, aggregator: Callable[..., Any]) -> Serde:
-        if value is not None:
-            given = checked_serde(value, "value", "aggregate", self.where)
-            if returns is not None:
-                type_ = result_type(returns, aggregator, "aggregate", self.where)
-                fitting_serde(given, type_, "value", "aggregate", self.where)
-            return given
-        type_ = result_type(returns, aggregator, "aggregate", self.where)
-        serde = result_serde(returns) or default_serde(type_)
-        if serde is None:
-            raise TopologyError(
-                f"aggregate: returns={returns!r} has no serde of its own; give one with value=",
-                where=self.where,
-            )
-        return serde
-
-    def _inputs(self, columns: dict[str, Column], edge: Edge) -> ColumnExpr:
-        """The value that the operator reads. Unwindowed aggregates skip null values, so theirs is
-        null as a whole."""
-        # nothing of the user's to analyse: a count alone needs no Spark while the program is built
-        if not columns:
-            return ColumnExpr(
-                column="CASE WHEN value IS NOT NULL THEN true END",
-                type=pa.bool_(),
-                uses=frozenset({"value"}),
-                twin=presence(edge.type.value),
-            )
-        for column in columns.values():
-            # Each alone, so that a message names the one that is wrong.
-            analyse(column, edge.type, self.where)
-        fields = F.struct(*[column.alias(name) for name, column in columns.items()])
-        if self.windowed:
-            return analyse(fields, edge.type, self.where)
-        present = F.when(F.col("value").isNotNull(), fields)
-        return replace(analyse(present, edge.type, self.where), skips_null=True)
-
-    def _add(
-        self,
-        spec: StatefulOperator,
-        inputs: ColumnExpr | None,
-        value_serde: Serde | None,
-        folds: tuple[str, ...] = (),
-    ) -> KTable:
-        node_name = self.graph.node_name(self.name, f"KSTREAM-{self.label}-", self.where)
-        stream = self.group.grouped(self.operator, self.where)
-        source = stream.node
-        if inputs is not None:
-            listed = EdgeType(stream.edge.type.key, inputs.type)
-            prepared = ProjectNode(
-                name=f"{node_name}-inputs",
-                inputs=(source,),
-                out=listed,
-                where=self.where,
-                label=PREPARE,
-                value=inputs,
-            )
-            source = self.graph.add(prepared)
-        edge = Edge(
-            EdgeType(spec.result_key, spec.result), self._key_serde(spec.key_serde), value_serde
-        )
-        node = StatefulNode(
-            node_name,
-            (source,),
-            edge.type,
-            self.where,
-            self.label,
-            spec,
-            (self._store_spec(spec, folds),),
-        )
-        return KTable(self.graph, self.graph.add(node), edge)
-
-    def _key_serde(self, inner: Serde) -> Serde:
-        if self.sessions is not None:
-            return serdes.session_windowed(inner)
-        return inner if self.windows is None else serdes.time_windowed(inner, self.windows.size_ms)
-
-    def _store_spec(self, spec: StatefulOperator, folds: tuple[str, ...]) -> StoreSpec:
-        kind, retention_ms, size_ms = "key_value", None, None
-        if self.windows is not None:
-            kind, retention_ms, size_ms = "window", self.windows.retention_ms, self.windows.size_ms
-        elif self.sessions is not None:
-            kind, retention_ms = "session", self.sessions.retention_ms
-        return StoreSpec(
-            name=self.store,
-            kind=kind,
-            key_serde=spec.key_serde,
-            value_serde=spec.value_serde,
-            retention_ms=retention_ms,
-            window_size_ms=size_ms,
-            where=self.where,
-            folds=folds,
-        )
-
-
-def _column(name: str, aggregator: Aggregator, where: str | None) -> Column:
-    given = aggregator.column
-    if isinstance(given, Column):
-        return given
-    if isinstance(given, str):
-        return F.col(given)
-    made = f"agg.{aggregator.kind}"
-    raise TopologyError(
-        (
-            f"aggregate: {name}={made}({given!r}) takes a Column or a column's name, e.g. "
-            f"{made}('value.amount')"
-        ),
-        where=where,
-    )
-
-
-def _takes_three(fn: Callable[..., Any]) -> bool:
-    """Whether ``fn`` is ``*args`` style, so that the longer call is meant."""
-    return any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(fn).parameters.values())

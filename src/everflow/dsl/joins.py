@@ -30,6 +30,7 @@ from everflow.dsl.graph_builder import GraphBuilder
 from everflow.errors import TopologyError
 from everflow.location import user_line
 from everflow.operators.joins import JoinedTable, JoinKind, joined_type
+from everflow.operators.suppress import SuppressSpec
 from everflow.spark.expressions import analyse
 from everflow.topology.graph import (
     JOINER,
@@ -148,13 +149,27 @@ class JoinCall:
 def joined_table(table: Side, call: JoinCall) -> JoinedTable:
     """The table as a join reads it, which needs each of its updates. TopologyError for one without
     a store."""
+    found = kept_table(table, call.operator, call.where)
+    node: Any = table.graph.node(table.node)
+    table.graph.replace(replace(node, operator=replace(node.operator, emit_every_update=True)))
+    return found
+
+
+def kept_table(table: Side, operator: str, where: str | None) -> JoinedTable:
+    """The table as an operator behind it looks up its entries. TopologyError for one without a
+    store."""
     node = table.graph.node(table.node)
+    if isinstance(node, StatefulNode) and isinstance(node.operator, SuppressSpec):
+        raise TopologyError(
+            f"{operator} looks entries up in the table's store, and suppress keeps only what it "
+            f"holds back; keep its results: .to_stream().to_table(store='a-name')",
+            where=where,
+        )
     if not isinstance(node, StatefulNode) or not node.stores:
         raise TopologyError(
-            f"{call.operator} looks entries up in the table's store, and {table.node} has none; "
+            f"{operator} looks entries up in the table's store, and {table.node} has none; "
             f"give it one: store='a-name' in the call that makes it",
-            where=call.where,
+            where=where,
         )
-    operator: Any = node.operator
-    table.graph.replace(replace(node, operator=replace(operator, emit_every_update=True)))
-    return JoinedTable(node.stores[0], operator.results, node.out.value)
+    results: Any = node.operator
+    return JoinedTable(node.stores[0], results.results, node.out.value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
@@ -17,6 +17,7 @@ from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import (
     Edge,
     Expression,
+    checked_column,
     is_column,
     is_true,
     predicate,
@@ -28,12 +29,19 @@ from everflow.dsl.expressions import (
 from everflow.dsl.functions import TableFilter, TableMapper, key_value_function
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.kstream import KStream, fields_from_options
+from everflow.dsl.suppressed import Suppressed
+from everflow.dsl.suppressed import suppressed as suppressed_node
+from everflow.dsl.table_groups import GroupCall
 from everflow.dsl.table_joins import TableJoins, stored
 from everflow.errors import TopologyError
 from everflow.location import user_line
+from everflow.serdes import Serde
 from everflow.spark.expressions import analyse
 from everflow.topology.graph import PREPARE, ColumnExpr, FunctionNode, Node, ProjectNode
 from everflow.topology.types import type_text
+
+if TYPE_CHECKING:
+    from everflow.dsl.grouped_table import KGroupedTable
 
 
 class KTable(TableJoins):
@@ -104,6 +112,19 @@ class KTable(TableJoins):
         )
 
     @builder_call
+    def suppress(
+        self, suppressed: Suppressed, *, store: str | None = None, name: str | None = None
+    ) -> KTable:
+        """Holds updates back: until windows close, ``suppress(Suppressed.until_window_closes(),
+        store="final")``, or for some time, ``Suppressed.until_time_limit("1 minute")``.
+
+        ``store``: keeps what is held back. Stream time advances with records only: the last windows
+        wait for the next record, of any key, in the same partition.
+        """
+        node = suppressed_node(self, suppressed, store, name, user_line())
+        return KTable(self.graph, node, self.edge)
+
+    @builder_call
     def to_stream(self, *, name: str | None = None) -> KStream:
         """The table's changes as a stream; deletions are records with a null value."""
         where = user_line()
@@ -118,6 +139,39 @@ class KTable(TableJoins):
             )
         )
         return KStream(self.graph, node, self.edge)
+
+    @builder_call
+    def group_by(
+        self,
+        key: Expression,
+        value: Column | None = None,
+        *,
+        returns: object = None,
+        name: str | None = None,
+        key_serde: Serde | None = None,
+        value_serde: Serde | None = None,
+    ) -> KGroupedTable:
+        """The entries grouped anew, through the repartition topic
+        ``<application.id>-<name>-repartition``: ``key``, and ``value`` where it is another one, as
+        Columns; or a function that returns the key, with ``returns=type``, or key and value, with
+        ``returns=(key type, value type)``.
+
+        An entry without a new key or value is in no group. The table needs a store (``store=`` in
+        the call that makes it): what an entry was is looked up there.
+        """
+        where = user_line()
+        checked_column(value, "value", "group_by", where)
+        call = GroupCall(
+            key=key,
+            value=value,
+            returns=returns,
+            key_serde=key_serde,
+            value_serde=value_serde,
+            where=where,
+        )
+        return self.graph.faces.grouped_table(
+            *call.made(self), self.graph.check_repartition_name(name, "group_by", where)
+        )
 
     def _filter(
         self,

@@ -15,6 +15,7 @@ from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import Edge, checked_serde
 from everflow.dsl.graph_builder import Faces, GraphBuilder
 from everflow.dsl.grouped import KGroupedStream
+from everflow.dsl.grouped_table import KGroupedTable
 from everflow.dsl.kstream import KStream
 from everflow.dsl.ktable import KTable
 from everflow.errors import TopologyError
@@ -29,7 +30,7 @@ from everflow.topology.program import Topology
 from everflow.travel.inert import Inert, in_worker
 
 _RESETS = ("earliest", "latest", "none")
-FACES = Faces(KStream, KGroupedStream, KTable, BranchedKStream)
+FACES = Faces(KStream, KGroupedStream, KTable, BranchedKStream, KGroupedTable)
 
 
 class StreamsBuilder(Telling):

@@ -3,7 +3,8 @@
     FOREIGN_NAMES["KStream"]["leftJoin"]
 
 `Telling` gives that to a class, `telling` to a module. What is not in the tables gets the nearest
-name there is. The tables are `kafka_streams`, `kafka_streams_settings` and `pyspark`, made of
+name there is. The tables are `kafka_streams`, `kafka_streams_tables`, `kafka_streams_settings` and
+`pyspark`, made of
 `entries`; the guide's pages for newcomers are made of them, too.
 May import layer 0. Pure; it runs where somebody wrote the name.
 """
@@ -19,7 +20,12 @@ from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from everflow.errors import UnknownImportError, UnknownNameError
-from everflow.foreign_names import kafka_streams, kafka_streams_settings, pyspark
+from everflow.foreign_names import (
+    kafka_streams,
+    kafka_streams_settings,
+    kafka_streams_tables,
+    pyspark,
+)
 from everflow.foreign_names.entries import ForeignName, Names
 from everflow.location import user_line
 from everflow.moves import some
@@ -32,7 +38,12 @@ KAFKA_STREAMS: Mapping[str, Names] = MappingProxyType(
         "KGroupedStream": kafka_streams.KGROUPED_STREAM,
         "TimeWindowedKStream": kafka_streams.WINDOWED_KSTREAM,
         "SessionWindowedKStream": kafka_streams.WINDOWED_KSTREAM,
+        "KGroupedTable": kafka_streams_tables.KGROUPED_TABLE,
+        "CogroupedKStream": kafka_streams_tables.COGROUPED_KSTREAM,
         "BranchedKStream": kafka_streams.BRANCHED_KSTREAM,
+        "Suppressed": kafka_streams_tables.SUPPRESSED,
+        "BufferConfig": kafka_streams_tables.BUFFER_CONFIG,
+        "EmitStrategy": kafka_streams_tables.EMIT_STRATEGY,
         "JoinWindows": kafka_streams.JOIN_WINDOWS,
         "TimeWindows": kafka_streams.TIME_WINDOWS,
         "SessionWindows": kafka_streams.SESSION_WINDOWS,
@@ -95,7 +106,14 @@ OWN = frozenset(
         "StreamsConfig.topic",
         "InputTopic.rewind",
         "InputTopic.written",
+        "KGroupedStream.edge",
         "KGroupedStream.graph",
+        "KGroupedTable.edge",
+        "KGroupedTable.graph",
+        "KGroupedTable.grouped",
+        "CogroupedKStream.graph",
+        "TimeWindowedCogroupedKStream.graph",
+        "SessionWindowedCogroupedKStream.graph",
         "TimeWindowedKStream.graph",
         "SessionWindowedKStream.graph",
         "BranchedKStream.graph",

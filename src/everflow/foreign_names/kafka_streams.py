@@ -26,16 +26,9 @@ _GLOBAL = not_there(
     "function of "
     "map_values, or read the topic with builder.table('topic', store='a-name')"
 )
-_SUPPRESS = not_there(
-    "suppress is not there yet. Results of one micro-batch are already one per key; the last "
-    "result of a window "
-    "has come when stream time has passed its end plus grace: the reader of the output keeps the "
-    "last value per key"
-)
-_COGROUP = not_there(
-    "cogroup is not there yet. Bring the streams to one type with map_values and aggregate them as "
-    "one: "
-    "stream.merge(other).group_by_key().aggregate(...)"
+_SUPPRESS = is_called(
+    "suppress",
+    "table.suppress(Suppressed.until_time_limit('1 minute'), store='held-back')",
 )
 _VERSIONED = not_there(
     "versioned stores are not there yet; a table keeps the last value of each key"
@@ -112,7 +105,7 @@ KSTREAM: Names = {
         "group_by_key",
         "stream.group_by_key().windowed_by(TimeWindows.of_size('1 hour')).count(store='hourly')",
     ),
-    "cogroup": _COGROUP,
+    "cogroup": is_called("group_by_key", "stream.group_by_key().cogroup(add_order)"),
     "join": is_called(
         "join",
         "stream.join(customers, item=F.col('left.item'), city=F.col('right.city'))",
@@ -132,7 +125,7 @@ KSTREAM: Names = {
     "transformValues": _PROCESSORS,
     "flatTransform": _PROCESSORS,
     "flatTransformValues": _PROCESSORS,
-    "suppress": _SUPPRESS,
+    "suppress": not_there("a table's updates are held back: table.suppress(...)"),
 }
 
 KTABLE: Names = {
@@ -151,12 +144,7 @@ KTABLE: Names = {
     "queryableStoreName": not_there(
         "a table's store has the name that was given as store='a-name'"
     ),
-    "groupBy": not_there(
-        "grouped tables are not there yet: a changed row would have to be taken out of its old "
-        "group. What "
-        "only ever adds rows can "
-        "be grouped as a stream: table.to_stream().group_by(F.col('value'), name='by-value')"
-    ),
+    "groupBy": is_called("group_by", "table.group_by(F.col('value'), name='by-value')"),
     "join": is_called("join", "table.join(customers, store='both')"),
     "leftJoin": is_called("left_join", "table.left_join(customers)"),
     "outerJoin": is_called("outer_join", "table.outer_join(customers)"),
@@ -173,7 +161,7 @@ KGROUPED_STREAM: Names = {
     "windowedBy": is_called(
         "windowed_by", "grouped.windowed_by(TimeWindows.of_size('1 hour').grace('5 minutes'))"
     ),
-    "cogroup": _COGROUP,
+    "cogroup": is_called("cogroup", "grouped.cogroup(add_order)"),
     "to": not_there(
         "a group is not a stream yet: "
         "grouped.count(store='orders-per-key').to_stream().to('output')"
@@ -189,11 +177,14 @@ WINDOWED_KSTREAM: Names = {
     "aggregate": is_called(
         "aggregate", "windowed.aggregate(total=agg.sum('value.amount'), store='totals')"
     ),
-    "emitStrategy": not_there(
-        "results come with every micro-batch; emitting when a window closes is not there yet"
+    "emitStrategy": is_called(
+        "emit_strategy", "windowed.emit_strategy(EmitStrategy.on_window_close())"
     ),
-    "suppress": _SUPPRESS,
-    "cogroup": _COGROUP,
+    "suppress": not_there(
+        "a table's updates are held back: windowed.count(store='hourly').suppress("
+        "Suppressed.until_window_closes(), store='held-back')"
+    ),
+    "cogroup": not_there("streams are cogrouped before they are cut into windows"),
     "to": not_there(
         "groups in windows are not a stream yet: "
         "windowed.count(store='hourly').to_stream().to('output')"
@@ -500,14 +491,12 @@ EVERFLOW: Names = {
         "windows are made with TimeWindows.of_size('1 hour') or "
         "SessionWindows.of_inactivity_gap('30 minutes')"
     ),
-    "Suppressed": _SUPPRESS,
-    "EmitStrategy": not_there(
-        "results come with every micro-batch; emitting when a window closes is not there yet"
+    "Suppressed": is_called("Suppressed", "Suppressed.until_window_closes()"),
+    "EmitStrategy": is_called("EmitStrategy", "EmitStrategy.on_window_close()"),
+    "KGroupedTable": is_called(
+        "KGroupedTable", "table.group_by(F.col('value'), name='by-value').count(store='n')"
     ),
-    "KGroupedTable": not_there(
-        "grouped tables are not there yet; table.to_stream().group_by(...) groups the changes"
-    ),
-    "CogroupedKStream": _COGROUP,
+    "CogroupedKStream": is_called("CogroupedKStream", "grouped.cogroup(add_order)"),
     "GlobalKTable": _GLOBAL,
     "KeyValue": not_there(
         "a pair is a tuple: stream.map(lambda key, value: (value, key), returns=('string', "

@@ -43,10 +43,25 @@ class PythonReducer:
         return value if aggregate is None else self.reducer(aggregate, value)
 
 
+@dataclass(frozen=True)
+class PythonCogroup:
+    """An aggregator for each of several streams, starting from ``initializer()``; a value is
+    ``{which, v0, v1, ...}`` and belongs to the aggregator ``which``. None = deleted."""
+
+    initializer: Callable[[], Any]
+    aggregators: tuple[Callable[[Any, Any, Any], Any], ...]
+
+    def __call__(self, key: Any, value: Any, aggregate: Any) -> Any:
+        """The next aggregate; ``aggregate`` None = there is none yet."""
+        which = value["which"]
+        before = self.initializer() if aggregate is None else aggregate
+        return self.aggregators[which](key, value[f"v{which}"], before)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PythonAggregateSpec(KeyedOperator):
-    """`PythonAggregator` or `PythonReducer` per key, or per key and window; null and time rules as
-    in `AggregateSpec`.
+    """`PythonAggregator`, `PythonReducer`, or their like for tables, per key, or per key and
+    window; null and time rules as in `AggregateSpec`.
 
     Functions get Python values (a dict for a struct, a `Windowed` for a windowed key) and may
     change and return the aggregate they are given. Raises UserFunctionError naming the record.
@@ -55,7 +70,7 @@ class PythonAggregateSpec(KeyedOperator):
     store: str
     key_serde: Serde
     value_serde: Serde
-    aggregator: PythonAggregator | PythonReducer
+    aggregator: Callable[[Any, Any, Any], Any]
     window: TimeWindows | None = None
     emit_every_update: bool = False
 

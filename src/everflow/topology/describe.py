@@ -17,10 +17,8 @@ from everflow.topology.graph import (
     PREPARE,
     ColumnExpr,
     FunctionExpr,
-    FunctionNode,
     Graph,
     Node,
-    ProjectNode,
     SinkNode,
     SourceNode,
     StatefulNode,
@@ -101,7 +99,7 @@ def shown_nodes(sub: SubTopology) -> dict[str, Shown]:
 
     for node in sub.nodes:
         inputs = [name for given in node.inputs for name in stands_for.get(given, [given])]
-        if isinstance(node, ProjectNode | FunctionNode) and node.label in (PREPARE, JOINER):
+        if getattr(node, "label", None) in (PREPARE, JOINER):
             stands_for[node.name] = inputs
             continue
         if isinstance(node, StatefulNode) and node.parts:

@@ -153,6 +153,8 @@ class UnnestNode(Node):
 class MergeNode(Node):
     """All records of all inputs, in merge order. The planner dissolves it."""
 
+    label: str = "MERGE"
+
 
 class StatefulOperator(Protocol):
     """What a `StatefulNode` runs: a frozen dataclass without state of its own, which travels to the

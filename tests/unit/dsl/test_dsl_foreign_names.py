@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
-from everflow import JoinWindows, SessionWindows, StreamsBuilder, TimeWindows, agg, serdes
+from everflow import (
+    EmitStrategy,
+    JoinWindows,
+    SessionWindows,
+    StreamsBuilder,
+    Suppressed,
+    TimeWindows,
+    agg,
+    serdes,
+)
 from everflow.errors import UnknownNameError
 from everflow.foreign_names import FOREIGN_NAMES
 
@@ -68,6 +77,9 @@ class World:
             "JoinWindows": JoinWindows,
             "TimeWindows": TimeWindows,
             "SessionWindows": SessionWindows,
+            "Suppressed": Suppressed,
+            "EmitStrategy": EmitStrategy,
+            "add_order": lambda order, account: account,
         }
         return eval(example, {**names, **vars(self)})
 
@@ -95,7 +107,7 @@ def test_an_example_works_as_it_is_written(owner: str, example: str) -> None:
         ("stream.where('a > 1')", r"it is filter here, for example stream\.filter\("),
         ("stream.process(list)", "the Processor API is not there yet.*store='kept'"),
         ("stream.writeStream.start()", r"it is to here, for example stream\.to\('output'"),
-        ("table.suppress(None)", "suppress is not there yet"),
+        ("stream.suppress(None)", r"a table's updates are held back: table\.suppress\("),
         (
             "table.to('out')",
             r"it is to_stream here, for example table\.to_stream\(\)\.to\('output'\)",
@@ -104,7 +116,7 @@ def test_an_example_works_as_it_is_written(owner: str, example: str) -> None:
             "grouped.agg(n=1)",
             r"it is aggregate here, for example grouped\.aggregate\(total=agg\.sum",
         ),
-        ("windowed.emitStrategy(None)", "emitting when a window closes is not there yet"),
+        ("windowed.emitStrategy(None)", r"it is emit_strategy here, for example windowed\.emit_s"),
         (
             "builder.readStream.format('kafka')",
             r"it is stream here, for example builder\.stream\('orders'",

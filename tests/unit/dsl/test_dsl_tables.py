@@ -1,192 +1,166 @@
-"""Lowering of groups, aggregations and tables."""
+"""What grouped tables, suppress, emit strategies and cogroups refuse while the topology is built,
+with the line and the cure; and what of them does not need a model."""
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
-from everflow import KStream, StreamsBuilder, TimeWindows, agg, serdes
-from everflow.operators.aggregate import AggregateSpec
-from everflow.operators.python_aggregate import PythonAggregateSpec
-from everflow.operators.table import TableSpec
-from everflow.topology.graph import PREPARE, FunctionNode, ProjectNode, StatefulNode
+from everflow import (
+    BufferConfig,
+    EmitStrategy,
+    SessionWindows,
+    StreamsBuilder,
+    Suppressed,
+    TimeWindows,
+    TopologyError,
+    agg,
+    serdes,
+)
+from everflow.testing import TopologyTestDriver
 
 pytestmark = pytest.mark.spark
 
-
-@pytest.fixture
-def builder() -> StreamsBuilder:
-    return StreamsBuilder()
-
-
-@pytest.fixture
-def orders(builder: StreamsBuilder) -> KStream:
-    return builder.stream(
-        "orders", key=serdes.string(), value=serdes.json("item string, amount double")
-    )
+TEXT, LONG = serdes.string(), serdes.long()
+TEN = TimeWindows.of_size(10)
+USED = (BufferConfig, EmitStrategy, SessionWindows, Suppressed, agg)
 
 
-def last(builder: StreamsBuilder) -> Any:
-    return builder.build().nodes[-1]
+class World:
+    """Streams and tables of one builder, and a stream of another."""
 
-
-def test_count_reads_a_boolean_and_stores_javas_long(
-    orders: KStream, builder: StreamsBuilder
-) -> None:
-    table = orders.group_by_key().count(store="counts")
-    prepared, node = builder.build().nodes[-2:]
-    assert isinstance(prepared, ProjectNode)
-    assert isinstance(node, StatefulNode)
-    assert (prepared.label, prepared.out.value) == (PREPARE, pa.bool_())
-    assert isinstance(node.operator, AggregateSpec)
-    assert (node.name, node.out.value) == ("KSTREAM-AGGREGATE-0000000001", pa.int64())
-    store = node.stores[0]
-    assert (store.name, store.kind, store.value_serde) == ("counts", "key_value", serdes.long())
-    assert table.edge.value_serde == serdes.long()
-
-
-def test_aggregate_reads_a_struct_of_its_inputs(orders: KStream, builder: StreamsBuilder) -> None:
-    orders.group_by_key().aggregate(
-        store="s", n=agg.count(), mean=agg.avg("value.amount"), top=agg.max(F.col("offset"))
-    )
-    prepared, node = builder.build().nodes[-2:]
-    assert prepared.out.value == pa.struct([("a1", pa.float64()), ("a2", pa.int64())])
-    assert node.out.value == pa.struct(
-        [("n", pa.int64()), ("mean", pa.float64()), ("top", pa.int64())]
-    )
-    assert isinstance(node, StatefulNode)
-    assert node.stores[0].value_serde.kind == "packed"
-    assert "CASE WHEN" in str(prepared.value.column)  # type: ignore[attr-defined]
-
-
-def test_fields_may_be_called_like_options(orders: KStream, builder: StreamsBuilder) -> None:
-    orders.group_by_key().aggregate(store="s", name=agg.count(), value=agg.sum("value.amount"))
-    assert [field.name for field in last(builder).out.value] == ["value", "name"]
-
-
-def test_windowed_aggregate_has_windowed_keys(orders: KStream, builder: StreamsBuilder) -> None:
-    windows = TimeWindows.of_size("1 hour").grace("5 minutes")
-    table = (
-        orders.group_by_key()
-        .windowed_by(windows)
-        .aggregate(store="s", total=agg.sum("value.amount"))
-    )
-    prepared, node = builder.build().nodes[-2:]
-    assert isinstance(node, StatefulNode)
-    assert [field.name for field in node.out.key] == ["key", "start", "end"]
-    store = node.stores[0]
-    assert (store.kind, store.retention_ms, store.window_size_ms) == (
-        "window",
-        3_900_000,
-        3_600_000,
-    )
-    assert table.edge.key_serde == serdes.time_windowed(serdes.string(), 3_600_000)
-    assert "CASE WHEN" not in str(prepared.value.column)  # type: ignore[attr-defined]
-
-
-def test_reduce_keeps_the_values_type(orders: KStream, builder: StreamsBuilder) -> None:
-    amounts = orders.map_values(F.col("value.amount"))
-    amounts.group_by_key().reduce(lambda a, b: a + b, store="sum")
-    node = last(builder)
-    assert (node.name, node.label) == ("KSTREAM-REDUCE-0000000002", "REDUCE")
-    assert isinstance(node.operator, PythonAggregateSpec)
-    assert node.operator.aggregator("k", 2.0, 1.0) == 3.0
-    assert node.out.value == pa.float64()
+    def __init__(self) -> None:
+        self.builder = StreamsBuilder()
+        self.stream = self.builder.stream("s", key=TEXT, value=LONG)
+        self.numbers = self.builder.stream("n", key=LONG, value=LONG)
+        self.table = self.builder.table("t", key=TEXT, value=TEXT, store="t")
+        self.groups = self.stream.group_by_key()
+        self.windowed = self.groups.windowed_by(TEN)
+        self.foreign = StreamsBuilder().stream("f", key=TEXT, value=LONG).group_by_key()
 
 
 @pytest.mark.parametrize(
-    "aggregator", [lambda value, total: total + 1, lambda key, value, total: total + 1]
+    ("call", "says"),
+    [
+        ("w.table.group_by(F.col('value'))", "it has no name; write group_by"),
+        ("w.table.filter(F.col('value') > 'a').group_by(F.col('value'), name='g')", "store='a-n"),
+        ("w.table.group_by('value', name='g')", r"a Column or a Python function, found 'value'"),
+        ("w.table.group_by(F.col('value.x'), name='g')", "cannot be used here"),
+        ("w.table.group_by(lambda v: v, name='g')", "add returns="),
+        ("w.table.group_by(lambda a, b, c: a, name='g', returns='string')", "takes 3 arguments"),
+        ("w.table.group_by(lambda v: v, F.col('value'), name='g', returns='string')", "returns bo"),
+        ("w.table.group_by(lambda v: v, name='g', returns=('string',) * 3)", "names 3 types"),
+        ("w.table.group_by(F.col('value'), name='g', key_serde=LONG)", "cannot write"),
+        ("w.table.group_by(F.col('value'), name='g').count()", "its store has no name"),
+        ("w.by_value.aggregate(store='x', m=agg.max('value'))", "agg.max cannot take back"),
+        ("w.by_value.aggregate(store='x')", "either built-ins, e.g."),
+        ("w.by_value.aggregate(store='x', initializer=list, n=agg.count())", "either built-ins"),
+        ("w.by_value.aggregate(store='x', initializer=list, returns='string')", "found None"),
+        ("w.by_value.reduce(max, store='x')", "subtractor"),
+        ("w.by_value.reduce(lambda a: a, lambda a, v: a, store='x')", r"reduce: adder calls its"),
+        ("w.table.suppress('1 minute', store='x')", "suppress takes Suppressed.until"),
+        ("w.table.suppress(Suppressed.until_window_closes(), store='x')", "is for tables of wind"),
+        ("w.table.suppress(Suppressed.until_time_limit(1))", "its store has no name"),
+        ("Suppressed.until_time_limit(-1)", "a time limit may not be negative"),
+        ("BufferConfig.max_records(0)", "max_records takes a number above zero"),
+        ("BufferConfig.max_bytes('1 MB')", "max_bytes takes a number above zero"),
+        (
+            "w.windowed.count(store='c').suppress("
+            "Suppressed.until_window_closes(BufferConfig.max_records(5)), store='x')",
+            "results that are not final",
+        ),
+        ("w.stream.join(w.held, name='j')", r"suppress keeps only what it holds back"),
+        ("w.windowed.emit_strategy('close')", "emit_strategy takes EmitStrategy"),
+        ("w.groups.cogroup(max).cogroup(w.stream, max)", "write other.group_by_key"),
+        ("w.groups.cogroup(max).cogroup(w.foreign, max)", "of the same StreamsBuilder"),
+        (
+            "w.groups.cogroup(max).cogroup(w.numbers.group_by_key(), max)",
+            "group one side anew with group_by",
+        ),
+        ("w.groups.cogroup(add).aggregate(list, returns='string')", "its store has no name"),
+        ("w.groups.cogroup(add).aggregate(list, store='x')", "add returns="),
+        ("w.groups.cogroup(len).aggregate(list, store='x', returns='string')", "takes 1 argum"),
+        ("w.groups.cogroup(add).windowed_by('1 hour')", "windowed_by takes TimeWindows"),
+        (
+            "w.groups.cogroup(add).windowed_by(SessionWindows(5)).aggregate(list, len, store='x', "
+            "returns='string')",
+            "merger",
+        ),
+    ],
 )
-def test_aggregate_with_functions(
-    aggregator: Any, orders: KStream, builder: StreamsBuilder
-) -> None:
-    orders.group_by_key().aggregate(
-        initializer=int, aggregator=aggregator, store="n", returns="bigint"
-    )
-    spec = last(builder).operator
-    assert isinstance(spec, PythonAggregateSpec)
-    assert spec.aggregator("k", {"amount": 1.0}, 4) == 5
-    assert spec.value_serde == serdes.long()
+def test_what_cannot_be_is_refused_with_the_cure(call: str, says: str) -> None:
+    world = World()
+    names = {**globals(), "w": world, "add": lambda value, kept: kept}
+    if "by_value" in call:
+        setattr(world, "by_value", world.table.group_by(F.col("value"), name="g"))  # noqa: B010
+    if "held" in call:
+        limit = Suppressed.until_time_limit(5)
+        setattr(world, "held", world.table.suppress(limit, store="h"))  # noqa: B010
+    with pytest.raises(TopologyError, match=says) as error:
+        eval(compile(call, "program.py", "eval"), names)
+    assert "program.py:1" in str(error.value)
 
 
-def test_group_by_repartitions_and_aggregations_share_the_topic(
-    orders: KStream, builder: StreamsBuilder
-) -> None:
-    group = orders.group_by(F.col("value.item"), name="by-item")
-    group.count(store="one")
-    group.aggregate(store="two", total=agg.sum("value.amount"))
-    topology = builder.build()
-    assert [topic.name for topic in topology.repartition_topics] == ["by-item-repartition"]
-    readers = [node.name for node in topology.consumers("by-item-repartition-source")]
-    assert readers == ["KSTREAM-AGGREGATE-0000000001-inputs", "KSTREAM-AGGREGATE-0000000005-inputs"]
+def results(program: Any, steps: list[tuple[Any, ...]]) -> list[list[tuple[Any, Any, int]]]:
+    """What each step (key, value, time) of the topic ``in`` gives."""
+    builder = StreamsBuilder()
+    text = program(builder.stream("in", key=TEXT, value=LONG)).to_stream()
+    text.map(lambda key, value: (str(tuple(key)), value), returns=("string", "bigint")).to("out")
+    with TopologyTestDriver(builder.build()) as driver:
+        topic = driver.create_input_topic("in", TEXT, LONG)
+        out = driver.create_output_topic("out", TEXT, LONG)
+        found = []
+        for key, value, time in steps:
+            topic.pipe_input(key, value, time)
+            found.append([(one.key, one.value, one.timestamp) for one in out.read_records()])
+        return found
 
 
-def test_group_by_with_a_function(orders: KStream, builder: StreamsBuilder) -> None:
-    orders.group_by(lambda v: v["item"], name="by-item", returns="string").count(store="n")
-    node = builder.build().node("by-item")
-    assert isinstance(node, FunctionNode)
-    assert node.op == "select_key"
+def test_a_window_gives_its_result_after_a_jump_of_time() -> None:
+    def closed(stream: Any) -> Any:
+        windows = stream.group_by_key().windowed_by(TimeWindows.of_size(10).grace(5))
+        return windows.emit_strategy(EmitStrategy.on_window_close()).count(store="n")
+
+    steps = [("a", 1, 1), ("a", 1, 3), ("b", 1, 14), ("b", 1, 1_000_000)]
+    assert results(closed, steps) == [
+        [],
+        [],
+        [],
+        [("('a', 0, 10)", 2, 3), ("('b', 10, 20)", 1, 14)],
+    ]
 
 
-def test_group_by_key_repartitions_only_a_changed_key(
-    orders: KStream, builder: StreamsBuilder
-) -> None:
-    orders.group_by_key().count(store="a")
-    assert not builder.build().repartition_topics
-    orders.select_key(F.col("value.item")).group_by_key(name="again").count(store="b")
-    assert [topic.name for topic in builder.build().repartition_topics] == ["again-repartition"]
+def test_a_session_closes_when_no_record_can_extend_it() -> None:
+    def closed(stream: Any) -> Any:
+        sessions = stream.group_by_key().windowed_by(SessionWindows(5, 2))
+        return sessions.emit_strategy(EmitStrategy.on_window_close()).count(store="n")
+
+    steps = [("a", 1, 1), ("b", 1, 7), ("a", 1, 6), ("b", 1, 9), ("c", 1, 14), ("c", 1, 30)]
+    assert results(closed, steps) == [
+        [],
+        [],
+        [],
+        [],
+        [("('a', 1, 6)", 2, 6)],
+        [("('b', 7, 9)", 2, 9), ("('c', 14, 14)", 1, 14)],
+    ]
 
 
-def test_table_is_a_source_and_a_store(builder: StreamsBuilder) -> None:
-    builder.table("users", key=serdes.string(), value=serdes.string(), store="users")
-    source, node = builder.build().nodes
-    assert (source.name, node.name) == ("KSTREAM-SOURCE-0000000000", "KTABLE-SOURCE-0000000001")
-    assert isinstance(node, StatefulNode)
-    assert (node.label, type(node.operator)) == ("SOURCE", TableSpec)
-
-
-def test_to_table_repartitions_a_changed_key(orders: KStream, builder: StreamsBuilder) -> None:
-    orders.to_table(store="plain")
-    assert last(builder).label == "TOTABLE"
-    assert not builder.build().repartition_topics
-    orders.select_key(F.col("value.item")).to_table(store="moved")
-    assert [topic.name for topic in builder.build().repartition_topics] == ["moved-repartition"]
-
-
-def test_table_filters_forward_deletions(orders: KStream, builder: StreamsBuilder) -> None:
-    table = orders.group_by_key().count(store="n")
-    table.filter(F.col("value") > 1)
-    node = last(builder)
-    assert isinstance(node, ProjectNode)
-    assert (node.label, node.predicate) == ("FILTER", None)
-    assert "CASE WHEN" in str(node.value.column)  # type: ignore[union-attr]
-    table.filter_not(lambda v: v > 1)
-    assert last(builder).op == "map_values"
-    assert [last(builder).fn("k", value) for value in (1, 2, None)] == [1, None, None]
-
-
-def test_table_map_values_leaves_deletions_alone(orders: KStream, builder: StreamsBuilder) -> None:
-    table = orders.group_by_key().count(store="n")
-    mapped = table.map_values(twice=F.col("value") * 2)
-    assert "CASE WHEN" in str(last(builder).value.column)
-    assert mapped.edge.value_serde is not None
-    assert mapped.edge.value_serde.kind == "json"
-    table.map_values(lambda v: str(v), returns="string")
-    assert [last(builder).fn("k", value) for value in (1, None)] == ["1", None]
-
-
-def test_to_stream_changes_nothing(orders: KStream, builder: StreamsBuilder) -> None:
-    stream = orders.group_by_key().count(store="n").to_stream()
-    node = last(builder)
-    assert (node.label, node.predicate, node.key, node.value) == ("TOSTREAM", None, None, None)
-    stream.to("counts")
-    assert last(builder).value_serde == serdes.long()
-
-
-def test_wrapped_functions_reach_workers_by_name(builder: StreamsBuilder) -> None:
-    builder.stream("t", value=serdes.string()).map_values(len, returns="int")
-    assert pickle.loads(pickle.dumps(last(builder).fn))("k", "abc") == 3
+def test_late_is_what_is_late_for_all_cogrouped_streams() -> None:
+    builder = StreamsBuilder()
+    left, right = (builder.stream(name, key=TEXT, value=LONG) for name in ("left", "right"))
+    both = left.group_by_key().cogroup(lambda value, total: total + value)
+    both = both.cogroup(right.group_by_key(), lambda value, total: total - value)
+    both.windowed_by(TEN).aggregate(int, store="n", returns="bigint").to_stream().map_values(
+        F.col("value")
+    ).map(lambda key, value: (key.key, value), returns=("string", "bigint")).to("out")
+    with TopologyTestDriver(builder.build()) as driver:
+        topics = [driver.create_input_topic(name, TEXT, LONG) for name in ("left", "right")]
+        topics[0].pipe_input("a", 5, 1)
+        topics[1].pipe_input("a", 2, 4)
+        topics[0].pipe_input("a", 1, 10)
+        topics[1].pipe_input("a", 1, 5)
+        out = driver.create_output_topic("out", TEXT, LONG)
+        assert [one.value for one in out.read_records()] == [5, 3, 1]

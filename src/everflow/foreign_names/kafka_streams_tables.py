@@ -1,0 +1,64 @@
+"""Names of Kafka Streams' Java API around grouped tables, cogroups and suppressed results.
+
+By the class here on which they are looked for."""
+
+from __future__ import annotations
+
+from everflow.foreign_names.entries import Names, is_called, not_there
+
+KGROUPED_TABLE: Names = {
+    "count": is_called("count", "grouped.count(store='people-per-city')"),
+    "reduce": is_called(
+        "reduce",
+        "grouped.reduce(lambda total, new: total + new, lambda total, old: total - old, "
+        "store='totals')",
+    ),
+    "aggregate": is_called(
+        "aggregate", "grouped.aggregate(mean=agg.avg('value.age'), store='ages')"
+    ),
+}
+
+COGROUPED_KSTREAM: Names = {
+    "cogroup": is_called("cogroup", "cogrouped.cogroup(payments.group_by_key(), add_payment)"),
+    "aggregate": is_called(
+        "aggregate", "cogrouped.aggregate(dict, store='accounts', returns='due double')"
+    ),
+    "windowedBy": is_called("windowed_by", "cogrouped.windowed_by(TimeWindows.of_size('1 hour'))"),
+}
+
+SUPPRESSED: Names = {
+    "untilWindowCloses": is_called("until_window_closes", "Suppressed.until_window_closes()"),
+    "untilTimeLimit": is_called("until_time_limit", "Suppressed.until_time_limit('1 minute')"),
+    "withName": not_there(
+        "names are keywords: table.suppress(..., store='held-back', name='final')"
+    ),
+    "BufferConfig": not_there(
+        "it is a class of its own: from everflow import BufferConfig; BufferConfig.unbounded()"
+    ),
+}
+
+BUFFER_CONFIG: Names = {
+    "unbounded": is_called("unbounded", "BufferConfig.unbounded()"),
+    "maxRecords": is_called("max_records", "BufferConfig.max_records(1000)"),
+    "maxBytes": is_called("max_bytes", "BufferConfig.max_bytes(1_000_000)"),
+    "withMaxRecords": is_called(
+        "with_max_records", "BufferConfig.max_bytes(1_000_000).with_max_records(1000)"
+    ),
+    "withMaxBytes": is_called(
+        "with_max_bytes", "BufferConfig.max_records(1000).with_max_bytes(1_000_000)"
+    ),
+    "withNoBound": is_called("with_no_bound", "BufferConfig.max_records(1000).with_no_bound()"),
+    "shutDownWhenFull": is_called(
+        "shut_down_when_full", "BufferConfig.max_records(1000).shut_down_when_full()"
+    ),
+    "emitEarlyWhenFull": is_called(
+        "emit_early_when_full", "BufferConfig.max_records(1000).emit_early_when_full()"
+    ),
+    "withLoggingDisabled": not_there("a buffer always has a changelog"),
+    "withLoggingEnabled": not_there("a buffer always has a changelog"),
+}
+
+EMIT_STRATEGY: Names = {
+    "onWindowUpdate": is_called("on_window_update", "EmitStrategy.on_window_update()"),
+    "onWindowClose": is_called("on_window_close", "EmitStrategy.on_window_close()"),
+}

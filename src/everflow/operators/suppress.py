@@ -1,0 +1,305 @@
+"""Holds a table's updates back: until windows close, or for some time (KIP-328; design note 021).
+
+The buffer is a store. An entry stands under ``0, time, key`` with ``1`` and the value's bytes, or
+``0`` for a deletion; where the time does not follow from the key, it stands under ``1, key``. Times
+are written so that they sort, also below 0.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from everflow.errors import BufferFullError
+from everflow.operators.grouping import task_slices
+from everflow.operators.joins.joined_values import Stores
+from everflow.operators.user_code import written_bytes
+from everflow.records import EdgeBatch, StoreChanges, TasksResult
+from everflow.serdes import Serde
+from everflow.serdes.base import ResultDecoder
+from everflow.state.changelog import unpack_value
+from everflow.state.store import StoreView
+
+_TIME = struct.Struct(">Q")
+_LOWEST = 1 << 63
+_HELD, _TIME_OF = b"\x00", b"\x01"
+_DELETION, _VALUE = b"\x00", b"\x01"
+
+
+@dataclass(frozen=True)
+class BufferBounds:
+    """The most entries and bytes (keys and values, and 8 a key) of a task's buffer, None: any
+    number; ``stops``: what happens beyond."""
+
+    records: int | None = None
+    bytes: int | None = None
+    stops: bool = False
+
+    def over(self, records: int, size: int) -> bool:
+        """Whether a buffer of these is too large."""
+        return (self.records is not None and records > self.records) or (
+            self.bytes is not None and size > self.bytes
+        )
+
+    @property
+    def given(self) -> bool:
+        """Whether there are any."""
+        return self.records is not None or self.bytes is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuppressSpec:
+    """The last update of each key, once stream time is ``wait_ms`` behind the entry's time: the end
+    of its window (``by_window``; deletions are dropped), else the time of the first update that was
+    held back. The key's later updates take its place.
+
+    A result has the time of its update. Buffers are bounded per task: what is the oldest is given
+    early, or BufferFullError.
+    """
+
+    store: str
+    where: str | None
+    table_key_serde: Serde
+    table_value_serde: Serde
+    result_key: pa.DataType
+    result: pa.DataType
+    wait_ms: int
+    by_window: bool
+    bounds: BufferBounds = field(default_factory=BufferBounds)
+    emit_every_update: bool = False
+
+    @property
+    def key_serde(self) -> Serde:
+        """Of the table's keys; those of the store are this module's."""
+        return self.table_key_serde
+
+    @property
+    def value_serde(self) -> Serde:
+        """Of the table's values; those of the store are this module's."""
+        return self.table_value_serde
+
+    @property
+    def results(self) -> ResultDecoder:
+        """See `StatefulOperator`."""
+        return self.table_value_serde
+
+    def decode_result(self, data: bytes) -> Any:
+        """The bytes of its own store as they are: no table shows them."""
+        return data
+
+    def process_tasks(
+        self, batch: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
+    ) -> TasksResult:
+        """See `StatefulOperator`."""
+        keys = written_bytes(self.table_key_serde, batch.key, self.store, batch).to_pylist()
+        values = written_bytes(self.table_value_serde, batch.value, self.store, batch).to_pylist()
+        times = (
+            batch.key.field("end").to_numpy().astype(np.int64)
+            if self.by_window
+            else batch.timestamp
+        )
+        after, given = dict(stream_times), list[_Given]()
+        changes: dict[int, list[StoreChanges]] = {}
+        order = np.argsort(batch.partition, kind="stable")
+        for partition, part in task_slices(batch.partition[order]):
+            buffer = _Buffer(
+                spec=self,
+                view=stores[partition][self.store],
+                stream_time=stream_times[partition],
+            )
+            rows = order[part].tolist()
+            updates = [
+                _Update(row, keys[row], values[row], int(times[row]), int(batch.timestamp[row]))
+                for row in rows
+            ]
+            given += buffer.take(updates)
+            after[partition] = buffer.stream_time
+            made = buffer.changes()
+            if len(made):
+                changes[partition] = [made]
+        return TasksResult(self._shown(batch, given), changes, after, {})
+
+    def _shown(self, batch: EdgeBatch, given: list[_Given]) -> EdgeBatch:
+        given.sort(key=lambda one: one.by)  # stable: one record's are in order already
+        stored = [one for one in given if one.row < 0]
+        keys = self.table_key_serde.decode_array(pa.array([one.key for one in stored], pa.binary()))
+        values = self.table_value_serde.decode_array(
+            pa.array([one.value for one in stored], pa.binary())
+        )
+        place = iter(range(len(batch), len(batch) + len(stored)))
+        at = pa.array([next(place) if one.row < 0 else one.row for one in given], pa.int64())
+        shown = batch.take(np.array([one.by for one in given], np.int64)).with_columns(
+            pa.concat_arrays([batch.key, keys.cast(batch.key.type)]).take(at),
+            pa.concat_arrays([batch.value, values.cast(batch.value.type)]).take(at),
+        )
+        shown.timestamp = np.array([one.time for one in given], np.int64)
+        return shown
+
+
+class _Update(NamedTuple):
+    """An update of a key: the row that brought it, its value bytes, the time (ms) by which the
+    buffer goes, and its own."""
+
+    row: int
+    key: bytes
+    value: bytes | None
+    place: int
+    time: int
+
+
+class _Given(NamedTuple):
+    """A result: the row ``by`` which it came, and that of the update, or -1 and its stored
+    value."""
+
+    by: int
+    row: int
+    key: bytes
+    value: bytes | None
+    time: int
+
+
+class _Entry(NamedTuple):
+    """What is held back of a key: the row of the update, or -1 if it is from before the batch."""
+
+    row: int
+    value: bytes | None
+    time: int
+
+
+@dataclass(kw_only=True)
+class _Buffer:
+    """A task's buffer during a batch: what was stored before, what has come since.
+
+    ``held``: by place and key; ``places``: the place of each key that has come or is held here,
+    None where it is not held any more; ``before``: the stored ones of those that were looked at.
+    """
+
+    spec: SuppressSpec
+    view: StoreView
+    stream_time: int
+    held: dict[tuple[int, bytes], _Entry] = field(default_factory=dict)
+    places: dict[bytes, int | None] = field(default_factory=dict)
+    before: set[tuple[int, bytes]] = field(default_factory=set)
+    queue: list[tuple[int, bytes]] = field(default_factory=list)
+    size: int = 0
+
+    def take(self, updates: list[_Update]) -> Iterator[_Given]:
+        """Put the updates in, one after the other; what comes out at each."""
+        self._load(updates)
+        for update in updates:
+            self.stream_time = max(self.stream_time, update.time)
+            place = self.places.get(update.key)
+            if place is None:
+                place = self.places[update.key] = update.place
+                heappush(self.queue, (place, update.key))
+            self._hold(place, update.key, _Entry(update.row, update.value, update.time))
+            while self.queue and self.queue[0][0] <= self.stream_time - self.spec.wait_ms:
+                yield from self._out(update.row)
+            while self.spec.bounds.over(len(self.held), self.size):
+                if self.spec.bounds.stops:
+                    raise self._full()
+                yield from self._out(update.row)
+
+    def changes(self) -> StoreChanges:
+        """Of the store: what is not held any more, then what came in."""
+        keys: list[bytes] = []
+        values: list[bytes | None] = []
+        times: list[int] = []
+
+        def change(key: bytes, value: bytes | None, time: int) -> None:
+            keys.append(key)
+            values.append(value)
+            times.append(time)
+
+        index = not self.spec.by_window
+        for place, key in self.before:
+            if (place, key) not in self.held:
+                change(_held_key(place, key), None, self.stream_time)
+                if index and self.places.get(key) is None:
+                    change(_TIME_OF + key, None, self.stream_time)
+        for (place, key), entry in self.held.items():
+            if entry.row < 0:
+                continue
+            value = _DELETION if entry.value is None else _VALUE + entry.value
+            change(_held_key(place, key), value, entry.time)
+            if index and (place, key) not in self.before:
+                change(_TIME_OF + key, _written(place), entry.time)
+        return StoreChanges(self.spec.store, keys, values, np.array(times, np.int64))
+
+    def _load(self, updates: list[_Update]) -> None:
+        """What the updates can meet or let out."""
+        keys = sorted({update.key for update in updates})
+        if self.spec.bounds.given:
+            self._keep(self.view.range(_HELD, _TIME_OF))
+            return
+        latest = max([self.stream_time, *(update.time for update in updates)])
+        self._keep(self.view.range(_HELD, _held_key(latest - self.spec.wait_ms + 1, b"")))
+        if self.spec.by_window:
+            place_of = {update.key: update.place for update in updates}
+            looked_up = [_held_key(place_of[key], key) for key in keys]
+        else:
+            times = self.view.get_many([_TIME_OF + key for key in keys])
+            looked_up = [
+                _HELD + unpack_value(time)[1] + key
+                for key, time in zip(keys, times, strict=True)
+                if time is not None
+            ]
+        found = zip(looked_up, self.view.get_many(looked_up), strict=True)
+        self._keep((key, entry) for key, entry in found if entry is not None)
+
+    def _keep(self, entries: Iterator[tuple[bytes, bytes]]) -> None:
+        for stored_key, stored in entries:
+            place = _TIME.unpack_from(stored_key, 1)[0] - _LOWEST
+            key = stored_key[1 + _TIME.size :]
+            if (place, key) in self.before:
+                continue
+            time, value = unpack_value(stored)
+            self.before.add((place, key))
+            self.places[key] = place
+            heappush(self.queue, (place, key))
+            self._hold(place, key, _Entry(-1, None if value == _DELETION else value[1:], time))
+
+    def _hold(self, place: int, key: bytes, entry: _Entry) -> None:
+        known = self.held.get((place, key))
+        if known is not None:
+            self.size -= _size(key, known)
+        self.held[place, key] = entry
+        self.size += _size(key, entry)
+
+    def _out(self, by: int) -> Iterator[_Given]:
+        """The oldest entry goes, and is a result unless it is the deletion of a window."""
+        place, key = heappop(self.queue)
+        entry = self.held.pop((place, key))
+        self.size -= _size(key, entry)
+        self.places[key] = None
+        if entry.value is not None or not self.spec.by_window:
+            yield _Given(by, entry.row, key, entry.value, entry.time)
+
+    def _full(self) -> BufferFullError:
+        bounds = self.spec.bounds
+        most = [f"{bounds.records} records"] if bounds.records is not None else []
+        most += [f"{bounds.bytes} bytes"] if bounds.bytes is not None else []
+        return BufferFullError(
+            f"the buffer {self.spec.store!r} of suppress ({self.spec.where}) holds "
+            f"{len(self.held)} records of {self.size} bytes back, and may hold "
+            f"{' and '.join(most)} in a task; give it more, use windows with a shorter grace, or "
+            "emit_early_when_full()"
+        )
+
+
+def _held_key(place: int, key: bytes) -> bytes:
+    return _HELD + _written(place) + key
+
+
+def _written(place: int) -> bytes:
+    return _TIME.pack(min(max(place + _LOWEST, 0), 2 * _LOWEST - 1))
+
+
+def _size(key: bytes, entry: _Entry) -> int:
+    return _TIME.size + len(key) + len(entry.value or b"")

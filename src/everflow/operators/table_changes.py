@@ -1,0 +1,98 @@
+"""Changes of a table's entries, as a grouping of the table hands them on (KTable-groupBy, KIP-904).
+
+A change is ``struct<new, old>``. An entry that moves to another group leaves its old one first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from everflow.operators.fold import valid
+from everflow.operators.joins.joined_table import JoinedTable
+from everflow.operators.joins.joined_values import Stores
+from everflow.records import EdgeBatch, TasksResult
+from everflow.serdes import Serde
+from everflow.serdes.base import ResultDecoder
+from everflow.serdes.changed import changed_type
+
+
+@dataclass(frozen=True)
+class PreviousValues:
+    """For each update of a table, in that order, what the entry was before it; null where there was
+    none."""
+
+    table: JoinedTable
+    result_key: pa.DataType
+    emit_every_update: bool = True
+
+    @property
+    def key_serde(self) -> Serde:
+        """Of the table's store."""
+        return self.table.spec.key_serde
+
+    @property
+    def value_serde(self) -> Serde:
+        """Of the table's store."""
+        return self.table.spec.value_serde
+
+    @property
+    def result(self) -> pa.DataType:
+        """Arrow type of the output's value: the table's."""
+        return self.table.type
+
+    @property
+    def results(self) -> ResultDecoder:
+        """See `StatefulOperator`."""
+        return self.table.results
+
+    def decode_result(self, data: bytes) -> Any:
+        """It has no store."""
+        raise AssertionError("what was before an update has no store of its own")
+
+    def process_tasks(
+        self, batch: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
+    ) -> TasksResult:
+        """See `StatefulOperator`."""
+        held = self.table.before(batch, stores)
+        return TasksResult(batch.with_columns(value=held.values), {}, {}, {})
+
+
+@dataclass(frozen=True)
+class TableChanges:
+    """Puts together what was and what is: the left side is the old pair of group and value of each
+    update, the right side the new one, row by row. A pair without a group or a value is none."""
+
+    @property
+    def takes_null_keys(self) -> bool:
+        """See `JoinOperator`."""
+        return False
+
+    def join_tasks(
+        self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
+    ) -> TasksResult:
+        """See `JoinOperator`: one change where the group is the same, else one for each group."""
+        was, there = (valid(side.key) & valid(side.value) for side in (left, right))
+        keys = pa.concat_arrays([left.key, right.key]).dictionary_encode().indices
+        codes = keys.fill_null(-1).to_numpy()
+        same = was & there & (codes[: len(left)] == codes[len(left) :])
+        count = len(right)
+        rows = np.concatenate([np.flatnonzero(was & ~same), np.flatnonzero(there)])
+        is_old = np.arange(len(rows)) < np.count_nonzero(was & ~same)
+        order = np.lexsort((~is_old, rows))
+        rows, is_old = rows[order], is_old[order]
+        values = [
+            right.value.take(pa.array(rows, mask=is_old)),
+            left.value.take(pa.array(rows, mask=~(is_old | same[rows]))),
+        ]
+        key = pa.concat_arrays([right.key, left.key]).take(pa.array(rows + is_old * count))
+        value = pa.StructArray.from_arrays(values, fields=list(changed_type(right.value.type)))
+        return TasksResult(right.take(rows).with_columns(key, value), {}, {}, {})
+
+    def decode_result(self, data: bytes) -> Any:
+        """It has no store."""
+        raise AssertionError("changes of a table have no store of their own")

@@ -1,0 +1,164 @@
+"""A suppressed table gives what taking one update after the other gives, wherever batches are
+cut, and its buffer holds what is left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everflow import serdes
+from everflow.errors import BufferFullError
+from everflow.operators.suppress import BufferBounds, SuppressSpec
+from everflow.records import EdgeBatch
+from everflow.serdes.windowed import windowed_key_type
+from everflow.state.store import InMemoryStore
+
+TASKS = (0, 1)
+SIZE_MS = 10
+PLAIN = st.tuples(
+    st.sampled_from(["a", "b", "c", "bb"]),
+    st.none() | st.integers(0, 9),
+    st.integers(-20, 60),
+    st.sampled_from(TASKS),
+)
+SPLITS = st.lists(st.lists(PLAIN, min_size=1, max_size=12), min_size=1, max_size=4)
+BOUNDS = st.sampled_from(
+    [BufferBounds(), BufferBounds(records=1), BufferBounds(records=2), BufferBounds(bytes=40)]
+)
+
+
+def spec(wait_ms: int, by_window: bool, bounds: BufferBounds) -> SuppressSpec:
+    key: Any = serdes.time_windowed(serdes.string(), SIZE_MS) if by_window else serdes.string()
+    return SuppressSpec(
+        store="s",
+        where="program.py:1",
+        table_key_serde=key,
+        table_value_serde=serdes.long(),
+        result_key=key.type,
+        result=pa.int64(),
+        wait_ms=wait_ms,
+        by_window=by_window,
+        bounds=bounds,
+    )
+
+
+class Model:
+    """Kafka Streams' processor of one task, with Python objects: (place, key bytes) -> update."""
+
+    def __init__(self, wait_ms: int, by_window: bool, bounds: BufferBounds) -> None:
+        self.wait_ms, self.by_window, self.bounds = wait_ms, by_window, bounds
+        self.held: dict[tuple[int, bytes], tuple[Any, Any, int]] = {}
+        self.stream_time = -1
+
+    def feed(self, seq: int, key: Any, key_bytes: bytes, value: Any, time: int) -> list[Any]:
+        self.stream_time = max(self.stream_time, time)
+        place = next((at for at, held in self.held if held == key_bytes), None)
+        if place is None:
+            place = key["end"] if self.by_window else time
+        self.held[place, key_bytes] = (key, value, time)
+        out = []
+        while self.held and min(self.held)[0] <= self.stream_time - self.wait_ms:
+            out.append(self.held.pop(min(self.held)))
+        while self.bounds.over(len(self.held), self.size):
+            out.append(self.held.pop(min(self.held)))
+        return [(seq, *one) for one in out if one[1] is not None or not self.by_window]
+
+    @property
+    def size(self) -> int:
+        return sum(
+            8 + len(key) + (0 if value is None else 8)
+            for (_, key), (_, value, _) in self.held.items()
+        )
+
+
+def batch_of(rows: list[Any], keys: pa.Array, seq: int) -> EdgeBatch:
+    count = len(rows)
+    return EdgeBatch(
+        key=keys,
+        value=pa.array([row[1] for row in rows], pa.int64()),
+        timestamp=np.array([row[2] for row in rows], np.int64),
+        seq=np.arange(seq, seq + count, dtype=np.int64),
+        source=np.zeros(count, np.int32),
+        partition=np.array([row[3] for row in rows], np.int32),
+        offset=np.arange(seq, seq + count, dtype=np.int64),
+    )
+
+
+def keys_of(rows: list[Any], by_window: bool) -> pa.Array:
+    if not by_window:
+        return pa.array([row[0] for row in rows], pa.string())
+    starts = [max(row[2], 0) // SIZE_MS * SIZE_MS for row in rows]
+    windows = [
+        {"key": row[0], "start": start, "end": start + SIZE_MS}
+        for row, start in zip(rows, starts, strict=True)
+    ]
+    return pa.array(windows, windowed_key_type(pa.string()))
+
+
+@settings(max_examples=300, deadline=None)
+@given(split=SPLITS, wait_ms=st.integers(0, 30), by_window=st.booleans(), bounds=BOUNDS)
+def test_it_gives_what_one_update_after_the_other_gives(
+    split: Any, wait_ms: int, by_window: bool, bounds: BufferBounds
+) -> None:
+    operator = spec(wait_ms, by_window, bounds)
+    stores = {task: InMemoryStore() for task in TASKS}
+    models = {task: Model(wait_ms, by_window, bounds) for task in TASKS}
+    times, seq = dict.fromkeys(TASKS, -1), 0
+    for rows in split:
+        keys = keys_of(rows, by_window)
+        written = operator.table_key_serde.encode_array(keys).to_pylist()
+        wanted = [
+            found
+            for at, (row, key, data) in enumerate(zip(rows, keys.to_pylist(), written, strict=True))
+            for found in models[row[3]].feed(seq + at, key, data, row[1], row[2])
+        ]
+        there = sorted({row[3] for row in rows})
+        done = operator.process_tasks(
+            batch_of(rows, keys, seq),
+            {task: {"s": stores[task]} for task in there},
+            {task: times[task] for task in there},
+        )
+        seq += len(rows)
+        output = done.output
+        shown = zip(
+            output.seq.tolist(),
+            output.key.to_pylist(),
+            output.value.to_pylist(),
+            output.timestamp.tolist(),
+            strict=True,
+        )
+        assert list(shown) == wanted
+        times.update(done.stream_times)
+        for task, listed in done.changes.items():
+            for changes in listed:
+                stores[task].apply(changes)
+        for task, model in models.items():
+            assert times[task] == model.stream_time
+            assert len(stores[task]) == len(model.held) * (1 if by_window else 2)
+    # What is left comes out in its order, with the values it had.
+    for task, model in models.items():
+        if not model.held:
+            continue
+        last = (("z", None, 1_000, task),)
+        keys = keys_of(list(last), by_window)
+        key_bytes = operator.table_key_serde.encode_array(keys)[0].as_py()
+        wanted = model.feed(seq, keys[0].as_py(), key_bytes, None, 1_000)
+        done = operator.process_tasks(
+            batch_of(list(last), keys, seq), {task: {"s": stores[task]}}, {task: times[task]}
+        )
+        assert done.output.value.to_pylist() == [one[2] for one in wanted]
+
+
+def test_a_full_buffer_that_is_to_stop_says_where_and_what_to_do() -> None:
+    operator = spec(10, True, BufferBounds(records=1, stops=True))
+    rows = [("a", 1, 5, 0), ("b", 2, 5, 0)]
+    batch = batch_of(rows, keys_of(rows, True), 0)
+    with pytest.raises(BufferFullError, match="emit_early_when_full") as error:
+        operator.process_tasks(batch, {0: {"s": InMemoryStore()}}, {0: -1})
+    assert "'s' of suppress (program.py:1) holds 2 records" in str(error.value)
+    assert "may hold 1 records in a task" in str(error.value)

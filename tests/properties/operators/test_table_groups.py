@@ -1,0 +1,164 @@
+"""Grouped tables: groups are always the fold of the entries that the table has, wherever batches
+are cut; with functions, in the order in which changes are taken back and added."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everflow import TopologyError, agg, serdes
+from everflow.operators.joins.joined_table import JoinedTable
+from everflow.operators.python_aggregate import PythonAggregateSpec
+from everflow.operators.table import TableSpec
+from everflow.operators.table_aggregate import PythonTableAggregator, TableAggregateSpec
+from everflow.operators.table_changes import PreviousValues, TableChanges
+from everflow.records import EdgeBatch
+from everflow.state.store import InMemoryStore, StoreSpec
+from properties.operators.operator_batches import edge_batch
+
+ENTRY = pa.struct([("group", pa.string()), ("x", pa.int64())])
+VALUE = serdes.json("group string, x bigint")
+INPUTS = pa.struct([("a1", pa.int64()), ("a2", pa.int64())])
+ENTRIES = st.none() | st.fixed_dictionaries(
+    {"group": st.sampled_from(["g", "h", None]), "x": st.none() | st.integers(-5, 5)}
+)
+ROWS = st.tuples(st.sampled_from(["a", "b", "c"]), ENTRIES, st.integers(0, 100))
+SPLITS = st.lists(st.lists(ROWS, min_size=1, max_size=10), min_size=1, max_size=4)
+
+
+class Table:
+    """A table in one task, the changes of its entries, and their aggregates."""
+
+    def __init__(self, every: bool) -> None:
+        self.table = TableSpec("t", serdes.string(), VALUE, emit_every_update=every)
+        spec = StoreSpec(name="t", kind="key_value", key_serde=serdes.string(), value_serde=VALUE)
+        self.before = PreviousValues(JoinedTable(spec, VALUE, ENTRY), pa.string())
+        self.stores = {name: InMemoryStore() for name in "tnf"}
+        self.built_in = TableAggregateSpec.of_table(
+            "n",
+            serdes.string(),
+            [agg.count(), agg.sum("a1"), agg.avg("a2"), agg.count("a1")],
+            ["n", "total", "mean", "some"],
+            INPUTS,
+        )
+        self.built_in = replace(self.built_in, emit_every_update=every)
+        self.functions = PythonAggregateSpec(
+            store="f",
+            key_serde=serdes.string(),
+            value_serde=serdes.json("array<string>"),
+            aggregator=PythonTableAggregator(
+                list,
+                lambda key, value, kept: [*kept, str(value["x"])],
+                lambda key, value, kept: removed(kept, str(value["x"])),
+            ),
+            emit_every_update=every,
+        )
+        self.seq = 0
+
+    def feed(self, rows: list[Any]) -> tuple[EdgeBatch, EdgeBatch]:
+        """The results of the built-in aggregates, and of the functions."""
+        batch = edge_batch(rows, ENTRY, self.seq)
+        batch = replace(batch, partition=np.zeros(len(batch), np.int32))
+        self.seq += len(rows)
+        held = {0: {"t": self.stores["t"]}}
+        table = self.table.process_tasks(batch, held, {0: -1})
+        old = self.before.process_tasks(table.output, held, {0: -1}).output
+        changes = TableChanges().join_tasks(selected(old), selected(table.output), {}, {}).output
+        self._apply(table.changes)
+        # As behind the repartition topic, where each change is a record of its own.
+        changes = replace(changes, seq=np.arange(len(changes), dtype=np.int64))
+        old, new = (inputs(changes, side) for side in ("old", "new"))
+        made = self.built_in.join_tasks(old, new, {0: {"n": self.stores["n"]}}, {0: -1})
+        called = self.functions.process_tasks(changes, {0: {"f": self.stores["f"]}}, {0: -1})
+        self._apply(made.changes)
+        self._apply(called.changes)
+        assert made.dropped == called.dropped == {}
+        return made.output, called.output
+
+    def _apply(self, changes: Any) -> None:
+        for one in changes.get(0, []):
+            self.stores[one.store].apply(one)
+
+    def groups(self, name: str, decoder: Any) -> dict[str, Any]:
+        return {
+            key.decode(): decoder.decode_array(pa.array([data[8:]]))[0].as_py()
+            for key, data in self.stores[name].range(None, None)
+        }
+
+
+def removed(kept: list[str], one: str) -> list[str]:
+    rest = list(kept)
+    rest.remove(one)
+    return rest
+
+
+def selected(batch: EdgeBatch) -> EdgeBatch:
+    return batch.with_columns(key=pc.struct_field(batch.value, "group"))
+
+
+def inputs(changes: EdgeBatch, side: str) -> EdgeBatch:
+    value = changes.value.field(0 if side == "new" else 1)
+    x = pc.struct_field(value, "x")
+    return changes.with_columns(
+        value=pa.StructArray.from_arrays([x, x], fields=list(INPUTS), mask=value.is_null())
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(split=SPLITS, every=st.booleans())
+def test_groups_are_those_of_the_entries(split: Any, every: bool) -> None:
+    table, content = Table(every), dict[str, Any]()
+    for rows in split:
+        output, called = table.feed(rows)
+        content.update({key: value for key, value, _ in rows})
+        shown = Counter(output.key.to_pylist())
+        assert every or max(shown.values(), default=1) == 1
+        assert every or max(Counter(called.key.to_pylist()).values(), default=1) == 1
+        groups = table.groups("n", table.built_in)
+        lists = table.groups("f", serdes.json("array<string>"))
+        for group in set(groups) | {one["group"] for one in content.values() if one} - {None}:
+            values = [one["x"] for one in content.values() if one and one["group"] == group]
+            numbers = [x for x in values if x is not None]
+            assert groups[group] == {
+                "n": len(values),
+                "total": sum(numbers) if numbers else None,
+                "mean": sum(numbers) / len(numbers) if numbers else None,
+                "some": len(numbers),
+            }
+            assert sorted(lists[group]) == sorted(map(str, values))
+        last = dict(zip(output.key.to_pylist(), output.value.to_pylist(), strict=True))
+        assert all(groups[group] == value for group, value in last.items())
+
+
+def test_a_change_within_a_group_is_one_result_and_a_move_two() -> None:
+    table = Table(every=True)
+    rows = [
+        ("a", {"group": "g", "x": 1}, 10),
+        ("a", {"group": "g", "x": 5}, 20),
+        ("a", {"group": "h", "x": 6}, 30),
+        ("a", None, 40),
+    ]
+    output, called = table.feed(rows)
+    totals = [value["total"] for value in output.value.to_pylist()]
+    assert list(zip(output.key.to_pylist(), totals, output.timestamp.tolist(), strict=True)) == [
+        ("g", 1, 10),
+        ("g", 5, 20),
+        ("g", None, 30),
+        ("h", 6, 30),
+        ("h", None, 40),
+    ]
+    assert called.value.to_pylist() == [["1"], ["5"], [], ["6"], []]
+
+
+@pytest.mark.parametrize("kind", ["min", "max", "first", "last"])
+def test_what_cannot_take_back_is_refused(kind: str) -> None:
+    with pytest.raises(TopologyError, match=r"adder=\.\.\., subtractor="):
+        TableAggregateSpec.of_table("n", serdes.string(), [getattr(agg, kind)("a1")], ["n"], INPUTS)
