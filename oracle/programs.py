@@ -3,7 +3,8 @@
 A program is a list of nodes ``{"op", "id", ...}``, inputs first. Keys and values are texts. There
 are few functions, and they are the same on both sides: `filter` leaves out values that contain a
 letter, `map_values` appends, `select_key` takes the value's last letter, `reduce` and `aggregate`
-keep the last twelve letters of all, a joiner writes ``left&right``.
+keep the last twelve letters of all (of a grouped table: of what was added and taken back), a joiner
+writes ``left&right``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,17 @@ from typing import Any
 
 from pyspark.sql import functions as F
 
-from everflow import JoinWindows, SessionWindows, StreamsBuilder, TimeWindows, Topology, serdes
+from everflow import (
+    BufferConfig,
+    EmitStrategy,
+    JoinWindows,
+    SessionWindows,
+    StreamsBuilder,
+    Suppressed,
+    TimeWindows,
+    Topology,
+    serdes,
+)
 
 TEXT = serdes.string()
 KEYS = ("a", "b", "c")
@@ -42,6 +53,7 @@ class Program:
             + (f":{node['kind']}" if "kind" in node else "")
             + (
                 f":{'session' if 'gap' in node['windows'] else 'windows'}"
+                + f":{node['windows'].get('results', '')}"
                 if node.get("windows")
                 else ""
             )
@@ -73,6 +85,7 @@ class Draw:
         for _ in range(self._drawn.randint(2, 6)):
             self._drawn.choice(
                 [self._filter, self._map, self._key, self._merge, self._aggregate, self._to_table]
+                + [self._group_table, self._group_table, self._suppress, self._cogroup]
                 + [self._join] * 6
             )()
         self._sinks()
@@ -147,14 +160,42 @@ class Draw:
             self._table(self._add(op, **{"in": given}, store=self._store()))
             return
         grace = self._drawn.choice([0, 5, 30])
-        windows = {"gap": self._drawn.choice([3, 20]), "grace": grace}
+        windows: dict[str, Any] = {"gap": self._drawn.choice([3, 20]), "grace": grace}
         if kind == "time":
             size = self._drawn.choice([10, 40])
             windows = {"size": size, "advance": size // self._drawn.choice([1, 2]), "grace": grace}
         # A null value reaches a windowed aggregate, and the functions here take texts.
         name = self._add("filter", **{"in": given}, without="\0")
+        windows["results"] = self._drawn.choice(["each", "each", "suppressed", "final"])
         name = self._add(op, **{"in": name}, store=self._store(), windows=windows)
         self._stream(name, plain=False, changed=True)
+
+    def _group_table(self) -> None:
+        # What an entry was is told wrongly by aggregates of the original (of a new one: the first
+        # value) and by its joins of two tables from one (docs/differences.md).
+        tables = [
+            name
+            for name in self._tables
+            if self._node(name)["op"] not in ("aggregate", "cogroup") and not self._two_ways(name)
+        ]
+        if tables:
+            given = self._drawn.choice(tables)
+            op = self._drawn.choice(["group_count", "group_reduce", "group_aggregate"])
+            self._table(self._add(op, **{"in": given}, store=self._store()))
+
+    def _cogroup(self) -> None:
+        left, right = (self._drawn.choice([*self._streams]) for _ in range(2))
+        if left == right or self._above(left) & self._above(right):
+            return
+        self._table(self._add("cogroup", left=left, right=right, store=self._store()))
+
+    def _suppress(self) -> None:
+        if self._tables:
+            given = self._drawn.choice(self._tables)
+            most = self._drawn.choice([None, None, 1, 2])
+            wait = self._drawn.choice([0, 5, 50])
+            name = self._add("suppress", **{"in": given}, store=self._store(), wait=wait, most=most)
+            self._stream(name, plain=False)
 
     def _join(self) -> None:
         what = self._drawn.choice(["stream-table", "tables", "streams"])
@@ -169,6 +210,9 @@ class Draw:
         elif what == "stream-table" and self._tables:
             left = self._drawn.choice([*self._streams])
             right = self._drawn.choice(self._tables)
+            # What several windows that close at once have come to: see `_merge`.
+            if any(map(self._closes, self._above(left) & self._above(right))):
+                return
             kind = "left" if kind == "outer" else kind
             name = self._add("join", left=left, right=right, kind=kind)
             self._stream(name, plain=self._streams[left][0])
@@ -177,9 +221,27 @@ class Draw:
 
     def _above(self, name: str) -> set[str]:
         """The node and all before it."""
-        node = next(node for node in self.program.nodes if node["id"] == name)
+        node = self._node(name)
         sides = [str(node[side]) for side in ("in", "left", "right") if side in node]
         return {name}.union(*map(self._above, sides))
+
+    def _node(self, name: str) -> Node:
+        return next(node for node in self.program.nodes if node["id"] == name)
+
+    def _closes(self, name: str) -> bool:
+        """Whether a record makes the node give what others left."""
+        node = self._node(name)
+        results = node["windows"].get("results") if "windows" in node else None
+        return node["op"] == "suppress" or results in ("final", "suppressed")
+
+    def _two_ways(self, name: str) -> bool:
+        """Whether there is a join of tables before it whose sides have a node in common."""
+        return any(
+            node["op"] == "join"
+            and node["left"] in self._tables
+            and bool(self._above(node["left"]) & self._above(node["right"]))
+            for node in map(self._node, self._above(name))
+        )
 
     def _joined(self, *names: str) -> bool:
         """Whether a join of tables is among the nodes, or before them."""
@@ -287,6 +349,8 @@ def _aggregated(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
         grouped = grouped.windowed_by(
             TimeWindows(windows["size"], windows["advance"], windows["grace"])
         )
+    if windows is not None and windows["results"] == "final":
+        grouped = grouped.emit_strategy(EmitStrategy.on_window_close())
     if node["op"] == "count":
         table = grouped.count(store=node["store"])
         if windows is None:
@@ -303,7 +367,50 @@ def _aggregated(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
         )
     if windows is None:
         return table
+    if windows["results"] == "suppressed":
+        closed = Suppressed.until_window_closes()
+        table = table.suppress(closed, store=f"{node['store']}-suppressed")
     return table.to_stream().map(windowed_text, returns=("string", "string"))
+
+
+def _group_aggregated(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
+    letter = F.right(F.col("value"), F.lit(1))
+    group = F.when(F.length("value") > 0, letter).otherwise(F.lit("z"))
+    grouped, store = made[node["in"]].group_by(group, name=node["id"]), node["store"]
+    if node["op"] == "group_count":
+        return grouped.count(store=store).map_values(
+            F.col("value").cast("string"), store=f"{store}-text"
+        )
+    if node["op"] == "group_reduce":
+        return grouped.reduce(
+            lambda all_, value: last(f"{all_}+{value}"),
+            lambda all_, value: last(f"{all_}-{value}"),
+            store=store,
+        )
+    return grouped.aggregate(
+        initializer=str,
+        adder=lambda value, all_: last(f"{all_}+{value}"),
+        subtractor=lambda value, all_: last(f"{all_}-{value}"),
+        returns="string",
+        store=store,
+    )
+
+
+def _cogrouped(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
+    left, right = (
+        made[node[side]].group_by_key(name=f"{node['id']}-{side}") for side in ("left", "right")
+    )
+    both = left.cogroup(lambda value, all_: last(f"{all_}+{value}")).cogroup(
+        right, lambda value, all_: last(f"{all_}*{value}")
+    )
+    return both.aggregate(str, store=node["store"], returns="string")
+
+
+def _suppressed(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
+    most = node["most"]
+    buffer = BufferConfig.unbounded() if most is None else BufferConfig.max_records(most)
+    limit = Suppressed.until_time_limit(node["wait"], buffer)
+    return made[node["in"]].suppress(limit, store=node["store"]).to_stream()
 
 
 def _joined(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
@@ -337,6 +444,11 @@ _BUILD: dict[str, Any] = {
     "count": _aggregated,
     "reduce": _aggregated,
     "aggregate": _aggregated,
+    "group_count": _group_aggregated,
+    "group_reduce": _group_aggregated,
+    "group_aggregate": _group_aggregated,
+    "cogroup": _cogrouped,
+    "suppress": _suppressed,
     "join": _joined,
     "sink": lambda b, made, n: made[n["in"]].to(n["topic"]),
 }

@@ -20,15 +20,18 @@ import org.apache.kafka.streams.StreamsConfig;
 import org.apache.kafka.streams.TestInputTopic;
 import org.apache.kafka.streams.TestOutputTopic;
 import org.apache.kafka.streams.TopologyTestDriver;
+import org.apache.kafka.streams.kstream.EmitStrategy;
 import org.apache.kafka.streams.kstream.Grouped;
 import org.apache.kafka.streams.kstream.JoinWindows;
 import org.apache.kafka.streams.kstream.Joined;
 import org.apache.kafka.streams.kstream.KGroupedStream;
+import org.apache.kafka.streams.kstream.KGroupedTable;
 import org.apache.kafka.streams.kstream.KStream;
 import org.apache.kafka.streams.kstream.KTable;
 import org.apache.kafka.streams.kstream.Materialized;
 import org.apache.kafka.streams.kstream.SessionWindows;
 import org.apache.kafka.streams.kstream.StreamJoined;
+import org.apache.kafka.streams.kstream.Suppressed;
 import org.apache.kafka.streams.kstream.TimeWindows;
 import org.apache.kafka.streams.kstream.ValueJoiner;
 import org.apache.kafka.streams.kstream.Windowed;
@@ -64,7 +67,7 @@ public final class StreamsOracle {
                 runs.add(new Program(program).run(script, folder));
             }
         } catch (final Exception | StackOverflowError error) {
-            answer.put("error", error.toString());
+            answer.put("error", error + (error.getCause() == null ? "" : ": " + error.getCause()));
         }
         return JSON.writeValueAsString(answer);
     }
@@ -90,6 +93,7 @@ public final class StreamsOracle {
             settings.put(StreamsConfig.STATESTORE_CACHE_MAX_BYTES_CONFIG, 0);
             // Unmatched records of a join are looked at with each record, not once a second.
             settings.put("__emit.interval.ms.kstreams.outer.join.spurious.results.fix__", 0L);
+            settings.put("__emit.interval.ms.kstreams.windowed.aggregation__", 0L);
             final ObjectNode told = JSON.createObjectNode();
             try (TopologyTestDriver driver = new TopologyTestDriver(builder.build(), settings)) {
                 final Map<String, TestInputTopic<String, String>> inputs = new HashMap<>();
@@ -143,6 +147,12 @@ public final class StreamsOracle {
                 case "to_table" -> tables.put(id, stream(node, "in").toTable(kept(node)));
                 case "to_stream" -> streams.put(id, table(node, "in").toStream());
                 case "count", "reduce", "aggregate" -> aggregate(id, node);
+                case "group_count", "group_reduce", "group_aggregate" -> tables.put(id, groupedTable(id, node));
+                case "cogroup" -> tables.put(id, stream(node, "left").groupByKey(Grouped.<String, String>as(id + "-left"))
+                    .<String>cogroup((k, v, a) -> last(a + "+" + v))
+                    .cogroup(stream(node, "right").groupByKey(Grouped.<String, String>as(id + "-right")), (k, v, a) -> last(a + "*" + v))
+                    .aggregate(() -> "", kept(node)));
+                case "suppress" -> streams.put(id, table(node, "in").suppress(Suppressed.untilTimeLimit(ms(node, "wait"), buffer(node.get("most")))).toStream());
                 case "join" -> join(id, node);
                 case "sink" -> stream(node, "in").to(node.get("topic").asText());
                 default -> throw new IllegalArgumentException(node.toString());
@@ -187,7 +197,9 @@ public final class StreamsOracle {
                 return;
             }
             final KTable<Windowed<String>, String> found = windows.has("gap") ? sessions(grouped, node, windows) : timed(grouped, node, windows);
-            streams.put(id, found.toStream((k, v) -> k.key() + "@" + k.window().start() + "-" + k.window().end()));
+            final boolean suppressed = windows.get("results").asText().equals("suppressed");
+            final KTable<Windowed<String>, String> shown = suppressed ? found.suppress(Suppressed.untilWindowCloses(Suppressed.BufferConfig.unbounded())) : found;
+            streams.put(id, shown.toStream((k, v) -> k.key() + "@" + k.window().start() + "-" + k.window().end()));
         }
 
         private static KTable<String, String> plain(final KGroupedStream<String, String> grouped, final JsonNode node) {
@@ -202,21 +214,43 @@ public final class StreamsOracle {
         private static KTable<Windowed<String>, String> timed(final KGroupedStream<String, String> grouped, final JsonNode node, final JsonNode w) {
             final String store = node.get("store").asText();
             final var windowed = grouped.windowedBy(
-                TimeWindows.ofSizeAndGrace(ms(w, "size"), ms(w, "grace")).advanceBy(ms(w, "advance")));
+                TimeWindows.ofSizeAndGrace(ms(w, "size"), ms(w, "grace")).advanceBy(ms(w, "advance"))).emitStrategy(results(w));
+            // A window that closes when its store's retention has passed is lost in the original (docs/differences.md).
+            final boolean isFinal = w.get("results").asText().equals("final");
+            final Duration retention = isFinal ? Duration.ofDays(1) : ms(w, "size").plus(ms(w, "grace"));
             return switch (node.get("op").asText()) {
-                case "count" -> windowed.count(Materialized.<String, Long, WindowStore<Bytes, byte[]>>as(store)).mapValues(n -> String.valueOf(n));
-                case "reduce" -> windowed.reduce((a, v) -> last(a + v), Materialized.as(store));
-                default -> windowed.aggregate(() -> "", (k, v, a) -> last(a + v), Materialized.as(store));
+                case "count" -> windowed.count(Materialized.<String, Long, WindowStore<Bytes, byte[]>>as(store).withRetention(retention).withKeySerde(Serdes.String()).withValueSerde(Serdes.Long())).mapValues(n -> String.valueOf(n));
+                case "reduce" -> windowed.reduce((a, v) -> last(a + v), Materialized.<String, String, WindowStore<Bytes, byte[]>>as(store).withRetention(retention).withKeySerde(Serdes.String()).withValueSerde(Serdes.String()));
+                default -> windowed.aggregate(() -> "", (k, v, a) -> last(a + v), Materialized.<String, String, WindowStore<Bytes, byte[]>>as(store).withRetention(retention).withKeySerde(Serdes.String()).withValueSerde(Serdes.String()));
             };
         }
 
         private static KTable<Windowed<String>, String> sessions(final KGroupedStream<String, String> grouped, final JsonNode node, final JsonNode w) {
             final String store = node.get("store").asText();
-            final var windowed = grouped.windowedBy(SessionWindows.ofInactivityGapAndGrace(ms(w, "gap"), ms(w, "grace")));
+            final var windowed = grouped.windowedBy(SessionWindows.ofInactivityGapAndGrace(ms(w, "gap"), ms(w, "grace"))).emitStrategy(results(w));
             return switch (node.get("op").asText()) {
-                case "count" -> windowed.count(Materialized.<String, Long, SessionStore<Bytes, byte[]>>as(store)).mapValues(n -> n == null ? null : String.valueOf(n));
-                case "reduce" -> windowed.reduce((a, v) -> last(a + v), Materialized.as(store));
-                default -> windowed.aggregate(() -> "", (k, v, a) -> last(a + v), (k, a, b) -> last(a + b), Materialized.as(store));
+                case "count" -> windowed.count(Materialized.<String, Long, SessionStore<Bytes, byte[]>>as(store).withKeySerde(Serdes.String()).withValueSerde(Serdes.Long())).mapValues(n -> n == null ? null : String.valueOf(n));
+                case "reduce" -> windowed.reduce((a, v) -> last(a + v), Materialized.<String, String, SessionStore<Bytes, byte[]>>as(store).withKeySerde(Serdes.String()).withValueSerde(Serdes.String()));
+                default -> windowed.aggregate(() -> "", (k, v, a) -> last(a + v), (k, a, b) -> last(a + b), Materialized.<String, String, SessionStore<Bytes, byte[]>>as(store).withKeySerde(Serdes.String()).withValueSerde(Serdes.String()));
+            };
+        }
+
+        private static Suppressed.BufferConfig<?> buffer(final JsonNode most) {
+            return most.isNull() ? Suppressed.BufferConfig.unbounded() : Suppressed.BufferConfig.maxRecords(most.asLong()).emitEarlyWhenFull();
+        }
+
+        private static EmitStrategy results(final JsonNode windows) {
+            return windows.get("results").asText().equals("final") ? EmitStrategy.onWindowClose() : EmitStrategy.onWindowUpdate();
+        }
+
+        private KTable<String, String> groupedTable(final String id, final JsonNode node) {
+            final String store = node.get("store").asText();
+            final KGroupedTable<String, String> grouped = table(node, "in").groupBy(
+                (k, v) -> KeyValue.pair(v.isEmpty() ? "z" : v.substring(v.length() - 1), v), Grouped.as(id));
+            return switch (node.get("op").asText()) {
+                case "group_count" -> grouped.count(Materialized.<String, Long, KeyValueStore<Bytes, byte[]>>as(store)).mapValues(n -> String.valueOf(n), Materialized.as(store + "-text"));
+                case "group_reduce" -> grouped.reduce((a, v) -> last(a + "+" + v), (a, v) -> last(a + "-" + v), Materialized.as(store));
+                default -> grouped.aggregate(() -> "", (k, v, a) -> last(a + "+" + v), (k, v, a) -> last(a + "-" + v), Materialized.as(store));
             };
         }
 

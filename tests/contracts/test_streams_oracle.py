@@ -9,13 +9,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from everflow.operators.joins import StreamStreamJoin, StreamTableJoin, TableTableJoin
 from everflow.operators.joins.joined_table import JoinedTable
 from everflow.operators.joins.waiting_records import WaitingRecords
+from everflow.operators.suppress import _Buffer
 from everflow.operators.table import TableSpec
+from everflow.operators.table_changes import TableChanges
 from oracle.streams import compare
 
 pytestmark = pytest.mark.spark
@@ -62,6 +65,25 @@ MUTATIONS: dict[str, tuple[type, str, Callable[[Any], Any]]] = {
         lambda join: (
             lambda self, left, *rest: join(
                 self, left.take(left.key.is_valid().to_numpy(False).nonzero()[0]), *rest
+            )
+        ),
+    ),
+    "a window closes late": (
+        _Buffer,
+        "_load",
+        lambda load: (
+            lambda self, updates: (
+                setattr(self, "spec", replace(self.spec, wait_ms=self.spec.wait_ms + 1)),
+                load(self, updates),
+            )
+        ),
+    ),
+    "what was is not taken back": (
+        TableChanges,
+        "join_tasks",
+        lambda join: (
+            lambda self, left, right, *rest: join(
+                self, left.with_columns(value=pa.nulls(len(left), left.value.type)), right, *rest
             )
         ),
     ),
