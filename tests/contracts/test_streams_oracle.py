@@ -42,6 +42,11 @@ def _narrower(join: Callable[..., Any]) -> Callable[..., Any]:
     return joined
 
 
+def _waiting_longer(buffer: _Buffer) -> _Buffer:
+    buffer.spec = replace(buffer.spec, wait_ms=buffer.spec.wait_ms + 1)
+    return buffer
+
+
 MUTATIONS: dict[str, tuple[type, str, Callable[[Any], Any]]] = {
     "a window without its begin": (StreamStreamJoin, "join_tasks", _narrower),
     "what has met waits on": (WaitingRecords, "_forget_met", lambda _: lambda self, task: None),
@@ -71,12 +76,7 @@ MUTATIONS: dict[str, tuple[type, str, Callable[[Any], Any]]] = {
     "a window closes late": (
         _Buffer,
         "_load",
-        lambda load: (
-            lambda self, updates: (
-                setattr(self, "spec", replace(self.spec, wait_ms=self.spec.wait_ms + 1)),
-                load(self, updates),
-            )
-        ),
+        lambda load: lambda self, updates: load(_waiting_longer(self), updates),
     ),
     "what was is not taken back": (
         TableChanges,
