@@ -28,7 +28,7 @@ from bench import (
 from bench.elastic import Load
 from bench.java_program import FLINK_MAIN, FLINK_SOURCES, NoJavaCompilerError, java_command
 from bench.programs import drain, live
-from bench.programs.catalogue import PROGRAMS
+from bench.programs.catalogue import OPERATORS, PROGRAMS, WHOLE
 from bench.programs.marks import print_marks
 from bench.results import Measurement, print_rows, summarise, write_json
 from bench.systems import (
@@ -51,7 +51,15 @@ from bench.topics import PARTITIONS, warm_broker
 from bench.verify import WrongOutputError
 
 GUARANTEES = ("exactly_once_v2", "at_least_once")
-BESIDE_KAFKA_STREAMS = ("programs", "throughput", "latency", "scaleout", "failover", "restore")
+OF_PROGRAMS = ("programs", "operators")
+BESIDE_KAFKA_STREAMS = (
+    *OF_PROGRAMS,
+    "throughput",
+    "latency",
+    "scaleout",
+    "failover",
+    "restore",
+)
 BENCHES = (*BESIDE_KAFKA_STREAMS, "memory", "fairness", "assignor")
 MEASURES = ("throughput", "latency")
 KEYS_PER_TASK = {"scaleout": 1_000_000, "failover": 100_000}
@@ -89,7 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
     if rows:
         print()
         print_rows(rows, EVERFLOW, KAFKA_STREAMS)
-        if options.bench == "programs":
+        if options.bench in OF_PROGRAMS:
             for system in OURS:
                 print_marks(rows, system)
     if options.json is not None:
@@ -161,12 +169,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_programs(parser: argparse.ArgumentParser) -> None:
-    programs = parser.add_argument_group("programs")
+    programs = parser.add_argument_group("programs, operators")
     programs.add_argument(
         "--programs",
         type=_one_of(tuple(PROGRAMS)),
-        default=tuple(PROGRAMS),
-        help=f"of {','.join(PROGRAMS)} (default all)",
+        help=f"of {','.join(PROGRAMS)} (default: programs: those of no one operator, operators: "
+        f"{','.join(OPERATORS)})",
     )
     programs.add_argument(
         "--measure",
@@ -267,7 +275,7 @@ def _measure(
     if options.bench == "fairness":
         beside = fairness.FairnessPlan(records=options.records or 2_000_000, **common)
         return fairness.measure(beside, bootstrap_servers, folder)
-    if options.bench == "programs":
+    if options.bench in OF_PROGRAMS:
         return _programs(options, bootstrap_servers, launchers, folder)
     if options.bench == "throughput":
         return throughput.measure(_throughput(options), bootstrap_servers, launchers, folder)
@@ -329,10 +337,11 @@ def _programs(
         measured_s=options.seconds or 10.0,
         partitions=options.partitions,
     )
-    for program in map(PROGRAMS.__getitem__, options.programs):
+    listed = options.programs or (OPERATORS if options.bench == "operators" else WHOLE)
+    for program in map(PROGRAMS.__getitem__, listed):
         if "throughput" in options.measure:
             yield from drain.measure(full, program, bootstrap_servers, launchers, folder)
-        if "latency" in options.measure:
+        if "latency" in options.measure and program.live:
             yield from live.measure(tail, program, bootstrap_servers, launchers, folder)
 
 

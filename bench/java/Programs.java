@@ -10,14 +10,20 @@ import org.apache.kafka.common.errors.SerializationException;
 import org.apache.kafka.common.serialization.Serde;
 import org.apache.kafka.common.serialization.Serdes;
 import org.apache.kafka.common.utils.Bytes;
+import org.apache.kafka.streams.KeyValue;
 import org.apache.kafka.streams.StreamsBuilder;
 import org.apache.kafka.streams.kstream.Branched;
 import org.apache.kafka.streams.kstream.Consumed;
 import org.apache.kafka.streams.kstream.Grouped;
+import org.apache.kafka.streams.kstream.JoinWindows;
+import org.apache.kafka.streams.kstream.Joined;
 import org.apache.kafka.streams.kstream.KStream;
+import org.apache.kafka.streams.kstream.KTable;
 import org.apache.kafka.streams.kstream.Materialized;
 import org.apache.kafka.streams.kstream.Produced;
 import org.apache.kafka.streams.kstream.SessionWindows;
+import org.apache.kafka.streams.kstream.StreamJoined;
+import org.apache.kafka.streams.kstream.Suppressed;
 import org.apache.kafka.streams.kstream.TimeWindows;
 import org.apache.kafka.streams.kstream.WindowedSerdes;
 import org.apache.kafka.streams.state.KeyValueStore;
@@ -42,6 +48,10 @@ final class Programs {
             case "invoices" -> orderSums(builder, input, output);
             case "split" -> split(builder, input, output);
             case "chain" -> chain(builder, input, output);
+            case "enrich" -> enrich(builder, input, output);
+            case "pairs" -> pairs(builder, input, output);
+            case "final" -> finalReadings(builder, input, output);
+            case "cities" -> cities(builder, input, output);
             default -> throw new IllegalArgumentException("No such program: " + program);
         }
         return builder;
@@ -225,6 +235,92 @@ final class Programs {
                     .withKeySerde(TEXT).withValueSerde(json(TeamClicks.class)))
             .toStream()
             .to(output, Produced.with(TEXT, json(TeamClicks.class)));
+    }
+
+    @JsonIgnoreProperties(ignoreUnknown = true)
+    record Event(String kind, String city, double rate, String item, double amount) {
+    }
+
+    record Card(String city, double rate) {
+    }
+
+    record Priced(String item, String city, double fee) {
+    }
+
+    private static void enrich(final StreamsBuilder builder, final String input, final String output) {
+        final KStream<String, Event> events = builder.stream(input, Consumed.with(TEXT, json(Event.class)));
+        final KTable<String, Card> cards = events
+            .filter((key, event) -> "card".equals(event.kind()))
+            .mapValues(event -> new Card(event.city(), event.rate()))
+            .toTable(Materialized.<String, Card, KeyValueStore<Bytes, byte[]>>as("cards").withKeySerde(TEXT).withValueSerde(json(Card.class)));
+        events
+            .filter((key, event) -> "purchase".equals(event.kind()))
+            .join(
+                cards,
+                (bought, card) -> new Priced(bought.item(), card.city(), bought.amount() * card.rate()),
+                Joined.with(TEXT, json(Event.class), json(Card.class)))
+            .to(output, Produced.with(TEXT, json(Priced.class)));
+    }
+
+    @JsonIgnoreProperties(ignoreUnknown = true)
+    record Shown(String kind, String campaign, long ms) {
+    }
+
+    record Clicked(String campaign, long ms) {
+    }
+
+    private static void pairs(final StreamsBuilder builder, final String input, final String output) {
+        final Duration minute = Duration.ofMinutes(1);
+        final KStream<String, Shown> events = builder.stream(input, Consumed.with(TEXT, json(Shown.class)));
+        events
+            .filter((key, event) -> "view".equals(event.kind()))
+            .join(
+                events.filter((key, event) -> "click".equals(event.kind())),
+                (view, click) -> new Clicked(view.campaign(), click.ms() - view.ms()),
+                JoinWindows.ofTimeDifferenceAndGrace(minute, minute),
+                StreamJoined.with(TEXT, json(Shown.class), json(Shown.class)).withStoreName("clicked"))
+            .to(output, Produced.with(TEXT, json(Clicked.class)));
+    }
+
+    @JsonIgnoreProperties(ignoreUnknown = true)
+    record Reading(double celsius, long percent) {
+    }
+
+    record Readings(long readings, double celsius) {
+    }
+
+    private static void finalReadings(final StreamsBuilder builder, final String input, final String output) {
+        final Duration five = Duration.ofSeconds(5);
+        builder.stream(input, Consumed.with(TEXT, json(Reading.class)))
+            .groupByKey(Grouped.with(TEXT, json(Reading.class)))
+            .windowedBy(TimeWindows.ofSizeAndGrace(five, five))
+            .aggregate(
+                () -> new Readings(0, 0),
+                (sensor, reading, sum) -> new Readings(sum.readings() + 1, sum.celsius() + reading.celsius()),
+                Materialized.<String, Readings, WindowStore<Bytes, byte[]>>as("readings").withKeySerde(TEXT).withValueSerde(json(Readings.class)))
+            .suppress(Suppressed.untilWindowCloses(Suppressed.BufferConfig.unbounded()))
+            .toStream()
+            .to(output, Produced.with(WindowedSerdes.timeWindowedSerdeFrom(String.class, five.toMillis()), json(Readings.class)));
+    }
+
+    @JsonIgnoreProperties(ignoreUnknown = true)
+    record Person(String city, long age) {
+    }
+
+    record City(long people, long years) {
+    }
+
+    private static void cities(final StreamsBuilder builder, final String input, final String output) {
+        builder.stream(input, Consumed.with(TEXT, json(Person.class)))
+            .toTable(Materialized.<String, Person, KeyValueStore<Bytes, byte[]>>as("people").withKeySerde(TEXT).withValueSerde(json(Person.class)))
+            .groupBy((key, person) -> KeyValue.pair(person.city(), person), Grouped.with("by-city", TEXT, json(Person.class)))
+            .aggregate(
+                () -> new City(0, 0),
+                (city, person, sum) -> new City(sum.people() + 1, sum.years() + person.age()),
+                (city, person, sum) -> new City(sum.people() - 1, sum.years() - person.age()),
+                Materialized.<String, City, KeyValueStore<Bytes, byte[]>>as("cities").withKeySerde(TEXT).withValueSerde(json(City.class)))
+            .toStream()
+            .to(output, Produced.with(TEXT, json(City.class)));
     }
 
     /** Readers and writers of one type each, made once: Jackson's fast way. A null is a null, as in Kafka's own serdes. */

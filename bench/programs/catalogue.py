@@ -24,6 +24,7 @@ class Kind(enum.Enum):
     COLUMNS = "columns"
     FUNCTIONS = "functions"
     VECTORISED = "vectorised"
+    OPERATORS = "operators"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Program:
     # Bytes behind the key's own: 8 for a window, 16 for a session.
     window_bytes: int = 0
     decode: Callable[[bytes], Any] = json.loads
+    # Whether each record has a result soon: latencies can be told.
+    live: bool = True
     # Settings of Kafka Streams under at-least-once; the note says why they are not its defaults.
     at_least_once: Mapping[str, str] = field(default_factory=dict)
 
@@ -179,6 +182,64 @@ def _team(number: int) -> bytes | None:
     return b"team-%d" % (number * 7 % CLICK_USERS % TEAMS) if number % 101 else None
 
 
+CARDS = 5000
+
+
+def _purchase(number: int) -> Row:
+    """Each card's city and limit once in ten records, what is bought with it in the others."""
+    card, turn = number % CARDS, number // CARDS
+    if turn % 10 == 0:
+        city = b'{"kind":"card","city":"city-%d","rate":%d.5,"note":"aaaaaaaaaaaaaaaaaaaa"}'
+        return b"card-%d" % card, city % ((card + turn) % 300, card % 7)
+    bought = b'{"kind":"purchase","item":"article-%d","amount":%d.25,"note":"aaaaaaaaaaaa"}'
+    return b"card-%d" % card, bought % (number % 900, number * 13 % 400)
+
+
+def _bought_with(number: int) -> bytes | None:
+    return b"card-%d" % (number % CARDS) if number // CARDS % 10 else None
+
+
+def _impression(number: int) -> Row:
+    """An advertisement that is shown, and then the click on it."""
+    kind, shown = (b"click" if number % 2 else b"view"), number // 2
+    value = b'{"kind":"%s","campaign":"campaign-%d","ms":%d,"page":"/articles/%d"}'
+    return b"view-%d" % shown, value % (kind, shown % 400, number * 31 % 60_000, number % 700)
+
+
+def _clicked(number: int) -> bytes | None:
+    return b"view-%d" % (number // 2) if number % 2 else None
+
+
+SENSORS = 1000
+
+
+def _reading(number: int) -> Row:
+    value = b'{"celsius":%d.5,"percent":%d,"battery":"good","note":"aaaaaaaaaaaaaaaaaaaaaaaaaa"}'
+    return b"sensor-%d" % (number % SENSORS), value % (number * 7 % 60 - 20, number * 3 % 100)
+
+
+def _sensor(number: int) -> bytes:
+    return b"sensor-%d" % (number % SENSORS)
+
+
+PEOPLE = 5000
+CITIES = 200
+
+
+def _move(number: int) -> Row:
+    value = b'{"city":"city-%d","age":%d,"street":"1 Long Street","note":"aaaaaaaaaaaaaaaaaa"}'
+    person = number % PEOPLE
+    return b"person-%d" % person, value % (_city_of(number), person % 80)
+
+
+def _city_of(number: int) -> int:
+    return (number % PEOPLE + number // PEOPLE * 7) % CITIES
+
+
+def _new_city(number: int) -> bytes:
+    return b"city-%d" % _city_of(number)
+
+
 def _count(value: bytes) -> int:
     return int(struct.unpack(">q", value)[0])
 
@@ -226,5 +287,13 @@ PROGRAMS = {
             # default, and closing early would lose what was still on its way.
             at_least_once={"commit.interval.ms": "100"},
         ),
+        Program("enrich", Kind.OPERATORS, 500_000, _purchase, _bought_with),
+        Program("pairs", Kind.OPERATORS, 500_000, _impression, _clicked),
+        Program("final", Kind.OPERATORS, 500_000, _reading, _sensor, window_bytes=8, live=False),
+        Program("cities", Kind.OPERATORS, 500_000, _move, _new_city),
     )
 }
+WHOLE = tuple(name for name, program in PROGRAMS.items() if program.kind is not Kind.OPERATORS)
+"""What `bench programs` runs."""
+OPERATORS = ("trades", "sessions", "enrich", "pairs", "final", "cities", "baskets")
+"""What `bench operators` runs: an operator each, in a program with JSON and Columns."""

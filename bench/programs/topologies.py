@@ -16,7 +16,16 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType
 
 from bench.apps.topic_names import INPUT_TOPIC_VARIABLE, OUTPUT_TOPIC_VARIABLE
-from everflow import KStream, SessionWindows, StreamsBuilder, TimeWindows, agg, serdes
+from everflow import (
+    JoinWindows,
+    KStream,
+    SessionWindows,
+    StreamsBuilder,
+    Suppressed,
+    TimeWindows,
+    agg,
+    serdes,
+)
 
 ORDER = serdes.json("item string, country string, price double, quantity bigint")
 
@@ -165,6 +174,76 @@ def split() -> StreamsBuilder:
     branches["large"].map_values(**invoice).to(_output("-large"))
     branches["home"].map_values(**parcel).to(_output("-home"))
     branches["abroad"].map_values(**parcel).to(_output("-abroad"))
+    return builder
+
+
+def enrich() -> StreamsBuilder:
+    """Purchases joined with the table of cards."""
+    builder = StreamsBuilder()
+    value = serdes.json("kind string, city string, rate double, item string, amount double")
+    events = _input(builder, value)
+    cards = (
+        events.filter(F.col("value.kind") == "card")
+        .map_values(city=F.col("value.city"), rate=F.col("value.rate"))
+        .to_table(store="cards")
+    )
+    (
+        events.filter(F.col("value.kind") == "purchase")
+        .join(
+            cards,
+            item=F.col("left.item"),
+            city=F.col("right.city"),
+            fee=F.col("left.amount") * F.col("right.rate"),
+        )
+        .to(_output())
+    )
+    return builder
+
+
+def pairs() -> StreamsBuilder:
+    """Advertisements that were shown, joined with the clicks on them within a minute."""
+    builder = StreamsBuilder()
+    events = _input(builder, serdes.json("kind string, campaign string, ms bigint"))
+    (
+        events.filter(F.col("value.kind") == "view")
+        .join(
+            events.filter(F.col("value.kind") == "click"),
+            windows=JoinWindows.of_time_difference("1 minute").grace("1 minute"),
+            store="clicked",
+            campaign=F.col("left.campaign"),
+            ms=F.col("right.ms") - F.col("left.ms"),
+        )
+        .to(_output())
+    )
+    return builder
+
+
+def final() -> StreamsBuilder:
+    """Readings of sensors in windows of five seconds, one result for each."""
+    builder = StreamsBuilder()
+    (
+        _input(builder, serdes.json("celsius double, percent bigint"))
+        .group_by_key()
+        .windowed_by(TimeWindows.of_size("5 seconds").grace("5 seconds"))
+        .aggregate(readings=agg.count(), celsius=agg.sum("value.celsius"), store="readings")
+        .suppress(Suppressed.until_window_closes(), store="held-back")
+        .to_stream()
+        .to(_output())
+    )
+    return builder
+
+
+def cities() -> StreamsBuilder:
+    """Who lives where: people counted, and their ages added up, by the city they moved to."""
+    builder = StreamsBuilder()
+    (
+        _input(builder, serdes.json("city string, age bigint"))
+        .to_table(store="people")
+        .group_by(F.col("value.city"), name="by-city")
+        .aggregate(people=agg.count(), years=agg.sum("value.age"), store="cities")
+        .to_stream()
+        .to(_output())
+    )
     return builder
 
 

@@ -9,7 +9,7 @@ from bench.programs import topologies
 from bench.programs.catalogue import PROGRAMS
 
 pytestmark = pytest.mark.spark
-SUB_TOPOLOGIES = {"chain": 3, "trades": 2, "flights": 2, "words": 2}
+SUB_TOPOLOGIES = {"chain": 3, "trades": 2, "flights": 2, "words": 2, "cities": 2}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
