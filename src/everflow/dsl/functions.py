@@ -168,6 +168,20 @@ class TablePairs:
 
 
 @dataclass(frozen=True)
+class ForeignKeyOf:
+    """A foreign key's function as one that gives it beside the value."""
+
+    fn: Function
+
+    def __call__(self, key: Any, value: Any) -> Any:
+        return {"fk": self.fn(key, value), "value": value}
+
+    @property
+    def __name__(self) -> str:
+        return function_name(self.fn)
+
+
+@dataclass(frozen=True)
 class OfSides:
     """A joiner as a function of key and joined value."""
 

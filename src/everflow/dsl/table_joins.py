@@ -1,4 +1,4 @@
-"""Joins of a table with another by primary key, and tables that get a store of their own."""
+"""Joins of a table with another, and tables that get a store of their own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pyspark.sql import Column
 
 from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import Edge, Expression
+from everflow.dsl.foreign_key_joins import ForeignKeyJoin
 from everflow.dsl.graph_builder import GraphBuilder
 from everflow.dsl.joins import JoinCall, Side, joined_table
 from everflow.errors import TopologyError
@@ -29,18 +30,23 @@ class TableJoins(Side):
         other: KTable,
         joiner: Expression | None = None,
         *,
+        on: Expression | None = None,
         returns: object = None,
         store: str | Column | None = None,
         name: str | Column | None = None,
         **fields: Column,
     ) -> KTable:
-        """The entries of keys that both tables have, as both change. Without a ``joiner`` the value
-        is ``struct<left, right>``; the module `everflow.dsl.joins` tells what a joiner may be.
+        """The entries of keys that both tables have, as both change; or, with ``on``, a Column or a
+        function of (value) or (key, value), those whose foreign key the other table has, under
+        their own keys. Without a ``joiner`` the value is ``struct<left, right>``; the module
+        `everflow.dsl.joins` tells what a joiner may be.
 
-        ``store``: keeps the result in a store of its own, which another join needs.
+        ``store``: keeps the result in a store of its own, which another join needs. ``name``: with
+        ``on`` it is needed, for the topics ``<name>-asks-repartition`` and
+        ``<name>-answers-repartition`` and the store ``<name>-asks``.
         """
         options = {"returns": returns, "store": store, "name": name}
-        return _joined(self, other, JoinKind.INNER, joiner, options, fields)
+        return _joined(self, other, JoinKind.INNER, joiner, options, fields, on)
 
     @builder_call
     def left_join(
@@ -48,6 +54,7 @@ class TableJoins(Side):
         other: KTable,
         joiner: Expression | None = None,
         *,
+        on: Expression | None = None,
         returns: object = None,
         store: str | Column | None = None,
         name: str | Column | None = None,
@@ -55,7 +62,7 @@ class TableJoins(Side):
     ) -> KTable:
         """As `join`, for all keys of this table; ``right`` is null where the other has none."""
         options = {"returns": returns, "store": store, "name": name}
-        return _joined(self, other, JoinKind.LEFT, joiner, options, fields)
+        return _joined(self, other, JoinKind.LEFT, joiner, options, fields, on)
 
     @builder_call
     def outer_join(
@@ -80,6 +87,7 @@ def _joined(
     joiner: Expression | None,
     options: dict[str, Any],
     fields: dict[str, Column],
+    on: Expression | None = None,
 ) -> KTable:
     call, options = JoinCall.of(kind, joiner, options, fields)
     if not isinstance(right, TableJoins):
@@ -88,9 +96,13 @@ def _joined(
             f"stream.{'left_join' if kind.keeps_left else 'join'}(table)",
             where=call.where,
         )
+    if on is not None:
+        joined_on = ForeignKeyJoin(
+            call=call, kind=kind, left=left, right=right, on=on, name=options["name"]
+        )
+        return _by_foreign_key(joined_on, options["store"])
     call.check_sides(left, right)
-    where = call.where
-    graph, store, name = left.graph, options["store"], options["name"]
+    graph, store, name, where = left.graph, options["store"], options["name"], call.where
     tables = joined_table(left, call), joined_table(right, call)
     merged = graph.node_name(name, "KTABLE-MERGE-", where)
     parts = tuple(
@@ -107,7 +119,7 @@ def _joined(
     if store is None:
         parts = (*parts, Part(merged, tuple(part.name for part in parts)))
     edge = call.edge(left, right)
-    node = StatefulNode(
+    both = StatefulNode(
         merged if store is None else f"{merged}-results",
         (left.node, right.node),
         edge.type,
@@ -124,9 +136,18 @@ def _joined(
         reads=tuple(table.spec for table in tables),
         parts=parts,
     )
-    made, edge = call.made(graph, graph.add(node), edge, table=True)
+    made, edge = call.made(graph, graph.add(both), edge, table=True)
     if store is not None:
         made = stored(graph, made, edge, merged, store, call.operator, where)
+    return graph.faces.table(graph, made, edge)
+
+
+def _by_foreign_key(join: ForeignKeyJoin, store: object) -> KTable:
+    call, graph = join.call, join.left.graph
+    node, edge = join.made()
+    made, edge = call.made(graph, node, edge, table=True)
+    if store is not None:
+        made = stored(graph, made, edge, f"{node}-kept", store, call.operator, call.where)
     return graph.faces.table(graph, made, edge)
 
 

@@ -2,7 +2,8 @@
 
 A join takes the records of both sides of a batch, and gives what one record after the other would
 give. `joined_table` tells what a table held at a record; `batch_records`, `join_side`, `matches`,
-`waiting_records` and `joined_results` are the parts of a join of two streams.
+`waiting_records` and `joined_results` are the parts of a join of two streams; `foreign_keys`,
+`subscriptions` and `answers` are those of a join by a foreign key (note 022).
 May import layers 0 and 1: no I/O, threads, clock, Spark, Kafka or LMDB.
 """
 

@@ -1,0 +1,175 @@
+"""Joins of a table with another by a foreign key (KIP-213; design note 022).
+
+``orders.join(customers, on=..., name=...)``: an entry asks the task of its foreign key, through the topic ``<name>-asks-repartition``; the answer
+comes back through ``<name>-answers-repartition``. All calls belong to the thread that builds the
+topology; TopologyError, with the user's line and the cure, for what cannot work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from pyspark.sql import functions as F
+
+from everflow import serdes
+from everflow.dsl.expressions import Edge, Expression, is_column, unless_deleted
+from everflow.dsl.functions import ForeignKeyOf, TableMapper, key_value_function
+from everflow.dsl.joins import JoinCall, Side, joined_table
+from everflow.errors import TopologyError
+from everflow.operators.joins import JoinedTable, JoinKind
+from everflow.operators.joins.answers import Answers
+from everflow.operators.joins.foreign_keys import (
+    SUBSCRIPTION,
+    ForeignKeys,
+    answer_type,
+    selected_type,
+)
+from everflow.operators.joins.subscriptions import Subscriptions
+from everflow.operators.table_changes import PreviousValues
+from everflow.serdes import Serde
+from everflow.state.store import StoreSpec
+from everflow.topology.graph import (
+    PREPARE,
+    EdgeType,
+    FunctionNode,
+    Node,
+    ProjectNode,
+    StatefulNode,
+)
+from everflow.topology.types import same_type, type_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignKeyJoin:
+    """A join of ``left``'s entries with those of ``right`` under the key ``on``."""
+
+    call: JoinCall
+    kind: JoinKind
+    left: Side
+    right: Side
+    on: Expression
+    name: str | None
+
+    def made(self) -> tuple[str, Edge]:
+        """The node of the joined entries, and their edge."""
+        graph, call, where = self.left.graph, self.call, self.call.where
+        if self.right.graph is not graph:
+            raise TopologyError(
+                f"{call.operator} takes a table of the same StreamsBuilder", where=where
+            )
+        name = graph.check_repartition_name(self.name, f"{call.operator} with on=", where)
+        tables = joined_table(self.left, call), joined_table(self.right, call)
+        key_serde, value_serde = self.left.edge.serdes(call.operator, where)
+        foreign_serde = self.right.edge.written_key(call.operator, where)
+        asks = self._asks(name, tables[0], key_serde, value_serde)
+        asked = graph.repartition(
+            f"{name}-asks",
+            asks,
+            EdgeType(self.right.edge.type.key, SUBSCRIPTION),
+            (foreign_serde, serdes.packed(SUBSCRIPTION)),
+            where,
+        )
+        answers = self._answers(name, asked, tables[1], key_serde, foreign_serde)
+        edge = call.edge(self.left, self.right)
+        joined = StatefulNode(
+            name,
+            (self.left.node, answers),
+            edge.type,
+            where,
+            "JOIN",
+            Answers(table=tables[0], value_serde=value_serde, kind=self.kind),
+            reads=(tables[0].spec,),
+        )
+        return graph.add(joined), edge
+
+    def _asks(self, name: str, table: JoinedTable, key_serde: Serde, value_serde: Serde) -> str:
+        """The node of subscriptions: of what each entry was, and of what it is."""
+        graph, edge, where = self.left.graph, self.left.edge.type, self.call.where
+        before = StatefulNode(
+            f"{name}-before",
+            (self.left.node,),
+            edge,
+            where,
+            PREPARE,
+            PreviousValues(table, edge.key),
+            reads=(table.spec,),
+        )
+        select = self._selection()
+        sides = (
+            graph.add(select(f"{name}-old", graph.add(before))),
+            graph.add(select(f"{name}-new", self.left.node)),
+        )
+        foreign = EdgeType(self.right.edge.type.key, SUBSCRIPTION)
+        operator = ForeignKeys(key_serde, value_serde, self.kind)
+        return graph.add(StatefulNode(f"{name}-asking", sides, foreign, where, "FK-ASK", operator))
+
+    def _answers(
+        self,
+        name: str,
+        asked: str,
+        table: JoinedTable,
+        entry_serde: Serde,
+        foreign_serde: Serde,
+    ) -> str:
+        """The node of answers, read back in the tasks of the entries that asked."""
+        graph, where = self.left.graph, self.call.where
+        store = graph.claim_store(f"{name}-asks", self.call.operator, where)
+        value = answer_type(self.right.edge.type.value)
+        edge = EdgeType(self.left.edge.type.key, value)
+        operator = Subscriptions(
+            store=store,
+            table=table,
+            entry_serde=entry_serde,
+            foreign_serde=foreign_serde,
+            kept=self.kind.keeps_left,
+        )
+        kept = StoreSpec(
+            name=store,
+            kind="key_value",
+            key_serde=serdes.bytes_(),
+            value_serde=serdes.bytes_(),
+            where=where,
+        )
+        node = StatefulNode(
+            f"{name}-answering",
+            (asked, self.right.node),
+            edge,
+            where,
+            "FK-ANSWER",
+            operator,
+            (kept,),
+            reads=(table.spec,),
+        )
+        written = (entry_serde, serdes.packed(value))
+        return graph.repartition(f"{name}-answers", graph.add(node), edge, written, where)
+
+    def _selection(self) -> Callable[[str, str], Node]:
+        """What makes the node that gives an entry with its foreign key."""
+        edge, where, on = self.left.edge, self.call.where, self.on
+        wanted = self.right.edge.type.key
+        out = EdgeType(edge.type.key, selected_type(wanted, edge.type.value))
+        if not is_column(on, f"{self.call.operator}: on", where):
+            fn = key_value_function(on, f"{self.call.operator}: on", where)
+            selected = TableMapper(ForeignKeyOf(fn))
+
+            def called(name: str, source: str) -> Node:
+                return FunctionNode(name, (source,), out, where, PREPARE, "map_values", selected)
+
+            return called
+        found = unless_deleted(on, edge, where).type
+        if not same_type(found, wanted):
+            raise TopologyError(
+                f"{self.call.operator}: on= is {type_text(found)}, and the other table's keys are "
+                f"{type_text(wanted)}; write on=(...).cast({type_text(wanted)!r})",
+                where=where,
+            )
+        both = F.struct(on.alias("fk"), F.col("value").alias("value"))
+        value = replace(unless_deleted(both, edge, where), type=out.value)
+
+        def projected(name: str, source: str) -> Node:
+            return ProjectNode(
+                name=name, inputs=(source,), out=out, where=where, label=PREPARE, value=value
+            )
+
+        return projected

@@ -1,0 +1,133 @@
+"""What a table tells the tasks of its foreign keys, and what they answer (KIP-213; note 022).
+
+An entry subscribes under its foreign key with the hash of its value; an answer carries that hash
+back, so that one for a value that is gone is known as stale.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from everflow.operators.fold import valid
+from everflow.operators.joins.joined_values import JoinKind, Stores
+from everflow.operators.user_code import written_bytes
+from everflow.records import EdgeBatch, TasksResult
+from everflow.serdes import Serde
+
+HASH_BYTES = 16
+SUBSCRIPTION = pa.struct([("entry", pa.binary()), ("hash", pa.binary()), ("order", pa.int32())])
+"""Key bytes of the entry, hash of its value (null: it is gone), and an `Order`."""
+
+
+class Order(enum.IntEnum):
+    """What an entry asks of its foreign key, as Kafka Streams' instructions."""
+
+    FORGET = 0
+    FORGET_AND_TELL = 1
+    """Answer null."""
+    TELL = 2
+    """Remember it, and answer what there is, or null."""
+    TELL_IF_THERE = 3
+    """Remember it, and answer only if there is something."""
+
+
+def selected_type(key: pa.DataType, value: pa.DataType) -> pa.DataType:
+    """``struct<fk, value>``: an entry with its foreign key; null where there is none."""
+    return pa.struct([("fk", key), ("value", value)])
+
+
+def answer_type(value: pa.DataType) -> pa.DataType:
+    """``struct<hash, found>``: the hash of the asking entry, and the other table's value."""
+    return pa.struct([("hash", pa.binary()), ("found", value)])
+
+
+def hashes(values: pa.Array) -> pa.Array:
+    """A hash of each value's bytes; null stays null."""
+    found = [
+        None if data is None else blake2b(data, digest_size=HASH_BYTES).digest()
+        for data in values.to_pylist()
+    ]
+    return pa.array(found, pa.binary())
+
+
+@dataclass(frozen=True)
+class ForeignKeys:
+    """The subscriptions that each change of a table's entries asks for: the left side is what an
+    entry was, the right side what it is, row by row, both as `selected_type`."""
+
+    key_serde: Serde
+    value_serde: Serde
+    kind: JoinKind
+
+    @property
+    def takes_null_keys(self) -> bool:
+        """See `JoinOperator`."""
+        return False
+
+    def join_tasks(
+        self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
+    ) -> TasksResult:
+        """See `JoinOperator`: what the old foreign key is told comes first."""
+        old, new = (side.value.flatten()[0] for side in (left, right))
+        was, there = valid(left.value), valid(right.value)
+        same = _same(old, new)
+        tell_old = valid(old) & ~same
+        # The new key's answer takes the place of the old one's, where there is a new one.
+        if self.kind.keeps_left:
+            tell_new = was | there
+            forget = np.full(len(right), Order.FORGET)
+            order = np.full(len(right), Order.TELL)
+        else:
+            tell_new = valid(new)
+            forget = np.where(valid(new), Order.FORGET, Order.FORGET_AND_TELL)
+            order = np.where(tell_old, Order.TELL, Order.TELL_IF_THERE)
+        rows = np.concatenate([np.flatnonzero(tell_old), np.flatnonzero(tell_new)])
+        is_new = np.arange(len(rows)) >= np.count_nonzero(tell_old)
+        turn = np.lexsort((is_new, rows))
+        rows, is_new = rows[turn], is_new[turn]
+        key = pa.concat_arrays([old, new]).take(pa.array(rows + is_new * len(right)))
+        entries = written_bytes(self.key_serde, right.key, "subscriptions", right)
+        written = written_bytes(self.value_serde, right.value.flatten()[1], "subscriptions", right)
+        at = pa.array(rows)
+        value = pa.StructArray.from_arrays(
+            [
+                entries.take(at),
+                hashes(written).take(at),
+                pa.array(np.where(is_new, order[rows], forget[rows]), pa.int32()),
+            ],
+            fields=list(SUBSCRIPTION),
+        )
+        dropped = int(np.count_nonzero(there & ~valid(new))) if not self.kind.keeps_left else 0
+        return TasksResult(
+            right.take(rows).with_columns(key, value),
+            {},
+            {},
+            {"null-foreign-key": dropped} if dropped else {},
+        )
+
+    def decode_result(self, data: bytes) -> Any:
+        """It has no store."""
+        raise AssertionError("what asks for subscriptions has no store of its own")
+
+
+def _same(old: pa.Array, new: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Where both are there and equal."""
+    codes = pa.concat_arrays([old, new]).dictionary_encode().indices.fill_null(-1).to_numpy()
+    found: np.ndarray[Any, np.dtype[np.bool_]] = codes[: len(old)] == codes[len(old) :]
+    return found & valid(old)
+
+
+def hashes_equal(one: pa.Array, other: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Where both are equal, or both null."""
+    both = pc.and_(pc.is_null(one), pc.is_null(other))
+    equal = pc.or_(both, pc.equal(one, other).fill_null(False))
+    found: np.ndarray[Any, np.dtype[np.bool_]] = equal.to_numpy(zero_copy_only=False)
+    return found
