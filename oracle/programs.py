@@ -87,6 +87,7 @@ class Draw:
                 [self._filter, self._map, self._key, self._merge, self._aggregate, self._to_table]
                 + [self._group_table, self._group_table, self._suppress, self._cogroup]
                 + [self._join] * 6
+                + [self._foreign] * 2
             )()
         self._sinks()
         return self.program
@@ -171,17 +172,23 @@ class Draw:
         self._stream(name, plain=False, changed=True)
 
     def _group_table(self) -> None:
-        # What an entry was is told wrongly by aggregates of the original (of a new one: the first
-        # value) and by its joins of two tables from one (docs/differences.md).
-        tables = [
-            name
-            for name in self._tables
-            if self._node(name)["op"] not in ("aggregate", "cogroup") and not self._two_ways(name)
-        ]
+        tables = [name for name in self._tables if self._tells_before(name)]
         if tables:
             given = self._drawn.choice(tables)
             op = self._drawn.choice(["group_count", "group_reduce", "group_aggregate"])
             self._table(self._add(op, **{"in": given}, store=self._store()))
+
+    def _foreign(self) -> None:
+        if len(self._tables) < 2:
+            return
+        left, right = self._drawn.sample(self._tables, 2)
+        if self._above(left) & self._above(right) or not self._tells_before(left):
+            return
+        # An empty text is no entry for the original, on its way back (docs/differences.md).
+        right = self._add("map_values", **{"in": right}, store=self._store(), suffix="q")
+        self._table(right)
+        kind = self._drawn.choice(["inner", "left"])
+        self._table(self._add("foreign", left=left, right=right, kind=kind, store=self._store()))
 
     def _cogroup(self) -> None:
         left, right = (self._drawn.choice([*self._streams]) for _ in range(2))
@@ -233,6 +240,13 @@ class Draw:
         node = self._node(name)
         results = node["windows"].get("results") if "windows" in node else None
         return node["op"] == "suppress" or results in ("final", "suppressed")
+
+    def _tells_before(self, name: str) -> bool:
+        """Whether the original tells rightly what an entry was: its aggregates tell the initial
+        value of a new one, and its joins of two tables from one what the other side has by now
+        (docs/differences.md)."""
+        ops = {self._node(one)["op"] for one in self._above(name)}
+        return not ops & {"aggregate", "cogroup"} and not self._two_ways(name)
 
     def _two_ways(self, name: str) -> bool:
         """Whether there is a join of tables before it whose sides have a node in common."""
@@ -396,6 +410,19 @@ def _group_aggregated(_: StreamsBuilder, made: dict[str, Any], node: Node) -> An
     )
 
 
+def _foreign(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
+    left, right = made[node["left"]], made[node["right"]]
+    join = left.left_join if node["kind"] == "left" else left.join
+    both = F.concat(F.col("left"), F.lit("&"), F.coalesce(F.col("right"), F.lit("_")))
+    return join(right, both, on=_letter(), name=node["id"], store=node["store"])
+
+
+def _letter() -> Any:
+    """The value's last letter, made one of the keys."""
+    key = F.translate(F.right(F.col("value"), F.lit(1)), "xyzpqrt&_", "abcabcabc")
+    return F.when(F.length("value") > 0, key).otherwise(F.lit("c"))
+
+
 def _cogrouped(_: StreamsBuilder, made: dict[str, Any], node: Node) -> Any:
     left, right = (
         made[node[side]].group_by_key(name=f"{node['id']}-{side}") for side in ("left", "right")
@@ -448,6 +475,7 @@ _BUILD: dict[str, Any] = {
     "group_reduce": _group_aggregated,
     "group_aggregate": _group_aggregated,
     "cogroup": _cogrouped,
+    "foreign": _foreign,
     "suppress": _suppressed,
     "join": _joined,
     "sink": lambda b, made, n: made[n["in"]].to(n["topic"]),

@@ -10,6 +10,7 @@ import java.time.Duration;
 import java.util.HashMap;
 import java.util.Map;
 import java.util.Properties;
+import java.util.function.Function;
 import org.apache.kafka.common.serialization.Serdes;
 import org.apache.kafka.common.serialization.StringDeserializer;
 import org.apache.kafka.common.serialization.StringSerializer;
@@ -152,6 +153,7 @@ public final class StreamsOracle {
                     .<String>cogroup((k, v, a) -> last(a + "+" + v))
                     .cogroup(stream(node, "right").groupByKey(Grouped.<String, String>as(id + "-right")), (k, v, a) -> last(a + "*" + v))
                     .aggregate(() -> "", kept(node)));
+                case "foreign" -> tables.put(id, foreign(node));
                 case "suppress" -> streams.put(id, table(node, "in").suppress(Suppressed.untilTimeLimit(ms(node, "wait"), buffer(node.get("most")))).toStream());
                 case "join" -> join(id, node);
                 case "sink" -> stream(node, "in").to(node.get("topic").asText());
@@ -233,6 +235,21 @@ public final class StreamsOracle {
                 case "reduce" -> windowed.reduce((a, v) -> last(a + v), Materialized.<String, String, SessionStore<Bytes, byte[]>>as(store).withKeySerde(Serdes.String()).withValueSerde(Serdes.String()));
                 default -> windowed.aggregate(() -> "", (k, v, a) -> last(a + v), (k, a, b) -> last(a + b), Materialized.<String, String, SessionStore<Bytes, byte[]>>as(store).withKeySerde(Serdes.String()).withValueSerde(Serdes.String()));
             };
+        }
+
+        private KTable<String, String> foreign(final JsonNode node) {
+            final ValueJoiner<String, String, String> joiner = (l, r) -> l + "&" + (r == null ? "_" : r);
+            final KTable<String, String> left = table(node, "left");
+            final KTable<String, String> right = table(node, "right");
+            final Function<String, String> letter = v -> v.isEmpty() ? "c" : translated(v.charAt(v.length() - 1));
+            return node.get("kind").asText().equals("left")
+                ? left.leftJoin(right, letter, joiner, kept(node))
+                : left.join(right, letter, joiner, kept(node));
+        }
+
+        private static String translated(final char letter) {
+            final int place = "xyzpqrt&_".indexOf(letter);
+            return String.valueOf(place < 0 ? letter : "abcabcabc".charAt(place));
         }
 
         private static Suppressed.BufferConfig<?> buffer(final JsonNode most) {
