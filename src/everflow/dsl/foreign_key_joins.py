@@ -1,8 +1,9 @@
 """Joins of a table with another by a foreign key (KIP-213; design note 022).
 
-``orders.join(customers, on=..., name=...)``: an entry asks the task of its foreign key, through the topic ``<name>-asks-repartition``; the answer
-comes back through ``<name>-answers-repartition``. All calls belong to the thread that builds the
-topology; TopologyError, with the user's line and the cure, for what cannot work.
+``orders.join(customers, on=..., name=...)``: an entry asks the task of its foreign key, through the
+topic ``<name>-asks-repartition``; the answer comes back through ``<name>-answers-repartition``. All
+calls belong to the thread that builds the topology; TopologyError, with the user's line and the
+cure, for what cannot work.
 """
 
 from __future__ import annotations
