@@ -33,10 +33,21 @@ if TYPE_CHECKING:
     from everflow.dsl.grouped_table import KGroupedTable
     from everflow.dsl.kstream import KStream
     from everflow.dsl.ktable import KTable
+    from everflow.dsl.stores import Stores
     from everflow.dsl.streams_builder import StreamsBuilder
     from everflow.dsl.suppressed import BufferConfig, EmitStrategy, Suppressed
     from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
     from everflow.operators import agg
+    from everflow.operators.processors.context import ProcessorContext
+    from everflow.operators.processors.processor import (
+        BatchProcessor,
+        Processor,
+        PunctuationType,
+        Record,
+        RecordMetadata,
+        punctuate,
+    )
+    from everflow.operators.processors.stores import KeyValueStore, SessionStore, WindowStore
     from everflow.records import TaskId, TopicPartition
     from everflow.runtime.client_state import ClientState, IllegalStateError, StateListener
     from everflow.runtime.kafka_streams import KafkaStreams
@@ -66,6 +77,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ApplicationState",
     "AssignmentError",
+    "BatchProcessor",
     "BranchedKStream",
     "BufferConfig",
     "ClientState",
@@ -84,12 +96,19 @@ __all__ = [
     "KafkaStreamsAssignment",
     "KafkaStreamsState",
     "KeyQueryMetadata",
+    "KeyValueStore",
     "LagInfo",
+    "Processor",
+    "ProcessorContext",
+    "PunctuationType",
     "ReadOnlyKeyValueStore",
     "ReadOnlySessionStore",
     "ReadOnlyWindowStore",
+    "Record",
+    "RecordMetadata",
     "RestoreListener",
     "RestoreProgress",
+    "SessionStore",
     "SessionWindowedCogroupedKStream",
     "SessionWindowedKStream",
     "SessionWindows",
@@ -101,6 +120,7 @@ __all__ = [
     "StateMovingError",
     "StoreKindError",
     "StoreNotFoundError",
+    "Stores",
     "StreamsBuilder",
     "StreamsConfig",
     "StreamsMetadata",
@@ -118,9 +138,11 @@ __all__ = [
     "TopicPartition",
     "Topology",
     "TopologyError",
+    "WindowStore",
     "Windowed",
     "agg",
     "errors",
+    "punctuate",
     "serdes",
     "session",
 ]
@@ -138,9 +160,15 @@ _NAMES = {
     "dsl.grouped_table": "KGroupedTable",
     "dsl.kstream": "KStream",
     "dsl.ktable": "KTable",
+    "dsl.stores": "Stores",
     "dsl.streams_builder": "StreamsBuilder",
     "dsl.suppressed": "BufferConfig EmitStrategy Suppressed",
     "errors": "ConfigError EverflowError SetupError TopologyError",
+    "operators.processors.context": "ProcessorContext",
+    "operators.processors.processor": (
+        "BatchProcessor Processor PunctuationType Record RecordMetadata punctuate"
+    ),
+    "operators.processors.stores": "KeyValueStore SessionStore WindowStore",
     "records": "TaskId TopicPartition",
     "runtime.client_state": "ClientState IllegalStateError StateListener",
     "runtime.kafka_streams": "KafkaStreams",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -158,3 +158,5 @@ class TasksResult:
     dropped: dict[str, int]
     """Records left out, by reason (``null-key``, ``null-value``, ``late``): the ``dropped-records``
     metric."""
+    clocks: dict[int, dict[str, int]] = field(default_factory=dict)
+    """When each method that the wall clock calls was last due (epoch ms), by name."""

@@ -34,6 +34,7 @@ from everflow.dsl.expressions import (
 )
 from everflow.dsl.functions import key_value_function, refuse_pyspark
 from everflow.dsl.graph_builder import GraphBuilder, check_name
+from everflow.dsl.processing import Processing
 from everflow.dsl.stream_joins import StreamJoins
 from everflow.errors import TopologyError
 from everflow.location import user_line
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     from everflow.dsl.ktable import KTable
 
 
-class KStream(StreamJoins):
+class KStream(StreamJoins, Processing):
     """A stream of records ``(key, value)``; ``edge`` holds their types and serdes.
 
     ``key_changed``: an operator before may have changed the key, so that a grouping has to

@@ -234,8 +234,11 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         return spec, lambda: self._stores[name], self._plan.value_decoder(name)
 
     def advance_wall_clock_time(self, by: timedelta | int) -> None:
-        """Move the wall clock (ms or timedelta); stream time only moves with records."""
+        """Move the wall clock (ms or timedelta), and call what processors have it call; stream time
+        only moves with records."""
         self._wall_clock_ms += int(by.total_seconds() * 1000) if isinstance(by, timedelta) else by
+        if self._plan.wall_clock_every_ms is not None:
+            self._pipe([])
 
     @property
     def wall_clock_ms(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -236,6 +236,39 @@ class JoinOperator(Protocol):
         """The bytes of its own stores as they are: no table shows them."""
 
 
+class Surroundings(NamedTuple):
+    """What a processor is told beside its records: the application, the task's sub-topology, the
+    names of the input topics by ``source``, and the machine's clock (epoch ms)."""
+
+    application_id: str
+    subtopology: int
+    topics: Mapping[int, str]
+    wall_clock_ms: int
+
+
+@runtime_checkable
+class ProcessorOperator(Protocol):
+    """What a `StatefulNode` of the processor API runs (note 023). Frozen, travels by pickle."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def wall_clocks(self) -> Mapping[str, int]:
+        """The methods that the wall clock calls, and how often (ms): every task of a batch is run,
+        with records or without."""
+
+    def run_tasks(
+        self,
+        batch: EdgeBatch,
+        stores: Mapping[int, Mapping[str, StoreView]],
+        stream_times: Mapping[int, int],
+        clocks: Mapping[int, Mapping[str, int]],
+        surroundings: Surroundings,
+    ) -> TasksResult:
+        """As `StatefulOperator.process_tasks`, with headers; ``clocks``: when each of
+        ``wall_clocks`` was last due in each task, -1 = never."""
+
+
 @dataclass(frozen=True)
 class Part:
     """One of several nodes as which Kafka Streams describes a node: what it reads (parts, or inputs
@@ -251,7 +284,7 @@ class StatefulNode(Node):
     """A stateful operator, runs in a step. A join has two inputs, left and right."""
 
     label: str  # AGGREGATE, REDUCE, TOTABLE, SOURCE (table), JOIN ...
-    operator: StatefulOperator | JoinOperator
+    operator: StatefulOperator | JoinOperator | ProcessorOperator
     stores: tuple[StoreSpec, ...] = ()
     reads: tuple[StoreSpec, ...] = ()
     """Stores of tables that it reads and others write."""

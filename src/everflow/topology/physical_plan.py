@@ -20,6 +20,7 @@ from everflow.topology.graph import (
     ColumnExpr,
     EdgeType,
     JoinOperator,
+    ProcessorOperator,
     ProjectNode,
     SinkNode,
     StatefulOperator,
@@ -133,7 +134,7 @@ class StatefulOp:
     """A StatefulNode: runs per task of ``subtopology``."""
 
     name: str
-    operator: StatefulOperator | JoinOperator
+    operator: StatefulOperator | JoinOperator | ProcessorOperator
     stores: tuple[StoreSpec, ...]
     reads: tuple[StoreSpec, ...]
     """Stores that it reads as they were before the batch."""
@@ -212,12 +213,30 @@ class PhysicalPlan:
                     )
         return {sub: tuple(specs.values()) for sub, specs in found.items()}
 
+    @property
+    def wall_clock_every_ms(self) -> int | None:
+        """The shortest time between two calls of a processor's method by the wall clock; None:
+        there is none."""
+        found = [
+            every_ms
+            for step in self.steps
+            for op in step.ops
+            if isinstance(op, StatefulOp) and isinstance(op.operator, ProcessorOperator)
+            for every_ms in op.operator.wall_clocks.values()
+        ]
+        return min(found, default=None)
+
     def value_decoder(self, store: str) -> Callable[[bytes], Any]:
         """Reads a store's value bytes (without the 8-byte timestamp) as the table shows them: of
         built-in aggregates the results, not the state that is kept for them. KeyError for an
         unknown store."""
         for step in self.steps:
             for op in step.ops:
-                if isinstance(op, StatefulOp) and any(spec.name == store for spec in op.stores):
-                    return op.operator.decode_result
+                specs = op.stores if isinstance(op, StatefulOp) else ()
+                spec = next((spec for spec in specs if spec.name == store), None)
+                if spec is None or not isinstance(op, StatefulOp):
+                    continue
+                if isinstance(op.operator, ProcessorOperator):
+                    return spec.value_serde.decode
+                return op.operator.decode_result
         raise KeyError(store)

@@ -30,6 +30,7 @@ from everflow.topology.graph import (
     JoinOperator,
     MergeNode,
     Node,
+    ProcessorOperator,
     ProjectNode,
     SinkNode,
     SourceNode,
@@ -344,9 +345,11 @@ class _Planner:
         )
 
     def _reads_headers(self) -> bool:
-        """Whether a Column of the user reads headers."""
+        """Whether a Column or a processor of the user may read headers."""
         found: list[Any] = []
         for node in self._topology.nodes:
+            if isinstance(node, StatefulNode) and isinstance(node.operator, ProcessorOperator):
+                return True
             if isinstance(node, ProjectNode):
                 found += [node.predicate, node.key, node.value]
             elif isinstance(node, SinkNode):
@@ -374,6 +377,8 @@ class _Planner:
                 todo.extend(name for writer in writers for name in writer.inputs)
             elif isinstance(found, SourceNode):
                 return True
-            elif not isinstance(found, StatefulNode) or isinstance(found.operator, JoinOperator):
+            elif not isinstance(found, StatefulNode) or isinstance(
+                found.operator, JoinOperator | ProcessorOperator
+            ):
                 todo.extend(found.inputs)
         return False

@@ -43,7 +43,12 @@ from everflow.runtime.step.step_functions import RecordFailure, run_function, un
 from everflow.runtime.step.step_stores import StoreAccess, TaskStores
 from everflow.serdes import Serde
 from everflow.serdes.windowed import python_keys
-from everflow.topology.graph import JoinOperator, StatefulOperator
+from everflow.topology.graph import (
+    JoinOperator,
+    ProcessorOperator,
+    StatefulOperator,
+    Surroundings,
+)
 from everflow.topology.hops import (
     HopError,
     HopInput,
@@ -103,9 +108,17 @@ class StepResult:
 
     def add(self, op: StatefulOp, done: TasksResult) -> None:
         """Take over what an operator has done."""
+        if missing := set(done.changes) - set(done.stream_times):
+            raise ValueError(f"{op.name} changed its store without a stream time: {missing}")
         for partition, stream_time in done.stream_times.items():
             task = TaskId(op.subtopology, partition)
             self.stream_times.setdefault(task, {})[op.name] = stream_time
+            self.stream_times[task].update(
+                {
+                    clock_name(op.name, name): ms
+                    for name, ms in done.clocks.get(partition, {}).items()
+                }
+            )
             self.store_times.setdefault(task, {}).update(
                 {spec.name: stream_time for spec in op.stores}
             )
@@ -218,7 +231,7 @@ class TaskStep:
             for op in self.ops:
                 if isinstance(op, StatefulOp):
                     sides = [concat([records[slot] for slot in side]) for side in op.sides]
-                    done = _run_stateful(op, sides, stores, by_index)
+                    done = _run_stateful(op, sides, stores, by_index, request)
                     result.add(op, done)
                     records[op.output] = done.output
                 elif isinstance(op, SinkOp):
@@ -309,24 +322,37 @@ def _run_stateless(
 
 
 def _run_stateful(
-    op: StatefulOp, sides: list[EdgeBatch], stores: TaskStores, sources: Mapping[int, Source]
+    op: StatefulOp,
+    sides: list[EdgeBatch],
+    stores: TaskStores,
+    sources: Mapping[int, Source],
+    request: BatchRequest,
 ) -> TasksResult:
-    """Run the operator on the tasks that have records; `stores` shows its changes to those behind
-    it."""
+    """Run the operator on the tasks that have records, or that a clock may call; `stores` shows its
+    changes to those behind it."""
     tasks = {
         partition: TaskId(op.subtopology, partition)
         for partition in np.unique(np.concatenate([side.partition for side in sides])).tolist()
     }
+    if isinstance(op.operator, ProcessorOperator) and op.operator.wall_clocks:
+        found = (one.task for one in request.tasks if one.task.subtopology == op.subtopology)
+        tasks |= {task.partition: task for task in found}
     views = {
         partition: {**stores.views(task, op.stores), **stores.before(task, op.reads)}
         for partition, task in tasks.items()
     }
     times = {partition: stores.stream_time(task, op.name) for partition, task in tasks.items()}
+    if isinstance(op.operator, ProcessorOperator):
+        run = _surrounded(op.operator, op, tasks, stores, sources, request)
+    else:
+        run = _running(op.operator)
     try:
-        done = _running(op.operator)(*map(in_order, sides), views, times) if tasks else None
+        done = run(*map(in_order, sides), views, times) if tasks else None
     except UserFunctionError as error:
-        record = BadRecord(sources[error.source].topic, error.partition, error.offset, op.name)
         cause = error.__cause__ or error
+        if error.source not in sources:  # a clock's call, without a record
+            raise RecordFailure(None, op.where, cause) from cause
+        record = BadRecord(sources[error.source].topic, error.partition, error.offset, op.name)
         raise RecordFailure(record, op.where, cause) from cause
     if done is None:
         return TasksResult(_empty_like(op.type.key, op.type.value), {}, {}, {})
@@ -334,6 +360,34 @@ def _run_stateful(
         for changes in listed:
             stores.remember(tasks[partition], changes)
     return done
+
+
+def _surrounded(
+    operator: ProcessorOperator,
+    op: StatefulOp,
+    tasks: Mapping[int, TaskId],
+    stores: TaskStores,
+    sources: Mapping[int, Source],
+    request: BatchRequest,
+) -> Callable[..., TasksResult]:
+    """What runs a processor, told of its clocks and of where it is."""
+    clocks = {
+        partition: {
+            name: stores.stream_time(task, clock_name(op.name, name))
+            for name in operator.wall_clocks
+        }
+        for partition, task in tasks.items()
+    }
+    topics = {index: source.topic for index, source in sources.items()}
+    surroundings = Surroundings(
+        request.application_id, op.subtopology, topics, request.wall_clock_ms
+    )
+    return lambda batch, views, times: operator.run_tasks(batch, views, times, clocks, surroundings)
+
+
+def clock_name(node: str, method: str) -> str:
+    """Under which a method's last call by the wall clock is kept beside the nodes' stream times."""
+    return f"{node}/{method}"
 
 
 def _running(operator: StatefulOperator | JoinOperator) -> Callable[..., TasksResult]:

@@ -341,9 +341,14 @@ def _write_dead_letters(
 def _touched_tasks(
     request: BatchRequest, result: StepResult, sources: tuple[Source, ...]
 ) -> set[TaskId]:
-    """Tasks whose input moved or whose stores changed."""
+    """Tasks whose input moved, whose stores changed, or that a clock has called."""
     subtopology = {source.topic: source.subtopology for source in sources}
-    touched = set(result.changes)
+    before = {task.task: task.stream_times for task in request.tasks}
+    touched = set(result.changes) | {
+        task
+        for task, times in result.stream_times.items()
+        if any(before.get(task, {}).get(name, -1) != ms for name, ms in times.items())
+    }
     for tp, wanted in request.ranges.items():
         if result.consumed[tp] > wanted.start:
             touched.add(TaskId(subtopology[tp.topic], tp.partition))

@@ -1,0 +1,133 @@
+"""`ProcessorContext`: what a processor sees of its task, and what it has forwarded there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from everflow.foreign_names import Telling
+from everflow.operators.processors.processor import Record, RecordMetadata
+from everflow.operators.processors.stores import KINDS, Entries
+from everflow.records import TaskId
+from everflow.state.store import StoreSpec, StoreView
+
+NO_ROW = -1
+"""In place of a row of the batch: a method that a clock has called, without a record."""
+
+
+class Forwarded(NamedTuple):
+    """A record that was handed on: the input row it came from, and the number of its child (None:
+    all)."""
+
+    row: int
+    record: Record
+    child: int | None
+
+
+class Place(NamedTuple):
+    """What a context tells of where and when it is; ``times`` of its stores' changes."""
+
+    task: TaskId
+    application_id: str
+    wall_clock_ms: int
+    topics: Mapping[int, str]
+
+
+@dataclass(kw_only=True)
+class Turn:
+    """What is being processed: the row of the batch, its time, and the input record's place."""
+
+    row: int = NO_ROW
+    time: int = 0
+    stream_time: int = -1
+    metadata: RecordMetadata | None = None
+    key: Any = None
+
+    def has_key(self, key: Any) -> bool:
+        """Whether ``key`` is that of the record that is being processed."""
+        return self.metadata is not None and (key is self.key or key == self.key)
+
+
+class ProcessorContext(Telling):
+    """What a processor sees of its task; valid during one micro-batch, on its thread."""
+
+    def __init__(
+        self,
+        place: Place,
+        turn: Turn,
+        specs: Sequence[StoreSpec],
+        views: Mapping[str, StoreView],
+        children: tuple[str, ...],
+        *,
+        keeps_key: bool,
+    ) -> None:
+        self._place, self._turn, self._children = place, turn, children
+        self._keeps_key = keeps_key
+        self.entries = {
+            spec.name: Entries(spec, views[spec.name], lambda: turn.time) for spec in specs
+        }
+        self.forwarded: list[Forwarded] = []
+        self._stores = {
+            spec.name: KINDS[spec.kind](self.entries[spec.name], lambda: turn.stream_time)
+            for spec in specs
+        }
+
+    @property
+    def task_id(self) -> TaskId:
+        """The task."""
+        return self._place.task
+
+    @property
+    def application_id(self) -> str:
+        """``application.id``."""
+        return self._place.application_id
+
+    @property
+    def stream_time(self) -> int:
+        """The highest time (ms) of the records that have reached this processor, -1 before the
+        first."""
+        return self._turn.stream_time
+
+    @property
+    def wall_clock_time(self) -> int:
+        """The machine's clock (epoch ms) when the micro-batch began."""
+        return self._place.wall_clock_ms
+
+    @property
+    def record_metadata(self) -> RecordMetadata | None:
+        """Of the record that is being processed; None in a method that a clock calls."""
+        return self._turn.metadata
+
+    def store(self, name: str) -> Any:
+        """The task's part of a store, to read and write: `KeyValueStore`, `WindowStore` or
+        `SessionStore`. KeyError for one that the processor was not given."""
+        if name not in self._stores:
+            raise KeyError(
+                f"the processor has no store {name!r}; it has {sorted(self._stores) or 'none'}: "
+                f"give it with process(..., stores=[Stores.key_value({name!r}, ...)])"
+            )
+        return self._stores[name]
+
+    def forward(self, record: Record, child: str | None = None) -> None:
+        """Hand a record on, to every stream behind the processor or to the ``child`` named in
+        ``process(..., children=[...])``. ValueError for a child that is not there; TypeError for
+        what is no `Record`."""
+        if not isinstance(record, Record):
+            raise TypeError(f"forward takes a Record(key, value, timestamp), found {record!r:.100}")
+        if child is not None and child not in self._children:
+            raise ValueError(
+                f"forward found no child {child!r}; there "
+                f"{'are ' + ', '.join(self._children) if self._children else 'is none'}: name it "
+                f"with process(..., children=[{child!r}, ...])"
+            )
+        if self._keeps_key and not self._turn.has_key(record.key):
+            raise ValueError(
+                f"process_values keeps the key of the record that it was given, and forward found "
+                f"the key {record.key!r:.100}; use process"
+            )
+        number = None if child is None else self._children.index(child)
+        self.forwarded.append(Forwarded(self._turn.row, record, number))
+
+    def commit(self) -> None:
+        """Ask for a commit: every micro-batch ends with one, so there is nothing to do."""
