@@ -232,7 +232,7 @@ class _Call:
         if not isinstance(store, StoreSpec):
             raise TopologyError(
                 f"{self.operator}: stores takes what Stores makes, "
-                f"stores=[Stores.key_value('seen', key=serdes.string(), value=serdes.long_())], "
+                f"stores=[Stores.key_value('seen', key=serdes.string(), value=serdes.long())], "
                 f"found {store!r}",
                 where=self.where,
             )
