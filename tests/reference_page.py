@@ -60,6 +60,12 @@ SECTIONS = (
         "KGroupedTable Suppressed BufferConfig EmitStrategy CogroupedKStream "
         "TimeWindowedCogroupedKStream SessionWindowedCogroupedKStream",
     ),
+    Section(
+        "Processors",
+        "processors.md",
+        "Processor BatchProcessor ProcessorContext Record RecordMetadata PunctuationType punctuate "
+        "Stores KeyValueStore WindowStore SessionStore",
+    ),
     Section("Serdes", "serdes.md", "serdes"),
     Section("Running", "../SCALING.md", "KafkaStreams ClientState StateListener"),
     Section("Settings", "configuration.md", "StreamsConfig"),

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from everflow.dsl.grouped_table import KGroupedTable
     from everflow.dsl.kstream import KStream
     from everflow.dsl.ktable import KTable
-    from everflow.dsl.stores import Stores
+    from everflow.dsl.processing import Stores
     from everflow.dsl.streams_builder import StreamsBuilder
     from everflow.dsl.suppressed import BufferConfig, EmitStrategy, Suppressed
     from everflow.errors import ConfigError, EverflowError, SetupError, TopologyError
@@ -160,7 +160,7 @@ _NAMES = {
     "dsl.grouped_table": "KGroupedTable",
     "dsl.kstream": "KStream",
     "dsl.ktable": "KTable",
-    "dsl.stores": "Stores",
+    "dsl.processing": "Stores",
     "dsl.streams_builder": "StreamsBuilder",
     "dsl.suppressed": "BufferConfig EmitStrategy Suppressed",
     "errors": "ConfigError EverflowError SetupError TopologyError",

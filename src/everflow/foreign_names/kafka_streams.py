@@ -12,13 +12,10 @@ _JOINER = not_there(
 _JOINED = not_there(
     "its parts are arguments: stream.join(other, windows=..., store='a-name', name='a-name')"
 )
-_PROCESSORS = not_there(
-    "the Processor API is not there yet. Record by record: map, map_values and flat_map take "
-    "Python functions; "
-    "state of a key: "
-    "stream.group_by_key().aggregate(initializer=list, aggregator=keep, store='kept', "
-    "returns=...); timers "
-    "(punctuators) come later"
+_PROCESSORS = is_called(
+    "process",
+    "stream.process(Dedup, stores=[Stores.key_value('seen', key=serdes.string(), "
+    "value=serdes.long())], returns=('string', 'bigint'))",
 )
 _GLOBAL = not_there(
     "global tables are not there yet. Load a small table where the program starts and look keys up "
@@ -119,10 +116,11 @@ KSTREAM: Names = {
         "stream.outer_join(other, windows=JoinWindows.of_time_difference('5 minutes'), "
         "store='pairs')",
     ),
-    "process": _PROCESSORS,
-    "processValues": _PROCESSORS,
+    "processValues": is_called("process_values", "stream.process_values(Price, returns='double')"),
     "transform": _PROCESSORS,
-    "transformValues": _PROCESSORS,
+    "transformValues": is_called(
+        "process_values", "stream.process_values(Price, returns='double')"
+    ),
     "flatTransform": _PROCESSORS,
     "flatTransformValues": _PROCESSORS,
     "suppress": not_there("a table's updates are held back: table.suppress(...)"),

@@ -70,7 +70,7 @@ STREAMS_CONFIG: Names = {
     "default.client.supplier": not_there(
         "clients cannot be exchanged; settings of theirs take a prefix, as in producer.linger.ms"
     ),
-    "processor.wrapper.class": KSTREAM["process"],
+    "processor.wrapper.class": KSTREAM["transform"],
     "partition.grouper": not_there(
         "partitions of equal number make a task; who gets it is task.assignor.class"
     ),

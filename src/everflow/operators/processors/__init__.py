@@ -1,5 +1,7 @@
 """The processor API: what a user's processor is given, and the operator that runs it.
 
 Design note 023. A processor is made anew for each task and micro-batch: what has to last is in its
-stores.
+stores. `processor` is what users write, `context` and `stores` what it is given, `forwarding` makes
+columns of what it hands on, `process` runs it.
+May import layers 0 and 1: no I/O, threads, clock, Spark, Kafka or LMDB.
 """
