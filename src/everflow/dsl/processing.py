@@ -245,11 +245,12 @@ class _Call:
 class Stores(Telling):
     """Declares stores, for ``process(..., stores=[...])``; each belongs to one processor. All have
     a changelog, ``<application.id>-<name>-changelog``, unless ``logging=False``: then a task that
-    moves begins with an empty one. TopologyError for what cannot be."""
+    moves begins with an empty one. Values without state, for any thread. TopologyError for what
+    cannot be."""
 
     @staticmethod
     def key_value(name: str, *, key: Serde, value: Serde, logging: bool = True) -> StoreSpec:
-        """A value, and its time, of each key."""
+        """One with the last value that was put under each key, and the time of the put."""
         return _made("key_value", name, key, value, logging)
 
     @staticmethod

@@ -13,10 +13,13 @@ _JOINED = not_there(
     "its parts are arguments: stream.join(other, windows=..., store='a-name', name='a-name')"
 )
 _PROCESSORS = is_called(
-    "process",
-    "stream.process(Dedup, stores=[Stores.key_value('seen', key=serdes.string(), "
-    "value=serdes.long())], returns=('string', 'bigint'))",
+    "process", "stream.process(lambda record, context: context.forward(record))"
 )
+_VALUE_PROCESSORS = is_called(
+    "process_values", "stream.process_values(lambda record, context: context.forward(record))"
+)
+_OF_STREAMS = not_there("processors are of streams: table.to_stream().process(...)")
+_PROCESSOR_CLASSES = not_there("a processor is a class with Processor as its base")
 _GLOBAL = not_there(
     "global tables are not there yet. Load a small table where the program starts and look keys up "
     "in a Python "
@@ -116,11 +119,10 @@ KSTREAM: Names = {
         "stream.outer_join(other, windows=JoinWindows.of_time_difference('5 minutes'), "
         "store='pairs')",
     ),
-    "processValues": is_called("process_values", "stream.process_values(Price, returns='double')"),
+    "process": _PROCESSORS,
+    "processValues": _VALUE_PROCESSORS,
     "transform": _PROCESSORS,
-    "transformValues": is_called(
-        "process_values", "stream.process_values(Price, returns='double')"
-    ),
+    "transformValues": _VALUE_PROCESSORS,
     "flatTransform": _PROCESSORS,
     "flatTransformValues": _PROCESSORS,
     "suppress": not_there("a table's updates are held back: table.suppress(...)"),
@@ -146,7 +148,7 @@ KTABLE: Names = {
     "join": is_called("join", "table.join(customers, store='both')"),
     "leftJoin": is_called("left_join", "table.left_join(customers)"),
     "outerJoin": is_called("outer_join", "table.outer_join(customers)"),
-    "transformValues": _PROCESSORS,
+    "transformValues": _OF_STREAMS,
     "suppress": _SUPPRESS,
 }
 
@@ -265,8 +267,8 @@ TOPOLOGY: Names = {
     "describe": is_called("describe", "print(builder.build().describe())"),
     **{
         name: not_there(
-            "topologies are written with StreamsBuilder: builder.stream('orders'); the Processor "
-            "API is not there yet"
+            "topologies are written with StreamsBuilder: builder.stream('orders'), and processors "
+            "are operators of a stream: stream.process(...)"
         )
         for name in (
             "addSource",
@@ -447,8 +449,15 @@ _TEST_TOPIC = not_there(
 
 EVERFLOW: Names = {
     "Materialized": _STORE_NAMES,
-    "Stores": _STORE_NAMES,
-    "StoreBuilder": _STORE_NAMES,
+    "Stores": is_called(
+        "Stores",
+        "stream.process(lambda record, context: context.forward(record), stores=[Stores.key_value("
+        "'seen', key=serdes.string(), value=serdes.long())])",
+    ),
+    "StoreBuilder": not_there(
+        "a processor's stores are made by Stores: stream.process(..., stores=[Stores.key_value("
+        "'seen', key=serdes.string(), value=serdes.long())])"
+    ),
     "Named": _NAMED,
     "Branched": _NAMED,
     "Consumed": not_there(
@@ -500,15 +509,11 @@ EVERFLOW: Names = {
         "a pair is a tuple: stream.map(lambda key, value: (value, key), returns=('string', "
         "'string'))"
     ),
-    "Record": not_there("Python functions get (value) or (key, value)"),
-    "Processor": _PROCESSORS,
-    "ProcessorContext": _PROCESSORS,
-    "ProcessorSupplier": _PROCESSORS,
-    "FixedKeyProcessor": _PROCESSORS,
-    "Transformer": _PROCESSORS,
-    "ValueTransformer": _PROCESSORS,
-    "Punctuator": _PROCESSORS,
-    "PunctuationType": _PROCESSORS,
+    "ProcessorSupplier": _PROCESSOR_CLASSES,
+    "FixedKeyProcessor": _PROCESSOR_CLASSES,
+    "Transformer": _PROCESSOR_CLASSES,
+    "ValueTransformer": _PROCESSOR_CLASSES,
+    "Punctuator": _PROCESSOR_CLASSES,
     "TimestampExtractor": not_there(
         "timestamp extractors are not there yet: the time of a record is its timestamp in Kafka"
     ),

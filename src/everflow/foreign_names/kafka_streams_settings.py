@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from everflow.foreign_names.entries import Names, not_there
-from everflow.foreign_names.kafka_streams import EVERFLOW, KSTREAM
+from everflow.foreign_names.kafka_streams import EVERFLOW
 
 _SERDE_SETTINGS = not_there(
     "there are no default serdes: each source and sink names its own, builder.stream('orders', "
@@ -70,7 +70,7 @@ STREAMS_CONFIG: Names = {
     "default.client.supplier": not_there(
         "clients cannot be exchanged; settings of theirs take a prefix, as in producer.linger.ms"
     ),
-    "processor.wrapper.class": KSTREAM["transform"],
+    "processor.wrapper.class": not_there("processors are not wrapped"),
     "partition.grouper": not_there(
         "partitions of equal number make a task; who gets it is task.assignor.class"
     ),

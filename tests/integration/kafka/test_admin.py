@@ -58,8 +58,7 @@ def test_offsets_by_time_and_of_an_unknown_group(
 
 
 def _connections_to(bootstrap: str) -> set[int]:
-    """Local ports of this process' connections to the broker: files it opens elsewhere, and
-    clients of other brokers that try again, are not among them."""
+    """Local ports of this process' connections to the broker."""
     port = int(bootstrap.rsplit(":", 1)[1])
     return {
         each.laddr.port
@@ -68,25 +67,25 @@ def _connections_to(bootstrap: str) -> set[int]:
     }
 
 
-def test_a_closed_one_has_no_connection_and_says_so(
-    topic: Topic, bootstrap: str, name: str
-) -> None:
-    tp = TopicPartition(topic(1), 0)
-    before = _connections_to(bootstrap)
-    closed = ClusterAdmin({"bootstrap.servers": bootstrap})
-    assert closed.end_offsets([tp], "read_committed") == {tp: 0}
-    assert closed.committed(name, [tp]) == {}
-    opened = _connections_to(bootstrap) - before
-    assert opened
-    closed.close()
-    wait_until(
-        lambda: not opened & _connections_to(bootstrap),
-        10,
-        "its connections to end",
-        lambda: sorted(opened),
-    )
-    with pytest.raises(RetriableError, match=f"the connection to {bootstrap} is closed"):
-        closed.end_offsets([tp], "read_committed")
+def test_a_closed_one_has_no_connection_and_says_so(name: str) -> None:
+    """Of a broker of its own: clients of other tests connect to the common one at any time."""
+    with EmbeddedBroker() as broker:
+        broker.create_topic("closed", 1)
+        bootstrap, tp = broker.bootstrap_servers, TopicPartition("closed", 0)
+        wait_until(lambda: not _connections_to(bootstrap), 30, "those of the start to end")
+        closed = ClusterAdmin({"bootstrap.servers": bootstrap})
+        assert closed.end_offsets([tp], "read_committed") == {tp: 0}
+        assert closed.committed(name, [tp]) == {}
+        assert _connections_to(bootstrap)
+        closed.close()
+        wait_until(
+            lambda: not _connections_to(bootstrap),
+            30,
+            "its connections to end",
+            lambda: sorted(_connections_to(bootstrap)),
+        )
+        with pytest.raises(RetriableError, match=f"the connection to {bootstrap} is closed"):
+            closed.end_offsets([tp], "read_committed")
 
 
 def test_an_absent_broker_is_retried_visibly_and_given_up() -> None:

@@ -105,7 +105,6 @@ def test_an_example_works_as_it_is_written(owner: str, example: str) -> None:
             r"it is map_values here, for example stream\.map_values\(item=F\.col",
         ),
         ("stream.where('a > 1')", r"it is filter here, for example stream\.filter\("),
-        ("stream.process(list)", r"process takes a Processor class.*list\(\) gave \[\]"),
         ("stream.writeStream.start()", r"it is to here, for example stream\.to\('output'"),
         ("stream.suppress(None)", r"a table's updates are held back: table\.suppress\("),
         (

@@ -75,12 +75,12 @@ class ProcessorContext(Telling):
 
     @property
     def task_id(self) -> TaskId:
-        """The task."""
+        """Sub-topology and partition of what is being processed."""
         return self._place.task
 
     @property
     def application_id(self) -> str:
-        """``application.id``."""
+        """What ``application.id`` of the running program says."""
         return self._place.application_id
 
     @property

@@ -133,7 +133,7 @@ class BatchProcessor(Processor):
     """A processor of a task's whole micro-batch in Arrow columns: see `process_batch`."""
 
     def process(self, record: Record) -> None:
-        """Not called."""
+        """Left alone: `process_batch` takes the records."""
 
     @abstractmethod
     def process_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | pa.Table | None:

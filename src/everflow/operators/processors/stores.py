@@ -98,7 +98,7 @@ class _Store(Telling):
 
     @property
     def name(self) -> str:
-        """The store's."""
+        """As it was declared, without the application's id."""
         return self._entries.spec.name
 
     def _key(self, key: Any) -> bytes:
@@ -115,7 +115,7 @@ class _Store(Telling):
 
 class KeyValueStore(_Store):
     """A value of each key. Written values have the time of the record that is being processed, or
-    that of the clock's call."""
+    that of the clock's call. Of one processor, on its thread."""
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The value of ``key``, or ``default``."""
@@ -191,7 +191,7 @@ class KeyValueStore(_Store):
 
 class WindowStore(_Store):
     """A value of each key and window start. Windows that stream time has left behind by the store's
-    retention are not there, and are not written."""
+    retention are not there, and are not written. Of one processor, on its thread."""
 
     def put(self, key: Any, value: Any, window_start: int) -> None:
         """The value of the window that starts at ``window_start``; None deletes it."""
@@ -239,7 +239,8 @@ class WindowStore(_Store):
 
 class SessionStore(_Store):
     """A value of each session: a key with its start and end. Sessions that ended more than the
-    store's retention before stream time are not there, and are not written."""
+    store's retention before stream time are not there, and are not written. Of one processor, on
+    its thread."""
 
     def put(self, session: Windowed, value: Any) -> None:
         """The value of a session; None deletes it."""
