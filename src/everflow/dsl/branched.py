@@ -11,17 +11,25 @@ from collections.abc import Callable
 from typing import Any
 
 from pyspark.sql import Column
+from pyspark.sql import functions as F
 
 from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import Expression, is_column, is_true, predicate
-from everflow.dsl.functions import FirstOf, key_value_function
+from everflow.dsl.functions import key_value_function
 from everflow.dsl.graph_builder import GraphBuilder, check_name
 from everflow.dsl.kstream import KStream
 from everflow.errors import TopologyError, UnknownBranchError
 from everflow.foreign_names import Telling
 from everflow.location import user_line
 from everflow.spark.expressions import analyse
-from everflow.topology.graph import PREPARE, FunctionNode, ProjectNode
+from everflow.topology.graph import (
+    PREPARE,
+    EdgeType,
+    FunctionNode,
+    ProjectNode,
+    TakeNode,
+    marked,
+)
 
 
 class Branches(dict[str, KStream]):
@@ -41,7 +49,8 @@ class BranchedKStream(Telling):
     ``no_default_branch``.
 
     Branches are keyed by their ``name``, unnamed ones by their number from 1, an unnamed default by
-    ``"0"``. Python predicates run once per branch behind them, so they must not have effects.
+    ``"0"``. A Python predicate, or one whose Column calls Python, is asked once about a record, and
+    only if no branch before took it.
     """
 
     def __init__(self, stream: KStream, name: str | None, where: str | None) -> None:
@@ -56,8 +65,10 @@ class BranchedKStream(Telling):
                 label="BRANCH",
             )
         )
+        self._rest = self._splitter
+        """The node behind which are the records that no branch before ``_columns`` took."""
         self._columns: list[Column] = []
-        self._functions: list[Callable[..., Any]] = []
+        """Predicates, of branches of `_rest`, that may be computed again for each later one."""
         self._branches = Branches()
 
     @property
@@ -71,20 +82,25 @@ class BranchedKStream(Telling):
         true."""
         where = user_line()
         key = name or str(len(self._branches) + 1)
-        if is_column(condition, "branch", where):
-            predicate(condition, self._stream.edge, where)
-            self._add(key, where, own_column=condition)
-            self._columns.append(condition)
+        child = self._claimed(key, where)
+        if not is_column(condition, "branch", where):
+            self._ask_once(child, key_value_function(condition, "branch", where), where)
+        elif predicate(condition, self._stream.edge, where).calls:
+            self._ask_once(child, condition, where)
         else:
-            function = key_value_function(condition, "branch", where)
-            self._add(key, where, own_function=function)
-            self._functions.append(function)
+            self._project(child, self._condition(condition), where)
+            self._columns.append(condition)
+        self._branches[key] = self._stream.derived(child, self._stream.edge)
         return self
 
     @builder_call
     def default_branch(self, *, name: str | None = None) -> dict[str, KStream]:
         """The branches, with one for the records that no branch took."""
-        self._add(name or "0", user_line())
+        where = user_line()
+        key = name or "0"
+        child = self._claimed(key, where)
+        self._project(child, self._condition(), where)
+        self._branches[key] = self._stream.derived(child, self._stream.edge)
         return self._branches
 
     @builder_call
@@ -96,46 +112,57 @@ class BranchedKStream(Telling):
             )
         return self._branches
 
-    def _add(
-        self,
-        key: str,
-        where: str | None,
-        own_column: Column | None = None,
-        own_function: Callable[..., Any] | None = None,
-    ) -> None:
-        graph, edge = self.graph, self._stream.edge
+    def _claimed(self, key: str, where: str | None) -> str:
+        """The name of the node of the branch ``key``."""
         check_name("branch", key, where)
         if key in self._branches:
             raise TopologyError(
                 f"two branches are called {key!r}; give one of them another name", where=where
             )
-        graph.burn(1)
-        child, source = f"{self._name}{key}", self._splitter
-        condition = self._condition(own_column)
-        uses_functions = own_function is not None or bool(self._functions)
-        if condition is not None or not uses_functions:
-            keep = None if condition is None else analyse(condition, edge.type, where)
-            name, label = (
-                (f"{child}-columns", PREPARE) if uses_functions else (child, "BRANCHCHILD")
+        self.graph.burn(1)
+        return f"{self._name}{key}"
+
+    def _project(
+        self, name: str, condition: Column | None, where: str | None, label: str = "BRANCHCHILD"
+    ) -> str:
+        """A node with those of the rest for which ``condition`` is true (None = all)."""
+        edge = self._stream.edge
+        return self.graph.add(
+            ProjectNode(
+                name=name,
+                inputs=(self._rest,),
+                out=edge.type,
+                where=where,
+                label=label,
+                predicate=None if condition is None else analyse(condition, edge.type, where),
             )
-            source = graph.add(
+        )
+
+    def _ask_once(self, child: str, asked: Column | Callable[..., Any], where: str | None) -> None:
+        """The branch, and the rest, of a predicate whose second answer may be another one: the
+        first is kept beside the value."""
+        graph, edge = self.graph, self._stream.edge.type
+        rest = self._rest
+        if self._columns:
+            rest = self._project(f"{child}-columns", self._condition(), where, PREPARE)
+        out = EdgeType(edge.key, marked(edge.value))
+        name, inputs = f"{child}-answer", (rest,)
+        if isinstance(asked, Column):
+            kept = F.struct(asked.alias("taken"), F.col("value").alias("value"))
+            value = analyse(kept, edge, where)
+            graph.add(
                 ProjectNode(
-                    name=name,
-                    inputs=(source,),
-                    out=edge.type,
-                    where=where,
-                    label=label,
-                    predicate=keep,
+                    name=name, inputs=inputs, out=out, where=where, label=PREPARE, value=value
                 )
             )
-        if uses_functions:
-            first = FirstOf(own_function, tuple(self._functions))
-            source = graph.add(
-                FunctionNode(child, (source,), edge.type, where, "BRANCHCHILD", "filter", first)
-            )
-        self._branches[key] = self._stream.derived(source, edge)
+        else:
+            graph.add(FunctionNode(name, inputs, out, where, PREPARE, "branch", asked))
+        graph.add(TakeNode(child, (name,), edge, where, "BRANCHCHILD", taken=True))
+        rest = graph.add(TakeNode(f"{child}-rest", (name,), edge, where, PREPARE, taken=False))
+        self._rest, self._columns = rest, []
 
-    def _condition(self, own: Column | None) -> Column | None:
+    def _condition(self, own: Column | None = None) -> Column | None:
+        """``own``, and none of the Columns of earlier branches of the rest."""
         condition = None if own is None else is_true(own)
         for earlier in self._columns:
             refused = ~is_true(earlier)

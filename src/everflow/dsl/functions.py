@@ -120,20 +120,6 @@ class ValueOnly:
 
 
 @dataclass(frozen=True)
-class FirstOf:
-    """Predicate of one branch: ``own`` (None = any record) and none of the ``earlier``
-    predicates."""
-
-    own: Function | None
-    earlier: tuple[Function, ...]
-
-    def __call__(self, key: Any, value: Any) -> bool:
-        if any(predicate(key, value) for predicate in self.earlier):
-            return False
-        return self.own is None or bool(self.own(key, value))
-
-
-@dataclass(frozen=True)
 class TableFilter:
     """A table's filter as a value mapper: what fails becomes a tombstone; tombstones pass
     unasked."""

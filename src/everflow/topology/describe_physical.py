@@ -23,6 +23,7 @@ from everflow.topology.physical_plan import (
     SinkOp,
     StatefulOp,
     StepOp,
+    TakeOp,
     TopicChoice,
     UnnestOp,
 )
@@ -122,6 +123,9 @@ def _of_op(op: StepOp) -> Iterator[Road]:
     match op:
         case FunctionOp():
             yield Road(op.name, PYTHON, f"calls {_texts(op.fn)} for each record", op.where)
+        case TakeOp():
+            answer = "true" if op.taken else "false"
+            yield Road(op.name, ARROW, f"the records whose answer is {answer}", None)
         case UnnestOp():
             yield Road(op.name, ARROW, "a record for each element of a list", None)
         case StatefulOp():

@@ -129,14 +129,29 @@ class FunctionNode(Node):
     map_values, flat_map, flat_map_values, select_key, peek, for_each, branch.
 
     ``fn(key, value)`` gets Python objects (dicts for structs, a `Windowed` for a windowed key).
-    Results: filter* -> truthy; map -> (key, value); map_values -> value; select_key -> key;
-    flat_map -> iterable of (key, value); flat_map_values -> iterable of values.
+    Results: filter*, branch -> truthy; map -> (key, value); map_values -> value; select_key ->
+    key; flat_map -> iterable of (key, value); flat_map_values -> iterable of values. branch drops
+    nothing: the result goes on beside the value, see `marked`.
     """
 
     label: str
     op: str
     fn: Callable[..., Any]
     changes_key: bool = False
+
+
+def marked(value: pa.DataType) -> pa.DataType:
+    """The type of a value that has the answer to a predicate beside it."""
+    return pa.struct([("taken", pa.bool_()), ("value", value)])
+
+
+@dataclass(frozen=True)
+class TakeNode(Node):
+    """The records of a `marked` input whose answer is ``taken``, without it: a predicate that only
+    one call may answer divides a stream. Runs in a step."""
+
+    label: str
+    taken: bool
 
 
 @dataclass(frozen=True)

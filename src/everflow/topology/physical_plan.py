@@ -119,6 +119,16 @@ class FunctionOp:
 
 
 @dataclass(frozen=True)
+class TakeOp:
+    """A TakeNode."""
+
+    name: str
+    taken: bool
+    inputs: tuple[int, ...]
+    output: int
+
+
+@dataclass(frozen=True)
 class UnnestOp:
     """An UnnestNode."""
 
@@ -164,7 +174,7 @@ class SinkOp:
     where: str | None
 
 
-StepOp = FunctionOp | UnnestOp | StatefulOp | SinkOp
+StepOp = FunctionOp | TakeOp | UnnestOp | StatefulOp | SinkOp
 
 
 @dataclass(frozen=True)

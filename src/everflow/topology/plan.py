@@ -35,6 +35,7 @@ from everflow.topology.graph import (
     SinkNode,
     SourceNode,
     StatefulNode,
+    TakeNode,
     UnnestNode,
 )
 from everflow.topology.physical_plan import (
@@ -50,6 +51,7 @@ from everflow.topology.physical_plan import (
     Source,
     StatefulOp,
     StepOp,
+    TakeOp,
     TopicChoice,
     UnnestOp,
 )
@@ -190,7 +192,7 @@ class _Planner:
                     yield self._place_projection(node, slot)
             case SinkNode():
                 self._place_sink(node)
-            case FunctionNode() | UnnestNode() | StatefulNode():
+            case FunctionNode() | TakeNode() | UnnestNode() | StatefulNode():
                 yield from self._place_step_op(node)
             case _:
                 raise TopologyError(
@@ -232,7 +234,9 @@ class _Planner:
             self._read_in_step(slot, level)
         return level
 
-    def _place_step_op(self, node: FunctionNode | UnnestNode | StatefulNode) -> Iterator[int]:
+    def _place_step_op(
+        self, node: FunctionNode | TakeNode | UnnestNode | StatefulNode
+    ) -> Iterator[int]:
         inputs = self._inputs(node)
         level = self._step_level(node.name, inputs)
         out = self._slot(node.name, node.out, level, in_step=True)
@@ -247,6 +251,8 @@ class _Planner:
                 output=out,
                 where=node.where,
             )
+        elif isinstance(node, TakeNode):
+            op = TakeOp(node.name, node.taken, inputs, out)
         elif isinstance(node, UnnestNode):
             op = UnnestOp(node.name, node.keyed, node.out, inputs, out)
         else:

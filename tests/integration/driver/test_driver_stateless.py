@@ -3,7 +3,9 @@ steps (reference 1.2)."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -215,3 +217,75 @@ def test_bytes_that_are_no_long_stop_the_driver_unless_dead_letters_are_wanted()
     with TopologyTestDriver(builder.build(), dead_letter_topic="dead") as driver:
         driver.create_input_topic("in", TEXT, LONG).pipe_raw(b"k", b"short")
         assert driver.create_output_topic("dead", TEXT, TEXT).read_key_values() == [("k", "short")]
+
+
+class Asked:
+    """A predicate that gives another answer at each call about a record, as a random split does.
+    The workers have copies of it, so it tells a file."""
+
+    def __init__(self, log: Path, below: float) -> None:
+        self.log, self.below = str(log), below
+
+    def __call__(self, value: dict[str, int]) -> bool:
+        with open(self.log, "a+") as file:
+            file.write(f"{value['n']}\n")
+            file.seek(0)
+            times = file.read().split().count(str(value["n"]))
+        return (value["n"] + times) % 4 / 4 < self.below
+
+
+def read_branches(branches: dict[str, KStream], builder: StreamsBuilder, n: int) -> dict[str, Any]:
+    """What ``n`` records become on each branch, by their ``n``."""
+    for name, stream in branches.items():
+        stream.to(name, value=VALUE)
+    with TopologyTestDriver(builder.build()) as driver:
+        driver.create_input_topic("in", TEXT, VALUE).pipe_batch(
+            [("k", {"n": i, "a": "x"}, i) for i in range(n)]
+        )
+        read = {name: driver.create_output_topic(name, TEXT, VALUE) for name in branches}
+        return {name: [r.value["n"] for r in topic.read_records()] for name, topic in read.items()}
+
+
+def test_a_predicate_is_asked_once_about_each_record_that_no_branch_before_took(
+    tmp_path: Path,
+) -> None:
+    """A random split neither loses nor doubles, and nobody is asked about a record that a branch
+    before took."""
+    log = tmp_path / "asked"
+    builder = StreamsBuilder()
+    branches = (
+        builder.stream("in", key=TEXT, value=VALUE)
+        .split()
+        .branch(F.col("value.n") >= 90, name="column")
+        .branch(Asked(log, 0.25), name="first")
+        .branch(F.col("value.n") >= 80, name="between")
+        .branch(Asked(log, 0.25), name="second")
+        .branch(F.col("value.n") < 40, name="few")
+        .branch(Asked(log, 0.25), name="third")
+        .default_branch(name="rest")
+    )
+    found = read_branches(branches, builder, 100)
+    assert sorted(n for listed in found.values() for n in listed) == list(range(100))
+    assert found["column"] == list(range(90, 100))
+    times = Counter(map(int, log.read_text().split()))
+    assert not times.keys() & set(found["column"])
+    for name, asked in {"first": 1, "between": 1, "second": 2, "few": 2, "third": 3}.items():
+        assert found[name]
+        assert {times[n] for n in found[name]} == {asked}, name
+    assert {times[n] for n in found["rest"]} == {3}
+
+
+def test_a_python_function_in_a_column_divides_a_stream_too(tmp_path: Path) -> None:
+    log = tmp_path / "asked"
+    asked = Asked(log, 0.5)
+    builder = StreamsBuilder()
+    branches = (
+        builder.stream("in", key=TEXT, value=VALUE)
+        .split()
+        .branch(F.udf(lambda n: asked({"n": n}), "boolean")(F.col("value.n")), name="first")
+        .branch(F.col("value.n") > 5, name="large")
+        .default_branch(name="rest")
+    )
+    found = read_branches(branches, builder, 9)
+    assert found == {"first": [0, 3, 4, 7, 8], "large": [6], "rest": [1, 2, 5]}
+    assert Counter(log.read_text().split()) == {str(n): 1 for n in range(9)}

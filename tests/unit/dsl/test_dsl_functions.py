@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from everflow.dsl.functions import FirstOf, TableFilter, key_value_function
+from everflow.dsl.functions import TableFilter, key_value_function
 from everflow.errors import TopologyError
 
 
@@ -36,13 +36,6 @@ def test_arguments_follow_the_signature(fn: Any, expected: object) -> None:
 def test_other_counts_are_refused() -> None:
     with pytest.raises(TopologyError, match="takes 3 arguments"):
         key_value_function(lambda a, b, c: None, "filter", "app.py:1")
-
-
-def test_first_of_asks_earlier_predicates_first() -> None:
-    second = FirstOf(lambda k, v: v > 1, (lambda k, v: v > 2,))
-    assert [second("k", v) for v in (1, 2, 3)] == [False, True, False]
-    rest = FirstOf(None, (lambda k, v: v > 2,))
-    assert [rest("k", v) for v in (1, 3)] == [True, False]
 
 
 def test_a_tables_filter_is_not_asked_about_deletions() -> None:

@@ -19,7 +19,9 @@ from everflow.topology.graph import (
     ProjectNode,
     SinkNode,
     SourceNode,
+    TakeNode,
     UnnestNode,
+    marked,
 )
 
 pytestmark = pytest.mark.spark
@@ -188,14 +190,20 @@ def test_branches_exclude_one_another(orders: KStream, builder: StreamsBuilder) 
     assert list(branches) == ["big", "x", "3", "rest"]
     nodes = {node.name: node for node in builder.build().nodes}
     assert isinstance(nodes["KSTREAM-BRANCH-0000000001big"], ProjectNode)
-    third = nodes["KSTREAM-BRANCH-00000000013"]
-    assert isinstance(third, FunctionNode)
-    assert third.fn("k", {"item": "x"}) is False
-    assert third.fn("k", {"item": "y"}) is True
-    columns = nodes[third.inputs[0]]
+    answer = nodes["KSTREAM-BRANCH-0000000001x-answer"]
+    assert isinstance(answer, FunctionNode)
+    assert (answer.op, answer.out.value) == ("branch", marked(orders.edge.type.value))
+    columns = nodes[answer.inputs[0]]
     assert isinstance(columns, ProjectNode)
     assert columns.predicate is not None
     assert "(value.amount, 9)" in str(columns.predicate.column)
+    third = nodes["KSTREAM-BRANCH-00000000013"]
+    assert isinstance(third, ProjectNode)
+    assert "(value.amount, 9)" not in str(third.predicate), "asked twice"
+    assert nodes["KSTREAM-BRANCH-0000000001rest"].inputs == third.inputs
+    rest = nodes[third.inputs[0]]
+    assert isinstance(rest, TakeNode)
+    assert (rest.taken, rest.inputs) == (False, (answer.name,))
 
 
 def test_branch_in_one_call(orders: KStream) -> None:

@@ -16,7 +16,7 @@ from everflow.runtime.commit.batch import BadRecord, BatchFailure
 from everflow.runtime.step.user_line import innermost_line
 from everflow.serdes.fitting import column_of
 from everflow.serdes.windowed import python_keys
-from everflow.topology.physical_plan import FunctionOp, Source, UnnestOp
+from everflow.topology.physical_plan import FunctionOp, Source, TakeOp, UnnestOp
 from everflow.user_texts import COLUMN_IN_FUNCTION, MOST_TEXT, UNDECODED, error_text, shown
 
 
@@ -161,6 +161,15 @@ def _shape_filter(
     return batch if keep.all() else batch.take(np.flatnonzero(keep))
 
 
+def _shape_branch(
+    op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]
+) -> EdgeBatch:
+    taken = pa.array(results, pa.bool_())
+    return batch.with_columns(
+        value=pa.StructArray.from_arrays([taken, batch.value], fields=list(op.type.value))
+    )
+
+
 def _shape_peek(
     op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]
 ) -> EdgeBatch:
@@ -207,7 +216,7 @@ def _shape_flat_map(
 _SHAPES: dict[str, Callable[[FunctionOp, EdgeBatch, list[Any], dict[int, Source]], EdgeBatch]] = {
     "filter": _shape_filter,
     "filter_not": _shape_filter,
-    "branch": _shape_filter,
+    "branch": _shape_branch,
     "peek": _shape_peek,
     "for_each": _shape_peek,
     "map": _shape_map,
@@ -239,6 +248,14 @@ def _column(
                 cause = TypeError(f"result {shown(item)} is not the declared type {kind} ({error})")
                 raise RecordFailure.at(op, sources, batch, row, cause) from error
         raise
+
+
+def take(op: TakeOp, batch: EdgeBatch) -> EdgeBatch:
+    """The records whose answer is the operator's, in order, with the value that stood beside it."""
+    answer = pc.fill_null(pc.struct_field(batch.value, [0]), False)
+    keep = answer.to_numpy(zero_copy_only=False) == op.taken
+    taken = batch if keep.all() else batch.take(np.flatnonzero(keep))
+    return taken.with_columns(value=pc.struct_field(taken.value, [1]))
 
 
 def unnest(op: UnnestOp, batch: EdgeBatch) -> EdgeBatch:

@@ -39,7 +39,7 @@ from everflow.runtime.commit.batch import (
 )
 from everflow.runtime.step.merge_order import merge_inputs, merge_tasks
 from everflow.runtime.step.step_failure import EarlierStepFailed, failure_of
-from everflow.runtime.step.step_functions import RecordFailure, run_function, unnest
+from everflow.runtime.step.step_functions import RecordFailure, run_function, take, unnest
 from everflow.runtime.step.step_stores import StoreAccess, TaskStores
 from everflow.serdes import Serde
 from everflow.serdes.windowed import python_keys
@@ -66,6 +66,7 @@ from everflow.topology.physical_plan import (
     Source,
     StatefulOp,
     StepOp,
+    TakeOp,
     UnnestOp,
 )
 from everflow.user_texts import shown
@@ -304,12 +305,14 @@ def failed(error: Exception, hop_out: HopSchema | None) -> Iterator[pa.RecordBat
 # --- operators ------------------------------------------------------------------------------------
 
 
-def _input_of(op: FunctionOp | UnnestOp | SinkOp, records: Mapping[int, EdgeBatch]) -> EdgeBatch:
+def _input_of(
+    op: FunctionOp | TakeOp | UnnestOp | SinkOp, records: Mapping[int, EdgeBatch]
+) -> EdgeBatch:
     return concat([records[slot] for slot in op.inputs])
 
 
 def _run_stateless(
-    op: FunctionOp | UnnestOp,
+    op: FunctionOp | TakeOp | UnnestOp,
     records: Mapping[int, EdgeBatch],
     sources: dict[int, Source],
 ) -> dict[int, EdgeBatch]:
@@ -317,6 +320,8 @@ def _run_stateless(
     match op:
         case FunctionOp():
             return {op.output: run_function(op, _input_of(op, records), sources)}
+        case TakeOp():
+            return {op.output: take(op, _input_of(op, records))}
         case UnnestOp():
             return {op.output: unnest(op, _input_of(op, records))}
 
