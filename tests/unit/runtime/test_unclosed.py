@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from jupyter_client.manager import KernelManager
 
@@ -84,7 +85,7 @@ class Instance:
     def close(self):
         self.state = ClientState.NOT_RUNNING
         with open("closed", "a") as file:
-            print("child lives" if self.child.poll() is None else "child has ended", file=file)
+            print(self.child.pid, self.child.poll(), file=file)
 
 instance = Instance()
 close_at_exit(instance)
@@ -103,8 +104,20 @@ def test_a_kernel_that_is_shut_down_closes_what_runs_before_it_ends_its_child_pr
         reply = client.execute_interactive(CELL, timeout=60)
         assert reply["content"]["status"] == "ok", reply["content"]
         client.shutdown()
-        wait_until(lambda: not manager.is_alive(), 60, "the kernel to end", list)
+        told = tmp_path / "closed"
+        wait_until(lambda: told.exists() and told.read_text().endswith("\n"), 60, "the close")
+        child, ended = told.read_text().split()
+        assert ended == "None", "it had ended before the instance was closed"
+        # Its parent, which does not wait for it, takes half a minute more to end.
+        wait_until(lambda: _has_ended(int(child)), 60, "the child's end")
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
-    assert (tmp_path / "closed").read_text().splitlines() == ["child lives"]
+    assert len(told.read_text().splitlines()) == 1, "closed twice"
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
