@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from everflow.demo import batch, data
+from everflow.demo.enrichment import batch as enriched
+from everflow.demo.enrichment.data import load_airlines, load_planes, load_weather
 from everflow.testing.waiting import wait_until
 
 FLIGHTS = 3_000
@@ -71,6 +73,38 @@ def test_every_result_of_a_slice_matches_the_batch(tmp_path: Path, temp_folder: 
     assert {code: found["flights"] for code, found in written["carriers"].items()} == {
         code: delay.flights for code, delay in expected.carriers.items()
     }
+    assert list(temp_folder.glob("everflow-*")) == []
+
+
+@pytest.mark.parametrize(
+    "limit", [FLIGHTS, pytest.param(data.FLIGHTS_TOTAL, marks=pytest.mark.slow)]
+)
+@pytest.mark.broker
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_flights_joined_with_airlines_weather_and_planes_match_the_batch(
+    limit: int, tmp_path: Path, temp_folder: Path
+) -> None:
+    report = tmp_path / "enrichment.json"
+    done = subprocess.run(
+        command("enrichment", "--limit", str(limit), "--json", str(report)),
+        capture_output=True,
+        text=True,
+        timeout=2 * TIMEOUT_S,
+        env={**os.environ, "TMPDIR": str(temp_folder)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "matches batch: yes" in done.stdout
+    written = json.loads(report.read_text())
+    assert (written["records_in"]["departures"], written["matches_batch"]) == (limit, True)
+    expected = enriched.figures(
+        data.load_flights(limit), load_weather(), load_airlines(), load_planes()
+    )
+    for result, figures in vars(expected).items():
+        assert len(figures) > 3, result
+        assert {key: delay["flights"] for key, delay in written[result].items()} == {
+            key: delay.flights for key, delay in figures.items()
+        }
     assert list(temp_folder.glob("everflow-*")) == []
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -247,8 +247,23 @@ def broker(
         typer.echo("broker stopped")
 
 
+class Demo(str, Enum):
+    """What the demo shows."""
+
+    flights = "flights"
+    enrichment = "enrichment"
+
+
 @app.command()
 def demo(
+    shows: Annotated[
+        Demo,
+        typer.Argument(
+            metavar="[flights|enrichment]",
+            help="flights: counted and averaged. enrichment: joined with airlines, weather and "
+            "planes.",
+        ),
+    ] = Demo.flights,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the results as JSON.")
     ] = None,
@@ -273,18 +288,25 @@ def demo(
     """Stream real flights through an embedded broker and compare every result with a plain
     batch."""
     with _errors_for_people(debug):
-        from everflow.demo.run import run_demo
+        given: dict[str, Any] = {
+            "guarantee": guarantee.value,
+            "threads": threads,
+            "limit": limit,
+            "json_file": json_file,
+            "console": Console(),
+            "debug": debug,
+        }
+        if shows is Demo.flights:
+            from everflow.demo.run import run_demo
 
-        outcome = run_demo(
-            guarantee=guarantee.value,
-            threads=threads,
-            limit=limit,
-            json_file=json_file,
-            console=Console(),
-            debug=debug,
-            instances=instances,
-        )
-    raise typer.Exit(0 if outcome.matches_batch else EXIT_FAILED)
+            matches = run_demo(**given, instances=instances).matches_batch
+        elif instances > 1:
+            raise ConfigError("the enrichment demo has one instance: leave out --instances")
+        else:
+            from everflow.demo.enrichment.run import run_enrichment
+
+            matches = run_enrichment(**given).matches_batch
+    raise typer.Exit(0 if matches else EXIT_FAILED)
 
 
 @contextmanager

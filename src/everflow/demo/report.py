@@ -133,10 +133,15 @@ def verdict(outcome: Outcome) -> str:
         f"{len(figures.carriers)} carriers, {len(figures.carrier_days):,} carrier-days, "
         f"{len(figures.routes)} routes"
     )
-    if outcome.matches_batch:
-        return f"compared {compared}\nmatches batch: yes"
-    lines = [f"  {line}" for line in outcome.differences[:DIFFERENCES_SHOWN]]
-    hidden = len(outcome.differences) - len(lines)
+    return "\n".join(verdict_lines(compared, outcome.differences))
+
+
+def verdict_lines(compared: str, differences: Sequence[str]) -> list[str]:
+    """What was compared, and whether it is equal."""
+    if not differences:
+        return [f"compared {compared}", "matches batch: yes"]
+    lines = [f"  {line}" for line in differences[:DIFFERENCES_SHOWN]]
+    hidden = len(differences) - len(lines)
     if hidden:
         lines.append(f"  and {hidden:,} more differences")
-    return "\n".join([f"compared {compared}", "matches batch: no", *lines])
+    return [f"compared {compared}", "matches batch: no", *lines]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from everflow import serdes
 from everflow.demo.batch import CarrierDay, Figures, MeanDelay
+from everflow.demo.stage import Record, latest
 from everflow.demo.topology import (
     BY_CARRIER_DAY_TOPIC,
     BY_CARRIER_TOPIC,
@@ -13,8 +14,6 @@ from everflow.demo.topology import (
     DELAY_SCHEMA,
     ROUTES_TOPIC,
 )
-
-Record = tuple[bytes, bytes | None]
 
 
 def to_figures(records: Mapping[str, Iterable[Record]]) -> Figures:
@@ -30,30 +29,20 @@ def to_figures(records: Mapping[str, Iterable[Record]]) -> Figures:
     return Figures(
         carriers={
             carrier_key.decode(key): _delay(value)
-            for key, value in _latest(records.get(BY_CARRIER_TOPIC, ())).items()
+            for key, value in latest(records.get(BY_CARRIER_TOPIC, ())).items()
         },
         carrier_days={
             CarrierDay(window.key, window.start): _delay(value)
             for window, value in (
                 (day_key.decode(key), value)
-                for key, value in _latest(records.get(BY_CARRIER_DAY_TOPIC, ())).items()
+                for key, value in latest(records.get(BY_CARRIER_DAY_TOPIC, ())).items()
             )
         },
         routes={
             routes.decode(key): count.decode(value)
-            for key, value in _latest(records.get(ROUTES_TOPIC, ())).items()
+            for key, value in latest(records.get(ROUTES_TOPIC, ())).items()
         },
     )
-
-
-def _latest(records: Iterable[Record]) -> dict[bytes, bytes]:
-    latest: dict[bytes, bytes] = {}
-    for key, value in records:
-        if value is None:
-            latest.pop(key, None)
-        else:
-            latest[key] = value
-    return latest
 
 
 def _delay(value: bytes) -> MeanDelay:

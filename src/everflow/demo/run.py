@@ -5,42 +5,27 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from everflow import KafkaStreams
 from everflow.config import StreamsConfig
 from everflow.console.status import StatusLine
-from everflow.console.terminal import Progress
-from everflow.console.watch import LagReader, input_topics
-from everflow.demo import batch, data, elastic, report, results, topology
-from everflow.demo.feed import Feed, send_all
+from everflow.demo import batch, data, elastic, report, results, stage, topology
+from everflow.demo.feed import Feed
 from everflow.demo.instance_process import InstanceProcess
 from everflow.demo.moves import Moves
-from everflow.demo.results import Record
-from everflow.errors import FatalError
-from everflow.kafka.admin import ClusterAdmin
-from everflow.kafka.reading.log_reader import LogReader
 from everflow.logs import lines_to
 from everflow.records import TaskId, TopicPartition
-from everflow.runtime.client_state import ENDED
-from everflow.runtime.task_words import summary
 from everflow.spark.session import get_context
 from everflow.stop_signals import owned
-from everflow.testing.broker import EmbeddedBroker
 from everflow.topology.program import Topology
 from everflow.topology.subtopologies import cut
 from everflow.waits import shown_by
 
 APPLICATION_ID = "flights-demo"
-PARTITIONS = 4
-CHANGELOG_RETENTION_MS = 100 * 365 * 86_400_000
-TIMEOUT_S = 900.0
-_POLL_S = 0.25
 
 
 def run_demo(
@@ -70,13 +55,18 @@ def run_demo(
         stack.enter_context(lines_to(status.say, verbose=debug))
         stack.enter_context(shown_by(status.waiting))
         flights = data.load_flights(limit)
-        broker = _broker(stack, status)
+        topics = (data.FLIGHTS_TOPIC, *topology.RESULT_TOPICS)
+        broker = stage.broker_with(topics, stack, status)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="everflow-demo-")))
-        settings = _settings(
-            broker.bootstrap_servers, guarantee, threads, folder / "state", instances
+        settings = stage.settings(
+            APPLICATION_ID, broker.bootstrap_servers, guarantee, threads, folder / "state"
         )
+        if instances > 1:
+            settings.update(elastic.SETTINGS)
         moves, elapsed_s = _stream(settings, data.to_records(flights), folder, instances, status)
-        streamed = results.to_figures(_read_results(StreamsConfig(**settings)))
+        streamed = results.to_figures(
+            stage.read_results(StreamsConfig(**settings), topology.RESULT_TOPICS)
+        )
     outcome = report.Outcome(
         records_in=flights.num_rows,
         guarantee=guarantee,
@@ -93,7 +83,7 @@ def run_demo(
 
 def _stream(
     settings: dict[str, Any],
-    records: data.FlightRecords,
+    records: data.TopicRecords,
     folder: Path,
     instances: int,
     status: StatusLine,
@@ -102,18 +92,14 @@ def _stream(
     processing took."""
     servers = settings["bootstrap.servers"]
     if instances == 1:
-        send_all(records, servers)
-        status.say(
-            f"{len(records):,} flights are in topic {topology.FLIGHTS_TOPIC} ({PARTITIONS} "
-            f"partitions)"
-        )
+        stage.send_all([records], servers, status)
     get_context()
     program = topology.build()
     config = StreamsConfig(**settings)
     started = time.monotonic()
     moves = None
     if instances == 1:
-        _process(config, program, status)
+        stage.process(config, program, status)
     else:
         feed = Feed(records, servers, elastic.pace(len(records)))
         second = InstanceProcess(
@@ -121,71 +107,6 @@ def _stream(
         )
         moves = _process_elastic(config, program, feed, second, status)
     return moves, time.monotonic() - started
-
-
-def _broker(stack: ExitStack, status: StatusLine) -> EmbeddedBroker:
-    """A broker with the demo's topics; it ends with ``stack``."""
-    broker = stack.enter_context(EmbeddedBroker(progress=status.say))
-    for topic in (topology.FLIGHTS_TOPIC, *topology.RESULT_TOPICS):
-        broker.create_topic(topic, PARTITIONS)
-    return broker
-
-
-def _settings(
-    bootstrap_servers: str, guarantee: str, threads: int | None, state: Path, instances: int
-) -> dict[str, Any]:
-    return {
-        "application.id": APPLICATION_ID,
-        "bootstrap.servers": bootstrap_servers,
-        "processing.guarantee": guarantee,
-        **({} if threads is None else {"num.stream.threads": threads}),
-        "state.dir": str(state),
-        # Brokers delete by record time: the windows' changelog of flights of 2013 would be gone
-        # before a second instance reads it.
-        "windowstore.changelog.additional.retention.ms": CHANGELOG_RETENTION_MS,
-        **(elastic.SETTINGS if instances > 1 else {}),
-    }
-
-
-@contextmanager
-def _instance(
-    config: StreamsConfig, program: Topology, status: StatusLine
-) -> Iterator[KafkaStreams]:
-    """An instance, not started; closed at the end."""
-    streams = KafkaStreams(program, config)
-    status.say(streams._introduction())
-    try:
-        yield streams
-    except BaseException:
-        # Nobody is there to hand anything over to, or nobody waits for it.
-        streams.close(leave_group=False)
-        raise
-    streams.close()
-
-
-def _process(config: StreamsConfig, program: Topology, status: StatusLine) -> None:
-    """Run an instance until everything it reads is consumed and committed, then close it."""
-    topics = input_topics(program, config.application_id)
-    progress = Progress()
-    deadline = time.monotonic() + TIMEOUT_S
-    with (
-        _instance(config, program, status) as streams,
-        closing(ClusterAdmin(config.admin())) as admin,
-    ):
-        streams.start()
-        reader = LagReader(admin, config.application_id, topics)
-        while progress.lag != 0:
-            if streams.state in ENDED:
-                raise streams.error or FatalError(
-                    "the instance stopped before all flights were processed"
-                )
-            if time.monotonic() > deadline:
-                raise FatalError(f"not done after {TIMEOUT_S:.0f} s: {progress.line()}")
-            sample = reader.sample(time.monotonic(), summary(streams.all_tasks()))
-            if sample is not None:
-                progress.add(sample)
-                status.show(progress.line())
-            time.sleep(_POLL_S)
 
 
 def _process_elastic(
@@ -201,9 +122,9 @@ def _process_elastic(
             TopicPartition(topic, partition) for topic in sub.inputs(config.application_id)
         )
         for sub in cut(program).subtopologies
-        for partition in range(PARTITIONS)
+        for partition in range(stage.PARTITIONS)
     }
-    with _instance(config, program, status) as streams:
+    with stage.instance(config, program, status) as streams:
         return elastic.ElasticRun(
             elastic.Ports(
                 streams=streams,
@@ -214,22 +135,3 @@ def _process_elastic(
                 status=status,
             )
         ).work()
-
-
-def _read_results(config: StreamsConfig) -> dict[str, list[Record]]:
-    """Committed records of the result topics, partition after partition."""
-    partitions = [
-        TopicPartition(topic, p) for topic in topology.RESULT_TOPICS for p in range(PARTITIONS)
-    ]
-    records: dict[str, list[Record]] = {topic: [] for topic in topology.RESULT_TOPICS}
-    with closing(ClusterAdmin(config.admin())) as admin, LogReader(config.consumer()) as reader:
-        starts = admin.list_offsets(partitions, "earliest", "read_committed")
-        ends = admin.list_offsets(partitions, "latest", "read_committed")
-        for partition in partitions:
-            for chunk in reader.read(partition, starts[partition], ends[partition]):
-                records[partition.topic].extend(
-                    (key, value)
-                    for key, value in zip(chunk.keys, chunk.values, strict=True)
-                    if key is not None
-                )
-    return records

@@ -9,10 +9,9 @@ from __future__ import annotations
 from pyspark.sql import functions as F
 
 from everflow import StreamsBuilder, TimeWindows, agg, serdes
-from everflow.demo.data import VALUE_SCHEMA
+from everflow.demo.data import FLIGHTS_TOPIC, VALUE_SCHEMA
 from everflow.topology.program import Topology
 
-FLIGHTS_TOPIC = "flights"
 BY_CARRIER_TOPIC = "delay-by-carrier"
 BY_CARRIER_DAY_TOPIC = "delay-by-carrier-and-day"
 ROUTES_TOPIC = "flights-by-route"

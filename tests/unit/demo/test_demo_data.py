@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from everflow.demo.data import FLIGHTS_TOTAL, FlightRecords, load_flights, to_records
+from everflow.demo.data import FLIGHTS_TOTAL, TopicRecords, load_flights, to_records
 
 DAY_MS = 86_400_000
 
@@ -41,7 +41,7 @@ def test_a_limit_takes_the_first_flights(flights: pa.Table) -> None:
 
 
 def test_records_are_keyed_by_carrier_with_json_values() -> None:
-    records: FlightRecords = to_records(load_flights(1))
+    records: TopicRecords = to_records(load_flights(1))
     assert records.keys == [b"UA"]
     assert json.loads(records.values[0]) == {
         "carrier": "UA",
