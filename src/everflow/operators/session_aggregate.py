@@ -200,16 +200,6 @@ class _Final:
     gone: list[tuple[int, int]]
 
 
-class _Shown(NamedTuple):
-    """One result: of a contribution ``at``, with the value at ``place`` or a tombstone, for the
-    session ``start`` to ``end``."""
-
-    at: int
-    place: int
-    start: int
-    end: int
-
-
 class _Turn(NamedTuple):
     """A task's records, in processing order: rows of the batch, and their keys' codes."""
 
@@ -349,26 +339,28 @@ class _Run:
     ) -> TasksResult:
         """A tombstone for each window that is no more, and ``values``, the results of the
         sessions."""
-        shown = [_Shown(at, TOMBSTONE, *self._stored_window(session)) for session, at in final.gone]
-        starts, ends = self.book.starts, self.book.ends
-        sessions = enumerate(zip(final.sessions, final.at, strict=True))
-        shown += [
-            _Shown(at, place, starts[session], ends[session]) for place, (session, at) in sessions
-        ]
-        return self._result(changes, shown, values)
+        gone = [(at, TOMBSTONE, *self._stored_window(session)) for session, at in final.gone]
+        sessions = np.array(final.sessions, np.int64)
+        starts, ends = (
+            np.array(bounds, np.int64)[sessions] for bounds in (self.book.starts, self.book.ends)
+        )
+        places = np.arange(len(sessions), dtype=np.int64)
+        live = np.stack([np.array(final.at, np.int64), places, starts, ends])
+        return self._result(changes, np.concatenate([_shown(gone), live], axis=1), values)
 
     def every_result(self, changes: dict[int, list[StoreChanges]], values: pa.Array) -> TasksResult:
         """``values``, the result of each contribution, behind the tombstones of the windows that it
         replaced."""
-        shown = [_Shown(at, TOMBSTONE, start, end) for at, start, end in self.book.replaced]
-        shown += [_Shown(at, at, start, end) for at, (start, end) in enumerate(self.book.after)]
-        return self._result(changes, shown, values)
+        shown = [(at, TOMBSTONE, start, end) for at, start, end in self.book.replaced]
+        shown += [(at, at, start, end) for at, (start, end) in enumerate(self.book.after)]
+        return self._result(changes, _shown(shown), values)
 
     def _result(
-        self, changes: dict[int, list[StoreChanges]], shown: list[_Shown], values: pa.Array
+        self, changes: dict[int, list[StoreChanges]], shown: Int64, values: pa.Array
     ) -> TasksResult:
-        """What is ``shown``, in the order of the records that made it, tombstones first."""
-        at, place, starts, ends = np.array(shown, np.int64).reshape(-1, 4).T
+        """What is ``shown`` (see `_shown`), in the order of the records that made it, tombstones
+        first."""
+        at, place, starts, ends = shown
         rows = np.array(self.rows, np.int64)[at] if len(at) else at
         order = np.lexsort((place != TOMBSTONE, rows))
         rows, place, starts, ends = (column[order] for column in (rows, place, starts, ends))
@@ -387,6 +379,12 @@ class _Run:
     def _stored_window(self, session: int) -> tuple[int, int]:
         """Start and end of a stored session, as they were before the batch."""
         return split_session_key(self.stored_keys[session])[1:]
+
+
+def _shown(results: list[tuple[int, int, int, int]]) -> Int64:
+    """Four rows, a column for each result: the contribution that made it, the place of its value
+    (or TOMBSTONE), and the start and end of its session."""
+    return np.ascontiguousarray(np.array(results, np.int64).reshape(-1, 4).T)
 
 
 class _ByTask:

@@ -7,11 +7,11 @@ depends on all before it. Aggregates are folded over the result, see
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import NamedTuple
 
+from everflow.operators.session_order import SessionOrder
 from everflow.serdes.windowed import SESSION_SUFFIX_BYTES, session_key, split_session_key
 from everflow.state.store import StoreView
 from everflow.windows import SessionWindows
@@ -30,15 +30,6 @@ class Merge(NamedTuple):
     parents: tuple[int, ...]
 
 
-@dataclass
-class _OfKey:
-    """The live sessions of one key, in order of time: they neither overlap nor touch."""
-
-    starts: list[int] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
-    sessions: list[int] = field(default_factory=list)
-
-
 class SessionBook:
     """The sessions of a batch's keys. A session is a number: first those that were stored, then the
     new ones.
@@ -54,7 +45,7 @@ class SessionBook:
         """``keys``: how many keys there are. ``stream_time`` (ms) is that of the task whose records
         come next: set it before they do."""
         self.gap_ms, self._retention_ms = windows.gap_ms, windows.retention_ms
-        self._live = [_OfKey() for _ in range(keys)]
+        self._live = [SessionOrder() for _ in range(keys)]
         self.stream_time = -1
         self.stored = 0
         self.keys: list[int] = []
@@ -71,48 +62,47 @@ class SessionBook:
         """A stored session, with the next number; call it before any record, in order of time
         within a key."""
         self.stored += 1
-        self._insert(self._live[key], len(self._live[key].ends), key, start, end)
+        self._live[key].append(self._new(key, start, end), end)
 
     def add(self, key: int, time: int) -> bool:
         """Take a record; False if it is late: the session it would be in, itself included, is
         closed: stream time is more than gap and grace behind its end."""
         gap = self.gap_ms
-        live = self._live[key]
-        starts, ends = live.starts, live.ends
+        live, starts = self._live[key], self.starts
         # A store shows no session that ends before its retention, though it may still be there (as
         # in Kafka Streams).
         earliest = max(time - gap, self.stream_time - self._retention_ms + 1)
         if time > self.stream_time:
             self.stream_time = time
-        low = len(ends) - 1
-        if low >= 0 and starts[low] <= time and ends[low] >= earliest:
+        ends, sessions = live.ends[-1], live.sessions[-1]
+        if ends and ends[-1] >= earliest and starts[sessions[-1]] <= time:
             # The usual case: it belongs to the latest session, which is no other's neighbour.
-            high = low + 1
+            block, at, met = len(live.ends) - 1, len(ends) - 1, [sessions[-1]]
         else:
-            low = high = bisect_left(ends, earliest)
-            while high < len(ends) and starts[high] <= time + gap:
-                high += 1
-        end = ends[high - 1] if high > low and ends[high - 1] > time else time
+            block, at = live.first_from(earliest)
+            sessions, latest = live.sessions[block], time + gap
+            if at < len(sessions) and starts[sessions[at]] <= latest:
+                met = list(takewhile(lambda s: starts[s] <= latest, live.following(block, at)))
+            else:
+                met = []
+        end = max(time, self.ends[met[-1]]) if met else time
         if end < self.stream_time - self._retention_ms:
             return False
-        if high == low:
-            self._insert(live, low, key, time, time)
+        if met:
+            session = self._join(live, block, at, met, min(time, starts[met[0]]), end)
         else:
-            self._join(live, low, high, min(time, starts[low]), end)
-        self.codes.append(live.sessions[low])
+            session = self._new(key, time, time)
+            live.insert(block, at, session, time)
+        self.codes.append(session)
         if self._history:
-            self.after.append((live.starts[low], live.ends[low]))
+            self.after.append((self.starts[session], self.ends[session]))
         return True
 
     def remove(self, key: int, session: int) -> None:
         """A session whose aggregate became null with the last contribution: there is none there any
         more."""
-        live = self._live[key]
-        at = bisect_left(live.ends, self.ends[session])
-        while live.sessions[at] != session:  # one that is hidden may end at the same time
-            at += 1
         self._left(session, len(self.codes) - 1)
-        del live.starts[at], live.ends[at], live.sessions[at]
+        self._live[key].remove(session, self.ends[session])
 
     def _new(self, key: int, start: int, end: int) -> int:
         self.keys.append(key)
@@ -120,35 +110,26 @@ class SessionBook:
         self.ends.append(end)
         return len(self.keys) - 1
 
-    def _insert(self, live: _OfKey, at: int, key: int, start: int, end: int) -> None:
-        live.starts.insert(at, start)
-        live.ends.insert(at, end)
-        live.sessions.insert(at, self._new(key, start, end))
-
-    def _join(self, live: _OfKey, low: int, high: int, start: int, end: int) -> None:
-        """Let the sessions ``low`` to ``high`` of a key become one with these bounds."""
+    def _join(
+        self, live: SessionOrder, block: int, at: int, met: list[int], start: int, end: int
+    ) -> int:
+        """Let the sessions ``met`` of a key, from a place on, become one with these bounds."""
         contribution = len(self.codes)
         if self._history and start < end:
-            self.replaced += [
-                (contribution, live.starts[at], live.ends[at]) for at in range(low, high)
-            ]
-        session = live.sessions[low]
-        if high - low == 1:
-            if (start, end) == (live.starts[low], live.ends[low]):
-                return
+            self.replaced += [(contribution, self.starts[one], self.ends[one]) for one in met]
+        session = met[0]
+        if len(met) == 1:
+            if (start, end) == (self.starts[session], self.ends[session]):
+                return session
             self._left(session, contribution)
             self.starts[session], self.ends[session] = start, end
         else:
-            parents = tuple(live.sessions[low:high])
-            for parent in parents:
+            for parent in met:
                 self._left(parent, contribution)
-            session = self._new(self.keys[parents[0]], start, end)
-            self.merges.append(Merge(contribution, session, parents))
-        live.starts[low:high], live.ends[low:high], live.sessions[low:high] = (
-            [start],
-            [end],
-            [session],
-        )
+            session = self._new(self.keys[session], start, end)
+            self.merges.append(Merge(contribution, session, tuple(met)))
+        live.replace(block, at, len(met), session, end)
+        return session
 
     def _left(self, session: int, contribution: int) -> None:
         if session < self.stored:
@@ -157,7 +138,7 @@ class SessionBook:
     def live(self) -> Iterator[int]:
         """The sessions that there are now, in no particular order."""
         for of_key in self._live:
-            yield from of_key.sessions
+            yield from of_key
 
 
 def read_sessions(
