@@ -17,7 +17,24 @@ Bytes: TypeAlias = pa.Array | Sequence[bytes | None]
 UNBOUNDED_BYTES = 1 << 62
 """A number of bytes that no batch has."""
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
-"""A column of records' headers."""
+"""A column of records' headers; a record without any has an empty list."""
+
+
+def joined_headers(columns: Sequence[tuple[pa.Array | None, int]]) -> pa.Array | None:
+    """Columns of headers and their lengths, one after the other; None is one without any, and so is
+    the result where all are None."""
+    if all(column is None for column, _ in columns):
+        return None
+    return pa.concat_arrays(
+        [no_headers(count) if column is None else column for column, count in columns]
+    )
+
+
+def no_headers(count: int) -> pa.Array:
+    """The headers of ``count`` records without any."""
+    return pa.ListArray.from_arrays(
+        pa.array(np.zeros(count + 1, np.int32)), pa.array([], HEADERS.value_type), type=HEADERS
+    )
 
 
 class TaskId(NamedTuple):
@@ -84,8 +101,8 @@ class EdgeBatch:
     ``timestamp`` is the record's time in ms; ``seq`` the position of the originating input record
     in the task's merge order (D3), never decreasing inside an ``EdgeBatch`` that enters an
     operator. ``source`` is the index of the input topic in the plan, ``partition`` and ``offset``
-    those of the originating input record. ``headers`` is of type `HEADERS`, or None where the plan
-    carries no headers.
+    those of the originating input record. ``headers`` is of type `HEADERS`, or None where no
+    record has any (or the plan carries none).
     """
 
     key: pa.Array

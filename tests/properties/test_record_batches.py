@@ -112,7 +112,8 @@ def arrow_rows(data: bytes, headers: bool) -> list[tuple[Any, ...]]:
         data, record_batches.committed(data, record_batches.batches(data), [])
     ).arrow(headers)
     assert (found.keys.type, found.values.type) == (pa.binary(), pa.binary())
-    names = [None] * len(found) if found.headers is None else found.headers.to_pylist()
+    none: list[Any] | None = [] if headers else None
+    names = [none] * len(found) if found.headers is None else found.headers.to_pylist()
     rows = (
         found.offsets.tolist(),
         found.timestamps.tolist(),

@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
@@ -28,7 +29,7 @@ from everflow.topology.graph import (
     FunctionNode,
     ProjectNode,
     TakeNode,
-    marked,
+    beside,
 )
 
 
@@ -145,10 +146,10 @@ class BranchedKStream(Telling):
         rest = self._rest
         if self._columns:
             rest = self._project(f"{child}-columns", self._condition(), where, PREPARE)
-        out = EdgeType(edge.key, marked(edge.value))
+        out = EdgeType(edge.key, beside(pa.bool_(), edge.value))
         name, inputs = f"{child}-answer", (rest,)
         if isinstance(asked, Column):
-            kept = F.struct(asked.alias("taken"), F.col("value").alias("value"))
+            kept = F.struct(asked.alias("answer"), F.col("value").alias("value"))
             value = analyse(kept, edge, where)
             graph.add(
                 ProjectNode(

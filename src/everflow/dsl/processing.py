@@ -1,19 +1,27 @@
-"""`process`, `process_values` and `Stores`: the user's own operators (design note 023)."""
+"""Operators on one stream that keep a state: `process`, `process_values`, `deduplicate`.
+
+The first two, with `Stores`, are the user's own (design note 023).
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.sql import functions as F
 
+from everflow import serdes
 from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import (
     Edge,
+    Expression,
     HasEdge,
     checked_serde,
+    default_serde,
+    is_column,
     predicate,
     result_serde,
     result_type,
@@ -21,6 +29,7 @@ from everflow.dsl.expressions import (
 from everflow.dsl.functions import (
     check_parameters,
     function_name,
+    key_value_function,
     refuse_pyspark,
     required_parameters,
 )
@@ -28,6 +37,7 @@ from everflow.dsl.graph_builder import GraphBuilder, check_name
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
 from everflow.location import user_line
+from everflow.operators.deduplicate import DeduplicateSpec
 from everflow.operators.processors.context import ProcessorContext
 from everflow.operators.processors.forwarding import tagged
 from everflow.operators.processors.process import ProcessSpec
@@ -40,7 +50,14 @@ from everflow.operators.processors.processor import (
 from everflow.serdes import Serde
 from everflow.spark.expressions import analyse
 from everflow.state.store import StoreSpec
-from everflow.topology.graph import EdgeType, ProjectNode, StatefulNode
+from everflow.topology.graph import (
+    PREPARE,
+    EdgeType,
+    FunctionNode,
+    ProjectNode,
+    StatefulNode,
+    beside,
+)
 from everflow.windows import Duration, duration_ms
 
 if TYPE_CHECKING:
@@ -68,8 +85,11 @@ class Processing(HasEdge):
 
     graph: GraphBuilder
     node: str
+    key_changed: bool
 
     if TYPE_CHECKING:
+
+        def repartitioned(self, topic: str, where: str | None, operator: str) -> KStream: ...
 
         def derived(self, node: str, edge: Edge, changes_key: bool = False) -> KStream: ...
 
@@ -123,6 +143,113 @@ class Processing(HasEdge):
             edge = edge.with_types(value=kind).with_serdes(value=result_serde(returns))
         made: KStream = call.made(self, edge, (), keeps_key=True)
         return made
+
+    @builder_call
+    def deduplicate(
+        self,
+        within: Duration,
+        *,
+        by: Expression | None = None,
+        returns: object = None,
+        grace: Duration | None = None,
+        store: str | None = None,
+        name: str | None = None,
+    ) -> KStream:
+        """Drop records that repeat another one: of those with one key the first in processing
+        order goes on, and with it those that are more than ``within`` away, before and after, from
+        all that went on. The results are the records as they came.
+
+        ``by``: an id instead of the key, a Column, or a function with ``returns=type``; repetitions
+        of an id must have one key, since tasks do not know of each other's. A record without an id
+        (or key) goes on. One that is more than ``grace`` (left out: ``within``) behind stream time
+        is dropped as ``late``: what it would repeat may be forgotten. Kafka Streams has none
+        (KIP-655); after an operator that changes the key the records go through a repartition
+        topic called after ``name``, or ``store``.
+        """
+        where = user_line()
+        call = _Deduplication(
+            name=name,
+            where=where,
+            store=self.graph.claim_store(store, "deduplicate", where),
+            within_ms=_at_least(1, "within", within, where),
+            grace_ms=_at_least(0, "grace", within if grace is None else grace, where),
+        )
+        return call.made(self, by, returns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Deduplication:
+    """A call of `deduplicate` while it is lowered."""
+
+    name: str | None
+    where: str | None
+    store: str
+    within_ms: int
+    grace_ms: int
+
+    def made(self, stream: Processing, by: Expression | None, returns: object) -> KStream:
+        graph, where = stream.graph, self.where
+        node_name = graph.node_name(self.name, "KSTREAM-DEDUPLICATE-", where)
+        if stream.key_changed:
+            topic = graph.check_repartition_name(self.name or self.store, "deduplicate", where)
+            stream = stream.repartitioned(topic, where, "deduplicate")
+        edge, source = stream.edge, stream.node
+        if by is None:
+            id_serde = edge.written_key("deduplicate", where)
+        else:
+            kind, source = self._ids(stream, by, returns, f"{node_name}-ids")
+            of_ids = Edge(EdgeType(kind, edge.type.value), default_serde(kind), None)
+            id_serde = of_ids.with_serdes(result_serde(returns)).written_key("deduplicate", where)
+        spec = DeduplicateSpec(
+            store=self.store,
+            key_serde=id_serde,
+            value_serde=serdes.bytes_(),
+            result_key=edge.type.key,
+            result=edge.type.value,
+            within_ms=self.within_ms,
+            grace_ms=self.grace_ms,
+            beside=by is not None,
+        )
+        kept = StoreSpec(
+            name=self.store,
+            kind="window",
+            key_serde=id_serde,
+            value_serde=spec.value_serde,
+            retention_ms=spec.retention_ms,
+            window_size_ms=self.within_ms,
+            where=where,
+        )
+        node = StatefulNode(node_name, (source,), edge.type, where, "DEDUPLICATE", spec, (kept,))
+        return stream.derived(graph.add(node), edge)
+
+    def _ids(
+        self, stream: Processing, by: Expression, returns: object, name: str
+    ) -> tuple[pa.DataType, str]:
+        """The ids' type, and the node that puts them beside the values."""
+        edge, where, inputs = stream.edge.type, self.where, (stream.node,)
+        if not is_column(by, "deduplicate: by", where):
+            fn = key_value_function(by, "deduplicate: by", where)
+            kind = result_type(returns, by, "deduplicate", where)
+            out = EdgeType(edge.key, beside(kind, edge.value))
+            node = FunctionNode(name, inputs, out, where, PREPARE, "deduplicate", fn)
+            return kind, stream.graph.add(node)
+        kind = analyse(by, edge, where).type
+        out = EdgeType(edge.key, beside(kind, edge.value))
+        both = F.struct(by.alias("answer"), F.col("value").alias("value"))
+        value = replace(analyse(both, edge, where), type=out.value)
+        return kind, stream.graph.add(
+            ProjectNode(name=name, inputs=inputs, out=out, where=where, label=PREPARE, value=value)
+        )
+
+
+def _at_least(least_ms: int, name: str, given: Duration, where: str | None) -> int:
+    found = duration_ms(given)
+    if found < least_ms:
+        raise TopologyError(
+            f"deduplicate: {name}={given!r} is {found} ms; it is {least_ms} ms at least",
+            where=where,
+        )
+    return found
 
 
 @dataclass(frozen=True)

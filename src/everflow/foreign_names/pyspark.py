@@ -61,10 +61,9 @@ _WATERMARK = not_there(
     "TimeWindows.of_size('1 "
     "hour').grace('10 minutes')"
 )
-_DEDUP = not_there(
-    "there is no call for it yet; keep the first of each key: "
-    "stream.group_by_key().reduce(lambda first, later: first, store='seen'), whose table has each "
-    "key once"
+_DEDUP = is_called(
+    "deduplicate",
+    "stream.deduplicate('1 hour', by=F.col('value.item'), store='seen')",
 )
 _STATE = is_called(
     "group_by_key",

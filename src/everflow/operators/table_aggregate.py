@@ -7,7 +7,7 @@ get is the same, in the same order.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -113,7 +113,7 @@ class TableAggregateSpec(AggregateSpec):
         value = pa.StructArray.from_arrays(
             list(columns.values()), names=list(columns), mask=pa.array(~present)
         )
-        return replace(right.take(rows).with_columns(value=value), headers=None)
+        return right.take(rows).with_columns(value=value)
 
     def finish(self, state: list[pa.Array]) -> pa.Array:
         """The result column of the state columns."""

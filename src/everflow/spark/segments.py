@@ -66,14 +66,14 @@ def rows_into_segment(plan: PhysicalPlan, level: int) -> HopSchema:
     slots that its projections read."""
     read = {projection.input for projection in plan.segments[level].projections}
     slots = tuple(slot for slot in plan.out_of_step(level - 1) if slot.id in read)
-    return HopSchema(slots, plan.headers, bare=True)
+    return HopSchema(slots, plan.segments[level].reads_headers, bare=True)
 
 
 def slots_of_segment(plan: PhysicalPlan, level: int) -> HopSchema:
     """The slots that segment ``level`` makes of such rows."""
     made = {projection.output for projection in plan.segments[level].projections}
     slots = tuple(slot for slot in plan.into_step(level) if slot.id in made)
-    return HopSchema(slots, plan.headers, bare=True)
+    return HopSchema(slots, plan.segments[level].reads_headers, bare=True)
 
 
 def computed_slots(rows: DataFrame, plan: PhysicalPlan, level: int) -> DataFrame:
@@ -128,7 +128,7 @@ def _project(
         F.col("_off").alias("offset"),
         (
             F.col("_hdr")
-            if plan.headers
+            if "_hdr" in before
             else F.lit(None).cast("array<struct<key:string,value:binary>>")
         ).alias("headers"),
         *[F.col(f"p{i}_x")[side].alias(side) for side in joined_sides(plan.slots[i].type.value)],

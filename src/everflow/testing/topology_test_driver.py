@@ -457,7 +457,7 @@ def _by_topic(
                 [[{"key": k, "value": v} for k, v in record.headers] for record, _ in listed],
                 HEADERS,
             )
-            if headers
+            if headers and any(record.headers for record, _ in listed)
             else None,
         )
         for tp, listed in found.items()

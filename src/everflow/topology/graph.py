@@ -126,12 +126,12 @@ class ProjectNode(Node):
 @dataclass(frozen=True)
 class FunctionNode(Node):
     """Stateless Python operator, runs in a step. ``op`` is one of filter, filter_not, map,
-    map_values, flat_map, flat_map_values, select_key, peek, for_each, branch.
+    map_values, flat_map, flat_map_values, select_key, peek, for_each, branch, deduplicate.
 
     ``fn(key, value)`` gets Python objects (dicts for structs, a `Windowed` for a windowed key).
     Results: filter*, branch -> truthy; map -> (key, value); map_values -> value; select_key ->
-    key; flat_map -> iterable of (key, value); flat_map_values -> iterable of values. branch drops
-    nothing: the result goes on beside the value, see `marked`.
+    key; flat_map -> iterable of (key, value); flat_map_values -> iterable of values; deduplicate ->
+    an id. What branch and deduplicate give goes on `beside` the value.
     """
 
     label: str
@@ -140,15 +140,15 @@ class FunctionNode(Node):
     changes_key: bool = False
 
 
-def marked(value: pa.DataType) -> pa.DataType:
-    """The type of a value that has the answer to a predicate beside it."""
-    return pa.struct([("taken", pa.bool_()), ("value", value)])
+def beside(answer: pa.DataType, value: pa.DataType) -> pa.DataType:
+    """The type of a value that has an answer of the user's function about it beside it."""
+    return pa.struct([("answer", answer), ("value", value)])
 
 
 @dataclass(frozen=True)
 class TakeNode(Node):
-    """The records of a `marked` input whose answer is ``taken``, without it: a predicate that only
-    one call may answer divides a stream. Runs in a step."""
+    """The records of an input whose answer `beside` the value is ``taken``, without it: a predicate
+    that only one call may answer divides a stream. Runs in a step."""
 
     label: str
     taken: bool

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.errors import EverflowError
-from everflow.records import HEADERS, EdgeBatch, Int64
+from everflow.records import HEADERS, EdgeBatch, Int64, joined_headers, no_headers
 from everflow.topology.physical_plan import Slot
 
 MARKER = -1
@@ -169,7 +169,8 @@ def wide_rows(hop: HopInput, schema: HopSchema, headers: pa.Array | None) -> pa.
             (hop.timestamp, pa.int64()),
         )
     ]
-    columns += [] if headers is None else [headers]
+    if schema.headers:
+        columns.append(no_headers(count) if headers is None else headers)
     for slot in schema.slots:
         given = _slot_columns(hop.batches[slot.id], slot)
         scattered = _scattered(hop.rows[slot.id], count)
@@ -194,15 +195,17 @@ def slots_of(
         yield slot.id, *_read_slot(table, slot, hop, seq, headers is not None)
 
 
-def headers_of(hop: HopInput) -> pa.Array:
-    """Of every row, from the slots that have it."""
+def headers_of(hop: HopInput) -> pa.Array | None:
+    """Of every row, from the slots that have it; None where no record has any."""
+    if all(batch.headers is None for batch in hop.batches.values()):
+        return None
     found = pa.nulls(len(hop.source), HEADERS)
     for slot_id, batch in hop.batches.items():
         if batch.headers is not None:
             scattered = _scattered(hop.rows[slot_id], len(hop.source))
             mine = batch.headers if scattered is None else batch.headers.take(scattered)
             found = mine if found.null_count == len(found) else pc.coalesce(found, mine)
-    return found
+    return pc.coalesce(found, no_headers(len(found))) if found.null_count else found
 
 
 def _scattered(rows: Int64, count: int) -> pa.Array | None:
@@ -359,7 +362,7 @@ def _slot_rows(batch: EdgeBatch, slot: Slot, schema: HopSchema, arrow: pa.Schema
         "_ctl": pa.nulls(rows, pa.string()),
     }
     if schema.headers:
-        columns["_hdr"] = batch.headers if batch.headers is not None else pa.nulls(rows, HEADERS)
+        columns["_hdr"] = no_headers(rows) if batch.headers is None else batch.headers
     fields = [field.name for field in schema.slot_fields(slot)]
     columns.update(zip(fields, _slot_columns(batch, slot), strict=True))
     arrays = [_typed(columns.get(field.name), field, rows) for field in arrow]
@@ -387,11 +390,6 @@ def appended(batches: Sequence[EdgeBatch]) -> EdgeBatch:
     filled = [batch for batch in batches if len(batch)] or [batches[0]]
     if len(filled) == 1:
         return filled[0]
-    headers = None
-    if any(batch.headers is not None for batch in filled):
-        headers = pa.concat_arrays(
-            [b.headers if b.headers is not None else pa.nulls(len(b), HEADERS) for b in filled]
-        )
     return EdgeBatch(
         key=pa.concat_arrays([_as(batch.key, filled[0].key.type) for batch in filled]),
         value=pa.concat_arrays([_as(batch.value, filled[0].value.type) for batch in filled]),
@@ -400,7 +398,7 @@ def appended(batches: Sequence[EdgeBatch]) -> EdgeBatch:
         source=np.concatenate([batch.source for batch in filled]),
         partition=np.concatenate([batch.partition for batch in filled]),
         offset=np.concatenate([batch.offset for batch in filled]),
-        headers=headers,
+        headers=joined_headers([(batch.headers, len(batch)) for batch in filled]),
     )
 
 

@@ -104,6 +104,18 @@ class Segment:
     level: int
     projections: tuple[Projection | TopicChoice, ...]
 
+    @property
+    def reads_headers(self) -> bool:
+        """Whether a Column of the user does."""
+        found: list[ColumnExpr | None] = []
+        for one in self.projections:
+            node = one.node
+            if isinstance(one, TopicChoice):
+                found.append(one.topic)
+            elif isinstance(node, ProjectNode):
+                found += [node.predicate, node.key, node.value]
+        return any("headers" in expr.uses for expr in found if expr is not None)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionOp:

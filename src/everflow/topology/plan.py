@@ -339,7 +339,9 @@ class _Planner:
         sources = tuple(
             replace(source, merged=topics_of[source.subtopology] > 1) for source in self._sources
         )
-        headers = self._reads_headers() or any(map(self._forwards_headers, self._topology.nodes))
+        headers = self._reads_headers(segments) or any(
+            map(self._forwards_headers, self._topology.nodes)
+        )
         return PhysicalPlan(
             application_id=self._app,
             sources=sources,
@@ -350,21 +352,16 @@ class _Planner:
             changelog_slots=changelogs,
         )
 
-    def _reads_headers(self) -> bool:
+    def _reads_headers(self, segments: tuple[Segment, ...]) -> bool:
         """Whether a Column or a processor of the user may read headers."""
-        found: list[Any] = []
-        for node in self._topology.nodes:
-            if isinstance(node, StatefulNode) and isinstance(node.operator, ProcessorOperator):
-                return True
-            if isinstance(node, ProjectNode):
-                found += [node.predicate, node.key, node.value]
-            elif isinstance(node, SinkNode):
-                found.append(node.topic)
-        return any("headers" in expr.uses for expr in found if isinstance(expr, ColumnExpr))
+        return any(segment.reads_headers for segment in segments) or any(
+            isinstance(node, StatefulNode) and isinstance(node.operator, ProcessorOperator)
+            for node in self._topology.nodes
+        )
 
     def _forwards_headers(self, sink: Node) -> bool:
-        """Whether records reach a sink from a topic of others without a stateful operator between
-        (those drop headers, but for joins), through repartition topics too."""
+        """Whether records reach a sink from a topic of others, through repartition topics too: a
+        result has the headers of the record that made it."""
         if not isinstance(sink, SinkNode) or sink.kind == "repartition":
             return False
         todo, seen = list(sink.inputs), set[str]()
@@ -383,8 +380,6 @@ class _Planner:
                 todo.extend(name for writer in writers for name in writer.inputs)
             elif isinstance(found, SourceNode):
                 return True
-            elif not isinstance(found, StatefulNode) or isinstance(
-                found.operator, JoinOperator | ProcessorOperator
-            ):
+            else:
                 todo.extend(found.inputs)
         return False

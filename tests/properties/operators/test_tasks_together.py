@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from everflow import agg, serdes
 from everflow.operators.aggregate import AggregateSpec
+from everflow.operators.deduplicate import DeduplicateSpec
 from everflow.operators.python_aggregate import PythonAggregateSpec, PythonReducer
 from everflow.operators.session_aggregate import (
     ReducerMerger,
@@ -82,6 +83,19 @@ def _reduced_sessions(every: bool) -> Any:
     return SessionFunctionSpec(reduced, SESSIONS, merger, emit_every_update=every)
 
 
+def _deduplicated(every: bool) -> Any:
+    return DeduplicateSpec(
+        store="s",
+        key_serde=serdes.string(),
+        value_serde=serdes.bytes_(),
+        result_key=pa.string(),
+        result=pa.int64(),
+        within_ms=10_000,
+        grace_ms=5_000,
+        beside=False,
+    )
+
+
 VALUES: dict[Make, Callable[[int | None], Any]] = {
     _count: lambda x: None if x is None else True,
     _windowed: lambda x: None if x is None else {"x": x},
@@ -89,6 +103,7 @@ VALUES: dict[Make, Callable[[int | None], Any]] = {
     _table: lambda x: x,
     _sessions: lambda x: None if x is None else {"x": x},
     _reduced_sessions: lambda x: x,
+    _deduplicated: lambda x: x,
 }
 TYPES: dict[Make, pa.DataType] = {
     _count: pa.bool_(),
@@ -97,6 +112,7 @@ TYPES: dict[Make, pa.DataType] = {
     _table: pa.int64(),
     _sessions: pa.struct([("x", pa.int64())]),
     _reduced_sessions: pa.int64(),
+    _deduplicated: pa.int64(),
 }
 ROWS = st.lists(
     st.tuples(

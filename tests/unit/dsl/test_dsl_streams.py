@@ -21,7 +21,7 @@ from everflow.topology.graph import (
     SourceNode,
     TakeNode,
     UnnestNode,
-    marked,
+    beside,
 )
 
 pytestmark = pytest.mark.spark
@@ -192,7 +192,7 @@ def test_branches_exclude_one_another(orders: KStream, builder: StreamsBuilder) 
     assert isinstance(nodes["KSTREAM-BRANCH-0000000001big"], ProjectNode)
     answer = nodes["KSTREAM-BRANCH-0000000001x-answer"]
     assert isinstance(answer, FunctionNode)
-    assert (answer.op, answer.out.value) == ("branch", marked(orders.edge.type.value))
+    assert (answer.op, answer.out.value) == ("branch", beside(pa.bool_(), orders.edge.type.value))
     columns = nodes[answer.inputs[0]]
     assert isinstance(columns, ProjectNode)
     assert columns.predicate is not None

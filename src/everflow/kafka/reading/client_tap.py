@@ -308,7 +308,7 @@ class _Messages:
                 [{"key": h[0], "value": h[1]} for h in message.headers() or ()]
                 for message in self.messages
             ]
-            found = pa.array(rows, HEADERS)
+            found = pa.array(rows, HEADERS) if any(rows) else None
         return LogColumns(
             pa.array(self.keys(), pa.binary()),
             pa.array(self.values(), pa.binary()),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from everflow.records import HEADERS, Int64
+from everflow.records import Int64, joined_headers
 
 _NOTHING: Int64 = np.empty(0, np.int64)
 
@@ -16,8 +16,8 @@ _NOTHING: Int64 = np.empty(0, np.int64)
 @dataclass(frozen=True)
 class LogColumns:
     """Records in log order, columns of one length. ``keys`` and ``values``: binary, null where the
-    record has none; ``timestamps`` in ms; ``headers``: `everflow.records.HEADERS` (an empty list
-    where there is none), or None where they were not asked for."""
+    record has none; ``timestamps`` in ms; ``headers``: `everflow.records.HEADERS`, or None
+    where no record has any, or they were not asked for."""
 
     keys: pa.Array
     values: pa.Array
@@ -33,24 +33,17 @@ class LogColumns:
             raise TypeError("more than 2 GiB in one column: the reader did not keep to its bound")
 
     @staticmethod
-    def empty(headers: bool) -> LogColumns:
-        """No records."""
-        nothing = pa.array([], pa.binary())
-        return LogColumns(
-            nothing, nothing, _NOTHING, _NOTHING, pa.array([], HEADERS) if headers else None
-        )
-
-    @staticmethod
-    def concat(parts: Sequence[LogColumns], headers: bool) -> LogColumns:
-        """The records of all parts, one after the other; ``headers`` as the parts have them."""
+    def concat(parts: Sequence[LogColumns]) -> LogColumns:
+        """The records of all parts, one after the other."""
         if len(parts) == 1:
             return parts[0]
         if not parts:
-            return LogColumns.empty(headers)
+            nothing = pa.array([], pa.binary())
+            return LogColumns(nothing, nothing, _NOTHING, _NOTHING)
         return LogColumns(
             pa.concat_arrays([part.keys for part in parts]),
             pa.concat_arrays([part.values for part in parts]),
             np.concatenate([part.offsets for part in parts]),
             np.concatenate([part.timestamps for part in parts]),
-            pa.concat_arrays([part.headers for part in parts]) if headers else None,
+            joined_headers([(part.headers, len(part)) for part in parts]),
         )

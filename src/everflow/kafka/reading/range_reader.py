@@ -139,6 +139,6 @@ class RangeReader:
                 if chunk.next_position >= pending[tp] or used >= share:
                     del pending[tp]
         return Read(
-            {tp: LogColumns.concat(found, self._headers) for tp, found in parts.items()},
+            {tp: LogColumns.concat(found) for tp, found in parts.items()},
             tap.positions,
         )

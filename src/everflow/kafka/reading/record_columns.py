@@ -171,10 +171,12 @@ def _gathered(data: bytes, at: Int64, sizes: Int64) -> pa.Array:
     return elements.take(wanted).cast(pa.binary())
 
 
-def _headers(data: bytes, at: Int64) -> pa.Array:
-    """The headers that begin at these places with their number; records seldom have any."""
+def _headers(data: bytes, at: Int64) -> pa.Array | None:
+    """The headers that begin at these places with their number; None where no record has any."""
     try:
         counts, at = varints(np.frombuffer(data, np.uint8), at)
+        if not counts.any():
+            return None
         found: list[list[dict[str, Any]]] = [[]] * len(counts)
         for row in np.flatnonzero(counts).tolist():
             found[row] = _headers_of_one(data, int(at[row]), int(counts[row]))

@@ -54,28 +54,8 @@ class JoinSide:
         return values.cast(self.type)
 
     def read(self, groups: JoinKeys, low: Int64, high: Int64, stores: Stores) -> Kept:
-        """The entries of each group's key with times from ``low`` to ``high`` (ms, included)."""
-        codes: list[int] = []
-        keys: list[bytes] = []
-        entries: list[bytes] = []
-        for partition, members in groups.by_task():
-            ones = members.tolist()
-            plain = groups.keys.take(pa.array(members)).to_pylist()
-            bounds = [
-                (key + _TIME.pack(first), key + _after(last))
-                for key, first, last in zip(
-                    plain, np.maximum(low[members], 0).tolist(), high[members].tolist(), strict=True
-                )
-            ]
-            found = stores[partition][self.store.name].range_many(bounds)
-            for code, key, listed in zip(ones, plain, found, strict=True):
-                length = len(key) + STORE_SUFFIX_BYTES
-                for stored_key, entry in listed:
-                    if len(stored_key) == length:  # else a longer key that begins like the bounds
-                        codes.append(code)
-                        keys.append(stored_key)
-                        entries.append(entry)
-        return Kept.of(codes, keys, entries)
+        """See `read_entries`."""
+        return read_entries(self.store.name, groups, low, high, stores)
 
 
 class JoinKeys(NamedTuple):
@@ -115,6 +95,32 @@ class Kept(NamedTuple):
             numbers.astype(np.int64),
             pa.array(entries, pa.binary()),
         )
+
+
+def read_entries(store: str, groups: JoinKeys, low: Int64, high: Int64, stores: Stores) -> Kept:
+    """The entries of each group's key in a window store, with times from ``low`` to ``high`` (ms,
+    included)."""
+    codes: list[int] = []
+    keys: list[bytes] = []
+    entries: list[bytes] = []
+    for partition, members in groups.by_task():
+        ones = members.tolist()
+        plain = groups.keys.take(pa.array(members)).to_pylist()
+        bounds = [
+            (key + _TIME.pack(first), key + _after(last))
+            for key, first, last in zip(
+                plain, np.maximum(low[members], 0).tolist(), high[members].tolist(), strict=True
+            )
+        ]
+        found = stores[partition][store].range_many(bounds)
+        for code, key, listed in zip(ones, plain, found, strict=True):
+            length = len(key) + STORE_SUFFIX_BYTES
+            for stored_key, entry in listed:
+                if len(stored_key) == length:  # else a longer key that begins like the bounds
+                    codes.append(code)
+                    keys.append(stored_key)
+                    entries.append(entry)
+    return Kept.of(codes, keys, entries)
 
 
 def _after(time: int) -> bytes:

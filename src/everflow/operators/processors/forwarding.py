@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from everflow.operators.processors.context import NO_ROW, Forwarded
 from everflow.operators.user_code import UserFunctionError
-from everflow.records import HEADERS, EdgeBatch, Int64
+from everflow.records import HEADERS, EdgeBatch, Int64, joined_headers
 from everflow.serdes.fitting import column_of
 from everflow.topology.graph import EdgeType
 from everflow.user_texts import shown
@@ -82,11 +82,7 @@ class Results:
             nothing = pa.nulls(0, tagged(self.out.value, self.children))
             empty = self.batch.take(np.empty(0, np.int64))
             return empty.with_columns(pa.nulls(0, self.out.key), nothing)
-        headers = None
-        if any(part.headers is not None for part in parts):
-            headers = pa.concat_arrays(
-                [pa.nulls(len(p), HEADERS) if p.headers is None else p.headers for p in parts]
-            )
+        headers = joined_headers([(part.headers, len(part)) for part in parts])
         whole = EdgeBatch(
             key=pa.concat_arrays([part.key for part in parts]),
             value=pa.concat_arrays([part.value for part in parts]),

@@ -161,12 +161,14 @@ def _shape_filter(
     return batch if keep.all() else batch.take(np.flatnonzero(keep))
 
 
-def _shape_branch(
+def _shape_beside(
     op: FunctionOp, batch: EdgeBatch, results: list[Any], sources: dict[int, Source]
 ) -> EdgeBatch:
-    taken = pa.array(results, pa.bool_())
+    answer, value = op.type.value
+    rows = np.arange(len(batch), dtype=np.int64)
+    column = _column(op, results, answer.type, batch, rows, sources)
     return batch.with_columns(
-        value=pa.StructArray.from_arrays([taken, batch.value], fields=list(op.type.value))
+        value=pa.StructArray.from_arrays([column, batch.value], fields=[answer, value])
     )
 
 
@@ -216,7 +218,8 @@ def _shape_flat_map(
 _SHAPES: dict[str, Callable[[FunctionOp, EdgeBatch, list[Any], dict[int, Source]], EdgeBatch]] = {
     "filter": _shape_filter,
     "filter_not": _shape_filter,
-    "branch": _shape_branch,
+    "branch": _shape_beside,
+    "deduplicate": _shape_beside,
     "peek": _shape_peek,
     "for_each": _shape_peek,
     "map": _shape_map,

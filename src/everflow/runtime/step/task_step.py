@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -396,11 +396,10 @@ def clock_name(node: str, method: str) -> str:
 
 
 def _running(operator: StatefulOperator | JoinOperator) -> Callable[..., TasksResult]:
-    """What runs an operator on its sides. Results of one-sided ones carry no headers: they are of
-    many records."""
+    """What runs an operator on its sides."""
     if isinstance(operator, JoinOperator):
         return operator.join_tasks
-    return lambda batch, *state: operator.process_tasks(replace(batch, headers=None), *state)
+    return operator.process_tasks
 
 
 def _result_row(result: BatchResult) -> pa.RecordBatch:

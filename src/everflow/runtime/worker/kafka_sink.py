@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from everflow.errors import EverflowError, GenerationChanged, RecordTooLargeError
 from everflow.records import Bytes, EdgeBatch, Int64, StoreChanges, TaskId, TopicPartition
@@ -277,7 +278,10 @@ class _FirstRecord:
 
 def _write_output(writer: _FirstRecord, output: SinkOutput) -> None:
     for topic, keys, values, batch in _by_topic(output):
-        has_headers = batch.headers is not None and batch.headers.null_count < len(batch)
+        has_headers = (
+            batch.headers is not None
+            and pc.any(pc.greater(pc.list_value_length(batch.headers), 0)).as_py()
+        )
         writer.write(
             topic,
             keys,

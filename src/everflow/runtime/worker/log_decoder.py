@@ -56,7 +56,7 @@ class LogDecoder:
         letters = []
         for source in self.sources:
             mine = LogColumns.concat(
-                [found for tp, found in read.items() if tp.topic == source.topic], self.headers
+                [found for tp, found in read.items() if tp.topic == source.topic]
             )
             raw = _raw(mine, np.flatnonzero(hop.source == source.index), hop)
             decoded, bad = decoded_records(source, raw)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everflow.columns.computation import LeftToSpark, Twin
-from everflow.records import HEADERS, EdgeBatch
+from everflow.records import EdgeBatch, no_headers
 from everflow.runtime.commit.batch import BadRecord, BatchRequest
 from everflow.runtime.step.step_failure import SparkSays
 from everflow.runtime.step.task_step import TaskStep, timed
@@ -171,7 +171,7 @@ class ComputedSegment:
             [field for slot in self.made.slots for field in self.made.slot_fields(slot)]
         )
         part, rows = narrowed(hop, self.given)
-        headers = headers_of(part) if self.given.headers else None
+        headers = headers_of(part)
         try:
             table = columns.run(self.number, wide_rows(part, self.given, headers), fields)
         except ColumnsFailed as failure:
@@ -219,9 +219,7 @@ def seen(batch: EdgeBatch, reads: pa.Schema, topics: Mapping[int, str]) -> list[
         "topic": lambda: pa.array([topics[index] for index in batch.source.tolist()], pa.string()),
         "partition": lambda: pa.array(batch.partition, pa.int32()),
         "offset": lambda: pa.array(batch.offset, pa.int64()),
-        "headers": lambda: (
-            pa.nulls(len(batch), HEADERS) if batch.headers is None else batch.headers
-        ),
+        "headers": lambda: no_headers(len(batch)) if batch.headers is None else batch.headers,
         "left": lambda: pc.struct_field(batch.value, "left"),
         "right": lambda: pc.struct_field(batch.value, "right"),
     }

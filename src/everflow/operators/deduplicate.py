@@ -1,0 +1,142 @@
+"""Drops repeated records: the first of each id goes on, those that are close to it in time do not.
+
+What is kept of an id are the times of its records that went on, in a window store with empty
+values. Whether a record is one of them depends on all before it, not on micro-batches.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from everflow.operators.fold import valid
+from everflow.operators.grouping import stream_times
+from everflow.operators.joins.join_side import JoinKeys, Kept, read_entries
+from everflow.operators.joins.joined_values import task_codes
+from everflow.operators.user_code import written_bytes
+from everflow.records import EdgeBatch, Int64, StoreChanges, TasksResult
+from everflow.serdes import Serde
+from everflow.serdes.base import ResultDecoder
+from everflow.serdes.windowed import window_store_keys
+from everflow.state.store import StoreView
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeduplicateSpec:
+    """A record goes on unless one of its id that went on is at most ``within_ms`` away, before or
+    after. Records without an id go on.
+
+    Late ones, more than ``grace_ms`` behind stream time, are dropped: what they would repeat may be
+    forgotten; so are those of negative times. ``beside``: the id stands beside the value (see
+    `everflow.topology.graph.beside`); else it is the key.
+    """
+
+    store: str
+    key_serde: Serde
+    """Of the ids."""
+    value_serde: Serde
+    result_key: pa.DataType
+    result: pa.DataType
+    within_ms: int
+    grace_ms: int
+    beside: bool
+    emit_every_update: bool = False
+
+    @property
+    def retention_ms(self) -> int:
+        """A record that is not late meets those of ``within_ms`` before it."""
+        return self.within_ms + self.grace_ms + 1
+
+    def decode_result(self, data: bytes) -> Any:
+        """Nothing is stored with an id's times."""
+        return self.value_serde.decode(data)
+
+    @property
+    def results(self) -> ResultDecoder:
+        """See `StatefulOperator`."""
+        return self.value_serde
+
+    def process_tasks(
+        self,
+        batch: EdgeBatch,
+        stores: Mapping[int, Mapping[str, StoreView]],
+        before: Mapping[int, int],
+    ) -> TasksResult:
+        """See `StatefulOperator`; every result is the record as it came, headers and all."""
+        ids, value = batch.key, batch.value
+        if self.beside:
+            ids, value = (pc.struct_field(batch.value, [i]) for i in (0, 1))
+        times = batch.timestamp
+        running, after = stream_times(times, batch.partition, before)
+        known, negative, late = valid(ids), times < 0, times + self.grace_ms < running
+        dropped = {
+            "negative-timestamp": int(np.count_nonzero(known & negative)),
+            "late": int(np.count_nonzero(known & ~negative & late)),
+        }
+        rows = np.flatnonzero(known & ~negative & ~late)
+        keys = written_bytes(self.key_serde, ids.take(pa.array(rows)), self.store, batch, rows)
+        codes = task_codes(keys, batch.partition[rows])
+        _, first = np.unique(codes, return_index=True)
+        groups = JoinKeys(batch.partition[rows[first]], keys.take(pa.array(first)))
+        new = _new(codes, times[rows], self._remembered(groups, codes, times[rows], stores), self)
+        changes = self._changes(groups, codes[new], times[rows[new]])
+        goes_on = ~known
+        goes_on[rows[new]] = True
+        chosen = np.flatnonzero(goes_on)
+        output = batch.take(chosen).with_columns(value=value.take(pa.array(chosen)))
+        counts = {reason: count for reason, count in dropped.items() if count}
+        return TasksResult(output, changes, after, counts)
+
+    def _remembered(
+        self,
+        groups: JoinKeys,
+        codes: Int64,
+        times: Int64,
+        stores: Mapping[int, Mapping[str, StoreView]],
+    ) -> Kept:
+        """What is stored of the batch's ids, near its records."""
+        low = np.full(len(groups.keys), np.iinfo(np.int64).max)
+        high = np.full(len(groups.keys), -1)
+        np.minimum.at(low, codes, times)
+        np.maximum.at(high, codes, times)
+        return read_entries(self.store, groups, low - self.within_ms, high + self.within_ms, stores)
+
+    def _changes(
+        self, groups: JoinKeys, codes: Int64, times: Int64
+    ) -> dict[int, list[StoreChanges]]:
+        owners, found = groups.partitions[codes], dict[int, list[StoreChanges]]()
+        keys = window_store_keys(groups.keys.take(pa.array(codes)), times)
+        for partition in np.unique(owners).tolist():
+            mine = np.flatnonzero(owners == partition)
+            stored = keys.take(pa.array(mine)).to_pylist()
+            empty: list[bytes | None] = [b""] * len(mine)
+            found[partition] = [StoreChanges(self.store, stored, empty, times[mine])]
+        return found
+
+
+def _new(codes: Int64, times: Int64, stored: Kept, spec: DeduplicateSpec) -> npt.NDArray[np.bool_]:
+    """Which records go on; ``codes``: their ids, in processing order."""
+    counts = np.bincount(codes)
+    counts[np.unique(stored.codes)] += 1
+    new = np.ones(len(codes), bool)
+    went_on: dict[int, list[int]] = {}
+    for code, time in sorted(zip(stored.codes.tolist(), stored.times.tolist(), strict=True)):
+        went_on.setdefault(code, []).append(time)
+    several = np.flatnonzero(counts[codes] > 1)
+    for row, code, time in zip(
+        several.tolist(), codes[several].tolist(), times[several].tolist(), strict=True
+    ):
+        known = went_on.setdefault(code, [])
+        at = bisect_left(known, time - spec.within_ms)
+        if at < len(known) and known[at] <= time + spec.within_ms:
+            new[row] = False
+        else:
+            known.insert(at, time)
+    return new

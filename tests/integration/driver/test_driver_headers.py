@@ -1,0 +1,109 @@
+"""The headers of a result are those of the record that made it, behind every operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from pyspark.sql import functions as F
+
+from everflow import (
+    EmitStrategy,
+    KStream,
+    KTable,
+    SessionWindows,
+    StreamsBuilder,
+    Suppressed,
+    TimeWindows,
+    agg,
+    serdes,
+)
+from everflow.testing import TopologyTestDriver
+
+pytestmark = pytest.mark.spark
+TEXT, RAW, VALUE = serdes.string(), serdes.bytes_(), serdes.json("a bigint")
+TIMES = (1_000, 1_100, 9_000, 30_000)
+EACH = [(1_000, "0"), (1_100, "1"), (9_000, "2"), (30_000, "3")]
+
+
+def stream(builder: StreamsBuilder) -> KStream:
+    return builder.stream("in", key=TEXT, value=VALUE)
+
+
+def table(builder: StreamsBuilder, name: str = "in") -> KTable:
+    return builder.table(name, key=TEXT, value=VALUE, store=f"of-{name}")
+
+
+CASES: dict[str, tuple[Callable[[StreamsBuilder], KStream | KTable], list[tuple[int, str]]]] = {
+    "count": (lambda b: stream(b).group_by_key().count(store="s"), EACH),
+    "count behind a re-key": (
+        lambda b: stream(b).group_by(F.lit("z"), name="by-z").count(store="s"),
+        EACH,
+    ),
+    "aggregate": (
+        lambda b: stream(b).group_by_key().aggregate(n=agg.sum("value.a"), store="s"),
+        EACH,
+    ),
+    "reduce": (lambda b: stream(b).group_by_key().reduce(lambda x, y: y, store="s"), EACH),
+    "windows": (
+        lambda b: stream(b).group_by_key().windowed_by(TimeWindows.of_size("1 s")).count(store="s"),
+        EACH,
+    ),
+    "windows that close": (
+        lambda b: (
+            stream(b)
+            .group_by_key()
+            .windowed_by(TimeWindows.of_size("1 s"))
+            .emit_strategy(EmitStrategy.on_window_close())
+            .count(store="s")
+        ),
+        [(1_100, "2"), (9_000, "3")],  # of the record that closed the window
+    ),
+    "sessions": (
+        lambda b: (
+            stream(b)
+            .group_by_key()
+            .windowed_by(SessionWindows.of_inactivity_gap("1 s"))
+            .count(store="s")
+        ),
+        [(1_000, "0"), (1_000, "1"), *EACH[1:]],  # the second is the tombstone of the first
+    ),
+    "table": (table, EACH),
+    "to_table": (lambda b: stream(b).to_table(store="s"), EACH),
+    "suppress": (
+        lambda b: table(b).suppress(Suppressed.until_time_limit("1 s"), store="held"),
+        [(9_000, "2")],
+    ),
+    "tables joined": (lambda b: table(b).left_join(table(b, "in2"), store="both"), EACH),
+    "foreign keys": (lambda b: table(b).left_join(table(b, "in2"), on=F.lit("k"), name="f"), EACH),
+    "grouped table": (lambda b: table(b).group_by(F.lit("z"), name="by-z").count(store="s"), EACH),
+    "cogroup": (
+        lambda b: (
+            stream(b)
+            .group_by_key()
+            .cogroup(lambda value, total: total + value["a"])
+            .aggregate(initializer=int, returns="bigint", store="s")
+        ),
+        EACH,
+    ),
+    "deduplicate": (
+        lambda b: stream(b).deduplicate("1 s", store="s"),
+        [(1_000, "0"), (9_000, "2"), (30_000, "3")],
+    ),
+    "branch": (lambda b: stream(b).branch(all=lambda value: True)["all"], EACH),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_result_has_the_headers_of_the_record_that_made_it(case: str) -> None:
+    build, expected = CASES[case]
+    builder = StreamsBuilder()
+    made = build(builder)
+    (made if isinstance(made, KStream) else made.to_stream()).to("out")
+    with TopologyTestDriver(builder.build()) as driver:
+        topic = driver.create_input_topic("in", TEXT, VALUE)
+        for n, time in enumerate(TIMES):
+            topic.pipe_input("k", {"a": n}, time, (("n", str(n).encode()),))
+        records = driver.create_output_topic("out", RAW, RAW).read_records()
+    found = [(record.timestamp, dict(record.headers).get("n")) for record in records]
+    assert found == [(time, n.encode()) for time, n in expected]
