@@ -24,11 +24,17 @@ import org.apache.kafka.streams.kstream.Produced;
 import org.apache.kafka.streams.kstream.SessionWindows;
 import org.apache.kafka.streams.kstream.StreamJoined;
 import org.apache.kafka.streams.kstream.Suppressed;
+import org.apache.kafka.streams.kstream.TableJoined;
 import org.apache.kafka.streams.kstream.TimeWindows;
 import org.apache.kafka.streams.kstream.WindowedSerdes;
+import org.apache.kafka.streams.processor.api.FixedKeyProcessor;
+import org.apache.kafka.streams.processor.api.FixedKeyProcessorContext;
+import org.apache.kafka.streams.processor.api.FixedKeyRecord;
 import org.apache.kafka.streams.state.KeyValueStore;
 import org.apache.kafka.streams.state.SessionStore;
+import org.apache.kafka.streams.state.Stores;
 import org.apache.kafka.streams.state.WindowStore;
+import org.apache.kafka.streams.state.WindowStoreIterator;
 
 /** The programs of `bench programs` in Kafka Streams, JSON by Jackson; their twins are in bench/programs/topologies.py. */
 final class Programs {
@@ -52,6 +58,8 @@ final class Programs {
             case "pairs" -> pairs(builder, input, output);
             case "final" -> finalReadings(builder, input, output);
             case "cities" -> cities(builder, input, output);
+            case "fleets" -> fleets(builder, input, output);
+            case "once" -> once(builder, input, output);
             default -> throw new IllegalArgumentException("No such program: " + program);
         }
         return builder;
@@ -321,6 +329,81 @@ final class Programs {
                 Materialized.<String, City, KeyValueStore<Bytes, byte[]>>as("cities").withKeySerde(TEXT).withValueSerde(json(City.class)))
             .toStream()
             .to(output, Produced.with(TEXT, json(City.class)));
+    }
+
+    @JsonIgnoreProperties(ignoreUnknown = true)
+    record Moved(String kind, String name, String fleet, double km) {
+    }
+
+    @JsonIgnoreProperties(ignoreUnknown = true)
+    record Fleet(String name) {
+    }
+
+    @JsonIgnoreProperties(ignoreUnknown = true)
+    record Vehicle(String fleet, double km) {
+    }
+
+    private static void fleets(final StreamsBuilder builder, final String input, final String output) {
+        final KStream<String, Moved> events = builder.stream(input, Consumed.with(TEXT, json(Moved.class)));
+        final KTable<String, Fleet> names = events
+            .filter((key, event) -> "fleet".equals(event.kind()))
+            .mapValues(event -> new Fleet(event.name()))
+            .toTable(Materialized.<String, Fleet, KeyValueStore<Bytes, byte[]>>as("fleets").withKeySerde(TEXT).withValueSerde(json(Fleet.class)));
+        events
+            .filter((key, event) -> "vehicle".equals(event.kind()))
+            .mapValues(event -> new Vehicle(event.fleet(), event.km()))
+            .toTable(Materialized.<String, Vehicle, KeyValueStore<Bytes, byte[]>>as("vehicles").withKeySerde(TEXT).withValueSerde(json(Vehicle.class)))
+            .join(
+                names,
+                Vehicle::fleet,
+                (vehicle, fleet) -> new Vehicle(fleet.name(), vehicle.km()),
+                TableJoined.as("fleets-of-vehicles"),
+                Materialized.<String, Vehicle, KeyValueStore<Bytes, byte[]>>with(TEXT, json(Vehicle.class)))
+            .toStream()
+            .to(output, Produced.with(TEXT, json(Vehicle.class)));
+    }
+
+    @JsonIgnoreProperties(ignoreUnknown = true)
+    record Payment(double amount, String country) {
+    }
+
+    /** Kafka Streams has no operator for it: the processor of its tutorials, with a window store. */
+    private static void once(final StreamsBuilder builder, final String input, final String output) {
+        final Duration within = Duration.ofSeconds(10);
+        builder.addStateStore(Stores.windowStoreBuilder(
+            Stores.persistentWindowStore("seen", within.multipliedBy(2), within, false), TEXT, Serdes.ByteArray()));
+        builder.stream(input, Consumed.with(TEXT, json(Payment.class)))
+            .filter((key, payment) -> payment.amount() > 0)
+            .processValues(() -> new FirstOfKey<Payment>(within.toMillis()), "seen")
+            .to(output, Produced.with(TEXT, json(Payment.class)));
+    }
+
+    private static final class FirstOfKey<V> implements FixedKeyProcessor<String, V, V> {
+        private final long withinMs;
+        private FixedKeyProcessorContext<String, V> context;
+        private WindowStore<String, byte[]> seen;
+
+        FirstOfKey(final long withinMs) {
+            this.withinMs = withinMs;
+        }
+
+        @Override
+        public void init(final FixedKeyProcessorContext<String, V> context) {
+            this.context = context;
+            seen = context.getStateStore("seen");
+        }
+
+        @Override
+        public void process(final FixedKeyRecord<String, V> record) {
+            final long time = record.timestamp();
+            try (WindowStoreIterator<byte[]> known = seen.fetch(record.key(), time - withinMs, time + withinMs)) {
+                if (known.hasNext()) {
+                    return;
+                }
+            }
+            seen.put(record.key(), new byte[0], time);
+            context.forward(record);
+        }
     }
 
     /** Readers and writers of one type each, made once: Jackson's fast way. A null is a null, as in Kafka's own serdes. */

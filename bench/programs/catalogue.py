@@ -240,6 +240,44 @@ def _new_city(number: int) -> bytes:
     return b"city-%d" % _city_of(number)
 
 
+FLEETS = 500
+VEHICLES = 20_000
+
+
+def _vehicle(number: int) -> Row:
+    """The fleets first, then vehicles that go from one fleet to another."""
+    if number < FLEETS:
+        name = b'{"kind":"fleet","name":"fleet of city %d","note":"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"}'
+        return b"fleet-%d" % number, name % (number % 90)
+    vehicle, turn = number % VEHICLES, number // VEHICLES
+    value = b'{"kind":"vehicle","fleet":"fleet-%d","km":%d.5,"note":"aaaaaaaaaaaaaaaaaaaaaaa"}'
+    return b"vehicle-%d" % vehicle, value % ((vehicle + turn * 7) % FLEETS, number * 13 % 400)
+
+
+def _of_fleet(number: int) -> bytes | None:
+    return b"vehicle-%d" % (number % VEHICLES) if number >= FLEETS else None
+
+
+REPEATED_AFTER = 1000
+
+
+def _payment_id(number: int) -> int:
+    """Each comes once, and every other record is sent again some time later."""
+    new, again = divmod(number, 2)
+    return new - REPEATED_AFTER if again and new >= REPEATED_AFTER else new
+
+
+def _payment(number: int) -> Row:
+    payment = _payment_id(number)
+    value = b'{"id":"payment-%d","amount":%d.25,"country":"%s","note":"aaaaaaaaaaaaaaaaaaaaaaaa"}'
+    filled = value % (payment, payment * 13 % 400 + 1, COUNTRIES[payment % 8])
+    return b"payment-%d" % payment, filled
+
+
+def _paid(number: int) -> bytes | None:
+    return None if number % 2 else b"payment-%d" % _payment_id(number)
+
+
 def _count(value: bytes) -> int:
     return int(struct.unpack(">q", value)[0])
 
@@ -291,9 +329,21 @@ PROGRAMS = {
         Program("pairs", Kind.OPERATORS, 500_000, _impression, _clicked),
         Program("final", Kind.OPERATORS, 500_000, _reading, _sensor, window_bytes=8, live=False),
         Program("cities", Kind.OPERATORS, 500_000, _move, _new_city),
+        Program("fleets", Kind.OPERATORS, 500_000, _vehicle, _of_fleet),
+        Program("once", Kind.OPERATORS, 500_000, _payment, _paid),
     )
 }
 WHOLE = tuple(name for name, program in PROGRAMS.items() if program.kind is not Kind.OPERATORS)
 """What `bench programs` runs."""
-OPERATORS = ("trades", "sessions", "enrich", "pairs", "final", "cities", "baskets")
+OPERATORS = (
+    "trades",
+    "sessions",
+    "enrich",
+    "pairs",
+    "final",
+    "cities",
+    "fleets",
+    "once",
+    "baskets",
+)
 """What `bench operators` runs: an operator each, in a program with JSON and Columns."""

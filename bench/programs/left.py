@@ -9,6 +9,8 @@ from confluent_kafka import Consumer, TopicPartition
 from bench.topics import REQUEST_TIMEOUT_S
 
 READ_TIMEOUT_S = 30.0
+INTERNAL_ENDINGS = ("-repartition", "-topic")
+"""Of topics between sub-topologies; Kafka Streams' two of a foreign-key join end with the second."""
 # An end further away than this is no row of transaction markers; there is no need to read.
 MOST_MARKERS = 20
 FETCH_WAIT_MAX_MS = 10
@@ -51,7 +53,7 @@ class Leftovers:
                 TopicPartition(name, partition), timeout=REQUEST_TIMEOUT_S
             )[1]
             for name, topic in topics.items()
-            if name.startswith(f"{self._application_id}-") and name.endswith("-repartition")
+            if name.startswith(f"{self._application_id}-") and name.endswith(INTERNAL_ENDINGS)
             for partition in topic.partitions
         }
 

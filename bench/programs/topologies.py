@@ -247,6 +247,45 @@ def cities() -> StreamsBuilder:
     return builder
 
 
+def fleets() -> StreamsBuilder:
+    """Vehicles, each with the name of the fleet that it belongs to now."""
+    builder = StreamsBuilder()
+    events = _input(builder, serdes.json("kind string, name string, fleet string, km double"))
+    names = (
+        events.filter(F.col("value.kind") == "fleet")
+        .map_values(name=F.col("value.name"))
+        .to_table(store="fleets")
+    )
+    (
+        events.filter(F.col("value.kind") == "vehicle")
+        .map_values(fleet=F.col("value.fleet"), km=F.col("value.km"))
+        .to_table(store="vehicles")
+        .join(
+            names,
+            on=F.col("value.fleet"),
+            name="fleets-of-vehicles",
+            fleet=F.col("right.name"),
+            km=F.col("left.km"),
+        )
+        .to_stream()
+        .to(_output())
+    )
+    return builder
+
+
+def once() -> StreamsBuilder:
+    """Payments, which are sent again where their sender is not sure, each once."""
+    builder = StreamsBuilder()
+    (
+        _input(builder, serdes.json("id string, amount double, country string"))
+        .filter(F.col("value.amount") > 0)
+        .deduplicate("10 seconds", store="seen")
+        .map_values(amount=F.col("value.amount"), country=F.col("value.country"))
+        .to(_output())
+    )
+    return builder
+
+
 def chain() -> StreamsBuilder:
     """Three sub-topologies: clicks, users, and the best user of each team."""
     builder = StreamsBuilder()
