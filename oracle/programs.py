@@ -37,12 +37,15 @@ Node = dict[str, Any]
 class Program:
     """``jitter_ms``: how far behind the latest time a record of a script may be. ``unordered``:
     outputs with results without a match, which the original may tell later than when the window
-    closes (docs/differences.md); a script's last records close all windows."""
+    closes (docs/differences.md); a script's last records close all windows. ``by_key``: outputs
+    with results of different keys that one record made by two repartition topics: the original
+    takes those of equal times in turn, as far as they have come."""
 
     nodes: list[Node] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     unordered: list[str] = field(default_factory=list)
+    by_key: list[str] = field(default_factory=list)
     stores: list[str] = field(default_factory=list)
     jitter_ms: int = 60
 
@@ -172,7 +175,9 @@ class Draw:
         self._stream(name, plain=False, changed=True)
 
     def _group_table(self) -> None:
-        tables = [name for name in self._tables if self._tells_before(name)]
+        tables = [
+            name for name in self._tables if self._tells_before(name) and not self._in_turn(name)
+        ]
         if tables:
             given = self._drawn.choice(tables)
             op = self._drawn.choice(["group_count", "group_reduce", "group_aggregate"])
@@ -197,8 +202,9 @@ class Draw:
         self._table(self._add("cogroup", left=left, right=right, store=self._store()))
 
     def _suppress(self) -> None:
-        if self._tables:
-            given = self._drawn.choice(self._tables)
+        tables = [name for name in self._tables if not self._in_turn(name)]
+        if tables:
+            given = self._drawn.choice(tables)
             most = self._drawn.choice([None, None, 1, 2])
             wait = self._drawn.choice([0, 5, 50])
             name = self._add("suppress", **{"in": given}, store=self._store(), wait=wait, most=most)
@@ -247,6 +253,20 @@ class Draw:
         (docs/differences.md)."""
         ops = {self._node(one)["op"] for one in self._above(name)}
         return not ops & {"aggregate", "cogroup"} and not self._two_ways(name)
+
+    def _in_turn(self, name: str) -> bool:
+        """Whether there is a join of tables before it whose sides come from one node through a
+        repartition topic each."""
+        return any(
+            node["op"] == "join"
+            and node["left"] in self._tables
+            and bool(self._above(node["left"]) & self._above(node["right"]))
+            and all(self._regrouped(node[side]) for side in ("left", "right"))
+            for node in map(self._node, self._above(name))
+        )
+
+    def _regrouped(self, name: str) -> bool:
+        return any(self._node(one)["op"].startswith("group_") for one in self._above(name))
 
     def _two_ways(self, name: str) -> bool:
         """Whether there is a join of tables before it whose sides have a node in common."""
@@ -301,6 +321,8 @@ class Draw:
 
     def _sink(self, stream: str) -> None:
         self.program.outputs.append(f"out{len(self.program.outputs)}")
+        if self._in_turn(stream):
+            self.program.by_key.append(self.program.outputs[-1])
         self._add("sink", **{"in": stream}, topic=self.program.outputs[-1])
 
 

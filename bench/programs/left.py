@@ -10,7 +10,7 @@ from bench.topics import REQUEST_TIMEOUT_S
 
 READ_TIMEOUT_S = 30.0
 INTERNAL_ENDINGS = ("-repartition", "-topic")
-"""Of topics between sub-topologies; Kafka Streams' two of a foreign-key join end with the second."""
+"""Of topics between sub-topologies; Kafka Streams' two of a foreign-key join end with the other."""
 # An end further away than this is no row of transaction markers; there is no need to read.
 MOST_MARKERS = 20
 FETCH_WAIT_MAX_MS = 10

@@ -26,6 +26,7 @@ from everflow.topology.graph import (
     SinkNode,
     SourceNode,
 )
+from everflow.topology.offset_metadata import require_room
 from everflow.topology.program import Topology
 from everflow.travel.refusals import TravelCheck
 
@@ -212,9 +213,11 @@ class GraphBuilder:
                 "the topology reads no topic; begin with builder.stream('topic') or "
                 "builder.table('topic')"
             )
-        return Topology(
+        built = Topology(
             tuple(self._nodes.values()), tuple(topic for topic, _ in self._repartitions.values())
         )
+        require_room(built)
+        return built
 
 
 def _first(where: str | None) -> str:

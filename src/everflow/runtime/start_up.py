@@ -24,6 +24,7 @@ from everflow.runtime.topics.output_topics import fixed_outputs, missing_outputs
 from everflow.state.task_directory import StateDirectory
 from everflow.topology.fingerprint import fingerprint
 from everflow.topology.graph import SourceNode
+from everflow.topology.offset_metadata import room_for_layouts
 from everflow.topology.plan import emitting_every_update, plan
 from everflow.topology.program import Topology
 from everflow.topology.store_layouts import from_json, layouts_to_keep, to_text
@@ -123,7 +124,7 @@ def _compared_layouts(
     )
     found = [from_json(parse_metadata(offset.metadata).layouts) for offset in committed.values()]
     kept = layouts_to_keep(config.application_id, topology, found)
-    text = to_text(kept)
+    text = to_text(kept, room_for_layouts(topology))
     if kept and not text:
         log.warning(
             (

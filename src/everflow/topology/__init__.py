@@ -4,6 +4,7 @@
 `subtopologies` cuts them at repartition topics, `plan` cuts those into segments (Catalyst) and
 steps (Python), which `physical_plan` names, `hops` is the row between two of them, `types` what
 Arrow and Spark call a type. `fingerprint` must be the same in all instances, `store_layouts` in all
-that ever wrote a store; `describe` and `drawing` show a topology.
+that ever wrote a store, and `offset_metadata` tells if that has room; `describe` and `drawing`
+show a topology.
 May import layers 0 and 1: no I/O, threads, clock, Spark, Kafka or LMDB.
 """

@@ -32,10 +32,6 @@ from everflow.state.store import StoreSpec
 from everflow.topology.graph import Graph, StatefulNode
 from everflow.topology.types import normal_type, type_text
 
-ROOM = 2_400
-"""Characters that all layouts may take. Brokers take 4,096 bytes beside an offset
-(``offset.metadata.max.bytes``), and the stream times are there, too."""
-
 _NAMED_BY_TYPE = (BytesSerde, StringSerde, IntegerSerde, DoubleSerde, PackedSerde)
 
 
@@ -82,17 +78,17 @@ def digest(layout: StoreLayout) -> str:
     return "#" + blake2b(_json(layout).encode(), digest_size=8).hexdigest()
 
 
-def to_text(layouts: Mapping[str, Kept]) -> str:
-    """JSON of layouts by the stores' names, in at most `ROOM` characters: the longest become
-    digests. Empty if even those take more: then nothing is kept."""
+def to_text(layouts: Mapping[str, Kept], room: int) -> str:
+    """JSON of layouts by the stores' names, in at most ``room`` characters (see `offset_metadata`):
+    the longest become digests. Empty if even those take more: then nothing is kept."""
     kept = dict(layouts)
     for name in sorted(kept, key=lambda name: len(_json(kept[name])), reverse=True):
-        if len(_json(kept)) <= ROOM:
+        if len(_json(kept)) <= room:
             break
         layout = kept[name]
         kept[name] = layout if isinstance(layout, str) else digest(layout)
     text = _json(kept)
-    return text if len(text) <= ROOM else ""
+    return text if len(text) <= room else ""
 
 
 def from_json(data: Mapping[str, Any]) -> dict[str, Kept]:

@@ -20,7 +20,6 @@ from everflow.state.store import StoreSpec
 from everflow.topology.graph import EdgeType, StatefulNode
 from everflow.topology.program import Topology
 from everflow.topology.store_layouts import (
-    ROOM,
     StoreLayout,
     digest,
     from_json,
@@ -31,6 +30,9 @@ from everflow.topology.store_layouts import (
 
 TEXT = serdes.string()
 EDGE = EdgeType(pa.string(), pa.string())
+
+
+ROOM = 2_400
 
 
 def store(value: Serde, key: Serde = TEXT, **other: Any) -> StoreSpec:
@@ -71,7 +73,7 @@ def program(*stores: StoreSpec) -> Topology:
 
 def restarted(before: StoreSpec, after: StoreSpec) -> None:
     """``before`` ran and committed; now ``after`` starts."""
-    written = to_text(layouts_to_keep("shop", program(before), []))
+    written = to_text(layouts_to_keep("shop", program(before), []), ROOM)
     layouts_to_keep("shop", program(after), [from_json(json.loads(written))])
 
 
@@ -271,11 +273,11 @@ def test_layouts_without_room_become_digests_the_longest_first() -> None:
         "key_value", "string", ", ".join(f"field{n} bigint" for n in range(ROOM // 10))
     )
     short = StoreLayout("key_value", "string", "n bigint")
-    text = to_text({"long": long, "short": short})
+    text = to_text({"long": long, "short": short}, ROOM)
     assert len(text) <= ROOM
     assert from_json(json.loads(text)) == {"long": digest(long), "short": short}
-    assert to_text(from_json(json.loads(text))) == text
-    assert to_text({f"store-{n}": short for n in range(ROOM // 20)}) == ""
+    assert to_text(from_json(json.loads(text)), ROOM) == text
+    assert to_text({f"store-{n}": short for n in range(ROOM // 20)}, ROOM) == ""
 
 
 def test_a_digest_is_compared_too() -> None:

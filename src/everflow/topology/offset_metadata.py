@@ -1,0 +1,53 @@
+"""How much of a program is kept beside its committed offsets, where brokers take 4,096 bytes. Pure.
+
+Beside each offset stand the stream times of all operators with a state in that task, without which
+a restart would let late records in, and what the stores are like, as far as there is room. A broker
+refuses the whole commit where they are longer (``offset.metadata.max.bytes``), so what cannot fit
+is told while the program is built.
+"""
+
+from __future__ import annotations
+
+from everflow.errors import TopologyError
+from everflow.topology.graph import Graph, Node, ProcessorOperator, StatefulNode
+from everflow.topology.subtopologies import SubTopology, cut
+
+MOST_BYTES = 4_096
+OTHERS_BYTES = 64
+"""The prefix, the batch's id, what separates the parts."""
+_TIME_BYTES = len(',"":1700000000000')
+
+
+def room_for_layouts(graph: Graph) -> int:
+    """The bytes that every task of the program leaves."""
+    taken = max((_times_bytes(sub) for sub in cut(graph).subtopologies), default=0)
+    return max(0, MOST_BYTES - OTHERS_BYTES - taken)
+
+
+def require_room(graph: Graph) -> None:
+    """TopologyError where the stream times of a task do not fit, with the cure."""
+    for sub in cut(graph).subtopologies:
+        taken = _times_bytes(sub)
+        if taken + OTHERS_BYTES <= MOST_BYTES:
+            continue
+        stateful = [node for node in sub.nodes if isinstance(node, StatefulNode)]
+        raise TopologyError(
+            f"sub-topology {sub.index} has {len(stateful)} operators with a state; their stream "
+            f"times are kept beside its committed offsets, take {taken:,} bytes there, and brokers "
+            f"take {MOST_BYTES:,}. Cut the sub-topology in two: send a stream before some of them "
+            f"through repartition(name=...); or give the operators short names, name='n1'",
+            where=stateful[-1].where,
+        )
+
+
+def _times_bytes(sub: SubTopology) -> int:
+    return sum(len(name.encode()) + _TIME_BYTES for node in sub.nodes for name in _timed(node))
+
+
+def _timed(node: Node) -> list[str]:
+    """The names under which times of the node are kept: its own, and of what the wall clock
+    calls."""
+    if not isinstance(node, StatefulNode):
+        return []
+    clocks = node.operator.wall_clocks if isinstance(node.operator, ProcessorOperator) else {}
+    return [node.name, *(f"{node.name}/{method}" for method in clocks)]
