@@ -218,6 +218,7 @@ class ClusterPorts:
         name = transactional_id(config, directory.process_id, number)
         if config.exactly_once and name not in directory.transactional_ids:
             directory.record_transactional_ids([name])  # of a thread that is added later
+        clocks = self._ground.blueprint.plan.wall_clocks
         return ThreadSettings(
             application_id=config.application_id,
             guarantee=config.processing_guarantee,
@@ -226,7 +227,8 @@ class ClusterPorts:
             producer_config=config.producer(),
             limits=config.batches(),
             task_timeout_ms=config.task_timeout_ms,
-            keep_alive_ms=config.keep_alive_ms,
+            keep_alive_ms=min([config.keep_alive_ms, *clocks.values()]),
+            clocked=frozenset(clocks),
         )
 
     def recovery(self, instance: Instance, stop: threading.Event, *, pauses: bool) -> Recovery:

@@ -237,7 +237,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         """Move the wall clock (ms or timedelta), and call what processors have it call; stream time
         only moves with records."""
         self._wall_clock_ms += int(by.total_seconds() * 1000) if isinstance(by, timedelta) else by
-        if self._plan.wall_clock_every_ms is not None:
+        if self._plan.wall_clocks:
             self._pipe([])
 
     @property

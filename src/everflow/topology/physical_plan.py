@@ -236,17 +236,17 @@ class PhysicalPlan:
         return {sub: tuple(specs.values()) for sub, specs in found.items()}
 
     @property
-    def wall_clock_every_ms(self) -> int | None:
-        """The shortest time between two calls of a processor's method by the wall clock; None:
-        there is none."""
-        found = [
-            every_ms
-            for step in self.steps
-            for op in step.ops
-            if isinstance(op, StatefulOp) and isinstance(op.operator, ProcessorOperator)
-            for every_ms in op.operator.wall_clocks.values()
-        ]
-        return min(found, default=None)
+    def wall_clocks(self) -> Mapping[int, int]:
+        """Sub-topologies with methods that the wall clock calls, and how often it has to look at
+        their tasks (ms): as often as the fastest one is due."""
+        found: dict[int, int] = {}
+        for step in self.steps:
+            for op in step.ops:
+                if isinstance(op, StatefulOp) and isinstance(op.operator, ProcessorOperator):
+                    for every_ms in op.operator.wall_clocks.values():
+                        known = found.get(op.subtopology, every_ms)
+                        found[op.subtopology] = min(every_ms, known)
+        return found
 
     def value_decoder(self, store: str) -> Callable[[bytes], Any]:
         """Reads a store's value bytes (without the 8-byte timestamp) as the table shows them: of

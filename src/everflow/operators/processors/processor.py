@@ -78,9 +78,10 @@ def punctuate(
     By stream time: behind the record whose time reaches the next multiple of ``every``, once,
     however many it passes; and behind the task's first record. By wall clock time: behind the
     records of the task's first micro-batch at least ``every`` after the call before (or its first
-    batch); a task without records is not called yet. Both times are kept with the committed
-    offsets, so a restart neither repeats a call nor leaves one out. TopologyError for a duration
-    that cannot be read or is not above 0.
+    batch); a task without records has an empty one as often as the shortest interval, but not
+    while the instance is paused. Both times are kept with the committed offsets, so a restart
+    neither repeats a call nor leaves one out. TopologyError for a duration that cannot be read or
+    is not above 0.
     """
     every_ms = duration_ms(every)
     if every_ms < 1:

@@ -367,12 +367,13 @@ class StreamThread:
             self.services.gate.end(batch_id)
 
     def _request(self, batch_id: str, planned: PlannedBatch) -> BatchRequest:
-        """Of the tasks that have something to read, with all their inputs: a thousand others cost
-        nothing."""
+        """Of the tasks that have something to read, or that the wall clock may call."""
+        calls = bool(planned.ranges) and not self.services.paused()
         served = [
             task
             for _, task in sorted(self.tasks.items())
-            if not is_empty({tp: planned.ranges[tp] for tp in task.inputs if tp in planned.ranges})
+            if (calls and task.id.subtopology in self.settings.clocked)
+            or not is_empty({tp: planned.ranges[tp] for tp in task.inputs if tp in planned.ranges})
         ]
         inputs = sorted(tp for task in served for tp in task.inputs if tp in planned.ranges)
         return BatchRequest(

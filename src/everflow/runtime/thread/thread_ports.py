@@ -32,7 +32,9 @@ OpenJob = Callable[[int], Job]
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadSettings:
-    """What does not change while the thread lives. Times in ms."""
+    """What does not change while the thread lives. Times in ms. ``clocked``: sub-topologies whose
+    tasks are in every batch, with records or without, since the wall clock calls methods of theirs;
+    ``keep_alive_ms`` is then as short as the shortest of their intervals."""
 
     application_id: str
     guarantee: str
@@ -42,6 +44,7 @@ class ThreadSettings:
     limits: BatchLimits
     task_timeout_ms: float
     keep_alive_ms: float
+    clocked: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,93 @@
+"""Processors on a running instance: the wall clock calls tasks without records, too, and a restart
+goes on with stores and clocks."""
+
+from __future__ import annotations
+
+import pytest
+
+from everflow import (
+    Processor,
+    ProcessorContext,
+    PunctuationType,
+    Record,
+    Stores,
+    StreamsBuilder,
+    Topology,
+    punctuate,
+    serdes,
+)
+from everflow.testing import wait_until
+from integration.lifecycle.lifecycle_cluster import Application, Cluster, last_by_key, text
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark]
+
+
+class Ticking(Processor):
+    """Counts records and calls of the wall clock, and tells the second."""
+
+    def init(self, context: ProcessorContext) -> None:
+        self.context = context
+        self.counts = context.store("counts")
+
+    def process(self, record: Record) -> None:
+        self._count("records")
+
+    @punctuate("300 ms", PunctuationType.WALL_CLOCK_TIME)
+    def tick(self, time: int) -> None:
+        told = f"{self._count('ticks')} {self.counts.get('records', 0)}"
+        self.context.forward(Record(str(self.context.task_id), told, time))
+
+    def _count(self, name: str) -> int:
+        count = int(self.counts.get(name, 0)) + 1
+        self.counts.put(name, count)
+        return count
+
+
+def program(source: str, output: str) -> Topology:
+    builder = StreamsBuilder()
+    counts = Stores.key_value("counts", key=serdes.string(), value=serdes.long())
+    (
+        builder.stream(source, key=serdes.string(), value=serdes.string())
+        .process(Ticking, stores=[counts], returns=("string", "string"))
+        .to(output, key=serdes.string(), value=serdes.string())
+    )
+    return builder.build()
+
+
+def ticks(cluster: Cluster, output: str) -> dict[str, tuple[int, int]]:
+    """Of each task the calls so far, and the records."""
+    found = last_by_key(cluster.read(output))
+    told = {key: value.split() for key, value in found.items() if key and value}
+    return {key.decode(): (int(calls), int(records)) for key, (calls, records) in told.items()}
+
+
+@pytest.mark.parametrize("road", [{}, {"spark_job_per_batch": True}], ids=["step", "spark job"])
+def test_tasks_without_records_are_called_and_a_restart_goes_on(
+    app: Application, cluster: Cluster, road: dict[str, bool]
+) -> None:
+    source, output = cluster.topic("in"), cluster.topic("out")
+    cluster.write(source, [text("k", "v", partition=0)])
+    topology = program(source, output)
+
+    def called(at_least: int) -> bool:
+        found = ticks(cluster, output)
+        return set(found) == {"0_0", "0_1"} and min(n for n, _ in found.values()) >= at_least
+
+    def seen() -> list[object]:
+        return [ticks(cluster, output)]
+
+    with app.running(topology, **road) as streams:
+        app.until_processed(streams, source)
+        wait_until(lambda: called(4), 60, "four calls of each task", seen)
+    before = ticks(cluster, output)
+    assert {task: records for task, (_, records) in before.items()} == {"0_0": 1, "0_1": 0}
+    with app.running(topology, **road):
+        wait_until(lambda: called(max(n for n, _ in before.values()) + 2), 60, "more calls", seen)
+    every = [
+        (record.key, int(record.value.split()[0]))
+        for record in cluster.read(output)
+        if record.value is not None
+    ]
+    for task in (b"0_0", b"0_1"):
+        calls = [n for key, n in every if key == task]
+        assert calls == list(range(1, len(calls) + 1)), "a call twice, or lost"
