@@ -64,7 +64,7 @@ SECTIONS = (
         "Processors",
         "processors.md",
         "Processor BatchProcessor ProcessorContext Record RecordMetadata PunctuationType punctuate "
-        "Stores KeyValueStore WindowStore SessionStore",
+        "Stores KeyValueStore VersionedStore WindowStore SessionStore",
     ),
     Section("Serdes", "serdes.md", "serdes"),
     Section("Running", "../SCALING.md", "KafkaStreams ClientState StateListener"),
@@ -73,12 +73,15 @@ SECTIONS = (
     Section(
         "Tests",
         "testing.md",
-        "TopologyTestDriver InputTopic OutputTopic TestRecord KeyValueView WindowView SessionView "
-        "ValueAndTimestamp",
+        "TopologyTestDriver InputTopic OutputTopic TestRecord KeyValueView VersionedView "
+        "WindowView SessionView ValueAndTimestamp",
     ),
     Section("Tests with a broker", "testing.md#what-it-does-not-show", "EmbeddedBroker wait_until"),
     Section(
-        "Queries", "../QUERIES.md", "ReadOnlyKeyValueStore ReadOnlyWindowStore ReadOnlySessionStore"
+        "Queries",
+        "../QUERIES.md",
+        "ReadOnlyKeyValueStore ReadOnlyVersionedStore VersionedRecord ReadOnlyWindowStore "
+        "ReadOnlySessionStore",
     ),
     Section(
         "Who has what", "../QUERIES.md#who-has-what", "KeyQueryMetadata StreamsMetadata LagInfo"
@@ -116,11 +119,13 @@ RETURNED = frozenset(
         "TimeWindowedKStream",
         "SessionWindowedKStream",
         "ReadOnlyKeyValueStore",
+        "ReadOnlyVersionedStore",
         "ReadOnlyWindowStore",
         "ReadOnlySessionStore",
         "InputTopic",
         "OutputTopic",
         "KeyValueView",
+        "VersionedView",
         "WindowView",
         "SessionView",
     }

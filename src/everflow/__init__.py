@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         punctuate,
     )
     from everflow.operators.processors.stores import KeyValueStore, SessionStore, WindowStore
+    from everflow.operators.processors.versioned_store import VersionedStore
     from everflow.records import TaskId, TopicPartition
     from everflow.runtime.client_state import ClientState, IllegalStateError, StateListener
     from everflow.runtime.kafka_streams import KafkaStreams
@@ -63,12 +64,14 @@ if TYPE_CHECKING:
     )
     from everflow.runtime.query.session_query import ReadOnlySessionStore
     from everflow.runtime.query.store_query import ReadOnlyKeyValueStore
+    from everflow.runtime.query.versioned_query import ReadOnlyVersionedStore
     from everflow.runtime.query.window_query import ReadOnlyWindowStore
     from everflow.runtime.restore.restore_listener import RestoreListener, RestoreProgress
     from everflow.runtime.restore.standby_listener import StandbyUpdateListener, SuspendReason
     from everflow.runtime.task_status import TaskStatus
     from everflow.runtime.tasks.task import TaskRole, TaskState
     from everflow.spark.session import session
+    from everflow.state.versions import VersionedRecord
     from everflow.topology.program import Topology
     from everflow.windows import JoinWindows, SessionWindows, TimeWindows, Windowed
 
@@ -103,6 +106,7 @@ __all__ = [
     "PunctuationType",
     "ReadOnlyKeyValueStore",
     "ReadOnlySessionStore",
+    "ReadOnlyVersionedStore",
     "ReadOnlyWindowStore",
     "Record",
     "RecordMetadata",
@@ -138,6 +142,8 @@ __all__ = [
     "TopicPartition",
     "Topology",
     "TopologyError",
+    "VersionedRecord",
+    "VersionedStore",
     "WindowStore",
     "Windowed",
     "agg",
@@ -169,6 +175,7 @@ _NAMES = {
         "BatchProcessor Processor PunctuationType Record RecordMetadata punctuate"
     ),
     "operators.processors.stores": "KeyValueStore SessionStore WindowStore",
+    "operators.processors.versioned_store": "VersionedStore",
     "records": "TaskId TopicPartition",
     "runtime.client_state": "ClientState IllegalStateError StateListener",
     "runtime.kafka_streams": "KafkaStreams",
@@ -183,8 +190,10 @@ _NAMES = {
     "runtime.query.store_query": "ReadOnlyKeyValueStore",
     "runtime.tasks.task": "TaskRole TaskState",
     "runtime.task_status": "TaskStatus",
+    "runtime.query.versioned_query": "ReadOnlyVersionedStore",
     "runtime.query.window_query": "ReadOnlyWindowStore",
     "spark.session": "session",
+    "state.versions": "VersionedRecord",
     "topology.program": "Topology",
     "windows": "JoinWindows SessionWindows TimeWindows Windowed",
 }

@@ -50,6 +50,7 @@ PURE = frozenset(
 ) | {
     "everflow.state.store",
     "everflow.state.changelog",
+    "everflow.state.versions",
 }
 BELOW_RUNTIME = BASE | PURE | {"everflow.dsl", "everflow.travel"}
 ENGINES = frozenset(f"everflow.{name}" for name in ("state", "kafka", "spark", "membership"))

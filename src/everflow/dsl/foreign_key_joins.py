@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from everflow import serdes
 from everflow.dsl.expressions import Edge, Expression, is_column, unless_deleted
 from everflow.dsl.functions import ForeignKeyOf, TableMapper, key_value_function
+from everflow.dsl.in_time.versioned_tables import latest_updates_of_both
 from everflow.dsl.joins import JoinCall, Side, joined_table
 from everflow.errors import TopologyError
 from everflow.operators.joins import JoinedTable, JoinKind
@@ -61,9 +62,10 @@ class ForeignKeyJoin:
             )
         name = graph.check_repartition_name(self.name, f"{call.operator} with on=", where)
         tables = joined_table(self.left, call), joined_table(self.right, call)
+        updates = latest_updates_of_both(self.left, self.right, name, call.operator, where)
         key_serde, value_serde = self.left.edge.serdes(call.operator, where)
         foreign_serde = self.right.edge.written_key(call.operator, where)
-        asks = self._asks(name, tables[0], key_serde, value_serde)
+        asks = self._asks(name, updates[0], tables[0], key_serde, value_serde)
         asked = graph.repartition(
             f"{name}-asks",
             asks,
@@ -71,11 +73,11 @@ class ForeignKeyJoin:
             (foreign_serde, serdes.packed(SUBSCRIPTION)),
             where,
         )
-        answers = self._answers(name, asked, tables[1], key_serde, foreign_serde)
+        answers = self._answers(name, (asked, updates[1]), tables[1], key_serde, foreign_serde)
         edge = call.edge(self.left, self.right)
         joined = StatefulNode(
             name,
-            (self.left.node, answers),
+            (updates[0], answers),
             edge.type,
             where,
             "JOIN",
@@ -84,12 +86,14 @@ class ForeignKeyJoin:
         )
         return graph.add(joined), edge
 
-    def _asks(self, name: str, table: JoinedTable, key_serde: Serde, value_serde: Serde) -> str:
+    def _asks(
+        self, name: str, updates: str, table: JoinedTable, key_serde: Serde, value_serde: Serde
+    ) -> str:
         """The node of subscriptions: of what each entry was, and of what it is."""
         graph, edge, where = self.left.graph, self.left.edge.type, self.call.where
         before = StatefulNode(
             f"{name}-before",
-            (self.left.node,),
+            (updates,),
             edge,
             where,
             PREPARE,
@@ -99,7 +103,7 @@ class ForeignKeyJoin:
         select = self._selection()
         sides = (
             graph.add(select(f"{name}-old", graph.add(before))),
-            graph.add(select(f"{name}-new", self.left.node)),
+            graph.add(select(f"{name}-new", updates)),
         )
         foreign = EdgeType(self.right.edge.type.key, SUBSCRIPTION)
         operator = ForeignKeys(key_serde, value_serde, self.kind)
@@ -108,7 +112,7 @@ class ForeignKeyJoin:
     def _answers(
         self,
         name: str,
-        asked: str,
+        sides: tuple[str, str],
         table: JoinedTable,
         entry_serde: Serde,
         foreign_serde: Serde,
@@ -134,7 +138,7 @@ class ForeignKeyJoin:
         )
         node = StatefulNode(
             f"{name}-answering",
-            (asked, self.right.node),
+            sides,
             edge,
             where,
             "FK-ANSWER",

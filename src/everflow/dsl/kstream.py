@@ -34,14 +34,13 @@ from everflow.dsl.expressions import (
 )
 from everflow.dsl.functions import key_value_function, refuse_pyspark
 from everflow.dsl.graph_builder import GraphBuilder, check_name
+from everflow.dsl.in_time.versioned_tables import table_store
 from everflow.dsl.processing import Processing
 from everflow.dsl.stream_joins import StreamJoins
 from everflow.errors import TopologyError
 from everflow.location import user_line
-from everflow.operators.table import TableSpec
 from everflow.serdes import Serde
 from everflow.spark.expressions import analyse
-from everflow.state.store import StoreSpec
 from everflow.topology.graph import (
     PREPARE,
     ColumnExpr,
@@ -55,6 +54,7 @@ from everflow.topology.graph import (
     UnnestNode,
 )
 from everflow.topology.types import same_type, type_text
+from everflow.windows import Duration
 
 if TYPE_CHECKING:
     from everflow.dsl.branched import BranchedKStream
@@ -329,10 +329,11 @@ class KStream(StreamJoins, Processing):
         store: str | None = None,
         key: Serde | None = None,
         value: Serde | None = None,
+        history: Duration | None = None,
         name: str | None = None,
     ) -> KTable:
         """The stream read as a changelog: the last value of each key; null deletes, records with a
-        null key are dropped.
+        null key are dropped. ``history``: as in `StreamsBuilder.table`.
 
         After an operator that changes the key the records go through a repartition topic named
         after ``name``, or ``store``.
@@ -341,14 +342,10 @@ class KStream(StreamJoins, Processing):
         store = self.graph.claim_store(store, "to_table", where)
         node_name = self.graph.node_name(name, "KSTREAM-TOTABLE-", where)
         stream = self._with_serdes("to_table", key, value, where)
-        key_serde, value_serde = stream.edge.serdes("to_table", where)
+        spec, operator = table_store(store, stream.edge, "to_table", where, history)
         if self.key_changed:
             topic = self.graph.check_repartition_name(name or store, "to_table", where)
             stream = stream.repartitioned(topic, where, "to_table")
-        spec = StoreSpec(
-            name=store, kind="key_value", key_serde=key_serde, value_serde=value_serde, where=where
-        )
-        operator = TableSpec(store, key_serde, value_serde)
         node = StatefulNode(
             node_name, (stream.node,), stream.edge.type, where, "TOTABLE", operator, (spec,)
         )

@@ -28,6 +28,7 @@ from everflow.dsl.expressions import (
 )
 from everflow.dsl.functions import TableFilter, TableMapper, key_value_function
 from everflow.dsl.graph_builder import GraphBuilder
+from everflow.dsl.in_time.versioned_tables import is_versioned
 from everflow.dsl.kstream import KStream, fields_from_options
 from everflow.dsl.suppressed import Suppressed
 from everflow.dsl.suppressed import suppressed as suppressed_node
@@ -234,7 +235,8 @@ class KTable(TableJoins):
                 kept.store,
                 kept.operator,
                 kept.where,
-                only_visible=kept.operator != "map_values",
+                only_visible=kept.operator != "map_values"
+                and not is_versioned(self.graph, self.node),
             )
         return KTable(self.graph, node, edge)
 

@@ -34,6 +34,7 @@ from everflow.dsl.functions import (
     required_parameters,
 )
 from everflow.dsl.graph_builder import GraphBuilder, check_name
+from everflow.dsl.in_time.versioned_tables import checked_history
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
 from everflow.location import user_line
@@ -408,6 +409,16 @@ class Stores(Telling):
     ) -> StoreSpec:
         """A value of each key's session, kept until stream time is ``retention`` behind its end."""
         return _made("session", name, key, value, logging, _positive("retention", retention))
+
+    @staticmethod
+    def versioned(
+        name: str, *, key: Serde, value: Serde, history: Duration, logging: bool = True
+    ) -> StoreSpec:
+        """Versions of each key's value, each with the time from which it is valid (KIP-889), kept
+        until ``history`` behind the highest time of a version; the latest is kept for ever. A
+        version that is older than that when it comes is ignored."""
+        history_ms = checked_history(history, f"Stores.versioned({name!r})", user_line())
+        return _made("versioned", name, key, value, logging, history_ms)
 
 
 def _positive(what: str, duration: Duration) -> int:

@@ -10,11 +10,13 @@ from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import Edge, Expression
 from everflow.dsl.joins import JoinCall, Side, joined_table
 from everflow.errors import TopologyError
-from everflow.operators.joins import JoinKind, StreamStreamJoin, StreamTableJoin
+from everflow.operators.joins import JoinedTable, JoinKind, StreamStreamJoin, StreamTableJoin
+from everflow.operators.joins.grace_join import GraceJoin
+from everflow.operators.joins.held_back import HeldBack
 from everflow.serdes import bytes_
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import Part, StatefulNode
-from everflow.windows import JoinWindows
+from everflow.windows import Duration, JoinWindows, duration_ms
 
 if TYPE_CHECKING:
     from everflow.dsl.kstream import KStream
@@ -41,6 +43,7 @@ class StreamJoins(Side):
         joiner: Expression | None = None,
         *,
         windows: JoinWindows | Column | None = None,
+        grace: Duration | Column | None = None,
         returns: object = None,
         store: str | Column | None = None,
         name: str | Column | None = None,
@@ -51,10 +54,16 @@ class StreamJoins(Side):
         stores). Without a ``joiner`` the value is ``struct<left, right>``; the module
         `everflow.dsl.joins` tells what a joiner may be.
 
+        A versioned table (``history=``) is looked up as of the record's time. ``grace`` (KIP-923)
+        lets a record wait, in ``store=``, until this stream's time has passed it by so much, so
+        that updates of the table that come late are seen; a record that is later than that is
+        joined at once.
+
         Behind an operator that changes the key a side goes through a repartition topic called after
         ``name``. Records without a match, a value or a key are left out.
         """
-        options = {"windows": windows, "returns": returns, "store": store, "name": name}
+        options: dict[str, Any] = {"windows": windows, "grace": grace, "returns": returns}
+        options |= {"store": store, "name": name}
         return _joined(self, other, JoinKind.INNER, joiner, options, fields)
 
     @builder_call
@@ -64,6 +73,7 @@ class StreamJoins(Side):
         joiner: Expression | None = None,
         *,
         windows: JoinWindows | Column | None = None,
+        grace: Duration | Column | None = None,
         returns: object = None,
         store: str | Column | None = None,
         name: str | Column | None = None,
@@ -71,7 +81,8 @@ class StreamJoins(Side):
     ) -> KStream:
         """As `join`; a record without a match, or without a key, comes with a null ``right``: at
         once beside a table, beside a stream when its window and the grace are over."""
-        options = {"windows": windows, "returns": returns, "store": store, "name": name}
+        options: dict[str, Any] = {"windows": windows, "grace": grace, "returns": returns}
+        options |= {"store": store, "name": name}
         return _joined(self, other, JoinKind.LEFT, joiner, options, fields)
 
     @builder_call
@@ -87,7 +98,8 @@ class StreamJoins(Side):
         **fields: Column,
     ) -> KStream:
         """As `left_join` of two streams, for both sides."""
-        options = {"windows": windows, "returns": returns, "store": store, "name": name}
+        options: dict[str, Any] = {"windows": windows, "grace": None, "returns": returns}
+        options |= {"store": store, "name": name}
         return _joined(self, other, JoinKind.OUTER, joiner, options, fields)
 
 
@@ -115,6 +127,7 @@ def _with_table(
     kind: JoinKind,
     call: JoinCall,
     windows: object,
+    grace: Duration | None,
     store: object,
     name: str | None,
 ) -> KStream:
@@ -124,30 +137,82 @@ def _with_table(
             "use left_join",
             where=call.where,
         )
-    if windows is not None or store is not None:
+    if windows is not None or (store is not None and grace is None):
         raise TopologyError(
             f"{call.operator} with a table takes neither windows= nor store=: it looks up what the "
-            f"table holds",
+            f"table holds; store= goes with grace=, for the records that wait",
             where=call.where,
         )
     call.check_sides(left, right)
     table = joined_table(right, call)
     stream = _copartitioned(left, name, call, "")
+    held = None if grace is None else _held_back(stream, table, call, grace, store)
     prefix = "KSTREAM-LEFTJOIN-" if kind.keeps_left else "KSTREAM-JOIN-"
     edge = call.edge(stream, right)
     node_name = left.graph.node_name(name, prefix, call.where)
+    first = left.graph.reaches_first(right.node, stream.node)
+    stores = () if held is None else (held.store,)
     node = StatefulNode(
         node_name,
         (stream.node, right.node),
         edge.type,
         call.where,
         "JOIN",
-        StreamTableJoin(table, kind, left.graph.reaches_first(right.node, stream.node)),
+        StreamTableJoin(table, kind, first)
+        if held is None
+        else GraceJoin(table, kind, held, first),
+        stores,
         reads=(table.spec,),
-        parts=(Part(node_name, (stream.node,), (table.spec.name,)),),
+        parts=(Part(node_name, (stream.node,), (table.spec.name, *(one.name for one in stores))),),
     )
     made, edge = call.made(left.graph, left.graph.add(node), edge, table=False)
     return left.graph.faces.stream(left.graph, made, edge)
+
+
+def _held_back(
+    stream: KStream, table: JoinedTable, call: JoinCall, grace: Duration, store: object
+) -> HeldBack:
+    """Where the stream's records wait for the table."""
+    grace_ms = checked_grace(grace, call.operator, call.where)
+    if not table.spec.versioned:
+        raise TopologyError(
+            f"{call.operator} with grace= takes a versioned table, which knows what was at a "
+            f"record's time; {table.spec.name!r} keeps no history: give history='1 hour' in the "
+            f"call that makes it",
+            where=call.where,
+        )
+    history_ms = table.spec.retention_ms or 0
+    if grace_ms > history_ms:
+        raise TopologyError(
+            f"{call.operator}: a grace of {grace_ms} ms is longer than the table's history of "
+            f"{history_ms} ms, so records would be joined with what is not kept any more; give "
+            f"a longer history=, or a shorter grace",
+            where=call.where,
+        )
+    return held_back(stream, call, grace_ms, store)
+
+
+def held_back(stream: KStream, call: JoinCall, grace_ms: int, store: object) -> HeldBack:
+    """The buffer ``store`` of a stream whose records wait. TopologyError without a name."""
+    key_serde, value_serde = stream.edge.serdes(call.operator, call.where)
+    spec = StoreSpec(
+        name=stream.graph.claim_store(store, call.operator, call.where),
+        kind="key_value",
+        key_serde=bytes_(),
+        value_serde=bytes_(),
+        where=call.where,
+    )
+    return HeldBack(store=spec, key_serde=key_serde, value_serde=value_serde, grace_ms=grace_ms)
+
+
+def checked_grace(grace: Duration, operator: str, where: str | None) -> int:
+    """In ms; TopologyError for a negative one."""
+    grace_ms = duration_ms(grace)
+    if grace_ms < 0:
+        raise TopologyError(
+            f"{operator}: a grace may not be negative, found {grace_ms} ms", where=where
+        )
+    return grace_ms
 
 
 def _with_stream(
@@ -156,9 +221,16 @@ def _with_stream(
     kind: JoinKind,
     call: JoinCall,
     windows: object,
+    grace: object,
     store: object,
     name: str | None,
 ) -> KStream:
+    if grace is not None:
+        raise TopologyError(
+            f"{call.operator} of two streams has its grace in the windows; write "
+            f"windows=JoinWindows.of_time_difference('5 minutes').grace('1 minute')",
+            where=call.where,
+        )
     if not isinstance(windows, JoinWindows):
         raise TopologyError(
             f"{call.operator} of two streams takes windows=, found {windows!r}; write "

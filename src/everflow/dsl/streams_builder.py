@@ -16,18 +16,18 @@ from everflow.dsl.expressions import Edge, checked_serde
 from everflow.dsl.graph_builder import Faces, GraphBuilder
 from everflow.dsl.grouped import KGroupedStream
 from everflow.dsl.grouped_table import KGroupedTable
+from everflow.dsl.in_time.versioned_tables import table_store
 from everflow.dsl.kstream import KStream
 from everflow.dsl.ktable import KTable
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
 from everflow.location import user_line
-from everflow.operators.table import TableSpec
 from everflow.serdes import Serde
 from everflow.spark.session import start_when_asked
-from everflow.state.store import StoreSpec
 from everflow.topology.graph import SourceNode, StatefulNode
 from everflow.topology.program import Topology
 from everflow.travel.inert import Inert, in_worker
+from everflow.windows import Duration
 
 _RESETS = ("earliest", "latest", "none")
 FACES = Faces(KStream, KGroupedStream, KTable, BranchedKStream, KGroupedTable)
@@ -80,13 +80,17 @@ class StreamsBuilder(Telling):
         store: str | None = None,
         key: Serde | None = None,
         value: Serde | None = None,
+        history: Duration | None = None,
         name: str | None = None,
         offset_reset: str | None = None,
     ) -> KTable:
         """A topic read as a changelog and kept in ``store`` (with a changelog topic of its own):
         the last value of each key.
 
-        Null values delete; records with a null key are dropped.
+        Null values delete; records with a null key are dropped. ``history`` makes it a versioned
+        table (KIP-889): it also keeps what the values were, for so long behind stream time. A
+        stream that is joined to it sees it as of each record's time; an update that is older than
+        the history is ignored, and counted.
         """
         where = user_line()
         if not isinstance(topic, str):
@@ -99,11 +103,7 @@ class StreamsBuilder(Telling):
         if name is not None:
             self.graph.burn(1)  # the original burns the source's number where the table has a name
         source, edge = self._source("table", (topic,), key, value, source_name, offset_reset, where)
-        key_serde, value_serde = edge.serdes("table", where)
-        spec = StoreSpec(
-            name=store, kind="key_value", key_serde=key_serde, value_serde=value_serde, where=where
-        )
-        operator = TableSpec(store, key_serde, value_serde)
+        spec, operator = table_store(store, edge, "table", where, history)
         node_name = self.graph.node_name(name, "KTABLE-SOURCE-", where)
         node = StatefulNode(node_name, (source,), edge.type, where, "SOURCE", operator, (spec,))
         return KTable(self.graph, self.graph.add(node), edge)

@@ -11,6 +11,7 @@ from typing import Any
 
 from everflow import serdes
 from everflow.dsl.graph_builder import GraphBuilder
+from everflow.dsl.in_time.versioned_tables import is_versioned
 from everflow.dsl.joins import Side
 from everflow.errors import TopologyError
 from everflow.foreign_names import Telling
@@ -128,6 +129,12 @@ def suppressed(
             where=where,
         )
     graph, bounds = table.graph, given.buffer.bounds
+    if is_versioned(graph, table.node):
+        raise TopologyError(
+            "suppress holds back the updates of a table's latest values, and this table keeps "
+            "its history, whose updates come in any order; suppress a table without history=",
+            where=where,
+        )
     by_window = given.wait_ms is None
     if by_window and bounds.given and not bounds.stops:
         raise TopologyError(

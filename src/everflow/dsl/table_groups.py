@@ -19,6 +19,7 @@ from everflow.dsl.expressions import (
 )
 from everflow.dsl.functions import TableMapper, TablePairs, key_value_function
 from everflow.dsl.graph_builder import GraphBuilder
+from everflow.dsl.in_time.versioned_tables import latest_updates
 from everflow.dsl.joins import Side, kept_table
 from everflow.errors import TopologyError
 from everflow.operators.table_changes import PreviousValues, TableChanges
@@ -49,9 +50,10 @@ class GroupCall:
         graph = table.graph
         looked_up = kept_table(table, "group_by", self.where)
         name = graph.new_name("KTABLE-SELECT-")
+        updates = latest_updates(table, name, "group_by", self.where)
         before = StatefulNode(
             f"{name}-before",
-            (table.node,),
+            (updates,),
             table.edge.type,
             self.where,
             PREPARE,
@@ -61,7 +63,7 @@ class GroupCall:
         edge, select = self._selection(table.edge)
         sides = (
             graph.add(select(f"{name}-old", graph.add(before))),
-            graph.add(select(f"{name}-new", table.node)),
+            graph.add(select(f"{name}-new", updates)),
         )
         changes = StatefulNode(
             name,

@@ -10,9 +10,10 @@ from everflow.dsl.builder_call import builder_call
 from everflow.dsl.expressions import Edge, Expression
 from everflow.dsl.foreign_key_joins import ForeignKeyJoin
 from everflow.dsl.graph_builder import GraphBuilder
+from everflow.dsl.in_time.versioned_tables import latest_updates_of_both
 from everflow.dsl.joins import JoinCall, Side, joined_table
 from everflow.errors import TopologyError
-from everflow.operators.joins import JoinKind, TableTableJoin
+from everflow.operators.joins import JoinedTable, JoinKind, TableTableJoin
 from everflow.operators.table import TableSpec
 from everflow.state.store import StoreSpec
 from everflow.topology.graph import Part, StatefulNode
@@ -105,23 +106,14 @@ def _joined(
     graph, store, name, where = left.graph, options["store"], options["name"], call.where
     tables = joined_table(left, call), joined_table(right, call)
     merged = graph.node_name(name, "KTABLE-MERGE-", where)
-    parts = tuple(
-        Part(
-            graph.node_name(None if name is None else f"{name}-join-{one}", prefix, where),
-            (side.node,),
-            (other.spec.name,),
-        )
-        for one, prefix, side, other in (
-            ("this", "KTABLE-JOINTHIS-", left, tables[1]),
-            ("other", "KTABLE-JOINOTHER-", right, tables[0]),
-        )
-    )
+    parts = _halves(left, right, tables, name, where)
     if store is None:
         parts = (*parts, Part(merged, tuple(part.name for part in parts)))
     edge = call.edge(left, right)
+    updates = latest_updates_of_both(left, right, merged, call.operator, where)
     both = StatefulNode(
         merged if store is None else f"{merged}-results",
-        (left.node, right.node),
+        updates,
         edge.type,
         where,
         "JOIN",
@@ -129,9 +121,9 @@ def _joined(
             left=tables[0],
             right=tables[1],
             kind=kind,
-            left_known=graph.reaches_first(left.node, right.node),
-            right_known=graph.reaches_first(right.node, left.node),
-            left_first=graph.hands_on_first(left.node, right.node),
+            left_known=graph.reaches_first(left.node, updates[1]),
+            right_known=graph.reaches_first(right.node, updates[0]),
+            left_first=graph.hands_on_first(*updates),
         ),
         reads=tuple(table.spec for table in tables),
         parts=parts,
@@ -140,6 +132,27 @@ def _joined(
     if store is not None:
         made = stored(graph, made, edge, merged, store, call.operator, where)
     return graph.faces.table(graph, made, edge)
+
+
+def _halves(
+    left: Side,
+    right: Side,
+    tables: tuple[JoinedTable, JoinedTable],
+    name: str | None,
+    where: str | None,
+) -> tuple[Part, ...]:
+    """The two nodes that Kafka Streams has for the changes of either side."""
+    return tuple(
+        Part(
+            left.graph.node_name(None if name is None else f"{name}-join-{one}", prefix, where),
+            (side.node,),
+            (other.spec.name,),
+        )
+        for one, prefix, side, other in (
+            ("this", "KTABLE-JOINTHIS-", left, tables[1]),
+            ("other", "KTABLE-JOINOTHER-", right, tables[0]),
+        )
+    )
 
 
 def _by_foreign_key(join: ForeignKeyJoin, store: object) -> KTable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from everflow.foreign_names.entries import Names, is_called, not_there
+from everflow.foreign_names.kafka_streams_tables import VERSIONED_NAMES
 
 _JOINER = not_there(
     "a joiner is a Column over left and right, or a Python function of them: "
@@ -30,9 +31,7 @@ _SUPPRESS = is_called(
     "suppress",
     "table.suppress(Suppressed.until_time_limit('1 minute'), store='held-back')",
 )
-_VERSIONED = not_there(
-    "versioned stores are not there yet; a table keeps the last value of each key"
-)
+_VERSIONED = is_called("get_versioned_store", "driver.get_versioned_store('prices')")
 
 STREAMS_BUILDER: Names = {
     "stream": is_called(
@@ -541,6 +540,7 @@ EVERFLOW: Names = {
     "StoreQueryParameters": is_called(
         "KafkaStreams", "streams.store('orders-per-key', stale=True)"
     ),
+    **VERSIONED_NAMES,
     "QueryableStoreTypes": is_called("KafkaStreams", "streams.store('orders-per-key')"),
     "StateQueryRequest": is_called("KafkaStreams", "streams.store('orders-per-key').get('a')"),
     "StreamsUncaughtExceptionHandler": KAFKA_STREAMS["setUncaughtExceptionHandler"],

@@ -58,6 +58,24 @@ BUFFER_CONFIG: Names = {
     "withLoggingEnabled": not_there("a buffer always has a changelog"),
 }
 
+VERSIONED_NAMES: Names = {
+    "VersionedKeyValueStore": is_called(
+        "VersionedStore",
+        "stream.process(Correct, stores=[Stores.versioned('prices', key=serdes.string(), "
+        "value=serdes.double(), history='1 hour')])",
+    ),
+    "VersionedBytesStoreSupplier": is_called(
+        "StreamsBuilder", "builder.table('prices', store='prices', history='1 hour')"
+    ),
+    "VersionedKeyQuery": is_called(
+        "KafkaStreams", "streams.store('prices').get_as_of('tea', 1_000)"
+    ),
+    "MultiVersionedKeyQuery": is_called(
+        "KafkaStreams", "streams.store('prices').versions('tea', 1_000, 2_000)"
+    ),
+}
+"""Of the package; tables with a history."""
+
 EMIT_STRATEGY: Names = {
     "onWindowUpdate": is_called("on_window_update", "EmitStrategy.on_window_update()"),
     "onWindowClose": is_called("on_window_close", "EmitStrategy.on_window_close()"),

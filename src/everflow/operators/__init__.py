@@ -3,9 +3,8 @@
 Each is a frozen ``...Spec`` whose ``process_tasks`` gives a `TasksResult`: results and
 changes, nothing written. `aggregate` (with `agg`, `fold`) and `python_aggregate` are those
 of groups and windows, `session_aggregate` (with `session_book`, `session_order`,
-`session_fold`) those of sessions, `table` keeps the last value,
-`deduplicate` drops repetitions. They share `grouping` and, for the
-user's functions, `user_code`.
+`session_fold`) those of sessions, `table` keeps the last value, `versioned_table` what values were,
+`deduplicate` drops repetitions. They share `grouping` and, for the user's functions, `user_code`.
 May import layers 0 and 1: no I/O, threads, clock, Spark, Kafka or LMDB. The Python workers run
 them, and the test driver.
 """

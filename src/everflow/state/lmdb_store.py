@@ -2,9 +2,10 @@
 
 A store is a folder with one LMDB environment: the database ``meta`` (one record, `StoreMeta`) and
 the data: one database for a key-value store, a ring of them for a window or session store, one per
-time segment, so that expired windows go by emptying a database instead of deleting keys. The ring
-has fixed names because databases that come and go would leave dead handles in the other processes
-that have the environment open.
+time segment, so that expired windows go by emptying a database instead of deleting keys; both for a
+versioned store, one for the latest versions and a ring for older ones (`versioned_writes`). The
+ring has fixed names because databases that come and go would leave dead handles in the other
+processes that have the environment open.
 
 Every write is one transaction with the metadata, so the store is the fold of its changelog up to
 its own position (I2), whatever is killed and when.
@@ -28,14 +29,19 @@ from everflow.records import Int64, StoreChanges
 from everflow.state import changelog, stored_keys
 from everflow.state.disk import disk_errors
 from everflow.state.lmdb_env import FLUSH_MARKER, StoreEnvironment
+from everflow.state.store import VERSIONED
 from everflow.state.store_meta import Owner, StoreMeta
 from everflow.state.store_snapshot import KEY_VALUE, SEGMENT_MS_MIN, StoreSnapshot, segments_of
+from everflow.state.versioned_snapshot import VersionedSnapshot
+from everflow.state.versioned_writes import EARLIER, version_changes
 
-KINDS = (KEY_VALUE, *changelog.SUFFIX_BYTES)
+KINDS = (KEY_VALUE, VERSIONED, *changelog.SUFFIX_BYTES)
 RING = 8
 """Databases of a store whose entries expire. At most four segments live: retention is two of them,
 plus both ends."""
 
+_Reached = Callable[[str], None]
+_Write = Callable[["lmdb.Transaction[bytes]", StoreMeta, int, _Reached], StoreMeta]
 _META = b"meta"
 _DATA = (b"data",)
 _SEGMENTS = tuple(b"segment-%d" % slot for slot in range(RING))
@@ -65,7 +71,7 @@ class LmdbStore:
         self.path = path
         self.kind = kind
         self._env = environment
-        names = _DATA if kind == KEY_VALUE else _SEGMENTS
+        names = {KEY_VALUE: _DATA, VERSIONED: _SEGMENTS + _DATA}.get(kind, _SEGMENTS)
         self._meta = environment.database(_META)
         self._databases: list[Any] = [environment.database(name) for name in names]
 
@@ -80,7 +86,7 @@ class LmdbStore:
     ) -> LmdbStore:
         """The store in the folder ``path``; with ``kind`` it is created where there is none.
 
-        ``kind`` is ``key_value``, ``window`` or ``session`` (these need ``retention_ms``); of an
+        ``kind`` is one of `KINDS` (all but ``key_value`` need ``retention_ms``); of an
         existing store, what it was created with stays (compare `meta`, `restore_plan` does).
         ``sync="commit"`` makes every process flush at commit; it is kept in the folder. Raises
         StoreMismatchError where there is no store and no ``kind`` (it was rebuilt elsewhere),
@@ -96,8 +102,9 @@ class LmdbStore:
     @contextmanager
     def snapshot(self) -> Iterator[StoreSnapshot]:
         """The committed content at this moment; short, and no write by this thread inside it."""
+        shown = VersionedSnapshot if self.kind == VERSIONED else StoreSnapshot
         with self._env.read() as txn:
-            yield StoreSnapshot(txn, self._read_meta(txn), self._databases)
+            yield shown(txn, self._read_meta(txn), self._databases)
 
     def meta(self) -> StoreMeta:
         """Position, owner and the rest, read in one transaction."""
@@ -144,13 +151,12 @@ class LmdbStore:
         owner incarnation and last batch are those in ``expected``: a stalled orphan cannot
         overwrite newer state (scenario 3).
         """
-        final = changelog.fold(changes)
-        ordered = sorted(final)
+        write = self._writer(changes.keys, changes.values, changes.timestamps)
 
         def body(txn: lmdb.Transaction[bytes]) -> None:
             meta = self._read_meta(txn)
             meta.check_owner(expected, str(self.path))
-            meta = self._write(txn, meta, ordered, final, stream_time, reached)
+            meta = write(txn, meta, stream_time, reached)
             meta = replace(meta.moved_to(position, str(self.path)), last_batch=batch)
             self._put_meta(txn, replace(meta, updated_ms=max(meta.updated_ms, now_ms)))
 
@@ -170,11 +176,11 @@ class LmdbStore:
         position (D9).
 
         Null keys are skipped, None values delete; keys behind all present ones are appended, which
-        is fastest for the first chunk. Raises StoreMismatchError if ``incarnation`` is given and is
-        not the owner's, or for a position before the store's own.
+        is fastest for the first chunk. A versioned store needs every record. Raises
+        StoreMismatchError if ``incarnation`` is given and is not the owner's, or for a position
+        before the store's own.
         """
-        final = changelog.last_values(keys, values, timestamps)
-        ordered = sorted(final)
+        write = self._writer(keys, values, timestamps)
         # A changelog record's time never exceeds the stream time at which it was written.
         stream_time = int(np.max(timestamps)) if len(timestamps) else -1
 
@@ -183,7 +189,7 @@ class LmdbStore:
             if incarnation is not None:
                 meta.check_owner(meta.owner._replace(incarnation=incarnation), str(self.path))
             meta = meta.moved_to(next_position, str(self.path))
-            meta = self._write(txn, meta, ordered, final, stream_time, lambda name: None)
+            meta = write(txn, meta, stream_time, lambda name: None)
             self._put_meta(txn, replace(meta, updated_ms=max(meta.updated_ms, now_ms)))
 
         self._env.write(body)
@@ -255,21 +261,53 @@ class LmdbStore:
     def _change_meta(self, change: Callable[[StoreMeta], StoreMeta]) -> None:
         self._env.write(lambda txn: self._put_meta(txn, change(self._read_meta(txn))))
 
-    def _write(
+    def _writer(
+        self, keys: Sequence[bytes | None], values: Sequence[bytes | None], times: Int64
+    ) -> _Write:
+        """What writes the changes: the last value of each key, or its versions; it returns the
+        metadata with new segments and stream time."""
+        if self.kind != VERSIONED:
+            final = changelog.last_values(keys, values, times)
+            ordered = sorted(final)
+
+            def write(
+                txn: lmdb.Transaction[bytes], meta: StoreMeta, stream_time: int, reached: _Reached
+            ) -> StoreMeta:
+                if meta.kind == KEY_VALUE:
+                    _write_sorted(txn, self._databases[0], ordered, final, reached)
+                    return replace(meta, stream_time=max(meta.stream_time, stream_time))
+                return self._write_segments(
+                    txn, meta, meta.kind, ordered, final, stream_time, reached
+                )
+
+            return write
+
+        def write_versions(
+            txn: lmdb.Transaction[bytes], meta: StoreMeta, stream_time: int, reached: _Reached
+        ) -> StoreMeta:
+            before = VersionedSnapshot(txn, meta, self._databases)
+            stream_time = max(stream_time, int(np.max(times, initial=-1)))
+            latest, older = version_changes(before, keys, values, times, stream_time)
+            _write_sorted(txn, self._databases[-1], sorted(latest), latest, _nothing)
+            return self._write_segments(
+                txn, meta, EARLIER, sorted(older), older, stream_time, reached
+            )
+
+        return write_versions
+
+    def _write_segments(
         self,
         txn: lmdb.Transaction[bytes],
         meta: StoreMeta,
+        keys_as: str,
         ordered: Sequence[bytes],
         final: dict[bytes, bytes | None],
         stream_time: int,
-        reached: Callable[[str], None],
+        reached: _Reached,
     ) -> StoreMeta:
-        """Write the last value of each key; returns the metadata with new segments and stream
-        time."""
-        if meta.kind == KEY_VALUE:
-            _write_sorted(txn, self._databases[0], ordered, final, reached)
-            return replace(meta, stream_time=max(meta.stream_time, stream_time))
-        times = changelog.expiry_times(ordered, meta.kind)
+        """Into the ring, by the times in the keys, which are those of a kind of store
+        (``keys_as``)."""
+        times = changelog.expiry_times(ordered, keys_as)
         segments = segments_of(times, meta)
         meta = self._advance(txn, meta, stream_time, times)
         slots = {segment: slot for slot, segment in meta.segments.items()}
@@ -332,6 +370,10 @@ def _write_sorted(
         cursor.putmulti(items[half:], append=append)
     for key in deleted:
         txn.delete(key, db=database)
+
+
+def _nothing(name: str) -> None:
+    """No point at which a test may end the process."""
 
 
 def _write_long(

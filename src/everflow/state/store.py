@@ -12,19 +12,23 @@ import numpy as np
 
 from everflow.records import StoreChanges
 from everflow.serdes import Serde
-from everflow.state.changelog import SUFFIX_BYTES, expiry_times
+from everflow.state.changelog import SUFFIX_BYTES, expiry_times, pack_value
+from everflow.state.versions import History, Version, accepted, put, versions_of
+
+VERSIONED = "versioned"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreSpec:
     """A store as the topology declares it.
 
-    ``kind``: ``key_value``, ``window`` or ``session``. Keys of window stores are ``key bytes +
-    8-byte window start (ms, big endian) + 4-byte sequence number`` (Java's WindowKeySchema), of
-    session stores ``key bytes + 8-byte end + 8-byte start`` (SessionKeySchema). ``retention_ms``
-    (both) is how long windows are kept behind stream time. ``logging`` False = no changelog, best
-    effort. ``folds``: what makes each stored field of a built-in aggregate (``count``, ``sum``,
-    ...).
+    ``kind``: ``key_value``, ``versioned``, ``window`` or ``session``. Keys of window stores are
+    ``key bytes + 8-byte window start (ms, big endian) + 4-byte sequence number`` (Java's
+    WindowKeySchema), of session stores ``key bytes + 8-byte end + 8-byte start``
+    (SessionKeySchema). ``retention_ms`` (both) is how long windows are kept behind stream time; of
+    versioned stores the history retention, which is also how late a version may come. ``logging``
+    False = no changelog, best effort. ``folds``: what makes each stored field of a built-in
+    aggregate (``count``, ``sum``, ...).
     """
 
     name: str
@@ -45,6 +49,16 @@ class StoreSpec:
         return self.kind in SUFFIX_BYTES
 
     @property
+    def versioned(self) -> bool:
+        """Whether it keeps what a value was: its changes are versions, each with its time."""
+        return self.kind == VERSIONED
+
+    @property
+    def kept_ms(self) -> int | None:
+        """How far behind stream time its local copy goes; None: nothing expires."""
+        return self.retention_ms if self.expires or self.versioned else None
+
+    @property
     def changelog(self) -> str:
         """Changelog topic name without the application id prefix."""
         return f"{self.name}-changelog"
@@ -63,6 +77,11 @@ class StoreView(Protocol):
 
     def range_many(self, bounds: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
         """The entries of `range` for each of many ranges (start, end)."""
+
+
+def memory_store(spec: StoreSpec) -> InMemoryStore:
+    """The reference of the store's kind."""
+    return InMemoryVersions(spec) if spec.versioned else InMemoryStore(spec)
 
 
 class InMemoryStore:
@@ -108,4 +127,53 @@ class InMemoryStore:
                 expiry_times(keys, self._kind) <= stream_time - self._retention_ms
             ).tolist():
                 del self._entries[keys[at]]
+        self._ordered = None
+
+
+class InMemoryVersions(InMemoryStore):
+    """The reference of a versioned store, a `VersionsView` too. What a `StoreView` shows are the
+    latest versions."""
+
+    def __init__(self, spec: StoreSpec) -> None:
+        super().__init__(spec)
+        assert spec.retention_ms is not None, f"versioned store {spec.name} without history"
+        self._history_ms = spec.retention_ms
+        self._versions: dict[bytes, History] = {}
+        self.stream_time = -1
+
+    def latest_many(self, keys: Sequence[bytes]) -> list[tuple[int, bytes | None] | None]:
+        """See `VersionsView`."""
+        return [self._versions[key][-1] if key in self._versions else None for key in keys]
+
+    def versions_many(self, asked: Sequence[tuple[bytes, int, int]]) -> list[list[Version]]:
+        """See `VersionsView`."""
+        return [
+            [
+                version
+                for version in versions_of(self._versions.get(key, []))
+                if version.end > first and version.start <= last
+            ]
+            for key, first, last in asked
+        ]
+
+    def apply(self, changes: StoreChanges, stream_time: int = -1) -> None:
+        """Puts versions, but none that is older than the history when it comes; then those that
+        ended before the history go."""
+        times = np.asarray(changes.timestamps, np.int64)
+        kept = accepted(times, self.stream_time, self._history_ms)
+        for at in np.flatnonzero(kept).tolist():
+            history = self._versions.setdefault(changes.keys[at], [])
+            put(history, int(times[at]), changes.values[at])
+        self.stream_time = max(self.stream_time, stream_time, int(times.max(initial=-1)))
+        oldest = self.stream_time - self._history_ms
+        for key, history in list(self._versions.items()):
+            while len(history) > 1 and history[1][0] <= oldest:
+                history.pop(0)
+            if history[-1][1] is None and len(history) == 1 and history[0][0] <= oldest:
+                del self._versions[key]
+        self._entries = {
+            key: pack_value(time, value)
+            for key, (time, value) in ((key, one[-1]) for key, one in self._versions.items())
+            if value is not None
+        }
         self._ordered = None

@@ -14,10 +14,12 @@ import numpy as np
 
 from everflow.records import Int64
 from everflow.state import changelog, stored_keys
+from everflow.state.store import VERSIONED
 from everflow.state.store_meta import StoreMeta
 
 KEY_VALUE = "key_value"
 SEGMENT_MS_MIN = 60_000
+_IN_ONE = (KEY_VALUE, VERSIONED)
 
 
 class StoreSnapshot:
@@ -30,13 +32,15 @@ class StoreSnapshot:
         self._txn = txn
         self._databases = databases
         self.meta = meta
+        self._one = meta.kind in _IN_ONE
+        """Whether all entries that it shows are in its first database."""
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Stored values (8-byte big-endian timestamp + value bytes) in the order of ``keys``; None:
         absent."""
         if not keys:
             return []
-        if self.meta.kind == KEY_VALUE:
+        if self._one:
             return self._get(keys, self._databases[0])
         times = changelog.expiry_times(keys, self.meta.kind)
         expired = times <= _expired_ms(self.meta)
@@ -82,9 +86,7 @@ class StoreSnapshot:
         time of one for each."""
         found: list[list[tuple[bytes, bytes]]] = [[] for _ in bounds]
         databases = (
-            self._databases
-            if self.meta.kind == KEY_VALUE
-            else [self._databases[slot] for slot in self.meta.segments]
+            self._databases if self._one else [self._databases[slot] for slot in self.meta.segments]
         )
         long = {at for at, ends in enumerate(bounds) if stored_keys.has_long(ends)}
         for database in databases:
@@ -100,7 +102,7 @@ class StoreSnapshot:
                         more = cursor.next()
         for at, entries in self._ranges_of_long(bounds, long):
             found[at] = entries
-        if self.meta.kind == KEY_VALUE:
+        if self._one:
             return found
         expired_ms = _expired_ms(self.meta)
         return [
@@ -139,7 +141,7 @@ class StoreSnapshot:
         *,
         reverse: bool,
     ) -> Iterator[tuple[bytes, bytes]]:
-        if self.meta.kind == KEY_VALUE:
+        if self._one:
             return scan(self._databases[0], start, end)
         expired_ms, length = _expired_ms(self.meta), self.meta.segment_ms or SEGMENT_MS_MIN
         scans = []

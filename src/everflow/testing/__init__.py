@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         KeyValueView,
         SessionView,
         ValueAndTimestamp,
+        VersionedView,
         WindowView,
     )
     from everflow.testing.topics import InputTopic, OutputTopic, TestRecord
@@ -34,6 +35,7 @@ __all__ = [
     "TestRecord",
     "TopologyTestDriver",
     "ValueAndTimestamp",
+    "VersionedView",
     "WindowView",
     "wait_until",
 ]
@@ -41,7 +43,7 @@ __all__ = [
 _NEEDS_SPARK = {
     **dict.fromkeys(("InputTopic", "OutputTopic", "TestRecord"), "everflow.testing.topics"),
     **dict.fromkeys(
-        ("KeyValueView", "SessionView", "ValueAndTimestamp", "WindowView"),
+        ("KeyValueView", "SessionView", "ValueAndTimestamp", "VersionedView", "WindowView"),
         "everflow.testing.store_views",
     ),
     "TopologyTestDriver": "everflow.testing.topology_test_driver",

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from everflow.foreign_names import Telling
 from everflow.serdes.windowed import split_session_key, split_window_store_key, window_store_key
 from everflow.state.changelog import unpack_value
-from everflow.state.store import InMemoryStore, StoreSpec
+from everflow.state.store import InMemoryStore, InMemoryVersions, StoreSpec
+from everflow.state.versions import OPEN, VersionedRecord, record_as_of, records_of
 from everflow.windows import Windowed
 
 
@@ -58,6 +59,31 @@ class KeyValueView(_View):
     def all_with_timestamps(self) -> Iterator[tuple[Any, ValueAndTimestamp]]:
         """Keys, and values with their times, in key-byte order."""
         return ((self.spec.key_serde.decode(key), found) for key, found in self._entries())
+
+
+class VersionedView(KeyValueView):
+    """Decoded read access to a versioned store; `get` and `all` show the latest versions."""
+
+    def get_as_of(self, key: Any, as_of: int) -> VersionedRecord | None:
+        """What ``key`` was at a time (ms); None where it was nothing, or where that is older than
+        the history retention and not the latest."""
+        encoded = self.spec.key_serde.encode(key)
+        if encoded is None:
+            return None
+        history_ms = self.spec.retention_ms or 0
+        return record_as_of(self._versions(), encoded, as_of, history_ms, self.decode)
+
+    def versions(self, key: Any, first: int = 0, last: int = OPEN - 1) -> list[VersionedRecord]:
+        """What ``key`` was from ``first`` to ``last`` (ms, included), in order of time."""
+        encoded = self.spec.key_serde.encode(key)
+        if encoded is None:
+            return []
+        return records_of(self._versions().versions_many([(encoded, first, last)])[0], self.decode)
+
+    def _versions(self) -> InMemoryVersions:
+        store = self.store()
+        assert isinstance(store, InMemoryVersions)
+        return store
 
 
 class WindowView(_View):

@@ -48,8 +48,8 @@ from everflow.runtime.worker.resident_segments import (
 from everflow.serdes import Serde
 from everflow.spark.column_service import NotComputableError
 from everflow.spark.job_columns import JobColumns
-from everflow.state.store import InMemoryStore, StoreSpec, StoreView
-from everflow.testing.store_views import KeyValueView, SessionView, WindowView
+from everflow.state.store import InMemoryStore, StoreSpec, StoreView, memory_store
+from everflow.testing.store_views import KeyValueView, SessionView, VersionedView, WindowView
 from everflow.testing.topics import InputTopic, OutputTopic, RawRecord
 from everflow.topology.graph import SinkNode
 from everflow.topology.physical_plan import PhysicalPlan, Source
@@ -91,7 +91,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._start_ms = self._wall_clock_ms = initial_wall_clock_ms
         self._dead_letter_topic = dead_letter_topic
         self._specs = {spec.name: spec for found in self._plan.stores().values() for spec in found}
-        self._stores = {name: InMemoryStore(spec) for name, spec in self._specs.items()}
+        self._stores = {name: memory_store(spec) for name, spec in self._specs.items()}
         self._stream_times: dict[TaskId, dict[str, int]] = {}
         self._offsets: dict[str, int] = {source.topic: 0 for source in self._plan.sources}
         self._looped = frozenset(
@@ -151,7 +151,7 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         self._steps = self._new_steps()
 
     def _forget(self) -> None:
-        self._stores.update((name, InMemoryStore(spec)) for name, spec in self._specs.items())
+        self._stores.update((name, memory_store(spec)) for name, spec in self._specs.items())
         self._stream_times.clear()
         self._offsets.update(dict.fromkeys(self._offsets, 0))
         self._outputs.clear()
@@ -217,6 +217,11 @@ class TopologyTestDriver(AbstractContextManager["TopologyTestDriver"], Telling):
         """Read access to a session store. StoreNotFoundError, StoreKindError for another kind of
         store."""
         return SessionView(*self._view(name, "session"))
+
+    def get_versioned_store(self, name: str) -> VersionedView:
+        """Read access to a versioned store. StoreNotFoundError, StoreKindError for another kind of
+        store."""
+        return VersionedView(*self._view(name, "versioned"))
 
     def _view(
         self, name: str, kind: str

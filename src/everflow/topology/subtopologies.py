@@ -24,6 +24,7 @@ from everflow.topology.graph import (
 )
 
 WINDOW_STORE_ADDITIONAL_RETENTION_MS = 86_400_000
+VERSIONED_ADDITIONAL_LAG_MS = 86_400_000
 _CREATE_TIME = {"message.timestamp.type": "CreateTime"}
 _REPARTITION_CONFIG = {
     "cleanup.policy": "delete",
@@ -311,4 +312,8 @@ def _changelog_config(
         assert store.retention_ms is not None, f"{store.kind} store {store.name} without retention"
         config["cleanup.policy"] = "compact,delete"
         config["retention.ms"] = str(store.retention_ms + additional_retention_ms)
+    if store.versioned:
+        # Compaction keeps the last record of a key only, and the history is its records.
+        assert store.retention_ms is not None, f"versioned store {store.name} without history"
+        config["min.compaction.lag.ms"] = str(store.retention_ms + VERSIONED_ADDITIONAL_LAG_MS)
     return {**config, **topic_config, **store.topic_config}

@@ -63,6 +63,7 @@ class LogReader:
         start: int,
         end: int,
         *,
+        every: bool = False,
         chunk_bytes: int = 8 << 20,
         stall_timeout_s: float = 30.0,
     ) -> Iterator[LogChunk]:
@@ -71,7 +72,8 @@ class LogReader:
 
         Where the range has markers only, chunks are empty; an empty range gives none. ``end`` must
         not lie beyond the last stable offset, or the reader waits for it. Chunks hold what came at
-        once, ``chunk_bytes`` of keys and values at most.
+        once, ``chunk_bytes`` of keys and values at most. ``every``: none is left out, whatever
+        ``latest`` said.
 
         Raises:
             LogStartMovedError: ``start`` lies outside the log.
@@ -94,7 +96,7 @@ class LogReader:
                             "end."
                         )
                     position = found[tp].next_position
-                    yield found[tp].latest() if self._latest else found[tp]
+                    yield found[tp].latest() if self._latest and not every else found[tp]
             except UnsupportedBatchError as reason:
                 self._taps.leave({tp: position}, reason)
             finally:

@@ -15,7 +15,7 @@ from everflow.operators.user_code import written_bytes
 from everflow.records import EdgeBatch, Int32, Int64
 from everflow.serdes.base import ResultDecoder
 from everflow.serdes.windowed import SessionWindowedSerde, window_store_keys
-from everflow.state.store import StoreSpec
+from everflow.state.store import VERSIONED, StoreSpec
 from everflow.topology.hops import spread
 
 NEVER = int(np.iinfo(np.int64).min)
@@ -59,7 +59,7 @@ class JoinedTable:
         name = self.spec.name
         if self.spec.kind == "session":
             return written_bytes(SessionWindowedSerde(self.spec.key_serde), batch.key, name, batch)
-        if self.spec.kind == "key_value":
+        if self.spec.kind in ("key_value", VERSIONED):
             return written_bytes(self.spec.key_serde, batch.key, name, batch)
         inner, start, _ = batch.key.flatten()
         keys = written_bytes(self.spec.key_serde, inner, name, batch)

@@ -11,6 +11,7 @@ import numpy as np
 from everflow.operators.fold import valid
 from everflow.operators.joins.joined_table import JoinedTable
 from everflow.operators.joins.joined_values import JoinKind, Stores, joined
+from everflow.operators.joins.versions_as_of import held_at
 from everflow.records import EdgeBatch, TasksResult
 
 
@@ -19,9 +20,9 @@ class StreamTableJoin:
     """Inner or left join (KStream-KTable): records of the stream give results, changes of the table
     do not.
 
-    A record without a value is dropped; one without a key, or without an entry in the table, too,
-    unless the ``kind`` keeps the left side: then its right is null (KIP-962). A result has the
-    record's key, time and headers.
+    A versioned table is looked up as of the record's time. A record without a value is dropped; one
+    without a key, or without an entry in the table, too, unless the ``kind`` keeps the left side:
+    then its right is null (KIP-962). A result has the record's key, time and headers.
     """
 
     table: JoinedTable
@@ -45,7 +46,7 @@ class StreamTableJoin:
         keyed, valued = valid(left.key), valid(left.value)
         taken = valued if self.kind.keeps_left else valued & keyed
         asking = left if taken.all() else left.take(np.flatnonzero(taken))
-        held = self.table.when(asking, right, stores, first=self.table_first)
+        held = held_at(self.table, asking, right, stores, first=self.table_first)
         output = asking.with_columns(value=joined(asking.value, held.values))
         if held.values.null_count and not self.kind.keeps_left:
             output = output.take(np.flatnonzero(valid(held.values)))

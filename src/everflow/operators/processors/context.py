@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from everflow.foreign_names import Telling
 from everflow.operators.processors.processor import Record, RecordMetadata
-from everflow.operators.processors.stores import KINDS, Entries
+from everflow.operators.processors.stores import (
+    KINDS,
+    Entries,
+    KeyValueStore,
+    SessionStore,
+    WindowStore,
+)
+from everflow.operators.processors.versioned_store import VersionedStore, VersionEntries
 from everflow.records import TaskId
 from everflow.state.store import StoreSpec, StoreView
 
@@ -49,6 +56,15 @@ class Turn:
         return self.metadata is not None and (key is self.key or key == self.key)
 
 
+def _shown(
+    entries: Entries | VersionEntries, stream_time: Callable[[], int]
+) -> KeyValueStore | SessionStore | VersionedStore | WindowStore:
+    """A store as the processor has it."""
+    if isinstance(entries, VersionEntries):
+        return VersionedStore(entries)
+    return KINDS[entries.spec.kind](entries, stream_time)
+
+
 class ProcessorContext(Telling):
     """What a processor sees of its task; valid during one micro-batch, on its thread."""
 
@@ -64,13 +80,15 @@ class ProcessorContext(Telling):
     ) -> None:
         self._place, self._turn, self._children = place, turn, children
         self._keeps_key = keeps_key
-        self.entries = {
-            spec.name: Entries(spec, views[spec.name], lambda: turn.time) for spec in specs
+        self.entries: dict[str, Entries | VersionEntries] = {
+            spec.name: VersionEntries(spec, views[spec.name])
+            if spec.versioned
+            else Entries(spec, views[spec.name], lambda: turn.time)
+            for spec in specs
         }
         self.forwarded: list[Forwarded] = []
         self._stores = {
-            spec.name: KINDS[spec.kind](self.entries[spec.name], lambda: turn.stream_time)
-            for spec in specs
+            spec.name: _shown(self.entries[spec.name], lambda: turn.stream_time) for spec in specs
         }
 
     @property
@@ -100,8 +118,8 @@ class ProcessorContext(Telling):
         return self._turn.metadata
 
     def store(self, name: str) -> Any:
-        """The task's part of a store, to read and write: `KeyValueStore`, `WindowStore` or
-        `SessionStore`. KeyError for one that the processor was not given."""
+        """The task's part of a store, to read and write: `KeyValueStore`, `VersionedStore`,
+        `WindowStore` or `SessionStore`. KeyError for one that the processor was not given."""
         if name not in self._stores:
             raise KeyError(
                 f"the processor has no store {name!r}; it has {sorted(self._stores) or 'none'}: "

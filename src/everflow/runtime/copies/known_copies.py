@@ -179,7 +179,7 @@ def _judged(
     """How far a store on disk is; None for one that would be rebuilt."""
     path = folder.store_path(task, spec.name)
     distrusted = folder.distrusted(task, spec.name)
-    retention_ms = spec.retention_ms if spec.expires else None
+    retention_ms = spec.kept_ms
     try:
         if distrusted is not None or not (path / "data.mdb").exists():
             return None

@@ -42,6 +42,7 @@ from everflow.runtime.query.store_query import (
     key_bytes,
     whole_number,
 )
+from everflow.runtime.query.versioned_query import ReadOnlyVersionedStore
 from everflow.runtime.query.window_query import ReadOnlyWindowStore
 from everflow.runtime.tasks.blueprint import Blueprint
 from everflow.runtime.tasks.task import TaskStore
@@ -52,6 +53,7 @@ from everflow.topology.program import Topology
 SERVING = frozenset({ClientState.REBALANCING, ClientState.RUNNING})
 STORE_KINDS: Mapping[str, type[ReadOnlyStore]] = {
     "key_value": ReadOnlyKeyValueStore,
+    "versioned": ReadOnlyVersionedStore,
     "window": ReadOnlyWindowStore,
     "session": ReadOnlySessionStore,
 }
@@ -373,8 +375,8 @@ class InteractiveQueries:
         max_lag: int | None = None,
         partitioner: Partitioner = default_partitioner,
     ) -> ReadOnlyStore:
-        """A store for reading: a `ReadOnlyKeyValueStore`, `ReadOnlyWindowStore` or
-        `ReadOnlySessionStore`, by its kind.
+        """A store for reading: a `ReadOnlyKeyValueStore`, `ReadOnlyVersionedStore`,
+        `ReadOnlyWindowStore` or `ReadOnlySessionStore`, by its kind.
 
         Args:
             name: as in the topology.

@@ -21,7 +21,7 @@ from everflow.runtime.restore.restore_listener import (
 )
 from everflow.runtime.restore.restore_plan import ChangelogState, RestorePlan, restore_plan
 from everflow.state.lmdb_store import LmdbStore, StoreDamagedError
-from everflow.state.store import StoreSpec
+from everflow.state.store import VERSIONED, StoreSpec
 from everflow.state.task_directory import StateDirectory
 
 _NO_TIMESTAMPS: Int64 = np.empty(0, dtype=np.int64)
@@ -52,8 +52,11 @@ class FoldedChunk(LogChunk, Protocol):
 class ChangelogReader(Protocol):
     """The part of `kafka.reading.log_reader.LogReader` that restoring needs."""
 
-    def read(self, tp: TopicPartition, start: int, end: int) -> Iterable[FoldedChunk]:
-        """Committed records of offsets ``[start, end)`` in order."""
+    def read(
+        self, tp: TopicPartition, start: int, end: int, *, every: bool = False
+    ) -> Iterable[FoldedChunk]:
+        """Committed records of offsets ``[start, end)`` in order; ``every``: none is left out,
+        though a later one of its key is there."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ def prepare_store(
     that owner was fenced and with a ``changelog`` looked up after that (D5). ``changelog`` None: a
     store without logging.
     """
-    retention_ms = spec.retention_ms if spec.expires else None
+    retention_ms = spec.kept_ms
     path = directory.store_path(task, spec.name)
     distrusted = directory.distrusted(task, spec.name)
     store: LmdbStore | None = None
@@ -210,7 +213,8 @@ def restore_all(
 
 def _chunks(job: RestoreJob, reader: ChangelogReader) -> Iterator[FoldedChunk]:
     if job.plan.records_max:
-        yield from reader.read(job.changelog, job.plan.start, job.plan.end)
+        every = job.store.kind == VERSIONED
+        yield from reader.read(job.changelog, job.plan.start, job.plan.end, every=every)
 
 
 def _load(

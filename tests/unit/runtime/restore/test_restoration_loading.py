@@ -57,7 +57,9 @@ class Log:
     chunk: int = 2
     reads: list[tuple[int, int]] = field(default_factory=list)
 
-    def read(self, tp: TopicPartition, start: int, end: int) -> Iterator[Chunk]:
+    def read(
+        self, tp: TopicPartition, start: int, end: int, *, every: bool = False
+    ) -> Iterator[Chunk]:
         self.reads.append((start, end))
         found = [(at, self.records[at]) for at in range(start, end) if self.records[at] is not None]
         for first in range(0, len(found), self.chunk):
@@ -206,7 +208,9 @@ def test_a_reader_s_failure_passes_through_and_the_listener_knows(
     directory: StateDirectory, clock: ManualClock
 ) -> None:
     class Broken(Log):
-        def read(self, tp: TopicPartition, start: int, end: int) -> Iterator[Chunk]:
+        def read(
+            self, tp: TopicPartition, start: int, end: int, *, every: bool = False
+        ) -> Iterator[Chunk]:
             yield next(super().read(tp, start, end))
             raise OSError("broker away")
 

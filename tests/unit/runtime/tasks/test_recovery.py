@@ -134,7 +134,9 @@ class StorePorts(FakePorts):
         super().__init__(COMMITTED)
         self.directory, self.reads = directory, list[tuple[int, int]]()
 
-    def read(self, tp: TopicPartition, start: int, end: int) -> Iterator[Chunk]:
+    def read(
+        self, tp: TopicPartition, start: int, end: int, *, every: bool = False
+    ) -> Iterator[Chunk]:
         self.reads.append((start, end))
         numbers = range(start, end)
         yield Chunk(

@@ -1,0 +1,86 @@
+"""Tables that keep their history: ``history=`` (KIP-889), and what works on latest values only.
+
+All calls belong to the thread that builds the topology; TopologyError, with the user's line and the
+cure, for what cannot work.
+"""
+
+from __future__ import annotations
+
+from everflow.dsl.expressions import Edge
+from everflow.dsl.graph_builder import GraphBuilder
+from everflow.dsl.joins import Side, kept_table
+from everflow.errors import TopologyError
+from everflow.operators.table import TableSpec
+from everflow.operators.versioned_table import LatestUpdates, VersionedTableSpec
+from everflow.state.store import VERSIONED, StoreSpec
+from everflow.topology.graph import PREPARE, FunctionNode, ProjectNode, StatefulNode
+from everflow.windows import Duration, duration_ms
+
+
+def table_store(
+    name: str, edge: Edge, operator: str, where: str | None, history: Duration | None
+) -> tuple[StoreSpec, TableSpec | VersionedTableSpec]:
+    """The store of a table, and what keeps it; ``history``: how long it keeps what values were."""
+    key_serde, value_serde = edge.serdes(operator, where)
+    history_ms = None if history is None else checked_history(history, operator, where)
+    spec = StoreSpec(
+        name=name,
+        kind="key_value" if history_ms is None else VERSIONED,
+        key_serde=key_serde,
+        value_serde=value_serde,
+        retention_ms=history_ms,
+        where=where,
+    )
+    if history_ms is None:
+        return spec, TableSpec(name, key_serde, value_serde)
+    return spec, VersionedTableSpec(name, key_serde, value_serde, history_ms)
+
+
+def checked_history(history: Duration, operator: str, where: str | None) -> int:
+    """In ms; TopologyError for a negative one."""
+    history_ms = duration_ms(history)
+    if history_ms < 0:
+        raise TopologyError(
+            f"{operator}: a history may not be negative, found {history_ms} ms; it says how long "
+            f"the table keeps what values were: history='1 hour'",
+            where=where,
+        )
+    return history_ms
+
+
+def is_versioned(graph: GraphBuilder, name: str) -> bool:
+    """Whether the updates that a table's node gives are those of a versioned table."""
+    node = graph.node(name)
+    if isinstance(node, StatefulNode) and node.stores:
+        return node.stores[0].versioned
+    if isinstance(node, ProjectNode | FunctionNode):
+        return is_versioned(graph, node.inputs[0])
+    return False
+
+
+def latest_updates_of_both(
+    left: Side, right: Side, name: str, operator: str, where: str | None
+) -> tuple[str, str]:
+    """`latest_updates` of the sides of a join."""
+    return (
+        latest_updates(left, f"{name}-left", operator, where),
+        latest_updates(right, f"{name}-right", operator, where),
+    )
+
+
+def latest_updates(table: Side, name: str, operator: str, where: str | None) -> str:
+    """The node of the table's updates that are the latest when they come (KIP-914): of a table that
+    is not versioned all are. ``name``: of what reads them."""
+    if not is_versioned(table.graph, table.node):
+        return table.node
+    looked_up = kept_table(table, operator, where)
+    node = StatefulNode(
+        f"{name}-latest",
+        (table.node,),
+        table.edge.type,
+        where,
+        PREPARE,
+        LatestUpdates(looked_up, table.edge.type.key),
+        reads=(looked_up.spec,),
+    )
+    return table.graph.add(node)

@@ -1,0 +1,146 @@
+"""A processor's versioned store (KIP-889), over a task's versions and those of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from everflow.foreign_names import Telling
+from everflow.records import StoreChanges
+from everflow.state.changelog import unpack_value
+from everflow.state.store import StoreSpec, StoreView
+from everflow.state.versions import (
+    OPEN,
+    History,
+    Version,
+    VersionedRecord,
+    VersionsView,
+    put,
+    record_as_of,
+    records_of,
+    versions_of,
+)
+
+
+class VersionEntries:
+    """The versions of a store in one task: what was committed, and the batch's on top. A
+    `VersionsView` of both."""
+
+    def __init__(self, spec: StoreSpec, view: StoreView) -> None:
+        self.spec = spec
+        self._below, self._view = view, cast(VersionsView, view)
+        self._known: dict[bytes, History] = {}
+        self._puts: list[tuple[bytes, bytes | None, int]] = []
+        self.stream_time = self._view.stream_time
+
+    def load(self, keys: Sequence[bytes]) -> None:
+        """Read what will be asked for, by one call."""
+        wanted = [key for key in dict.fromkeys(keys) if key not in self._known]
+        found = self._view.versions_many([(key, 0, OPEN - 1) for key in wanted])
+        for key, versions in zip(wanted, found, strict=True):
+            self._known[key] = [(one.start, one.value) for one in versions]
+
+    def versions_many(self, asked: Sequence[tuple[bytes, int, int]]) -> list[list[Version]]:
+        """See `VersionsView`."""
+        self.load([key for key, _, _ in asked])
+        expired = self.stream_time - (self.spec.retention_ms or 0)
+        return [
+            [
+                one
+                for one in versions_of(self._known[key])
+                if one.end > max(first, expired) and one.start <= last
+            ]
+            for key, first, last in asked
+        ]
+
+    def latest_many(self, keys: Sequence[bytes]) -> list[tuple[int, bytes | None] | None]:
+        """See `VersionsView`."""
+        self.load(keys)
+        return [self._known[key][-1] if self._known[key] else None for key in keys]
+
+    def put(self, key: bytes, value: bytes | None, time: int) -> int | None:
+        """A version's end; None: it is older than the history, and ignored."""
+        if time < self.stream_time - (self.spec.retention_ms or 0):
+            return None
+        self.load([key])
+        self.stream_time = max(self.stream_time, time)
+        self._puts.append((key, value, time))
+        return put(self._known[key], time, value)
+
+    def latest(self) -> Iterator[tuple[bytes, bytes]]:
+        """The latest version of each key that has a value, in the order of the keys' bytes."""
+        found = {key: unpack_value(stored)[1] for key, stored in self._below.range(None, None)}
+        for key, _, _ in self._puts:
+            value = self._known[key][-1][1]
+            if value is None:
+                found.pop(key, None)
+            else:
+                found[key] = value
+        return iter(sorted(found.items()))
+
+    def changes(self, deleted_at: int) -> StoreChanges:
+        """All versions that were put, in their order; each has its own time."""
+        return StoreChanges(
+            self.spec.name,
+            [key for key, _, _ in self._puts],
+            [value for _, value, _ in self._puts],
+            np.array([time for _, _, time in self._puts], np.int64),
+        )
+
+
+class VersionedStore(Telling):
+    """Versions of each key's value, within the history retention behind the highest time of a
+    version, and the latest. Of one processor, on its thread. Times in ms."""
+
+    VALID_TO_UNDEFINED = -1
+    """What `put` returns for a version that is the latest."""
+    NOT_PUT = -(1 << 63)
+    """What `put` returns for a version that is older than the history."""
+
+    def __init__(self, entries: VersionEntries) -> None:
+        self._entries = entries
+        self._keys, self._values = entries.spec.key_serde, entries.spec.value_serde
+
+    @property
+    def name(self) -> str:
+        """As it was declared, without the application's id."""
+        return self._entries.spec.name
+
+    def put(self, key: Any, value: Any, timestamp: int) -> int:
+        """A version that is valid from ``timestamp``; None deletes. Returns until when it is valid:
+        the time of the next version, `VALID_TO_UNDEFINED` for the latest, or `NOT_PUT`."""
+        end = self._entries.put(self._key(key), self._values.encode(value), timestamp)
+        if end is None:
+            return self.NOT_PUT
+        return self.VALID_TO_UNDEFINED if end == OPEN else end
+
+    def delete(self, key: Any, timestamp: int) -> VersionedRecord | None:
+        """No value from ``timestamp`` on; what was valid then."""
+        found = self.get(key, timestamp)
+        ignored = self._entries.put(self._key(key), None, timestamp) is None
+        return None if ignored else found
+
+    def get(self, key: Any, as_of: int | None = None) -> VersionedRecord | None:
+        """The latest version of ``key``, or the one that was valid at ``as_of``; None where there
+        was no value, or where that is older than the history and not the latest."""
+        history_ms = self._entries.spec.retention_ms or 0
+        time = OPEN - 1 if as_of is None else as_of
+        return record_as_of(self._entries, self._key(key), time, history_ms, self._values.decode)
+
+    def versions(self, key: Any, first: int = 0, last: int = OPEN - 1) -> list[VersionedRecord]:
+        """What ``key`` was from ``first`` to ``last``, both included, in order of time."""
+        found = self._entries.versions_many([(self._key(key), first, last)])[0]
+        return records_of(found, self._values.decode)
+
+    def all(self) -> Iterator[tuple[Any, Any]]:
+        """Key and latest value of every key that has one, in the order of the keys' bytes."""
+        found = list(self._entries.latest())
+        return ((self._keys.decode(key), self._values.decode(value)) for key, value in found)
+
+    def _key(self, key: Any) -> bytes:
+        found = self._keys.encode(key)
+        if found is None:
+            raise ValueError(f"store {self.name!r}: a key is not null")
+        return found

@@ -1,0 +1,139 @@
+"""`VersionedSnapshot`: a versioned store at one moment, read inside one LMDB transaction.
+
+The last database holds the latest version of each key that has a value. The ring holds those before
+it by when they ended, under the key of a session: key, end, start; and a key's latest deletion,
+with its time as both.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import lmdb
+
+from everflow.state import stored_keys
+from everflow.state.changelog import unpack_value
+from everflow.state.store_meta import StoreMeta
+from everflow.state.store_snapshot import SEGMENT_MS_MIN, StoreSnapshot
+from everflow.state.versions import OPEN, Version
+
+DELETION, VALUE = b"\x00", b"\x01"
+"""What the value of an earlier version begins with."""
+_TIMES = struct.Struct(">qq")
+_TIME = struct.Struct(">q")
+_BEHIND = b"\x80"
+"""Sorts behind all times that are not negative."""
+
+
+class VersionedSnapshot(StoreSnapshot):
+    """A `VersionsView` of one moment; as a `StoreView` it shows the latest versions."""
+
+    def __init__(
+        self, txn: lmdb.Transaction[bytes], meta: StoreMeta, databases: Sequence[Any]
+    ) -> None:
+        super().__init__(txn, meta, databases[-1:])
+        self._ring = databases[:-1]
+
+    @property
+    def stream_time(self) -> int:
+        """See `VersionsView`."""
+        return self.meta.stream_time
+
+    def latest_many(self, keys: Sequence[bytes]) -> list[tuple[int, bytes | None] | None]:
+        """See `VersionsView`."""
+        found: list[tuple[int, bytes | None] | None] = [
+            None if entry is None else unpack_value(entry) for entry in self.get_many(keys)
+        ]
+        absent = [at for at, entry in enumerate(found) if entry is None]
+        deletions = self._latest_deletions([keys[at] for at in absent])
+        for at, time in zip(absent, deletions, strict=True):
+            found[at] = None if time is None else (time, None)
+        return found
+
+    def versions_many(self, asked: Sequence[tuple[bytes, int, int]]) -> list[list[Version]]:
+        """See `VersionsView`."""
+        latest = self.latest_many([key for key, _, _ in asked])
+        more = [
+            at
+            for at, one in enumerate(latest)
+            if one is None or one[0] > asked[at][1]  # else it is all that is asked for
+        ]
+        found: list[list[Version]] = [[] for _ in asked]
+        for at, versions in zip(more, self._earlier([asked[at] for at in more]), strict=True):
+            found[at] = versions
+        for at, one in enumerate(latest):
+            if one is not None and one[0] <= asked[at][2]:
+                found[at].append(Version(one[0], OPEN, one[1]))
+        return found
+
+    def _earlier(self, asked: Sequence[tuple[bytes, int, int]]) -> list[list[Version]]:
+        """As `versions_many`, without the latest ones."""
+        asked = [(key, max(first, self._expired), last) for key, first, last in asked]
+        found: list[list[Version]] = [[] for _ in asked]
+        for segment, slot in self._segments():
+            ends_before = (segment + 1) * (self.meta.segment_ms or SEGMENT_MS_MIN)
+            with self._txn.cursor(self._ring[slot]) as cursor:
+                for at, (key, first, last) in enumerate(asked):
+                    if ends_before > first:
+                        found[at] += _valid(_of_key(cursor, key, first), first, last)
+        return found
+
+    def _latest_deletions(self, keys: Sequence[bytes]) -> list[int | None]:
+        """When keys without a latest value were deleted; None: never, as far as is known."""
+        found: list[int | None] = [None] * len(keys)
+        open_ = dict(enumerate(keys))
+        for _, slot in reversed(self._segments()):
+            if not open_:
+                break
+            with self._txn.cursor(self._ring[slot]) as cursor:
+                for at, key in list(open_.items()):
+                    last = _last_of_key(cursor, key)
+                    if last is not None:
+                        del open_[at]
+                        end, start = _TIMES.unpack_from(last, len(last) - _TIMES.size)
+                        found[at] = start if start == end > self._expired else None
+        return found
+
+    @property
+    def _expired(self) -> int:
+        """What ended at this time or before is not shown, though its segment may still be there."""
+        return self.meta.stream_time - (self.meta.retention_ms or 0)
+
+    def _segments(self) -> list[tuple[int, int]]:
+        """Numbers and slots of the ring's segments, in order of time."""
+        return sorted((segment, slot) for slot, segment in self.meta.segments.items())
+
+
+def _of_key(cursor: Any, key: bytes, first: int) -> Iterator[tuple[bytes, bytes]]:
+    """A key's entries that ended at ``first`` or later, in order."""
+    start, end = key + _TIME.pack(first), key + _BEHIND
+    length = len(key) + _TIMES.size
+    if cursor.set_range(stored_keys.lower_bound(start)):
+        for stored_key, value in stored_keys.in_range(cursor.iternext(), start, end):
+            if len(stored_key) == length:  # else of a longer key that begins like this one
+                yield stored_key, value
+
+
+def _last_of_key(cursor: Any, key: bytes) -> bytes | None:
+    """The entry of a key that ended last."""
+    bound = stored_keys.upper_bound(key + _BEHIND)
+    length = len(key) + _TIMES.size
+    if (bound is not None and cursor.set_range(bound)) or cursor.last():
+        for stored_key, _ in stored_keys.in_range_reversed(cursor.iterprev(), key, key + _BEHIND):
+            if len(stored_key) == length and stored_key.startswith(key):
+                found: bytes = stored_key
+                return found
+    return None
+
+
+def _valid(entries: Iterable[tuple[bytes, bytes]], first: int, last: int) -> Iterator[Version]:
+    """The versions among a key's entries that were valid from ``first`` to ``last``."""
+    for stored_key, stored in entries:
+        end, start = _TIMES.unpack_from(stored_key, len(stored_key) - _TIMES.size)
+        if start > last:
+            return
+        if end > max(first, start):  # else it is a latest deletion
+            value = unpack_value(stored)[1]
+            yield Version(start, end, None if value == DELETION else value[1:])

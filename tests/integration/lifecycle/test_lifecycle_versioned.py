@@ -1,0 +1,107 @@
+"""Versioned tables and records that wait for them on a broker: over restarts, and with stores that
+are restored from the changelogs alone, they give what the driver gives record after record."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from everflow import KafkaStreams, StreamsBuilder, Topology, serdes
+from everflow.testing import TopologyTestDriver
+from integration.lifecycle.lifecycle_cluster import Application, Cluster, Record, text
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark]
+
+KEY, VALUE, RAW = serdes.string(), serdes.string(), serdes.bytes_()
+SIDES = ("orders", "prices")
+RESULTS = ("at-once", "waited")
+HISTORY_MS = 300
+Told = tuple[bytes | None, bytes | None, int, Any]
+
+
+def topology(name: Callable[[str], str]) -> Topology:
+    """A stream that sees a versioned table at once, and one that waits; ``name``: a topic's full
+    name."""
+    builder = StreamsBuilder()
+    orders = builder.stream(name("orders"), key=KEY, value=VALUE)
+    prices = builder.table(name("prices"), key=KEY, value=VALUE, store="prices", history=HISTORY_MS)
+    orders.left_join(prices).to(name("at-once"))
+    orders.join(prices, grace=100, store="waiting").to(name("waited"))
+    return builder.build()
+
+
+def drawn(seed: int, records: int) -> list[tuple[str, Record]]:
+    """Records out of order by up to the history; no two of both sides have one time."""
+    dice, found = random.Random(seed), list[tuple[str, Record]]()
+    for number in range(records):
+        side = dice.randrange(2)
+        time = 2 * max(500, 500 + number * 5 - dice.choice([0, 0, 10, 40, 90])) + side
+        value = None if dice.random() < 0.15 else f"v{number}"
+        made = text(f"k{dice.randrange(3)}", value, time)
+        headers = (("at", str(number).encode()),)
+        found.append((SIDES[side], made._replace(headers=headers)))
+    return found
+
+
+def merged(records: Sequence[tuple[str, Record]]) -> list[tuple[str, Record]]:
+    """In the order of a task: the earlier head of both topics first."""
+    queues = {side: [one for one in records if one[0] == side] for side in SIDES}
+    found = []
+    while heads := [queue for queue in queues.values() if queue]:
+        found.append(min(heads, key=lambda queue: queue[0][1].timestamp).pop(0))
+    return found
+
+
+def by_the_driver(phases: Sequence[Sequence[tuple[str, Record]]]) -> tuple[dict[str, Any], Any]:
+    with TopologyTestDriver(topology(str)) as driver:
+        inputs = {side: driver.create_input_topic(side, RAW, RAW) for side in SIDES}
+        for phase in phases:
+            for side, one in merged(phase):
+                inputs[side].pipe_input(one.key, one.value, one.timestamp, headers=one.headers)
+        told = {
+            result: [
+                (found.key, found.value, found.timestamp, tuple(found.headers))
+                for found in driver.create_output_topic(result, RAW, RAW).read_records()
+            ]
+            for result in RESULTS
+        }
+        store = driver.get_versioned_store("prices")
+        return told, {f"k{key}": store.versions(f"k{key}") for key in range(3)}
+
+
+def versions(streams: KafkaStreams) -> Any:
+    store = streams.store("prices")
+    found = {f"k{key}": store.versions(f"k{key}") for key in range(3)}
+    for key, listed in found.items():
+        for one in listed:
+            last = one.timestamp if one.valid_to is None else one.valid_to - 1
+            assert store.get_as_of(key, last) == one
+    return found
+
+
+def test_versions_survive_restarts_and_come_back_from_the_changelog(
+    app: Application, cluster: Cluster
+) -> None:
+    names = {topic: cluster.topic(topic, 1) for topic in (*SIDES, *RESULTS)}
+    records = drawn(seed=11, records=240)
+    phases = [records[at : at + 80] for at in range(0, len(records), 80)]
+    for turn, phase in enumerate(phases):
+        for side in SIDES:
+            cluster.write(names[side], [record for one, record in phase if one == side])
+        if turn == 2:  # from the changelogs alone
+            shutil.rmtree(app.folder)
+        with app.running(topology(names.__getitem__), spark_job_per_batch=turn == 1) as streams:
+            app.until_processed(streams, *(names[side] for side in SIDES))
+            kept = versions(streams)
+    wanted, wanted_versions = by_the_driver(phases)
+    for result in RESULTS:
+        told = [
+            (one.key, one.value, one.timestamp, one.headers) for one in cluster.read(names[result])
+        ]
+        assert told == wanted[result], result
+    assert kept == wanted_versions
+    assert any(len(listed) > 3 for listed in kept.values())

@@ -1,0 +1,249 @@
+"""Versioned tables and what reads them, however batches are cut, against models that take one
+record after the other (KIP-889, KIP-914, KIP-923)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from everflow import serdes
+from everflow.operators.joins import JoinedTable, JoinKind, StreamTableJoin
+from everflow.operators.joins.grace_join import GraceJoin
+from everflow.operators.joins.held_back import HeldBack
+from everflow.operators.joins.versions_as_of import NONE, Versions, latest_before
+from everflow.operators.versioned_table import LatestUpdates, VersionedTableSpec
+from everflow.records import EdgeBatch, TasksResult
+from everflow.state.store import InMemoryStore, StoreSpec, memory_store
+from properties.operators.test_joins import (
+    CUTS,
+    KEY,
+    TASKS,
+    VALUE,
+    Result,
+    Row,
+    batches,
+    results,
+    side,
+)
+
+HISTORIES = st.sampled_from([0, 3, 10, 25, 100])
+ROWS = st.lists(
+    st.builds(
+        Row,
+        st.booleans(),
+        st.sampled_from(TASKS),
+        st.sampled_from(["a", "b", "a", "ab", None]),
+        st.sampled_from([1, 2, 3, 4, None]),
+        st.integers(0, 40),
+    ),
+    min_size=1,
+    max_size=40,
+)
+Join = Callable[[JoinedTable], tuple[StreamTableJoin | GraceJoin, StoreSpec | None]]
+MANY = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+class Table:
+    """A versioned table: its operator, and each task's store."""
+
+    def __init__(self, history_ms: int) -> None:
+        spec = StoreSpec(
+            name="t",
+            kind="versioned",
+            key_serde=KEY,
+            value_serde=VALUE,
+            retention_ms=history_ms,
+        )
+        self.operator = VersionedTableSpec("t", KEY, VALUE, history_ms)
+        self.joined = JoinedTable(spec, self.operator.results, pa.int64())
+        self.stores = {task: memory_store(spec) for task in TASKS}
+        self.stream_times = dict.fromkeys(TASKS, -1)
+        self.late = 0
+
+    def changed(self, batch: EdgeBatch) -> tuple[EdgeBatch, Callable[[], None]]:
+        views = {task: {"t": store} for task, store in self.stores.items()}
+        done = self.operator.process_tasks(batch, views, self.stream_times)
+        self.late += done.dropped.get("late", 0)
+
+        def apply() -> None:
+            self.stream_times |= done.stream_times
+            for task, listed in done.changes.items():
+                for changes in listed:
+                    self.stores[task].apply(changes, done.stream_times[task])
+
+        return done.output, apply
+
+
+class Model:
+    """RocksDBVersionedStore, as lists of (time, value)."""
+
+    def __init__(self, history_ms: int) -> None:
+        self.history_ms = history_ms
+        self.observed = dict.fromkeys(TASKS, -1)
+        self.versions: dict[tuple[int, str], dict[int, int | None]] = {}
+        self.late = 0
+
+    def put(self, row: Row) -> bool | None:
+        """Whether it is the latest; None: ignored."""
+        if row.time < self.observed[row.partition] - self.history_ms:
+            self.late += 1
+            return None
+        self.observed[row.partition] = max(self.observed[row.partition], row.time)
+        assert row.key is not None
+        versions = self.versions.setdefault((row.partition, row.key), {})
+        latest = row.time >= max(versions, default=-1)
+        versions[row.time] = row.value
+        return latest
+
+    def get(self, partition: int, key: str, time: int) -> int | None:
+        versions = self.versions.get((partition, key), {})
+        found = max((one for one in versions if one <= time), default=None)
+        if found is None:
+            return None
+        if time < self.observed[partition] - self.history_ms and found != max(versions):
+            return None
+        return versions[found]
+
+
+def run(
+    history_ms: int, rows: Sequence[Row], cuts: Sequence[int], join: Join
+) -> tuple[list[Result], int]:
+    """Results of a join with the table, and how many of its updates were late."""
+    table = Table(history_ms)
+    operator, kept = join(table.joined)
+    buffers = {task: {} if kept is None else {kept.name: InMemoryStore(kept)} for task in TASKS}
+    times, found = dict.fromkeys(TASKS, -1), list[Result]()
+    for batch in batches(rows, cuts):
+        updates, apply = table.changed(side(batch, left=False))
+        views = {task: {"t": table.stores[task], **buffers[task]} for task in TASKS}
+        done: TasksResult = operator.join_tasks(side(batch, left=True), updates, views, times)
+        times |= done.stream_times
+        for task, listed in done.changes.items():
+            for changes in listed:
+                buffers[task][changes.store].apply(changes)
+        apply()
+        found += results(done.output)
+    return found, table.late
+
+
+def stream_table(kind: JoinKind) -> Join:
+    return lambda joined: (StreamTableJoin(joined, kind), None)
+
+
+def grace_join(kind: JoinKind, grace_ms: int) -> Join:
+    spec = StoreSpec(
+        name="w", kind="key_value", key_serde=serdes.bytes_(), value_serde=serdes.bytes_()
+    )
+    held = HeldBack(store=spec, key_serde=KEY, value_serde=VALUE, grace_ms=grace_ms)
+    return lambda joined: (GraceJoin(joined, kind, held), spec)
+
+
+def model(
+    kind: JoinKind, history_ms: int, grace_ms: int | None, rows: Sequence[Row]
+) -> tuple[list[Result], int]:
+    """KStreamKTableJoinProcessor over a versioned store, with RocksDBTimeOrderedKeyValueBuffer."""
+    store, found = Model(history_ms), list[Result]()
+    waiting: list[tuple[int, int, str, int, int]] = []
+    observed = dict.fromkeys(TASKS, -1)
+
+    def joined(partition: int, key: str | None, value: int, time: int) -> None:
+        other = None if key is None else store.get(partition, key, time)
+        if other is not None or kind is JoinKind.LEFT:
+            found.append(Result(partition, key, (value, other), time))
+
+    for place, row in enumerate(rows):
+        if not row.left:
+            if row.key is not None:
+                store.put(row)
+            continue
+        if row.value is None or (row.key is None and kind is JoinKind.INNER):
+            continue
+        if grace_ms is None or row.key is None:
+            joined(row.partition, row.key, row.value, row.time)
+            continue
+        if row.time < observed[row.partition] - grace_ms:
+            joined(row.partition, row.key, row.value, row.time)
+            continue
+        observed[row.partition] = max(observed[row.partition], row.time)
+        waiting.append((row.partition, row.time, row.key, place, row.value))
+        due = [
+            one
+            for one in waiting
+            if one[0] == row.partition and one[1] <= observed[row.partition] - grace_ms
+        ]
+        for one in sorted(due, key=lambda one: one[1:4]):
+            waiting.remove(one)
+            joined(one[0], one[2], one[4], one[1])
+    return found, store.late
+
+
+@MANY
+@given(st.sampled_from([JoinKind.INNER, JoinKind.LEFT]), HISTORIES, ROWS, CUTS)
+def test_a_stream_sees_a_versioned_table_as_of_its_own_time(
+    kind: JoinKind, history_ms: int, rows: list[Row], cuts: list[int]
+) -> None:
+    assert run(history_ms, rows, cuts, stream_table(kind)) == model(kind, history_ms, None, rows)
+
+
+@MANY
+@given(
+    st.sampled_from([JoinKind.INNER, JoinKind.LEFT]),
+    HISTORIES,
+    st.sampled_from([0, 2, 7, 20]),
+    ROWS,
+    CUTS,
+)
+def test_a_record_that_waits_sees_what_the_table_heard_late(
+    kind: JoinKind, history_ms: int, grace_ms: int, rows: list[Row], cuts: list[int]
+) -> None:
+    grace_ms = min(grace_ms, history_ms)
+    expected = model(kind, history_ms, grace_ms, rows)
+    assert run(history_ms, rows, cuts, grace_join(kind, grace_ms)) == expected
+
+
+@MANY
+@given(HISTORIES, ROWS, CUTS)
+def test_only_the_latest_updates_reach_what_works_on_latest_values(
+    history_ms: int, rows: list[Row], cuts: list[int]
+) -> None:
+    table, store = Table(history_ms), Model(history_ms)
+    latest = LatestUpdates(table.joined, pa.string())
+    found, dropped = list[tuple[int, str, int | None, int]](), 0
+    for batch in batches(rows, cuts):
+        updates, apply = table.changed(side(batch, left=False))
+        views = {task: {"t": one} for task, one in table.stores.items()}
+        done = latest.process_tasks(updates, views, dict.fromkeys(TASKS, -1))
+        apply()
+        dropped += done.dropped.get("out-of-order", 0)
+        out = done.output
+        found += zip(
+            out.partition.tolist(),
+            out.key.to_pylist(),
+            out.value.to_pylist(),
+            out.timestamp.tolist(),
+            strict=True,
+        )
+    put = [(row, store.put(row)) for row in rows if not row.left and row.key is not None]
+    assert found == [(row.partition, row.key, row.value, row.time) for row, is_ in put if is_]
+    assert dropped == sum(1 for _, is_ in put if is_ is False)
+
+
+@MANY
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12), st.integers(-1, 40)), max_size=60),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12), st.integers(0, 40)), max_size=30),
+)
+def test_the_version_that_counts_is_the_last_before_the_place(
+    known: list[tuple[int, int, int]], asked: list[tuple[int, int, int]]
+) -> None:
+    """Also where so many came later that halving steps look for it."""
+    columns = np.array(known, np.int64).reshape(-1, 3).T
+    asks = np.array(asked, np.int64).reshape(-1, 3).T
+    found = latest_before(asks[0], asks[1], asks[2], Versions(columns[0], columns[1], columns[2]))
+    for (code, time, place), row in zip(asked, found.tolist(), strict=True):
+        fits = [(t, p) for c, t, p in known if c == code and t <= time and p < place]
+        assert (None if row == NONE else known[row][1:]) == max(fits, default=None)
