@@ -80,9 +80,9 @@ def test_the_java_names_of_a_module_are_told_where_they_are_used() -> None:
     ):
         _of(serdes).String()
     with pytest.raises(
-        UnknownNameError, match="agg has no collect_list: it is not among the built-ins yet"
+        UnknownNameError, match="agg has no stddev: it is not among the built-ins yet"
     ):
-        _of(agg).collect_list("value.item")
+        _of(agg).stddev("value.item")
     with pytest.raises(UnknownNameError, match=r"agg has no average: it is avg here"):
         _of(agg).average("value.amount")
 

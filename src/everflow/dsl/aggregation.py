@@ -52,6 +52,7 @@ from everflow.topology.graph import (
     StatefulNode,
     StatefulOperator,
 )
+from everflow.topology.types import type_text
 from everflow.windows import SessionWindows, TimeWindows
 
 
@@ -106,16 +107,17 @@ class Aggregation:
         """Lower built-in aggregates; ``bare``: the value is the single result, not a struct."""
         edge = self.group.edge
         key_serde = edge.written_key(self.operator, self.where)
-        columns = {
-            f"a{i}": _column(name, a, self.where)
-            for i, (name, a) in enumerate(fields.items())
-            if a.column is not None
-        }
+        columns: dict[str, Column] = {}
+        lowered = []
+        for i, (name, a) in enumerate(fields.items()):
+            column = None if a.column is None else f"a{i}"
+            by = None if a.by is None else f"b{i}"
+            if column is not None:
+                columns[column] = self._input(_column(name, a, a.column, self.where), a, edge)
+            if by is not None:
+                columns[by] = _column(name, a, a.by, self.where)
+            lowered.append(replace(a, column=column, by=by))
         inputs = self._inputs(columns, edge)
-        lowered = [
-            Aggregator(a.kind, None if a.column is None else f"a{i}")
-            for i, a in enumerate(fields.values())
-        ]
         try:
             built_in = self._spec(key_serde, lowered, None if bare else list(fields), inputs.type)
         except EverflowError as error:
@@ -124,8 +126,24 @@ class Aggregation:
             ) from None
         spec = built_in if self.sessions is None else SessionAggregateSpec(built_in, self.sessions)
         value_serde = spec.value_serde if bare else default_serde(spec.result)
-        folds = tuple(column.op for column in built_in.columns)
+        folds = tuple(column.words for column in built_in.columns)
         return self._add(spec, inputs, value_serde, folds)
+
+    def _input(self, column: Column, aggregator: Aggregator, edge: Edge) -> Column:
+        """What the operator gets of an aggregate's column: of one whose values are only told apart,
+        Spark's own hash."""
+        if aggregator.kind != "approx_count_distinct":
+            return column
+        type_ = analyse(column, edge.type, self.where).type
+        if pa.types.is_map(type_):
+            raise TopologyError(
+                f"agg.approx_count_distinct takes values that can be compared, the column is "
+                f"{type_text(type_)}",
+                where=self.where,
+            )
+        if pa.types.is_floating(type_):  # 0.0 equals -0.0
+            column = F.when(column == 0, F.lit(0.0).cast(type_text(type_))).otherwise(column)
+        return F.when(column.isNotNull(), F.xxhash64(column))
 
     def _spec(
         self,
@@ -305,8 +323,7 @@ class Aggregation:
         )
 
 
-def _column(name: str, aggregator: Aggregator, where: str | None) -> Column:
-    given = aggregator.column
+def _column(name: str, aggregator: Aggregator, given: object, where: str | None) -> Column:
     if isinstance(given, Column):
         return given
     if isinstance(given, str):

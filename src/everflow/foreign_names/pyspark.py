@@ -350,11 +350,24 @@ TOPOLOGY: Names = {
 AGG: Names = {
     "mean": is_called("avg", "agg.avg('value.amount')"),
     "average": is_called("avg", "agg.avg('value.amount')"),
+    "array_agg": is_called("collect_list", "agg.collect_list('value.item', limit=1_000)"),
+    "count_distinct": is_called(
+        "approx_count_distinct", "agg.approx_count_distinct('value.item', rsd=0.02)"
+    ),
+    "countDistinct": is_called(
+        "approx_count_distinct", "agg.approx_count_distinct('value.item', rsd=0.02)"
+    ),
+    "approxCountDistinct": is_called(
+        "approx_count_distinct", "agg.approx_count_distinct('value.item', rsd=0.02)"
+    ),
+    "any_value": is_called("first", "agg.first('value.item')"),
+    "first_value": is_called("first", "agg.first('value.item')"),
+    "last_value": is_called("last", "agg.last('value.item')"),
+    "nlargest": is_called("top_n", "agg.top_n('value.item', 10, by='value.amount')"),
+    "every": is_called("min", "agg.min(F.col('value.amount') > 10)"),
+    "some": is_called("max", "agg.max(F.col('value.amount') > 10)"),
     **_all(
-        "collect_list collect_set count_distinct countDistinct approx_count_distinct max_by min_by "
-        "stddev "
-        "variance median percentile_approx mode "
-        "sum_distinct array_agg any_value every some",
+        "stddev variance median percentile_approx mode sum_distinct",
         not_there(
             "it is not among the built-ins yet; write it with Python functions: "
             "grouped.aggregate(initializer=list, "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,14 @@ import pyarrow.compute as pc
 from everflow import serdes
 from everflow.errors import TopologyError
 from everflow.operators.agg import Aggregator, result_type
-from everflow.operators.fold import ColumnFold, StateColumn
+from everflow.operators.fold import Bounds, ColumnFold, StateColumn
+from everflow.operators.folds.folding import BESIDE, FOLDS, fold, parts, running
+from everflow.operators.folds.items import Items
+from everflow.operators.folds.lists import ListFullError
+from everflow.operators.folds.packed_lists import pack, unpack
+from everflow.operators.folds.sketch import estimates, precision_of
 from everflow.operators.grouping import Groups, KeyedOperator, Stored, Tasks, group, read, result
+from everflow.operators.user_code import UserFunctionError
 from everflow.records import EdgeBatch, Int64, TasksResult
 from everflow.serdes import Serde
 from everflow.serdes.base import ResultDecoder, decode_present
@@ -63,14 +70,15 @@ class AggregateSpec(KeyedOperator):
         labels = ("value",) if names is None else tuple(names)
         if not aggregators or len(labels) != len(aggregators):
             raise TopologyError(f"{len(aggregators)} aggregates but {len(labels)} names")
+        orders = [None if a.by is None else input_type.field(a.by).type for a in aggregators]
         types = [None if a.column is None else input_type.field(a.column).type for a in aggregators]
-        results = [result_type(a, t) for a, t in zip(aggregators, types, strict=True)]
+        results = [result_type(a, t, o) for a, t, o in zip(aggregators, types, orders, strict=True)]
         columns = tuple(
             column
-            for label, aggregator, type_ in zip(labels, aggregators, results, strict=True)
-            for column in _state_columns(label, aggregator, type_)
+            for label, one, type_, order in zip(labels, aggregators, results, orders, strict=True)
+            for column in _state_columns(label, one, type_, order)
         )
-        state = pa.struct([(column.name, column.type) for column in columns])
+        state = pa.struct([(column.name, column.stored_type) for column in columns])
         bare_count = names is None and aggregators[0].kind == "count"
         return AggregateSpec(
             store=store,
@@ -97,8 +105,11 @@ class AggregateSpec(KeyedOperator):
             skip_null_values=self.window is None,
         )
         stored = read(groups, tasks.stores, self.value_serde)
-        folds = self._folds(batch.value, groups, stored)
-        final = [fold.final() for fold in folds]
+        states = self.state_columns_of(stored.values)
+        inputs = self.inputs_of(batch.value, groups.take)
+        with self.failing(batch, groups.rows):
+            final = self._folded(groups, stored, states, inputs)
+            shown_states = self._running(groups, stored, states, inputs)
         times = batch.timestamp[groups.rows]
         timestamps = stored.timestamps
         running = _running_max(timestamps, groups.codes, times) if self.emit_every_update else None
@@ -107,7 +118,7 @@ class AggregateSpec(KeyedOperator):
         changes = groups.changes(self.store, values, timestamps)
         if running is not None:
             at = np.arange(len(groups.rows), dtype=np.int64)
-            shown = self.finish([fold.running() for fold in folds])
+            shown = self.finish(shown_states)
             return result(
                 batch, groups, changes, at=at, values=shown, timestamps=running, window=self.window
             )
@@ -141,10 +152,12 @@ class AggregateSpec(KeyedOperator):
 
     def state_columns_of(self, state: pa.Array) -> list[pa.Array]:
         """The columns of decoded states, in the order of ``columns``."""
-        columns: list[pa.Array] = (
-            state.flatten() if pa.types.is_struct(self.value_serde.type) else [state]
-        )
-        return columns
+        if not pa.types.is_struct(self.value_serde.type):
+            return [state]
+        return [
+            unpack(stored, column.type) if column.stored_type != column.type else stored
+            for stored, column in zip(state.flatten(), self.columns, strict=True)
+        ]
 
     def inputs_of(
         self, value: pa.Array, take: Callable[[pa.Array], pa.Array]
@@ -159,20 +172,79 @@ class AggregateSpec(KeyedOperator):
                     fields[name] = take(column)
         return [fields[column.field] for column in self.columns]
 
-    def _folds(self, value: pa.Array, groups: Groups, stored: Stored) -> list[ColumnFold]:
-        states = self.state_columns_of(stored.values)
-        return [
-            ColumnFold(column, state, stored.present, groups.codes, values)
-            for column, state, values in zip(
-                self.columns, states, self.inputs_of(value, groups.take), strict=True
+    def _folded(
+        self,
+        groups: Groups,
+        stored: Stored,
+        states: list[pa.Array],
+        inputs: list[pa.Array | None],
+    ) -> list[pa.Array]:
+        """The state columns of all groups after the batch."""
+        final: list[pa.Array] = []
+        for part in parts(self.columns):
+            columns = self.columns[part]
+            if columns[0].op in FOLDS:
+                items = Items.of_groups(states[part], groups.codes, _given(inputs[part]))
+                final += fold(columns, items)
+            else:
+                final.append(self._column_fold(part.start, groups, stored, states, inputs).final())
+        return final
+
+    def _running(
+        self,
+        groups: Groups,
+        stored: Stored,
+        states: list[pa.Array],
+        inputs: list[pa.Array | None],
+    ) -> list[pa.Array]:
+        """The state columns after each contribution, where those are emitted."""
+        found: list[pa.Array] = []
+        for part in parts(self.columns) if self.emit_every_update else []:
+            columns = self.columns[part]
+            if columns[0].op in FOLDS:
+                found += running(columns, states[part], groups.codes, _given(inputs[part]))
+            else:
+                one = self._column_fold(part.start, groups, stored, states, inputs)
+                found.append(one.running())
+        return found
+
+    def _column_fold(
+        self,
+        at: int,
+        groups: Groups,
+        stored: Stored,
+        states: list[pa.Array],
+        inputs: list[pa.Array | None],
+    ) -> ColumnFold:
+        return ColumnFold(self.columns[at], states[at], stored.present, groups.codes, inputs[at])
+
+    @contextmanager
+    def failing(self, batch: EdgeBatch, rows: Sequence[int] | Int64) -> Iterator[None]:
+        """A list that is full fails at its record; ``rows``: of the contributions."""
+        try:
+            yield
+        except ListFullError as error:
+            full, row = error.column, int(rows[error.at])
+            text = (
+                f"{full.name} in store {self.store!r} holds {full.limit} values of the key "
+                f"{batch.key[row].as_py()!r}, and may hold no more; give it more, "
+                f"agg.{full.op}(column, limit={10 * full.limit}), let it leave values out, "
+                "when_full='keep_first', or use windows, so that a key's values come to an end"
             )
-        ]
+            error.args = (text,)
+            raise UserFunctionError(
+                text,
+                source=int(batch.source[row]),
+                partition=int(batch.partition[row]),
+                offset=int(batch.offset[row]),
+            ) from error
 
     def state_of(self, columns: list[pa.Array]) -> pa.Array:
         """Inverse of `state_columns_of`."""
         if not pa.types.is_struct(self.value_serde.type):
             return columns[0]
-        return pa.StructArray.from_arrays(columns, fields=list(self.value_serde.type))
+        written = [pack(one) if pa.types.is_list(one.type) else one for one in columns]
+        return pa.StructArray.from_arrays(written, fields=list(self.value_serde.type))
 
     def finish(self, state: list[pa.Array]) -> pa.Array:
         """The result column of the state columns."""
@@ -186,10 +258,13 @@ class AggregateSpec(KeyedOperator):
                         pc.if_else(pc.equal(counts, 0.0), pa.scalar(None, pa.float64()), counts),
                     )
                 )
-                at += 2
+            elif aggregator.kind == "approx_count_distinct":
+                columns.append(estimates(state[at], precision_of(aggregator.rsd)))
+            elif aggregator.limit is not None:
+                columns.append(state[at].fill_null(pa.scalar([], state[at].type)))
             else:
                 columns.append(state[at])
-                at += 1
+            at += 2 if aggregator.kind == "avg" or aggregator.by is not None else 1
         return (
             columns[0]
             if self.names is None
@@ -198,15 +273,34 @@ class AggregateSpec(KeyedOperator):
 
 
 def _state_columns(
-    label: str, aggregator: Aggregator, type_: pa.DataType
+    label: str, aggregator: Aggregator, type_: pa.DataType, order: pa.DataType | None
 ) -> tuple[StateColumn, ...]:
     field: Any = aggregator.column
-    if aggregator.kind == "avg":
+    kind, limit = aggregator.kind, aggregator.limit
+    if kind == "avg":
         return (
             StateColumn(f"{label}.sum", pa.float64(), "sum", field),
             StateColumn(f"{label}.count", pa.int64(), "count", field),
         )
-    return (StateColumn(label, type_, aggregator.kind, field),)
+    if kind == "approx_count_distinct":
+        bounds: Bounds | None = Bounds(precision_of(aggregator.rsd))
+        return (StateColumn(label, pa.binary(), "distinct", field, bounds),)
+    bounds = None if limit is None else Bounds(limit, aggregator.when_full)
+    if kind in ("collect_list", "collect_set"):
+        return (StateColumn(label, type_, kind, field, bounds),)
+    if limit is not None:
+        kind = "largest" if aggregator.largest else "smallest"
+    if aggregator.by is None:
+        return (StateColumn(label, type_, kind, field, bounds),)
+    beside = order if limit is None else pa.list_(order)
+    return (
+        StateColumn(f"{label}.value", type_, kind, field, bounds),
+        StateColumn(f"{label}.by", beside, BESIDE, aggregator.by, bounds),
+    )
+
+
+def _given(inputs: Sequence[pa.Array | None]) -> list[pa.Array]:
+    return [one for one in inputs if one is not None]
 
 
 def _running_max(stored: Int64, codes: Int64, times: Int64) -> Int64:

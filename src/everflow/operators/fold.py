@@ -10,7 +10,7 @@ from __future__ import annotations
 import decimal
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,17 +21,48 @@ from everflow.records import Int64
 
 _Bools = npt.NDArray[np.bool_]
 _INT64 = np.iinfo(np.int64)
+_CUT = ("largest", "smallest")
+"""A list of another length lacks what was left out."""
+
+
+class Bounds(NamedTuple):
+    """How many values a list has, or a sketch's precision; ``when_full``: what a list does beyond,
+    ``fail``, ``keep_first`` or ``keep_last``."""
+
+    limit: int
+    when_full: str = "fail"
 
 
 @dataclass(frozen=True)
 class StateColumn:
     """One field of the stored state. ``op`` is ``count``, ``sum``, ``min``, ``max``, ``first`` or
-    ``last``; ``field`` the field of the input struct it reads, None to count records."""
+    ``last``, or one of `everflow.operators.folds`; ``field`` the field of the input struct it
+    reads, None to count records. ``bounds``: of a list or a sketch."""
 
     name: str
     type: pa.DataType
     op: str
     field: str | None = None
+    bounds: Bounds | None = None
+
+    @property
+    def limit(self) -> int:
+        """Of its bounds, where it has some."""
+        assert self.bounds is not None
+        return self.bounds.limit
+
+    @property
+    def stored_type(self) -> pa.DataType:
+        """Of the field as it is stored: lists are bytes there."""
+        return pa.binary() if pa.types.is_list(self.type) else self.type
+
+    @property
+    def words(self) -> str:
+        """What makes the field, as a store's layout says it: other words, other bytes."""
+        if self.op == "distinct":
+            return f"approx_count_distinct of {1 << self.limit} registers"
+        kind = f" of {self.type.value_type}" if pa.types.is_list(self.type) else ""
+        return f"{self.op} {self.limit}{kind}" if self.op in _CUT else f"{self.op}{kind}"
 
 
 @dataclass

@@ -17,6 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from everflow.operators.aggregate import AggregateSpec
+from everflow.operators.folds.folding import FOLDS, fold, parts, running
+from everflow.operators.folds.items import Items
 from everflow.operators.grouping import Tasks, by_task, task_slices
 from everflow.operators.python_aggregate import PythonAggregateSpec
 from everflow.operators.session_book import SessionBook, read_sessions
@@ -99,35 +101,54 @@ class SessionAggregateSpec(_Sessions[AggregateSpec]):
 
     def _results(self, run: _Run) -> TasksResult:
         run.take_records()
-        layout, book = self.layout, run.book
+        layout = self.layout
+        book = run.book
         known = layout.value_serde.decode_array(pa.array(run.stored, pa.binary()))
         states = pa.concat_arrays([known, pa.nulls(len(book.keys) - len(known), known.type)])
         codes = np.array(book.codes, np.int64)
         inputs = layout.inputs_of(
             run.batch.value, lambda column: column.take(pa.array(run.rows, pa.int64()))
         )
-        folds = [
-            SessionFold(
-                column=column,
-                stored=state,
-                known=book.stored,
-                codes=codes,
-                merges=book.merges,
-                values=values,
-            )
-            for column, state, values in zip(
-                layout.columns, layout.state_columns_of(states), inputs, strict=True
-            )
-        ]
+        columns = layout.state_columns_of(states)
+        with layout.failing(run.batch, run.rows):
+            folded, every = self._folded(run, columns, codes, inputs)
         final = run.final()
         sessions = pa.array(final.sessions, pa.int64())
-        after = [fold.final().take(sessions) for fold in folds]
+        after = [column.take(sessions) for column in folded]
         changes = run.changes(
             self.store, final, layout.value_serde.encode_array(layout.state_of(after)).to_pylist()
         )
         if self.emit_every_update:
-            return run.every_result(changes, layout.finish([fold.running() for fold in folds]))
+            return run.every_result(changes, layout.finish(every))
         return run.last_results(changes, final, layout.finish(after))
+
+    def _folded(
+        self, run: _Run, states: list[pa.Array], codes: Int64, inputs: list[pa.Array | None]
+    ) -> tuple[list[pa.Array], list[pa.Array]]:
+        """The state columns of all sessions, and, where those are emitted, after each
+        contribution."""
+        final: list[pa.Array] = []
+        every: list[pa.Array] = []
+        for part in parts(self.layout.columns):
+            columns, stored = self.layout.columns[part], states[part]
+            if columns[0].op in FOLDS:
+                values = [one for one in inputs[part] if one is not None]
+                final += fold(columns, Items.of_sessions(stored, codes, values, run.book.merges))
+                if self.emit_every_update:
+                    every += running(columns, stored, codes, values, run.book.merges)
+                continue
+            one = SessionFold(
+                column=columns[0],
+                stored=stored[0],
+                known=run.book.stored,
+                codes=codes,
+                merges=run.book.merges,
+                values=inputs[part.start],
+            )
+            final.append(one.final())
+            if self.emit_every_update:
+                every.append(one.running())
+        return final, every
 
 
 @dataclass(frozen=True)

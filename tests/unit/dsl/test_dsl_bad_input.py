@@ -248,6 +248,39 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
         lambda b, s: s.group_by_key().aggregate(store="x", a=agg.sum("value.item")),
         "takes numbers",
     ),
+    "a list without an end": (
+        lambda b, s: agg.collect_list("value.item", limit=0),
+        "agg.collect_list keeps a whole number of values above zero, found 0",
+    ),
+    "a set that keeps the last": (
+        lambda b, s: agg.collect_set("value.item", when_full="keep_last"),
+        "agg.collect_set: when_full is one of 'fail', 'keep_first', found 'keep_last'",
+    ),
+    "no order": (
+        lambda b, s: agg.max_by("value.item", None),
+        r"takes two columns, .*agg.max_by\('value.item', 'value.amount'\)",
+    ),
+    "an order of structs": (
+        lambda b, s: s.group_by_key().aggregate(
+            store="x", a=agg.top_n("value.item", 3, by=F.struct("value.item"))
+        ),
+        "agg.top_n goes by values with an order, the column is struct",
+    ),
+    "an order that is a number": (
+        lambda b, s: s.group_by_key().aggregate(store="x", a=agg.min_by("value.item", 3)),
+        r"a=agg\.min_by\(3\) takes a Column",
+    ),
+    "no top": (lambda b, s: agg.top_n("value.item", 0), "above zero, found 0"),
+    "an estimate without errors": (
+        lambda b, s: agg.approx_count_distinct("value.item", rsd=0),
+        r"from 0\.0022 .* to 0\.39 .* found 0",
+    ),
+    "distinct maps": (
+        lambda b, s: s.group_by_key().aggregate(
+            store="x", a=agg.approx_count_distinct(F.create_map("value.item", "value.item"))
+        ),
+        "takes values that can be compared, the column is map",
+    ),
     "unknown input": (
         lambda b, s: s.group_by_key().aggregate(store="x", a=agg.sum("value.x")),
         r"columns: .*value\.item",

@@ -55,6 +55,7 @@ class World:
         ("w.table.group_by(F.col('value'), name='g', key_serde=LONG)", "cannot write"),
         ("w.table.group_by(F.col('value'), name='g').count()", "its store has no name"),
         ("w.by_value.aggregate(store='x', m=agg.max('value'))", "agg.max cannot take back"),
+        ("w.by_value.aggregate(store='x', m=agg.collect_list('value'))", "cannot take back"),
         ("w.by_value.aggregate(store='x')", "either built-ins, e.g."),
         ("w.by_value.aggregate(store='x', initializer=list, n=agg.count())", "either built-ins"),
         ("w.by_value.aggregate(store='x', initializer=list, returns='string')", "found None"),

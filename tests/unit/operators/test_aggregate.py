@@ -260,7 +260,7 @@ def test_impossible_aggregates_are_refused_when_they_are_built() -> None:
     with pytest.raises(TopologyError, match="column"):
         agg.sum(None)
     with pytest.raises(TopologyError, match="unknown aggregate"):
-        agg.Aggregator("median", "x")
+        agg.Aggregator(kind="median", column="x")
     with pytest.raises(TopologyError, match="names"):
         AggregateSpec.of("s", serdes.string(), [agg.count()], ["a", "b"], struct)
 

@@ -317,7 +317,7 @@ def test_a_built_in_aggregate_says_what_makes_its_fields() -> None:
 
 def test_a_mean_has_two_fields() -> None:
     spec = AggregateSpec.of(
-        "s", TEXT, [Aggregator("avg", "a0")], ["mean"], struct("a0 int, a1 int")
+        "s", TEXT, [Aggregator(kind="avg", column="a0")], ["mean"], struct("a0 int, a1 int")
     )
     words = layout_of(store(spec.value_serde, folds=tuple(column.op for column in spec.columns)))
     assert words.value == "mean.sum double (sum), mean.count bigint (count)"
