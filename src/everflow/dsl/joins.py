@@ -67,9 +67,11 @@ class JoinCall:
         joiner: Expression | None,
         options: dict[str, Any],
         fields: dict[str, Column],
+        operator: str | None = None,
     ) -> tuple[JoinCall, dict[str, Any]]:
-        """The call, and its options: one that is a Column is a field of that name."""
-        operator, where = _OPERATORS[kind], user_line()
+        """The call (of the ``operator``, or what a join of the ``kind`` is called), and its
+        options: one that is a Column is a field of that name."""
+        operator, where = operator or _OPERATORS[kind], user_line()
         fields = {name: one for name, one in options.items() if isinstance(one, Column)} | fields
         options = {name: None if name in fields else one for name, one in options.items()}
         if fields and joiner is not None:

@@ -145,7 +145,7 @@ def _with_table(
         )
     call.check_sides(left, right)
     table = joined_table(right, call)
-    stream = _copartitioned(left, name, call, "")
+    stream = copartitioned(left, name, call, "")
     held = None if grace is None else _held_back(stream, table, call, grace, store)
     prefix = "KSTREAM-LEFTJOIN-" if kind.keeps_left else "KSTREAM-JOIN-"
     edge = call.edge(stream, right)
@@ -237,10 +237,24 @@ def _with_stream(
             f"windows=JoinWindows.of_time_difference('5 minutes')",
             where=call.where,
         )
+    return joined_in_windows(left, right, kind, call, windows, store, name)
+
+
+def joined_in_windows(
+    left: StreamJoins,
+    right: StreamJoins,
+    kind: JoinKind,
+    call: JoinCall,
+    windows: JoinWindows,
+    store: object,
+    name: str | None,
+) -> KStream:
+    """The join of two streams. TopologyError for sides that do not fit, or names that are missing
+    or taken."""
     call.check_sides(left, right)
     stores = _Stores.claimed(left, right, kind, call, windows, store)
-    lefts = _copartitioned(left, name, call, "-left")
-    rights = _copartitioned(right, name, call, "-right")
+    lefts = copartitioned(left, name, call, "-left")
+    rights = copartitioned(right, name, call, "-right")
     parts = _parts(left, lefts.node, rights.node, kind, stores, name, call)
     edge = call.edge(lefts, rights)
     node = StatefulNode(
@@ -264,7 +278,7 @@ def _with_stream(
     return left.graph.faces.stream(left.graph, made, edge)
 
 
-def _copartitioned(side: StreamJoins, name: str | None, call: JoinCall, suffix: str) -> KStream:
+def copartitioned(side: StreamJoins, name: str | None, call: JoinCall, suffix: str) -> KStream:
     """The side's stream, behind a repartition topic if its key may have changed."""
     if not side.key_changed:
         return side.derived(side.node, side.edge)

@@ -18,19 +18,22 @@ pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
 KEY, VALUE, RAW = serdes.string(), serdes.string(), serdes.bytes_()
 SIDES = ("orders", "prices")
-RESULTS = ("at-once", "waited")
+RESULTS = ("at-once", "waited", "as-of")
 HISTORY_MS = 300
 Told = tuple[bytes | None, bytes | None, int, Any]
 
 
 def topology(name: Callable[[str], str]) -> Topology:
-    """A stream that sees a versioned table at once, and one that waits; ``name``: a topic's full
-    name."""
+    """A stream that sees a versioned table at once, one that waits, and one that meets another as
+    of a time; ``name``: a topic's full name."""
     builder = StreamsBuilder()
     orders = builder.stream(name("orders"), key=KEY, value=VALUE)
-    prices = builder.table(name("prices"), key=KEY, value=VALUE, store="prices", history=HISTORY_MS)
+    quotes = builder.stream(name("prices"), key=KEY, value=VALUE)
+    prices = quotes.to_table(store="prices", history=HISTORY_MS)
     orders.left_join(prices).to(name("at-once"))
     orders.join(prices, grace=100, store="waiting").to(name("waited"))
+    as_of = orders.join_asof(quotes, tolerance=150, grace=60, how="left", store="quotes")
+    as_of.to(name("as-of"))
     return builder.build()
 
 

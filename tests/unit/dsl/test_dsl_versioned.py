@@ -7,6 +7,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from everflow import JoinWindows, Stores, StreamsBuilder, Suppressed, TopologyError, serdes
+from everflow.operators.joins import StreamStreamJoin
 from everflow.topology.graph import StatefulNode
 from everflow.topology.subtopologies import cut, internal_topics
 
@@ -44,6 +45,20 @@ class World:
             "w.past.map_values(F.col('value')).suppress(Suppressed.until_time_limit(5), store='x')",
             "suppress a table without history=",
         ),
+        ("w.stream.join_asof(w.other, store='x')", "say how much earlier a match may be"),
+        ("w.stream.join_asof(w.other, tolerance=-1, store='x')", "a tolerance may not be negative"),
+        ("w.stream.join_asof(w.other, tolerance=5)", "its store has no name; write join_asof"),
+        ("w.stream.join_asof(w.other, tolerance=5, grace=-2, store='x')", "a grace may not be neg"),
+        ("w.stream.join_asof(w.other, tolerance=5, how='outer', store='x')", "'inner' or 'left'"),
+        ("w.stream.join_asof(w.past, tolerance=5, store='x')", "takes a stream.*history="),
+        ("w.stream.join_asof('o', tolerance=5, store='x')", "takes a stream, found 'o'"),
+        ("w.stream.join_asof(w.other, tolerance=5, store='p')", "the store name 'p' is used twice"),
+        ("w.stream.join_interval(w.past, before=5, store='x')", "join_interval takes a stream"),
+        ("w.stream.join_interval(w.other, before=5)", "its store has no name; write join_interval"),
+        ("w.stream.join_interval(w.other, before=5, after=-6, store='x')", "its end is before"),
+        ("w.stream.join_interval(w.other, how='right', store='x')", "found 'right'"),
+        ("w.stream.join_interval(w.other, grace=-1, store='x')", "a grace may not be negative"),
+        ("w.stream.join_asof(w.other, F.col('nope'), tolerance=5, store='x')", "cannot be used"),
         ("Stores.versioned('x', key=TEXT, value=TEXT, history=-1)", "'x'.*may not be negative"),
     ],
 )
@@ -70,3 +85,38 @@ def test_a_join_with_grace_is_described_with_its_buffer() -> None:
     node = topology.node("priced")
     assert isinstance(node, StatefulNode)
     assert [store.name for store in node.stores] == ["waiting"]
+
+
+def test_an_as_of_join_keeps_the_other_side_for_tolerance_and_grace() -> None:
+    world = World()
+    joined = world.stream.select_key(F.col("key")).join_asof(
+        world.other, tolerance="1 second", grace=500, store="quotes", name="priced"
+    )
+    joined.to("out")
+    topology = world.builder.build()
+    node = topology.node("priced")
+    assert isinstance(node, StatefulNode)
+    assert [(one.name, one.kind, one.retention_ms) for one in node.stores] == [
+        ("quotes", "window", 1_501),
+        ("quotes-waiting", "key_value", None),
+    ]
+    assert [topic.name for topic in topology.repartition_topics] == ["priced-left-repartition"]
+
+
+def test_an_interval_join_is_a_join_in_windows() -> None:
+    one, other = World(), World()
+    one.stream.join_interval(
+        one.other, before="1 second", after=5, grace=7, how="left", store="pairs"
+    ).to("out")
+    windows = JoinWindows(1_000, 5).grace(7)
+    other.stream.left_join(other.other, windows=windows, store="pairs").to("out")
+    built = [str(world.builder.build().describe()) for world in (one, other)]
+    assert built[0] == built[1]
+    joins = [
+        node.operator
+        for world in (one, other)
+        for node in world.builder.build().nodes
+        if isinstance(node, StatefulNode) and isinstance(node.operator, StreamStreamJoin)
+    ]
+    windows_of = [(join.left.back_ms, join.left.ahead_ms, join.right.open_ms) for join in joins]
+    assert windows_of == [(1_000, 5, 1_012)] * 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from everflow.operators.fold import valid
 from everflow.operators.grouping import stream_times as running_times
-from everflow.operators.joins.held_back import HeldBack, Released, TimeMakers
+from everflow.operators.joins.held_back import HeldBack, TimeMakers, come_out
 from everflow.operators.joins.joined_table import JoinedTable
 from everflow.operators.joins.joined_values import JoinKind, Stores, joined
 from everflow.operators.joins.versions_as_of import Asks, held_as_of
@@ -74,13 +74,6 @@ class GraceJoin:
     def decode_result(self, data: bytes) -> Any:
         """The bytes of its own store as they are: no table shows them."""
         return data
-
-
-def come_out(by: EdgeBatch, released: Released, values: pa.Array) -> EdgeBatch:
-    """Results of released records: positions are those of the records ``by`` which they came out,
-    all else is their own."""
-    made = by.with_columns(released.key, values)
-    return replace(made, timestamp=released.times, headers=released.headers)
 
 
 def _with_keyless(

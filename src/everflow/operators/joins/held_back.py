@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -195,6 +195,13 @@ class HeldBack:
             None if joined is None else joined.take(index),
             changes,
         )
+
+
+def come_out(by: EdgeBatch, released: Released, values: pa.Array) -> EdgeBatch:
+    """Results of released records: positions are those of the records ``by`` which they came out,
+    all else is their own."""
+    made = by.with_columns(released.key, values)
+    return replace(made, timestamp=released.times, headers=released.headers)
 
 
 def _nothing() -> _Stored:

@@ -1,0 +1,260 @@
+"""As-of join of two streams: each left record with the latest right one that is not later than it.
+
+Stream time is that of both sides. The right side's records are kept, by key and time, for tolerance
+and grace behind it: a left record that is not later than the grace finds all it may meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from everflow.operators.fold import valid
+from everflow.operators.grouping import stored, task_slices
+from everflow.operators.grouping import stream_times as running_times
+from everflow.operators.joins.held_back import HeldBack, Released, TimeMakers, come_out
+from everflow.operators.joins.join_side import JoinKeys, read_entries
+from everflow.operators.joins.joined_table import NEVER
+from everflow.operators.joins.joined_values import JoinKind, Stores, joined, task_codes
+from everflow.operators.joins.versions_as_of import NONE, STORED, Versions, latest_before
+from everflow.operators.user_code import written_bytes
+from everflow.records import EdgeBatch, Int32, Int64, StoreChanges, TasksResult
+from everflow.serdes.windowed import window_store_keys
+from everflow.state.store import StoreSpec
+from everflow.topology.hops import appended
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsOfJoin:
+    """Inner or left. A left record at t meets, of the right records with its key from
+    t - ``tolerance_ms`` to t, the latest (of one time the one that came last), as far as they have
+    come when stream time has reached t and the grace (``held``; without one: when it comes itself).
+    One that is later than that is joined at once.
+
+    Right records are dropped as late once no left record within the grace can meet them. Null
+    values are dropped; null keys too, but of a left join's left side, which comes at once with a
+    null right. A result has the left record's time and headers.
+    """
+
+    kind: JoinKind
+    right: StoreSpec
+    type: pa.DataType
+    tolerance_ms: int
+    held: HeldBack | None
+    left_first: bool = True
+    """Which side takes an input record first that is on both."""
+
+    @property
+    def takes_null_keys(self) -> bool:
+        """See `JoinOperator`."""
+        return self.kind.keeps_left
+
+    @property
+    def kept_ms(self) -> int:
+        """How far behind stream time right records are of use."""
+        return self.tolerance_ms + (0 if self.held is None else self.held.grace_ms)
+
+    def join_tasks(
+        self, left: EdgeBatch, right: EdgeBatch, stores: Stores, stream_times: Mapping[int, int]
+    ) -> TasksResult:
+        """See `JoinOperator`."""
+        events = _Events.of(left, right, stream_times, self.kind.keeps_left, self.left_first)
+        rights = right.take(events.rows[events.of_right])
+        open_ = rights.timestamp >= events.running[events.of_right] - self.kept_ms
+        came, puts = events.of_right[open_], rights.take(np.flatnonzero(open_))
+        keys = written_bytes(self.right.key_serde, puts.key, self.right.name, puts)
+        changes = self._puts(puts, keys)
+        released = self._released(left.take(events.rows[events.asking]), events, stores)
+        for partition, listed in released.changes.items():
+            changes.setdefault(partition, []).extend(listed)
+        found = self._found(released, events, puts, keys, came, stores)
+        shown = np.arange(len(found)) if self.kind.keeps_left else np.flatnonzero(valid(found))
+        by = events.both.take(released.at)
+        output = come_out(by, released, joined(released.value, found)).take(shown)
+        alone = left.take(events.rows[events.keyless])
+        alone = alone.with_columns(value=joined(alone.value, pa.nulls(len(alone), self.type)))
+        places = np.concatenate([released.at[shown], events.keyless])
+        output = appended([output, alone]).take(np.argsort(places, kind="stable"))
+        dropped = {**events.dropped, "late": len(rights) - len(puts)}
+        return TasksResult(
+            output,
+            changes,
+            events.after,
+            {reason: count for reason, count in dropped.items() if count},
+        )
+
+    def decode_result(self, data: bytes) -> Any:
+        """The bytes of its own stores as they are: no table shows them."""
+        return data
+
+    def _puts(self, puts: EdgeBatch, keys: pa.Array) -> dict[int, list[StoreChanges]]:
+        """The right records, under key and time."""
+        values = written_bytes(self.right.value_serde, puts.value, self.right.name, puts)
+        places = window_store_keys(keys, puts.timestamp)
+        order = np.argsort(puts.partition, kind="stable")
+        changes = {}
+        for partition, part in task_slices(puts.partition[order]):
+            index = pa.array(order[part])
+            changes[partition] = [
+                StoreChanges(
+                    self.right.name,
+                    places.take(index).to_pylist(),
+                    values.take(index).to_pylist(),
+                    puts.timestamp[order[part]],
+                )
+            ]
+        return changes
+
+    def _released(self, asking: EdgeBatch, events: _Events, stores: Stores) -> Released:
+        """The left records that look for their match in this batch."""
+        if self.held is not None:
+            makers = TimeMakers(events.both.partition, events.running)
+            return self.held.release(asking, events.asking, makers, events.before, stores)
+        keys = written_bytes(self.right.key_serde, asking.key, self.right.name, asking)
+        return Released(
+            events.asking,
+            keys.cast(pa.binary()),
+            asking.key,
+            asking.value,
+            asking.timestamp,
+            asking.headers,
+            {},
+        )
+
+    def _found(
+        self,
+        released: Released,
+        events: _Events,
+        puts: EdgeBatch,
+        keys: pa.Array,
+        came: Int64,
+        stores: Stores,
+    ) -> pa.Array:
+        """The right values that the left records meet, null for none."""
+        count, owners = len(released.keys), events.both.partition[released.at]
+        # One that is late meets what is kept, and nothing that is not: that must not depend on
+        # what a batch still holds.
+        low = np.maximum(
+            released.times - self.tolerance_ms, events.until[released.at] - self.kept_ms
+        )
+        both = pa.concat_arrays([released.keys, keys.cast(pa.binary())])
+        codes = task_codes(both, np.concatenate([owners, puts.partition]))
+        kept = self._stored(released, codes[:count], owners, low, stores)
+        times = np.concatenate([kept.times, puts.timestamp])
+        found = latest_before(
+            codes[:count],
+            released.times,
+            released.at,
+            Versions(
+                np.concatenate([kept.codes, codes[count:]]),
+                times,
+                np.concatenate([np.full(len(kept.times), STORED), came]),
+            ),
+        )
+        met = found != NONE
+        met[met] = times[found[met]] >= low[met]
+        used = np.unique(found[met & (found < len(kept.times))])
+        values = stored(kept.entries.take(pa.array(used)).to_pylist(), self.right.value_serde)
+        here = found >= len(kept.times)
+        index = np.where(here, found - len(kept.times), len(puts) + np.searchsorted(used, found))
+        column = pa.concat_arrays([puts.value.cast(self.type), values.values.cast(self.type)])
+        return column.take(pa.array(np.where(met, index, 0), mask=~met))
+
+    def _stored(
+        self, released: Released, codes: Int64, owners: Int32, low: Int64, stores: Stores
+    ) -> _Kept:
+        """The stored right records that the left ones may meet; each key is read once."""
+        ones, first, group = np.unique(codes, return_index=True, return_inverse=True)
+        least, most = np.full(len(ones), np.iinfo(np.int64).max), np.full(len(ones), -1)
+        np.minimum.at(least, group, low)
+        np.maximum.at(most, group, released.times)
+        groups = JoinKeys(owners[first], released.keys.take(pa.array(first)))
+        found = read_entries(self.right.name, groups, least, most, stores)
+        return _Kept(ones[found.codes], found.times, found.entries)
+
+
+class _Kept(NamedTuple):
+    """Stored right records: the number of task and key, time (ms), and entry."""
+
+    codes: Int64
+    times: Int64
+    entries: pa.Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Events:
+    """The records of both sides that are not dropped at once, in their order.
+
+    ``both``: without values; ``rows``: of each in its side's batch; ``running``: stream time at
+    each, ``until``: before it. ``asking``, ``keyless``, ``of_right``: places of left records with
+    and without a key, and of right ones.
+    """
+
+    both: EdgeBatch
+    rows: Int64
+    running: Int64
+    until: Int64
+    before: Mapping[int, int]
+    after: dict[int, int]
+    asking: Int64
+    keyless: Int64
+    of_right: Int64
+    dropped: dict[str, int]
+
+    @staticmethod
+    def of(
+        left: EdgeBatch,
+        right: EdgeBatch,
+        before: Mapping[int, int],
+        keeps_left: bool,
+        left_first: bool,
+    ) -> _Events:
+        keyed = [valid(side.key) for side in (left, right)]
+        valued = [valid(side.value) for side in (left, right)]
+        rows = [
+            np.flatnonzero(valued[0] & (keyed[0] | keeps_left)),
+            np.flatnonzero(valued[1] & keyed[1]),
+        ]
+        count = len(rows[0])
+        sides = [
+            side.take(taken).with_columns(value=pa.nulls(len(taken)))
+            for side, taken in zip((left, right), rows, strict=True)
+        ]
+        unordered = appended(sides) if any(map(len, sides)) else sides[0]
+        turn = np.repeat([0, 1] if left_first else [1, 0], [count, len(rows[1])])
+        order = np.lexsort((turn, unordered.seq))
+        both = unordered.take(order)
+        keyless = ~valid(both.key)
+        running, after = running_times(
+            np.where(keyless, NEVER, both.timestamp), both.partition, before
+        )
+        is_left = order < count
+        return _Events(
+            both=both,
+            rows=np.concatenate(rows)[order],
+            running=running,
+            until=_until(running, both.partition, before),
+            before=before,
+            after=after,
+            asking=np.flatnonzero(is_left & ~keyless),
+            keyless=np.flatnonzero(keyless),
+            of_right=np.flatnonzero(~is_left),
+            dropped={
+                "null-value": sum(int(np.count_nonzero(~one)) for one in valued),
+                "null-key": int(np.count_nonzero(valued[0] & ~keyed[0])) * (not keeps_left)
+                + int(np.count_nonzero(valued[1] & ~keyed[1])),
+            },
+        )
+
+
+def _until(running: Int64, partitions: Int32, before: Mapping[int, int]) -> Int64:
+    """The task's stream time before each record."""
+    found = np.empty(len(running), np.int64)
+    for partition in np.unique(partitions).tolist():
+        mine = np.flatnonzero(partitions == partition)
+        found[mine] = np.concatenate([[before[partition]], running[mine[:-1]]])
+    return found

@@ -1,0 +1,150 @@
+"""As-of joins of two streams, however batches are cut, against a model that takes one record after
+the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from everflow import serdes
+from everflow.operators.joins import JoinKind
+from everflow.operators.joins.asof import AsOfJoin
+from everflow.operators.joins.held_back import HeldBack
+from everflow.records import StoreChanges
+from everflow.state.store import InMemoryStore, StoreSpec
+from properties.operators.test_joins import (
+    CUTS,
+    KEY,
+    TASKS,
+    VALUE,
+    Result,
+    Row,
+    batches,
+    results,
+    side,
+)
+
+ROWS = st.lists(
+    st.builds(
+        Row,
+        st.booleans(),
+        st.sampled_from(TASKS),
+        st.sampled_from(["a", "b", "a", "ab", None]),
+        st.sampled_from([1, 2, 3, 4, None]),
+        st.integers(0, 40),
+    ),
+    min_size=1,
+    max_size=40,
+)
+MANY = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+KINDS = st.sampled_from([JoinKind.INNER, JoinKind.LEFT])
+_NOTHING = StoreChanges("r", [], [], np.empty(0, np.int64))
+TOLERANCES, GRACES = st.sampled_from([0, 3, 10, 50]), st.sampled_from([0, 1, 5, 20])
+
+
+def run(
+    kind: JoinKind, tolerance: int, grace: int, rows: Sequence[Row], cuts: Sequence[int]
+) -> tuple[list[Result], dict[str, int]]:
+    right = StoreSpec(
+        name="r",
+        kind="window",
+        key_serde=KEY,
+        value_serde=VALUE,
+        retention_ms=tolerance + grace + 1,
+    )
+    waits = StoreSpec(
+        name="w", kind="key_value", key_serde=serdes.bytes_(), value_serde=serdes.bytes_()
+    )
+    held = HeldBack(store=waits, key_serde=KEY, value_serde=VALUE, grace_ms=grace)
+    join = AsOfJoin(
+        kind=kind,
+        right=right,
+        type=pa.int64(),
+        tolerance_ms=tolerance,
+        held=held if grace else None,
+    )
+    stores = {task: {"r": InMemoryStore(right), "w": InMemoryStore(waits)} for task in TASKS}
+    times, found, dropped = dict.fromkeys(TASKS, -1), list[Result](), dict[str, int]()
+    for batch in batches(rows, cuts):
+        done = join.join_tasks(side(batch, True), side(batch, False), stores, times)
+        times |= done.stream_times
+        for task, listed in done.changes.items():
+            for changes in listed:
+                stores[task][changes.store].apply(changes, times[task])
+        for task in TASKS:  # stream time alone lets records expire, too
+            stores[task]["r"].apply(_NOTHING, times[task])
+        for reason, count in done.dropped.items():
+            dropped[reason] = dropped.get(reason, 0) + count
+        found += results(done.output)
+    return found, dropped
+
+
+def model(
+    kind: JoinKind, tolerance: int, grace: int, rows: Sequence[Row]
+) -> tuple[list[Result], dict[str, int]]:
+    kept: dict[tuple[int, str], dict[int, int]] = {}
+    waiting: list[tuple[int, int, str, int, int]] = []
+    observed, found = dict.fromkeys(TASKS, -1), list[Result]()
+    dropped = dict.fromkeys(("null-value", "null-key", "late"), 0)
+
+    def joined(task: int, key: str | None, value: int, time: int, until: int) -> None:
+        match = None
+        if key is not None:
+            first = max(time - tolerance, until - tolerance - grace)
+            fits = {at: v for at, v in kept.get((task, key), {}).items() if first <= at <= time}
+            match = fits[max(fits)] if fits else None
+        if match is not None or kind is JoinKind.LEFT:
+            found.append(Result(task, key, (value, match), time))
+
+    for place, row in enumerate(rows):
+        if row.value is None:
+            dropped["null-value"] += 1
+            continue
+        if row.key is None:
+            if row.left and kind is JoinKind.LEFT:
+                joined(row.partition, None, row.value, row.time, 0)
+            else:
+                dropped["null-key"] += 1
+            continue
+        until = observed[row.partition]
+        now = observed[row.partition] = max(until, row.time)
+        if row.left:
+            waiting.append((row.partition, row.time, row.key, place, row.value))
+        elif row.time < now - tolerance - grace:
+            dropped["late"] += 1
+        else:
+            kept.setdefault((row.partition, row.key), {})[row.time] = row.value
+        due = [one for one in waiting if one[0] == row.partition and one[1] + grace <= now]
+        for one in sorted(due, key=lambda one: one[1:4]):
+            waiting.remove(one)
+            joined(one[0], one[2], one[4], one[1], until)
+    return found, {reason: count for reason, count in dropped.items() if count}
+
+
+@MANY
+@given(KINDS, TOLERANCES, GRACES, ROWS, CUTS)
+def test_each_record_meets_the_latest_that_is_not_later(
+    kind: JoinKind, tolerance: int, grace: int, rows: list[Row], cuts: list[int]
+) -> None:
+    assert run(kind, tolerance, grace, rows, cuts) == model(kind, tolerance, grace, rows)
+
+
+@MANY
+@given(TOLERANCES, st.lists(ROWS, min_size=1, max_size=1), st.randoms(use_true_random=False))
+def test_within_the_grace_the_order_of_arrival_does_not_matter(
+    tolerance: int, drawn: list[list[Row]], dice: object
+) -> None:
+    """Of times that differ; behind them comes one that lets all out."""
+    rows = list({(row.left, row.partition, row.key, row.time): row for row in drawn[0]}.values())
+    last = [Row(True, task, "z", 1, 1_000) for task in TASKS]
+    shuffled = list(rows)
+    dice.shuffle(shuffled)  # type: ignore[attr-defined]
+    ordered = sorted(rows, key=lambda row: row.time)
+    one, other = (
+        run(JoinKind.LEFT, tolerance, 41, [*some, *last], [3]) for some in (shuffled, ordered)
+    )
+    assert sorted(map(str, one[0])) == sorted(map(str, other[0]))
